@@ -1,0 +1,184 @@
+"""Every (adjacency, event, accountant): a consistent value, or a refusal that helps."""
+
+import functools
+import itertools
+import math
+
+import pytest
+from accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax.accounting import UnsupportedEventError, epsilon
+from dpjax.accounting.accountants import METHODS, guarantee
+
+DELTA = 1e-5
+BOUNDS = {"pld", "rdp", "moments"}
+ALL = {*BOUNDS, "gdp_clt"}
+
+# Event, and the methods that take it under add/remove and under replace-one.
+CASES = {
+    "gaussian": (gaussian(2.0), ALL, ALL),
+    "composed gaussian": (gaussian(20.0, 100), ALL, ALL),
+    "poisson": (poisson(1.3, 0.01, 200), ALL, {"pld"}),
+    "fixed size": (fixed_size(1.3, 10, 1_000, 200), set(), ALL - {"pld"}),
+    "truncated": (truncated(2.0, 45), {"pld"}, {"pld"}),
+    "laplace": (laplace(5.0, 3), BOUNDS, BOUNDS),
+    "discrete laplace": (dp_event.DiscreteLaplaceDpEvent(0.5, 1), {"pld"}, {"pld"}),
+    "heterogeneous": (
+        dp_event.ComposedDpEvent([poisson(1.3, 0.01, 200), gaussian(4.0), laplace(9.0)]),
+        BOUNDS,
+        {"pld"},
+    ),
+    "two gaussians": (dp_event.ComposedDpEvent([gaussian(3.0, 2), gaussian(5.0)]), ALL, ALL),
+    "non-private": (dp_event.NonPrivateDpEvent(), ALL, ALL),
+    "no noise": (poisson(0.0, 0.01, 3), ALL, ALL),
+    "response": (response(0.5, 3, 5), set(), BOUNDS),
+    "selection": (dp_event.RepeatAndSelectDpEvent(gaussian(4.0), 10, 1), *2 * [{"rdp", "moments"}]),
+    "unsupported": (dp_event.UnsupportedDpEvent(), set(), set()),
+}
+ADJACENCIES = ("add_remove", "replace_one")
+
+
+@functools.cache
+def _outcome(name, adjacency, method):
+    """The epsilon of a case, or the error that refuses it."""
+    try:
+        return epsilon(CASES[name][0], DELTA, adjacency=adjacency, method=method)
+    except UnsupportedEventError as refusal:
+        return refusal
+
+
+def _values(name, adjacency):
+    outcomes = {method: _outcome(name, adjacency, method) for method in METHODS}
+    return {method: value for method, value in outcomes.items() if isinstance(value, float | int)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_triple_has_a_value_or_a_helpful_refusal(name, adjacency, method):
+    event, *takes = CASES[name]
+    takers = takes[ADJACENCIES.index(adjacency)]
+    outcome = _outcome(name, adjacency, method)
+    if method in takers:
+        assert outcome > 0
+        return
+    assert isinstance(outcome, UnsupportedEventError)
+    start, _, end = str(outcome).partition("Methods that take it")
+    for part in (type(event).__name__, repr(adjacency), repr(method)):
+        assert part in start
+    assert {other for other in METHODS if repr(other) in end} == takers
+    assert takers or start.endswith("No method takes it.")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_looser_accountants_give_larger_epsilons(name, adjacency):
+    values = _values(name, adjacency)
+    bounds = [values[method] for method in ("pld", "rdp", "moments") if method in values]
+    assert all(tight <= loose * 1.002 for tight, loose in itertools.pairwise(bounds))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replacing_costs_at_least_as_much_as_adding_or_removing(name):
+    added, replaced = (_values(name, adjacency) for adjacency in ADJACENCIES)
+    for method in added.keys() & replaced.keys():
+        assert replaced[method] >= added[method]
+        if math.isfinite(added[method]):
+            assert replaced[method] > 1.2 * added[method]
+
+
+def _replace_one_is_half_the_noise(replaced, halved):
+    assert replaced == pytest.approx(halved, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("release", [gaussian, laplace])
+def test_the_factor_of_two(method, release):
+    if (release, method) == (laplace, "gdp_clt"):
+        pytest.skip("there is no central limit for Laplace noise here")
+    replaced = epsilon(release(6.0, 4), DELTA, adjacency="replace_one", method=method)
+    halved = epsilon(release(3.0, 4), DELTA, adjacency="add_remove", method=method)
+    _replace_one_is_half_the_noise(replaced, halved)
+
+
+def test_the_factor_of_two_test_has_power():
+    """dp-accounting's Rényi accountant, called as its PLD accountant is, gives the wrong answer."""
+    naive = RdpAccountant(None, NeighboringRelation.REPLACE_ONE).compose(gaussian(6.0, 4))
+    halved = epsilon(gaussian(3.0, 4), DELTA, adjacency="add_remove", method="rdp")
+    with pytest.raises(AssertionError):
+        _replace_one_is_half_the_noise(naive.get_epsilon(DELTA), halved)
+
+
+def test_sampled_without_replacement_sees_the_factor_too():
+    naive = RdpAccountant(None, NeighboringRelation.REPLACE_ONE)
+    right = naive.compose(fixed_size(0.65, 10, 1_000, 200)).get_epsilon(DELTA)
+    assert _outcome("fixed size", "replace_one", "rdp") == pytest.approx(right)
+
+
+def test_replacing_in_poisson_samples_costs_no_more_than_group_privacy():
+    event, *_ = CASES["poisson"]
+    added, replaced = (_outcome("poisson", adjacency, "pld") for adjacency in ADJACENCIES)
+    # Replacing is removing and then adding: group privacy at (epsilon, delta / (1 + e^epsilon)).
+    twice = 2 * epsilon(event, DELTA / (1 + math.exp(2 * added)), adjacency="add_remove")
+    assert 1.5 * added < replaced < twice
+
+
+@settings(deadline=None, max_examples=5, derandomize=True)
+@given(
+    noise=st.floats(0.5, 8.0),
+    rate=st.floats(1e-3, 0.5),
+    steps=st.integers(1, 500),
+    factor=st.floats(1.1, 3.0),
+    adjacency=st.sampled_from(ADJACENCIES),
+)
+def test_monotone_in_noise_steps_and_rate(noise, rate, steps, factor, adjacency):
+    base = epsilon(poisson(noise, rate, steps), DELTA, adjacency=adjacency)
+    more_noise = poisson(noise * factor, rate, steps)
+    more_steps = poisson(noise, rate, math.ceil(steps * factor))
+    more_often = poisson(noise, min(rate * factor, 1.0), steps)
+    assert epsilon(more_noise, DELTA, adjacency=adjacency) <= base
+    assert epsilon(more_steps, DELTA, adjacency=adjacency) >= base
+    assert epsilon(more_often, DELTA, adjacency=adjacency) >= base
+
+
+def test_the_guarantee_is_the_tightest_bound_that_there_is():
+    method, value = guarantee(poisson(1.3, 0.01, 200), DELTA, "add_remove")
+    assert (method, value) == (
+        "pld",
+        epsilon(poisson(1.3, 0.01, 200), DELTA, adjacency="add_remove"),
+    )
+    event = fixed_size(1.3, 10, 1_000, 200)
+    expected = epsilon(event, DELTA, adjacency="replace_one", method="rdp")
+    assert guarantee(event, DELTA, "replace_one") == ("rdp", expected)
+    assert guarantee(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
+
+
+def test_no_guarantee_rests_on_the_central_limit():
+    with pytest.raises(UnsupportedEventError, match=r"no guarantee: 'pld': .*; 'rdp': ") as error:
+        guarantee(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
+    assert "gdp_clt" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\)"),
+        ({"adjacency": "swap"}, "adjacency must be one of 'add_remove', 'replace_one', got 'swap'"),
+        ({"method": "prv"}, "method must be one of 'pld'"),
+        ({"event": 1.0}, "event must be a dp_accounting.DpEvent, got 1.0"),
+    ],
+)
+def test_bad_arguments_are_refused(changed, text):
+    arguments = {"event": gaussian(1.0), "delta": DELTA, "adjacency": "add_remove", **changed}
+    with pytest.raises(ValueError, match=text):
+        epsilon(**arguments)
+
+
+def test_adjacency_has_no_default():
+    with pytest.raises(TypeError, match="adjacency"):
+        epsilon(gaussian(1.0), DELTA)
