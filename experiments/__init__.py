@@ -1,0 +1,1 @@
+"""Published tables and figures, run again: the source, this run, and what is certified."""

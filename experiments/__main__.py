@@ -1,0 +1,112 @@
+"""The command: ``python -m experiments list``, ``run NAME…`` or ``report``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.records import load_records
+from experiments.registry import PROFILES, Experiment, load_experiments, select
+from experiments.report import write_report
+from experiments.runner import Plan, run_experiment
+from experiments.tables import finished_records, lines_of, text_table
+
+
+def main(argv: Sequence[str] | None = None, experiments: Sequence[Experiment] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: its arguments; those of the process where left out.
+      experiments: what there is; the registry's where left out.
+
+    Returns:
+      The exit status: 0; 1 where a row, a figure or a remark failed; 130 where it was interrupted.
+
+    Raises:
+      SystemExit: status 2 for arguments it does not know, 0 after ``--help``.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    known = load_experiments() if experiments is None else experiments
+    try:
+        chosen = select(arguments.names, known)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return 0 if arguments.command(chosen, arguments) else 1
+    except KeyboardInterrupt:
+        print("stopped; the rows finished so far are kept", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--results", type=Path, default=Path("results"), help="folder of the results (%(default)s)"
+    )
+    common.set_defaults(names=["all"])
+    parser = argparse.ArgumentParser(
+        "python -m experiments", description="Published results, run again."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser(
+        "list", parents=[common], help="what there is, and how much was run"
+    )
+    listing.set_defaults(command=_list)
+    run = commands.add_parser("run", parents=[common], help="run what has no result yet")
+    run.add_argument("names", nargs="+", metavar="NAME", help="an experiment, or all")
+    run.add_argument("--profile", choices=PROFILES, default=PROFILES[0], help="(%(default)s)")
+    run.add_argument("--fresh", action="store_true", help="run again what has a result already")
+    run.set_defaults(command=_run)
+    report = commands.add_parser("report", parents=[common], help="write results/report.html")
+    report.set_defaults(command=_report)
+    return parser
+
+
+def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    width = max((len(experiment.name) for experiment in experiments), default=0)
+    for experiment in experiments:
+        records = load_records(arguments.results, experiment.name)
+        lines = {profile: lines_of(experiment, profile, records) for profile in PROFILES}
+        done = ", ".join(
+            f"{profile} {len(finished_records(rows))}/{len(rows)}"
+            for profile, rows in lines.items()
+        )
+        print(f"{experiment.name.ljust(width)}  {done}  {experiment.title}")
+    return True
+
+
+def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    plan = Plan(arguments.profile, arguments.results, arguments.fresh, _say)
+    succeeded = [run_experiment(experiment, plan) for experiment in experiments]
+    _print_tables(experiments, arguments.results, [arguments.profile])
+    return all(succeeded)
+
+
+def _report(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    path, complete = write_report(experiments, arguments.results)
+    _print_tables(experiments, arguments.results, PROFILES)
+    print(f"The report is {path}")
+    return complete
+
+
+def _print_tables(
+    experiments: Sequence[Experiment], results: Path, profiles: Sequence[str]
+) -> None:
+    """Prints the tables of what was run under these profiles, and names what was not run at all."""
+    for experiment in experiments:
+        records = load_records(results, experiment.name)
+        run = {record.profile for record in records}
+        for profile in profiles:
+            if profile in run:
+                print(text_table(experiment, profile, records), end="\n\n")
+        if not records:
+            print(f"{experiment.name}: not run yet", end="\n\n")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

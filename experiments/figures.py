@@ -1,0 +1,113 @@
+"""How figures look: one style, colours that colour-blind readers can tell apart, no pyplot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+
+from experiments.registry import Experiment, Record, check_stem
+
+# Okabe and Ito (2008). The first three are those of the report's column groups.
+SOURCE, MEASURED, CERTIFIED = "#6b6f76", "#0072b2", "#009e73"
+PALETTE = (MEASURED, "#d55e00", CERTIFIED, "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+DPI = 150
+
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#9a9da3",
+    "axes.grid": True,
+    "axes.labelcolor": "#2b2d31",
+    "axes.labelsize": 10,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titlecolor": "#2b2d31",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "grid.color": "#e8e9ec",
+    "grid.linewidth": 0.8,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "xtick.color": "#5a5d63",
+    "ytick.color": "#5a5d63",
+}
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """A figure that lies on disk.
+
+    Attributes:
+      path: the PNG file.
+      caption: plain text.
+      width: at which it is shown, in CSS pixels of 1/96 inch.
+    """
+
+    path: Path
+    caption: str
+    width: int
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 4.0
+) -> tuple[Figure, tuple[Axes, ...]]:
+    """Returns a figure in the report's style and its axes, row by row.
+
+    The first three colours of lines are those of measured, a contrast, and certified; draw the
+    source's own figures in :data:`SOURCE`.
+
+    Args:
+      rows: of axes.
+      columns: of axes.
+      width: of the whole figure, in inches (150 dots each).
+      height: likewise.
+
+    >>> figure, (left, right) = new_figure(columns=2)
+    >>> line = left.plot([0, 1], [1, 0], label="Id")
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, tuple(axes.flat)
+
+
+def draw_figures(
+    experiment: Experiment, records: Sequence[Record], folder: Path
+) -> tuple[SavedFigure, ...]:
+    """Draws an experiment's figures, each to ``<folder>/<experiment>_<profile>_<stem>.png``.
+
+    Args:
+      experiment: whose figures.
+      records: finished ones of one profile, one at least.
+      folder: made where it is missing.
+
+    Returns:
+      The figures, in the experiment's order.
+
+    Raises:
+      ValueError: if a stem does not suit as part of a file's name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = f"{experiment.name}_{records[0].profile}"
+    with mpl.rc_context(_STYLE):
+        drawings = experiment.figures(records)
+        for stem in drawings:
+            check_stem("figure stem", stem)
+        return tuple(
+            _save(figure, caption, folder / f"{prefix}_{stem}.png")
+            for stem, (figure, caption) in drawings.items()
+        )
+
+
+def _save(figure: Figure, caption: str, path: Path) -> SavedFigure:
+    # Without matplotlib's version in the file, equal figures are equal files.
+    figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+    return SavedFigure(path, caption, round(96 * figure.get_figwidth()))

@@ -1,0 +1,143 @@
+"""The records of finished rows: one JSON list per experiment, never left half written.
+
+JSON has no infinity and no not-a-number: they are written as the strings ``"inf"``, ``"-inf"``
+and ``"nan"``, and read back as floats.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.registry import Record, Row
+
+_NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def encode(value: Any) -> Any:
+    """Returns ``value`` in JSON's own types: NumPy and JAX numbers and arrays as plain ones.
+
+    Raises:
+      TypeError: for what JSON cannot hold, and for a mapping's key that is not a string.
+
+    >>> encode({"ε": float("inf"), "range": (0, 1)})
+    {'ε': 'inf', 'range': [0, 1]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if isinstance(value, Mapping):
+        return {_string(key): encode(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(part) for part in value]
+    if hasattr(value, "tolist"):
+        return encode(value.tolist())
+    raise TypeError(f"a record holds numbers, strings, lists and mappings only, got {value!r}")
+
+
+def decode(value: Any) -> Any:
+    """Returns what :func:`encode` encoded, with its infinities and not-a-numbers as floats.
+
+    >>> decode({"ε": "inf"})
+    {'ε': inf}
+    """
+    if isinstance(value, dict):
+        return {key: decode(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [decode(part) for part in value]
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _string(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"a record's mapping has strings as keys only, got {key!r}")
+    return key
+
+
+def records_path(results: Path, name: str) -> Path:
+    """Returns where the records of the experiment of this name lie.
+
+    >>> records_path(Path("results"), "gdp_mnist").name
+    'gdp_mnist.json'
+    """
+    return results / f"{name}.json"
+
+
+def load_records(results: Path, name: str) -> list[Record]:
+    """Returns the records of one experiment, none where it has not been run.
+
+    Raises:
+      ValueError: if the file holds something else.
+
+    >>> load_records(Path("no_such_folder"), "gdp_mnist")
+    []
+    """
+    path = records_path(results, name)
+    if not path.exists():
+        return []
+    try:
+        return [_to_record(item) for item in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be a list of records; remove it to start again") from error
+
+
+def _to_record(item: dict[str, Any]) -> Record:
+    # A record's own text (a note, a name) may read "nan" and mean the word.
+    return Record(
+        **{key: decode(part) if isinstance(part, dict) else part for key, part in item.items()}
+    )
+
+
+def save_record(results: Path, record: Record) -> None:
+    """Puts ``record`` in its experiment's file, in place of the one of the same row and profile.
+
+    The file is read again first, so two runs of different rows keep each other's.
+
+    Raises:
+      TypeError: if the record holds what JSON cannot.
+    """
+    others = [
+        known
+        for known in load_records(results, record.experiment)
+        if (known.row, known.profile) != (record.row, record.profile)
+    ]
+    content = [encode(vars(known)) for known in [*others, record]]
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(records_path(results, record.experiment), text + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that is at every moment either the old one or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def find_record(records: Sequence[Record], row: Row, profile: str) -> Record | None:
+    """Returns the record of this row and profile, whatever its settings, with the row's source.
+
+    A corrected misprint of the source needs no new run: its figures are the row's, not those
+    that were current when the row ran.
+    """
+    for record in records:
+        if (record.row, record.profile) == (row.name, profile):
+            return replace(record, source=row.source)
+    return None
+
+
+def is_current(record: Record, row: Row) -> bool:
+    """Whether the record was made with the row's present settings."""
+    return bool(encode(record.settings) == encode(row.settings))

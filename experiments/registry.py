@@ -1,0 +1,225 @@
+"""What an experiment is, and the list of those there are.
+
+Each experiment is one module that exposes ``EXPERIMENT``; :data:`MODULES` lists them by dotted
+path. Everything else here takes experiments as arguments, so a test passes its own.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpjax._validation import check, check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PROFILES = ("quick", "paper")
+MODULES = ("experiments.gdp.mnist",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a published table.
+
+    Attributes:
+      name: unique within the experiment, as the source numbers or names it.
+      settings: JSON-ready, everything the result depends on, the profile's own (epochs, sizes)
+        included: a record made with other settings is stale.
+      source: the published figures, such as ``{"accuracy %": 95.0, "CLT ε": 0.83}``. A name that
+        ends in ``%`` holds a percentage (95.0, not 0.95).
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    source: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What running one row returns.
+
+    Attributes:
+      measured: what this run measured, by name, as in ``Row.source``.
+      certified: guarantees of the mechanism as it was actually run: upper bounds, printed rounded
+        upwards; a lower bound has "lower" in its name.
+      note: which data were used, and what else a reader of the row must know. Shown below the
+        table, once where rows share it.
+      series: what only the figures need (accuracy per epoch, a curve); kept with the record, not
+        shown in the table.
+      certificate: the text of the run's certificate, shown in full below the table.
+    """
+
+    measured: Mapping[str, Any]
+    certified: Mapping[str, Any]
+    note: str = ""
+    series: Mapping[str, Any] = field(default_factory=dict)
+    certificate: str = ""
+
+
+@dataclass(frozen=True)
+class RowContext:
+    """Where and how a row runs.
+
+    Attributes:
+      folder: exists; for this row's checkpoints and working files. Its name depends on the
+        profile and the settings, so what lies there was made with the same settings.
+      fresh: whether everything is computed again; ``folder`` is then already empty.
+      profile: ``"quick"`` or ``"paper"``.
+    """
+
+    folder: Path
+    fresh: bool
+    profile: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row that ran, as kept in ``results/<experiment>.json``.
+
+    Attributes:
+      experiment: the experiment's name.
+      row: the row's name.
+      profile: ``"quick"`` or ``"paper"``.
+      settings: the row's settings.
+      source: the published figures.
+      measured: empty where the row failed.
+      certified: empty where the row failed.
+      seconds: wall-clock time of the row.
+      note: as in :class:`Result`.
+      data: the name of the data that were used, as :class:`Experiment` gives it.
+      series: as in :class:`Result`.
+      certificate: as in :class:`Result`.
+      error: why the row failed; empty where it did not.
+      date: the day (UTC) it finished, ``YYYY-MM-DD``.
+      versions: of Python, JAX and dpjax.
+    """
+
+    experiment: str
+    row: str
+    profile: str
+    settings: Mapping[str, Any]
+    source: Mapping[str, Any]
+    measured: Mapping[str, Any]
+    certified: Mapping[str, Any]
+    seconds: float
+    note: str = ""
+    data: str = ""
+    series: Mapping[str, Any] = field(default_factory=dict)
+    certificate: str = ""
+    error: str = ""
+    date: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the row ran to its end."""
+        return not self.error
+
+
+def _no_data() -> str:
+    """The rows need no data."""
+    return ""
+
+
+def _nothing(records: Sequence[Record]) -> tuple[()]:
+    """No remarks."""
+    return ()
+
+
+def _no_figures(records: Sequence[Record]) -> "Mapping[str, tuple[Figure, str]]":
+    """No figures."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One published table or figure, and how it is run again.
+
+    Attributes:
+      name: source and subject, such as ``"gdp_mnist"``; names the file of its records.
+      title: a heading.
+      source: which publication, which table and figures.
+      description: plain text; an empty line parts paragraphs.
+      rows: from a profile to the table's rows.
+      run_row: runs one row.
+      data: the name of the data that are really at hand: rows that ran on others (a stand-in, say)
+        are run again.
+      figures: from the finished records of one profile, never none, to
+        ``{"file_stem": (figure, caption)}``.
+      remarks: from the same records to sentences for the report: where the source's claim is
+        below the certified value, and what else a check contradicts.
+
+    Raises:
+      ValueError: if ``name`` is not in lower case with underscores.
+    """
+
+    name: str
+    title: str
+    source: str
+    description: str
+    rows: Callable[[str], Sequence[Row]]
+    run_row: Callable[[Row, RowContext], Result]
+    data: Callable[[], str] = _no_data
+    figures: "Callable[[Sequence[Record]], Mapping[str, tuple[Figure, str]]]" = _no_figures
+    remarks: Callable[[Sequence[Record]], Sequence[str]] = _nothing
+
+    def __post_init__(self) -> None:
+        check_stem("name", self.name)
+
+
+def check_stem(name: str, value: str) -> None:
+    """Refuses what does not suit as part of a file's name: lower case, digits and underscores.
+
+    Raises:
+      ValueError: naming the argument.
+
+    >>> check_stem("name", "gdp_mnist")
+    """
+    allowed = "lower-case letters, digits and underscores, a letter first"
+    check(re.fullmatch(r"[a-z][a-z0-9_]*", value) is not None, name, value, allowed)
+
+
+def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]:
+    """Imports the experiments' modules, in their order.
+
+    Args:
+      modules: dotted paths, each with an ``EXPERIMENT``.
+
+    Returns:
+      Each module's experiment.
+
+    >>> load_experiments(())
+    ()
+    """
+    return tuple(importlib.import_module(module).EXPERIMENT for module in modules)
+
+
+def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
+    """Returns the experiments of these names, each once; ``"all"`` names every one.
+
+    Raises:
+      ValueError: for an unknown name, listing those known.
+
+    >>> select(["all"], ())
+    ()
+    """
+    for name in names:
+        check_choice("experiment", name, ["all", *(known.name for known in experiments)])
+    return tuple(known for known in experiments if known.name in names or "all" in names)
+
+
+def rows_of(experiment: Experiment, profile: str) -> tuple[Row, ...]:
+    """Returns the experiment's rows under a profile.
+
+    Raises:
+      ValueError: for an unknown profile, no row at all, or two rows of one name.
+    """
+    check_choice("profile", profile, PROFILES)
+    rows = tuple(experiment.rows(profile))
+    names = [row.name for row in rows]
+    unique = 0 < len(names) == len(set(names))
+    check(unique, f"row names of {experiment.name}", names, "one at least, and each once")
+    return rows

@@ -1,0 +1,167 @@
+"""One page that shows every experiment: a single HTML file that needs nothing beside it."""
+
+import base64
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import jinja2
+
+from experiments import tables
+from experiments.figures import SavedFigure, draw_figures
+from experiments.formatting import format_value, label
+from experiments.records import load_records, write_atomically
+from experiments.registry import PROFILES, Experiment, Record
+from experiments.tables import Line
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one profile gives to an experiment's section.
+
+    Attributes:
+      profile: ``"quick"`` or ``"paper"``.
+      lines: of the table.
+      remarks: the experiment's, on its finished rows.
+      figures: drawn from the finished rows.
+      problems: why remarks or figures could not be made.
+    """
+
+    profile: str
+    lines: tuple[Line, ...]
+    remarks: tuple[str, ...] = ()
+    figures: tuple[SavedFigure, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> tuple[Record, ...]:
+        """The records of the finished rows."""
+        return tables.finished_records(self.lines)
+
+    @property
+    def num_failed(self) -> int:
+        """The number of rows that raised."""
+        return sum(line.state == "failed" for line in self.lines)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The different notes of the finished rows, in order."""
+        return tuple(dict.fromkeys(record.note for record in self.finished if record.note))
+
+
+@dataclass(frozen=True)
+class Section:
+    """An experiment, and a block for each profile it was run under: none where it was not."""
+
+    experiment: Experiment
+    blocks: tuple[Block, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The different notes of all blocks, in order."""
+        return tuple(dict.fromkeys(note for block in self.blocks for note in block.notes))
+
+
+def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path, bool]:
+    """Draws the figures and writes the report of everything that was run so far.
+
+    Args:
+      experiments: every one there is, in the report's order.
+      results: the folder of the records; gets ``report.html`` and ``figures/``.
+
+    Returns:
+      Where the report is, and whether all remarks and figures could be made.
+    """
+    sections = [make_section(experiment, results) for experiment in experiments]
+    path = results / "report.html"
+    write_atomically(path, render(sections))
+    return path, not any(block.problems for section in sections for block in section.blocks)
+
+
+def make_section(experiment: Experiment, results: Path) -> Section:
+    """Returns an experiment's section; draws its figures to ``results/figures``."""
+    records = load_records(results, experiment.name)
+    profiles = [name for name in PROFILES if any(record.profile == name for record in records)]
+    blocks = (_make_block(experiment, profile, records, results) for profile in profiles)
+    return Section(experiment, tuple(blocks))
+
+
+def _make_block(
+    experiment: Experiment, profile: str, records: Sequence[Record], results: Path
+) -> Block:
+    lines = tables.lines_of(experiment, profile, records)
+    finished = tables.finished_records(lines)
+    if not finished:
+        return Block(profile, lines)
+    problems: list[str] = []
+    remarks = _attempt("remarks", lambda: tuple(experiment.remarks(finished)), problems)
+    figures = _attempt(
+        "figures", lambda: draw_figures(experiment, finished, results / "figures"), problems
+    )
+    return Block(profile, lines, remarks, figures, tuple(problems))
+
+
+def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) -> tuple[T, ...]:
+    """Returns what ``make`` makes; where it raises, nothing, and adds to ``problems``."""
+    try:
+        return make()
+    except Exception as error:  # one experiment's mistake must not cost the others' report
+        traceback.print_exc(file=sys.stderr)
+        problems.append(f"The {name} could not be made: {type(error).__name__}: {error}")
+        return ()
+
+
+def render(sections: Sequence[Section]) -> str:
+    """Returns the page, with every text escaped and every image inside it.
+
+    >>> render([]).strip().endswith("</html>")
+    True
+    """
+    template = _environment().get_template("report.html")
+    records = [
+        record for section in sections for block in section.blocks for record in block.finished
+    ]
+    return template.render(
+        sections=sections,
+        dates=sorted({record.date for record in records}),
+        versions=sorted({", ".join(map(" ".join, record.versions.items())) for record in records}),
+        profiles=[name for name in PROFILES if any(record.profile == name for record in records)],
+    )
+
+
+def _environment() -> jinja2.Environment:
+    """Returns jinja2 with autoescape on, errors for unknown names, and this package's helpers."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "data_uri": _data_uri,
+        "heading": _heading,
+        "label": label,
+        "value": format_value,
+    }
+    environment.globals |= {
+        "cells_of": tables.cells_of,
+        "columns_of": tables.columns_of,
+        "shared_settings": tables.shared_settings,
+    }
+    return environment
+
+
+def _heading(name: str) -> str:
+    """Returns a column's name, which breaks into lines only where it is long, and not before %."""
+    text = label(name).replace(" %", "\u00a0%")
+    return text if len(text) > 10 else text.replace(" ", "\u00a0")
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")

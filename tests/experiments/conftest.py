@@ -1,0 +1,82 @@
+"""A small experiment whose runs are counted and whose rows fail on demand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.figures import new_figure
+from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.runner import Plan
+
+
+@dataclass
+class Toy:
+    """Three rows; ``raises`` says what a row raises, ``ran`` which rows ran, with what context."""
+
+    step_size: float = 0.1
+    raises: dict[str, BaseException] = field(default_factory=dict)
+    ran: list[tuple[str, RowContext]] = field(default_factory=list)
+
+    def rows(self, profile: str) -> list[Row]:
+        epochs = {"quick": 1, "paper": 15}[profile]
+        common = {"step_size": self.step_size, "epochs": epochs}
+        return [
+            Row(str(number), {**common, "l2_clip": float(number)}, {"accuracy %": 90.0 + number})
+            for number in (1, 2, 3)
+        ]
+
+    def run_row(self, row: Row, context: RowContext) -> Result:
+        self.ran.append((row.name, context))
+        if row.name in self.raises:
+            raise self.raises[row.name]
+        accuracy = 70.5 + int(row.name)
+        return Result(
+            measured={"accuracy %": accuracy, "CLT ε": 0.8765},
+            certified={"ε": int(row.name) + 1.23411},
+            note="toy data & more",
+            series={"accuracy": [50.0, accuracy]},
+        )
+
+    def figures(self, records: Sequence[Record]) -> Mapping[str, tuple[Figure, str]]:
+        figure, (axes,) = new_figure()
+        for record in records:
+            axes.plot(record.series["accuracy"], label=record.row)
+        return {"accuracy": (figure, "accuracy per epoch, as a caption")}
+
+    def remarks(self, records: Sequence[Record]) -> list[str]:
+        return [f"row {record.row} claims less than is certified" for record in records]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.ran]
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment(
+            name="toy_table",
+            title="A toy table",
+            source="No Publication, Table 9",
+            description="First paragraph.\n\nSecond paragraph.",
+            rows=self.rows,
+            run_row=self.run_row,
+            figures=self.figures,
+            remarks=self.remarks,
+        )
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def plan(tmp_path: Path, said: list[str]) -> Plan:
+    return Plan("quick", tmp_path / "results", False, said.append)

@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.records import load_records
+
+
+@pytest.fixture
+def command(toy, tmp_path):
+    """Runs the command on the toy and one more experiment."""
+    other = replace(toy.experiment, name="other_table", title="Another table")
+
+    def run(*arguments):
+        return main([*arguments, "--results", str(tmp_path)], [toy.experiment, other])
+
+    return run
+
+
+def test_run_one_experiment(command, toy, tmp_path, capsys):
+    assert command("run", "toy_table") == 0
+    output = capsys.readouterr().out
+    assert toy.names == ["1", "2", "3"]
+    assert "toy_table (quick), row 1: started" in output
+    assert "toy_table, quick profile: A toy table" in output
+    assert "2.235" in output
+    assert "other_table" not in output
+    assert len(load_records(tmp_path, "toy_table")) == 3
+
+
+def test_run_all_under_the_paper_profile(command, tmp_path, capsys):
+    assert command("run", "all", "--profile", "paper") == 0
+    for name in ("toy_table", "other_table"):
+        assert {record.profile for record in load_records(tmp_path, name)} == {"paper"}
+
+
+def test_run_again_and_fresh(command, toy, capsys):
+    command("run", "toy_table")
+    command("run", "toy_table")
+    assert "row 3: already there" in capsys.readouterr().out
+    assert len(toy.ran) == 3
+    command("run", "toy_table", "--fresh")
+    assert len(toy.ran) == 6
+
+
+def test_a_failing_row_is_the_exit_status_and_the_rest_runs(command, toy, capsys):
+    toy.raises = {"1": RuntimeError("broken here")}
+    assert command("run", "all") == 1
+    output = capsys.readouterr().out
+    assert toy.names == ["1", "2", "3"] * 2
+    assert "Traceback" in output
+    assert "failed: RuntimeError: broken here" in output
+
+
+def test_an_interrupt_keeps_what_is_finished(command, toy, tmp_path, capsys):
+    toy.raises = {"2": KeyboardInterrupt()}
+    assert command("run", "all") == 130
+    assert toy.names == ["1", "2"]
+    assert [record.row for record in load_records(tmp_path, "toy_table")] == ["1"]
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_report_says_where_it_is_and_names_what_was_not_run(command, tmp_path, capsys):
+    command("run", "toy_table")
+    capsys.readouterr()
+    assert command("report") == 0
+    output = capsys.readouterr().out
+    assert f"The report is {tmp_path / 'report.html'}" in output
+    assert "other_table: not run yet" in output
+    assert "toy_table, quick profile" in output
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "figures" / "toy_table_quick_accuracy.png").exists()
+
+
+def test_report_with_nothing_run(command, tmp_path, capsys):
+    assert command("report") == 0
+    assert capsys.readouterr().out.count("not run yet") == 2
+
+
+def test_report_fails_where_a_figure_fails(toy, tmp_path, capsys):
+    experiment = replace(toy.experiment, figures=lambda records: 1 / 0)
+    assert main(["run", "all", "--results", str(tmp_path)], [experiment]) == 0
+    assert main(["report", "--results", str(tmp_path)], [experiment]) == 1
+    assert (tmp_path / "report.html").exists()
+
+
+def test_list_counts_what_was_run(command, capsys):
+    command("run", "toy_table")
+    capsys.readouterr()
+    assert command("list") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "toy_table    quick 3/3, paper 0/3  A toy table",
+        "other_table  quick 0/3, paper 0/3  Another table",
+    ]
+
+
+@pytest.mark.parametrize("names", [["nonesuch"], ["toy_table", "nonesuch"]])
+def test_an_unknown_name_lists_the_known_ones_and_runs_nothing(command, toy, names, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        command("run", *names)
+    assert exit_info.value.code == 2
+    message = "experiment must be one of 'all', 'toy_table', 'other_table', got 'nonesuch'"
+    assert message in capsys.readouterr().err
+    assert not toy.ran
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["walk"], ["run", "all", "--profile", "slow"], ["list", "toy_table"]]
+)
+def test_wrong_arguments_are_refused(command, arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        command(*arguments)
+    assert exit_info.value.code == 2
+    assert "usage: python -m experiments" in capsys.readouterr().err
+
+
+def test_help_imports_no_experiment(capsys, monkeypatch):
+    monkeypatch.setattr("experiments.__main__.load_experiments", lambda: 1 / 0)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--help"])
+    assert exit_info.value.code == 0

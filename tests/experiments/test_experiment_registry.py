@@ -1,0 +1,96 @@
+import json
+
+import pytest
+
+from experiments.records import encode
+from experiments.registry import (
+    MODULES,
+    PROFILES,
+    Experiment,
+    Result,
+    Row,
+    load_experiments,
+    rows_of,
+    select,
+)
+
+
+def make(name="some_name", rows=lambda profile: [Row("1", {}, {"a": 1})]):
+    return Experiment(name, "t", "s", "d", rows, lambda row, context: Result({}, {}))
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "with space", "../up", "1st", "a-b", "name\n"])
+def test_names_that_do_not_suit_a_file_are_refused(name):
+    with pytest.raises(ValueError, match="name must be lower-case letters"):
+        make(name)
+
+
+def test_select_keeps_the_registry_order_and_names_each_once():
+    one, two = make("one"), make("two")
+    assert select(["two", "one", "two"], [one, two]) == (one, two)
+    assert select(["all"], [one, two]) == (one, two)
+    assert select(["two"], [one, two]) == (two,)
+
+
+def test_select_lists_what_is_known():
+    with pytest.raises(ValueError, match=r"experiment must be one of 'all', 'one', 'two', got 'x'"):
+        select(["x"], [make("one"), make("two")])
+
+
+@pytest.mark.parametrize("names", [[], ["1", "1"]])
+def test_rows_must_be_there_and_unique(names):
+    experiment = make(rows=lambda profile: [Row(name, {}, {}) for name in names])
+    with pytest.raises(ValueError, match="row names of some_name must be"):
+        rows_of(experiment, "quick")
+
+
+def test_unknown_profiles_are_refused():
+    with pytest.raises(ValueError, match="profile must be one of 'quick', 'paper', got 'slow'"):
+        rows_of(make(), "slow")
+
+
+def test_figures_and_remarks_may_be_left_out():
+    assert make().figures([]) == {}
+    assert make().remarks([]) == ()
+
+
+def test_modules_are_imported_by_path_in_order(tmp_path, monkeypatch):
+    for name in ("toy_b", "toy_a"):
+        (tmp_path / f"{name}.py").write_text(f"EXPERIMENT = '{name}'")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_experiments(["toy_b", "toy_a"]) == ("toy_b", "toy_a")
+
+
+def test_registered_names_are_unique():
+    names = [experiment.name for experiment in load_experiments()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("module", MODULES)
+def test_registered_rows_are_well_formed(module, profile):
+    (experiment,) = load_experiments([module])
+    for row in rows_of(experiment, profile):
+        assert isinstance(row.name, str)
+        assert row.name
+        assert row.settings
+        assert row.source
+        for part in (row.settings, row.source):
+            # Plain JSON, as it stands: what is encoded is what a stored record compares with.
+            assert json.loads(json.dumps(encode(part), allow_nan=False)) == encode(part)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_registered_experiments_say_what_they_are(module):
+    (experiment,) = load_experiments([module])
+    assert experiment.title
+    assert experiment.source
+    assert experiment.description
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_source_is_the_same_under_both_profiles(module):
+    (experiment,) = load_experiments([module])
+    quick, paper = (rows_of(experiment, profile) for profile in PROFILES)
+    sources = {row.name: row.source for row in paper}
+    assert all(sources.get(row.name, row.source) == row.source for row in quick)

@@ -1,0 +1,251 @@
+import base64
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from experiments.registry import Result
+from experiments.report import make_section, render, write_report
+from experiments.runner import run_experiment
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, the visible text, and the cells of each table row."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.words, self.rows, self.opened = [], [], [], []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag not in ("meta", "img", "br"):
+            self.opened.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1] += ["", *[None] * (int(attributes.get("colspan", 1)) - 1)]
+
+    def handle_endtag(self, tag):
+        assert self.opened.pop() == tag
+
+    def handle_data(self, data):
+        text = data.strip()
+        if not text or "style" in self.opened:
+            return
+        self.words.append(text)
+        if self.opened[-1] in ("td", "th", "span", "a") and "table" in self.opened:
+            index = max(i for i, cell in enumerate(self.rows[-1]) if cell is not None)
+            self.rows[-1][index] += text
+
+    @property
+    def text(self):
+        return " ".join(self.words).replace("\u00a0", " ")
+
+    def body(self):
+        return [row for row in self.rows if row[0] in ("1", "2", "3")]
+
+
+def page(experiments, plan):
+    path, _ = write_report(experiments, plan.results)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_table_shows_settings_source_measured_and_certified(toy, plan):
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment], plan)
+    groups, names, first, *_ = report.rows
+    assert groups == ["", "settings", "source", "measured", None, "certified", "", None]
+    assert [name.replace("\u00a0", " ") for name in names] == [
+        "row", "l2 clip", "accuracy %", "accuracy %", "CLT ε", "ε", "time", "note",
+    ]  # fmt: skip
+    assert first[:6] == ["1", "1", "91.0", "71.5", "0.8765", "2.235"]
+    assert first[7] == "1"
+    assert "In every row step size 0.1 epochs 1" in report.text
+
+
+def test_every_row_of_a_table_has_as_many_cells(toy, plan):
+    toy.raises = {"2": RuntimeError("broken")}
+    run_experiment(toy.experiment, plan)
+    assert {len(row) for row in page([toy.experiment], plan).rows} == {8}
+
+
+def test_the_section_says_what_it_is(toy, plan):
+    run_experiment(toy.experiment, plan)
+    text = page([toy.experiment], plan).text
+    for part in (
+        "No Publication, Table 9",
+        "A toy table",
+        "First paragraph. Second paragraph.",
+        "Quick profile",
+        "row 3 claims less than is certified",
+        "accuracy per epoch, as a caption",
+        "toy data & more",
+        "quick: 3 of 3 rows",
+        "Python 3.",
+        "JAX 0.",
+        "dpjax 0.",
+    ):
+        assert part in text
+
+
+def test_a_shared_note_stands_once_below_the_table(toy, plan):
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment], plan)
+    assert [row[7] for row in report.body()] == ["1", "1", "1"]
+    assert report.text.count("toy data & more") == 2  # below the table, and under "Data" on top
+
+
+def test_a_failed_row_shows_its_message_and_no_value(toy, plan):
+    toy.raises = {"2": RuntimeError("loss is not finite")}
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment], plan)
+    assert report.body()[1][2:4] == ["92.0", "failed: RuntimeError: loss is not finite"]
+    assert "quick: 2 of 3 rows, 1 failed" in report.text
+    assert "row 2 claims" not in report.text
+
+
+def test_stale_and_missing_rows_are_named(toy, plan):
+    toy.raises = {"2": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(toy.experiment, plan)
+    assert page([toy.experiment], plan).body()[1][3] == "not run yet"
+    toy.step_size = 0.2
+    report = page([toy.experiment], plan)
+    assert report.body()[0][3] == "not run with these settings yet"
+    assert "0.8765" not in report.text
+    assert not [tag for tag, _ in report.tags if tag == "img"]
+
+
+def test_an_experiment_that_was_not_run_is_named(toy, plan):
+    other = replace(toy.experiment, name="never_run", title="Never run")
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment, other], plan)
+    assert "Never run not run yet" in report.text
+    assert "Not run yet: python -m experiments run never_run" in report.text
+
+
+def test_both_profiles_are_shown_and_labelled(toy, plan):
+    for profile in ("paper", "quick"):
+        run_experiment(toy.experiment, replace(plan, profile=profile))
+    text = page([toy.experiment], plan).text
+    assert 0 < text.index("Quick profile") < text.index("Paper profile")
+    assert "quick: 3 of 3 rows paper: 3 of 3 rows" in text
+    figures = sorted(path.name for path in (plan.results / "figures").iterdir())
+    assert figures == ["toy_table_paper_accuracy.png", "toy_table_quick_accuracy.png"]
+
+
+def test_images_are_inside_the_page(toy, plan):
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment], plan)
+    (image,) = [attributes for tag, attributes in report.tags if tag == "img"]
+    kind, _, content = image["src"].partition(",")
+    assert kind == "data:image/png;base64"
+    (file,) = (plan.results / "figures").iterdir()
+    assert base64.b64decode(content) == file.read_bytes()
+
+
+def test_the_page_needs_nothing_from_outside(toy, plan):
+    run_experiment(toy.experiment, plan)
+    path, _ = write_report([toy.experiment], plan.results)
+    html = path.read_text(encoding="utf-8")
+    report = Page(html)
+    links = [
+        attributes[name]
+        for _, attributes in report.tags
+        for name in ("src", "href", "srcset")
+        if name in attributes
+    ]
+    assert links
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+    assert not re.search(r"url\(|@import|http", html)
+    assert not {tag for tag, _ in report.tags} & {"script", "link", "iframe", "object"}
+
+
+def test_inner_links_lead_somewhere(toy, plan):
+    run_experiment(toy.experiment, plan)
+    tags = page([toy.experiment], plan).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    targets = {attributes["href"][1:] for _, attributes in tags if "href" in attributes}
+    assert len(ids) == len(set(ids))
+    assert targets <= set(ids)
+
+
+def test_every_text_is_escaped(toy, plan):
+    evil = "<script>alert('x')</script>\"><img src=x onerror=y>"
+
+    def run_row(row, context):
+        if row.name == "2":
+            raise RuntimeError(evil)
+        return Result({evil: evil}, {evil: evil}, note=evil)
+
+    def rows(profile):
+        return [
+            replace(
+                row, settings={**row.settings, evil: row.name, "all": evil}, source={evil: evil}
+            )
+            for row in toy.rows(profile)
+        ] + [replace(toy.rows(profile)[0], name=evil)]
+
+    figure = toy.figures([])["accuracy"][0]
+    experiment = replace(
+        toy.experiment,
+        title=evil,
+        source=evil,
+        description=evil,
+        rows=rows,
+        run_row=run_row,
+        remarks=lambda records: [evil],
+        figures=lambda records: {"stem": (figure, evil)},
+    )
+    run_experiment(experiment, plan)
+    report = page([experiment], plan)
+    images = [attributes for tag, attributes in report.tags if tag == "img"]
+    assert "script" not in {tag for tag, _ in report.tags}
+    assert [set(attributes) for attributes in images] == [{"src", "width", "alt"}]
+    assert report.text.count("alert('x')") >= 15
+
+
+@pytest.mark.parametrize("part", ["figures", "remarks"])
+def test_a_failing_figure_or_remark_costs_nothing_else(toy, plan, part, capsys):
+    def fail(records):
+        raise RuntimeError("no such column")
+
+    broken = replace(toy.experiment, **{part: fail})
+    sound = replace(toy.experiment, name="sound_table", title="Sound")
+    for experiment in (broken, sound):
+        run_experiment(experiment, plan)
+    path, complete = write_report([broken, sound], plan.results)
+    assert not complete
+    text = Page(path.read_text(encoding="utf-8")).text
+    assert f"The {part} could not be made: RuntimeError: no such column" in text
+    assert text.count("2.235") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_figures_and_remarks_see_finished_rows_of_one_profile(toy, plan):
+    seen = []
+
+    def remarks(records):
+        seen.append([(record.profile, record.row) for record in records])
+        return []
+
+    toy.raises = {"2": RuntimeError()}
+    experiment = replace(toy.experiment, remarks=remarks)
+    for profile in ("quick", "paper"):
+        run_experiment(experiment, replace(plan, profile=profile))
+    make_section(experiment, plan.results)
+    assert seen == [[("quick", "1"), ("quick", "3")], [("paper", "1"), ("paper", "3")]]
+
+
+def test_the_page_depends_on_the_records_alone(toy, plan):
+    run_experiment(toy.experiment, plan)
+    one, two = (render([make_section(toy.experiment, plan.results)]) for _ in range(2))
+    assert one == two
+
+
+def test_a_page_without_any_experiment_is_still_a_page():
+    assert "Published results" in Page(render([])).text
