@@ -1,0 +1,13 @@
+"""Looking through traced programs."""
+
+from collections.abc import Iterator
+
+from jax.extend.core import Jaxpr, jaxprs_in_params
+
+
+def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
+    """The primitives of a program, those of its inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jaxprs_in_params(equation.params):
+            yield from primitive_names(inner)
