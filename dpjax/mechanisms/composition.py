@@ -1,0 +1,70 @@
+"""Several mechanisms on one data set."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dp_accounting import DpEvent
+
+from dpjax._validation import check
+from dpjax.accounting.adjacency import Adjacency
+from dpjax.mechanisms.base import Mechanism
+from dpjax.sampling.base import compose
+
+
+@dataclass(frozen=True)
+class Composition(Mechanism):
+    """All of ``parts`` run on the same records, each possibly chosen after seeing the others.
+
+    Attributes:
+      parts: at least one mechanism, all of one adjacency and one unit of privacy.
+
+    >>> from dpjax.mechanisms import SubsampledGaussian
+    >>> from dpjax.sampling import PoissonSampling
+    >>> once = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 2.0, 1, "add_remove")
+    >>> both = Composition((once, once))
+    >>> both.num_releases, both.certificate(1e-5).epsilon > once.certificate(1e-5).epsilon
+    (2, True)
+    """
+
+    parts: tuple[Mechanism, ...]
+
+    def __post_init__(self) -> None:
+        check(len(self.parts) > 0, "parts", self.parts, "at least one mechanism")
+        for name in ("adjacency", "unit"):
+            values = {getattr(part, name) for part in self.parts}
+            check(len(values) == 1, f"parts' {name}", sorted(values), "the same in every part")
+
+    @property
+    def adjacency(self) -> Adjacency:  # type: ignore[override]
+        """The parts' own."""
+        return self.parts[0].adjacency
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """The parts' own."""
+        return self.parts[0].unit
+
+    @property
+    def num_releases(self) -> int:
+        """The sum over the parts."""
+        return sum(part.num_releases for part in self.parts)
+
+    @property
+    def event(self) -> DpEvent:
+        """The parts' events, composed."""
+        return compose([part.event for part in self.parts])
+
+    def scale_noise(self, factor: float) -> "Composition":
+        """Scales the noise of every part."""
+        return dataclasses.replace(
+            self, parts=tuple(part.scale_noise(factor) for part in self.parts)
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        """Each part's words, numbered."""
+        return {
+            f"part {number}, {heading}": words
+            for number, part in enumerate(self.parts, start=1)
+            for heading, words in part.describe().items()
+        }

@@ -1,0 +1,15 @@
+"""How batches are drawn, each way naming its own privacy event."""
+
+from dpjax.sampling.base import Batch, Sampling, gather
+from dpjax.sampling.fixed import FixedSizeSampling, ShuffledEpochs
+from dpjax.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
+
+__all__ = [
+    "Batch",
+    "FixedSizeSampling",
+    "PoissonSampling",
+    "Sampling",
+    "ShuffledEpochs",
+    "TruncatedPoissonSampling",
+    "gather",
+]

@@ -1,0 +1,78 @@
+"""A drop-in for ``optax.contrib.differentially_private_aggregate``."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax._validation import as_key, as_seed, batch_length, check_non_negative, check_positive
+from dpjax.gradients.clipping import clip_and_sum
+from dpjax.transforms.clip import check_per_example
+from dpjax.transforms.description import NoiseDescription, PrivateTransformation
+from dpjax.transforms.noise import gaussian_like
+
+
+class DifferentiallyPrivateAggregateState(NamedTuple):
+    """State of `differentially_private_aggregate`: the key of the next noise, a secret."""
+
+    rng_key: jax.Array
+
+
+def differentially_private_aggregate(
+    l2_norm_clip: Any, noise_multiplier: Any, key: jax.Array | int
+) -> PrivateTransformation:
+    """Clipped, noisy **mean** of per-example gradients, for batches of one fixed size.
+
+    The same arguments, chaining and state as the function of this name in ``optax.contrib``, and
+    right where that one is not: an example that is not finite contributes zero (there it turns
+    every parameter into NaN), an empty batch gives noise (there: a division by zero), and the key
+    has no default.
+
+    Args:
+      l2_norm_clip: bound on the L2 norm of one example's gradient.
+      noise_multiplier: noise standard deviation on the sum, over the bound.
+      key: a JAX key, or an integer seed (reproducible noise, for experiments).
+
+    Returns:
+      An optax transformation on per-example gradients, first in its chain.
+
+    Privacy:
+      One Gaussian release for each update. The noisy sum is divided by the length of the leading
+      axis: where that length is drawn at random (Poisson sampling) it is itself private, so
+      `mechanism_of` refuses this transformation under Poisson sampling. Use `noisy_sgd` there.
+
+    >>> aggregate = differentially_private_aggregate(1.0, 0.0, key=0)
+    >>> state = aggregate.init(jnp.zeros(2))
+    >>> aggregate.update(jnp.array([[2.0, 0.0], [0.0, 0.0]]), state)[0].tolist()
+    [0.5, 0.0]
+    """
+    check_positive("l2_norm_clip", l2_norm_clip)
+    check_non_negative("noise_multiplier", noise_multiplier)
+    is_seed = isinstance(key, int | np.integer)
+    key = jax.random.key(as_seed(key, "key")) if is_seed else as_key(key)
+
+    def init(params: optax.Params) -> DifferentiallyPrivateAggregateState:
+        del params
+        return DifferentiallyPrivateAggregateState(key)
+
+    def update(
+        updates: optax.Updates,
+        state: DifferentiallyPrivateAggregateState,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, DifferentiallyPrivateAggregateState]:
+        del extra_args
+        check_per_example(updates, params)
+        size = batch_length(updates, "updates")
+        next_key, noise_key = jax.random.split(state.rng_key)
+        summed, _ = clip_and_sum(updates, l2_norm_clip, jnp.ones(size, bool))
+        noisy = gaussian_like(noise_key, summed, l2_norm_clip * noise_multiplier)
+        mean = jax.tree.map(
+            lambda total, leaf: (total / max(size, 1)).astype(leaf.dtype), noisy, updates
+        )
+        return mean, DifferentiallyPrivateAggregateState(next_key)
+
+    description = NoiseDescription(l2_norm_clip, noise_multiplier, divisor="batch length")
+    return PrivateTransformation.of(init, update, description)

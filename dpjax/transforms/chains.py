@@ -1,0 +1,112 @@
+"""Whole optimisers: per-example gradients in, private updates out."""
+
+from typing import Any
+
+import jax
+import optax
+
+from dpjax._validation import check_positive
+from dpjax.transforms.clip import clip_per_example
+from dpjax.transforms.description import PrivateTransformation
+from dpjax.transforms.noise import add_noise
+
+
+def noisy_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    l2_clip: Any,
+    noise_multiplier: Any,
+    expected_batch_size: float,
+    key: jax.Array,
+) -> PrivateTransformation:
+    """NoisySGD: clip, sum, add noise, divide by the *expected* batch size, step.
+
+    Args:
+      learning_rate: step size, or a schedule of it.
+      l2_clip: bound on one example's gradient (a number, or per-layer bounds).
+      noise_multiplier: noise standard deviation over the clip bound, or a schedule of it.
+      expected_batch_size: the public constant that the noisy sum is divided by; under Poisson
+        sampling ``sampling_rate * num_examples``, never the size that was drawn.
+      key: a JAX key for the noise.
+
+    Privacy:
+      One Gaussian release for each update; all the rest is post-processing.
+
+    Source: Bu, Dong, Long, Su (2020), Algorithm 1, with the expected size for the drawn one.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = noisy_sgd(0.5, 1.0, 0.0, expected_batch_size=2, key=jax.random.key(0))
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> updates, state = optimizer.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), state)
+    >>> updates.round(3).tolist()
+    [-0.15, -0.2]
+    """
+    return _noisy(optax.sgd(learning_rate), l2_clip, noise_multiplier, expected_batch_size, key)
+
+
+def noisy_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    l2_clip: Any,
+    noise_multiplier: Any,
+    expected_batch_size: float,
+    key: jax.Array,
+    **adam_options: Any,
+) -> PrivateTransformation:
+    """NoisyAdam: the noisy mean gradient of `noisy_sgd` through Adam, at the same privacy cost.
+
+    Args:
+      learning_rate: step size, or a schedule of it.
+      l2_clip: as in `noisy_sgd`.
+      noise_multiplier: as in `noisy_sgd`.
+      expected_batch_size: as in `noisy_sgd`.
+      key: a JAX key for the noise.
+      **adam_options: passed to `optax.adam` (``b1``, ``b2``, ``eps``, ...).
+
+    Privacy:
+      As `noisy_sgd`: Adam sees released values only.
+
+    Source: Bu, Dong, Long, Su (2020), Algorithm 2.
+
+    >>> import jax.numpy as jnp
+    >>> optimizer = noisy_adam(0.1, 1.0, 1.0, expected_batch_size=2, key=jax.random.key(0))
+    >>> state = optimizer.init(jnp.zeros(3))
+    >>> optimizer.update(jnp.ones((2, 3)), state)[0].shape
+    (3,)
+    """
+    adam = optax.adam(learning_rate, **adam_options)
+    return _noisy(adam, l2_clip, noise_multiplier, expected_batch_size, key)
+
+
+def step_on_sum(
+    noise: PrivateTransformation,
+    expected_batch_size: float,
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """From clipped sums to updates: noise, division by a public constant, ``optimizer``."""
+    check_positive("expected_batch_size", expected_batch_size)
+    return optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
+
+
+def _noisy(
+    optimizer: optax.GradientTransformation,
+    l2_clip: Any,
+    noise_multiplier: Any,
+    expected_batch_size: float,
+    key: jax.Array,
+) -> PrivateTransformation:
+    noise = add_noise(noise_multiplier, l2_clip, key)
+    chain = optax.chain(
+        clip_per_example(l2_clip), step_on_sum(noise, expected_batch_size, optimizer)
+    )
+    description = noise.description._replace(divisor="public constant")
+    return PrivateTransformation.of(chain.init, chain.update, description)
+
+
+def _like_params() -> optax.GradientTransformation:
+    """Sums are at least float32; after the noise they may take the parameters' own dtype again."""
+
+    def cast(updates: Any, params: Any) -> Any:
+        if params is None:
+            return updates
+        return jax.tree.map(lambda update, p: update.astype(p.dtype), updates, params)
+
+    return optax.stateless(cast)

@@ -1,0 +1,66 @@
+"""``clip_per_example``: from a per-example tree to one clipped sum, as an optax transformation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax._validation import batch_length
+from dpjax.gradients.clipping import check_prefix, clip_and_sum, total_l2_clip
+
+
+def clip_per_example(l2_clip: Any) -> optax.GradientTransformationExtraArgs:
+    """Clips each example's gradient to ``l2_clip`` and returns their **sum**.
+
+    Args:
+      l2_clip: a number (flat L2 over the whole tree) or a prefix tree of numbers (per-layer).
+
+    Returns:
+      An optax transformation whose updates are per-example gradients, every leaf with a leading
+      axis of one length B (as ``jax.vmap(jax.grad(loss), (None, 0))`` gives), and whose result has
+      that axis summed out. First in its chain. Examples that are not finite contribute zero; B = 0
+      gives zeros. Where ``params`` is passed the shapes are checked against it. Leaves keep their
+      dtype, except that half precision comes back as float32: rounding a sum before the noise
+      would add to its sensitivity.
+
+    Privacy:
+      One example moves the sum by at most the total clip bound in L2. Nothing is released yet:
+      `add_noise` comes next.
+
+    >>> clip = clip_per_example(1.0)
+    >>> summed, _ = clip.update({"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}, clip.init(None))
+    >>> [round(value, 6) for value in summed["w"].tolist()]
+    [0.9, 1.2]
+    """
+    total_l2_clip(l2_clip)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates, state: optax.EmptyState, params: Any = None, **extra_args: Any
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del extra_args
+        check_per_example(updates, params)
+        check_prefix(l2_clip, updates)
+        usable = jnp.ones(batch_length(updates, "updates"), bool)
+        return clip_and_sum(updates, l2_clip, usable)[0], state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_per_example(updates: Any, params: Any) -> None:
+    """Refuses what is not a per-example tree for ``params`` (if these are given)."""
+    batch_length(updates, "updates")
+    if params is None:
+        return
+    found = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(updates)]
+    expected = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if found != expected:
+        raise ValueError(
+            "updates must be per-example gradients, every leaf with a leading example axis before"
+            f" the parameters' own shapes {expected}, got"
+            f" {[jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]}"
+        )
