@@ -1,0 +1,15 @@
+"""Private training on device-resident data."""
+
+from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
+from dpjax.training.train import Budget, Report, TrainResult, train
+
+__all__ = [
+    "Budget",
+    "PrivateStep",
+    "Report",
+    "StepInfo",
+    "TrainResult",
+    "TrainState",
+    "private_step",
+    "train",
+]

@@ -1,0 +1,202 @@
+"""``train``: private training from data to a certified result, stopped and resumed at will."""
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from tqdm import tqdm
+
+from dpjax._validation import as_key, check_count
+from dpjax.accounting.calibration import releases_within
+from dpjax.accounting.certificate import Certificate
+from dpjax.gradients.clipped_grad import LossFn
+from dpjax.keys import is_seeded
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sampling.base import check_data
+from dpjax.training.checkpoint import CheckpointStore, identify
+from dpjax.training.loop import compile_steps
+from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
+
+
+class Budget(NamedTuple):
+    """The most privacy a run may spend: ``epsilon`` at ``delta``, by the certified account."""
+
+    epsilon: float
+    delta: float
+
+
+class Report(NamedTuple):
+    """What ``on_report`` is given after each call to the device.
+
+    Attributes:
+      num_releases: steps done so far.
+      params: a copy of the parameters after them: released.
+      infos: `StepInfo` of the steps since the last report, every leaf with a leading axis of
+        steps. **Private**: a published curve of the loss is not covered by the certificate.
+    """
+
+    num_releases: int
+    params: Any
+    infos: StepInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a run released.
+
+    Attributes:
+      params: the trained parameters.
+      mechanism: the mechanism **as it was run**: stopped where the run stopped.
+      seeded: whether the key looks like ``jax.random.key(seed)``: anyone can then redraw the noise.
+    """
+
+    params: Any
+    mechanism: SubsampledGaussian
+    seeded: bool
+
+    def certificate(self, delta: float) -> Certificate:
+        """What the run guarantees at ``delta``; says so if its noise was reproducible."""
+        certificate = self.mechanism.certificate(delta)
+        if not self.seeded:
+            return certificate
+        seeded = (
+            "The key of this run came from a seed: its noise can be drawn again, so this run"
+            " protects nobody. It shows what the mechanism guarantees with a secret key"
+            " (dpjax.release_key())."
+        )
+        return dataclasses.replace(certificate, caveats=(*certificate.caveats, seeded))
+
+
+def train(
+    loss_fn: LossFn,
+    params: Any,
+    data: Any,
+    mechanism: SubsampledGaussian,
+    optimizer: optax.GradientTransformation,
+    key: jax.Array,
+    *,
+    method: str = "auto",
+    microbatch_size: int | None = None,
+    steps_per_call: int = 100,
+    on_report: Callable[[Report], None] | None = None,
+    checkpoint_dir: str | Path | None = None,
+    budget: Budget | None = None,
+    progress: bool = True,
+) -> TrainResult:
+    """Trains ``params`` on ``data`` by ``mechanism``.
+
+    Args:
+      loss_fn: ``loss_fn(params, example) -> scalar``.
+      params: any tree of float arrays.
+      data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
+        the device once.
+      mechanism: sampling, clipping, noise, number of steps.
+      optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
+      key: a JAX key; `dpjax.release_key()` for a real release.
+      method: see `clipped_grad`.
+      microbatch_size: see `clipped_grad`.
+      steps_per_call: steps between two checkpoints and reports.
+      on_report: called with a `Report` after each call to the device.
+      checkpoint_dir: a folder to save to and resume from. A run killed at any moment goes on from
+        its last checkpoint to the same result. Nothing after a checkpoint is reported before the
+        next one is on disk, so no noise is seen twice on different gradients; a checkpoint of
+        another mechanism, other data or another program is refused.
+      budget: stop before the release that would exceed it.
+      progress: show a bar (of steps alone: losses are private).
+
+    Returns:
+      A `TrainResult`, whose ``certificate(delta)`` is for the steps that were run.
+
+    Raises:
+      ValueError: for data of another size than the mechanism's, a budget that admits no release,
+        a checkpoint that belongs to another run, or a loss that has no per-example gradient.
+
+    >>> from dpjax.sampling import PoissonSampling
+    >>> mechanism = SubsampledGaussian(PoissonSampling(64, 0.25), 1.0, 2.0, 20, "add_remove")
+    >>> loss = lambda w, x: jnp.sum((w - x) ** 2)
+    >>> result = train(loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
+    ...                jax.random.key(0), progress=False)
+    >>> result.mechanism.num_steps, result.certificate(1e-3).epsilon < 4
+    (20, True)
+    """
+    check_count("steps_per_call", steps_per_call)
+    check_data(mechanism.sampling, data)
+    num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
+    step = private_step(
+        loss_fn, optimizer, mechanism, key, method=method, microbatch_size=microbatch_size
+    )
+    data = jax.device_put(data)
+    state = step.init(params)
+    seeded = is_seeded(as_key(key))
+    with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
+        state = store.restore(state) if store else state
+        run = _Run(step, data, num_steps, steps_per_call, store, on_report)
+        state = run(state, progress)
+    as_run = mechanism.prefix(int(state.num_releases))
+    return TrainResult(state.params, as_run, store.seeded if store else seeded)
+
+
+class _Run(NamedTuple):
+    """A training run, from whatever state it is given to its last step."""
+
+    step: PrivateStep
+    data: Any
+    num_steps: int
+    steps_per_call: int
+    store: CheckpointStore | None
+    on_report: Callable[[Report], None] | None
+
+    def __call__(self, state: TrainState, progress: bool) -> TrainState:
+        done = int(state.num_releases)
+        if done > self.num_steps:
+            raise ValueError(
+                f"budget must admit the {done} releases that the checkpoint has already spent,"
+                f" got one that admits {self.num_steps}"
+            )
+        if done == self.num_steps:
+            return state
+        run = compile_steps(self.step.update, state, self.data, self.steps_per_call)
+        with tqdm(total=self.num_steps, initial=done, unit="step", disable=not progress) as bar:
+            while done < self.num_steps:
+                count = min(self.steps_per_call, self.num_steps - done)
+                state, infos = jax.block_until_ready(run(state, count))
+                done += count
+                self._publish(done, state, infos)
+                bar.update(count)
+        return state
+
+    def _publish(self, done: int, state: TrainState, infos: StepInfo) -> None:
+        """A state is reported only when it is on disk: what is lost in a crash, nobody saw."""
+        if self.store:
+            self.store.save(state, done)
+        if self.on_report:
+            self.on_report(Report(done, jax.tree.map(jnp.array, state.params), infos))
+
+
+def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
+    affordable = releases_within(mechanism, epsilon=budget.epsilon, delta=budget.delta)
+    if affordable == 0:
+        first = mechanism.prefix(1).certificate(budget.delta).epsilon
+        raise ValueError(
+            f"budget must admit at least one release, got {budget}: the first one alone costs"
+            f" epsilon = {first:.4g}"
+        )
+    return affordable
+
+
+def _store(
+    folder: str | Path | None,
+    mechanism: SubsampledGaussian,
+    data: Any,
+    step: PrivateStep,
+    state: Any,
+    seeded: bool,
+) -> AbstractContextManager[CheckpointStore | None]:
+    if folder is None:
+        return nullcontext()
+    return CheckpointStore(folder, identify(mechanism, data, step.update, state), seeded)
