@@ -1,0 +1,1 @@
+"""Source 004: Deep Learning with Gaussian Differential Privacy."""

@@ -1,0 +1,62 @@
+"""The MNIST table: its accounting to the printed digits, and one short row run for real."""
+
+import dataclasses
+
+import pytest
+
+import dpjax
+from experiments.gdp import mnist
+from experiments.registry import Row, RowContext
+
+ROWS = [row for row, _ in enumerate(mnist.published_mechanisms())]
+
+
+@pytest.mark.parametrize("index", ROWS)
+def test_the_central_limit_has_the_printed_digits(index):
+    mechanism = mnist.published_mechanisms()[index]
+    printed = mnist.EXPERIMENT.rows("paper")[index].source
+    epsilon = dpjax.accounting.epsilon(
+        mechanism.event, 1e-5, adjacency="add_remove", method="gdp_clt"
+    )
+    mu = dpjax.accounting.gdp.mu_of_event(mechanism.event, "add_remove")
+    assert round(epsilon, 2) == printed["CLT ε"]
+    assert round(mu, 2) == printed["CLT μ"]
+
+
+def test_quick_runs_the_first_row_in_full_and_paper_all():
+    quick, paper = mnist.EXPERIMENT.rows("quick"), mnist.EXPERIMENT.rows("paper")
+    assert quick[0].settings == paper[0].settings
+    assert [row.settings["epochs"] for row in paper] == [15, 60, 45, 62, 68, 100]
+    assert all(row.settings["epochs"] < row.settings["published_epochs"] for row in quick[1:])
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """The experiment on the small stand-in, as where MNIST cannot be had."""
+    stand_in = dataclasses.replace(dpjax.datasets.load("digits"), is_stand_in=True, note="digits.")
+    monkeypatch.setattr(mnist, "_data", lambda: stand_in)
+
+
+def short_row(**changes):
+    row = mnist.EXPERIMENT.rows("paper")[0]
+    return Row(row.name, {**row.settings, "epochs": 3, **changes}, row.source)
+
+
+def test_a_short_row_learns_resumes_and_is_certified_as_run(digits, tmp_path):
+    context = RowContext(tmp_path, fresh=True, profile="quick")
+    result = mnist.EXPERIMENT.run_row(short_row(), context)
+    again = mnist.EXPERIMENT.run_row(short_row(), context)  # from its last checkpoint
+    assert again.measured == result.measured
+    assert result.measured["test accuracy %"] > 20
+    assert result.certified["ε, published epochs"] == pytest.approx(0.8648, abs=2e-3)
+    as_run = mnist.Settings(**short_row().settings).mechanism(1437, 3)
+    assert result.certified["ε, as run"] == as_run.certificate(1e-5).epsilon
+    assert "one image" in result.certificate
+    assert "digits." in result.note
+    assert "Shortened" in result.note
+
+
+def test_drowned_in_noise_nothing_is_learned(digits, tmp_path):
+    context = RowContext(tmp_path, fresh=True, profile="quick")
+    result = mnist.EXPERIMENT.run_row(short_row(noise_multiplier=1000.0), context)
+    assert result.measured["test accuracy %"] < 25
