@@ -1,0 +1,20 @@
+"""The README's Python runs as printed."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_every_python_block_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), {})
+    assert "differential privacy" in capsys.readouterr().out
+
+
+def test_the_example_is_short():
+    text = README.read_text(encoding="utf-8")
+    lines = [line for line in re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].splitlines()]
+    assert len([line for line in lines if line.strip()]) <= 18
