@@ -88,10 +88,12 @@ def test_rounding_in_the_composition_never_favours_privacy(noise, count, delta):
     assert value <= exact * (1.01 if delta >= 1e-10 else 1.1)
 
 
-def test_the_unguarded_composition_does_round_below_the_truth():
-    event = poisson(100.0, 1.0, 10_000)
-    unguarded = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(1e-12)
-    assert unguarded < gdp.epsilon(1.0, 1e-12) * (1 - 1e-3)
+def test_the_rounding_is_paid_for_out_of_delta():
+    # How far an unguarded composition rounds, and to which side, differs between FFT libraries.
+    event, delta, margin = poisson(100.0, 0.5, 10_000), 1e-11, 10_000 * 2.0**-50
+    value = epsilon(event, delta, adjacency="add_remove")
+    unguarded = PLDAccountant(value_discretization_interval=1e-4).compose(event)
+    assert value >= unguarded.get_epsilon(delta - margin / 2) > unguarded.get_epsilon(delta)
 
 
 def test_a_delta_below_the_rounding_is_refused():
