@@ -4,8 +4,13 @@ PROFILE ?= quick
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
+PEERS   := build/peers
 
-.PHONY: setup reproduce test lint bench notebooks clean
+# Keep freed memory: otherwise glibc returns XLA's large buffers after every step and faults their
+# pages in again, which on a CPU can double the time of a step.
+KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
+
+.PHONY: setup reproduce test lint bench bench-setup notebooks clean
 
 setup: $(READY)
 
@@ -17,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 reproduce: setup
-	$(BIN)/python -m experiments run all --profile $(PROFILE); status=$$?; \
+	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE); status=$$?; \
 	$(BIN)/python -m experiments report && exit $$status
 
 test: setup
@@ -29,7 +34,16 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python -m experiments.bench
+	$(KEEP_MEMORY) $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python -m experiments.bench
+	$(BIN)/python -m experiments report >/dev/null
+
+# An environment with the libraries that the benchmark compares with: without it `make bench` runs
+# too, and says what it left out. It is apart because torch needs an older mpmath than the tests.
+bench-setup:
+	$(PYTHON) -m venv $(PEERS)
+	grep -v '^mpmath' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS)/bin/python -m pip install --quiet --constraint $(PEERS)/constraints.txt --editable '.[bench]'
+	touch $(PEERS)/.ready
 
 notebooks: setup
 	$(BIN)/python -m notebooks

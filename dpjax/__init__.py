@@ -7,7 +7,7 @@ and an accountant to a certificate. A `Mechanism` describes both at once.
 
 from dpjax import accounting, datasets
 from dpjax.accounting import calibrate
-from dpjax.gradients import clipped_grad, l2_sensitivity, total_l2_clip
+from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
 from dpjax.keys import release_key
 from dpjax.mechanisms import Composition, Mechanism, SubsampledGaussian, mechanism_of
 from dpjax.sampling import (
@@ -43,6 +43,7 @@ __all__ = [
     "clipped_grad",
     "datasets",
     "differentially_private_aggregate",
+    "explain",
     "l2_sensitivity",
     "mechanism_of",
     "noisy_adam",

@@ -24,23 +24,23 @@ def is_traced(value: Any) -> bool:
 def check_positive(name: str, value: Any) -> None:
     """Refuses what is not a finite number above zero (tracers pass: their value is not known)."""
     if not is_traced(value):
-        check(_is_number(value) and 0 < value < math.inf, name, value, "a finite number > 0")
+        check(_is_number(value) and float(value) > 0, name, value, "a finite number > 0")
 
 
 def check_non_negative(name: str, value: Any) -> None:
     """Refuses what is not a finite number of at least zero (tracers pass)."""
     if not is_traced(value):
-        check(_is_number(value) and 0 <= value < math.inf, name, value, "a finite number >= 0")
+        check(_is_number(value) and float(value) >= 0, name, value, "a finite number >= 0")
 
 
 def check_rate(name: str, value: Any) -> None:
     """Refuses what is not a probability in (0, 1]."""
-    check(_is_number(value) and 0 < value <= 1, name, value, "in (0, 1]")
+    check(_is_number(value) and 0 < float(value) <= 1, name, value, "in (0, 1]")
 
 
 def check_delta(value: Any, name: str = "delta") -> None:
     """Refuses what is not in the open interval (0, 1)."""
-    check(_is_number(value) and 0 < value < 1, name, value, "in (0, 1)")
+    check(_is_number(value) and 0 < float(value) < 1, name, value, "in (0, 1)")
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> None:

@@ -1,6 +1,7 @@
 """Sums of clipped per-example gradients: one reference, and room for faster ways to the same."""
 
+from dpjax.gradients.bookkeeping import explain
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.gradients.clipping import ClippedGradInfo, l2_sensitivity, total_l2_clip
 
-__all__ = ["ClippedGradInfo", "clipped_grad", "l2_sensitivity", "total_l2_clip"]
+__all__ = ["ClippedGradInfo", "clipped_grad", "explain", "l2_sensitivity", "total_l2_clip"]

@@ -11,10 +11,10 @@ from dpjax._validation import batch_length, check_choice, check_count
 from dpjax.gradients import bookkeeping, vmap
 from dpjax.gradients.clipping import ClippedGradInfo, check_prefix
 from dpjax.gradients.inspection import check_local, check_loss
+from dpjax.gradients.parts import ClippedSumFn, in_parts
 from dpjax.gradients.varying import as_varying, varying_axes
 
 LossFn = Callable[[Any, Any], jax.Array]
-ClippedSumFn = Callable[..., tuple[Any, ClippedGradInfo]]
 
 # Every method takes (loss_fn, l2_clip, params, batch, mask) and gives the same answer.
 _METHODS: dict[str, ClippedSumFn] = {
@@ -81,7 +81,7 @@ def clipped_grad(
         check_local(compute, params, batch, mask)
         if microbatch_size is None or size <= microbatch_size:
             return compute(params, batch, mask)
-        return _in_microbatches(compute, microbatch_size, params, batch, mask)
+        return in_parts(compute, microbatch_size, params, batch, mask)
 
     return clipped_sum_of
 
@@ -96,30 +96,3 @@ def _as_mask(mask: Any, size: int) -> jax.Array:
             f" got {mask.dtype} of shape {mask.shape}"
         )
     return mask
-
-
-def _in_microbatches(
-    compute: ClippedSumFn, microbatch_size: int, params: Any, batch: Any, mask: jax.Array
-) -> tuple[Any, ClippedGradInfo]:
-    """Scans ``compute`` over equal parts; the last one is filled up with masked-out examples."""
-    size = mask.shape[0]
-    num_parts = -(-size // microbatch_size)
-    slots = jnp.arange(num_parts * microbatch_size).reshape(num_parts, microbatch_size)
-    source = jnp.minimum(slots, size - 1)
-
-    def part(summed: Any, part_slots: tuple[jax.Array, jax.Array]) -> tuple[Any, ClippedGradInfo]:
-        index, counts = part_slots
-        examples = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)
-        more, info = compute(params, examples, mask[index] & counts)
-        return jax.tree.map(jnp.add, summed, more), info
-
-    zeros = _zeros_like_sum(compute, params, batch, mask)
-    summed, info = jax.lax.scan(part, zeros, (source, slots < size))
-    norms, losses = jax.tree.map(lambda leaf: leaf.reshape(-1)[:size], (info.norms, info.losses))
-    return summed, ClippedGradInfo(norms, losses, info.num_nonfinite.sum())
-
-
-def _zeros_like_sum(compute: ClippedSumFn, params: Any, batch: Any, mask: jax.Array) -> Any:
-    summed, _ = jax.eval_shape(compute, params, batch, mask)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), summed)
-    return as_varying(zeros, varying_axes((params, batch, mask)))

@@ -96,6 +96,7 @@ def clip_factors(squares: Any, l2_clip: Any, usable: jax.Array) -> Clipping:
         jnp.sqrt(sum(leaf for g, leaf in zip(groups, leaves, strict=True) if g == group))
         for group in range(len(bounds))
     ]
+    norms = [jnp.broadcast_to(norm, usable.shape) for norm in norms]  # a group may have no leaves
     finite = usable & jnp.all(jnp.stack([jnp.isfinite(n) for n in norms]), axis=0)
     factors = [jnp.where(finite, clip_factor(n, c), 0) for n, c in zip(norms, bounds, strict=True)]
     of_leaves = jax.tree.unflatten(treedef, [factors[group] for group in groups])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
 from dpjax._validation import check
+from dpjax.gradients.varying import one_example
 
 # Primitives that name a mesh axis, yet bring nothing over from the other devices on it.
 _LOCAL = frozenset({"axis_index", "pvary"})
@@ -41,16 +42,11 @@ def check_loss(loss_fn: Callable[[Any, Any], jax.Array], params: Any, batch: Any
         one real number, or if it mixes examples.
     """
     _check_params(params)
-    jaxpr = _trace(loss_fn, params, jax.tree.map(_one_example, batch))
+    jaxpr = _trace(loss_fn, params, jax.tree.map(one_example, batch))
     _check_scalar(jaxpr)
     _check_no_collectives(jaxpr.jaxpr)
     num_inputs = len(jax.tree.leaves(batch))
     _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
-
-
-def _one_example(leaf: Any) -> jax.ShapeDtypeStruct:
-    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def _trace(loss_fn: Callable[[Any, Any], jax.Array], params: Any, example: Any) -> ClosedJaxpr:

@@ -7,6 +7,7 @@ gradient that is wrong: it would be mixed with those of the other devices before
 from typing import Any
 
 import jax
+from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
 
 def varying_axes(tree: Any) -> frozenset[str]:
@@ -32,5 +33,27 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def _axes(leaf: Any) -> frozenset[str]:
-    return jax.typeof(leaf).manual_axis_type.varying
+def abstract(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """An array that may differ along ``axes``, for tracing."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    anywhere = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    varying = ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=anywhere, manual_axis_type=varying)
+
+
+def one_example(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What tracing has to know of one entry of the leading axis.
+
+    >>> one_example(jax.numpy.ones((5, 2)))
+    ShapeDtypeStruct(shape=(2,), dtype=float32)
+    """
+    aval = jax.typeof(leaf)
+    return abstract(aval.shape[1:], aval.dtype, _axes(aval))
+
+
+def _axes(value: Any) -> frozenset[str]:
+    """Of an array, or of what stands for one while tracing."""
+    described = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
+    kind = described.manual_axis_type
+    return frozenset() if kind is None else kind.varying

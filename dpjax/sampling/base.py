@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from dpjax._validation import batch_length
@@ -92,7 +93,7 @@ def compose(events: Sequence[DpEvent]) -> DpEvent:
 
 def gather(data: Any, indices: jax.Array) -> Any:
     """Returns the records of ``data`` (leading example axis on every leaf) at ``indices``."""
-    return jax.tree.map(lambda leaf: leaf[indices], data)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], data)
 
 
 def check_data(sampling: Sampling, data: Any) -> None:

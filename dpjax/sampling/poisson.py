@@ -13,6 +13,7 @@ from dp_accounting import (
     TruncatedSubsampledGaussianDpEvent,
 )
 
+from dpjax._random import bits
 from dpjax._validation import as_key, check, check_count, check_rate
 from dpjax.accounting.adjacency import Adjacency, check_adjacency
 from dpjax.sampling.base import Batch, Sampling
@@ -115,7 +116,7 @@ class PoissonSampling(Sampling):
         threshold = math.floor(self.sampling_rate * _WORDS)
         if threshold >= _WORDS:
             return jnp.ones(self.num_examples, bool)
-        return jax.random.bits(key, (self.num_examples,), jnp.uint32) < jnp.uint32(threshold)
+        return bits(key, (self.num_examples,)) < jnp.uint32(threshold)
 
     def _usual_size(self) -> int:
         mean = self.expected_batch_size

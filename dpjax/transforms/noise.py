@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._random import normal
 from dpjax._validation import as_key, check_non_negative
 from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.transforms.description import NoiseDescription, PrivateTransformation
@@ -92,7 +93,7 @@ def gaussian_like(key: jax.Array, tree: Any, standard_deviation: Any) -> Any:
 def _noisy(key: jax.Array, leaf: Any, standard_deviation: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
     dtype = accumulator(leaf)
-    noise = jax.random.normal(key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
+    noise = normal(key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
     return (leaf.astype(dtype) + noise).astype(leaf.dtype)
 
 

@@ -1,5 +1,6 @@
 """Clipped sums at the price of a plain step: norms without per-example gradients."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -7,8 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._jaxprs import primitive_names
 from dpjax.gradients.bookkeeping import patches
 from dpjax.gradients.bookkeeping.factors import (
+    LOOKUPS,
     Factors,
     factors,
     inner_product,
@@ -27,9 +30,11 @@ from dpjax.gradients.clipping import (
     squared_norms,
     weighted_sum,
 )
+from dpjax.gradients.parts import isolated
+from dpjax.gradients.varying import as_varying, one_example, varying_axes
 
 # Operands that the transposed equation needs; of the others only the shape matters.
-_NEEDS_THE_OTHER = frozenset({"dot_general", "conv_general_dilated", "gather", "mul", "div"})
+_NEEDS_THE_OTHER = LOOKUPS | {"dot_general", "conv_general_dilated", "mul", "div"}
 
 
 class Trace(NamedTuple):
@@ -60,17 +65,38 @@ def clipped_sum(
     Source: Goodfellow (2015), arXiv:1510.01799, for dense layers; Bu, Mao, Xu (2022) for the choice
     between Gram matrices and gradients.
     """
+    program = analyse(loss_fn, params, jax.tree.map(one_example, batch))
+    routes = [choose(program, n, leaf.size) for n, leaf in enumerate(jax.tree.leaves(params))]
+    compute = partial(_clipped_sum, program, routes, l2_clip)
+    if _convolves_unseen(program, routes):
+        return isolated(compute, params, batch, mask)
+    return compute(params, batch, mask)
+
+
+def _convolves_unseen(program: Program, routes: list[Route]) -> bool:
+    """Whether XLA may mix the examples of a convolution that bookkeeping does not see to itself."""
+    seen = sum(site.equation.primitive.name == "conv_general_dilated" for site in program.sites)
+    names = Counter(primitive_names(program.jaxpr.jaxpr))
+    by_vmap = any(route.name == "vmap" for route in routes)
+    return names["conv_general_dilated"] > (0 if by_vmap else seen)
+
+
+def _clipped_sum(
+    program: Program,
+    routes: list[Route],
+    l2_clip: Any,
+    params: Any,
+    batch: Any,
+    mask: jax.Array,
+) -> tuple[Any, ClippedGradInfo]:
     leaves, treedef = jax.tree.flatten(params)
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-    program = analyse(loss_fn, params, example)
-    routes = [choose(program, leaf, array.size) for leaf, array in enumerate(leaves)]
     trace = jax.vmap(partial(_trace_example, program, routes, leaves))(batch)
     formed = _form(program, routes, leaves, trace)
     squares = [_squares(program, routes, formed, trace, leaf) for leaf in range(len(leaves))]
     usable = mask & jnp.isfinite(trace.losses)
     clipping, norms, finite = clip_factors(jax.tree.unflatten(treedef, squares), l2_clip, usable)
     sums = [
-        weighted_sum(factor, finite, formed[leaf])
+        formed[leaf].to_leaf(weighted_sum(factor, finite, formed[leaf].gradients))
         if leaf in formed
         else _sum_from_signals(program, trace, leaf, array, factor, finite)
         for leaf, (array, factor) in enumerate(zip(leaves, jax.tree.leaves(clipping), strict=True))
@@ -86,7 +112,7 @@ def _trace_example(program: Program, routes: list[Route], leaves: Any, example: 
 
     def loss(signals: list[jax.Array], formed: dict[int, jax.Array]) -> Any:
         def perturb(equation: Any, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-            output = equation.outvars[0]
+            output = next(iter(equation.outvars), None)  # a print has none
             if output in reads:
                 operands[reads[output]] = _kept(program.sites[reads[output]], inputs)
             return [outputs[0] + signals[perturbed[output]]] if output in perturbed else outputs
@@ -95,7 +121,8 @@ def _trace_example(program: Program, routes: list[Route], leaves: Any, example: 
         (value,) = evaluate(program.jaxpr, [*values, *jax.tree.leaves(example)], perturb)
         return value, operands
 
-    zeros = [jnp.zeros(aval(s.output).shape, aval(s.output).dtype) for s in program.sites]
+    outputs = [aval(site.output) for site in program.sites]
+    zeros = [as_varying(jnp.zeros(a.shape, a.dtype), varying_axes(a)) for a in outputs]
     by_vmap = {leaf: leaves[leaf] for leaf, route in enumerate(routes) if route.name == "vmap"}
     gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
     (value, kept), (signals, grads) = gradient(zeros, by_vmap)
@@ -110,47 +137,94 @@ def _kept(site: Site, inputs: list[Any]) -> list[Any]:
     ]
 
 
+class Formed(NamedTuple):
+    """Each example's gradient of one leaf, in some order of its entries, and the way back."""
+
+    gradients: jax.Array
+    to_leaf: Callable[[jax.Array], jax.Array]
+
+
 def _form(
     program: Program, routes: list[Route], leaves: list[Any], trace: Trace
-) -> dict[int, jax.Array]:
-    """Each example's gradient of the leaves whose route forms it."""
-    formed = dict(trace.grads)
+) -> dict[int, Formed]:
+    """The gradients of the leaves whose route forms them."""
+    formed = {leaf: Formed(gradients, _as_is) for leaf, gradients in trace.grads.items()}
     for leaf, route in enumerate(routes):
         if route.name == "materialise":
+            numbers = program.sites_of(leaf)
             parts = [
-                jax.vmap(partial(_site_gradient, program.sites[n], leaves[leaf]))(
-                    trace.operands[n], trace.signals[n]
-                )
-                for n in program.sites_of(leaf)
+                _form_at(program.sites[n], leaves[leaf], trace.operands[n], trace.signals[n])
+                for n in numbers
             ]
-            formed[leaf] = sum(parts[1:], start=parts[0])
+            formed[leaf] = parts[0] if len(parts) == 1 else _added(parts)
     return formed
 
 
-def _site_gradient(site: Site, leaf: Any, operands: list[Any], signal: jax.Array) -> jax.Array:
-    if site.equation.primitive.name == "conv_general_dilated" and patches.is_plain(site):
+def _as_is(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _added(parts: list[Formed]) -> Formed:
+    in_leaf_order = [jax.vmap(part.to_leaf)(part.gradients) for part in parts]
+    return Formed(sum(in_leaf_order[1:], start=in_leaf_order[0]), _as_is)
+
+
+def _form_at(site: Site, leaf: Any, operands: list[Any], signals: jax.Array) -> Formed:
+    if site.equation.primitive.name != "conv_general_dilated" or not patches.is_plain(site):
+        return Formed(_site_gradients(site, leaf, operands, signals), _as_is)
+
+    def matrix(operands: list[Any], signal: jax.Array) -> jax.Array:
         left, right = factors(site, operands, signal)
-        kernel = patches.to_kernel(site, jnp.matmul(left[0].T, right[0], precision=EXACT))
-        return transpose(partial(through_views, site), leaf, kernel)
-    return transpose(partial(apply_to, site, operands), leaf, signal)
+        return jnp.matmul(right[0].T, left[0], precision=EXACT)
+
+    def to_leaf(total: jax.Array) -> jax.Array:
+        return transpose(partial(through_views, site), leaf, patches.to_kernel(site, total))
+
+    return Formed(jax.vmap(matrix)(operands, signals), to_leaf)
+
+
+def _site_gradients(site: Site, leaf: Any, operands: list[Any], signals: jax.Array) -> jax.Array:
+    """Each example's gradient of the leaf at one site, by the transposed equation."""
+
+    def gradient(operands: list[Any], signal: jax.Array) -> jax.Array:
+        return transpose(partial(apply_to, site, operands), leaf, signal)
+
+    if site.equation.primitive.name != "conv_general_dilated":
+        return jax.vmap(gradient)(operands, signals)
+    # Of all examples' convolutions XLA may make one, with zeros in between, and NaN times zero
+    # would reach from one example to the others: what is not finite stays out of it.
+    inputs = [signals, *(value for value in operands if value is not None)]
+    each_finite = [jnp.isfinite(v.reshape(len(v), -1)).all(axis=1) for v in inputs]
+    finite = jnp.all(jnp.stack(each_finite), axis=0)
+    silenced = [_silence(finite, value) for value in operands]
+    grads = jax.vmap(gradient)(silenced, silence(finite, signals))
+    return jnp.where(finite.reshape(-1, *[1] * (grads.ndim - 1)), grads, jnp.nan)
 
 
 def _squares(
-    program: Program, routes: list[Route], formed: dict[int, Any], trace: Trace, leaf: int
+    program: Program, routes: list[Route], formed: dict[int, Formed], trace: Trace, leaf: int
 ) -> jax.Array:
     """Each example's squared norm of one leaf's gradient, ``(batch,)``."""
     if leaf in formed:
-        return squared_norms(formed[leaf])
+        return squared_norms(formed[leaf].gradients)
     if routes[leaf].name == "unused":
         return jnp.zeros(len(trace.losses), trace.losses.dtype)
     numbers = program.sites_of(leaf)
     sites = [program.sites[number] for number in numbers]
     inputs = ([trace.operands[n] for n in numbers], [trace.signals[n] for n in numbers])
+    if routes[leaf].name == "in turn":
+        return jax.lax.map(lambda each: _square_of_gradient(sites[0], *each), inputs)
     return jax.vmap(partial(_square_from_factors, sites))(*inputs)
 
 
+def _square_of_gradient(site: Site, operands: Any, signals: Any) -> jax.Array:
+    left, right = factors(site, operands[0], signals[0])
+    gradient = jnp.einsum("gtr,gtc->grc", left, right, precision=EXACT)
+    return jnp.vdot(gradient, gradient, precision=EXACT)
+
+
 def _square_from_factors(sites: list[Site], operands: Any, signals: Any) -> jax.Array:
-    if len(sites) == 1 and sites[0].equation.primitive.name == "gather":
+    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
         return squared_norm_of_lookups(sites[0], operands[0], signals[0])
     each = [factors(*triple) for triple in zip(sites, operands, signals, strict=True)]
     if len(each) > 1:  # side by side, every left along the leaf's first axis
@@ -172,10 +246,29 @@ def _sum_from_signals(
     total = jnp.zeros(array.shape, accumulator(array))
     for number in program.sites_of(leaf):
         operands = [_silence(finite, value) for value in trace.operands[number]]
-        signal = silence(finite, trace.signals[number])
-        scaled = signal * factor.reshape(-1, *[1] * (signal.ndim - 1)).astype(signal.dtype)
-        total += _transposed_batch(program.sites[number], array, operands, scaled)
+        signal = silence(finite, trace.signals[number]).astype(total.dtype)
+        operands, signal = _scaled(program.sites[number], factor, operands, signal)
+        total += _transposed_batch(program.sites[number], array, operands, signal)
     return total
+
+
+def _scaled(
+    site: Site, factor: jax.Array, operands: list[Any], signal: jax.Array
+) -> tuple[list[Any], jax.Array]:
+    """Scales the signal, or the input of a product where that is the smaller of the two."""
+    other = 1 - site.operand
+    if site.equation.primitive.name != "dot_general" or operands[other].size >= signal.size:
+        return operands, _times(factor, signal)
+    scaled = _times(factor, operands[other].astype(signal.dtype))
+    return [scaled if position == other else None for position in (0, 1)], signal
+
+
+def _times(factor: jax.Array, array: jax.Array) -> jax.Array:
+    return array * factor.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
+
+
+def _is_float(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def _transposed_batch(site: Site, leaf: Any, operands: list[Any], signals: jax.Array) -> jax.Array:
@@ -187,6 +280,6 @@ def _transposed_batch(site: Site, leaf: Any, operands: list[Any], signals: jax.A
 
 
 def _silence(finite: jax.Array, value: Any) -> Any:
-    if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
+    if value is None or not _is_float(value):
         return value
     return silence(finite, value)

@@ -15,7 +15,10 @@ from jax.lax import GatherScatterMode
 
 from dpjax.gradients.bookkeeping.patches import is_plain, patches, signal_rows
 from dpjax.gradients.bookkeeping.program import Site, aval
-from dpjax.gradients.clipping import EXACT
+from dpjax.gradients.clipping import EXACT, accumulator
+
+# Equations that may take whole rows of a table, each by its index.
+LOOKUPS = frozenset({"gather", "dynamic_slice"})
 
 
 class Factors(NamedTuple):
@@ -51,7 +54,7 @@ def shape_of(site: Site) -> Shape | None:
         return _dot_shape(site)
     if site.equation.primitive.name == "conv_general_dilated" and is_plain(site):
         return _convolution_shape(site)
-    if site.equation.primitive.name == "gather" and _looks_up_rows(site):
+    if site.equation.primitive.name in LOOKUPS and _looks_up_rows(site):
         rows, columns = aval(site.equation.invars[0]).shape
         return Shape(1, math.prod(aval(site.equation.invars[1]).shape), rows, columns)
     return None
@@ -59,24 +62,28 @@ def shape_of(site: Site) -> Shape | None:
 
 def factors(site: Site, operands: list[Any], signal: jax.Array) -> Factors:
     """One example's factors, from the equation's inputs and the signal at its output."""
-    if site.equation.primitive.name == "gather":
+    if site.equation.primitive.name in LOOKUPS:
         index, right = _lookup_factors(site, operands[1], signal)
         return Factors(index, jnp.broadcast_to(right, (len(index), right.shape[-1])))
     if site.equation.primitive.name == "conv_general_dilated":
         left, right = patches(site, operands[0]), signal_rows(site, signal)
-        return Factors(_wide(left)[None], _wide(right)[None])
+        return Factors(_wide(left, signal)[None], _wide(right, signal)[None])
     return _dot_factors(site, operands[1 - site.operand], signal)
 
 
 def inner_product(one: Factors, other: Factors) -> jax.Array:
     """An upper bound, tight to rounding, of ``sum_ts <left_t, left_s> <right_t, right_s>``.
 
-    The terms have either sign and may cancel, so their rounding is added on top: a norm that comes
-    out too small would let an example through unclipped.
+    The terms have either sign and may cancel, so their rounding (which grows with the length of the
+    vectors) and their underflow are added on top: a norm that comes out too small would let an
+    example through unclipped.
     """
     lefts, rights = _grams(one, other)
-    products = lefts * rights
-    return jnp.sum(products) + 4 * jnp.finfo(products.dtype).eps * jnp.sum(jnp.abs(products))
+    products, info = lefts * rights, jnp.finfo(lefts.dtype)
+    length = sum(vectors.shape[-1] for vectors in other if vectors.ndim > 1)
+    rounding = (4 + math.sqrt(length)) * info.eps * jnp.sum(jnp.abs(products))
+    underflow = length * info.tiny * (jnp.sum(jnp.abs(lefts)) + jnp.sum(jnp.abs(rights)))
+    return jnp.sum(products) + rounding + underflow
 
 
 def _grams(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
@@ -116,8 +123,8 @@ def _dot_factors(site: Site, other: jax.Array, signal: jax.Array) -> Factors:
     if site.operand == 0:  # then the parameter's free axes come before the terms
         right = signal.reshape(shape.groups, shape.columns, shape.terms).swapaxes(1, 2)
     return Factors(
-        _wide(left.reshape(shape.groups, shape.terms, shape.rows)),
-        _wide(right.reshape(shape.groups, shape.terms, shape.columns)),
+        _wide(left.reshape(shape.groups, shape.terms, shape.rows), signal),
+        _wide(right.reshape(shape.groups, shape.terms, shape.columns), signal),
     )
 
 
@@ -133,9 +140,11 @@ def _dims(site: Site) -> Any:
 
 
 def _looks_up_rows(site: Site) -> bool:
-    """Whether the gather takes whole rows of a matrix, one for each index."""
-    numbers = site.equation.params["dimension_numbers"]
+    """Whether the lookup takes whole rows of a matrix, one for each index."""
     table = aval(site.equation.invars[0]).shape
+    if site.equation.primitive.name == "dynamic_slice":
+        return len(table) == 2 and tuple(site.equation.params["slice_sizes"]) == (1, table[1])
+    numbers = site.equation.params["dimension_numbers"]
     indices = aval(site.equation.invars[1]).shape
     return (
         len(table) == 2
@@ -150,14 +159,16 @@ def _looks_up_rows(site: Site) -> bool:
 
 def _lookup_factors(site: Site, indices: jax.Array, signal: jax.Array) -> Factors:
     rows, columns = aval(site.equation.invars[0]).shape
-    index = indices.reshape(-1).astype(jnp.int32)
+    index, limits = indices.reshape(-1), jnp.iinfo(indices.dtype)
+    index = jnp.clip(index, max(-1, limits.min), min(rows, limits.max)).astype(jnp.int32)
     inside = (index >= 0) & (index < rows)
     clipped = jnp.clip(index, 0, rows - 1)
-    if site.equation.params["mode"] == GatherScatterMode.CLIP:
+    # What the mode says of an index outside; a dynamic slice has none and moves it inside.
+    if site.equation.params.get("mode", GatherScatterMode.CLIP) == GatherScatterMode.CLIP:
         index = clipped
     else:
         index = jnp.where(inside, clipped, -1)  # an index outside reads a constant, not the table
-    return Factors(index, _wide(signal.reshape(-1, columns)))
+    return Factors(index, _wide(signal.reshape(-1, columns), signal))
 
 
 def squared_norm_of_lookups(site: Site, operands: list[Any], signal: jax.Array) -> jax.Array:
@@ -177,8 +188,9 @@ def squared_norm_of_lookups(site: Site, operands: list[Any], signal: jax.Array) 
     slot_of_row = jnp.zeros(num_rows, jnp.int32).at[index].set(slots)
     signals = jnp.where(index[:, None] >= 0, signals, 0)
     sums = jnp.zeros_like(signals).at[slot_of_row[index]].add(signals)
-    return jnp.vdot(sums, sums, precision=EXACT)
+    rounding = 4 * jnp.finfo(signals.dtype).eps * jnp.vdot(signals, signals, precision=EXACT)
+    return jnp.vdot(sums, sums, precision=EXACT) + rounding
 
 
-def _wide(array: jax.Array) -> jax.Array:
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+def _wide(array: jax.Array, signal: jax.Array) -> jax.Array:
+    return array.astype(accumulator(signal))  # an input may be an integer

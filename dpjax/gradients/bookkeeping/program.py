@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from dpjax.gradients.varying import abstract, varying_axes
+
 # One entry in, one entry out: norms are kept.
 _VIEWS = frozenset({"reshape", "transpose", "squeeze", "convert_element_type", "copy"})
 # For each primitive, the operands in which it is linear whatever the others are.
@@ -19,6 +21,7 @@ _LINEAR_IN: dict[str, frozenset[int]] = {
     "dot_general": frozenset({0, 1}),
     "conv_general_dilated": frozenset({1}),
     "gather": frozenset({0}),
+    "dynamic_slice": frozenset({0}),
     "add": frozenset({0, 1}),
     "sub": frozenset({0, 1}),
     "mul": frozenset({0, 1}),
@@ -111,7 +114,7 @@ def _with_total(site: Site, uses: dict[Any, list[JaxprEqn | None]]) -> Site:
 
 def _flat(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The same program with the bodies of plain calls (jit, remat) in place of the calls."""
-    inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in map(aval, jaxpr.jaxpr.invars)]
+    inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, jaxpr.jaxpr.invars)]
     return jax.make_jaxpr(lambda *values: evaluate(jaxpr, values))(*inputs)
 
 

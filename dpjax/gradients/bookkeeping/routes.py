@@ -3,15 +3,18 @@
 import math
 from typing import Any, Literal, NamedTuple
 
-from dpjax.gradients.bookkeeping.factors import Shape, shape_of
+from dpjax.gradients.bookkeeping.factors import LOOKUPS, Shape, shape_of
 from dpjax.gradients.bookkeeping.program import Program, Site, aval
 
-Name = Literal["factors", "materialise", "vmap", "unused"]
+Name = Literal["factors", "materialise", "in turn", "vmap", "unused"]
 
 
 # Multiplications in the time that one number of a formed gradient takes to be written and read
 # again (12 bytes at some 10 GB/s, against 16 multiplications a nanosecond, on two CPU cores).
 _WORK_PER_FLOAT = 20
+# A gradient of more floats than this (2 MB) leaves the cache before it is read again: all examples'
+# together are then slower than one after the other, and a batch of them may not fit in memory.
+_LARGE = 2**19
 
 
 class Route(NamedTuple):
@@ -20,7 +23,8 @@ class Route(NamedTuple):
     Attributes:
       name: ``"factors"``: norms from inputs and signals, no gradient formed. ``"materialise"``:
         each example's gradient formed from its input and signal. ``"vmap"``: each example's
-        gradient by ``vmap(grad)`` of this leaf. ``"unused"``: the loss does not depend on it.
+        gradient by ``vmap(grad)`` of this leaf. ``"in turn"``: formed for one example after the
+        other, for its norm alone. ``"unused"``: the loss does not depend on it.
       reason: why, in words.
       floats: how many numbers the route holds for one example.
     """
@@ -35,7 +39,7 @@ def choose(program: Program, leaf: int, size: int) -> Route:
     if leaf in program.refused:
         return Route("vmap", program.refused[leaf], size)
     sites = [program.sites[number] for number in program.sites_of(leaf)]
-    if not sites:
+    if not sites or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
     shapes = _common_factors(sites)
     if shapes is None:
@@ -45,7 +49,10 @@ def choose(program: Program, leaf: int, size: int) -> Route:
         return Route("factors", f"{_words(sites)}, {terms} lookups", terms * shapes[0].columns)
     if _gram_work(shapes) < _WORK_PER_FLOAT * size:
         return Route("factors", f"{_words(sites)}, {_products(terms)}", _gram_floats(shapes))
-    return Route("materialise", f"{_words(sites)}, {_products(terms)}: forming it is cheaper", size)
+    words = f"{_words(sites)}, {_products(terms)}: forming it is cheaper"
+    return (
+        Route("in turn", words, 0) if _is_large(sites, size) else Route("materialise", words, size)
+    )
 
 
 def _common_factors(sites: list[Site]) -> list[Shape] | None:
@@ -72,8 +79,10 @@ def row_axis(site: Site) -> int | None:
     axes = _leaf_axes(site)
     if axes is None or len(axes) != 2:
         return None
-    if site.equation.primitive.name != "dot_general":
+    if site.equation.primitive.name in LOOKUPS:
         return axes[0]
+    if site.equation.primitive.name != "dot_general":
+        return None
     contracting, batch = site.equation.params["dimension_numbers"]
     if batch[site.operand] or len(contracting[site.operand]) != 1:
         return None
@@ -91,8 +100,12 @@ def _leaf_axes(site: Site) -> list[int] | None:
     return axes
 
 
+def _is_large(sites: list[Site], size: int) -> bool:
+    return len(sites) == 1 and size > _LARGE
+
+
 def _only_looks_up(sites: list[Site]) -> bool:
-    return len(sites) == 1 and sites[0].equation.primitive.name == "gather"
+    return len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS
 
 
 def _gram_work(shapes: list[Shape]) -> int:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dpjax.gradients.bookkeeping.program import Site, aval
 from dpjax.gradients.clipping import EXACT, accumulator
+from dpjax.gradients.varying import abstract, as_varying, varying_axes
 
 
 def apply_to(site: Site, operands: list[Any], leaf: Any) -> Any:
@@ -21,7 +22,7 @@ def apply_to(site: Site, operands: list[Any], leaf: Any) -> Any:
     """
     dtype = accumulator(leaf)
     inputs = [
-        jnp.zeros(aval(atom).shape, dtype) if value is None else _cast(value, dtype)
+        _zeros_like(aval(atom), dtype) if value is None else _cast(value, dtype)
         for atom, value in zip(site.equation.invars, operands, strict=True)
     ]
     inputs[site.operand] = through_views(site, leaf)
@@ -43,7 +44,7 @@ def transpose(function: Callable[[Any], Any], leaf: Any, signal: jax.Array) -> j
     The result has the leaf's shape, in float32 or wider.
     """
     dtype = accumulator(leaf)
-    shape = jax.ShapeDtypeStruct(leaf.shape, dtype)
+    shape = abstract(leaf.shape, dtype, varying_axes(leaf))
     return jax.linear_transpose(function, shape)(signal.astype(dtype))[0]
 
 
@@ -52,6 +53,10 @@ def _in_full_precision(site: Site, dtype: Any) -> dict[str, Any]:
     if "precision" in parameters:
         parameters |= {"precision": (EXACT, EXACT), "preferred_element_type": jnp.dtype(dtype)}
     return parameters
+
+
+def _zeros_like(described: Any, dtype: Any) -> jax.Array:
+    return as_varying(jnp.zeros(described.shape, dtype), varying_axes(described))
 
 
 def _cast(value: Any, dtype: Any) -> Any:
