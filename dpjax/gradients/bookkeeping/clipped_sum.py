@@ -213,19 +213,33 @@ def _squares(
     sites = [program.sites[number] for number in numbers]
     inputs = ([trace.operands[n] for n in numbers], [trace.signals[n] for n in numbers])
     if routes[leaf].name == "in turn":
-        return jax.lax.map(lambda each: _square_of_gradient(sites[0], *each), inputs)
+        return _in_turn(partial(_square_of_gradient, sites[0]), inputs)
+    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
+        return _in_turn(partial(_square_of_lookups, sites[0]), inputs)
     return jax.vmap(partial(_square_from_factors, sites))(*inputs)
+
+
+def _in_turn(function: Callable[[Any, Any], jax.Array], inputs: Any) -> jax.Array:
+    """One example after the other: a CPU's cache then holds what each needs (a count for every row
+    of a table, a large gradient). Accelerators take some at a time.
+    """
+    together = None if jax.default_backend() == "cpu" else 32
+    return jax.lax.map(lambda each: function(*each), inputs, batch_size=together)
+
+
+def _square_of_lookups(site: Site, operands: Any, signals: Any) -> jax.Array:
+    return squared_norm_of_lookups(site, operands[0], signals[0])
 
 
 def _square_of_gradient(site: Site, operands: Any, signals: Any) -> jax.Array:
     left, right = factors(site, operands[0], signals[0])
     gradient = jnp.einsum("gtr,gtc->grc", left, right, precision=EXACT)
-    return jnp.vdot(gradient, gradient, precision=EXACT)
+    terms = jnp.sum(left**2, axis=-1) * jnp.sum(right**2, axis=-1)  # they may cancel: see factors
+    rounding = 4 * jnp.finfo(gradient.dtype).eps * jnp.sum(terms)
+    return jnp.vdot(gradient, gradient, precision=EXACT) + rounding
 
 
 def _square_from_factors(sites: list[Site], operands: Any, signals: Any) -> jax.Array:
-    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
-        return squared_norm_of_lookups(sites[0], operands[0], signals[0])
     each = [factors(*triple) for triple in zip(sites, operands, signals, strict=True)]
     if len(each) > 1:  # side by side, every left along the leaf's first axis
         each = [
