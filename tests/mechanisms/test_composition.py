@@ -1,0 +1,77 @@
+"""Several mechanisms on the same records cost more than each of them."""
+
+import pytest
+from dp_accounting import ComposedDpEvent
+
+from dpjax.accounting.events import UnsupportedEventError
+from dpjax.mechanisms import Composition, SubsampledGaussian
+from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+
+DELTA = 1e-5
+FULL = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "add_remove")
+SAMPLED = SubsampledGaussian(PoissonSampling(100, 0.1), 2.0, 1.5, 30, "add_remove")
+
+
+def test_a_composition_is_all_of_its_parts():
+    both = Composition((FULL, SAMPLED))
+    assert both.num_releases == 32
+    assert both.event == ComposedDpEvent([FULL.event, SAMPLED.event])
+    assert (both.adjacency, both.unit) == ("add_remove", "one record")
+
+
+def test_a_composition_costs_more_than_each_part_and_at_most_their_sum():
+    parts = [part.certificate(DELTA).epsilon for part in (FULL, SAMPLED)]
+    both = Composition((FULL, SAMPLED)).certificate(DELTA)
+    other_way = Composition((SAMPLED, FULL)).certificate(DELTA).epsilon
+    assert max(parts) < both.epsilon
+    # basic composition: the sum of the epsilons at half of delta each
+    halves = [part.certificate(DELTA / 2).epsilon for part in (FULL, SAMPLED)]
+    assert both.epsilon < sum(halves)
+    assert both.epsilon == pytest.approx(other_way, rel=1e-6)
+
+
+def test_two_halves_are_the_whole():
+    halves = Composition((SAMPLED.prefix(15), SAMPLED.prefix(15)))
+    whole = SAMPLED.certificate(DELTA).epsilon
+    assert halves.certificate(DELTA).epsilon == pytest.approx(whole, rel=1e-3)
+    assert Composition((SAMPLED,)).event == SAMPLED.event
+
+
+def test_different_samplers_compose():
+    fixed = SubsampledGaussian(FixedSizeSampling(100, 10), 1.0, 2.0, 3, "replace_one")
+    shuffled = SubsampledGaussian(ShuffledEpochs(100, 10), 1.0, 9.0, 3, "replace_one")
+    both = Composition((fixed, shuffled)).certificate(DELTA)
+    assert both.accountant == "rdp"
+    assert both.epsilon > fixed.certificate(DELTA).epsilon
+
+
+def test_parts_that_no_one_accountant_takes_have_no_certificate():
+    fixed = SubsampledGaussian(FixedSizeSampling(100, 10), 1.0, 2.0, 3, "replace_one")
+    poisson = SubsampledGaussian(PoissonSampling(100, 0.1), 1.0, 2.0, 3, "replace_one")
+    with pytest.raises(UnsupportedEventError, match=r"has no guarantee: 'pld': .*; 'rdp': "):
+        Composition((fixed, poisson)).certificate(DELTA)
+
+
+def test_compositions_nest_and_scale():
+    nested = Composition((Composition((FULL, SAMPLED)), FULL))
+    assert nested.num_releases == 34
+    louder = nested.scale_noise(2.0)
+    assert louder.parts[0].parts[1].noise_multiplier == 3.0
+    assert louder.certificate(DELTA).epsilon < nested.certificate(DELTA).epsilon
+
+
+def test_every_part_is_described():
+    words = Composition((FULL, SAMPLED)).describe()
+    assert words["part 1, noise"] == FULL.describe()["noise"]
+    assert words["part 2, sampling"] == SAMPLED.describe()["sampling"]
+
+
+def test_parts_of_different_adjacency_or_unit_are_refused():
+    replaced = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "replace_one")
+    person = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "add_remove", "a person")
+    with pytest.raises(ValueError, match="parts' adjacency must be the same in every part"):
+        Composition((FULL, replaced))
+    with pytest.raises(ValueError, match=r"parts' unit must be the same .* \['a person', 'one re"):
+        Composition((FULL, person))
+    with pytest.raises(ValueError, match="parts must be at least one mechanism"):
+        Composition(())

@@ -1,0 +1,125 @@
+"""Truncated Poisson sampling keeps a uniformly random part of a draw that is too large."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import TruncatedSubsampledGaussianDpEvent
+from drawn import (
+    FALSE_ALARM,
+    drawn,
+    inclusion_p,
+    laid_out,
+    records_p,
+    same_share_p,
+    size_p,
+    steps_p,
+)
+from scipy import stats
+
+from dpjax.sampling import PoissonSampling, TruncatedPoissonSampling
+from dpjax.sampling.poisson import TruncatedDraw
+
+N, RATE, LIMIT, DRAWS = 20, 0.5, 9, 20_000
+TRUNCATED = TruncatedPoissonSampling(N, RATE, LIMIT)
+
+
+class Cut:
+    """Binomial sizes, cut: what `size_p` compares with."""
+
+    def pmf(self, sizes):
+        uncut = stats.binom(N, RATE)
+        at_limit = np.where(sizes == LIMIT, uncut.sf(LIMIT - 1), uncut.pmf(sizes))
+        return np.where(sizes > LIMIT, 0.0, at_limit)
+
+
+class KeepsTheFirst(TruncatedPoissonSampling):
+    """Broken: keeps the first records in the order of the data set."""
+
+    def draw(self, state):
+        next_state, key = jax.random.split(state)
+        poisson = PoissonSampling(N, RATE, LIMIT)
+        draw, _ = poisson.draw(key)
+        kept = poisson.batch(draw, 0).indices
+        return TruncatedDraw(kept, jnp.minimum(draw.size, LIMIT)), next_state
+
+
+class NeverCuts(PoissonSampling):
+    """Broken: all physical batches of the draw."""
+
+
+def cut_draws(counts: np.ndarray) -> np.ndarray:
+    return counts[counts.sum(axis=1) == LIMIT]
+
+
+def test_a_draw_is_never_larger_than_the_limit_and_holds_nobody_twice():
+    counts = drawn(TRUNCATED, DRAWS)
+    assert counts.max() == 1
+    assert counts.sum(axis=1).max() == LIMIT
+    assert len(cut_draws(counts)) > DRAWS / 2
+
+
+def test_sizes_are_binomial_and_cut():
+    assert size_p(drawn(TRUNCATED, DRAWS), Cut()) > FALSE_ALARM
+    assert size_p(drawn(NeverCuts(N, RATE, LIMIT), DRAWS), Cut()) < FALSE_ALARM
+
+
+def test_who_stays_is_uniformly_random():
+    assert same_share_p(cut_draws(drawn(TRUNCATED, DRAWS))) > FALSE_ALARM
+    assert same_share_p(cut_draws(drawn(KeepsTheFirst(N, RATE, LIMIT), DRAWS))) < FALSE_ALARM
+
+
+def test_which_pairs_stay_is_uniformly_random():
+    cut = cut_draws(drawn(TRUNCATED, DRAWS))
+    together = np.array([(cut[:, i] & cut[:, j]).sum() for i in range(N) for j in range(i)])
+    share = LIMIT * (LIMIT - 1) / (N * (N - 1))
+    each = [stats.binomtest(int(k), len(cut), share).pvalue for k in together]
+    assert len(each) * min(each) > FALSE_ALARM
+
+
+def test_draws_do_not_depend_on_one_another():
+    assert steps_p(drawn(TRUNCATED, DRAWS)) > FALSE_ALARM
+
+
+def test_without_a_cut_it_is_poisson_sampling():
+    counts = drawn(TruncatedPoissonSampling(N, 0.2, N), DRAWS)
+    assert inclusion_p(counts, 0.2) > FALSE_ALARM
+    assert size_p(counts, stats.binom(N, 0.2)) > FALSE_ALARM
+    assert records_p(counts) > FALSE_ALARM
+
+
+def test_one_physical_batch_holds_the_draw():
+    for seed in range(5):
+        draw, num_batches, parts = laid_out(TRUNCATED, seed, 3)
+        records = parts.indices[0][parts.mask[0]].tolist()
+        assert num_batches == 1
+        assert len(set(records)) == len(records) == int(draw.size)
+        assert not parts.mask[1:].any()
+
+
+def test_rates_at_the_ends():
+    assert (drawn(TruncatedPoissonSampling(N, 1.0, N), 20) == 1).all()
+    assert (drawn(TruncatedPoissonSampling(N, 1.0, 3), 20).sum(axis=1) == 3).all()
+    assert drawn(TruncatedPoissonSampling(N, 1e-9, 3), 20).sum() == 0
+
+
+def test_its_event_names_what_it_does():
+    event = TRUNCATED.event([(1.5, 1)])
+    assert event == TruncatedSubsampledGaussianDpEvent(N, RATE, LIMIT, 1.5)
+    assert TRUNCATED.expected_batch_size == event.sampling_probability * event.dataset_size
+    assert TRUNCATED.physical_batch_size == event.truncated_batch_size
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"truncated_batch_size": 21}, "truncated_batch_size must be at most num_examples = 20"),
+        ({"truncated_batch_size": 0}, "truncated_batch_size must be a whole number >= 1"),
+        ({"sampling_rate": 0.0}, r"sampling_rate must be in \(0, 1\]"),
+        ({"num_examples": 0}, "num_examples"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(fields, words):
+    good = {"num_examples": 20, "sampling_rate": 0.5, "truncated_batch_size": 9}
+    with pytest.raises(ValueError, match=words):
+        TruncatedPoissonSampling(**{**good, **fields})

@@ -1,0 +1,135 @@
+"""Loops on the device and on the host do the same steps, compiled once."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import PoissonSampling
+from dpjax.training import private_step
+from dpjax.training.loop import compile_steps, loops_on_device, on_device_loop, on_host_loop
+
+LOOPS = {"device": on_device_loop, "host": on_host_loop}
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a rule for CPUs")
+
+
+def dense_loss(params, example):
+    x, y = example
+    hidden = jnp.tanh(x.reshape(-1) @ params["in"])
+    return (hidden @ params["out"] - y) ** 2
+
+
+def conv_loss(params, example):
+    x, y = example
+    maps = jax.lax.conv_general_dilated(x[None, None], params["kernel"], (1, 1), "VALID")
+    return (jnp.tanh(maps).reshape(-1) @ params["out"] - y) ** 2
+
+
+def problem(loss):
+    rng = np.random.default_rng(0)
+    data = jax.device_put(
+        (rng.normal(size=(20, 4, 4)).astype(np.float32), rng.normal(size=20).astype(np.float32))
+    )
+    shapes = {
+        dense_loss: {"in": (16, 5), "out": (5,)},
+        conv_loss: {"kernel": (2, 1, 2, 2), "out": (18,)},
+    }[loss]
+    params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+    mechanism = SubsampledGaussian(PoissonSampling(20, 0.3), 1.0, 1.0, 50, "add_remove")
+    step = private_step(loss, optax.sgd(0.1, momentum=0.9), mechanism, jax.random.key(1))
+    return step, params, data
+
+
+def run_in_calls(loop, step, params, data, calls):
+    run = loop(step.update, step.init(params), data, max(calls))
+    state, infos = step.init(params), []
+    for num_steps in calls:
+        state, info = run(state, num_steps)
+        infos.append(info)
+    return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *infos)
+
+
+def assert_same(tree, other, rtol=0.0):
+    for leaf, same in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf, same = jax.random.key_data(leaf), jax.random.key_data(same)
+        np.testing.assert_allclose(leaf, same, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("loss", [dense_loss, conv_loss])
+def test_both_loops_do_the_same_steps(loss):
+    device, host = (run_in_calls(loop, *problem(loss), (4, 4, 2)) for loop in LOOPS.values())
+    assert_same(device, host, rtol=1e-5)
+    state, infos = device
+    assert int(state.num_releases) == 10
+    assert infos.batch_size.shape == (10,)
+    assert infos.norms.shape == infos.mask.shape == (10, 16)
+    assert len(set(infos.batch_size.tolist())) > 1
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_how_steps_are_divided_into_calls_does_not_matter(loop):
+    one_call = run_in_calls(loop, *problem(dense_loss), (6,))
+    many_calls = run_in_calls(loop, *problem(dense_loss), (1, 2, 2, 1))
+    assert_same(one_call, many_calls)
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_nothing_is_traced_or_compiled_again_for_any_number_of_steps(loop):
+    traces, compilations = [], []
+
+    def update(state, step_size):
+        traces.append(None)
+        return state + step_size, state * 2
+
+    def listen(name, _duration, **_):
+        if "backend_compile" in name:
+            compilations.append(name)
+
+    run = loop(update, jnp.zeros(3), jnp.float32(1), 5)
+    traced, state = len(traces), jnp.zeros(3)
+    for num_steps in (5, 3, 1):  # cutting and stacking infos is compiled once for each length
+        state, _ = run(state, num_steps)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for num_steps in (5, 5, 3, 1, 5, 3):
+            state, infos = run(state, num_steps)
+            assert infos.shape == (num_steps, 3)
+        assert (len(traces), compilations) == (traced, [])
+        jax.jit(lambda x: x + 1)(1.0)
+        assert compilations, "the listener would not have heard a compilation"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert state.tolist() == [31.0] * 3
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_each_call_consumes_its_state(loop):
+    run = loop(lambda s, d: (s + d, s), jnp.zeros(3), jnp.ones(3), 2)
+    state = jnp.zeros(3)
+    moved, _ = run(state, 2)
+    assert moved.tolist() == [2.0] * 3
+    assert state.is_deleted()
+
+
+@on_cpu
+def test_convolutions_are_looped_over_on_the_host_and_the_rest_on_the_device():
+    for loss, on_device in ((dense_loss, True), (conv_loss, False)):
+        step, params, data = problem(loss)
+        assert loops_on_device(step.update, step.init(params), data) is on_device
+
+
+@on_cpu
+@pytest.mark.parametrize("loss", [dense_loss, conv_loss])
+def test_compile_steps_takes_the_loop_that_pays(loss, monkeypatch):
+    taken = []
+    for name, loop in LOOPS.items():
+        instead = partial(lambda name, *_: taken.append(name), name)
+        monkeypatch.setattr(f"dpjax.training.loop.{loop.__name__}", instead)
+    step, params, data = problem(loss)
+    compile_steps(step.update, step.init(params), data, 3)
+    assert taken == [{dense_loss: "device", conv_loss: "host"}[loss]]

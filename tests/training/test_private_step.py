@@ -1,0 +1,242 @@
+"""One private step is the one written by hand: draw, clip, sum, noise, divide, step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    ShuffledEpochs,
+    TruncatedPoissonSampling,
+)
+from dpjax.training import private_step
+
+N, CLIP, RATE = 13, 0.7, 0.1
+KEY = jax.random.key(3)
+_RNG = np.random.default_rng(0)
+DATA = (
+    _RNG.normal(size=(N, 3)).astype(np.float32),
+    _RNG.normal(size=N).astype(np.float32),
+)
+PARAMS = {"b": jnp.float32(0.5), "w": jnp.array([0.1, -0.2, 0.3])}
+
+
+def loss(params, example):
+    x, y = example
+    return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
+
+
+def mechanism(sampling, **fields):
+    usual = {"l2_clip": CLIP, "noise_multiplier": 1.5, "num_steps": 4, "adjacency": "replace_one"}
+    return SubsampledGaussian(sampling, **{**usual, **fields})
+
+
+def drawn_by(sampling, state) -> list[int]:
+    draw, _ = sampling.draw(state)
+    batches = [sampling.batch(draw, part) for part in range(int(sampling.num_batches(draw)))]
+    return [int(i) for batch in batches for i in np.asarray(batch.indices)[batch.mask]]
+
+
+def clipped_sum_by_hand(params, records) -> dict[str, np.ndarray]:
+    """Least squares: the gradient of one example is its residual times (x, 1)."""
+    total = {"b": np.float64(0), "w": np.zeros(3)}
+    for i in records:
+        x, y = DATA[0][i].astype(float), float(DATA[1][i])
+        residual = x @ np.asarray(params["w"], float) + float(params["b"]) - y
+        norm = abs(residual) * np.sqrt(x @ x + 1)
+        factor = min(1, CLIP / norm)
+        total = {"b": total["b"] + factor * residual, "w": total["w"] + factor * residual * x}
+    return total
+
+
+def noise_of(described, state) -> dict[str, np.ndarray]:
+    """What the state's next release adds to its sum."""
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    return described.noise(KEY).update(zeros, state.optimizer[0])[0]
+
+
+def mean_by_hand(described, state) -> dict[str, np.ndarray]:
+    """The noisy mean gradient of the state's own draw, with the state's own noise."""
+    summed = clipped_sum_by_hand(state.params, drawn_by(described.sampling, state.sampler))
+    size = described.sampling.expected_batch_size
+    return jax.tree.map(lambda s, z: (s + np.asarray(z)) / size, summed, noise_of(described, state))
+
+
+def step_by_hand(described, state) -> dict[str, np.ndarray]:
+    mean = mean_by_hand(described, state)
+    return jax.tree.map(lambda p, g: np.asarray(p) - RATE * g, state.params, mean)
+
+
+def assert_close(tree, other, rtol=1e-5):
+    for leaf, same in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(leaf), np.asarray(same), rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "microbatch_size"),
+    [
+        (PoissonSampling(N, 0.4, 4), None),
+        (TruncatedPoissonSampling(N, 0.5, 5), 2),
+        (FixedSizeSampling(N, 5), None),
+        (ShuffledEpochs(N, 6), 4),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
+    described = mechanism(sampling)
+    step = private_step(
+        loss, optax.sgd(RATE), described, KEY, method="vmap", microbatch_size=microbatch_size
+    )
+    update, state = jax.jit(step.update), step.init(PARAMS)
+    for _ in range(4):
+        expected, drawn = step_by_hand(described, state), drawn_by(sampling, state.sampler)
+        state, info = update(state, DATA)
+        assert_close(state.params, expected)
+        assert int(info.batch_size) == len(drawn)
+
+
+def test_power_the_hand_written_step_sees_a_different_clip_bound():
+    described = mechanism(FixedSizeSampling(N, 5), l2_clip=2 * CLIP, noise_multiplier=0.75)
+    step = private_step(loss, optax.sgd(RATE), described, KEY)
+    state = step.init(PARAMS)
+    with pytest.raises(AssertionError):
+        assert_close(step.update(state, DATA)[0].params, step_by_hand(described, state))
+
+
+@jax.numpy_dtype_promotion("standard")  # Adam's bias correction promotes
+def test_any_optimizer_sees_the_noisy_sum_over_the_expected_size():
+    described, optimizer = mechanism(PoissonSampling(N, 0.4)), optax.adam(0.1)
+    step = private_step(loss, optimizer, described, KEY)
+    update, state, plain = jax.jit(step.update), step.init(PARAMS), optimizer.init(PARAMS)
+    for _ in range(3):
+        gradient = jax.tree.map(jnp.float32, mean_by_hand(described, state))
+        updates, plain = optimizer.update(gradient, plain, state.params)
+        expected = optax.apply_updates(state.params, updates)
+        state, _ = update(state, DATA)
+        assert_close(state.params, expected)
+
+
+def key_that_draws(sampling, wanted) -> jax.Array:
+    """A key whose first draw has a size that is ``wanted``."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(20_000))
+    sizes = jax.vmap(lambda key: sampling.draw(jax.random.split(key)[0])[0].size)(keys)
+    return keys[int(np.flatnonzero(wanted(np.asarray(sizes)))[0])]
+
+
+def test_an_empty_draw_is_an_update_of_pure_noise():
+    sampling = PoissonSampling(N, 0.1)
+    key = key_that_draws(sampling, lambda size: size == 0)
+    described = mechanism(sampling)
+    step = private_step(loss, optax.sgd(RATE), described, key)
+    state = step.init(PARAMS)
+    moved, info = step.update(state, DATA)
+    noise = noise_of(described, state)
+    assert_close(moved.params, jax.tree.map(lambda p, z: p - RATE * z / 1.3, PARAMS, noise))
+    assert float(jnp.abs(noise["w"]).min()) > 0
+    assert (int(info.batch_size), float(info.loss_sum), int(info.num_nonfinite)) == (0, 0.0, 0)
+    assert int(moved.num_releases) == 1
+
+
+@pytest.mark.parametrize("physical_batch_size", [1, 4, 20])
+def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
+    # 5 expected, 13 at most as usual: this draw needs further physical batches at every size.
+    big = np.random.default_rng(1)
+    data = (
+        big.normal(size=(50, 3)).astype(np.float32),
+        big.normal(size=50).astype(np.float32),
+    )
+    reference = PoissonSampling(50, 0.05, 50)
+    key = key_that_draws(reference, lambda size: size > 8)
+    results = []
+    for size in (50, physical_batch_size):
+        sampling = PoissonSampling(50, 0.05, size)
+        step = private_step(loss, optax.sgd(RATE), mechanism(sampling), key)
+        state, info = jax.jit(step.update)(step.init(PARAMS), data)
+        results.append((state.params, info[:3]))
+        assert info.norms.shape == info.mask.shape == (sampling.usual_batches * size,)
+    assert_close(*results)
+    assert int(info.batch_size) > sampling.usual_batches * size or physical_batch_size == 20
+
+
+def test_many_small_physical_batches_are_looped_over_not_copied():
+    def size_of_program(physical_batch_size):
+        sampling = PoissonSampling(1000, 0.2, physical_batch_size)
+        step = private_step(loss, optax.sgd(RATE), mechanism(sampling), KEY)
+        data = (jnp.zeros((1000, 3)), jnp.zeros(1000))
+        return len(jax.jit(step.update).lower(step.init(PARAMS), data).as_text())
+
+    assert size_of_program(1) < 1.5 * size_of_program(0)
+
+
+def test_infos_hold_what_the_step_saw():
+    sampling = PoissonSampling(N, 0.4, 4)
+    step = private_step(loss, optax.sgd(RATE), mechanism(sampling), KEY)
+    state = step.init(PARAMS)
+    _, info = step.update(state, DATA)
+    records = drawn_by(sampling, state.sampler)
+    residuals = DATA[0] @ np.asarray(PARAMS["w"]) + 0.5 - DATA[1]
+    norms = np.abs(residuals) * np.sqrt((DATA[0] ** 2).sum(axis=1) + 1)
+    np.testing.assert_allclose(info.norms[info.mask], norms[records], rtol=1e-5)
+    assert (np.asarray(info.norms)[~np.asarray(info.mask)] == 0).all()
+    np.testing.assert_allclose(info.loss_sum, (residuals[records] ** 2 / 2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
+    x, y = (array.copy() for array in DATA)
+    x[5] = bad
+    described = mechanism(PoissonSampling(N, 1.0, 4))
+    step = private_step(loss, optax.sgd(RATE), described, KEY)
+    first = step.init(PARAMS)
+    state, info = jax.jit(step.update)(first, (x, y))
+    others = clipped_sum_by_hand(PARAMS, [i for i in range(N) if i != 5])
+    noise = jax.tree.map(np.asarray, noise_of(described, first))
+    expected = jax.tree.map(
+        lambda p, s, z: np.asarray(p) - RATE / N * (s + z), PARAMS, others, noise
+    )
+    assert_close(state.params, expected)
+    assert (int(info.batch_size), int(info.num_nonfinite)) == (N, 1)
+    assert np.isfinite(info.loss_sum)
+
+
+def test_releases_are_counted_and_nothing_is_released_past_the_last():
+    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), KEY)
+    update, state = jax.jit(step.update), step.init(PARAMS)
+    for done in range(1, 5):
+        state, _ = update(state, DATA)
+        assert int(state.num_releases) == done
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    state, _ = update(state, DATA)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
+    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), KEY)
+    update = jax.jit(step.update, donate_argnums=0)
+    once = update(step.init(PARAMS), DATA)[0]
+    twice = update(update(step.init(PARAMS), DATA)[0], DATA)[0]
+    assert update._cache_size() == 1
+    assert PARAMS["w"].tolist() == pytest.approx([0.1, -0.2, 0.3])
+    assert (int(once.num_releases), int(twice.num_releases)) == (1, 2)
+
+
+def test_the_users_key_makes_sampler_and_noise_differ():
+    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), KEY)
+    state = step.init(PARAMS)
+    words = {jax.random.key_data(k).tobytes() for k in (KEY, state.sampler, state.optimizer[0].key)}
+    assert len(words) == 3
+
+
+def test_data_of_another_size_and_seeds_are_refused():
+    described = mechanism(PoissonSampling(N, 0.4))
+    step = private_step(loss, optax.sgd(RATE), described, KEY)
+    with pytest.raises(ValueError, match="data must have the 13 records"):
+        step.update(step.init(PARAMS), jax.tree.map(lambda a: a[:-1], DATA))
+    with pytest.raises(TypeError, match="key must be a scalar JAX key"):
+        private_step(loss, optax.sgd(RATE), described, 0)
+    with pytest.raises(ValueError, match="method must be one of"):
+        private_step(loss, optax.sgd(RATE), described, KEY, method="fast")

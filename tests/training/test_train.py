@@ -1,0 +1,216 @@
+"""``train`` runs what the mechanism describes, within the budget, on any tree of parameters."""
+
+import re
+
+import flax.linen as nn
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import PoissonSampling, ShuffledEpochs
+from dpjax.training import Budget, private_step, train
+
+KEY = jax.random.key(0)
+DELTA = 1e-3
+_RNG = np.random.default_rng(0)
+DATA = (_RNG.normal(size=(40, 3)).astype(np.float32), _RNG.normal(size=40).astype(np.float32))
+MECHANISM = SubsampledGaussian(PoissonSampling(40, 0.25), 1.0, 2.0, 10, "add_remove")
+
+
+def loss(params, example):
+    x, y = example
+    return (x @ params["w"] - y) ** 2
+
+
+def run(params=None, mechanism=MECHANISM, key=KEY, data=DATA, loss=loss, **options):
+    params = {"w": jnp.zeros(3)} if params is None else params
+    options = {"steps_per_call": 4, "progress": False, **options}
+    return train(loss, params, data, mechanism, optax.sgd(0.1), key, **options)
+
+
+def test_a_run_is_its_steps_one_after_the_other():
+    result = run()
+    step = private_step(loss, optax.sgd(0.1), MECHANISM, KEY)
+    update, state = jax.jit(step.update), step.init({"w": jnp.zeros(3)})
+    for _ in range(10):
+        state, _ = update(state, DATA)
+    np.testing.assert_allclose(result.params["w"], state.params["w"], rtol=1e-6)
+    assert result.mechanism == MECHANISM
+    assert result.certificate(DELTA).epsilon == MECHANISM.certificate(DELTA).epsilon
+
+
+def test_how_many_steps_a_call_makes_changes_nothing():
+    results = [run(steps_per_call=n).params["w"] for n in (1, 4, 100)]
+    assert all((other == results[0]).all() for other in results)
+
+
+def test_another_key_gives_other_parameters():
+    assert (run().params["w"] != run(key=jax.random.key(1)).params["w"]).any()
+
+
+def test_the_callers_parameters_and_data_are_left_alone():
+    params, data = {"w": jnp.zeros(3)}, jax.device_put(DATA)
+    first, second = (run(params=params, data=data) for _ in range(2))
+    assert params["w"].tolist() == [0, 0, 0]
+    assert data[0].shape == (40, 3)
+    assert (first.params["w"] == second.params["w"]).all()
+
+
+def test_optimizers_whose_state_is_the_parameters_themselves_are_taken():
+    # Their state holds one buffer twice, which may not be donated twice.
+    with jax.numpy_dtype_promotion("standard"):
+        result = train(
+            loss,
+            {"w": jnp.zeros(3)},
+            DATA,
+            MECHANISM,
+            optax.contrib.prodigy(),
+            KEY,
+            progress=False,
+        )
+    assert np.isfinite(result.params["w"]).all()
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.tanh(nn.Dense(4)(x)))[..., 0]
+
+
+def linen_model():
+    model = Linen()
+
+    def loss(params, example):
+        x, y = example
+        return (model.apply({"params": params}, x) - y) ** 2
+
+    return loss, model.init(KEY, DATA[0][0])["params"]
+
+
+def nnx_model():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.tanh, nnx.Linear(4, 1, rngs=rngs))
+    graph, params = nnx.split(model, nnx.Param)
+
+    def loss(params, example):
+        x, y = example
+        return (nnx.merge(graph, params)(x)[0] - y) ** 2
+
+    return loss, params
+
+
+def bfloat16_model():
+    def half_loss(params, example):
+        x, y = example
+        return (x.astype(jnp.bfloat16) @ params["w"] - y.astype(jnp.bfloat16)) ** 2
+
+    return half_loss, {"w": jnp.zeros(3, jnp.bfloat16)}
+
+
+@jax.numpy_dtype_promotion("standard")  # half precision is widened on purpose
+@pytest.mark.parametrize("model", [linen_model, nnx_model, bfloat16_model])
+def test_parameters_come_back_as_the_tree_they_were(model):
+    model_loss, params = model()
+    result = run(params=params, loss=model_loss)
+    assert jax.tree.structure(result.params) == jax.tree.structure(params)
+    for trained, before in zip(*map(jax.tree.leaves, (result.params, params)), strict=True):
+        assert (trained.shape, trained.dtype) == (before.shape, before.dtype)
+        assert jnp.isfinite(trained).all()
+        assert (trained != before).any()
+
+
+def test_reports_come_after_each_call_and_stay_valid():
+    reports = []
+    result = run(on_report=reports.append)
+    assert [report.num_releases for report in reports] == [4, 8, 10]
+    assert [report.infos.batch_size.shape for report in reports] == [(4,), (4,), (2,)]
+    slots = MECHANISM.sampling.physical_batch_size
+    assert [r.infos.norms.shape for r in reports] == [(n, slots) for n in (4, 4, 2)]
+    assert (reports[-1].params["w"] == result.params["w"]).all()
+    for report in reports:  # none was donated to a later call
+        assert np.isfinite(report.params["w"]).all()
+        assert (report.infos.mask.sum(axis=1) == report.infos.batch_size).all()
+    assert (reports[0].params["w"] != reports[1].params["w"]).any()
+
+
+def test_an_error_in_on_report_ends_the_run():
+    def fail(report):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        run(on_report=fail)
+
+
+def test_the_bar_shows_steps_alone(capsys):
+    run(progress=True)
+    shown = capsys.readouterr()
+    assert "10/10" in shown.err
+    assert set(re.findall("[a-z]+", shown.err.lower())) <= {"step", "s"}
+    assert shown.out == ""
+    run()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "sampling", [PoissonSampling(40, 0.25), ShuffledEpochs(40, 15)], ids=["poisson", "shuffled"]
+)
+def test_a_budget_stops_before_the_release_that_would_exceed_it(sampling):
+    mechanism = SubsampledGaussian(sampling, 1.0, 2.0, 10, "replace_one")
+    epsilon = 1.001 * mechanism.prefix(6).certificate(DELTA).epsilon
+    result = run(mechanism=mechanism, budget=Budget(epsilon, DELTA))
+    assert result.mechanism == mechanism.prefix(6)
+    assert result.certificate(DELTA).epsilon <= epsilon
+    assert mechanism.prefix(7).certificate(DELTA).epsilon > epsilon
+    whole = []
+    run(mechanism=mechanism, on_report=whole.append, steps_per_call=6)
+    assert (result.params["w"] == whole[0].params["w"]).all()
+
+
+def test_a_budget_that_is_not_used_up_changes_nothing():
+    assert run(budget=Budget(1000.0, DELTA)).mechanism == MECHANISM
+
+
+def test_a_budget_below_one_release_is_refused():
+    first = MECHANISM.prefix(1).certificate(DELTA).epsilon
+    with pytest.raises(ValueError, match="budget must admit at least one release") as refused:
+        run(budget=Budget(0.99 * first, DELTA))
+    assert f"epsilon = {first:.4g}" in str(refused.value)
+    with pytest.raises(ValueError, match="delta must be in"):
+        run(budget=Budget(1.0, 0.0))
+
+
+def test_a_seeded_run_says_so():
+    seeded, secret = run(), run(key=dpjax.release_key())
+    assert seeded.seeded
+    assert not secret.seeded
+    caveats = seeded.certificate(DELTA).caveats
+    assert len(caveats) == len(secret.certificate(DELTA).caveats) + 1
+    assert "protects nobody" in caveats[-1]
+    assert "protects nobody" in str(seeded.certificate(DELTA))
+    assert "protects nobody" not in str(secret.certificate(DELTA))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"data": jax.tree.map(lambda a: a[:-1], DATA)}, "data must have the 40 records .* got 39"),
+        ({"data": (DATA[0], DATA[1][:-1])}, "data must have one batch length"),
+        ({"steps_per_call": 0}, "steps_per_call must be a whole number >= 1"),
+        ({"loss": lambda params, example: params["w"]}, "loss"),
+        ({"params": {"w": jnp.zeros(3, jnp.int32)}}, "float"),
+        ({"microbatch_size": 0}, "microbatch_size must be a whole number >= 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        run(**options)
+
+
+def test_a_seed_is_no_key():
+    with pytest.raises(TypeError, match="key must be a scalar JAX key"):
+        run(key=0)
