@@ -65,6 +65,7 @@ def clipped_sum(
     Source: Goodfellow (2015), arXiv:1510.01799, for dense layers; Bu, Mao, Xu (2022) for the choice
     between Gram matrices and gradients.
     """
+    params, batch = jax.tree.map(jnp.asarray, (params, batch))  # numbers and NumPy arrays too
     program = analyse(loss_fn, params, jax.tree.map(one_example, batch))
     routes = [choose(program, n, leaf.size) for n, leaf in enumerate(jax.tree.leaves(params))]
     compute = partial(_clipped_sum, program, routes, l2_clip)
@@ -194,7 +195,7 @@ def _site_gradients(site: Site, leaf: Any, operands: list[Any], signals: jax.Arr
     # Of all examples' convolutions XLA may make one, with zeros in between, and NaN times zero
     # would reach from one example to the others: what is not finite stays out of it.
     inputs = [signals, *(value for value in operands if value is not None)]
-    each_finite = [jnp.isfinite(v.reshape(len(v), -1)).all(axis=1) for v in inputs]
+    each_finite = [jnp.isfinite(v).all(axis=tuple(range(1, v.ndim))) for v in inputs]
     finite = jnp.all(jnp.stack(each_finite), axis=0)
     silenced = [_silence(finite, value) for value in operands]
     grads = jax.vmap(gradient)(silenced, silence(finite, signals))

@@ -1,0 +1,69 @@
+"""Bookkeeping against the reference on every loss of the zoo, by every route a leaf can take."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bookkeeping_checks import (
+    a_clip,
+    assert_norms_not_below,
+    assert_same,
+    different_ways,
+    side_by_side,
+)
+from zoo import ZOO, build, poisoned
+
+MASK = np.array([True, True, True, False])
+WITHOUT_FIRST = np.array([False, True, True, False])
+
+IN_SINGLE_PRECISION = (
+    "mlp regularised tied_embedding two_branches mixture_of_experts image_network attention"
+    " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf"
+).split()
+WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_agrees_in_double_precision(name):
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        run = side_by_side(case.loss, different_ways(case))
+        _compare(run, case, sums=1e-10, below=1e-12)
+        _assert_nan_stays_at_home(run, case)
+
+
+@pytest.mark.parametrize("name", WITH_ONE_PRODUCT_SITE)
+def test_agrees_where_gradients_are_formed_in_turn(name):
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        run = side_by_side(case.loss, different_ways(case, ("in turn",)))
+        _compare(run, case, sums=1e-10, below=1e-12)
+        _assert_nan_stays_at_home(run, case)
+
+
+@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
+def test_agrees_in_single_precision(name):
+    case = build(name, jnp.float32)
+    run = side_by_side(case.loss, different_ways(case, ("factors",)))
+    _compare(run, case, sums=1e-5, below=1e-6)
+
+
+def _compare(run, case, sums, below):
+    (_, info), _ = run(1.0, case.params, case.batch, MASK)
+    expected, found = run(a_clip(info.norms), case.params, case.batch, MASK)
+    for result in found:
+        assert_same(result, expected, sums)
+        assert_norms_not_below(result[1].norms, expected[1].norms, below)
+
+
+def _assert_nan_stays_at_home(run, case):
+    """NaN in an example changes the sum as masking it out does; masked out, it changes nothing."""
+    spoilt = poisoned(case.batch, 0)
+    expected = run(1.0, case.params, case.batch, WITHOUT_FIRST)[1]
+    masked = run(1.0, case.params, spoilt, WITHOUT_FIRST)[1]
+    counted = run(1.0, case.params, spoilt, MASK)[1]
+    for clean, hidden, seen in zip(expected, masked, counted, strict=True):
+        assert_same(hidden, clean, 1e-10)
+        if not np.isfinite(seen[1].norms[0]):
+            assert seen[1].num_nonfinite == 1
+            assert_same((seen[0], hidden[1]), clean, 1e-10)

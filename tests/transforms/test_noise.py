@@ -1,0 +1,246 @@
+"""The noise as a transformation: its scale in each step, its keys, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import (
+    FixedSizeSampling,
+    PoissonSampling,
+    SubsampledGaussian,
+    add_noise,
+    clip_per_example,
+    noisy_sgd,
+)
+from dpjax.transforms import noise as noise_module
+
+pytestmark = pytest.mark.usefixtures("strict_numerics")
+
+KEY = jax.random.key(3)
+PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+
+
+def releases(transformation, count, updates=PARAMS):
+    """The outputs of this many updates, and the last state."""
+    state, outputs = transformation.init(updates), []
+    for _ in range(count):
+        output, state = transformation.update(updates, state)
+        outputs.append(output)
+    return outputs, state
+
+
+def assert_scaled(tree, other, factor):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, factor * b, rtol=1e-5), tree, other)
+
+
+class TestScale:
+    def test_zero_noise_changes_nothing(self):
+        updates = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(2)}
+        (output,), _ = releases(add_noise(0.0, 1.0, KEY), 1, updates)
+        jax.tree.map(np.testing.assert_array_equal, output, updates)
+
+    def test_it_is_added_to_the_sum(self):
+        (noise,), _ = releases(add_noise(0.5, 2.0, KEY), 1)
+        updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
+        (output,), _ = releases(add_noise(0.5, 2.0, KEY), 1, updates)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, 3 + b, rtol=1e-6, atol=1e-6), output, noise
+        )
+
+    @pytest.mark.parametrize(
+        ("multiplier", "l2_clip", "deviation"),
+        [(1.0, 3.0, 3.0), (2.0, 0.5, 1.0), (2.0, {"w": 3.0, "b": 4.0}, 10.0), (7, 2, 14)],
+    )
+    def test_it_is_multiplier_times_total_bound(self, multiplier, l2_clip, deviation):
+        (unit,), _ = releases(add_noise(1.0, 1.0, KEY), 1)
+        (noise,), _ = releases(add_noise(multiplier, l2_clip, KEY), 1)
+        assert_scaled(noise, unit, deviation)
+
+    def test_a_schedule_is_followed_step_by_step(self):
+        steps = []
+
+        def schedule(num_releases):
+            steps.append(int(num_releases))
+            return jnp.array([3.0, 0.5, 1.0])[num_releases]
+
+        scheduled, state = releases(add_noise(schedule, 2.0, KEY), 3)
+        units, _ = releases(add_noise(1.0, 1.0, KEY), 3)
+        for multiplier, noise, unit in zip([3.0, 0.5, 1.0], scheduled, units, strict=True):
+            assert_scaled(noise, unit, 2 * multiplier)
+        assert steps == [0, 1, 2]
+        assert state.num_releases == 3
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_noise_of_half_precision_is_the_single_one_rounded_last(self, dtype):
+        single = {"w": jnp.linspace(1, 100, 50)}
+        half = {"w": single["w"].astype(dtype)}
+        (output,), _ = releases(add_noise(1.0, 1.0, KEY), 1, half)
+        exact = {"w": half["w"].astype(jnp.float32)}
+        (expected,), _ = releases(add_noise(1.0, 1.0, KEY), 1, exact)
+        np.testing.assert_array_equal(output["w"], expected["w"].astype(dtype))
+
+
+class TestMechanism:
+    @staticmethod
+    def mechanism(noise_multiplier, num_steps, l2_clip=2.0):
+        sampling = PoissonSampling(50, 0.2)
+        return SubsampledGaussian(sampling, l2_clip, noise_multiplier, num_steps, "add_remove")
+
+    def test_its_noise_is_that_of_add_noise(self):
+        described, _ = releases(self.mechanism(1.5, 4).noise(KEY), 3)
+        expected, _ = releases(add_noise(1.5, 2.0, KEY), 3)
+        for noise, other in zip(described, expected, strict=True):
+            assert_scaled(noise, other, 1.0)
+
+    def test_one_multiplier_for_each_step(self):
+        described, _ = releases(self.mechanism((3.0, 0.5, 1.0), 3).noise(KEY), 3)
+        units, _ = releases(add_noise(1.0, 1.0, KEY), 3)
+        for multiplier, noise, unit in zip([3.0, 0.5, 1.0], described, units, strict=True):
+            assert_scaled(noise, unit, 2 * multiplier)
+
+    @pytest.mark.parametrize("noise_multiplier", [1.5, 0.0, (1.0, 2.0)])
+    def test_nothing_is_released_past_the_last_step(self, noise_multiplier):
+        outputs, state = releases(self.mechanism(noise_multiplier, 2).noise(KEY), 4)
+        finite = [
+            [bool(np.isfinite(leaf).any()) for leaf in jax.tree.leaves(output)]
+            for output in outputs
+        ]
+        assert finite == [[True] * 2, [True] * 2, [False] * 2, [False] * 2]
+        assert state.num_releases == 4
+
+    def test_its_optimizer_divides_by_the_expected_size(self):
+        optimizer = self.mechanism(1.5, 4).private_optimizer(optax.sgd(1.0), KEY)
+        updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
+        moved, _ = optimizer.update(updates, optimizer.init(PARAMS), PARAMS)
+        (noisy,), _ = releases(add_noise(1.5, 2.0, KEY), 1, updates)
+        assert_scaled(moved, noisy, -1 / 10)
+
+    def test_noise_is_the_same_whatever_the_adjacency(self):
+        """The multiplier is over the clip bound; that two bounds may move is the accountant's."""
+        sampling = FixedSizeSampling(50, 10)
+        replace = SubsampledGaussian(sampling, 2.0, 1.5, 4, "replace_one")
+        noise, _ = releases(replace.noise(KEY), 1)
+        expected, _ = releases(self.mechanism(1.5, 4).noise(KEY), 1)
+        assert_scaled(noise[0], expected[0], 1.0)
+
+
+class TestKeys:
+    def test_the_state_counts_and_moves_on(self):
+        transformation = add_noise(1.0, 1.0, KEY)
+        state = transformation.init(PARAMS)
+        assert state.num_releases == 0
+        assert state.num_releases.dtype == jnp.int32
+        assert state.key == KEY
+        _, states = state, [state]
+        for _ in range(3):
+            _, state = transformation.update(PARAMS, state)
+            states.append(state)
+        assert [int(s.num_releases) for s in states] == [0, 1, 2, 3]
+        assert len({jax.random.key_data(s.key).tobytes() for s in states}) == 4
+
+    def test_no_key_is_consumed_twice(self, case, transformation, monkeypatch):
+        """Neither by two draws, nor by a draw and a split, over steps and leaves."""
+        consumed = []
+
+        def recorded(function):
+            def record(key, *args, **kwargs):
+                consumed.append(jax.random.key_data(key).tobytes())
+                return function(key, *args, **kwargs)
+
+            return record
+
+        monkeypatch.setattr(noise_module, "normal", recorded(noise_module.normal))
+        for name in ("split", "fold_in"):
+            monkeypatch.setattr(jax.random, name, recorded(getattr(jax.random, name)))
+        params = {"w": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)]}
+        state = transformation.init(params)
+        for _ in range(3):
+            _, state = transformation.update(case.updates(params), state, params)
+        draws = 3 * len(jax.tree.leaves(params))
+        assert len(consumed) > draws if case.noisy else not consumed
+        assert len(set(consumed)) == len(consumed)
+
+    def test_different_leaves_steps_and_keys_draw_differently(self):
+        outputs, _ = releases(add_noise(1.0, 1.0, KEY), 3, [jnp.zeros(2), jnp.zeros(2)])
+        others, _ = releases(add_noise(1.0, 1.0, jax.random.key(4)), 3, [jnp.zeros(2)] * 2)
+        values = np.concatenate([leaf for tree in (*outputs, *others) for leaf in tree])
+        assert len(set(values.tolist())) == len(values)
+
+    def test_a_raw_key_is_the_typed_one(self):
+        raw, _ = releases(add_noise(1.0, 1.0, jax.random.PRNGKey(3)), 2)
+        typed, _ = releases(add_noise(1.0, 1.0, KEY), 2)
+        assert_scaled(raw[1], typed[1], 1.0)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("multiplier", [-1.0, np.nan, np.inf, "1", None], ids=repr)
+    def test_a_noise_multiplier(self, multiplier):
+        with pytest.raises(
+            ValueError, match=r"^noise_multiplier must be a finite number >= 0, got"
+        ):
+            add_noise(multiplier, 1.0, KEY)
+
+    @pytest.mark.parametrize("l2_clip", [0.0, np.nan, {"a": -1.0}], ids=repr)
+    def test_a_clip_bound(self, l2_clip):
+        with pytest.raises(ValueError, match=r"^l2_clip must be a finite number > 0, got"):
+            add_noise(1.0, l2_clip, KEY)
+
+    @pytest.mark.parametrize("key", [0, 1.0, None, "key", np.zeros(3)], ids=repr)
+    def test_what_is_no_key(self, key):
+        makers = [
+            lambda: add_noise(1.0, 1.0, key),
+            lambda: noisy_sgd(0.1, 1.0, 1.0, 10, key),
+            lambda: TestMechanism.mechanism(1.0, 2).noise(key),
+        ]
+        for make in makers:
+            with pytest.raises(TypeError, match=r"^key must be a scalar JAX key .*release_key"):
+                make()
+
+    def test_the_key_has_no_default(self):
+        with pytest.raises(TypeError, match="key"):
+            add_noise(1.0, 1.0)
+
+    @pytest.fixture
+    def drawn(self, monkeypatch):
+        """What was drawn from the generator of normal variates."""
+        drawn, normal = [], noise_module.normal
+
+        def record(*args, **kwargs):
+            drawn.append(args)
+            return normal(*args, **kwargs)
+
+        monkeypatch.setattr(noise_module, "normal", record)
+        return drawn
+
+    PER_EXAMPLE = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), PARAMS)
+
+    @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
+    def test_a_tree_of_examples_before_any_noise_is_drawn(self, drawn, jit):
+        noise = add_noise(1.0, 1.0, KEY)
+        update = jax.jit(noise.update) if jit else noise.update
+        with pytest.raises(
+            ValueError, match=r"^updates must be one clipped sum.*\(4, 3, 2\).*firs"
+        ):
+            update(self.PER_EXAMPLE, noise.init(PARAMS))
+        assert not drawn
+
+    def test_the_wrong_order_in_a_chain_before_any_noise_is_drawn(self, drawn):
+        chain = optax.chain(add_noise(1.0, 1.0, KEY), clip_per_example(1.0))
+        state = chain.init(PARAMS)
+        with pytest.raises(ValueError, match="clipped and summed first, by clip_per_example"):
+            chain.update(self.PER_EXAMPLE, state, PARAMS)
+        assert not drawn
+
+    def test_the_right_order_draws(self, drawn):
+        chain = optax.chain(clip_per_example(1.0), add_noise(1.0, 1.0, KEY))
+        chain.update(self.PER_EXAMPLE, chain.init(PARAMS), PARAMS)
+        assert len(drawn) == len(PARAMS)
+
+    def test_parameters_of_another_shape_than_at_init(self):
+        noise = add_noise(1.0, 1.0, KEY)
+        with pytest.raises(
+            ValueError, match=r"shaped like the parameters given to init \[\(3,\)\]"
+        ):
+            noise.update(jnp.ones(2), noise.init(jnp.ones(3)))

@@ -1,0 +1,167 @@
+"""What optax asks of a transformation, asked of every one of dpjax's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+
+def params_of(dtype=jnp.float32):
+    return {"w": jnp.arange(6, dtype=dtype).reshape(2, 3), "b": jnp.ones(3, dtype)}
+
+
+def avals(tree):
+    """Shapes, dtypes and weak types: what must not change if nothing is to be compiled again."""
+    return jax.tree.map(jax.typeof, tree)
+
+
+def words(tree):
+    """The same tree with the words of its keys, so that leaves can be compared."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def assert_same(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, words(tree), words(other))
+
+
+def assert_close(tree, other):
+    """Compiled and not, which rounds differently."""
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        words(tree),
+        words(other),
+    )
+
+
+def test_it_is_a_gradient_transformation_that_takes_extra_arguments(transformation):
+    assert isinstance(transformation, optax.GradientTransformationExtraArgs)
+    assert optax.with_extra_args_support(transformation) is transformation
+
+
+def test_one_update_has_the_shape_of_the_parameters(case, transformation, compiled):
+    params = params_of()
+    state = transformation.init(params)
+    assert_same(state, jax.jit(transformation.init)(params))
+    moved, _ = compiled.update(case.updates(params), state, params)
+    assert avals(moved) == avals(params)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(moved))
+
+
+def test_parameters_and_extra_arguments_may_be_given_or_left_out(case, transformation):
+    params = params_of()
+    updates, state = case.updates(params), transformation.init(params)
+    shapes = [
+        jax.eval_shape(transformation.update, updates, state),
+        jax.eval_shape(transformation.update, updates, state, params),
+        jax.eval_shape(transformation.update, updates, state, params=params),
+        jax.eval_shape(transformation.update, updates, state, params, value=1.0, loss_fn=None),
+    ]
+    for shape in shapes[1:]:
+        assert jax.tree.structure(shape) == jax.tree.structure(shapes[0])
+        assert jax.tree.leaves(shape) == jax.tree.leaves(shapes[0])
+
+
+def test_nothing_is_traced_again(case, transformation, compiled):
+    params = params_of()
+    state = transformation.init(params)
+    compiled.update(case.updates(params), state, params)
+    before = len(compiled.traces)
+    for _ in range(3):
+        moved, state = compiled.update(case.updates(params), state, params)
+        params = optax.apply_updates(params, moved)
+    assert len(compiled.traces) == before
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_the_state_keeps_its_structure_and_dtypes(case, transformation, dtype):
+    params = params_of(dtype)
+    state = transformation.init(params)
+    updates = case.updates(params)
+    moved, first = jax.eval_shape(transformation.update, updates, state, params)
+    _, second = jax.eval_shape(transformation.update, updates, first, params)
+    assert jax.tree.structure(state) == jax.tree.structure(first)
+    assert jax.tree.leaves(first) == jax.tree.leaves(second)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(first), strict=True):
+        assert (before.shape, before.dtype) == (after.shape, after.dtype)
+    expected = dtype if case.noisy else jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(expected)}
+
+
+def test_it_can_be_scanned(case, transformation, compiled):
+    params = params_of()
+
+    def step(update, carry):
+        params, state = carry
+        moved, state = update(case.updates(params), state, params)
+        return optax.apply_updates(params, moved), state
+
+    start = (params, transformation.init(params))
+    scan = lambda carry, _: (step(transformation.update, carry), None)  # noqa: E731
+    scanned, _ = jax.lax.scan(scan, start, length=3)
+    looped = start
+    for _ in range(3):
+        looped = step(compiled.update, looped)
+    assert_close(scanned, looped)
+
+
+def test_half_precision(case, transformation, compiled):
+    """The values are those of single precision, rounded once more."""
+    params = params_of(jnp.bfloat16)
+    updates = case.updates(params)
+    moved, _ = jax.jit(transformation.update)(updates, transformation.init(params), params)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (updates, params))
+    expected, _ = compiled.update(wide[0], transformation.init(wide[1]), wide[1])
+    for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.float32(a), b, rtol=2**-6, atol=2**-8)
+    with jax.numpy_dtype_promotion("standard"):  # as apply_updates needs for single precision
+        assert optax.apply_updates(params, moved)["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.usefixtures("x64")
+def test_double_precision(case, transformation):
+    params = params_of(jnp.float64)
+    state = transformation.init(params)
+    moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(float)}
+
+
+def test_it_goes_first_in_a_chain(case, transformation, compiled):
+    rest = optax.chain(optax.scale(-0.5), optax.trace(decay=0.9))
+    chain = optax.chain(optax.named_chain(("private", transformation), ("rest", rest)))
+    params = params_of()
+    updates = case.updates(params)
+    state, alone = chain.init(params), transformation.init(params)
+    moved, (state,) = jax.jit(chain.update)(updates, state, params, value=1.0)
+    expected, alone = compiled.update(updates, alone, params)
+    assert_close(moved, jax.tree.map(lambda leaf: -0.5 * leaf, expected))
+    assert_close(state["private"], alone)
+
+
+def test_models_side_by_side(case, compiled):
+    """Mapped over models, each with a key of its own: what each would have been alone."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, 3 * leaf]), params_of())
+
+    def one_update(update, params, key):
+        return update(case.updates(params), case.make(key).init(params), params)
+
+    together = jax.jit(
+        jax.vmap(lambda params, key: one_update(case.make(key).update, params, key))
+    )(models, keys)
+    for i in range(3):
+        alone = one_update(
+            compiled.update, jax.tree.map(lambda leaf, i=i: leaf[i], models), keys[i]
+        )
+        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone)
+
+
+def test_any_tree_of_parameters(case, transformation):
+    """Lists, tuples, scalars, nothing at all: whatever jax takes for a tree."""
+    params = {"w": [jnp.float32(1), (jnp.ones((1, 2)),)], "b": None}
+    state = transformation.init(params)
+    moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
+    assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params)
