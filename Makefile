@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(KEEP_MEMORY) $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python -m experiments.bench
+	$(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python -m experiments.bench
 	$(BIN)/python -m experiments report >/dev/null
 
 # An environment with the libraries that the benchmark compares with: without it `make bench` runs

@@ -11,6 +11,7 @@ from typing import TypeVar
 import jinja2
 
 from experiments import tables
+from experiments.bench.section import BenchSection, bench_section
 from experiments.figures import SavedFigure, draw_figures
 from experiments.formatting import format_value, label
 from experiments.records import load_records, write_atomically
@@ -72,14 +73,15 @@ def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path
 
     Args:
       experiments: every one there is, in the report's order.
-      results: the folder of the records; gets ``report.html`` and ``figures/``.
+      results: the folder of the records and of the benchmark's; gets ``report.html`` and
+        ``figures/``.
 
     Returns:
       Where the report is, and whether all remarks and figures could be made.
     """
     sections = [make_section(experiment, results) for experiment in experiments]
     path = results / "report.html"
-    write_atomically(path, render(sections))
+    write_atomically(path, render(sections, bench_section(results)))
     return path, not any(block.problems for section in sections for block in section.blocks)
 
 
@@ -116,8 +118,10 @@ def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) 
         return ()
 
 
-def render(sections: Sequence[Section]) -> str:
+def render(sections: Sequence[Section], bench: BenchSection | None = None) -> str:
     """Returns the page, with every text escaped and every image inside it.
+
+    The benchmark's section comes last, where there is one.
 
     >>> render([]).strip().endswith("</html>")
     True
@@ -128,6 +132,7 @@ def render(sections: Sequence[Section]) -> str:
     ]
     return template.render(
         sections=sections,
+        bench=bench,
         dates=sorted({record.date for record in records}),
         versions=sorted({", ".join(map(" ".join, record.versions.items())) for record in records}),
         profiles=[name for name in PROFILES if any(record.profile == name for record in records)],

@@ -16,5 +16,5 @@ def test_every_python_block_runs(capsys):
 
 def test_the_example_is_short():
     text = README.read_text(encoding="utf-8")
-    lines = [line for line in re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].splitlines()]
+    lines = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].splitlines()
     assert len([line for line in lines if line.strip()]) <= 18

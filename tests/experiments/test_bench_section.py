@@ -1,0 +1,82 @@
+import base64
+
+import pytest
+
+from experiments.bench.measurements import Bench, Measurement, save
+from experiments.bench.section import bench_section, draw
+from experiments.figures import MEASURED
+from experiments.report import write_report
+
+NAMES = ("plain", "plain + noise", "dpjax")
+
+
+def steps(model, batch, ratios):
+    return [
+        Measurement("steps", model, batch, case, 2.0 * ratio, 1.0, ratio, ratio, 9.0, 3.0, 5)
+        for case, ratio in ratios.items()
+    ]
+
+
+@pytest.fixture
+def results(tmp_path):
+    evil = Measurement("steps", "CNN", 256, "<script>", note="takes <b>9</b> GiB")
+    measurements = [
+        *steps("MLP", 64, {"plain": 1.0, "dpjax": 7.0}),
+        *steps("CNN", 256, {"plain": 1.0, "dpjax": 1.5, "peer": 123.0}),
+        evil,
+        Measurement("loops", "CNN", 64, "host loop", 5.0, 4.0, 1.0, None, 256.0, None, 5),
+    ]
+    bench = Bench({"JAX": "0.10.2"}, "2 CPU cores", {"torch": "not there"}, tuple(measurements))
+    save(tmp_path, bench)
+    return tmp_path
+
+
+def test_the_report_shows_every_table_and_one_picture(results):
+    path, complete = write_report([], results)
+    html = path.read_text(encoding="utf-8")
+    assert complete
+    for part in (
+        "What privacy costs in time and memory",
+        "MLP, batch 64",
+        "CNN, batch 256",
+        "× host",
+        "2 CPU cores; JAX 0.10.2; not measured: torch (not there)",
+        "<td>123</td>",
+        "&lt;script&gt;",
+        "takes &lt;b&gt;9&lt;/b&gt; GiB",
+        '<a href="#bench">',
+    ):
+        assert part in html
+    image = base64.b64encode((results / "figures" / "bench.png").read_bytes()).decode()
+    assert html.count(image) == 1
+
+
+def test_without_a_run_there_is_no_section(tmp_path):
+    path, _ = write_report([], tmp_path)
+    assert 'id="bench"' not in path.read_text(encoding="utf-8")
+
+
+def test_the_picture_is_of_the_batch_nearest_to_256(results):
+    section = bench_section(results)
+    assert "One step at batch 256" in section.figures[0].caption
+
+
+def test_without_a_timed_step_there_is_no_picture(tmp_path):
+    save(tmp_path, Bench({}, "", {}, (Measurement("accountants", "m", None, "pld", 1.0),)))
+    assert bench_section(tmp_path).figures == ()
+
+
+def test_one_panel_for_each_model_and_dpjax_stands_out():
+    figure = draw(
+        steps("MLP", 64, dict.fromkeys(NAMES, 1.0))
+        + steps("CNN", 64, {"plain": 1.0, "dpjax": 3.0, "peer": 1000.0})
+    )
+    mlp, cnn = figure.axes
+    assert [panel.get_title() for panel in (mlp, cnn)] == ["MLP", "CNN"]
+    assert [tick.get_text() for tick in mlp.get_yticklabels()] == ["peer", *NAMES[::-1]]
+    offsets = {tuple(point) for point in cnn.collections[-1].get_offsets().tolist()}
+    assert offsets == {(1.0, 3.0), (3.0, 1.0), (1000.0, 0.0)}
+    (blue,) = [c for c in cnn.collections[-1].get_facecolors().tolist() if c[0] < 0.1]
+    assert MEASURED.lower() == "#{:02x}{:02x}{:02x}".format(*(round(255 * c) for c in blue[:3]))
+    low, high = cnn.get_xlim()
+    assert low < 1 < 1000 < high
