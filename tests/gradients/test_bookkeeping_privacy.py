@@ -1,0 +1,143 @@
+"""One example moves the clipped sum by no more than its bound, whichever route the leaves take.
+
+The same assertion fails on twins of bookkeeping whose norms leave something out.
+"""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bookkeeping_checks import bookkeeping, by_route, fast_jit
+from zoo import BATCH, build
+
+import dpjax
+from dpjax.gradients.bookkeeping.factors import inner_product
+
+# The package has a function of the same name.
+BOOKKEEPING = importlib.import_module("dpjax.gradients.bookkeeping.clipped_sum")
+EVERYONE = np.ones((1, BATCH), bool)
+NEIGHBOURS = ~np.eye(BATCH, dtype=bool)
+
+
+def size(tree):
+    """The L2 norm of each entry of the leading axis, over the whole tree."""
+    squares = [jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in jax.tree.leaves(tree)]
+    return np.sqrt(sum(squares))
+
+
+def moves(compute, case, clip):
+    """How far the sum moves when each example is removed, and when each is replaced by the next."""
+    run = fast_jit(jax.vmap(compute, (None, None, 0, 0)))
+    masks, batches = np.vstack([EVERYONE, NEIGHBOURS]), [case.batch]
+    batches += [
+        jax.tree.map(lambda x, i=i: x.at[i].set(x[(i + 1) % BATCH]), case.batch)
+        for i in range(BATCH)
+    ]
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *batches)
+    whole = jax.tree.map(lambda x: jnp.stack([x] * len(masks)), case.batch)
+    removed, _ = run(clip, case.params, whole, masks)
+    replaced, _ = run(clip, case.params, stacked, np.ones_like(masks))
+    return [size(jax.tree.map(lambda x: x[1:] - x[:1], sums)) for sums in (removed, replaced)]
+
+
+def assert_within(moved, bound):
+    """``bound`` for one example removed (or added), twice that for one replaced."""
+    removed, replaced = moved
+    assert np.all(removed <= bound * (1 + 1e-9)), removed / bound
+    assert np.all(replaced <= 2 * bound * (1 + 1e-9)), replaced / bound
+
+
+SHARED = [
+    "same_layer_on_tokens",
+    "tied_embedding",
+    "transposed_and_not",
+    "table_looked_up_twice",
+    "image_network",
+    "batched_products",
+]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_one_example_moves_the_sum_by_its_bound_at_most(name):
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        for route in ("factors", "materialise"):
+            moved = moves(by_route(route, case.loss), case, 0.3)
+            assert_within(moved, 0.3)
+            assert np.max(moved[0]) > 0.3 * (1 - 1e-9)  # the bound is reached, not undercut
+
+
+def test_bounds_for_each_layer():
+    bounds = {"users": 0.1, "items": {"product": 0.2, "deep": 0.05}, "w1": 0.3, "b1": 0.1}
+    bounds |= {"w2": 0.5, "b2": 0.01}
+    with jax.enable_x64(True):
+        case = build("two_branches", jnp.float64)
+
+        def compute(_, params, batch, mask):
+            return bookkeeping(case.loss, bounds)(params, batch, mask)
+
+        assert_within(moves(compute, case, None), dpjax.total_l2_clip(bounds))
+
+
+def without_cross_terms(monkeypatch):
+    """The uses of a shared weight as if they were weights of their own."""
+
+    def squares(sites, operands, signals):
+        each = map(BOOKKEEPING.factors, sites, operands, signals)
+        return sum(inner_product(one, one) for one in each)
+
+    monkeypatch.setattr(BOOKKEEPING, "_square_from_factors", squares)
+
+
+def tokens_by_themselves(monkeypatch):
+    """Only the diagonals of the Gram matrices."""
+
+    def diagonal(one, other):
+        return jnp.sum(jnp.sum(one.left * other.left, -1) * jnp.sum(one.right * other.right, -1))
+
+    monkeypatch.setattr(BOOKKEEPING, "inner_product", diagonal)
+
+
+def lookups_by_themselves(monkeypatch):
+    """Signals that come back to one row are squared before they are added."""
+    monkeypatch.setattr(
+        BOOKKEEPING, "squared_norm_of_lookups", lambda _, operands, signal: jnp.sum(signal**2)
+    )
+
+
+def first_use_alone(monkeypatch):
+    """Every use of a weight after the first is forgotten."""
+    right = BOOKKEEPING._square_from_factors
+    monkeypatch.setattr(
+        BOOKKEEPING,
+        "_square_from_factors",
+        lambda sites, operands, signals: right(sites[:1], operands[:1], signals[:1]),
+    )
+
+
+def in_the_leaf_order(monkeypatch):
+    """Transposed uses are laid beside the others without being turned."""
+    monkeypatch.setattr(BOOKKEEPING, "row_axis", lambda site: 0)
+
+
+TWINS = [
+    (without_cross_terms, "same_layer_on_tokens"),
+    (tokens_by_themselves, "same_layer_on_tokens"),
+    (lookups_by_themselves, "embedding"),
+    (first_use_alone, "tied_embedding"),
+    (in_the_leaf_order, "left_and_right"),
+]
+
+
+@pytest.mark.parametrize(
+    ("twin", "name"), TWINS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_a_norm_that_leaves_something_out_is_found(twin, name, monkeypatch):
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        assert_within(moves(by_route("factors", case.loss), case, 0.3), 0.3)
+        twin(monkeypatch)
+        with pytest.raises(AssertionError):
+            assert_within(moves(by_route("factors", case.loss), case, 0.3), 0.3)
