@@ -102,9 +102,11 @@ def tokens_by_themselves(monkeypatch):
 
 def lookups_by_themselves(monkeypatch):
     """Signals that come back to one row are squared before they are added."""
-    monkeypatch.setattr(
-        BOOKKEEPING, "squared_norm_of_lookups", lambda _, operands, signal: jnp.sum(signal**2)
-    )
+
+    def squares(site, operands, signals):
+        return jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1)
+
+    monkeypatch.setattr(BOOKKEEPING, "squared_norms_of_lookups", squares)
 
 
 def first_use_alone(monkeypatch):

@@ -84,6 +84,20 @@ def embedding(draw: Draw) -> Case:
     return Case(loss, params, {"words": draw.integers(0, 7, 6)})
 
 
+def rows_added_up(draw: Draw) -> Case:
+    """Rows of which only the sum is read: bags of words, some of them outside the table."""
+
+    def loss(p, words):
+        kept = p["fill"].at[words].get(mode="fill", fill_value=0)
+        as_a_batch = jnp.take(p["batched"], words[None], axis=0, mode="clip").mean(axis=1)
+        grid = p["grid"][jnp.abs(words).reshape(2, 3) % 7].sum(axis=(0, 1))
+        columns = p["not_all"][jnp.abs(words).reshape(2, 3) % 7].sum(axis=1)
+        return scalar(kept.sum(0)) + scalar(as_a_batch) + scalar(grid) + scalar(columns)
+
+    params = {name: draw(7, 5) for name in ("fill", "batched", "grid", "not_all")}
+    return Case(loss, params, draw.integers(-3, 10, 6))
+
+
 def indices_outside(draw: Draw) -> Case:
     def loss(p, words):
         return sum(

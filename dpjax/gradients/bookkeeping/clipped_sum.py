@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._jaxprs import primitive_names
-from dpjax.gradients.bookkeeping import patches
 from dpjax.gradients.bookkeeping.factors import (
     LOOKUPS,
     Factors,
     factors,
+    in_turn,
     inner_product,
-    squared_norm_of_lookups,
+    squared_norms_of_lookups,
 )
+from dpjax.gradients.bookkeeping.formed import Formed, form, settle
 from dpjax.gradients.bookkeeping.program import Program, Site, analyse, aval, evaluate
 from dpjax.gradients.bookkeeping.routes import Route, choose, row_axis
-from dpjax.gradients.bookkeeping.transposed import apply_to, through_views, transpose
+from dpjax.gradients.bookkeeping.transposed import apply_to, transpose
 from dpjax.gradients.clipping import (
     EXACT,
     ClippedGradInfo,
@@ -27,8 +28,6 @@ from dpjax.gradients.clipping import (
     clip_factors,
     info_of,
     silence,
-    squared_norms,
-    weighted_sum,
 )
 from dpjax.gradients.parts import isolated
 from dpjax.gradients.varying import as_varying, one_example, varying_axes
@@ -97,7 +96,7 @@ def _clipped_sum(
     usable = mask & jnp.isfinite(trace.losses)
     clipping, norms, finite = clip_factors(jax.tree.unflatten(treedef, squares), l2_clip, usable)
     sums = [
-        formed[leaf].to_leaf(weighted_sum(factor, finite, formed[leaf].gradients))
+        formed[leaf].clipped_sum(factor)
         if leaf in formed
         else _sum_from_signals(program, trace, leaf, array, factor, finite)
         for leaf, (array, factor) in enumerate(zip(leaves, jax.tree.leaves(clipping), strict=True))
@@ -138,68 +137,26 @@ def _kept(site: Site, inputs: list[Any]) -> list[Any]:
     ]
 
 
-class Formed(NamedTuple):
-    """Each example's gradient of one leaf, in some order of its entries, and the way back."""
-
-    gradients: jax.Array
-    to_leaf: Callable[[jax.Array], jax.Array]
-
-
 def _form(
     program: Program, routes: list[Route], leaves: list[Any], trace: Trace
 ) -> dict[int, Formed]:
     """The gradients of the leaves whose route forms them."""
-    formed = {leaf: Formed(gradients, _as_is) for leaf, gradients in trace.grads.items()}
+    formed = {leaf: settle(gradients) for leaf, gradients in trace.grads.items()}
     for leaf, route in enumerate(routes):
         if route.name == "materialise":
-            numbers = program.sites_of(leaf)
-            parts = [
-                _form_at(program.sites[n], leaves[leaf], trace.operands[n], trace.signals[n])
-                for n in numbers
-            ]
-            formed[leaf] = parts[0] if len(parts) == 1 else _added(parts)
+            sites, operands, signals = _at_sites(program, trace, leaf)
+            formed[leaf] = form(sites, leaves[leaf], operands, signals)
     return formed
 
 
-def _as_is(array: jax.Array) -> jax.Array:
-    return array
-
-
-def _added(parts: list[Formed]) -> Formed:
-    in_leaf_order = [jax.vmap(part.to_leaf)(part.gradients) for part in parts]
-    return Formed(sum(in_leaf_order[1:], start=in_leaf_order[0]), _as_is)
-
-
-def _form_at(site: Site, leaf: Any, operands: list[Any], signals: jax.Array) -> Formed:
-    if site.equation.primitive.name != "conv_general_dilated" or not patches.is_plain(site):
-        return Formed(_site_gradients(site, leaf, operands, signals), _as_is)
-
-    def matrix(operands: list[Any], signal: jax.Array) -> jax.Array:
-        left, right = factors(site, operands, signal)
-        return jnp.matmul(right[0].T, left[0], precision=EXACT)
-
-    def to_leaf(total: jax.Array) -> jax.Array:
-        return transpose(partial(through_views, site), leaf, patches.to_kernel(site, total))
-
-    return Formed(jax.vmap(matrix)(operands, signals), to_leaf)
-
-
-def _site_gradients(site: Site, leaf: Any, operands: list[Any], signals: jax.Array) -> jax.Array:
-    """Each example's gradient of the leaf at one site, by the transposed equation."""
-
-    def gradient(operands: list[Any], signal: jax.Array) -> jax.Array:
-        return transpose(partial(apply_to, site, operands), leaf, signal)
-
-    if site.equation.primitive.name != "conv_general_dilated":
-        return jax.vmap(gradient)(operands, signals)
-    # Of all examples' convolutions XLA may make one, with zeros in between, and NaN times zero
-    # would reach from one example to the others: what is not finite stays out of it.
-    inputs = [signals, *(value for value in operands if value is not None)]
-    each_finite = [jnp.isfinite(v).all(axis=tuple(range(1, v.ndim))) for v in inputs]
-    finite = jnp.all(jnp.stack(each_finite), axis=0)
-    silenced = [_silence(finite, value) for value in operands]
-    grads = jax.vmap(gradient)(silenced, silence(finite, signals))
-    return jnp.where(finite.reshape(-1, *[1] * (grads.ndim - 1)), grads, jnp.nan)
+def _at_sites(program: Program, trace: Trace, leaf: int) -> tuple[list[Site], list[Any], list[Any]]:
+    """Where the leaf enters, the other operands there and the signals that come back."""
+    numbers = program.sites_of(leaf)
+    return (
+        [program.sites[n] for n in numbers],
+        [trace.operands[n] for n in numbers],
+        [trace.signals[n] for n in numbers],
+    )
 
 
 def _squares(
@@ -207,29 +164,15 @@ def _squares(
 ) -> jax.Array:
     """Each example's squared norm of one leaf's gradient, ``(batch,)``."""
     if leaf in formed:
-        return squared_norms(formed[leaf].gradients)
+        return formed[leaf].squares
     if routes[leaf].name == "unused":
         return jnp.zeros(len(trace.losses), trace.losses.dtype)
-    numbers = program.sites_of(leaf)
-    sites = [program.sites[number] for number in numbers]
-    inputs = ([trace.operands[n] for n in numbers], [trace.signals[n] for n in numbers])
+    sites, *inputs = _at_sites(program, trace, leaf)
     if routes[leaf].name == "in turn":
-        return _in_turn(partial(_square_of_gradient, sites[0]), inputs)
+        return in_turn(partial(_square_of_gradient, sites[0]), inputs)
     if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
-        return _in_turn(partial(_square_of_lookups, sites[0]), inputs)
+        return squared_norms_of_lookups(sites[0], inputs[0][0], inputs[1][0])
     return jax.vmap(partial(_square_from_factors, sites))(*inputs)
-
-
-def _in_turn(function: Callable[[Any, Any], jax.Array], inputs: Any) -> jax.Array:
-    """One example after the other: a CPU's cache then holds what each needs (a count for every row
-    of a table, a large gradient). Accelerators take some at a time.
-    """
-    together = None if jax.default_backend() == "cpu" else 32
-    return jax.lax.map(lambda each: function(*each), inputs, batch_size=together)
-
-
-def _square_of_lookups(site: Site, operands: Any, signals: Any) -> jax.Array:
-    return squared_norm_of_lookups(site, operands[0], signals[0])
 
 
 def _square_of_gradient(site: Site, operands: Any, signals: Any) -> jax.Array:
@@ -259,11 +202,11 @@ def _sum_from_signals(
 ) -> jax.Array:
     """The clipped sum of one leaf: its sites' equations, transposed, on scaled signals."""
     total = jnp.zeros(array.shape, accumulator(array))
-    for number in program.sites_of(leaf):
-        operands = [_silence(finite, value) for value in trace.operands[number]]
-        signal = silence(finite, trace.signals[number]).astype(total.dtype)
-        operands, signal = _scaled(program.sites[number], factor, operands, signal)
-        total += _transposed_batch(program.sites[number], array, operands, signal)
+    for site, inputs, signals in zip(*_at_sites(program, trace, leaf), strict=True):
+        operands = [_silence(finite, value) for value in inputs]
+        signal = silence(finite, signals).astype(total.dtype)
+        operands, signal = _scaled(site, factor, operands, signal)
+        total += _transposed_batch(site, array, operands, signal)
     return total
 
 

@@ -7,6 +7,8 @@ gradient. An embedding's left vectors are one-hot, and are kept as their indices
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -171,25 +173,48 @@ def _lookup_factors(site: Site, indices: jax.Array, signal: jax.Array) -> Factor
     return Factors(index, _wide(signal.reshape(-1, columns), signal))
 
 
-def squared_norm_of_lookups(site: Site, operands: list[Any], signal: jax.Array) -> jax.Array:
-    """The squared norm of one embedding's gradient: signals of one row added up, then squared.
+def squared_norms_of_lookups(site: Site, operands: list[Any], signals: jax.Array) -> jax.Array:
+    """The squared norms of one embedding's gradients, ``(batch,)``, from a whole batch.
+
+    Signals that come back to one row are added up, then squared. Where the program adds all rows
+    up, their signals are one and the same, and it is enough to count the lookups of each row.
+    """
+    num_rows = aval(site.equation.invars[0]).shape[0]
+    index, signals = jax.vmap(partial(_lookup_factors, site))(operands[1], signals)
+    squares = jnp.einsum("btc,btc->b", signals, signals, precision=EXACT)
+    if site.total is not None:
+        pairs = in_turn(partial(_equal_pairs, num_rows), (jnp.maximum(index, 0), index >= 0))
+        return pairs.astype(squares.dtype) * squares
+    signals = jnp.where(index[..., None] >= 0, signals, 0)
+    rounding = 4 * jnp.finfo(signals.dtype).eps * squares
+    return in_turn(partial(_square_of_rows, num_rows), (index, signals)) + rounding
+
+
+def in_turn(function: Callable[..., jax.Array], inputs: Any) -> jax.Array:
+    """One example after the other: a CPU's cache then holds what each needs (a count for every row
+    of a table, a large gradient). Accelerators take some at a time.
+    """
+    together = None if jax.default_backend() == "cpu" else 32
+    return jax.lax.map(lambda each: function(*each), inputs, batch_size=together)
+
+
+def _equal_pairs(num_rows: int, row: jax.Array, inside: jax.Array) -> jax.Array:
+    """How many ordered pairs of one example's lookups take the same row."""
+    counted = inside.astype(jnp.float32)
+    counts = jnp.zeros(num_rows).at[row].add(counted, mode="promise_in_bounds")
+    return jnp.vdot(counts.at[row].get(mode="promise_in_bounds"), counted, precision=EXACT)
+
+
+def _square_of_rows(num_rows: int, index: jax.Array, signals: jax.Array) -> jax.Array:
+    """The square of one example's signals, added up row by row.
 
     Each row that is looked up gets a slot, the number of one of its lookups, so that the sums take
-    as many rows as there are lookups and not as many as the table has. Where the program adds all
-    rows up, their signals are one and the same, and it is enough to count the lookups of each row.
+    as many rows as there are lookups and not as many as the table has.
     """
-    index, signals = _lookup_factors(site, operands[1], signal)
-    num_rows = aval(site.equation.invars[0]).shape[0]
-    if site.total is not None:
-        inside = (index >= 0).astype(signals.dtype)
-        counts = jnp.zeros(num_rows, signals.dtype).at[index].add(inside)
-        return jnp.sum(counts[index] * inside) * jnp.vdot(signals, signals, precision=EXACT)
     slots = jnp.arange(len(index), dtype=jnp.int32)
     slot_of_row = jnp.zeros(num_rows, jnp.int32).at[index].set(slots)
-    signals = jnp.where(index[:, None] >= 0, signals, 0)
     sums = jnp.zeros_like(signals).at[slot_of_row[index]].add(signals)
-    rounding = 4 * jnp.finfo(signals.dtype).eps * jnp.vdot(signals, signals, precision=EXACT)
-    return jnp.vdot(sums, sums, precision=EXACT) + rounding
+    return jnp.vdot(sums, sums, precision=EXACT)
 
 
 def _wide(array: jax.Array, signal: jax.Array) -> jax.Array:

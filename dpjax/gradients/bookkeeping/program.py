@@ -106,10 +106,15 @@ def _with_total(site: Site, uses: dict[Any, list[JaxprEqn | None]]) -> Site:
     total = readers[0] if len(readers) == 1 else None
     if site.equation.primitive.name != "gather" or total is None:
         return site
-    adds_rows = total.primitive.name == "reduce_sum" and tuple(total.params["axes"]) == tuple(
-        range(aval(site.output).ndim - 1)
-    )
-    return site._replace(total=total) if adds_rows else site
+    return site._replace(total=total) if _adds_rows(total, aval(site.output).shape) else site
+
+
+def _adds_rows(equation: JaxprEqn, shape: tuple[int, ...]) -> bool:
+    """Whether of an array of ``shape`` only the last axis is left (others have length one)."""
+    if equation.primitive.name != "reduce_sum":
+        return False
+    added, (*others, last) = equation.params["axes"], range(len(shape))
+    return last not in added and all(axis in added or shape[axis] == 1 for axis in others)
 
 
 def _flat(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
