@@ -69,6 +69,9 @@ def clipped_grad(
     if microbatch_size is not None:
         check_count("microbatch_size", microbatch_size)
     compute = partial(_METHODS[_AUTO if method == "auto" else method], loss_fn, l2_clip)
+    # Compiled as a whole also where the caller does not: else every operation would be by itself.
+    at_once = jax.jit(compute)
+    by_parts = jax.jit(partial(in_parts, compute, microbatch_size or 1))
 
     def clipped_sum_of(
         params: Any, batch: Any, mask: jax.Array | None = None
@@ -80,8 +83,8 @@ def clipped_grad(
         check_loss(loss_fn, params, batch)
         check_local(compute, params, batch, mask)
         if microbatch_size is None or size <= microbatch_size:
-            return compute(params, batch, mask)
-        return in_parts(compute, microbatch_size, params, batch, mask)
+            return at_once(params, batch, mask)
+        return by_parts(params, batch, mask)
 
     return clipped_sum_of
 

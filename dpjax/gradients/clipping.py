@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._validation import check_positive
+from dpjax._validation import check, check_positive, is_traced
 from dpjax.accounting.adjacency import Adjacency, sensitivity_in_clips
 
 # Accelerators multiply float32 in fewer bits unless told otherwise (10 in TF32, 7 in bfloat16): a
 # norm rounded like that would let an example through at more than its bound.
 EXACT = jax.lax.Precision.HIGHEST
+# Squares of smaller numbers underflow in float32: norms below would be taken for zero.
+_LEAST_BOUND = 1e-12
 
 
 class ClippedGradInfo(NamedTuple):
@@ -130,6 +132,8 @@ def _checked_bounds(l2_clip: Any) -> list[Any]:
         raise ValueError(f"l2_clip must hold at least one number > 0, got {l2_clip!r}")
     for bound in bounds:
         check_positive("l2_clip", bound)
+        if not is_traced(bound):
+            check(float(bound) >= _LEAST_BOUND, "l2_clip", bound, f"at least {_LEAST_BOUND}")
     return bounds
 
 
