@@ -6,7 +6,7 @@ and an accountant to a certificate. A `Mechanism` describes both at once.
 """
 
 from dpjax import accounting, bayes, datasets, sensitivity
-from dpjax.accounting import calibrate
+from dpjax.accounting import bayesian, calibrate
 from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
 from dpjax.keys import release_key
 from dpjax.mechanisms import (
@@ -60,6 +60,7 @@ __all__ = [
     "accounting",
     "add_noise",
     "bayes",
+    "bayesian",
     "calibrate",
     "clip_per_example",
     "clipped_grad",

@@ -59,7 +59,7 @@ def _whole_power(power: float, noise: Array, rate: Array) -> Array:
     k = np.arange(2, int(power) + 1)
     log_binomial = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
     terms = log_binomial + k * np.log(rate) + xlog1py(power - k, -rate)
-    return np.logaddexp(0, _log_sum(terms + _log_expm1(k * (k - 1) / 2 * noise**-2.0)))
+    return np.logaddexp(0, _log_sum(terms + log_expm1(k * (k - 1) / 2 * noise**-2.0)))
 
 
 @_LIMITS
@@ -71,7 +71,7 @@ def _integral(power: float, noise: Array, rate: Array) -> Array:
     def trapezoid(power: float, noise: Array, rate: Array, low: Array, high: Array) -> Array:
         step = (high - low) / count
         z = low + step * np.arange(count + 1)
-        log_values = _log_excess(power, _log_ratio(z, noise, rate)) - z**2 / 2
+        log_values = log_excess(power, log_ratio(z, noise, rate)) - z**2 / 2
         return np.logaddexp(0, _log_sum(log_values) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
 
     return _in_chunks(trapezoid, power, count, noise, rate, low, high)
@@ -98,7 +98,7 @@ def _mode_of_negative_power(power: float, noise: Array, rate: Array) -> Array:
     return low
 
 
-def _log_ratio(z: Array, noise: Array, rate: Array) -> Array:
+def log_ratio(z: Array, noise: Array, rate: Array) -> Array:
     """Returns log L, accurate near L = 1 and wherever one of its two terms vanishes."""
     exponent = (z - 0.5 / noise) / noise
     excess = rate * np.expm1(exponent)
@@ -107,21 +107,21 @@ def _log_ratio(z: Array, noise: Array, rate: Array) -> Array:
     return np.where(np.abs(excess) < 0.5, near, far)
 
 
-def _log_excess(power: float, log_ratio: Array) -> Array:
+def log_excess(power: float, w: Array) -> Array:
     """Returns log(L^p - 1 - p (L - 1)).
 
     With h(y) = (exp(y) - 1 - y) / y^2 and w = log L it is w^2 (p^2 h(p w) - p h(w)).
     """
-    powered = 2 * math.log(abs(power)) + _log_h(power * log_ratio)
-    linear = math.log(abs(power)) + _log_h(log_ratio)
+    powered = 2 * math.log(abs(power)) + log_h(power * w)
+    linear = math.log(abs(power)) + log_h(w)
     if power > 0:
         both = powered + np.log1p(-np.exp(linear - powered))
     else:
         both = np.logaddexp(powered, linear)
-    return both + 2 * np.log(np.abs(log_ratio))
+    return both + 2 * np.log(np.abs(w))
 
 
-def _log_h(y: Array) -> Array:
+def log_h(y: Array) -> Array:
     """Returns log((exp(y) - 1 - y) / y^2), which is log(1 / 2) at zero."""
     values = np.empty_like(y)
     near, large = np.abs(y) < 0.5, y > 500
@@ -145,7 +145,8 @@ def _small_noise_bound(power: float, noise: Array, rate: Array) -> Array:
     return np.minimum(power * np.log1p(-rate), power * whole)
 
 
-def _log_expm1(y: Array) -> Array:
+def log_expm1(y: Array) -> Array:
+    """Returns log(exp(y) - 1) without overflow."""
     return y + np.log(-np.expm1(-y))
 
 
