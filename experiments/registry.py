@@ -31,6 +31,9 @@ MODULES = (
     "experiments.bayes.coverage",
     "experiments.bayes.gdsc",
     "experiments.bayes.wishart",
+    "experiments.bdp.figures",
+    "experiments.bdp.limits",
+    "experiments.bdp.incomes",
     "experiments.course.differencing",
     "experiments.course.local",
 )

@@ -1,0 +1,133 @@
+"""Figures 1, 3, 4 and 5 of the Bayesian accountant: the published order, and what is certified."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from dpjax.accounting import moments
+from dpjax.accounting.bayesian import sampled_gaussian
+from experiments.bdp import costs, figures
+from experiments.bdp import figures_accounts as accounts
+from experiments.bdp import figures_gradients as gradients
+from experiments.records import load_records
+from experiments.runner import Plan, run_experiment
+
+ROWS = {row.name: row for row in figures.EXPERIMENT.rows("quick")}
+FIRST, LAST = "1: 0.05 quantile", "1: 0.99 quantile"
+
+
+def certified_once(noise_multiplier, num_steps, adjacency, exact=accounts.certified_epsilon):
+    """Takes a second each: of all of them, those of whole runs are exact."""
+    return exact(noise_multiplier, num_steps, adjacency) if num_steps == 100 else 1e-3
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Few draws, few noises."""
+    few = {"seeds": 1}
+    rows = [
+        dataclasses.replace(row, settings={**row.settings, **few})
+        for name, row in ROWS.items()
+        if name not in ("1: 0.5 quantile", "1: 0.75 quantile", "5: C = 0.1", "5: C = 0.7")
+    ]
+    folder = tmp_path_factory.mktemp("results")
+    some = dataclasses.replace(figures.EXPERIMENT, rows=lambda profile: rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounts, "certified_epsilon", certified_once)
+        assert run_experiment(some, Plan("quick", folder, False, print))
+    return {record.row: record for record in load_records(folder, figures.EXPERIMENT.name)}
+
+
+def ratio(record):
+    return record.measured[figures.SOURCES_PAIRS] / record.measured[figures.SOURCES_MA]
+
+
+def test_the_bayesian_curve_meets_the_moments_curve_at_the_least_noise_only(records):
+    assert 0.5 < ratio(records[FIRST]) < 2.5
+    assert ratio(records[LAST]) < 0.02
+    steps = records[FIRST].series["pairs, published"][0]
+    assert np.all(np.diff(steps) >= 0)
+    assert len(steps) == 100
+
+
+def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
+    for name in (FIRST, LAST):
+        certified, measured = records[name].certified, records[name].measured
+        bayesian = [measured[figures.NORMS], measured[figures.CLIPPED]]
+        assert certified["DP ε"] < certified["DP ε, replace one"] < min(bayesian)
+        assert certified["DP ε, unclipped"] == math.inf
+        assert measured[figures.BEST_MA] < measured[figures.SOURCES_MA] / 100
+
+
+def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
+    orders = [order + 1 for order in costs.ORDERS]
+    for name in ("3: 0.05 quantile", "3: 0.99 quantile"):
+        known = moments.epsilon([1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders)
+        assert np.all(np.array(records[name].measured[figures.CLIPPED]) <= known * (1 + 1e-6))
+        pairs = np.array(records[name].measured[figures.SOURCES_PAIRS])
+        assert np.all(pairs <= np.array(records[name].measured[figures.SOURCES_MA]))
+    least = records["3: 0.05 quantile"].measured[figures.CLIPPED]
+    np.testing.assert_allclose(least, known, rtol=1e-3)
+    # Not clipped, they do.
+    unclipped = records["4: 0.05 quantile"].measured[figures.NORMS]
+    assert unclipped[0] > 2 * known[0]
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.7, 1.0])
+def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
+    orders = range(1, 51)
+    bayesian, _ = accounts.order_curves(distance, orders)
+    settings = {"sampling_rate": 64 / 60_000, "num_steps": 10_000, "delta": 1e-5}
+
+    def known(noise):
+        return np.array([moments.epsilon(noise, **settings, orders=(o + 1,)) for o in orders])
+
+    np.testing.assert_allclose(bayesian, known(1 / distance), rtol=1e-10)
+    assert np.abs(bayesian / known(1.001 / distance) - 1).max() > 1e-8
+    assert (np.argmin(bayesian) + 1 == 50) == (distance == 0.1)
+
+
+def test_the_rows_of_figure_5_say_so(records):
+    assert records["5: C = 1"].measured["Bayesian ε less MA ε, at most"] < 1e-10
+    assert records["5: C = 1"].measured["best λ ≤ 50"] == 12
+    assert records["5: C = 1"].certified["DP ε"] < records["5: C = 1"].measured[figures.BEST_MA]
+
+
+def test_two_printed_formulas_are_far_off(records):
+    reverse, pairs = records[figures.REVERSE].measured, records[figures.PAIRS].measured
+    assert reverse[figures.PRINTED] == pytest.approx(0.0170, abs=5e-5)
+    assert reverse[figures.EXACT] == pytest.approx(0.00016, abs=5e-6)
+    assert pairs[figures.PRINTED] == pytest.approx(6.7e-4, abs=5e-6)
+    assert pairs[figures.EXACT] == pytest.approx(8.3e-4, abs=5e-6)
+
+
+def test_interpolated_log_moments_err_upwards_and_hardly():
+    distances = np.random.default_rng(0).uniform(0, 3, 200)
+    settings = {"sampling_rate": 1e-3, "noise_std": 1.7}
+    exact = sampled_gaussian(costs.ORDERS, distances, **settings)
+    found = costs.log_moments(distances, **settings)
+    assert np.all(found >= exact * (1 - 1e-9))
+    assert np.all(found <= exact + 0.02)
+    assert np.all(found[:, :8] <= exact[:, :8] * (1 + 1e-3))
+
+
+def test_distances_are_those_of_clipped_gradients():
+    drawn = np.random.default_rng(1).normal(size=(3, 6, 4))
+    lengths = np.linalg.norm(drawn, axis=-1)
+    clipped = drawn * np.minimum(1, 1.5 / lengths)[..., None]
+    found = gradients.distances(drawn @ drawn.swapaxes(-1, -2), 1.5)
+    first, second = np.triu_indices(6, 1)
+    apart = np.linalg.norm(clipped[:, first] - clipped[:, second], axis=-1)
+    np.testing.assert_allclose(found.norms, np.minimum(lengths, 1.5), rtol=1e-12)
+    np.testing.assert_allclose(found.pairs, apart, rtol=1e-9)
+
+
+def test_every_picture_is_drawn_and_remarks_follow_the_records(records):
+    drawn = figures.EXPERIMENT.figures(list(records.values()))
+    assert list(drawn) == ["steps", "noise_clipped", "noise_unclipped", "orders"]
+    remarks = " ".join(figures.EXPERIMENT.remarks(list(records.values())))
+    assert "not an upper bound for replacing" in remarks
+    assert "gives 6.7e-04, below the 8.3e-04" in remarks
+    assert figures.EXPERIMENT.remarks([records["4: 0.05 quantile"]]) == []

@@ -1,0 +1,115 @@
+"""A town's incomes: the attack in closed form and for real, and whom the account speaks of."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.accounting import risk, tradeoff_curve
+from experiments.bdp import incomes
+from experiments.bdp import incomes_town as town
+from experiments.figures import draw_figures
+from experiments.records import load_records
+from experiments.runner import Plan, run_experiment
+
+RELEASES = 40_000
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    rows = [
+        dataclasses.replace(row, settings={**row.settings, "releases": RELEASES})
+        for row in incomes.EXPERIMENT.rows("quick")
+        if row.settings["epsilon"] == 1 or row.name == "clipped at the outlier, ε = 5"
+    ]
+    folder = tmp_path_factory.mktemp("results")
+    some = dataclasses.replace(incomes.EXPERIMENT, rows=lambda profile: rows)
+    assert run_experiment(some, Plan("quick", folder, False, print))
+    return {record.row: record for record in load_records(folder, incomes.EXPERIMENT.name)}
+
+
+def near(record, name, exact):
+    """Five standard errors: wrong in less than one of 1e6 seeds."""
+    return abs(record.measured[name] - exact) < 5 * 50 / math.sqrt(record.settings["releases"])
+
+
+def test_the_outlier_is_guessed_as_often_as_the_closed_form_says_and_not_as_the_bound(records):
+    for record in records.values():
+        assert near(record, incomes.OUTLIER, record.measured[incomes.EXACT])
+        assert near(record, incomes.RESIDENTS, record.measured["residents guessed, exact %"])
+    worst = records["clipped at the outlier, ε = 1"]
+    assert worst.measured[incomes.EXACT] == pytest.approx(69.67, abs=0.01)
+    assert worst.certified[incomes.BOUND] == pytest.approx(73.11, abs=0.01)
+    assert not near(worst, incomes.OUTLIER, worst.certified[incomes.BOUND])
+
+
+def test_the_printed_bounds_are_equation_1():
+    for row in incomes.EXPERIMENT.rows("quick"):
+        for printed in row.source.values():
+            exact = 100 / (1 + math.exp(-row.settings["epsilon"]))
+            assert round(exact, 1) == pytest.approx(printed, abs=0.15)
+
+
+def test_no_attack_on_the_release_is_better():
+    release = town.release_of(town.AT_OUTLIER, 2.0)
+    curve = tradeoff_curve(release.mechanism.event, adjacency="add_remove")
+    best = risk.bayes_accuracy(curve, 0.5)
+    assert town.exact_accuracy(release.shift(np.array([town.OUTLIER])))[0] == pytest.approx(
+        best, abs=1e-3
+    )
+
+
+def test_typical_noise_gives_the_outlier_away(records):
+    loose = records["noise for 99 %, not clipped, ε = 1"]
+    assert loose.measured[incomes.OUTLIER] == 100.0
+    assert loose.certified["DP ε"] == math.inf
+    assert loose.certificate == ""
+    assert loose.measured[incomes.DRAWN] > 50 * loose.measured[incomes.BAYESIAN]
+    clipped = records["clipped at the outlier, ε = 1"]
+    assert clipped.measured[incomes.RESIDENTS] < 51
+    assert clipped.measured[incomes.BAYESIAN] < 0.05 < clipped.certified["DP ε"] == 1.0
+    assert "What is not protected" in clipped.certificate
+
+
+def test_the_account_is_the_largest_draws_and_too_small(records):
+    for record in records.values():
+        release = town.release_of(record.settings["way"], record.settings["epsilon"])
+        largest = release.shift(town.draw_incomes()).max()
+        assert record.measured[incomes.BAYESIAN] == pytest.approx(largest, rel=2e-3)
+        if record.settings["way"] != town.AT_PERCENTILE:
+            assert record.measured[incomes.KNOWN] > 4 * record.measured[incomes.BAYESIAN]
+
+
+def test_definition_1_is_that_of_simulated_losses():
+    release, draws = town.release_of(town.UNCLIPPED, 1.0), 400_000
+    epsilon = town.known_epsilon(release, delta=0.01)
+    generator = np.random.default_rng(5)
+    shifts = release.shift(town.income_at(generator.exponential(size=draws)))
+    seen = shifts + generator.laplace(size=draws)
+    losses = np.abs(seen) - np.abs(seen - shifts)
+
+    def share(level):
+        return (losses >= level).mean()
+
+    error = math.sqrt(0.01 / draws)
+    assert abs(share(epsilon) - 0.01) < 5 * error
+    assert abs(share(1.1 * epsilon) - 0.01) > 5 * error
+
+
+def test_an_attacker_who_sees_no_noise_is_always_right():
+    release = town.release_of(town.AT_OUTLIER, 1.0)
+    assert town.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
+    noise = release.mechanism.release(jax.random.key(0), np.zeros(RELEASES, np.float32))
+    assert np.abs(noise).mean() == pytest.approx(release.mechanism.scale, rel=0.03)
+
+
+def test_both_pictures_are_drawn_and_remarks_follow_the_records(records, tmp_path):
+    pictures = draw_figures(incomes.EXPERIMENT, list(records.values()), tmp_path)
+    stems = [picture.path.stem.removeprefix("bdp_incomes_quick_") for picture in pictures]
+    assert stems == ["attacks", "percentiles"]
+    remarks = incomes.EXPERIMENT.remarks(list(records.values()))
+    assert "not attained by one mean" in remarks[0]
+    assert "says nothing of the outlier" in remarks[2]
+    assert incomes.EXPERIMENT.remarks([records["clipped at 99 %, ε = 1"]]) == []

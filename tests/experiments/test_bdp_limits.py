@@ -1,0 +1,173 @@
+"""The limits of Bayesian estimates: where they hold, where they fail, what composition costs.
+
+Counts are judged by Clopper-Pearson bounds that are wrong with probability 1e-6 each.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate
+
+from dpjax.accounting.bayesian import sampled_gaussian
+from experiments.bdp import limits
+from experiments.bdp import limits_composition as composition
+from experiments.bdp import limits_draws as draws
+from experiments.bdp import limits_populations as populations
+from experiments.bdp.limits_populations import num_too_small, share_bounds
+from experiments.records import load_records
+from experiments.runner import Plan, run_experiment
+
+KNOWN = populations.populations()
+GAMMAS = (0.05, 0.001)
+TRIALS = 2_000
+
+
+def bounds(name, num_draws, estimator="student", place=0):
+    """On the probability that the estimate is too small."""
+    count = counts(name, num_draws)[estimator][place]
+    low, high = share_bounds([count], TRIALS, error=1e-6)
+    return float(low[0]), float(high[0])
+
+
+@functools.cache
+def counts(name, num_draws):
+    return num_too_small(KNOWN[name], TRIALS, num_draws, GAMMAS, seed=7)
+
+
+@pytest.mark.parametrize("num_draws", [16, 256])
+@pytest.mark.parametrize("place", [0, 1])
+def test_within_its_assumption_the_estimate_fails_as_often_as_it_may(num_draws, place):
+    low, high = bounds("normal", num_draws, place=place)
+    assert low <= GAMMAS[place] <= high
+
+
+@pytest.mark.parametrize("name", ["log-normal", "Pareto", "one in 1,000", "clipped norms"])
+def test_outside_it_fails_more_often(name):
+    for place, gamma in enumerate(GAMMAS):
+        assert bounds(name, 256, place=place)[0] > 2 * gamma
+
+
+def test_a_rare_large_value_is_missed_as_often_as_no_draw_shows_it():
+    """Whatever gamma is: 0.999^N."""
+    for place in (0, 1):
+        low, high = bounds("one in 1,000", 256, place=place)
+        assert low < 0.999**256 < high
+    assert not low < 0.998**256 < high
+
+
+def test_pairs_of_one_sample_are_not_independent():
+    assert bounds("all pairs", 253)[0] > 4 * GAMMAS[0]
+    assert bounds("independent pairs", 253)[1] < 2 * GAMMAS[0]
+
+
+@pytest.mark.parametrize("name", ["one in 1,000", "clipped norms"])
+def test_empirical_bernstein_keeps_its_promise(name):
+    for num_draws in (16, 256):
+        assert bounds(name, num_draws, "bernstein")[0] <= GAMMAS[0]
+
+
+def test_means_of_populations_are_what_their_draws_have():
+    generator = np.random.default_rng(3)
+    for name in ("normal", "independent pairs", "all pairs"):
+        values = np.exp(KNOWN[name].draw(generator, (2_000, 253)).mean(axis=1))
+        log_values = KNOWN[name].draw(generator, (2_000, 253))
+        means = np.exp(log_values).mean(axis=1)
+        error = means.std() / math.sqrt(len(means))
+        assert abs(means.mean() - math.exp(KNOWN[name].log_mean)) < 5 * error
+        # The mean of z, not the exponential of the mean.
+        assert abs(values.mean() - math.exp(KNOWN[name].log_mean)) > 5 * error
+
+
+def test_the_mean_of_a_known_distribution_is_its_integral():
+    shape, spread = 2.0, draws.MEDIAN_NORM / math.sqrt(math.log(2))
+
+    def density(norm):
+        return 2 * norm / spread**2 * math.exp(-((norm / spread) ** 2))
+
+    def moment(norm):
+        found = sampled_gaussian((1, 3), norm, **populations.RUN)
+        return np.exp(populations.NUM_STEPS * found)
+
+    exact = integrate.quad_vec(lambda r: density(r) * moment(r), 0, 1, epsrel=1e-10)[0]
+    found = np.exp(populations.clipped_mean(draws.weibull_norm_at(shape))[[0, 2]])
+    np.testing.assert_allclose(found, exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
+def test_the_exact_moments_are_those_of_simulated_losses(kept):
+    norms = composition.norms_by_step(kept)
+    losses = composition.simulated_losses(norms, 100_000, seed=2)
+    for order in (1, 2):
+        simulated = composition.simulated_moment(losses, order)
+        exact = math.exp(composition.exact_moments(norms, (order,))[0])
+        assert abs(simulated.mean - exact) < 5 * simulated.error
+    other = composition.exact_moments(composition.norms_by_step(1.0), (2,))[0]
+    if kept == 0.0:
+        assert abs(simulated.mean - math.exp(other)) > 5 * simulated.error
+
+
+def test_theorem_1_is_exact_where_norms_stay_and_an_upper_bound_elsewhere():
+    for kept in (1.0, 0.5, 0.0):
+        norms = composition.norms_by_step(kept)
+        exact, bound = composition.exact_moments(norms), composition.theorem_moments(norms)
+        assert np.all(bound >= exact * (1 - 1e-12))
+        assert np.allclose(bound, exact, rtol=1e-12) == (kept == 1.0)
+    losses = composition.simulated_losses(norms, 100_000, seed=3)
+    epsilon = composition.epsilon_of(exact)
+    assert (losses >= epsilon).mean() < composition.DELTA < (losses >= 0.4 * epsilon).mean()
+
+
+def test_draws_cannot_exclude_a_share_of_large_norms():
+    assert draws.unseen_share(1_024) == pytest.approx(0.033, abs=5e-4)
+    assert (1 - draws.unseen_share(100, 0.01)) ** 100 == pytest.approx(0.01)
+    least = [draws.least_distribution_free_epsilon(n) for n in (16, 1_024, 10**6)]
+    assert np.all(np.diff(least) < 0)
+    assert draws.exact_epsilon() < least[-1]
+    assert least[0] < draws.moments_epsilon()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    few = {"trials": 200, "repeats": 3, "losses": 20_000, "draws": (16, 2_048)}
+    names = [limits.NUMBER, *(name for name in ROWS if name.startswith(("tails", "comp")))]
+    rows = [
+        dataclasses.replace(ROWS[name], settings={**ROWS[name].settings, **few})
+        for name in ("normal", "one in 1,000", *names)
+    ]
+    folder = tmp_path_factory.mktemp("results")
+    some = dataclasses.replace(limits.EXPERIMENT, rows=lambda profile: rows)
+    assert run_experiment(some, Plan("quick", folder, False, print))
+    return load_records(folder, limits.EXPERIMENT.name)
+
+
+ROWS = {row.name: row for row in limits.EXPERIMENT.rows("quick")}
+
+
+def test_few_draws_make_the_account_look_good(results):
+    record = {record.row: record for record in results}[limits.NUMBER]
+    exact, student = record.measured[limits.KNOWN], record.measured["Bayesian ε, Student"]
+    free = record.measured["Bayesian ε, Bernstein"]
+    assert student[0] < exact / 2
+    assert np.all(np.array(free) >= record.measured["Bayesian ε, least without assumption"])
+    assert exact < min(free) <= record.measured["MA ε"] + 1e-6
+
+
+def test_without_clipping_heavy_tails_have_no_end(results):
+    rows = {record.row: record for record in results}
+    heavy = rows["tails: Weibull, shape 0.5"]
+    few, many = heavy.measured["Bayesian ε, Student, unclipped"]
+    assert many > few > 1_000 * heavy.certified["DP ε"]
+    assert heavy.measured[f"{limits.KNOWN}, unclipped"] == math.inf
+    light = rows["tails: Weibull, shape 2"].measured
+    assert light["Bayesian ε, Student"][-1] < light[limits.KNOWN] / 2
+    assert light[limits.MOST] < light[limits.KNOWN] / 2
+
+
+def test_every_picture_is_drawn_and_remarks_follow_the_records(results):
+    assert list(limits.EXPERIMENT.figures(results)) == ["coverage", "draws", "tails", "composition"]
+    remarks = " ".join(limits.EXPERIMENT.remarks(results))
+    assert "3.3 % for N = 1,024 and γ = 1e-15" in remarks
+    assert "98 % for 16 draws" in remarks
