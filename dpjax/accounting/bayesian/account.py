@@ -14,7 +14,9 @@ sampling rate of 1e-3.
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -31,7 +33,7 @@ Estimator = Literal["student", "empirical_bernstein"]
 
 ORDERS = tuple(range(1, 33))
 # Draws of so many steps at a time: their log moments stay in the caches.
-_CHUNK_ENTRIES = 2**20
+_CHUNK_ENTRIES = 2**19
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,13 +142,16 @@ def update(account: Account, norms: Any, mask: Any = None) -> Account:
     start, num_steps = account.num_done, len(draws)
     _check_room(account, num_steps)
     rows = max(1, _CHUNK_ENTRIES // (max(1, draws.shape[1]) * len(account.orders)))
-    for first in range(0, num_steps, rows):
+
+    def costs(first: int) -> Array:
         part = slice(first, first + rows)
         steps = np.arange(start + first, start + first + len(draws[part]))
         moments = release.log_moments(account.orders, draws[part], steps)
         bound = release.log_moments_at_bound(account.orders, steps)
-        account = _add(account, moments, usable[part], bound)
-    return account
+        return _costs(account, moments, usable[part], bound)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy leaves the interpreter's lock
+        return _spent(account, np.concatenate(list(pool.map(costs, range(0, num_steps, rows)))))
 
 
 def update_with(
@@ -175,7 +180,8 @@ def update_with(
         moments, usable = moments[None], usable[None]
     _check_room(account, len(moments))
     bound = np.inf if log_moment_bound is None else np.asarray(log_moment_bound, float)
-    return _add(account, moments, usable, np.broadcast_to(bound, (1, len(account.orders))))
+    bound = np.broadcast_to(bound, (1, len(account.orders)))
+    return _spent(account, _costs(account, moments, usable, bound))
 
 
 def update_at_bound(account: Account, num_steps: int) -> Account:
@@ -187,15 +193,15 @@ def update_at_bound(account: Account, num_steps: int) -> Account:
     return _spent(account, np.broadcast_to(bound, (num_steps, len(account.orders))))
 
 
-def _add(account: Account, moments: Array, usable: npt.NDArray[np.bool_], bound: Array) -> Account:
-    """Counts steps at their estimates, which nothing makes larger than the worst record's."""
+def _costs(account: Account, moments: Array, usable: npt.NDArray[np.bool_], bound: Array) -> Array:
+    """Steps' costs by their estimates, which nothing makes larger than the worst record's."""
     planned, gamma = account.mechanism.num_releases, account.failure_probability
     worst = planned * bound
     if account.estimator == "student":
         estimates = estimators.student(planned * moments, gamma, usable)
     else:
         estimates = estimators.empirical_bernstein(planned * moments, gamma, worst, usable)
-    return _spent(account, np.clip(estimates, 0.0, worst) / planned)
+    return np.clip(estimates, 0.0, worst) / planned
 
 
 def _spent(account: Account, costs: Array) -> Account:

@@ -1,0 +1,197 @@
+"""The runner: chains, kept states, batches shared or not, resuming, diagnostics."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import PoissonSampling
+from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
+from dpjax.bayes.sgmcmc.runner import on_host
+from dpjax.training.checkpoint import CheckpointStore
+
+DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}
+START = {"w": jnp.zeros(2)}
+
+
+def log_likelihood(params, record):
+    return -0.5 * (record["x"] @ params["w"] - record["y"]) ** 2
+
+
+def log_prior(params):
+    return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+
+def chain_of(num_steps=12, **changes):
+    return SGLD(PoissonSampling(12, 0.5), 1.0, 0.3, num_steps, "add_remove", **changes)
+
+
+def run(chain, seed=0, params=START, **options):
+    key = jax.random.key(seed)
+    return sample(
+        log_likelihood, log_prior, params, DATA, chain, key, progress=False, **options
+    ).samples
+
+
+def test_a_thousand_steps_of_eight_chains_under_one_jit():
+    chain = chain_of(1_000, num_chains=8)
+    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(0))
+    traces = []
+
+    @jax.jit
+    def whole(state):
+        traces.append(1)
+
+        def body(state, _):
+            state = step.update(state, DATA)[0]
+            return state, state.params["w"]
+
+        return jax.lax.scan(body, state, length=1_000)
+
+    for _ in range(2):
+        state, path = whole(step.init(START))
+    assert len(traces) == 1
+    assert path.shape == (1_000, 8, 2)
+    assert np.isfinite(path).all()
+    assert (np.asarray(state.num_releases) == 1_000).all()
+    # What `sample` keeps is this path, thinned.
+    kept = run(chain, burn_in=600, thinning=100, samples_per_call=3)["w"]
+    np.testing.assert_allclose(kept, np.moveaxis(path[699::100], 0, 1), rtol=1e-5, atol=1e-6)
+    assert len(np.unique(np.asarray(path[-1, :, 0]))) == 8
+    assert np.isnan(whole(state)[1]).all()  # not described, so not released
+
+
+@pytest.mark.parametrize("batches", ["own", "shared"])
+def test_batches_are_shared_or_not_and_noise_never(batches):
+    chain = chain_of(num_chains=6, batches=batches)
+    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(1))
+    state = step.init(START)
+    masks, noises = [], []
+    update = jax.jit(step.update)
+    for _ in range(4):
+        before = state.params["w"]
+        state, info = update(state, DATA)
+        masks.append(np.asarray(info.batch_size))
+        noises.append(np.asarray(state.params["w"] - before))
+    same = [len(set(sizes.tolist())) == 1 for sizes in masks]
+    assert all(same) if batches == "shared" else not any(same)
+    assert len(np.unique(np.stack(noises))) == 4 * 6 * 2  # but never the noise
+    again, other = (
+        private_chains(log_likelihood, log_prior, chain, jax.random.key(seed)).init(START)
+        for seed in (1, 2)
+    )
+    np.testing.assert_array_equal(update(again, DATA)[0].params["w"], noises[0])
+    assert (np.asarray(update(other, DATA)[0].params["w"]) != noises[0]).all()
+
+
+def test_any_tree_of_any_floats_and_starts_that_differ():
+    def start(key):
+        half = jnp.zeros(2, jnp.bfloat16)
+        return {"w": [jax.random.normal(key, (2,), jnp.float16), (half, jnp.ones(()))]}
+
+    def of_tree(params, record):
+        first, (second, last) = params["w"]
+        return last - jnp.sum((record["x"] - first.astype(float) - second.astype(float)) ** 2)
+
+    chain = chain_of(1, num_chains=3)
+    key = jax.random.key(0)
+    samples = sample(of_tree, log_prior, start, DATA, chain, key, progress=False).samples
+    first, (second, last) = samples["w"]
+    assert (first.shape, second.shape, last.shape) == ((3, 1, 2), (3, 1, 2), (3, 1))
+    assert (first.dtype, second.dtype, last.dtype) == (np.float16, np.float32, np.float32)
+    assert np.ptp(first) > 0.5
+
+
+@functools.cache
+def undisturbed():
+    return run(chain_of(num_chains=2), burn_in=3)
+
+
+def test_on_the_host_the_same_states_are_kept():
+    chain = chain_of(num_chains=2)
+    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(0))
+    keep = on_host(step.update, step.init(START), DATA, 2)
+    state, _ = keep(step.init(START), 3, 1)
+    _, states = keep(state, 2, 3)
+    expected = undisturbed()["w"][:, 1:6:2]
+    np.testing.assert_allclose(np.moveaxis(states["w"], 0, 1), expected, rtol=1e-5)
+
+
+def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
+    chain, options = chain_of(num_chains=2), {"burn_in": 3, "samples_per_call": 2}
+    save, saves = CheckpointStore.save, []
+
+    def dying(self, *arguments):
+        saves.append(arguments[1])
+        if len(saves) == 4:
+            raise KeyboardInterrupt
+        save(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(chain, folder=tmp_path, **options)
+    assert saves == [2, 3, 5, 7]
+    resumed = run(chain, folder=tmp_path, seed=9, **options)  # the key is the checkpoint's
+    for one, other in zip(jax.tree.leaves(undisturbed()), jax.tree.leaves(resumed), strict=True):
+        assert isinstance(other, np.memmap)
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(np.load(tmp_path / "samples_0.npy"), resumed["w"])
+    with pytest.raises(ValueError, match="another mechanism"):
+        run(chain_of(num_chains=2, at_least=9.0), folder=tmp_path, **options)
+
+
+def test_the_result_tells_its_privacy_and_diagnostics():
+    chain = dataclasses.replace(chain_of(400, num_chains=4), step_size=3.0)
+    result = sample(
+        log_likelihood,
+        log_prior,
+        START,
+        DATA,
+        chain,
+        jax.random.key(0),
+        burn_in=100,
+        progress=False,
+    )
+    certificate = result.certificate(1e-3)
+    assert certificate.epsilon == chain.certificate(1e-3).epsilon
+    assert "seed" in certificate.caveats[-1]
+    import arviz_stats
+
+    tree = result.to_arviz()
+    assert set(tree.posterior.data_vars) == {"w"}
+    assert tree.posterior["w"].sizes == {"chain": 4, "draw": 300, "w_dim_0": 2}
+    ess = arviz_stats.ess(tree)["w"].to_numpy()
+    rhat = arviz_stats.rhat(tree)["w"].to_numpy()
+    assert ((ess > 40) & (ess < 2_400)).all()
+    assert (rhat < 1.1).all()
+
+
+def test_a_release_key_is_not_called_a_seed():
+    chain = chain_of(2)
+    result = ChainResult({"w": np.zeros((1, 2, 2))}, chain, False)
+    assert not any("seed" in caveat for caveat in result.certificate(1e-3).caveats)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"burn_in": -1}, "burn_in"),
+        ({"burn_in": 12}, "thinning"),
+        ({"thinning": 5}, "thinning"),
+        ({"thinning": 0}, "thinning"),
+        ({"samples_per_call": 0}, "samples_per_call"),
+        ({"method": "guess"}, "method"),
+    ],
+)
+def test_bad_options_are_named(options, named):
+    with pytest.raises(ValueError, match=named):
+        run(chain_of(), **options)
+
+
+def test_data_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="12 records"):
+        sample(log_likelihood, None, START, jnp.ones((5, 2)), chain_of(), jax.random.key(0))

@@ -1,0 +1,50 @@
+"""Step-size schedules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.bayes.sgmcmc.schedules import Cyclical, Decreasing, as_schedule, each_step_size
+
+
+def test_decreasing_is_the_power():
+    sizes = each_step_size(Decreasing(0.3), 100)
+    np.testing.assert_allclose(sizes, 0.3 * np.arange(1, 101) ** (-1 / 3), rtol=1e-5)
+    assert (each_step_size(Decreasing(0.3, exponent=0), 5) == np.float32(0.3)).all()
+
+
+def test_cyclical_repeats_and_stays_above_zero():
+    sizes = each_step_size(Cyclical(0.3, 10), 30)
+    np.testing.assert_allclose(sizes[:10], sizes[10:20])
+    assert sizes[0] == np.float32(0.3)
+    assert (np.diff(sizes[:10]) < 0).all()
+    assert sizes.min() > 0
+
+
+@pytest.mark.parametrize(
+    "schedule", [Decreasing(0.3), Cyclical(0.3, 4), optax.constant_schedule(1.0)]
+)
+def test_schedules_trace_and_agree_with_their_values(schedule):
+    sizes = each_step_size(schedule, 9)
+    traced = jax.jit(as_schedule(tuple(sizes.tolist())))
+    np.testing.assert_allclose([traced(jnp.int32(step)) for step in range(9)], sizes, rtol=1e-6)
+
+
+def test_sizes_are_numbers_under_jit():
+    @jax.jit
+    def last(x):
+        return x * each_step_size(Decreasing(0.3), 8)[-1]
+
+    np.testing.assert_allclose(last(jnp.ones(())), 0.15, rtol=1e-6)
+
+
+def test_bad_schedules_are_refused():
+    for schedule, arguments in [
+        (Decreasing, (0.0,)),
+        (Decreasing, (1.0, 2.0)),
+        (Cyclical, (1.0, 0)),
+    ]:
+        with pytest.raises(ValueError, match="must be"):
+            schedule(*arguments)

@@ -1,0 +1,117 @@
+"""Chains on a conjugate Gaussian against the discretised chain's own law, in closed form.
+
+False alarms: five statistics of thousands of independent chains, each within 5 standard errors:
+less than one in 100,000 for a test.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gaussian_model import (
+    key,
+    log_likelihood,
+    log_prior,
+    posterior,
+    records,
+    sghmc_law,
+    sgld_law,
+    whitened,
+)
+
+from dpjax import PoissonSampling
+from dpjax.bayes.sgmcmc import (
+    PRINTED_TEMPERATURE,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    TRUE_POSTERIOR,
+    RMSProp,
+    sample,
+)
+
+STEP, FRICTION, CHAINS, ENOUGH = 0.2, 0.3, 2_048, 5.0
+
+
+@functools.cache
+def last_states(
+    sampler, temperature, sampling_rate=1.0, step_size=STEP, num_steps=80, chains=CHAINS
+):
+    """One state of each of many independent chains, from the posterior's mean."""
+    options = {
+        SGLD: {},
+        SGHMC: {"friction": FRICTION},
+        # So much damping that every entry is the smallest: half as large as the noise assumes.
+        PSGLD: {"preconditioner": RMSProp(0.5, 1.0, damping=10.0)},
+    }[sampler]
+    chain = sampler(
+        PoissonSampling(40, sampling_rate),
+        1e3,  # clips nothing
+        step_size,
+        num_steps,
+        "add_remove",
+        temperature=temperature,
+        num_chains=chains,
+        **options,
+    )
+    start = jnp.asarray(posterior().mean, jnp.float32)
+    result = sample(
+        log_likelihood,
+        log_prior,
+        start,
+        records(),
+        chain,
+        key(3),
+        burn_in=num_steps - 1,
+        progress=False,
+    )
+    return result.samples[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [TRUE_POSTERIOR, PRINTED_TEMPERATURE])
+def test_sgld_has_the_mean_and_covariance_of_its_linear_system(temperature):
+    states = last_states(SGLD, temperature)
+    assert whitened(states, sgld_law(STEP, temperature)) < ENOUGH
+
+
+@pytest.mark.parametrize("temperature", [TRUE_POSTERIOR, PRINTED_TEMPERATURE])
+def test_sghmc_has_the_mean_and_covariance_of_its_linear_system(temperature):
+    states = last_states(SGHMC, temperature)
+    assert whitened(states, sghmc_law(STEP, temperature, FRICTION)) < ENOUGH
+
+
+def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
+    states = last_states(PSGLD, 1.0)
+    assert whitened(states, sgld_law(STEP / 2, 1.0)) < ENOUGH
+    # Power: without the added noise, the release's own amounts to half the temperature.
+    assert whitened(states, sgld_law(STEP / 2, 0.5)) > 2 * ENOUGH
+
+
+@pytest.mark.parametrize("sampler", [SGLD, SGHMC])
+def test_power_printed_noise_called_temperature_one_is_caught(sampler):
+    law = sgld_law(STEP, 1.0) if sampler is SGLD else sghmc_law(STEP, 1.0, FRICTION)
+    assert whitened(last_states(sampler, PRINTED_TEMPERATURE), law) > 2 * ENOUGH
+
+
+def test_small_steps_reach_the_posterior_and_large_ones_do_not():
+    assert whitened(last_states(SGLD, 1.0), posterior()) > ENOUGH
+    near = last_states(SGLD, 1.0, step_size=0.04, num_steps=400, chains=1_024)
+    assert whitened(near, posterior()) < ENOUGH
+
+
+@pytest.mark.parametrize("law", [sgld_law, lambda step, t: sghmc_law(step, t, FRICTION)])
+def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(law):
+    exact = posterior().covariance
+    errors = [np.abs(law(step, 1.0).covariance / exact - 1).max() for step in (0.1, 0.01, 0.001)]
+    assert errors[0] > 8 * errors[1] > 64 * errors[2]
+    assert errors[2] < 2e-3
+    np.testing.assert_allclose(law(1e-4, 0.5).covariance, exact / 2, rtol=1e-3)
+
+
+def test_mini_batches_inflate_the_covariance_by_the_gradients_noise():
+    states = last_states(SGLD, 1.0, sampling_rate=0.25)
+    inflated = sgld_law(STEP, 1.0, expected_batch_size=10)
+    assert whitened(states, inflated) < ENOUGH
+    assert inflated.covariance[0, 0] > 1.5 * sgld_law(STEP, 1.0).covariance[0, 0]
+    assert whitened(states, sgld_law(STEP, 1.0)) > 2 * ENOUGH
