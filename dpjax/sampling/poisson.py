@@ -17,16 +17,10 @@ from dpjax._random import bits
 from dpjax._validation import as_key, check, check_count, check_rate
 from dpjax.accounting.adjacency import Adjacency, check_adjacency
 from dpjax.sampling.base import Batch, Sampling
+from dpjax.sampling.packed import PackedSet, pack
 from dpjax.sampling.subset import random_subset
 
 _WORDS = 2**32
-
-
-class PoissonDraw(NamedTuple):
-    """Who was drawn: ``counts[i]`` is the number drawn among records ``0..i``; ``size`` in all."""
-
-    counts: jax.Array
-    size: jax.Array
 
 
 @dataclass(frozen=True)
@@ -81,21 +75,20 @@ class PoissonSampling(Sampling):
         """The state is the key of the next draw."""
         return as_key(key)
 
-    def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
+    def draw(self, state: jax.Array) -> tuple[PackedSet, jax.Array]:
         """Decides on every record afresh: ``num_examples`` independent coins."""
         next_key, key = jax.random.split(state)
-        counts = jnp.cumsum(self._coins(key), dtype=jnp.int32)
-        return PoissonDraw(counts, counts[-1]), next_key
+        return pack(self._coins(key)), next_key
 
-    def num_batches(self, draw: PoissonDraw) -> jax.Array:
+    def num_batches(self, draw: PackedSet) -> jax.Array:
         """``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
 
-    def batch(self, draw: PoissonDraw, part: Any) -> Batch:
+    def batch(self, draw: PackedSet, part: Any) -> Batch:
         """The drawn records in the order of the data set, ``physical_batch_size`` at a time."""
         size = self.physical_batch_size
         ranks = part * size + jnp.arange(size, dtype=jnp.int32)
-        return Batch(_records_at(draw.counts, ranks), ranks < draw.size)
+        return Batch(self._records_at(draw, ranks), ranks < draw.size)
 
     def step_event(self, noise_multiplier: float) -> DpEvent:
         """A Poisson-sampled Gaussian."""
@@ -117,6 +110,10 @@ class PoissonSampling(Sampling):
         if threshold >= _WORDS:
             return jnp.ones(self.num_examples, bool)
         return bits(key, (self.num_examples,)) < jnp.uint32(threshold)
+
+    def _records_at(self, draw: PackedSet, ranks: jax.Array) -> jax.Array:
+        """Positions of the drawn records of ``ranks``; some valid position past the last."""
+        return jnp.minimum(draw.records_at(ranks), self.num_examples - 1)
 
     def _usual_size(self) -> int:
         mean = self.expected_batch_size
@@ -184,14 +181,16 @@ class TruncatedPoissonSampling(Sampling):
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:
         """Draws as `PoissonSampling` does; a draw too large is cut to a random subset."""
         next_key, coin_key, cut_key = jax.random.split(state, 3)
-        (counts, size), _ = self._poisson().draw(coin_key)
-        limit = self.truncated_batch_size
+        poisson, limit = self._poisson(), self.truncated_batch_size
+        drawn, _ = poisson.draw(coin_key)
+        size = drawn.size
         ranks = jax.lax.cond(
             size > limit,
             lambda: random_subset(cut_key, size, limit, self.num_examples),
             lambda: jnp.arange(limit, dtype=jnp.int32),
         )
-        return TruncatedDraw(_records_at(counts, ranks), jnp.minimum(size, limit)), next_key
+        indices = poisson._records_at(drawn, ranks)
+        return TruncatedDraw(indices, jnp.minimum(size, limit)), next_key
 
     def num_batches(self, draw: TruncatedDraw) -> int:
         """Always one."""
@@ -222,9 +221,3 @@ class TruncatedPoissonSampling(Sampling):
 
     def _poisson(self) -> PoissonSampling:
         return PoissonSampling(self.num_examples, self.sampling_rate, self.truncated_batch_size)
-
-
-def _records_at(counts: jax.Array, ranks: jax.Array) -> jax.Array:
-    """Positions of the ``ranks``-th drawn records; some valid position for ranks past the last."""
-    found = jnp.searchsorted(counts, ranks + 1, side="left")
-    return jnp.minimum(found, counts.shape[0] - 1).astype(jnp.int32)
