@@ -4,8 +4,11 @@
 on import, and nothing needs a network: without one a stand-in is returned, and says so.
 """
 
+from dpjax.datasets.abalone import load_abalone
 from dpjax.datasets.adult import load_adult
+from dpjax.datasets.adult_attributes import load_adult_attributes
 from dpjax.datasets.base import Dataset, Split
+from dpjax.datasets.cifar10 import load_cifar10
 from dpjax.datasets.digits import load_digits
 from dpjax.datasets.fingerprint import fingerprint
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
@@ -31,7 +34,10 @@ __all__ = [
     "Split",
     "fingerprint",
     "load",
+    "load_abalone",
     "load_adult",
+    "load_adult_attributes",
+    "load_cifar10",
     "load_digits",
     "load_gdsc",
     "load_imdb",

@@ -10,8 +10,8 @@ class Split(NamedTuple):
     """One part of a data set: record ``i`` is ``(x[i], y[i])``.
 
     Attributes:
-      x: features; images are float32 in [0, 1] of shape (n, 28, 28, 1), tables float32 of shape
-        (n, features), texts int32 tokens of shape (n, length).
+      x: features; images are float32 in [0, 1] of shape (n, height, width, channels), tables
+        float32 of shape (n, features), texts int32 tokens of shape (n, length).
       y: labels, int32 of shape (n,); float32 where the target is a number.
     """
 

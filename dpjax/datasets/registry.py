@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 from dpjax._validation import check_choice
+from dpjax.datasets.abalone import load_abalone
 from dpjax.datasets.adult import load_adult
+from dpjax.datasets.adult_attributes import load_adult_attributes
 from dpjax.datasets.base import Dataset
+from dpjax.datasets.cifar10 import load_cifar10
 from dpjax.datasets.digits import load_digits
 from dpjax.datasets.gdsc import load_gdsc
 from dpjax.datasets.imdb import load_imdb
@@ -13,7 +16,10 @@ from dpjax.datasets.movielens import load_movielens
 from dpjax.datasets.wine import load_wine
 
 _LOADERS: dict[str, Callable[[], Dataset]] = {
+    "abalone": load_abalone,
     "adult": load_adult,
+    "adult_attributes": load_adult_attributes,
+    "cifar10": load_cifar10,
     "digits": load_digits,
     "gdsc": load_gdsc,
     "imdb": load_imdb,

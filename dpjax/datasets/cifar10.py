@@ -1,0 +1,162 @@
+"""CIFAR-10: 60,000 small colour photographs, from the first source at hand."""
+
+import io
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpjax.datasets import prepared
+from dpjax.datasets.base import Dataset, Split
+from dpjax.datasets.digits import load_digits
+from dpjax.datasets.download import fetch_raw
+from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
+from dpjax.datasets.sources import UnavailableError, first_available
+
+_HOST = "https://www.cs.toronto.edu/~kriz/"
+_NUM_TRAIN, _NUM_TEST = 50_000, 10_000
+_BINARY = RawFile(
+    "cifar-10-binary.tar.gz",
+    170_052_171,
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+_JPEG = RawFile(
+    "cifar10_jpeg.npz",
+    18_385_360,
+    "8215321b05bfc8d3228efeaa34aebce11d18d5e23312f50a2768e92610feeceb",
+)
+_FOLDER = "cifar-10-batches-bin"
+_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_SEED = 0
+
+
+def load_cifar10() -> Dataset:
+    """Returns CIFAR-10: 50,000 training and 10,000 test images of 32x32 pixels, ten classes.
+
+    Images are float32 in [0, 1] of shape (n, 32, 32, 3), red, green, blue. The sources, in this
+    order:
+
+    1. raw files in ``$DPJAX_DATA_DIR/cifar10/`` or ``$DPJAX_DATA_DIR`` itself: the original
+       ``cifar-10-binary.tar.gz``, else ``cifar10_jpeg.npz``, which holds every image as a JPEG
+       file: lossy, so the name and the note say "JPEG re-encoding";
+    2. TFDS: the copy prepared in ``$TFDS_DATA_DIR``, if there is one;
+    3. the original host's file, downloaded into the cache folder;
+    4. the stand-in: scikit-learn's digits (``load_digits``), grey in three equal channels and
+       framed to 32x32, with ``is_stand_in`` set.
+
+    Every raw file is checked by its sha256; the original's is the one registered with TFDS. The
+    JPEG files are sorted by class and are shuffled here, by one fixed permutation for each part;
+    the other sources keep their own order.
+
+    Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+
+    Raises:
+      CorruptedFileError: if a source holds damaged data; no other source hides that.
+    """
+    return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
+
+
+def _from_data_dir() -> Dataset:
+    source = "raw files in DPJAX_DATA_DIR"
+    try:
+        folder = find_raw("cifar10", (_BINARY,))
+    except UnavailableError:
+        return _from_jpeg(read_raw(find_raw("cifar10", (_JPEG,)), _JPEG), source)
+    return _from_binary(read_raw(folder, _BINARY), source)
+
+
+def _from_host() -> Dataset:
+    folder = fetch_raw("cifar10", (_BINARY,), _HOST)
+    return _from_binary(read_raw(folder, _BINARY), "original host")
+
+
+def _from_binary(data: bytes, source: str) -> Dataset:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        train = b"".join(_member(archive, name) for name in _TRAIN_FILES)
+        test = _member(archive, "test_batch.bin")
+    return _cifar10(_split_of_bytes(train), _split_of_bytes(test), source)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file: Any = archive.extractfile(f"{_FOLDER}/{name}")
+    return file.read()
+
+
+def _split_of_bytes(data: bytes) -> Split:
+    """Each image is its label, then 32x32 reds, greens and blues."""
+    table = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return _split(table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, 0])
+
+
+def _from_jpeg(data: bytes, source: str) -> Dataset:
+    with np.load(io.BytesIO(data)) as arrays:
+        train, test = (_split_of_jpegs(arrays, part) for part in ("train", "test"))
+    return _cifar10(train, test, source, encoding=" (JPEG re-encoding)")
+
+
+def _split_of_jpegs(arrays: Any, part: str) -> Split:
+    files, offsets = arrays[f"{part}_jpeg"].tobytes(), arrays[f"{part}_offsets"]
+    order = np.random.default_rng(_SEED).permutation(len(offsets) - 1)
+    images = [_decode(files[offsets[i] : offsets[i + 1]]) for i in order]
+    return _split(np.stack(images), arrays[f"{part}_labels"][order])
+
+
+def _decode(file: bytes) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(file)))
+
+
+def _from_tfds() -> Dataset:
+    if not prepared.is_prepared("cifar10"):
+        raise UnavailableError(f"{prepared.data_dir()} holds no copy of cifar10 prepared by TFDS")
+    version, (train, test) = prepared.read_prepared("cifar10", ("train", "test"))
+    if (len(train), len(test)) != (_NUM_TRAIN, _NUM_TEST):
+        raise CorruptedFileError(
+            f"the prepared copy of cifar10 in {prepared.data_dir()} holds {len(train)} +"
+            f" {len(test)} images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it"
+            " again"
+        )
+    return _cifar10(_split_of_records(train), _split_of_records(test), f"TFDS {version}")
+
+
+def _split_of_records(records: Sequence[dict[str, np.ndarray]]) -> Split:
+    images = np.stack([record["image"] for record in records])
+    return _split(images, np.array([record["label"] for record in records]))
+
+
+def _split(images: np.ndarray, labels: np.ndarray) -> Split:
+    return Split(images.astype(np.float32) / np.float32(255), labels.astype(np.int32))
+
+
+def _cifar10(train: Split, test: Split, source: str, encoding: str = "") -> Dataset:
+    return Dataset(
+        name=f"cifar10{encoding}",
+        train=train,
+        test=test,
+        source=source,
+        is_stand_in=False,
+        num_classes=10,
+        note=f"CIFAR-10{encoding}: {len(train.y):,} training and {len(test.y):,} test images, from"
+        f" {source}.",
+    )
+
+
+def _stand_in() -> Dataset:
+    digits = load_digits()
+    return replace(
+        digits,
+        train=Split(_framed(digits.train.x), digits.train.y),
+        test=Split(_framed(digits.test.x), digits.test.y),
+        source="scikit-learn digits (stand-in)",
+        is_stand_in=True,
+        note="This is not CIFAR-10, which could not be had: scikit-learn's digits, grey and framed"
+        f" to 32x32, stand in for it, so no number here is one of CIFAR-10. {digits.note}",
+    )
+
+
+def _framed(images: np.ndarray) -> np.ndarray:
+    """Turns (n, 28, 28, 1) into (n, 32, 32, 3)."""
+    return np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1)

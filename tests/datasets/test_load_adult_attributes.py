@@ -1,0 +1,149 @@
+"""Adult's 14 attributes from each source, and the real files where they are at hand."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpjax.datasets import CorruptedFileError, Dataset, adult_attributes
+from dpjax.datasets.adult_attributes import load_adult_attributes
+from dpjax.datasets.raw import RawFile
+
+LINES = [
+    "39, Private, 77516, Bachelors, 13, Divorced, Sales, Wife, White, Female, 2174, 0, 40, Cuba, ",
+    "50, ?, 83311, Masters, 14, Divorced, ?, Husband, Black, Male, 0, 0, 13, ?, ",
+    "38, Private, 21564, HS-grad, 9, Widowed, Sales, Wife, White, Female, 0, 9, 45, Peru, ",
+    "53, Local-gov, 2347, 11th, 7, Divorced, Craft, Husband, Black, Male, 0, 0, 41, Peru, ",
+    "28, Private, 3384, Masters, 14, Widowed, Craft, Wife, White, Female, 0, 0, 42, Cuba, ",
+]
+CONTENTS = {
+    "adult.data": "\n".join(
+        [LINES[0] + "<=50K", LINES[1] + ">50K", LINES[2] + "<=50K", ""]
+    ).encode(),
+    "adult.test": "\n".join(
+        ["|1x3 Cross validator", LINES[3] + ">50K.", LINES[4] + "<=50K.", ""]
+    ).encode(),
+}
+
+
+def published(contents: dict[str, bytes]) -> tuple[RawFile, ...]:
+    return tuple(
+        RawFile(name, len(data), hashlib.sha256(data).hexdigest())
+        for name, data in contents.items()
+    )
+
+
+def write(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(CONTENTS[name])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Publishes a tiny Adult, but where the real one is asked for."""
+    if "real" not in request.fixturenames:
+        monkeypatch.setattr(adult_attributes, "_FILES", published(CONTENTS))
+
+
+def together(found: Dataset) -> np.ndarray:
+    return np.concatenate([found.train.x, found.test.x])
+
+
+def assert_tiny(found: Dataset) -> None:
+    x = together(found)
+    assert (x.shape, x.dtype) == ((5, 14), np.float32)
+    assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 0, 1], [0])
+    np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=1e-6)
+    np.testing.assert_allclose((x**2).mean(axis=0), 1.0, rtol=1e-5)
+    workclass = np.array([2, 0, 2, 1, 2])  # "?", "Local-gov", "Private"
+    np.testing.assert_allclose(x[:, 1], (workclass - 1.4) / workclass.std(), rtol=1e-5)
+    assert (found.name, found.is_stand_in, found.num_classes) == ("adult_attributes", False, 2)
+
+
+@pytest.mark.parametrize("below", ["adult", "."])
+def test_raw_files_come_first(places: Any, below: str) -> None:
+    write(places.data / below, "adult.data", "adult.test")
+    found = load_adult_attributes()
+    assert_tiny(found)
+    assert found.source == "raw files in DPJAX_DATA_DIR"
+    assert "small leak that no ε counts" in found.note
+
+
+def test_public_ranges_are_typed(places: Any) -> None:
+    write(places.data, "adult.data", "adult.test")
+    x = together(load_adult_attributes("public"))
+    np.testing.assert_allclose(x[:, 9], [-np.sqrt(3), np.sqrt(3)] * 2 + [-np.sqrt(3)], rtol=1e-6)
+    np.testing.assert_allclose(x[0, 0], (39 - 41.5) / (47 / np.sqrt(12)), rtol=1e-5)
+
+
+def test_a_missing_raw_file_is_an_error(places: Any) -> None:
+    write(places.data / "adult", "adult.data")
+    with pytest.raises(FileNotFoundError, match=r"adult\.test missing"):
+        load_adult_attributes()
+
+
+def test_other_bytes_are_an_error(places: Any) -> None:
+    path = write(places.data / "adult", "adult.data", "adult.test") / "adult.test"
+    path.write_bytes(path.read_bytes().replace(b"53", b"54"))
+    with pytest.raises(CorruptedFileError, match=r"adult\.test is corrupted"):
+        load_adult_attributes()
+
+
+def test_a_file_that_is_no_such_table_is_named(
+    places: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = {**CONTENTS, "adult.data": b"39, Private\n50, Private\n"}
+    monkeypatch.setattr(adult_attributes, "_FILES", published(damaged))
+    monkeypatch.setitem(CONTENTS, "adult.data", damaged["adult.data"])
+    write(places.data, "adult.data", "adult.test")
+    with pytest.raises(CorruptedFileError, match=r"adult\.data is no table of 15 columns"):
+        load_adult_attributes()
+
+
+def test_an_unknown_scaling_is_refused(places: Any) -> None:
+    with pytest.raises(ValueError, match="scaling"):
+        load_adult_attributes("robust")  # type: ignore[arg-type]
+
+
+def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adult_attributes, "_HOST", host.address)
+    write(host.folder, "adult.data", "adult.test")
+    found = load_adult_attributes()
+    assert_tiny(found)
+    assert found.source == "original host"
+    assert "holds no raw file of adult" in found.note
+
+
+@pytest.mark.parametrize("scaling", ["published", "public"])
+def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any, scaling: Any) -> None:
+    found = load_adult_attributes(scaling)
+    assert (found.name, found.is_stand_in) == ("breast_cancer_logarithms", True)
+    assert found.note.startswith("This is not Adult")
+    assert caplog.messages == [found.note]
+    assert (found.train.x.shape, found.test.x.shape) == ((455, 30), (114, 30))
+    assert found.train.x.dtype == np.float32
+    assert np.isfinite(together(found)).all()
+
+
+@pytest.fixture(scope="module")
+def real() -> Dataset:
+    """The real Adult, from raw files already on this machine."""
+    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
+    if not any((folder / below / "adult.test").exists() for below in ("adult", ".")):
+        pytest.skip(f"{folder} holds no raw files of Adult")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPJAX_DATA_DIR", str(folder))
+        return load_adult_attributes()
+
+
+def test_the_real_records(real: Dataset) -> None:
+    assert (real.train.x.shape, real.test.x.shape) == ((39_073, 14), (9_769, 14))
+    assert real.train.y.sum() + real.test.y.sum() == 7_841 + 3_846
+    x = together(real)
+    categories = [len(np.unique(x[:, column])) for column in (1, 3, 5, 6, 7, 8, 9, 13)]
+    assert categories == list(adult_attributes._CATEGORIES.values())
