@@ -38,11 +38,13 @@ class Report(NamedTuple):
       params: a copy of the parameters after them: released.
       infos: `StepInfo` of the steps since the last report, every leaf with a leading axis of
         steps. **Private**: a published curve of the loss is not covered by the certificate.
+      mechanism: what runs, as it was planned.
     """
 
     num_releases: int
     params: Any
     infos: StepInfo
+    mechanism: SubsampledGaussian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,7 @@ def train(
     seeded = is_seeded(as_key(key))
     with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
         state = store.restore(state) if store else state
-        run = _Run(step, data, num_steps, steps_per_call, store, on_report)
+        run = _Run(step, mechanism, data, num_steps, steps_per_call, store, on_report)
         state = run(state, progress)
     as_run = mechanism.prefix(int(state.num_releases))
     return TrainResult(state.params, as_run, store.seeded if store else seeded)
@@ -145,6 +147,7 @@ class _Run(NamedTuple):
     """A training run, from whatever state it is given to its last step."""
 
     step: PrivateStep
+    mechanism: SubsampledGaussian
     data: Any
     num_steps: int
     steps_per_call: int
@@ -175,7 +178,8 @@ class _Run(NamedTuple):
         if self.store:
             self.store.save(state, done)
         if self.on_report:
-            self.on_report(Report(done, jax.tree.map(jnp.array, state.params), infos))
+            params = jax.tree.map(jnp.array, state.params)
+            self.on_report(Report(done, params, infos, self.mechanism))
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:

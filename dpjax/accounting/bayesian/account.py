@@ -60,8 +60,13 @@ class Account:
 
     @property
     def failure(self) -> float:
-        """The probability that some step's estimate was too small, 1 - (1 - gamma)^steps."""
-        return -math.expm1(self.num_done * math.log1p(-self.failure_probability))
+        """The probability that some estimate was too small: 1 - (1 - gamma)^(steps x orders).
+
+        All orders count, since the best is chosen afterwards. It is what the estimator states, and
+        true where its assumption is (see `estimators.student`).
+        """
+        num_estimates = self.num_done * len(self.orders)
+        return -math.expm1(num_estimates * math.log1p(-self.failure_probability))
 
     @property
     def as_run(self) -> Mechanism:
@@ -82,16 +87,17 @@ def init(
     mechanism: Mechanism,
     *,
     orders: Sequence[int] = ORDERS,
-    failure_probability: float = 1e-15,
+    failure_probability: float = 1e-17,
     estimator: Estimator = "student",
 ) -> Account:
     """Returns the account of a mechanism that has not run yet.
 
     Args:
       mechanism: what will run; the planned number of steps is its ``num_releases``.
-      orders: lambdas to try, whole numbers of at least 1.
+      orders: lambdas to try, whole numbers of at least 1. The best is chosen afterwards, and that
+        favours orders at which the estimate is too small; one order fixed in advance does not.
       failure_probability: gamma: the less, the larger each estimate (by Student's quantile), and
-        the less is added to delta, gamma for each step.
+        the less is added to delta, gamma for each step and order.
       estimator: see `Account`.
 
     Raises:
@@ -128,7 +134,8 @@ def update(account: Account, norms: Any, mask: Any = None) -> Account:
       norms: unclipped norms as `StepInfo.norms` has them, ``(steps, draws)``, or ``(draws,)`` for
         one step; with per-layer bounds a tree of such arrays. They are clipped here. A norm that
         is not finite counts as zero: such an example contributes nothing.
-      mask: bool, which of them were drawn, of the same shape; by default all.
+      mask: bool, which of them were drawn, of the same shape; by default all. `StepInfo.mask`
+        belongs to padded batches: without it their empty slots would count as free records.
 
     Raises:
       ValueError: more steps than planned, another shape, or a mechanism that this does not fit:
@@ -162,7 +169,8 @@ def update_with(
     Args:
       account: whose steps these are.
       log_moments: lambda D_(lambda + 1) for each draw of x' (or of a pair) at each of the account's
-        orders, ``(steps, draws, orders)`` or ``(draws, orders)`` for one step; see ``divergences``.
+        orders, ``(steps, draws, orders)``, or ``(draws, orders)`` for one step, which is how two
+        axes are always read; see ``divergences``.
       mask: bool, which of the draws count, ``(steps, draws)`` or ``(draws,)``.
       log_moment_bound: at each order the largest that any record can have; none by default. The
         estimates are not above it.
@@ -179,8 +187,7 @@ def update_with(
     if moments.ndim == 2:
         moments, usable = moments[None], usable[None]
     _check_room(account, len(moments))
-    bound = np.inf if log_moment_bound is None else np.asarray(log_moment_bound, float)
-    bound = np.broadcast_to(bound, (1, len(account.orders)))
+    bound = _as_bound(log_moment_bound, moments, usable, len(account.orders))
     return _spent(account, _costs(account, moments, usable, bound))
 
 
@@ -201,6 +208,7 @@ def _costs(account: Account, moments: Array, usable: npt.NDArray[np.bool_], boun
         estimates = estimators.student(planned * moments, gamma, usable)
     else:
         estimates = estimators.empirical_bernstein(planned * moments, gamma, worst, usable)
+    estimates = np.where(np.isnan(estimates), np.inf, estimates)  # past a float's range
     return np.clip(estimates, 0.0, worst) / planned
 
 
@@ -217,6 +225,17 @@ def _check_room(account: Account, num_steps: int) -> None:
             f"account must hold at most the planned {planned} steps (Theorem 1 fixes their number"
             f" in advance), got {num_steps} more after {account.num_done}"
         )
+
+
+def _as_bound(value: Any, moments: Array, usable: npt.NDArray[np.bool_], num_orders: int) -> Array:
+    """Returns the bound for each order, ``(1, orders)``, that no draw exceeds."""
+    if value is None:
+        return np.full((1, num_orders), np.inf)
+    bound = np.broadcast_to(np.asarray(value, float), (1, num_orders))
+    largest = np.max(moments, axis=(0, 1), initial=0.0, where=usable[..., None])
+    allowed = f"at least the draws', {largest}"
+    check(bool(np.all(bound >= largest * (1 - 1e-9))), "log_moment_bound", value, allowed)
+    return bound
 
 
 def _as_mask(mask: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:

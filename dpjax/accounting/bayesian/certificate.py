@@ -41,8 +41,10 @@ ASSUMPTIONS: Mapping[str, str] = {
 }
 _ESTIMATORS = {
     "student": "each step's mean is overestimated with probability 1 - {:.3g} if means of so many"
-    " draws follow Student's distribution (Theorem 4): rare records of large norm that no batch"
-    " happened to show are not covered",
+    " draws follow Student's distribution (Theorem 4). Exponentials of norms rarely do: rare"
+    " records of large norm that no batch happened to show are not covered, and the order that is"
+    " chosen is one at which the estimate is small, so that epsilon may be too small even for norms"
+    " without outliers",
     "empirical_bernstein": "each step's mean is overestimated with probability 1 - {:.3g} whatever"
     " the distribution, from independent draws under the clip bound",
 }
@@ -75,8 +77,9 @@ class BayesianCertificate:
 
     @property
     def attack(self) -> SideBySide:
-        """Bounds e^epsilon / (1 + e^epsilon) on an attacker with a flat prior, by both accounts."""
-        return SideBySide(*(float(attack_success(value)) for value in self.epsilon))
+        """Bounds on how often an attacker with a flat prior is right, by both accounts."""
+        delta = self.differential.delta
+        return SideBySide(*(float(attack_success(value, delta)) for value in self.epsilon))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
@@ -194,7 +197,7 @@ def _attack_sentence(certificate: BayesianCertificate) -> str:
         return ""
     return (
         " An attacker with a flat prior is then right about such a record with probability at most"
-        f" {bayesian:.3f} (for any record: {differential:.3f})."
+        f" {upward(bayesian)} (for any record: {upward(differential)})."
     )
 
 
@@ -234,7 +237,7 @@ def _tables(certificate: BayesianCertificate) -> list[tuple[str, list[tuple[str,
 
 
 def _right(certificate: BayesianCertificate, side: int) -> str:
-    return f"at most {certificate.attack[side]:.3f} of the time (flat prior)"
+    return f"at most {upward(certificate.attack[side])} of the time (flat prior)"
 
 
 def _wrapped(heading: str, words: str, width: int) -> str:

@@ -53,7 +53,10 @@ def student(
     Student's distribution with N - 1 degrees of freedom. It exceeds the mean of z with probability
     1 - gamma *if the z are normal*, which the source assumes as the distribution of most entropy
     among those of their mean and variance. Nothing holds without it: where one record in 1,000
-    carries the mean, most batches show none, and their estimate is too small.
+    carries the mean, most batches show none, and their estimate is too small. In an account z is an
+    exponential, whose mean the largest draws carry at high orders whatever the norms: there the
+    estimate falls short, and an account that takes its best order afterwards is led there. For
+    norms drawn from N(0.3, 0.1), in 1,000 steps of 256 draws, epsilon comes out a third too small.
 
     Args:
       log_values: log z, draws on the last axis but one: ``(..., N, L)``.

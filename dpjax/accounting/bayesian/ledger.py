@@ -3,11 +3,11 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
+from dpjax._validation import check
 from dpjax.accounting.bayesian.account import Account, update, update_at_bound
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ class Ledger:
     """Keeps the Bayesian account of a run: pass it to ``train`` as ``on_report``.
 
     It reads the norms that clipping has computed, block by block, after the device has run on: no
-    gradient more and no transfer per step. With a ``path`` the account survives a stop: a run that
-    goes on from a checkpoint counts no step twice, and steps whose norms were lost in between are
-    counted at what they cost the worst record. **The file holds private values.**
+    gradient more and no transfer per step. With a ``path`` the account survives the stop of a run
+    that goes on from a checkpoint; steps whose norms were lost in between are counted at what they
+    cost the worst record. A ledger and its file are of one run. **The file holds private values.**
 
     Attributes:
       account: what has been counted so far.
@@ -45,21 +45,23 @@ class Ledger:
             self.account = _read(self._path, account)
 
     def __call__(self, report: "Report") -> None:
-        """Counts the steps of a report that were not counted before."""
-        infos, done = report.infos, self.account.num_done
-        norms, mask = infos.norms, np.asarray(infos.mask)
+        """Counts the steps of a report.
+
+        Raises:
+          ValueError: the report is of another mechanism, or does not go on from the last one: it
+            is of another run, which needs a ledger of its own.
+        """
+        planned, done = self.account.mechanism, self.account.num_done
+        check(report.mechanism == planned, "report's mechanism", report.mechanism, f"{planned}")
+        mask = np.asarray(report.infos.mask)
         first = report.num_releases - len(mask)
+        allowed = f"at least {done}, which are counted: another run needs a ledger of its own"
+        check(first >= done, "report's first step", first, allowed)
         if first > done:
             self.account = update_at_bound(self.account, first - done)
-        new = max(done - first, 0)
-        if new < len(mask):
-            self.account = update(self.account, _from_step(norms, new), mask[new:])
+        self.account = update(self.account, report.infos.norms, mask)
         if self._path is not None:
             _write(self._path, self.account)
-
-
-def _from_step(norms: Any, first: int) -> Any:
-    return jax.tree.map(lambda group: np.asarray(group)[first:], norms)
 
 
 def _write(path: Path, account: Account) -> None:

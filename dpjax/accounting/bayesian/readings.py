@@ -46,7 +46,9 @@ class Percentile(NamedTuple):
 def epsilon(account: Account, delta: float, *, definition: Definition = "strong") -> SideBySide:
     """Returns the least epsilon at ``delta`` of the steps so far, by both accounts.
 
-    The Bayesian one is never below zero, and the estimators' failure is counted into delta.
+    The Bayesian one is never below zero, and the estimators' failure is counted into delta. It is
+    the least over the orders of *estimates*, and by Student's too small where the cost's draws have
+    tails that the sample does not show: see `estimators.student`.
 
     Args:
       account: of one step at least.
@@ -133,18 +135,20 @@ def percentiles(
     )
 
 
-def attack_success(epsilon: Any) -> Any:
-    """Returns e^epsilon / (1 + e^epsilon), elementwise.
+def attack_success(epsilon: Any, delta: float = 0.0) -> Any:
+    """Returns (e^epsilon + delta) / (1 + e^epsilon), elementwise.
 
-    It is the most that an attacker with a flat prior, who saw a release whose privacy loss is at
-    most ``epsilon``, is right about one record being there.
+    It is how often an attacker with a flat prior is at most right about one record being there,
+    who saw a release that is (``epsilon``, ``delta``)-differentially private for it. The source
+    leaves ``delta`` out.
 
     Source: Triastcyn and Faltings 2020, Equation 1.
 
     >>> [round(float(attack_success(value)), 3) for value in (1.0, 2.0, 5.0)]
     [0.731, 0.881, 0.993]
     """
-    return 1.0 / (1.0 + np.exp(-np.asarray(epsilon, float)))
+    value = np.asarray(epsilon, float)
+    return 1.0 - (1.0 - delta) / (1.0 + np.exp(np.minimum(value, 700.0)))
 
 
 def _epsilon(account: Account, delta: float, definition: Definition) -> float:

@@ -98,13 +98,16 @@ class SampledRelease:
         """Returns the norm of each example's contribution: clipped, and zero if not finite.
 
         Raises:
-          ValueError: a tree of other groups than the clip bounds'.
+          ValueError: a tree of other groups than the clip bounds', or a norm that is not finite
+            where nothing is clipped: nothing leaves such an example out.
         """
         bounds, groups = self._bounds, jax.tree.leaves(norms)
         found, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
         check(found == wanted, "norms", found, f"one array for each clip bound, {wanted}")
         arrays = [np.asarray(group, float) for group in groups]
         usable = np.all([np.isfinite(array) for array in arrays], axis=0)
+        every = usable.all() or np.all(np.isfinite(self._bounds))
+        check(bool(every), "norms", "one that is not finite", "finite where nothing is clipped")
         squares = [np.minimum(a, c) ** 2 for a, c in zip(arrays, bounds, strict=True)]
         return np.where(usable, np.sqrt(sum(squares)), 0.0)
 

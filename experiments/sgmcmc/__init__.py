@@ -1,0 +1,1 @@
+"""SG-MCMC and differential privacy, source 002."""

@@ -1,0 +1,209 @@
+"""Bayesian logistic regression on Adult by each of source 002's methods, several runs at a time."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpjax
+from dpjax.bayes.sgmcmc import (
+    SGLD,
+    OnePosteriorSample,
+    hybrid,
+    markov_chain_sample,
+    private_chains,
+    sample,
+    scale_steps_for,
+)
+from dpjax.datasets import Split
+from dpjax.mechanisms import Mechanism
+
+DELTA = 1e-5
+SAMPLING_RATE = 1 / 64
+NUM_STEPS = 500
+# Adult's records have 14 ones at most, so their gradients have norm sqrt(14) at most.
+NO_CLIP, CLIP = 4.0, 1.0
+LEAST_LOG_LIKELIHOOD = -3.0
+# Larger steps are unstable: the average record's log-likelihood is curved by about one.
+_LARGEST_STEP = 1.5
+_LEARNING_RATE = 1.0
+_START, _THINNING = 0.1, 10
+NUTS_STEPS = 40
+
+
+class Runs(NamedTuple):
+    """Several independent runs of one method.
+
+    Attributes:
+      weights: ``(num_runs, num_kept, num_features)``; predictions average over the second axis.
+      mechanism: of one run.
+      is_exact: whether the mechanism's guarantee holds for the run as it was made.
+    """
+
+    weights: np.ndarray
+    mechanism: Mechanism
+    is_exact: bool
+
+
+Method = Callable[[Split, float, int, jax.Array], Runs]
+
+
+def log_likelihood(weights: jax.Array, example: Any) -> jax.Array:
+    """Of a label, 0 or 1, given features; there is no constant."""
+    x, label = example
+    logit = x @ weights
+    return label * logit - jax.nn.softplus(logit)
+
+
+def log_prior(weights: jax.Array) -> jax.Array:
+    """Of independent N(0, 1) weights, up to a constant."""
+    return -0.5 * jnp.sum(weights**2)
+
+
+def langevin(
+    train: Split, step_size: float, l2_clip: float = NO_CLIP, temperature: float = 1.0
+) -> SGLD:
+    """Returns one chain of the experiment's length, on its Poisson batches."""
+    sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
+    return SGLD(
+        sampling, l2_clip, step_size, NUM_STEPS, "add_remove", temperature, unit="one person"
+    )
+
+
+def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
+    """Runs a chain from zero several times, and keeps some of the second half of its states."""
+    result = sample(
+        log_likelihood,
+        log_prior,
+        jnp.zeros(train.x.shape[1]),
+        tuple(train),
+        dataclasses.replace(chain, num_chains=num_runs),
+        key,
+        burn_in=chain.num_steps // 2,
+        thinning=_THINNING,
+        progress=False,
+    )
+    return Runs(result.samples, chain, True)
+
+
+def dp_sgld(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
+    """Whole chains at temperature 1; nothing is clipped, so their target is the posterior."""
+    return run_sgld(train, _scaled(langevin(train, _START), epsilon), num_runs, key)
+
+
+def dp_sgld_clipped(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
+    """The same with gradients clipped: larger steps for the same epsilon, another target."""
+    return run_sgld(train, _scaled(langevin(train, _START, CLIP), epsilon), num_runs, key)
+
+
+def _scaled(chain: SGLD, epsilon: float) -> SGLD:
+    scaled = scale_steps_for(chain, epsilon=epsilon, delta=DELTA)
+    return dataclasses.replace(scaled, step_size=min(float(scaled.step_sizes[0]), _LARGEST_STEP))
+
+
+def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
+    """The last iterates of NoisySGD, its noise calibrated."""
+    sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
+    one = dpjax.SubsampledGaussian(sampling, CLIP, 1.0, NUM_STEPS, "add_remove", "one person")
+    mechanism = dpjax.calibrate(one, epsilon=epsilon, delta=DELTA)
+
+    def run(key: jax.Array) -> Any:
+        return dpjax.train(
+            lambda weights, example: -log_likelihood(weights, example),
+            jnp.zeros(train.x.shape[1]),
+            tuple(train),
+            mechanism,
+            optax.sgd(_LEARNING_RATE),
+            key,
+            steps_per_call=NUM_STEPS,
+            progress=False,
+        ).params
+
+    weights = np.stack([run(one_key) for one_key in jax.random.split(key, num_runs)])
+    return Runs(weights[:, None], mechanism, True)
+
+
+def one_posterior_sample(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
+    """One sample each of the tempered posterior: by NUTS, so only nearly of its law."""
+    mechanism = _one_sample(epsilon)
+    return Runs(_draws(train, mechanism, num_runs, key)[:, None], mechanism, False)
+
+
+def run_hybrid(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
+    """Chains that start at one posterior sample, half of epsilon for each."""
+    both = hybrid(_one_sample(epsilon), langevin(train, _START), epsilon=epsilon, delta=DELTA)
+    start, chain = both.parts
+    assert isinstance(start, OnePosteriorSample)
+    assert isinstance(chain, SGLD)
+    start_key, chain_key = jax.random.split(key)
+    starts = jnp.asarray(_draws(train, start, num_runs, start_key))
+    return Runs(_chains_from(starts, train, chain, chain_key), both, False)
+
+
+def _one_sample(epsilon: float) -> OnePosteriorSample:
+    return OnePosteriorSample(
+        epsilon, low=LEAST_LOG_LIKELIHOOD, high=0.0, adjacency="add_remove", unit="one person"
+    )
+
+
+def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.Array) -> Any:
+    """One draw a run, ``(num_runs, num_features)``, in coordinates in which steps can be long.
+
+    The coordinates are chosen by the data, and change how the chain moves but not its target.
+    """
+    x = np.asarray(train.x, np.float64)
+    curvature = mechanism.scale * x.T @ x / 4 + np.eye(x.shape[1])
+    back = np.linalg.inv(np.linalg.cholesky(curvature)).T
+
+    # The data are arguments: as constants, the compiler would compute with them.
+    def draw(key: jax.Array, data: Any, back: jax.Array) -> jax.Array:
+        drawn = markov_chain_sample(
+            log_likelihood,
+            lambda inner: log_prior(back @ inner),
+            jnp.zeros(len(back)),
+            data,
+            mechanism,
+            key,
+            num_steps=NUTS_STEPS,
+        )
+        return back @ drawn.params
+
+    keys, data = jax.random.split(key, num_runs), (_float32(x @ back), jnp.asarray(train.y))
+    return np.asarray(jax.jit(jax.vmap(draw, (0, None, None)))(keys, data, _float32(back)))
+
+
+def _float32(array: np.ndarray) -> jax.Array:
+    return jnp.asarray(array, jnp.float32)
+
+
+def _chains_from(starts: jax.Array, train: Split, chain: SGLD, key: jax.Array) -> np.ndarray:
+    """Each run's states from a start of its own; kept as by `run_sgld`."""
+    runs = dataclasses.replace(chain, num_chains=len(starts))
+    step = private_chains(log_likelihood, log_prior, runs, key)
+
+    @jax.jit
+    def states(starts: jax.Array, data: Any) -> jax.Array:
+        first = step.init(jnp.zeros(starts.shape[1]))._replace(params=starts)
+
+        def advance(state: Any, _: Any) -> tuple[Any, Any]:
+            state = step.update(state, data)[0]
+            return state, state.params
+
+        return jax.lax.scan(advance, first, length=chain.num_steps)[1]
+
+    every = np.asarray(states(starts, jax.device_put(tuple(train))))
+    kept = every[chain.num_steps // 2 + _THINNING - 1 :: _THINNING]
+    return np.moveaxis(kept, 0, 1)
+
+
+METHODS: dict[str, Method] = {
+    "OPS": one_posterior_sample,
+    "hybrid": run_hybrid,
+    "DP-SGD": dp_sgd,
+    "DP-SGLD": dp_sgld,
+    "DP-SGLD, clipped": dp_sgld_clipped,
+}

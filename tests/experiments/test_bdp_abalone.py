@@ -1,0 +1,136 @@
+"""Abalone by both accounts: the norms that count, and the source's way without noise."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting import bayesian
+from dpjax.datasets import Dataset, Split
+from experiments.bdp import abalone, variational_source, variational_table
+from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
+from experiments.bdp.variational_runs import _record_loss, draw_weights, norms_of_step
+from experiments.dpvi.logistic_runs import maker
+from experiments.figures import draw_figures
+from experiments.registry import Record, rows_of
+from experiments.runner import Plan, run_row
+
+
+def small_data(num_train=60, num_test=20, num_features=3):
+    x = np.random.default_rng(0).normal(size=(num_train + num_test, num_features))
+    x, y = x.astype(np.float32), (x[:, 0] > 0).astype(np.int32)
+    train, test = (Split(x[part], y[part]) for part in (slice(num_train), slice(num_train, None)))
+    return Dataset("small", train, test, "made up", False, 2, "Made up.")
+
+
+def test_norms_are_of_the_batch_and_the_weights_that_the_inference_draws():
+    x, y = map(jnp.asarray, small_data().train)
+    svi = maker(60, 0.3, 0.1)()
+    state = svi.init(jax.random.key(0), x, y)
+    params = svi.optim.get_params(state.optim_state)
+    for shown, same in ((state, True), (state._replace(rng_key=jax.random.key(5)), False)):
+        norms, mask = norms_of_step(svi, shown, (x, y))
+        batch = svi.mechanism.sampling.batch(svi.mechanism.sampling.draw(shown.sampler)[0], 0)
+        guide_key = jax.random.split(jax.random.split(shown.rng_key)[1])[1]
+        each = jax.vmap(lambda i, key=guide_key: _record_loss(key, params, (x[i], y[i])))
+        weights = draw_weights(guide_key, params, 3)
+        # At the start the guide is the prior, and minus the ELBO the batch's loss alone.
+        loss = jnp.sum(jnp.where(mask, each(batch.indices), 0)) / 0.3
+        np.testing.assert_allclose(svi.update(shown, x, y)[1], loss, rtol=1e-4)
+        assert np.isclose(svi.update(state, x, y)[1], loss, rtol=1e-3) == same
+        # A weight is its normal draw here, by which the gradient of its scale's logarithm differs.
+        residuals = y - jax.nn.sigmoid(x @ weights)
+        squares = (residuals[:, None] * x) ** 2 * (1 + weights**2)
+        expected = jnp.sqrt(squares.sum(axis=1))[batch.indices]
+        np.testing.assert_allclose(norms, jnp.where(mask, expected, 0), rtol=1e-4)
+
+
+def test_what_a_step_would_be_without_a_record_is_what_it_is_without_it():
+    data, settings = small_data(num_train=12), {"num_steps": 1, "learning_rate": 0.1, "seed": 0}
+    common = {"l2_clip": 0.5, "sampling_rate": 1.0, **settings}
+    whole = variational_source.run(data, **common)
+    without = dataclasses.replace(data, train=Split(data.train.x[1:], data.train.y[1:]))
+    shorter = variational_source.run(without, **common)
+    np.testing.assert_allclose(whole.other_mean[0, 0], shorter.mean[0], atol=1e-5)
+    np.testing.assert_allclose(whole.other_scale[0, 0], shorter.scale[0], atol=1e-5)
+    assert np.abs(whole.mean[0] - shorter.mean[0]).max() > 1e-4
+    assert whole.mask.shape == (1, 12)
+    assert whole.mask.all()
+
+
+def test_distances_are_those_of_normal_distributions():
+    one = np.ones((1, 2))
+    same = variational_source.Trail(one, one, one[None], one[None], np.array([[True]]))
+    assert variational_source.distances(same).tolist() == [[0.0]]
+    moved = same._replace(other_mean=np.array([[[1.3, 1.4]]]))
+    np.testing.assert_allclose(variational_source.distances(moved), [[0.5]], rtol=1e-6)
+    narrow = same._replace(other_scale=np.array([[[0.9, 1.0]]]))
+    assert variational_source.distances(narrow) > 0.1
+
+
+def test_without_noise_no_outlier_is_protected():
+    one = np.ones((3, 2))
+    other = np.full((3, 4, 2), 1.01)
+    trail = variational_source.Trail(one, one, other, np.ones((3, 4, 2)), np.ones((3, 4), bool))
+    account = variational_source.account(trail, 0.1, 60, (1, 2, 32))
+    both = bayesian.epsilon(account, 1e-10)
+    assert np.isinf(both.differential)
+    # All distances alike: three steps of the sampled Gaussian at that distance.
+    moment = bayesian.sampled_gaussian((32,), [0.01 * 2**0.5], sampling_rate=0.1, noise_std=1.0)
+    expected = (3 * moment[0, 0] + 10 * np.log(10)) / 32
+    np.testing.assert_allclose(both.bayesian, expected, rtol=1e-4)
+
+
+def test_weights_are_the_guides():
+    params = {"mean": jnp.array([1.0, 2.0]), "scale": jnp.log(jnp.array([1e-6, 1e-6]))}
+    found = draw_weights(jax.random.key(0), params, 2)
+    np.testing.assert_allclose(found, [1.0, 2.0], atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Every row, on few records and for few steps."""
+    small = dataclasses.replace(
+        abalone.TABLE, data=small_data, sampling_rate=0.3, num_steps=30, repeats=2
+    )
+    experiment = dataclasses.replace(
+        abalone.EXPERIMENT, rows=small.rows, run_row=small.run_row, data=lambda: "small"
+    )
+    plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
+    return [run_row(experiment, row, plan) for row in rows_of(experiment, "quick")]
+
+
+def test_every_row_says_what_it_does_and_does_not_protect(records):
+    assert [record.error for record in records] == [""] * 4
+    plain, source, *noisy = records
+    assert not plain.certified
+    assert source.certified == {DP: np.inf, DP_ATTACK: 1.0}
+    assert source.measured["reconstructed BDP ε"] > 0
+    assert source.source[BDP] == 0.61
+    for record in noisy:
+        assert np.isfinite(record.certified[DP])
+        assert record.certified[DP_ATTACK] < 1
+        assert {BDP, BDP_ATTACK} < set(record.measured)
+        assert BDP not in record.certified
+        assert "What is not protected" in record.certificate
+    assert noisy[0].certified[DP] > noisy[1].certified[DP]
+    assert plain.measured[ACCURACY] > 70
+
+
+def test_the_picture_is_drawn_and_the_accounts_compared(records, tmp_path):
+    (picture,) = draw_figures(abalone.EXPERIMENT, records, tmp_path)
+    assert picture.path.stat().st_size > 10_000
+    assert draw_figures(abalone.EXPERIMENT, records[:1], tmp_path) == ()
+    remarks = abalone.EXPERIMENT.remarks(records)
+    assert len(remarks) == 2
+
+
+@pytest.mark.parametrize(("bdp", "verdict"), [(0.5, "says more"), (1.5, "adds nothing")])
+def test_remarks_judge_the_bayesian_account(bdp, verdict):
+    certified = {DP: 1.0}
+    measured = {ACCURACY: 76.0, variational_table._ABOVE: 1.0, BDP: bdp}
+    record = Record("bdp_abalone", "σ", "quick", {}, {}, measured, certified, 1.0)
+    (remark,) = abalone.EXPERIMENT.remarks([record])
+    assert verdict in remark

@@ -1,0 +1,41 @@
+"""The variational rows of Table 1: what their noise is worth, and what the source's was."""
+
+import pytest
+
+from dpjax.accounting import moments
+from experiments.bdp import abalone, adult
+from experiments.bdp.table import BDP, DP, published_row
+from experiments.dpvi.accounts import mechanism
+from experiments.registry import rows_of
+
+
+@pytest.mark.parametrize(
+    ("module", "num_examples", "promised"), [(abalone, 3_341, 0.61), (adult, 39_073, 0.2)]
+)
+def test_the_last_row_gives_everyone_what_the_source_promises_some(module, num_examples, promised):
+    settings = rows_of(module.EXPERIMENT, "quick")[-1].settings
+    shape = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
+    epsilon = mechanism(*shape, num_examples).certificate(1e-10).epsilon
+    assert promised - 0.01 < epsilon <= promised
+
+
+def test_the_published_differential_epsilons_are_those_of_source_001():
+    abalone_row, adult_row = (
+        rows_of(module.EXPERIMENT, "quick")[2].settings for module in (abalone, adult)
+    )
+    for row, delta, published in (
+        (abalone_row, 5e-4, 7.6),
+        (adult_row, 5e-4, 0.5),
+        (adult_row, 1e-3, 0.5),
+    ):
+        read = moments.epsilon(row["sigma"], row["sampling_rate"], row["num_steps"], delta)
+        assert round(float(read), 1) == published
+
+
+def test_the_published_figures_stand_beside_the_sources_protocol():
+    rows = {row.name: row for row in rows_of(adult.EXPERIMENT, "paper")}
+    source = rows["source's protocol (reconstructed)"].source
+    assert source == published_row(81.0, (0.5, 0.623), (0.2, 0.55))
+    assert (source[DP], source[BDP]) == (0.5, 0.2)
+    assert next(iter(rows)) == "not private"
+    assert "DP ε = ∞" in adult.EXPERIMENT.description

@@ -1,0 +1,96 @@
+"""The fixed front for photographs, and a row of CIFAR-10's table on the stand-in."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax.datasets import Split
+from dpjax.datasets import cifar10 as loader
+from experiments.bdp import cifar10, table
+from experiments.bdp.cifar10_features import NUM_FEATURES, _wavelets, scattering
+from experiments.bdp.classifiers import Settings
+from experiments.registry import Row, RowContext
+
+RNG = np.random.default_rng(0)
+CELLS = 16
+
+
+def first_order(images):
+    """Energy by size and angle of the brightness, (n, 2 * 8)."""
+    features = scattering(images)[:, 3 * CELLS :][:, : 2 * 3 * 8 * CELLS]
+    energy = features.reshape(len(images), 2, 3, 8, CELLS)[:, :, 0].mean(axis=-1)
+    return energy.reshape(len(images), -1)
+
+
+def grating(angle, period):
+    y, x = np.mgrid[:32, :32]
+    wave = np.sin(2 * np.pi / period * (np.cos(angle) * x + np.sin(angle) * y))
+    return np.repeat(0.5 + 0.3 * wave[..., None], 3, axis=-1).astype(np.float32)
+
+
+def test_features_are_of_norm_one_and_of_their_image_alone():
+    images = RNG.random((108, 32, 32, 3), dtype=np.float32)
+    features = scattering(images)
+    assert features.shape == (108, NUM_FEATURES)
+    assert features.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, atol=2e-2)
+    np.testing.assert_allclose(scattering(images[50:58]), features[50:58], atol=1e-5)
+
+
+def test_wavelets_are_blind_to_a_constant():
+    assert np.abs(_wavelets(0)[:, 0, 0]).max() < 1e-6
+    assert np.abs(_wavelets(1)[:, 0, 0]).max() < 1e-6
+    images = RNG.random((8, 32, 32, 3), dtype=np.float32) / 2
+    brighter = scattering(images + 0.3)[:, 3 * CELLS :]
+    np.testing.assert_allclose(brighter, scattering(images)[:, 3 * CELLS :], atol=1e-5)
+
+
+def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():
+    kinds = [(size, angle) for size in (0, 1) for angle in (0, 2, 4, 6)]
+    periods = (8 / 3, 16 / 3)
+    waves = np.stack([grating(angle * np.pi / 8, periods[size]) for size, angle in kinds])
+    assert first_order(waves).argmax(axis=1).tolist() == [8 * size + angle for size, angle in kinds]
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    digits = loader._stand_in()
+    parts = {name: Split(*(a[:200] for a in getattr(digits, name))) for name in ("train", "test")}
+    monkeypatch.setattr(cifar10, "load_images", lambda: dataclasses.replace(digits, **parts))
+    cifar10.load_features.cache_clear()
+    yield
+    cifar10.load_features.cache_clear()
+
+
+def run_row(index, tmp_path, **changes):
+    row = cifar10.EXPERIMENT.rows("quick")[index]
+    sizes = {"num_train": 200, "num_test": 100, "batch_size": 40, "epochs": 10}
+    row = Row(row.name, {**row.settings, **sizes, **changes}, row.source)
+    return cifar10.EXPERIMENT.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
+
+
+def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in, tmp_path):
+    result = run_row(2, tmp_path, target=None, noise_std=0.05)
+    assert result.measured[table.ACCURACY] > 30
+    assert result.measured["largest norm"] <= 2**0.5 + 1e-2
+    assert "This is not CIFAR-10" in result.note
+    assert "first 200 and 100" in result.note
+    assert result.certified[table.DP] > 100
+    assert result.measured[table.BDP] > 0
+    assert "What is not protected" in result.certificate
+
+
+def test_paper_takes_all_images_and_quick_says_how_many():
+    quick, paper = (cifar10.EXPERIMENT.rows(profile) for profile in ("quick", "paper"))
+    assert {row.settings["num_train"] for row in quick} == {10_000}
+    assert {row.settings["num_train"] for row in paper} == {50_000}
+    assert [row.source[table.ACCURACY] for row in paper[:3]] == [86.0, 73.0, 73.0]
+
+
+def test_noise_is_calibrated_to_the_published_epsilon():
+    chosen = dict(cifar10.EXPERIMENT.rows("paper")[2].settings)
+    num_train = chosen.pop("num_train")
+    chosen.pop("num_test")
+    mechanism = Settings(**chosen).mechanism(num_train, "one image")
+    assert 7.9 < mechanism.certificate(1e-5).epsilon <= 8.0

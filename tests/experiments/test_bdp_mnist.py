@@ -1,0 +1,169 @@
+"""MNIST by two accounts: what is released, what is counted, and short rows run for real."""
+
+import dataclasses
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.accounting import bayesian
+from dpjax.datasets import Split, load_digits
+from experiments.bdp import classifiers, mnist, table
+from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
+from experiments.models import cross_entropy
+from experiments.registry import Record, Row, RowContext
+
+
+class Linear(nn.Module):
+    """Softmax regression on small images."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.num_classes)(images[:, ::4, ::4].reshape(len(images), -1))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = load_digits()
+    parts = {part: Split(*(a[:300] for a in getattr(found, part))) for part in ("train", "test")}
+    return dataclasses.replace(found, **parts, note="digits.")
+
+
+def settings(way, **changes):
+    common = {"learning_rate": 0.5, "epochs": 2, "published_epochs": 50, "batch_size": 60}
+    return Settings(way, "sgd", **{**common, **changes})
+
+
+@pytest.fixture(scope="module")
+def private(digits):
+    return train(
+        settings(EXAMPLES, l2_clip=3.0, target=(2.0, 1e-5)), Task(Linear(), digits, "one image")
+    )
+
+
+def test_the_source_s_noise_certifies_next_to_nothing():
+    row = mnist.EXPERIMENT.rows("paper")[1]
+    assert row.name == "source's protocol"
+    mechanism = Settings(**row.settings).mechanism(60_000, "one image")
+    assert mechanism.noise_multiplier == pytest.approx(0.05)
+    assert mechanism.num_steps == 2929
+    assert mechanism.certificate(1e-5).epsilon > 1000
+
+
+def test_noise_is_calibrated_to_the_published_epsilon():
+    row = next(row for row in mnist.EXPERIMENT.rows("paper") if row.name == "DP ε 2.2")
+    epsilon = Settings(**row.settings).mechanism(60_000, "one image").certificate(1e-5).epsilon
+    assert 2.17 < epsilon <= 2.2
+
+
+def test_rows_are_json_and_quick_ones_are_short():
+    for profile in ("quick", "paper"):
+        rows = mnist.EXPERIMENT.rows(profile)
+        assert json.loads(json.dumps([row.settings for row in rows]))
+        assert len({row.name for row in rows}) == len(rows)
+        shortened = {row.settings["epochs"] < row.settings["published_epochs"] for row in rows}
+        assert shortened == {profile == "quick"}
+
+
+def test_a_mean_is_clipped_to_a_ball_and_noised_as_the_source_says():
+    chosen = settings(MEAN, noise_std=0.1, l2_clip=2.0)
+    chain = classifiers._clip_mean(chosen, chosen.mechanism(300, "one image"), jax.random.key(0))
+    long = {"w": jnp.zeros(40_000).at[0].set(50.0)}
+    noisy, _ = chain.update(long, chain.init(long))
+    assert noisy["w"][0] == pytest.approx(2.0, abs=0.5)
+    # 40,000 draws: the standard deviation is within 1.5 % with probability 1 - 2e-5.
+    assert float(noisy["w"][1:].std()) == pytest.approx(0.1, rel=0.015)
+
+
+def test_only_the_drawn_weights_move_and_only_they_count(digits):
+    chosen = settings(EXAMPLES, noise_std=1.0, share_of_weights=0.25)
+    task = Task(Linear(), digits, "one image")
+    params = task.model.init(jax.random.key(0), digits.train.x[:1])["params"]
+    loss, key = cross_entropy(task.model), jax.random.key(1)
+    mechanism = chosen.mechanism(300, "one image")
+    step = classifiers._step(chosen, loss, mechanism, key)
+    state, info = jax.jit(step.update)(step.init(params), jax.device_put(tuple(digits.train)))
+    moved = jax.tree.map(lambda old, new: old != new, params, state.params)
+    shares = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)])
+    assert shares.mean() == pytest.approx(0.25, abs=0.08)  # 500 weights: four deviations
+    whole = dataclasses.replace(chosen, share_of_weights=1.0)
+    step = classifiers._step(whole, loss, mechanism, key)
+    _, all_info = jax.jit(step.update)(step.init(params), jax.device_put(tuple(digits.train)))
+    np.testing.assert_array_equal(info.mask, all_info.mask)
+    ratio = info.norms[info.mask] / all_info.norms[info.mask]
+    assert 0.35 < float(ratio.mean()) < 0.65  # the square root of a quarter
+    assert float(ratio.max()) < 1
+
+
+def test_the_account_is_of_the_norms_that_were_drawn(private):
+    mechanism = private.mechanism
+    assert private.account.num_done == mechanism.num_steps == 10
+    both = bayesian.epsilon(private.account, 1e-5)
+    assert both.differential <= 2.0
+    worst = bayesian.update_at_bound(bayesian.init(mechanism, orders=classifiers.ORDERS), 10)
+    assert 0 < private.share_clipped < 1
+    assert np.all(private.account.costs <= worst.costs * (1 + 1e-12))
+    assert np.any(private.account.costs < 0.9999 * worst.costs)
+    assert private.published.num_done == 0
+
+
+def test_where_every_norm_is_clipped_the_accounts_are_one(digits):
+    run = train(
+        settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1), Task(Linear(), digits, "x")
+    )
+    worst = bayesian.update_at_bound(bayesian.init(run.mechanism, orders=classifiers.ORDERS), 5)
+    assert run.share_clipped == 1.0
+    np.testing.assert_allclose(run.account.costs, worst.costs, rtol=1e-10)
+
+
+@pytest.fixture
+def small(monkeypatch, digits):
+    monkeypatch.setattr(mnist, "load_mnist", lambda: digits)
+    monkeypatch.setattr(mnist, "MnistCNN", Linear)
+
+
+def run_row(index, tmp_path, **changes):
+    row = mnist.EXPERIMENT.rows("quick")[index]
+    row = Row(row.name, {**row.settings, "batch_size": 60, **changes}, row.source)
+    return row, mnist.EXPERIMENT.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
+
+
+def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
+    records = []
+    for index in (1, 2):
+        row, result = run_row(index, tmp_path)
+        record = Record(
+            "bdp_mnist", row.name, "quick", row.settings, row.source, result.measured,
+            result.certified, 1.0, series=result.series,
+        )  # fmt: skip
+        records.append(record)
+        assert "digits." in result.note
+        assert "Shortened" in result.note
+        assert (table.DP in result.certified) == (table.BDP in result.measured)
+        assert table.BDP not in result.certified
+    protocol, ours = records
+    assert protocol.certified[table.DP] > 1000 > 10 * protocol.measured[table.BDP]
+    assert 0 < protocol.measured["BDP ε by the source's pairs"] < 100
+    assert protocol.certified[table.DP_ATTACK] == pytest.approx(1.0)
+    assert ours.certified[table.DP] <= 2.2
+    assert ours.certified[table.DP_ATTACK] <= ours.source[table.DP_ATTACK] + 3e-3
+    figures = mnist.EXPERIMENT.figures(records)
+    assert set(figures) == {"accounts", "norms", "distances"}
+    words = " ".join(mnist.EXPERIMENT.remarks(records))
+    assert "no upper bound" in words
+    assert "no proof of no leak" in words
+
+
+def test_with_little_noise_it_learns_and_drowned_in_it_it_does_not(digits):
+    task = Task(Linear(), digits, "one image")
+    little, drowned = (
+        train(settings(EXAMPLES, noise_std=std, learning_rate=3.0, epochs=6), task)
+        for std in (0.1, 1000.0)
+    )
+    assert little.curve[-1][1] > 50
+    assert drowned.curve[-1][1] < 35

@@ -1,0 +1,151 @@
+"""Private variational logistic regression: one program for every noise, its accounts, its rows."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax.datasets.abalone import load_abalone
+from experiments.dpvi import abalone, adult, study
+from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
+from experiments.dpvi.logistic_model import (
+    accuracy_percent,
+    accuracy_percent_of_draws,
+    windowed_adagrad,
+)
+from experiments.dpvi.logistic_runs import maker
+from experiments.dpvi.sweep import Point, at_point, stacked
+from experiments.figures import draw_figures
+from experiments.registry import Record, rows_of
+from experiments.runner import Plan, run_row
+
+
+def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
+    svi = at_point(maker(40, 0.5, 0.1)(), Point(1.5, 0.2), 12)
+    accounted = mechanism(1.5, 0.2, 0.5, 12, 40)
+    for field in dataclasses.fields(accounted):
+        assert getattr(svi.mechanism, field.name) == getattr(accounted, field.name)
+    without = stacked([Point(0.0, 0.2), Point(1.5, 0.2)])
+    assert without.l2_clip[0] > 1e5
+    np.testing.assert_allclose(without.l2_clip[1], 0.2)
+
+
+def test_the_optimiser_divides_by_the_last_ten_gradients():
+    gradients = np.random.default_rng(0).normal(size=25)
+    optimizer = windowed_adagrad(0.1)
+    state, params = optimizer.init(jnp.zeros(())), jnp.zeros(())
+    for gradient in gradients:
+        updates, state = optimizer.update(jnp.asarray(gradient), state)
+        params = optax.apply_updates(params, updates)
+    by_hand = [
+        -0.1 * g / np.sqrt(np.sum(gradients[max(0, i - 9) : i + 1] ** 2) + 0.1)
+        for i, g in enumerate(gradients)
+    ]
+    np.testing.assert_allclose(params, np.sum(by_hand), rtol=1e-4)
+
+
+def test_draws_of_narrow_weights_guess_as_their_mean():
+    x = jax.random.normal(jax.random.key(0), (200, 4))
+    y = (x @ jnp.array([1.0, -1.0, 0.5, 0.0]) > 0).astype(jnp.int32)
+    params = {"mean": jnp.array([2.0, -1.0, 0.0, 1.0]), "scale": jnp.full(4, 1e-3)}
+    by_mean = accuracy_percent(params, x, y)
+    assert abs(accuracy_percent_of_draws(params, x, y, jax.random.key(1), 20) - by_mean) <= 1.0
+    other = {**params, "mean": -params["mean"]}
+    assert accuracy_percent(other, x, y) < 40 < 60 < by_mean
+
+
+@pytest.mark.parametrize("sigma", [0.8, 3.0, 20.0])
+def test_the_certified_epsilon_is_below_what_the_other_accounts_claim(sigma):
+    costs = spent(mechanism(sigma, 0.375, 0.005, 2_000, 39_073), 1e-3)
+    for adjacency in (ADD, REPLACE):
+        certified = costs.certified[f"ε, {adjacency}"]
+        assert certified < costs.claimed[f"MA ε, {adjacency}"] < costs.claimed[f"AC ε, {adjacency}"]
+    assert costs.certified[f"ε, {ADD}"] < costs.certified[f"ε, {REPLACE}"]
+
+
+def test_the_clip_is_that_of_a_plain_gradient_and_the_noise_over_one_bound():
+    row = rows_of(adult.EXPERIMENT, "quick")[1]
+    made = study.mechanism_of(row.settings, 1_000)
+    assert (made.l2_clip, made.noise_multiplier) == (0.375, 2 * row.settings["sigma"])
+    assert (made.num_steps, made.adjacency) == (2_000, "add_remove")
+
+
+def test_published_accuracies_stand_beside_the_rows_that_repeat_them():
+    found = {row.name: row.source for row in rows_of(abalone.EXPERIMENT, "paper")}
+    assert found["σ = 1.221"] == found["σ = 2.082"] == {study.ACCURACY: 76.2}
+    assert found["not private"] == {study.ACCURACY: 76.67}
+    assert found["q = 0.01, σ = 2"] == found["c = 5, σ = 2"] == {study.ACCURACY: 75.33}
+    assert found["q = 0.1, σ = 2"] == found["public ranges, σ = 1.221"] == {}
+    found = {row.name: row.source for row in rows_of(adult.EXPERIMENT, "quick")}
+    assert found["q = 0.005, σ = 2"] == {study.ACCURACY: 81.12}
+    assert found["σ = 0.7408"] == {}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Main rows on the real Abalone where it is at hand, on the stand-in elsewhere."""
+    folder = Path(__file__).parents[3] / "shared" / "data"
+    short = dataclasses.replace(
+        abalone.STUDY,
+        data=load_abalone,
+        sigmas={"quick": (abalone.STUDY.at, 87.0)},
+        clips=[],
+        rates=[],
+        step_sizes=[1.0],
+        repeats={"quick": 3},
+    )
+    experiment = dataclasses.replace(abalone.EXPERIMENT, rows=short.rows, run_row=short.run_row)
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
+            patch.setenv("DPJAX_DATA_DIR", str(folder))
+        plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
+        made = [run_row(experiment, row, plan) for row in rows_of(experiment, "quick")]
+    return {record.row: record for record in made}
+
+
+def test_rows_learn_and_say_what_they_spent(records):
+    assert [record.error for record in records.values()] == [""] * 5
+    plain, little, much, public, chain = records.values()
+    assert not plain.certified
+    assert 2.0 > little.certified[f"ε, {ADD}"] > 1.9
+    assert "add or remove" in little.certificate.lower()
+    assert not much.certificate
+    assert plain.measured[study.ACCURACY] > much.measured[study.ACCURACY] > 50
+    assert "by public ranges" in public.note
+    assert chain.measured[study.ACCURACY] > 60
+    assert 0 < chain.certified[f"ε, {ADD}"] < little.certified[f"ε, {ADD}"]
+    assert "small leak" in little.note
+
+
+def test_accuracies_are_within_a_point_and_a_half_of_the_published(records):
+    if "This is not Abalone" in records["not private"].note:
+        pytest.skip("Abalone is not at hand")
+    for record in records.values():
+        if record.source:
+            assert abs(record.measured[study.ACCURACY] - record.source[study.ACCURACY]) < 1.5
+    public = records["public ranges, σ = 1.221"].measured[study.ACCURACY]
+    assert abs(public - records["σ = 1.221"].measured[study.ACCURACY]) < 1.5
+
+
+def test_every_picture_is_drawn(records, tmp_path):
+    every = list(records.values())
+    for row in rows_of(abalone.EXPERIMENT, "quick"):
+        if row.settings["part"] in ("clip", "rate"):
+            measured = {study.ACCURACY: 75.0, study.ERROR: 0.1}
+            every.append(
+                Record(
+                    "dpvi_abalone", row.name, "quick", row.settings, row.source, measured, {}, 1.0
+                )
+            )
+    pictures = draw_figures(abalone.EXPERIMENT, every, tmp_path)
+    stems = [picture.path.stem.removeprefix("dpvi_abalone_quick_") for picture in pictures]
+    assert stems == ["accuracy", "settings"]
+    assert draw_figures(abalone.EXPERIMENT, [records["not private"]], tmp_path) == ()
+    remarks = abalone.EXPERIMENT.remarks(every)
+    assert any("At q = 0.01" in remark for remark in remarks)
+    assert any("ε = 7.59" in remark for remark in remarks)

@@ -1,0 +1,187 @@
+"""The MNIST table of private chains: its accounts to the printed digits, one row run for real."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.registry import Record, Row, RowContext
+from experiments.sgmcmc import calibration, mnist
+from experiments.sgmcmc.mnist_chains import (
+    QUOTED,
+    Settings,
+    mechanism_of_noisy_sgd,
+    strange_images,
+)
+from experiments.sgmcmc.mnist_table import ACCURACY, AS_RUN, PUBLISHED, epsilon_by_batch
+
+EXPERIMENT = mnist.EXPERIMENT
+
+
+def rows(profile="quick"):
+    return {row.name: row for row in EXPERIMENT.rows(profile)}
+
+
+def settings_of(name, profile="quick"):
+    return Settings(**rows(profile)[name].settings)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"), [(0.5, (36.2, 3.5, 2.35, 2.29)), (1.0, (8.87, 1.90, 1.58, 1.56))]
+)
+def test_the_slides_settings_certify_far_more_than_they_claim(temperature, expected):
+    assert tuple(epsilon_by_batch(temperature).values()) == pytest.approx(expected, rel=0.01)
+    assert min(expected) > 10 * rows()["MNIST: DP-SGLD"].source["ε"]
+
+
+def test_the_table_has_the_slides_figures():
+    printed = {name: tuple(row.source.values()) for name, row in rows().items() if row.source}
+    assert printed["MNIST: DP-SGLD"] == (99.12, 0.10)
+    assert printed["digits for SVHN: DP-SGHMC"] == (92.84, 0.43)
+    assert len(printed) == 10
+    paper = settings_of("MNIST: DP-SGLD", "paper")
+    found = (paper.num_steps, paper.l2_clip, paper.step_size, paper.delta, paper.temperature)
+    assert found == (10_000, 4.0, 0.1, 1e-5, 0.5)
+
+
+def test_dp_sgd_has_the_event_of_the_chain_beside_it():
+    pairs = {
+        "MNIST: DP-SGLD, temperature 1": "MNIST: DP-SGD",
+        "frontier, ε = 0.1": "MNIST: DP-SGD at ε = 0.1",
+    }
+    for chain_row, point_row in pairs.items():
+        chain = settings_of(chain_row).chain(50_000, 1_000)
+        beside = mechanism_of_noisy_sgd(settings_of(point_row).chain(50_000, 1_000))
+        assert beside.event == chain.event
+        assert beside.l2_clip != chain.l2_clip
+
+
+def test_sghmc_has_the_noise_of_sgld():
+    one, other = (
+        settings_of(f"MNIST: {name}").chain(50_000, 10) for name in ("DP-SGLD", "DP-SGHMC")
+    )
+    np.testing.assert_allclose(one.noise_multipliers, other.noise_multipliers)
+
+
+@pytest.mark.parametrize("name", [name for name in rows() if name.startswith("frontier")])
+def test_the_frontier_keeps_within_its_budget(name):
+    settings = settings_of(name)
+    epsilon = settings.chain(50_000, settings.num_steps).certificate(settings.delta).epsilon
+    assert 0.99 * settings.target < epsilon <= settings.target
+
+
+def test_quoted_rows_are_not_run(tmp_path):
+    quoted = [row for row in EXPERIMENT.rows("quick") if row.settings["method"] == QUOTED]
+    assert ["PATE" in row.name for row in quoted] == [True] * 4
+    result = EXPERIMENT.run_row(quoted[0], RowContext(tmp_path, fresh=True, profile="quick"))
+    assert (result.measured, result.certified) == ({}, {})
+    assert "not run here" in result.note
+
+
+def test_calibration_tells_the_honest_from_the_boastful():
+    rng = np.random.default_rng(0)
+    sure = rng.uniform(0.5, 1, 20_000)
+    honest = np.stack([sure, 1 - sure], axis=1)
+    labels = (rng.random(20_000) > sure).astype(int)
+    # Each bin's accuracy has a standard deviation of at most 0.8 points.
+    assert calibration.calibration_error_percent(honest, labels) < 2
+    odds = (sure / (1 - sure)) ** 3
+    boastful = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
+    assert calibration.calibration_error_percent(boastful, labels) > 10
+    likelihoods = [calibration.negative_log_likelihood(p, labels) for p in (honest, boastful)]
+    assert likelihoods[0] < likelihoods[1]
+    bins = calibration.reliability(boastful, labels)
+    assert bins.share.sum() == pytest.approx(1)
+    assert (bins.accuracy < bins.confidence)[-3:].all()
+
+
+def test_a_sure_and_wrong_prediction_has_a_finite_likelihood():
+    assert 50 < calibration.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
+
+
+def test_doubt_is_counted_from_guessing_to_certainty():
+    known, strange = calibration.entropies(np.eye(10)), calibration.entropies(np.full((9, 10), 0.1))
+    np.testing.assert_allclose(strange, np.log(10))
+    assert calibration.detection_percent(known, strange) == 100
+    assert calibration.detection_percent(known, known) == 50
+    assert calibration.detection_percent(strange, known) == 0
+
+
+def test_strange_images_keep_the_pixels():
+    images = np.random.default_rng(0).random((3, 28, 28, 1)).astype(np.float32)
+    strange = strange_images(images)
+    for name in ("on their side", "shuffled"):
+        assert not np.array_equal(strange[name], images)
+        np.testing.assert_array_equal(
+            np.sort(strange[name].reshape(3, -1)), np.sort(images.reshape(3, -1))
+        )
+    np.testing.assert_allclose(strange["inverted"] + images, 1)
+
+
+SHORT = {"data": "digits", "num_steps": 40, "num_kept": 4}
+
+
+@pytest.fixture
+def short_row():
+    row = rows()["MNIST: DP-SGLD"]
+    return Row(row.name, {**row.settings, **SHORT}, row.source)
+
+
+def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_path):
+    context = RowContext(tmp_path, fresh=True, profile="quick")
+    result = EXPERIMENT.run_row(short_row, context)
+    again = EXPERIMENT.run_row(short_row, context)  # its states lie on disk
+    assert again.measured == result.measured
+    assert result.measured[ACCURACY] > 30
+    chain = Settings(**short_row.settings).chain(1_437, 40)
+    assert result.certified == {AS_RUN: chain.certificate(1e-5).epsilon}
+    assert "SVHN is not at hand" in result.note
+    assert "Shortened" in result.note
+    assert "one image" in result.certificate
+
+
+def record(row, accuracy, nll, epsilon, **measured):
+    values = {ACCURACY: accuracy, "NLL": nll, "ECE %": 2.0, "AUROC, no digit %": 80.0}
+    bins = {"confidence": [0.4, 0.9], "accuracy": [0.5, 0.9], "share": [0.1, 0.9]}
+    return Record(
+        experiment="sgmcmc_mnist",
+        row=row.name,
+        profile="quick",
+        settings=row.settings,
+        source=row.source,
+        measured={**values, "last state %": 90.0, "NLL, last state": 0.3, **measured},
+        certified={AS_RUN: epsilon, PUBLISHED: 3.51},
+        seconds=0.0,
+        series={"reliability": bins, "mean entropy": {"test images": 0.1, "inverted": 0.5}},
+    )
+
+
+@pytest.fixture
+def records():
+    known = rows()
+    return [
+        record(known["MNIST: DP-SGLD"], 90.0, 0.4, 1.13),
+        record(known["MNIST: DP-SGLD, temperature 1"], 90.0, 0.35, 0.56),
+        record(known["MNIST: DP-SGD"], 90.5, 0.45, 0.56),
+        record(known["MNIST: DP-SGD at ε = 0.1"], 85.0, 0.6, 0.1),
+        record(known["frontier, ε = 0.1"], 75.0, 1.0, 0.1, **{"step size": 0.006}),
+    ]
+
+
+def test_the_remarks_say_what_is_promised_too_much(records):
+    claim, batches, last, beside, frontier = EXPERIMENT.remarks(records)
+    assert "claim ε = 0.1" in claim
+    assert "3.51" in claim
+    assert "36.18" in batches
+    assert "would not lower" in last
+    assert "same certified ε" in beside
+    assert "NLL 0.350 against 0.450" in beside
+    assert "0.006" in frontier
+    assert "85.0 %" in frontier
+    assert len(EXPERIMENT.remarks(records[:1])) == 2
+
+
+def test_the_figures_are_drawn_of_the_rows_that_are_there(records):
+    for some in (records, records[1:2]):
+        figures = EXPERIMENT.figures(some)
+        assert {"frontier", "calibration"} == set(figures)
+        assert all(isinstance(figure, Figure) for figure, _ in figures.values())
