@@ -41,6 +41,15 @@ def test_a_chain_that_is_private_enough_gets_no_floor():
     assert add_noise_for(CHAIN, epsilon=50.0, delta=1e-5).at_least == 0
 
 
+@pytest.mark.parametrize(("floor", "is_kept"), [(20.0, True), (1.5, False)])
+def test_a_floor_that_the_chain_has_is_never_lowered(floor, is_kept):
+    chain = dataclasses.replace(CHAIN, at_least=floor)
+    noisier = add_noise_for(chain, epsilon=1.0, delta=1e-5)
+    assert certified(noisier) <= 1
+    assert (noisier.at_least == floor) == is_kept
+    assert noisier.at_least >= floor
+
+
 def test_the_steps_meet_the_budget_at_the_same_temperature():
     slower = scale_steps_for(CHAIN, epsilon=1.0, delta=1e-5)
     assert 0.99 <= certified(slower) <= 1

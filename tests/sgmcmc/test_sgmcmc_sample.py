@@ -140,6 +140,10 @@ def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
         assert isinstance(other, np.memmap)
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(np.load(tmp_path / "samples_0.npy"), resumed["w"])
+    (tmp_path / "samples_0.npy").rename(tmp_path / "away.npy")
+    with pytest.raises(ValueError, match="'samples_0\\.npy', which cannot be read"):
+        run(chain, folder=tmp_path, **options)
+    assert not (tmp_path / "samples_0.npy").exists()
     with pytest.raises(ValueError, match="another mechanism"):
         run(chain_of(num_chains=2, at_least=9.0), folder=tmp_path, **options)
 

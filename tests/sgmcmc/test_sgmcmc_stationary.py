@@ -96,7 +96,7 @@ def test_power_printed_noise_called_temperature_one_is_caught(sampler):
 
 def test_small_steps_reach_the_posterior_and_large_ones_do_not():
     assert whitened(last_states(SGLD, 1.0), posterior()) > ENOUGH
-    near = last_states(SGLD, 1.0, step_size=0.04, num_steps=400, chains=1_024)
+    near = last_states(SGLD, 1.0, step_size=0.04, num_steps=200, chains=1_024)
     assert whitened(near, posterior()) < ENOUGH
 
 

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dpjax.bayes.sgmcmc.storage import SampleStore
 
@@ -14,13 +15,38 @@ def test_states_of_chains_become_chains_of_states(tmp_path):
         store = SampleStore(PARAMS, 4, folder)
         store.write(1, STATES)
         np.testing.assert_array_equal(store.samples["w"][:, 1:3], np.swapaxes(STATES["w"], 0, 1))
-    again = SampleStore(PARAMS, 4, tmp_path).samples["w"]
+    again = SampleStore(PARAMS, 4, tmp_path, begun=True).samples["w"]
     np.testing.assert_array_equal(again, store.samples["w"])
 
 
-def test_a_file_of_another_shape_is_replaced(tmp_path):
-    SampleStore(PARAMS, 9, tmp_path)
-    assert SampleStore(PARAMS, 4, tmp_path).samples["w"].shape == (3, 4, 2)
+def test_files_that_no_run_has_begun_are_replaced(tmp_path):
+    SampleStore(PARAMS, 9, tmp_path).write(0, STATES)
+    new = SampleStore(PARAMS, 4, tmp_path).samples["w"]
+    assert new.shape == (3, 4, 2)
+    assert not new.any()
+
+
+def gone(path):
+    path.unlink()
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def of_other_numbers(path):
+    np.save(path, np.load(path)[:, :2])
+
+
+@pytest.mark.parametrize("damage", [gone, cut_off, of_other_numbers])
+def test_files_of_a_run_that_has_begun_are_as_they_were_left(tmp_path, damage):
+    SampleStore(PARAMS, 4, tmp_path).write(1, STATES)
+    path = tmp_path / "samples_0.npy"
+    damage(path)
+    left = path.read_bytes() if path.exists() else None
+    with pytest.raises(ValueError, match=f"folder .*{tmp_path.name}.* in 'samples_0.npy'"):
+        SampleStore(PARAMS, 4, tmp_path, begun=True)
+    assert (path.read_bytes() if path.exists() else None) == left
 
 
 def test_half_precision_that_numpy_has_no_files_of_becomes_single():

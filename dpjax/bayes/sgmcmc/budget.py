@@ -20,9 +20,11 @@ _L = TypeVar("_L", bound=Langevin)
 def add_noise_for(chain: _L, *, epsilon: float, delta: float) -> _L:
     """Returns ``chain`` with the smallest ``at_least`` that makes it (epsilon, delta)-private.
 
+    Never one below its own: a chain that is private enough is returned as it is.
+
     The steps keep their sizes. Where the chain's own noise is less than the floor the rest is added
-    on top, which raises the temperature there: see ``excess_temperatures`` of the result. Zero
-    where the chain's own noise is enough. All chains are counted.
+    on top, which raises the temperature there: see ``excess_temperatures`` of the result. All
+    chains are counted.
 
     Raises:
       ValueError: ``epsilon`` or ``delta`` is out of range.
@@ -34,11 +36,9 @@ def add_noise_for(chain: _L, *, epsilon: float, delta: float) -> _L:
     >>> round(noisier.at_least, 1), round(float(noisier.excess_temperatures[0]), 1)
     (7.5, 1.3)
     """
-    bare = dataclasses.replace(chain, at_least=0.0)
-    if target(epsilon, delta, None, None, None).is_met(bare):
-        return bare
-    least = float(bare.own_noise_multipliers.min())
-    floor = _Floor(dataclasses.replace(bare, at_least=least))
+    if target(epsilon, delta, None, None, None).is_met(chain):
+        return chain
+    floor = _Floor(dataclasses.replace(chain, at_least=float(chain.noise_multipliers.min())))
     return calibrate(floor, epsilon=epsilon, delta=delta).chain  # type: ignore[return-value]
 
 

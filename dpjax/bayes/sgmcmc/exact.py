@@ -163,6 +163,29 @@ def _first_kept(
     return params
 
 
+def heads(key: jax.Array, log_probability: jax.Array) -> jax.Array:
+    """Throws a coin that shows heads with probability ``exp(log_probability)``, however small.
+
+    One uniform number has no values between zero and 2^-23: compared with a small probability it
+    would round that to the next such step, or to never, and a record that tips it over would be
+    seen. So it is heads if all of several coins are, of exp(-1) each and one of the remainder. None
+    is less likely than exp(-1), so steps of 2^-23 change its probability by less than 5e-7 of it.
+    What remains, in single precision: epsilon is exceeded by less than 5e-7 epsilon + 2e-6, however
+    small the probability, beside what is rounded in ``log_probability`` itself.
+    """
+
+    def throw(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        key, left, _ = carry
+        key, coin_key = jax.random.split(key)
+        part = jnp.minimum(left, 1)  # taking it from what is left rounds nothing
+        return key, left - part, jax.random.bernoulli(coin_key, jnp.exp(-part))
+
+    def goes_on(carry: tuple[Any, ...]) -> jax.Array:
+        return carry[2] & ~(carry[1] <= 0)  # what is not a number is thrown as well: tails
+
+    return jax.lax.while_loop(goes_on, throw, (key, -log_probability, jnp.array(True)))[2]
+
+
 def search(
     draw: Draw, log_accept: Callable[[Any], jax.Array], most: int
 ) -> Callable[[jax.Array], tuple[jax.Array, Any]]:
@@ -172,8 +195,7 @@ def search(
         key, tried, _, _ = carry
         key, draw_key, coin_key = jax.random.split(key, 3)
         params = draw(draw_key)
-        log_coin = -jax.random.exponential(coin_key)
-        return key, tried + 1, log_coin < log_accept(params), params
+        return key, tried + 1, heads(coin_key, log_accept(params)), params
 
     def goes_on(carry: tuple[Any, ...]) -> jax.Array:
         return ~carry[2] & (carry[1] < most)

@@ -150,11 +150,18 @@ def _check_bounded(name: str, bound: float) -> None:
 def clipped_log_likelihood(log_likelihood: Any, mechanism: OnePosteriorSample) -> Any:
     """Returns ``f(params, data)``: each record's log-likelihood, made to obey the bounds, ``(n,)``.
 
-    What is not a number becomes the lower bound.
+    What is not a number becomes the lower bound. Only a scalar is accepted: of several numbers for
+    a record each would be within the bounds, and their sum would not.
     """
 
     def of_all(params: Any, data: Any) -> jax.Array:
         each = jax.vmap(log_likelihood, (None, 0))(params, data)
+        if not (isinstance(each, jax.Array) and each.ndim == 1):
+            shape = jax.tree.map(lambda leaf: leaf.shape[1:], each)
+            raise ValueError(
+                f"log_likelihood must return a scalar for each record, got the shape {shape}"
+            )
+        each = each.astype(float)  # half precision would round the bounds, and the sum
         each = jnp.where(jnp.isnan(each), mechanism.low, each)
         return jnp.clip(each, mechanism.low, mechanism.high)
 

@@ -86,7 +86,8 @@ def sample(
       log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior. It sees no data, so
         it is neither clipped nor counted.
       params: where every chain starts: any tree of float arrays, or a function that draws one from
-        a key, for starts that differ. Must not depend on the data.
+        a key, for starts that differ. May depend on the data only through a release that is
+        counted as well, such as the first part of `hybrid`.
       data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``.
       chain: an `SGLD`, `SGHMC` or `PSGLD`: how many steps and chains, on which batches.
       key: a JAX key; `dpjax.release_key()` for a real release.
@@ -106,7 +107,7 @@ def sample(
 
     Raises:
       ValueError: for data of another size than the sampler's, steps that burn-in and thinning do
-        not divide, or a folder that holds another run.
+        not divide, or a folder that holds another run, or a checkpoint without its samples.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.sgmcmc import SGLD
@@ -127,8 +128,10 @@ def sample(
     )
     state, seeded = step.init(params), is_seeded(key)
     with _checkpoints(folder, plan, data, step, state, seeded) as saved:
-        store = SampleStore(state.params, plan.num_kept, Path(folder) if folder else None)
         state = saved.restore(state) if saved else state
+        begun = int(state.num_releases[0]) > 0
+        place = Path(folder) if folder else None
+        store = SampleStore(state.params, plan.num_kept, place, begun=begun)
         Runner(step.update, data, plan, samples_per_call, store, saved)(state, progress)
     return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
 
