@@ -7,6 +7,7 @@ and an accountant to a certificate. A `Mechanism` describes both at once.
 
 from dpjax import accounting, bayes, datasets, sensitivity
 from dpjax.accounting import bayesian, calibrate
+from dpjax.bayes.sgmcmc import sghmc, sgld
 from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
 from dpjax.keys import release_key
 from dpjax.mechanisms import (
@@ -74,6 +75,8 @@ __all__ = [
     "private_step",
     "release_key",
     "sensitivity",
+    "sghmc",
+    "sgld",
     "total_l2_clip",
     "train",
 ]

@@ -108,17 +108,29 @@ def private_step(
     def update(state: TrainState, data: Any) -> tuple[TrainState, StepInfo]:
         check_data(sampling, data)
         draw, sampler = sampling.draw(state.sampler)
-        summed, info = _sum_over_draw(clipped_sum, sampling, draw, state.params, data)
+        summed, info = sum_over_draw(clipped_sum, sampling, draw, state.params, data)
         updates, opt_state = private_optimizer.update(summed, state.optimizer, state.params)
         return TrainState(optax.apply_updates(state.params, updates), opt_state, sampler), info
 
     return PrivateStep(init, update)
 
 
-def _sum_over_draw(
+def sum_over_draw(
     clipped_sum: ClippedSumFn, sampling: Sampling, draw: Any, params: Any, data: Any
 ) -> tuple[Any, StepInfo]:
-    """The clipped sum over all physical batches of a draw, however many it takes."""
+    """The clipped sum over all physical batches of a draw, however many it takes.
+
+    Args:
+      clipped_sum: as `clipped_grad` makes it.
+      sampling: the scheme that drew.
+      draw: one draw of it.
+      params: where gradients are taken.
+      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``.
+
+    Returns:
+      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: nothing is
+      noised here.
+    """
 
     def over(part: Any) -> tuple[Any, StepInfo]:
         batch = sampling.batch(draw, part)

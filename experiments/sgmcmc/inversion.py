@@ -151,10 +151,9 @@ _HONEST = (
     "What this shows: the attack draws class averages. Those are facts about the classes, which"
     " differential privacy does not promise to hide; it bounds what one image that was trained on"
     " can add, so for a private model 'own' and 'others'' must lie close. They may lie close"
-    " without privacy too, where images are many: that is no sign of it. Where private pictures look"
-    " worse"
-    " it is the noise in the weights, and smoothing, which anyone can do, takes part of it away."
-    " And the unit is one image: a person with ten is protected far less than ε says."
+    " without privacy too, where images are many: that is no sign of it. Where private pictures"
+    " look worse it is the noise in the weights, and smoothing, which anyone can do, takes part of"
+    " it away. And the unit is one image: a person with ten is protected far less than ε says."
 )
 
 

@@ -1,0 +1,1 @@
+"""Source 001, second half: differentially private variational inference."""

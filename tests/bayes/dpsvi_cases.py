@@ -1,0 +1,75 @@
+"""Models that the tests of private variational inference share, as numpyro's users write them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoMultivariateNormal
+
+from dpjax.bayes.variational import DPSVI
+from dpjax.sampling import FixedSizeSampling
+
+RECORDS, FEATURES = 60, 3
+_RNG = np.random.default_rng(0)
+X = _RNG.normal(size=(RECORDS, FEATURES)).astype(np.float32)
+Y = (X @ np.array([2.0, -1.0, 0.5]) + _RNG.normal(size=RECORDS) > 0).astype(np.float32)
+
+
+def logistic(x, y=None):
+    weights = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+
+def logistic_guide(x, y=None):
+    """Written by hand: quicker to start than an autoguide."""
+    loc = numpyro.param("loc", jnp.zeros(x.shape[1]))
+    positive = dist.constraints.positive
+    scale = numpyro.param("scale", 0.1 * jnp.ones(x.shape[1]), constraint=positive)
+    numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
+
+
+def mixture(x):
+    weight = numpyro.sample("weight", dist.Uniform(0, 1))
+    means = numpyro.sample("means", dist.Normal(0, 3).expand([2]).to_event(1))
+    parts = dist.Categorical(jnp.stack([weight, 1 - weight])), dist.Normal(means, 1.0)
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("x", dist.MixtureSameFamily(*parts), obs=x)
+
+
+MIXED = X[:, 0] + 3 * Y
+FULL_RANK = AutoMultivariateNormal(mixture)  # slow to start, so shared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiling():
+    """Most of the time goes into compiling; for modules that import it."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def private(model=logistic, guide=logistic_guide, optim=None, loss=None, **fields):
+    """All records in every batch, in one physical batch (quick to compile), but for ``fields``."""
+    usual = {
+        "sampling": FixedSizeSampling(RECORDS, RECORDS),
+        "num_steps": 10,
+        "l2_clip": 1e6,
+        "noise_multiplier": 0.0,
+        "adjacency": "replace_one",
+    }
+    optim = numpyro.optim.SGD(1.0) if optim is None else optim
+    return DPSVI(model, guide, optim, loss, **{**usual, **fields})
+
+
+def step_of(svi, state, *args, **kwargs):
+    """What one step of gradient descent with step size one takes off the parameters."""
+    after, _ = svi.update(state, *args, **kwargs)
+    before, after = (svi.optim.get_params(s.optim_state) for s in (state, after))
+    return jax.tree.map(lambda b, a: np.asarray(b - a, float), before, after)
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
