@@ -1,5 +1,6 @@
 """Certificates: what a mechanism guarantees, as a curve, its readings, and by every accountant."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -30,6 +31,10 @@ CAVEATS = (
     "Floating-point noise is not secure against an attacker who sees every bit of it.",
     "Hyper-parameters tuned on the same data are not counted.",
     "Per-example norms and losses are private values and no part of the release.",
+)
+_SEEDED = (
+    "The key of this run came from a seed: its noise can be drawn again, so this run protects"
+    " nobody. It shows what the mechanism guarantees with a secret key (dpjax.release_key())."
 )
 _NO_BETTER = "no composition of these steps' curves betters; no guarantee"
 _LOWER_IN_WORDS = "no composition of these steps' curves certifies less; no guarantee"
@@ -134,6 +139,10 @@ class Certificate:
     @property
     def _guarantee(self) -> Reading:
         return next(reading for reading in self.readings if reading.kind == "guarantee")
+
+    def of_run(self, *, seeded: bool) -> "Certificate":
+        """Returns the certificate of one run, which says so if anyone can draw its noise again."""
+        return dataclasses.replace(self, caveats=(*self.caveats, _SEEDED)) if seeded else self
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""

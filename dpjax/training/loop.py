@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from dpjax._jaxprs import primitive_names
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
-# (state, number of steps, at most steps_per_call) -> (state, their infos stacked)
-Steps = Callable[[Any, int], tuple[Any, Any]]
+# (state, data, number of steps, at most steps_per_call) -> (state, their infos stacked)
+Steps = Callable[[Any, Any, int], tuple[Any, Any]]
 
 
 def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
@@ -19,15 +19,15 @@ def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) ->
     Args:
       update: ``update(state, data) -> (state, info)``, pure.
       state: a state as it will be passed; each call consumes (donates) its state.
-      data: device-resident arrays.
+      data: arrays of the shapes that will be passed: what is compiled keeps none of them.
       steps_per_call: the most steps one call runs.
 
     Returns:
-      ``run(state, num_steps) -> (state, infos)``, where every leaf of ``infos`` has a leading axis
-      of ``num_steps``. Never recompiles, whatever ``num_steps``.
+      ``run(state, data, num_steps) -> (state, infos)``, where every leaf of ``infos`` has a leading
+      axis of ``num_steps``. Never recompiles, whatever ``num_steps``.
 
     >>> run = compile_steps(lambda s, d: (s + d, s), jnp.zeros(()), jnp.ones(()), 4)
-    >>> state, seen = run(jnp.zeros(()), 3)
+    >>> state, seen = run(jnp.zeros(()), jnp.ones(()), 3)
     >>> float(state), seen.tolist()
     (3.0, [0.0, 1.0, 2.0])
     """
@@ -53,7 +53,7 @@ def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> 
     del steps_per_call
     step = jax.jit(update, donate_argnums=0).lower(state, data).compile()
 
-    def run(state: Any, num_steps: int) -> tuple[Any, Any]:
+    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
         infos = []
         for _ in range(num_steps):
             state, info = step(state, data)
@@ -81,7 +81,7 @@ def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -
 
     compiled = jax.jit(steps, donate_argnums=0).lower(state, data, jnp.int32(0)).compile()
 
-    def run(state: Any, num_steps: int) -> tuple[Any, Any]:
+    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
         state, infos = compiled(state, data, jnp.int32(num_steps))
         return state, jax.tree.map(lambda leaf: leaf[:num_steps], infos)
 

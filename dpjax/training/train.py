@@ -63,15 +63,7 @@ class TrainResult:
 
     def certificate(self, delta: float) -> Certificate:
         """What the run guarantees at ``delta``; says so if its noise was reproducible."""
-        certificate = self.mechanism.certificate(delta)
-        if not self.seeded:
-            return certificate
-        seeded = (
-            "The key of this run came from a seed: its noise can be drawn again, so this run"
-            " protects nobody. It shows what the mechanism guarantees with a secret key"
-            " (dpjax.release_key())."
-        )
-        return dataclasses.replace(certificate, caveats=(*certificate.caveats, seeded))
+        return self.mechanism.certificate(delta).of_run(seeded=self.seeded)
 
 
 def train(
@@ -167,7 +159,7 @@ class _Run(NamedTuple):
         with tqdm(total=self.num_steps, initial=done, unit="step", disable=not progress) as bar:
             while done < self.num_steps:
                 count = min(self.steps_per_call, self.num_steps - done)
-                state, infos = jax.block_until_ready(run(state, count))
+                state, infos = jax.block_until_ready(run(state, self.data, count))
                 done += count
                 self._publish(done, state, infos)
                 bar.update(count)

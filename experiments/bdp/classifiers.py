@@ -126,7 +126,7 @@ def train(settings: Settings, task: Task) -> Run:
     run = Run(params, mechanism, [], [], 0.0, account, account)
     for epoch in range(1, settings.epochs + 1):
         count = min(per_epoch, mechanism.num_steps - run.account.num_done)
-        state, infos = advance(state, count)
+        state, infos = advance(state, examples, count)
         run = _note(run, state.params, infos)
         run.curve.append((float(epoch), accuracy(state.params, data.test)))
         if settings.way == MEAN:

@@ -1,24 +1,18 @@
 """Private variational inference, with the norms that its steps clip: one program for all rows."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import seed, substitute, trace
 
-import dpjax
-from dpjax.bayes.variational import DPSVI, DPSVIState
+from dpjax.bayes.variational import DPSVIState
 from dpjax.datasets import Dataset
-from dpjax.sampling.base import gather
-from experiments.dpvi.logistic_model import accuracy_percent_of_draws, guide
+from experiments.dpvi.logistic_model import accuracy_percent_of_draws
 from experiments.dpvi.logistic_runs import maker
-from experiments.dpvi.sweep import Point, at_point, stacked
+from experiments.dpvi.sweep import Maker, Point, stacked
 
 NUM_DRAWS = 100
-_NO_CLIP = 1e6
 
 
 class Watched(NamedTuple):
@@ -55,14 +49,13 @@ def watched_runs(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _watch(
-    make: Callable[[], DPSVI], num_steps: int, keys: jax.Array, points: Point, records: Any
-) -> Any:
+def _watch(make: Maker, num_steps: int, keys: jax.Array, points: Point, records: Any) -> Any:
     def run(key: jax.Array, point: Point) -> Any:
-        svi = at_point(make(), point, num_steps)
+        svi = make(point, num_steps)
 
         def step(state: DPSVIState, _: None) -> tuple[DPSVIState, Any]:
-            return svi.update(state, *records)[0], norms_of_step(svi, state, records)
+            state, info = svi.update_with_info(state, *records)
+            return state, (info.norms, info.mask)
 
         state, (norms, mask) = jax.lax.scan(step, svi.init(key, *records), length=num_steps)
         return svi.get_params(state), norms, mask
@@ -79,33 +72,3 @@ def score(params: Any, test: Any, keys: jax.Array) -> jax.Array:
         return accuracy_percent_of_draws(params, x, y, key, NUM_DRAWS)
 
     return jax.vmap(jax.vmap(one), (0, None))(params, keys)
-
-
-def norms_of_step(svi: DPSVI, state: DPSVIState, records: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the norms that the next update will clip, and which of them were drawn.
-
-    They are computed once more here: the inference does not hand them out. Batch and weights are
-    the very ones that it draws; of a draw that needs two physical batches, the first.
-    """
-    sampling = svi.mechanism.sampling
-    batch = sampling.batch(sampling.draw(state.sampler)[0], 0)
-    guide_key = jax.random.split(jax.random.split(state.rng_key)[1])[1]
-    params = svi.optim.get_params(state.optim_state)
-    loss = partial(_record_loss, guide_key)
-    norms = dpjax.clipped_grad(loss, _NO_CLIP)(params, gather(records, batch.indices), batch.mask)
-    return norms[1].norms, batch.mask
-
-
-def _record_loss(guide_key: jax.Array, params: Any, record: Any) -> jax.Array:
-    """Minus the log-likelihood of one record, at the weights that the guide draws by this key."""
-    x, y = record
-    weights = draw_weights(guide_key, params, len(x))
-    return -jax.nn.log_sigmoid((2 * y - 1) * (x @ weights))
-
-
-def draw_weights(guide_key: jax.Array, params: Any, num_features: int) -> jax.Array:
-    """Returns the guide's draw, given unconstrained parameters (logarithms of the scales)."""
-    values = {"mean": params["mean"], "scale": jnp.exp(params["scale"])}
-    shown = seed(substitute(guide, data=values), guide_key)
-    weights: jax.Array = trace(shown).get_trace(jnp.zeros((1, num_features)))["weights"]["value"]
-    return weights

@@ -89,7 +89,7 @@ def _loops(subject: Subject) -> Group:
     def case(name: str, loop: Any) -> Case:
         run = loop(step.update, step.init(params), data, _LOOP_STEPS)
         # A run consumes the state it is given: each call starts from the first one again.
-        return Case(name, blocking(lambda: run(step.init(params), _LOOP_STEPS)))
+        return Case(name, blocking(lambda: run(step.init(params), data, _LOOP_STEPS)))
 
     cases = [case("host loop", on_host_loop), case("device loop", on_device_loop)]
     return Group("loops", subject.title, _LOOP_BATCH, _LOOP_STEPS * _LOOP_BATCH, cases)

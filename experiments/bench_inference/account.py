@@ -63,7 +63,7 @@ def _block(
 
     def seconds() -> float:
         start = time.perf_counter()
-        held["state"], info = jax.block_until_ready(run(held["state"], _BLOCK))
+        held["state"], info = jax.block_until_ready(run(held["state"], data, _BLOCK))
         if count:
             held["account"] = bayesian.update(held["account"], info.norms, info.mask)
         return time.perf_counter() - start

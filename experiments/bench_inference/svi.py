@@ -107,7 +107,7 @@ def _case(name: str, update: Update, state: Any, data: Any) -> Case:
     run, held = compile_steps(update, jax.tree.map(jnp.array, state), data, STEPS), [state]
 
     def steps() -> Any:
-        held[0], seen = run(jax.tree.map(jnp.array, held[0]), STEPS)
+        held[0], seen = run(jax.tree.map(jnp.array, held[0]), data, STEPS)
         return seen
 
     seconds = blocking(steps)

@@ -1,16 +1,14 @@
 """The logistic regressions run many times over, and how often they guess right."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpjax.bayes.variational import DPSVI
 from dpjax.datasets import Dataset
 from experiments.dpvi.logistic_model import accuracy_percent, guide, model, windowed_adagrad
-from experiments.dpvi.sweep import Point, fit, inference
+from experiments.dpvi.sweep import Maker, Point, fit, inference
 
 
 def accuracies(
@@ -40,8 +38,8 @@ def accuracies(
 
 
 @functools.cache
-def maker(num_examples: int, sampling_rate: float, learning_rate: float) -> Callable[[], DPSVI]:
-    """Returns what makes the inference of `fit`: the same function for the same numbers."""
+def maker(num_examples: int, sampling_rate: float, learning_rate: float) -> Maker:
+    """Returns what makes the inferences of `fit`: the same function for the same numbers."""
     optimizer = windowed_adagrad(learning_rate)
     return functools.partial(inference, model, guide, optimizer, num_examples, sampling_rate)
 

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from experiments.dpvi.mixture_model import (
     predictive_log_density,
     true_log_density,
 )
-from experiments.dpvi.sweep import Point, fit, inference
+from experiments.dpvi.sweep import Maker, Point, fit, inference
 from experiments.figures import CERTIFIED, PALETTE, SOURCE, new_figure
 from experiments.registry import Experiment, Record, Result, Row, RowContext
 
@@ -99,9 +99,14 @@ def _densities(shared: tuple[tuple[str, Any], ...]) -> dict[float, np.ndarray]:
 
 
 @functools.cache
-def _maker(num_records: int, sampling_rate: float, learning_rate: float) -> Callable[[], DPSVI]:
+def _maker(num_records: int, sampling_rate: float, learning_rate: float) -> Maker:
     optimizer = optax.adam(learning_rate)
-    return lambda: inference(model, new_guide(), optimizer, num_records, sampling_rate)
+
+    def make(point: Point, num_steps: int) -> DPSVI:
+        numbers = num_records, sampling_rate, point, num_steps
+        return inference(model, new_guide(), optimizer, *numbers)
+
+    return make
 
 
 def _test_records() -> jax.Array:

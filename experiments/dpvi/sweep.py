@@ -1,7 +1,6 @@
 """Private variational inference run many times over: every noise and clip in one program."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,22 +26,12 @@ class Point(NamedTuple):
     l2_clip: Any
 
 
-@dataclass(frozen=True)
-class _AnyNoise(dpjax.SubsampledGaussian):
-    """A mechanism whose noise, clip and length are traced numbers, so nobody can check them.
-
-    Guarantees are read off the plain mechanism of the same numbers.
-    """
-
-    noise_multiplier: Any
-    num_steps: Any
-
-    def __post_init__(self) -> None:
-        """Checks nothing."""
+# Makes the inference of one point, whose numbers may be traced, for so many steps.
+Maker = Callable[[Point, int], DPSVI]
 
 
 def fit(
-    make: Callable[[], DPSVI],
+    make: Maker,
     points: list[Point],
     records: tuple[Any, ...],
     *,
@@ -56,8 +45,8 @@ def fit(
     batches, and the same noise up to its size: drawing a batch may cost more than all the rest.
 
     Args:
-      make: the inference; of its mechanism only the sampler and the adjacency are used. Calls with
-        the same function and shapes share one compiled program.
+      make: the inference of a point. Calls with the same function, steps and shapes share one
+        compiled program.
       points: noise and clip of the runs.
       records: the model's arguments.
       num_steps: of each run.
@@ -75,12 +64,10 @@ def stacked(points: list[Point]) -> Point:
     return Point(sigmas, bounds)
 
 
-@partial(jax.jit, static_argnums=0)
-def _fit(
-    make: Callable[[], DPSVI], keys: jax.Array, points: Point, num_steps: jax.Array, records: Any
-) -> Any:
+@partial(jax.jit, static_argnums=(0, 3))
+def _fit(make: Maker, keys: jax.Array, points: Point, num_steps: int, records: Any) -> Any:
     def run(key: jax.Array, point: Point) -> Any:
-        svi = at_point(make(), point, num_steps)
+        svi = make(point, num_steps)
         state = svi.init(key, *records)
         state = jax.lax.fori_loop(0, num_steps, lambda _, s: svi.update(s, *records)[0], state)
         return svi.get_params(state)
@@ -88,24 +75,23 @@ def _fit(
     return jax.vmap(jax.vmap(run, (0, None)), (None, 0))(keys, points)
 
 
-def at_point(svi: DPSVI, point: Point, num_steps: Any) -> DPSVI:
-    """Gives an inference a mechanism of these numbers, which may be traced; returns it."""
-    sampling, adjacency = svi.mechanism.sampling, svi.mechanism.adjacency
-    svi.mechanism = _AnyNoise(sampling, point.l2_clip, 2 * point.sigma, num_steps, adjacency)
-    return svi
-
-
 def inference(
-    model: Any, guide: Any, optimizer: Any, num_examples: int, sampling_rate: float
+    model: Any,
+    guide: Any,
+    optimizer: Any,
+    num_examples: int,
+    sampling_rate: float,
+    point: Point,
+    num_steps: int,
 ) -> DPSVI:
-    """Returns an inference whose noise, clip and length are yet to be replaced by `fit`."""
+    """Returns the inference of a point: the mechanism that `accounts.mechanism` accounts for."""
     return DPSVI(
         model,
         guide,
         optimizer,
         sampling=dpjax.PoissonSampling(num_examples, sampling_rate),
-        num_steps=1,
-        l2_clip=1.0,
-        noise_multiplier=1.0,
+        num_steps=num_steps,
+        l2_clip=point.l2_clip,
+        noise_multiplier=2 * point.sigma,
         adjacency="add_remove",
     )

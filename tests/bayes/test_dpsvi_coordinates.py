@@ -39,11 +39,12 @@ with_each = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
 def started(guide):
     """The problem, and parameters away from where the guide starts."""
     svi = private(mixture, guide)
-    start = svi.optim.get_params(svi.init(KEY, MIXED).optim_state)
+    state = svi.init(KEY, MIXED)
+    start = svi.optim.get_params(state.optim_state)
     shifted = {name: np.array(leaf) for name, leaf in start.items()}
     for leaf in shifted.values():
         leaf += 1 + np.cos(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape)
-    return svi._problem(svi._split((MIXED,), {}).layout), shifted
+    return svi._steps.problem(state, svi._steps.split((MIXED,), {})), shifted
 
 
 @cache

@@ -36,8 +36,9 @@ CLIP = 0.5
 def sums(model, guide):
     """``f(x, y, mask)``: the clipped sum at fixed parameters and key, before any noise."""
     svi = private(model, guide, l2_clip=CLIP)
-    params = svi.optim.get_params(svi.init(KEY, X, Y).optim_state)
-    problem = svi._problem(svi._split((X, Y), {}).layout)
+    state = svi.init(KEY, X, Y)
+    params = svi.optim.get_params(state.optim_state)
+    problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
     where = coordinates(problem, CLIP, params, [X, Y], [], KEY)
     clipped = clipped_grad(where.loss, CLIP)
 

@@ -339,3 +339,22 @@ def test_what_is_allowed_is_not_refused():
     private(local, amortised).init(KEY, Y)
     private(masked, guide_mean).init(KEY, Y, np.arange(RECORDS) % 2 == 0)
     private(logistic, logistic_guide).init(KEY, X, y=Y)
+
+
+def test_arguments_of_a_new_kind_are_checked_in_a_step_too():
+    def model(y, whole=False):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", len(y)):
+            shown = Y if whole else y
+            numpyro.sample("y", dist.Normal(mean, 1), obs=shown)
+
+    def guide(y, whole=False):
+        guide_mean(y)
+
+    svi = private(model, guide)
+    state = svi.init(KEY, Y)
+    svi.update(state, Y)
+    with pytest.raises(ValueError, match="site 'y'"):
+        svi.update(state, Y, whole=True)
+    with pytest.raises(ValueError, match="site 'y'"):
+        svi.run(KEY, 2, Y, whole=True, init_state=state, progress_bar=False)

@@ -19,6 +19,8 @@ from dpsvi_cases import (
 )
 
 from dpjax.bayes.variational import to_arviz
+from dpjax.bayes.variational.coordinates import in_parameters
+from dpjax.bayes.variational.step import with_index
 from dpjax.sampling import PoissonSampling
 
 KEY = jax.random.key(5)
@@ -44,6 +46,38 @@ def test_a_run_is_its_updates(fitted):
     np.testing.assert_allclose(flat(svi.get_params(state)), flat(result.params), rtol=1e-4)
     assert int(state.num_releases) == int(result.state.num_releases) == 100
     assert result.losses.shape == (100,)
+
+
+def test_a_second_run_sees_its_own_records(fitted):
+    svi, result = fitted
+    other = svi.run(KEY, 100, X, 1 - Y, progress_bar=False)
+    alone = private(
+        optim=optax.adam(0.1),
+        sampling=PoissonSampling(RECORDS, 0.5),
+        num_steps=100,
+        l2_clip=1.0,
+        noise_multiplier=0.5,
+    ).run(KEY, 100, X, 1 - Y, progress_bar=False)
+    np.testing.assert_array_equal(flat(other.params), flat(alone.params))
+    assert np.abs(flat(other.params) - flat(result.params)).max() > 0.1
+
+
+def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
+    svi, _ = fitted
+    state = svi.init(KEY, X, Y)
+    moved, info = svi.update_with_info(state, X, Y)
+    sampling, key = svi.mechanism.sampling, jax.random.split(state.rng_key)[1]
+    batch = sampling.batch(sampling.draw(state.sampler)[0], 0)
+    problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
+    where = in_parameters(problem, svi.optim.get_params(state.optim_state), [], key)
+    grads = jax.vmap(jax.grad(where.loss), (None, 0))(where.point, with_index([X, Y]))
+    norms = np.sqrt(sum(np.sum(np.square(leaf), axis=1) for leaf in jax.tree.leaves(grads)))
+    expected = np.where(batch.mask, norms[batch.indices], 0)
+    np.testing.assert_allclose(info.norms[: len(expected)], expected, rtol=1e-4)
+    assert expected.max() > svi.mechanism.l2_clip  # they are not clipped
+    np.testing.assert_array_equal(
+        flat(svi.get_params(moved)), flat(svi.get_params(svi.update(state, X, Y)[0]))
+    )
 
 
 def test_a_second_run_or_update_compiles_nothing(fitted, caplog):

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ from dpjax.accounting import bayesian
 from dpjax.datasets import Dataset, Split
 from experiments.bdp import abalone, variational_source, variational_table
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
-from experiments.bdp.variational_runs import _record_loss, draw_weights, norms_of_step
-from experiments.dpvi.logistic_runs import maker
 from experiments.figures import draw_figures
 from experiments.registry import Record, rows_of
 from experiments.runner import Plan, run_row
@@ -23,28 +19,6 @@ def small_data(num_train=60, num_test=20, num_features=3):
     x, y = x.astype(np.float32), (x[:, 0] > 0).astype(np.int32)
     train, test = (Split(x[part], y[part]) for part in (slice(num_train), slice(num_train, None)))
     return Dataset("small", train, test, "made up", False, 2, "Made up.")
-
-
-def test_norms_are_of_the_batch_and_the_weights_that_the_inference_draws():
-    x, y = map(jnp.asarray, small_data().train)
-    svi = maker(60, 0.3, 0.1)()
-    state = svi.init(jax.random.key(0), x, y)
-    params = svi.optim.get_params(state.optim_state)
-    for shown, same in ((state, True), (state._replace(rng_key=jax.random.key(5)), False)):
-        norms, mask = norms_of_step(svi, shown, (x, y))
-        batch = svi.mechanism.sampling.batch(svi.mechanism.sampling.draw(shown.sampler)[0], 0)
-        guide_key = jax.random.split(jax.random.split(shown.rng_key)[1])[1]
-        each = jax.vmap(lambda i, key=guide_key: _record_loss(key, params, (x[i], y[i])))
-        weights = draw_weights(guide_key, params, 3)
-        # At the start the guide is the prior, and minus the ELBO the batch's loss alone.
-        loss = jnp.sum(jnp.where(mask, each(batch.indices), 0)) / 0.3
-        np.testing.assert_allclose(svi.update(shown, x, y)[1], loss, rtol=1e-4)
-        assert np.isclose(svi.update(state, x, y)[1], loss, rtol=1e-3) == same
-        # A weight is its normal draw here, by which the gradient of its scale's logarithm differs.
-        residuals = y - jax.nn.sigmoid(x @ weights)
-        squares = (residuals[:, None] * x) ** 2 * (1 + weights**2)
-        expected = jnp.sqrt(squares.sum(axis=1))[batch.indices]
-        np.testing.assert_allclose(norms, jnp.where(mask, expected, 0), rtol=1e-4)
 
 
 def test_what_a_step_would_be_without_a_record_is_what_it_is_without_it():
@@ -81,12 +55,6 @@ def test_without_noise_no_outlier_is_protected():
     moment = bayesian.sampled_gaussian((32,), [0.01 * 2**0.5], sampling_rate=0.1, noise_std=1.0)
     expected = (3 * moment[0, 0] + 10 * np.log(10)) / 32
     np.testing.assert_allclose(both.bayesian, expected, rtol=1e-4)
-
-
-def test_weights_are_the_guides():
-    params = {"mean": jnp.array([1.0, 2.0]), "scale": jnp.log(jnp.array([1e-6, 1e-6]))}
-    found = draw_weights(jax.random.key(0), params, 2)
-    np.testing.assert_allclose(found, [1.0, 2.0], atol=1e-5)
 
 
 @pytest.fixture(scope="module")

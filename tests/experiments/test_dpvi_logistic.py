@@ -19,14 +19,14 @@ from experiments.dpvi.logistic_model import (
     windowed_adagrad,
 )
 from experiments.dpvi.logistic_runs import maker
-from experiments.dpvi.sweep import Point, at_point, stacked
+from experiments.dpvi.sweep import Point, stacked
 from experiments.figures import draw_figures
 from experiments.registry import Record, rows_of
 from experiments.runner import Plan, run_row
 
 
 def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
-    svi = at_point(maker(40, 0.5, 0.1)(), Point(1.5, 0.2), 12)
+    svi = maker(40, 0.5, 0.1)(Point(1.5, 0.2), 12)
     accounted = mechanism(1.5, 0.2, 0.5, 12, 40)
     for field in dataclasses.fields(accounted):
         assert getattr(svi.mechanism, field.name) == getattr(accounted, field.name)

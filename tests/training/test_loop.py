@@ -48,7 +48,7 @@ def run_in_calls(loop, step, params, data, calls):
     run = loop(step.update, step.init(params), data, max(calls))
     state, infos = step.init(params), []
     for num_steps in calls:
-        state, info = run(state, num_steps)
+        state, info = run(state, data, num_steps)
         infos.append(info)
     return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *infos)
 
@@ -93,11 +93,11 @@ def test_nothing_is_traced_or_compiled_again_for_any_number_of_steps(loop):
     run = loop(update, jnp.zeros(3), jnp.float32(1), 5)
     traced, state = len(traces), jnp.zeros(3)
     for num_steps in (5, 3, 1):  # cutting and stacking infos is compiled once for each length
-        state, _ = run(state, num_steps)
+        state, _ = run(state, jnp.float32(1), num_steps)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         for num_steps in (5, 5, 3, 1, 5, 3):
-            state, infos = run(state, num_steps)
+            state, infos = run(state, jnp.float32(1), num_steps)
             assert infos.shape == (num_steps, 3)
         assert (len(traces), compilations) == (traced, [])
         jax.jit(lambda x: x + 1)(1.0)
@@ -111,9 +111,16 @@ def test_nothing_is_traced_or_compiled_again_for_any_number_of_steps(loop):
 def test_each_call_consumes_its_state(loop):
     run = loop(lambda s, d: (s + d, s), jnp.zeros(3), jnp.ones(3), 2)
     state = jnp.zeros(3)
-    moved, _ = run(state, 2)
+    moved, _ = run(state, jnp.ones(3), 2)
     assert moved.tolist() == [2.0] * 3
     assert state.is_deleted()
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_the_data_are_those_of_the_call(loop):
+    run = loop(lambda s, d: (s + d, s), jnp.zeros(3), jnp.ones(3), 2)
+    moved, _ = run(jnp.zeros(3), jnp.full(3, 5.0), 2)
+    assert moved.tolist() == [10.0] * 3
 
 
 @on_cpu

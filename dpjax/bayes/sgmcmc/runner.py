@@ -120,7 +120,7 @@ def on_device(update: Update, state: Any, data: Any, most: int) -> Keep:
     run = on_device_loop(stretch, (state, jnp.int32(0)), data, most)
 
     def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
-        (state, _), states = run((state, jnp.int32(steps)), count)
+        (state, _), states = run((state, jnp.int32(steps)), data, count)
         return state, states
 
     return keep
@@ -133,7 +133,7 @@ def on_host(update: Update, state: Any, data: Any, most: int) -> Keep:
     def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
         kept = []
         for _ in range(count):
-            state, _ = run(state, steps)
+            state, _ = run(state, data, steps)
             kept.append(jax.device_get(state.params))
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
 

@@ -18,11 +18,6 @@ from dpjax.sampling.base import check_data
 from dpjax.training.checkpoint import CheckpointStore, identify
 from dpjax.training.step import PrivateStep
 
-_SEEDED = (
-    "The key of this run came from a seed: its noise can be drawn again, so this run protects"
-    " nobody. It shows what the mechanism guarantees with a secret key (dpjax.release_key())."
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class ChainResult:
@@ -41,10 +36,7 @@ class ChainResult:
 
     def certificate(self, delta: float) -> Certificate:
         """What the run guarantees at ``delta``: of every state of every chain, kept or not."""
-        certificate = self.mechanism.certificate(delta)
-        if not self.seeded:
-            return certificate
-        return dataclasses.replace(certificate, caveats=(*certificate.caveats, _SEEDED))
+        return self.mechanism.certificate(delta).of_run(seeded=self.seeded)
 
     def to_arviz(self) -> Any:
         """Returns the samples as arviz's data tree, group ``posterior``; leaves named by path.

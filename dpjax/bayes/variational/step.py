@@ -41,11 +41,11 @@ def make_step(
     state: DPSVIState,
     records: Any,
     arrays: Any,
-) -> tuple[DPSVIState, jax.Array]:
+) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
     """Draw, clip, sum, noise, add what is free of data, step.
 
     Returns:
-      The next state, and an estimate of minus the ELBO, which is not released.
+      The next state; and, not released, an estimate of minus the ELBO and what the step saw.
     """
     rng_key, key = jax.random.split(state.rng_key)
     params = optim.get_params(state.optim_state)
@@ -57,7 +57,8 @@ def make_step(
     scale = mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
     grads = jax.tree.map(lambda n, g: (scale * n).astype(g.dtype) + g, noisy, free_grad)
     optim_state = optim.update(grads, state.optim_state, value=jnp.nan)
-    return DPSVIState(optim_state, rng_key, sampler, noise), scale * info.loss_sum + free_loss
+    loss = scale * info.loss_sum + free_loss
+    return DPSVIState(optim_state, rng_key, sampler, noise), (loss, info)
 
 
 def with_index(records: Any) -> Any:

@@ -1,11 +1,11 @@
 """``DPSVI``: numpyro's stochastic variational inference, private by one description."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
+from numpyro.infer import ELBO, SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 from tqdm import tqdm
 
@@ -14,32 +14,16 @@ from dpjax.accounting.adjacency import Adjacency
 from dpjax.accounting.certificate import Certificate
 from dpjax.bayes.variational.clipping_report import ClippingReport, report_clipping
 from dpjax.bayes.variational.coordinates import coordinates
-from dpjax.bayes.variational.elbo import Problem
-from dpjax.bayes.variational.records import Arguments, Layout, blank, split_arguments
-from dpjax.bayes.variational.refusals import check_loss, check_optimizer, check_problem
-from dpjax.bayes.variational.step import DPSVIState, make_step, with_index
-from dpjax.bayes.variational.structure import Structure, find_structure
+from dpjax.bayes.variational.known import Known, first_state
+from dpjax.bayes.variational.posterior import draw_latents, draw_predictions
+from dpjax.bayes.variational.refusals import check_loss, check_optimizer
+from dpjax.bayes.variational.step import DPSVIState, with_index
+from dpjax.bayes.variational.steps import Steps
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import Sampling
-from dpjax.training.loop import compile_steps
+from dpjax.training.step import StepInfo
 
-# Values that some model or other takes.
-_FILLS = (0.0, 1.0, 0.5)
 _REPORTS = 20  # of the progress bar
-
-
-class _Known(NamedTuple):
-    """What `init` has found out: of the records no more than their shapes."""
-
-    structure: Structure
-    records: list[jax.ShapeDtypeStruct]
-    arrays: list[jax.Array]
-    layout: Layout
-
-    @classmethod
-    def of(cls, model: Callable[..., Any], parts: Arguments) -> "_Known":
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in parts.records]
-        return cls(find_structure(model, parts), shapes, parts.arrays, parts.layout)
 
 
 class DPSVI:
@@ -147,9 +131,7 @@ class DPSVI:
         )
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
-        self._step = jax.jit(self._update, static_argnums=3)
-        self._runs: dict[Any, Any] = {}
-        self._known: _Known | None = None
+        self._steps = Steps(self._svi, self.mechanism, static_kwargs)
 
     @property
     def model(self) -> Callable[..., Any]:
@@ -190,11 +172,11 @@ class DPSVI:
           ValueError: naming the site and what is allowed.
         """
         svi_key, sampler_key, noise_key = jax.random.split(as_key(rng_key), 3)
-        parts = self._split(args, kwargs)
-        self._known = _Known.of(self.model, parts)
-        svi_state = self._first_state(svi_key, parts, init_params)
+        parts = self._steps.split(args, kwargs)
+        known = Known.of(self.model, parts)
+        svi_state = first_state(self._svi, svi_key, parts, init_params)
         params = self.optim.get_params(svi_state.optim_state)
-        check_problem(self._problem(parts.layout), params, parts)
+        self._steps.learn(known, params, parts)
         noise = self.mechanism.noise(noise_key).init(params)
         sampler = self.mechanism.sampling.init(sampler_key)
         return DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
@@ -211,8 +193,18 @@ class DPSVI:
         Returns:
           The next state, and an estimate of minus the ELBO: a **private** value, not released.
         """
-        parts = self._split(args, kwargs)
-        return self._step(svi_state, parts.records, parts.arrays, parts.layout)
+        state, (loss, _) = self._steps.one(svi_state, self._steps.split(args, kwargs))
+        return state, loss
+
+    def update_with_info(
+        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+    ) -> tuple[DPSVIState, StepInfo]:
+        """As `update`, with what the step saw of the records: **private** values.
+
+        The norms are those that a Bayesian account is kept of: see `dpjax.bayesian`.
+        """
+        state, (_, info) = self._steps.one(svi_state, self._steps.split(args, kwargs))
+        return state, info
 
     def run(
         self,
@@ -246,12 +238,13 @@ class DPSVI:
             init_state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         state = jax.tree.map(jnp.array, init_state)  # its own copies: the loop donates them
         most = -(-num_steps // _REPORTS) if progress_bar else num_steps
-        run = self._compiled(state, self._split(args, kwargs), most)
-        losses = []
+        parts = self._steps.split(args, kwargs)
+        run, losses = self._steps.loop(state, parts, most), []
         with tqdm(total=num_steps, unit="step", disable=not progress_bar) as bar:
             for done in range(0, num_steps, most):
                 count = min(most, num_steps - done)
-                state, some = jax.block_until_ready(run(state, count))
+                data = parts.records, parts.arrays
+                state, some = jax.block_until_ready(run(state, data, count))
                 losses.append(some)
                 bar.update(count)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
@@ -274,17 +267,10 @@ class DPSVI:
           For each latent variable of the model outside of the plate an array
           ``(1, num_samples, ...)``: arviz's axes, one chain (see `to_arviz`).
         """
-        check_count("num_samples", num_samples)
-        known = self._known_model()
-        args, kwargs = known.layout.arguments(blank(known.records), known.arrays)
-        guide = Predictive(
-            self.guide,
-            params=self._params(params),
-            num_samples=num_samples,
-            return_sites=list(known.structure.latents),
-            parallel=True,
-        )
-        return {name: draws[None] for name, draws in guide(rng_key, *args, **kwargs).items()}
+        known = self._steps.last_known()
+        names, arguments = known.structure.latents, known.blank_arguments()
+        params = self._params(params)
+        return draw_latents(self.guide, params, names, rng_key, num_samples, arguments)
 
     def predict(
         self, rng_key: jax.Array, params: Any, num_samples: int, *args: Any, **kwargs: Any
@@ -302,15 +288,9 @@ class DPSVI:
           As `numpyro.infer.Predictive`: for each observed or deterministic site an array
           ``(num_samples, ...)``.
         """
-        check_count("num_samples", num_samples)
-        predictive = Predictive(
-            self.model,
-            guide=self.guide,
-            params=self._params(params),
-            num_samples=num_samples,
-            parallel=True,
-        )
-        return predictive(rng_key, *args, **{**kwargs, **self.static_kwargs})
+        arguments = args, {**kwargs, **self.static_kwargs}
+        params = self._params(params)
+        return draw_predictions(self.model, self.guide, params, rng_key, num_samples, arguments)
 
     def clipping_report(
         self, rng_key: jax.Array, svi_state: DPSVIState, *args: Any, **kwargs: Any
@@ -323,58 +303,14 @@ class DPSVI:
           *args: of the model, the whole data set among them.
           **kwargs: of the model.
         """
-        parts = self._split(args, kwargs)
-        params = self.optim.get_params(svi_state.optim_state)
-        problem, l2_clip, key = self._problem(parts.layout), self.mechanism.l2_clip, as_key(rng_key)
+        parts = self._steps.split(args, kwargs)
+        problem = self._steps.problem(svi_state, parts)
+        params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
+        key = as_key(rng_key)
         where = coordinates(problem, l2_clip, params, parts.records, parts.arrays, key)
         report = report_clipping(where.loss, l2_clip, where.point, with_index(parts.records))
         means = map(where.to_params, (report.clipped, report.unclipped))
         return ClippingReport(report.share_clipped, *means)
 
-    @property
-    def _num_examples(self) -> int:
-        return self.mechanism.sampling.num_examples
-
-    def _split(self, args: Any, kwargs: Any) -> Arguments:
-        return split_arguments(args, {**kwargs, **self.static_kwargs}, self._num_examples)
-
-    def _known_model(self) -> _Known:
-        if self._known is None:
-            raise ValueError("init must be called first, got a DPSVI that has seen no arguments")
-        return self._known
-
-    def _problem(self, layout: Layout) -> Problem:
-        plate = self._known_model().structure.plate
-        return Problem(self.model, self.guide, self.loss, self._svi.constrain_fn, plate, layout)
-
     def _params(self, params: Any) -> Any:
         return self.get_params(params) if isinstance(params, DPSVIState) else params
-
-    def _first_state(self, key: jax.Array, parts: Arguments, init_params: Any) -> Any:
-        """numpyro's, on blank records; a model may want values other than zero of them."""
-        for fill in _FILLS:
-            args, kwargs = parts.layout.arguments(blank(parts.records, fill), parts.arrays)
-            try:
-                return self._svi.init(key, *args, init_params=init_params, **kwargs)
-            except (RuntimeError, ValueError) as error:
-                failed = error
-        raise failed
-
-    def _update(
-        self, state: DPSVIState, records: Any, arrays: Any, layout: Layout
-    ) -> tuple[DPSVIState, jax.Array]:
-        problem = self._problem(layout)
-        return make_step(problem, self.mechanism, self.optim, state, records, arrays)
-
-    def _compiled(self, state: DPSVIState, parts: Arguments, most: int) -> Any:
-        """The loop for these shapes, compiled when they are first seen."""
-        data = (parts.records, parts.arrays)
-        leaves, treedef = jax.tree.flatten((state, data))
-        kind = (parts.layout, most, treedef, tuple(jax.typeof(leaf) for leaf in leaves))
-        if kind not in self._runs:
-
-            def update(state: Any, data: Any) -> Any:
-                return self._update(state, data[0], data[1], parts.layout)
-
-            self._runs[kind] = compile_steps(update, state, data, most)
-        return self._runs[kind]
