@@ -3,6 +3,7 @@
 import html
 import math
 import textwrap
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -38,32 +39,40 @@ _ATTACKS = {
     "add_remove": "whether {} is in the data or not",
     "replace_one": "which of two values {} has",
 }
-_Table = tuple[str, list[tuple[str, str]]]
+# A caption, and rows of a heading and a text.
+Table = tuple[str, list[tuple[str, str]]]
 
 
 def plain(certificate: "Certificate") -> str:
     """Returns the certificate as tables of plain text."""
-    tables = _tables(certificate)
-    width = max(len(heading) for _, rows in tables for heading, _ in rows)
-    blocks = [[_title(certificate)]]
-    blocks += [
-        [title, *(_wrapped(key, text, width) for key, text in rows)] for title, rows in tables
-    ]
-    blocks.append(["Caveats", *(f"  - {caveat}" for caveat in certificate.caveats)])
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return in_plain(_title(certificate), _tables(certificate), "Caveats", certificate.caveats)
 
 
 def page(certificate: "Certificate") -> str:
     """Returns the certificate as HTML, for notebooks and reports."""
-    parts = [f"<h4>{html.escape(_title(certificate))}</h4>"]
-    for title, rows in _tables(certificate):
+    return in_html(_title(certificate), _tables(certificate), certificate.caveats)
+
+
+def in_plain(title: str, tables: Sequence[Table], heading: str, lines: Iterable[str]) -> str:
+    """Returns a title, tables of one width, and a list under its own heading, as plain text."""
+    width = max(len(key) for _, rows in tables for key, _ in rows)
+    blocks = [[title]]
+    blocks += [[name, *(_wrapped(key, text, width) for key, text in rows)] for name, rows in tables]
+    blocks.append([heading, *(f"  - {line}" for line in lines)])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def in_html(title: str, tables: Sequence[Table], lines: Iterable[str]) -> str:
+    """Returns a title, tables and a list as HTML."""
+    parts = [f"<h4>{html.escape(title)}</h4>"]
+    for name, rows in tables:
         cells = "".join(
             f"<tr><th>{html.escape(key)}</th><td>{html.escape(text)}</td></tr>"
             for key, text in rows
         )
-        parts.append(f"<table><caption>{html.escape(title)}</caption>{cells}</table>")
-    caveats = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in certificate.caveats)
-    return "".join([*parts, f"<ul>{caveats}</ul>"])
+        parts.append(f"<table><caption>{html.escape(name)}</caption>{cells}</table>")
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return "".join([*parts, f"<ul>{items}</ul>"])
 
 
 def paragraph(certificate: "Certificate") -> str:
@@ -116,7 +125,7 @@ def _title(certificate: "Certificate") -> str:
     return f"({upward(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
 
 
-def _tables(certificate: "Certificate") -> list[_Table]:
+def _tables(certificate: "Certificate") -> list[Table]:
     """The certificate as titled tables of two columns."""
     risks = [(risk.name, _range(risk)) for risk in certificate.risks]
     risks.append(("read off", certificate.risks_note))

@@ -72,7 +72,7 @@ def read_prepared(name: str, splits: tuple[str, ...]) -> Prepared:
         sources = tfds.data_source(name, split=list(splits), data_dir=folder, download=False)
         version = sources[0].dataset_info.full_name.replace("/", " ")
         return Prepared(version, tuple(list(source) for source in sources))
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # TFDS's word for a format that cannot be read by index
         reason = f"the copy of {name} in {folder} is not in array_record format"
         raise UnavailableError(reason) from error
     except Exception as error:  # TFDS, array_record, protobuf and Pillow have errors of their own.

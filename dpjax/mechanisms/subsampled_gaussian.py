@@ -60,7 +60,7 @@ class SubsampledGaussian(Mechanism):
         check_count("num_steps", self.num_steps)
         self.sampling.check_adjacency(self.adjacency)
         check_positive("l2_clip", total_l2_clip(self.l2_clip))
-        for sigma in self._each_noise_multiplier():
+        for sigma, _ in self._noise_by_runs():
             check_non_negative("noise_multiplier", sigma)
 
     @property
@@ -71,8 +71,7 @@ class SubsampledGaussian(Mechanism):
     @property
     def event(self) -> DpEvent:
         """The sampler's event of all steps with their noise."""
-        runs = itertools.groupby(self._each_noise_multiplier())
-        return self.sampling.event([(sigma, len(list(run))) for sigma, run in runs])
+        return self.sampling.event(self._noise_by_runs())
 
     @property
     def sensitivity(self) -> float:
@@ -115,8 +114,8 @@ class SubsampledGaussian(Mechanism):
 
     def describe(self) -> Mapping[str, str]:
         """Sampling, clipping and noise in words."""
-        sigmas = self._each_noise_multiplier()
-        noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(set(sigmas)) > 1 else "")
+        sigmas = [sigma for sigma, _ in self._noise_by_runs()]
+        noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
         layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
         return {
@@ -125,16 +124,18 @@ class SubsampledGaussian(Mechanism):
             "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip bound)",
         }
 
-    def _each_noise_multiplier(self) -> tuple[float, ...]:
+    def _noise_by_runs(self) -> list[tuple[float, int]]:
+        """Noise multipliers, each with the number of steps in a row that have it."""
         if not isinstance(self.noise_multiplier, tuple):
-            return (self.noise_multiplier,) * self.num_steps
+            return [(self.noise_multiplier, self.num_steps)]
         check(
             len(self.noise_multiplier) == self.num_steps,
             "noise_multiplier",
             f"{len(self.noise_multiplier)} values",
             f"a number, or a tuple of num_steps = {self.num_steps} numbers",
         )
-        return self.noise_multiplier
+        runs = itertools.groupby(self.noise_multiplier)
+        return [(sigma, len(list(run))) for sigma, run in runs]
 
 
 def mechanism_of(

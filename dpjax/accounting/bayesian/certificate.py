@@ -1,8 +1,6 @@
 """Certificates of a Bayesian account: its epsilon beside the differential one of the same run."""
 
-import html
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from dpjax.accounting.bayesian.readings import (
     percentiles,
 )
 from dpjax.accounting.certificate import Certificate, certify
-from dpjax.accounting.certificate_text import upward
+from dpjax.accounting.certificate_text import Table, in_html, in_plain, upward
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +30,7 @@ NOT_PROTECTED = (
     "The Bayesian epsilon is computed from the private records, and is no part of the release: to"
     " publish it is a leak that it does not count.",
 )
+_LIST = "What is not protected"
 ASSUMPTIONS: Mapping[str, str] = {
     "records": "exchangeable: the record in question is drawn like those in the data",
     "draws": "the examples of a batch stand for fresh records, although earlier steps have seen"
@@ -112,24 +111,12 @@ class BayesianCertificate:
         return _figure(self)
 
     def __str__(self) -> str:
-        blocks = [[_title(self)]]
-        for title, rows in _tables(self):
-            width = max(len(heading) for heading, _ in rows)
-            blocks.append([title, *(_wrapped(key, words, width) for key, words in rows)])
-        blocks.append(["What is not protected", *(f"  - {line}" for line in NOT_PROTECTED)])
-        text = "\n\n".join("\n".join(block) for block in blocks)
-        return f"{text}\n\nThe differential guarantee\n\n{self.differential}"
+        own = in_plain(_title(self), _tables(self), _LIST, NOT_PROTECTED)
+        return f"{own}\n\nThe differential guarantee\n\n{self.differential}"
 
     def _repr_html_(self) -> str:
-        parts = [f"<h4>{html.escape(_title(self))}</h4>"]
-        for title, rows in _tables(self):
-            cells = "".join(
-                f"<tr><th>{html.escape(key)}</th><td>{html.escape(words)}</td></tr>"
-                for key, words in rows
-            )
-            parts.append(f"<table><caption>{html.escape(title)}</caption>{cells}</table>")
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in NOT_PROTECTED)
-        return "".join([*parts, f"<ul>{lines}</ul>", self.differential._repr_html_()])
+        own = in_html(_title(self), _tables(self), NOT_PROTECTED)
+        return own + self.differential._repr_html_()
 
 
 def certificate(
@@ -209,7 +196,7 @@ def _title(certificate: BayesianCertificate) -> str:
     )
 
 
-def _tables(certificate: BayesianCertificate) -> list[tuple[str, list[tuple[str, str]]]]:
+def _tables(certificate: BayesianCertificate) -> list[Table]:
     own = certificate.differential
     both = [
         (f"{name} epsilon at delta = {own.delta:g}", f"{upward(value)}   attacker right: {success}")
@@ -238,13 +225,6 @@ def _tables(certificate: BayesianCertificate) -> list[tuple[str, list[tuple[str,
 
 def _right(certificate: BayesianCertificate, side: int) -> str:
     return f"at most {upward(certificate.attack[side])} of the time (flat prior)"
-
-
-def _wrapped(heading: str, words: str, width: int) -> str:
-    indent = " " * (width + 4)
-    return textwrap.fill(
-        f"{heading:<{width}}  {words}", 100, initial_indent="  ", subsequent_indent=indent
-    )
 
 
 def _figure(certificate: BayesianCertificate) -> "Figure":

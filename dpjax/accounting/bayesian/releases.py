@@ -1,5 +1,6 @@
 """What a step of a mechanism releases of one record: from its norms to its log moments."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,12 +65,13 @@ class UnclippedGaussian(Mechanism):
 
     def prefix(self, num_steps: int) -> "UnclippedGaussian":
         """The same mechanism stopped after its first ``num_steps`` steps."""
-        return UnclippedGaussian(self.sampling, self.noise_std, num_steps, self.unit)
+        check_count("num_steps", num_steps)
+        check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
+        return dataclasses.replace(self, num_steps=num_steps)
 
     def scale_noise(self, factor: float) -> "UnclippedGaussian":
         """The same mechanism with its noise times ``factor``."""
-        noise_std = factor * self.noise_std
-        return UnclippedGaussian(self.sampling, noise_std, self.num_steps, self.unit)
+        return dataclasses.replace(self, noise_std=factor * self.noise_std)
 
     def describe(self) -> Mapping[str, str]:
         """Sampling and noise in words."""
