@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpjax.datasets import diabetes
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.download import fetch_raw
 from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
@@ -35,19 +36,6 @@ _RANGES = {
     "shucked weight": Range(0.0, 0.8),
     "viscera weight": Range(0.0, 0.4),
     "shell weight": Range(0.0, 0.4),
-}
-# Of adults, by general knowledge.
-_STAND_IN = {
-    "age (years)": Range(20.0, 80.0),
-    "sex": Range(1.0, 2.0),
-    "body mass index (kg/m^2)": Range(18.0, 35.0),
-    "mean blood pressure (mmHg)": Range(70.0, 120.0),
-    "cholesterol (mg/dl)": Range(120.0, 260.0),
-    "low-density lipoproteins (mg/dl)": Range(50.0, 190.0),
-    "high-density lipoproteins (mg/dl)": Range(30.0, 80.0),
-    "cholesterol over high-density lipoproteins": Range(2.0, 7.0),
-    "log of triglycerides (mg/dl)": Range(3.8, 5.8),
-    "glucose (mg/dl)": Range(65.0, 120.0),
 }
 _MEDIAN_PROGRESSION = 140.5
 
@@ -135,10 +123,8 @@ def _read(data: bytes, where: str) -> np.ndarray:
 
 
 def _stand_in(scaling: Scaling) -> Dataset:
-    from sklearn.datasets import load_diabetes
-
-    x, progression = load_diabetes(return_X_y=True, scaled=False)
-    columns = scaled(x, list(_STAND_IN.values()), scaling)
+    x, progression = diabetes.read_diabetes()
+    columns = scaled(x, list(diabetes.RANGES.values()), scaling)
     train, test = split_in_order(columns, progression > _MEDIAN_PROGRESSION)
     return Dataset(
         name="diabetes_above_median",

@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 
+from dpjax.datasets import diabetes
 from dpjax.datasets.download import fetch_raw
 from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
 from dpjax.datasets.regression import Range, RegressionDataset, split_table
@@ -37,19 +38,6 @@ _WINE = {
 }
 # Of ten grades tasters use the middle ones.
 _GRADES = Range(4.0, 8.0)
-# Of adults, by general knowledge.
-_STAND_IN = {
-    "age (years)": Range(20.0, 80.0),
-    "sex": Range(1.0, 2.0),
-    "body mass index (kg/m^2)": Range(18.0, 35.0),
-    "mean blood pressure (mmHg)": Range(70.0, 120.0),
-    "cholesterol (mg/dl)": Range(120.0, 260.0),
-    "low-density lipoproteins (mg/dl)": Range(50.0, 190.0),
-    "high-density lipoproteins (mg/dl)": Range(30.0, 80.0),
-    "cholesterol over high-density lipoproteins": Range(2.0, 7.0),
-    "log of triglycerides (mg/dl)": Range(3.8, 5.8),
-    "glucose (mg/dl)": Range(65.0, 120.0),
-}
 _PROGRESSION = Range(0.0, 300.0)
 
 
@@ -116,9 +104,7 @@ def _read(data: bytes, where: str) -> np.ndarray:
 
 
 def _stand_in() -> RegressionDataset:
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True, scaled=False)
+    x, y = diabetes.read_diabetes()
     train, test = split_table(x, y)
     return RegressionDataset(
         name="diabetes",
@@ -130,7 +116,7 @@ def _stand_in() -> RegressionDataset:
         note="This is not Wine Quality, which could not be had: scikit-learn's diabetes data (442"
         " patients, the progression of their disease) stand in for it, so no number here is one of"
         " Wine Quality. The split (80/20) is ours.",
-        feature_names=tuple(_STAND_IN),
-        feature_ranges=tuple(_STAND_IN.values()),
+        feature_names=tuple(diabetes.RANGES),
+        feature_ranges=tuple(diabetes.RANGES.values()),
         target_range=_PROGRESSION,
     )

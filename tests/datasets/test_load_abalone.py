@@ -1,17 +1,15 @@
 """Abalone from each of its sources, both scalings, and the real file where it is at hand."""
 
-import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, published
 
 from dpjax.datasets import CorruptedFileError, Dataset
 from dpjax.datasets import abalone as abalone_module
 from dpjax.datasets.abalone import load_abalone
-from dpjax.datasets.raw import RawFile
 
 NAME = "abalone.data"
 ROWS = [
@@ -25,8 +23,7 @@ CONTENT = "".join(",".join(map(str, row)) + "\n" for row in ROWS).encode()
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    file = RawFile(NAME, len(data), hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(abalone_module, "_FILES", (file,))
+    monkeypatch.setattr(abalone_module, "_FILES", published({NAME: data}))
 
 
 @pytest.fixture(autouse=True)
@@ -137,12 +134,7 @@ def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any, scaling:
 @pytest.fixture(scope="module")
 def real() -> Dataset:
     """The real Abalone, from a raw file already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not any((folder / below / NAME).exists() for below in ("abalone", ".")):
-        pytest.skip(f"{folder} holds no raw file of Abalone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_abalone()
+    return load_real(load_abalone, "abalone", NAME)
 
 
 def test_the_real_records(real: Dataset) -> None:

@@ -1,27 +1,18 @@
 """Adult from each of its sources, and the real files where they are at hand."""
 
-import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, published
 
 from dpjax.datasets import CorruptedFileError, Dataset, adult, load_adult
-from dpjax.datasets.raw import RawFile
 
 CONTENTS = {
     "a9a": b"-1 3:1 123:1 \n+1 1:1 \n-1 2:1 4:1 \n",
     "a9a.t": b"+1 122:1 \n-1 1:1 \n",
 }
-
-
-def published(contents: dict[str, bytes]) -> tuple[RawFile, ...]:
-    return tuple(
-        RawFile(name, len(data), hashlib.sha256(data).hexdigest())
-        for name, data in contents.items()
-    )
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -114,12 +105,7 @@ def test_octaves_are_the_powers_of_two_below() -> None:
 @pytest.fixture(scope="module")
 def real() -> Dataset:
     """The real Adult, from raw files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not any((folder / below / "a9a.t").exists() for below in ("a9a", ".")):
-        pytest.skip(f"{folder} holds no raw files of Adult")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_adult()
+    return load_real(load_adult, "a9a", "a9a.t")
 
 
 def test_the_real_records(real: Dataset) -> None:

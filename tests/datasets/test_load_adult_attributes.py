@@ -1,16 +1,14 @@
 """Adult's 14 attributes from each source, and the real files where they are at hand."""
 
-import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, published
 
 from dpjax.datasets import CorruptedFileError, Dataset, adult_attributes
 from dpjax.datasets.adult_attributes import load_adult_attributes
-from dpjax.datasets.raw import RawFile
 
 LINES = [
     "39, Private, 77516, Bachelors, 13, Divorced, Sales, Wife, White, Female, 2174, 0, 40, Cuba, ",
@@ -27,13 +25,6 @@ CONTENTS = {
         ["|1x3 Cross validator", LINES[3] + ">50K.", LINES[4] + "<=50K.", ""]
     ).encode(),
 }
-
-
-def published(contents: dict[str, bytes]) -> tuple[RawFile, ...]:
-    return tuple(
-        RawFile(name, len(data), hashlib.sha256(data).hexdigest())
-        for name, data in contents.items()
-    )
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -133,12 +124,7 @@ def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any, scaling:
 @pytest.fixture(scope="module")
 def real() -> Dataset:
     """The real Adult, from raw files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not any((folder / below / "adult.test").exists() for below in ("adult", ".")):
-        pytest.skip(f"{folder} holds no raw files of Adult")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_adult_attributes()
+    return load_real(load_adult_attributes, "adult", "adult.test")
 
 
 def test_the_real_records(real: Dataset) -> None:

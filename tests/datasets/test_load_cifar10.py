@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from raw_files import real_folder
 
 from dpjax.datasets import CorruptedFileError, Dataset, cifar10, load_digits, prepared
 from dpjax.datasets.cifar10 import load_cifar10
@@ -180,11 +180,9 @@ def test_the_checksum_is_registered_with_tfds() -> None:
 @pytest.fixture(scope="module")
 def real() -> Any:
     """The real JPEG files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    for below in ("cifar10", "."):
-        if (folder / below / cifar10._JPEG.name).exists():
-            return np.load(io.BytesIO(cifar10.read_raw(folder / below, cifar10._JPEG)))
-    pytest.skip(f"{folder} holds no JPEG files of CIFAR-10")
+    root, file = real_folder("cifar10", cifar10._JPEG.name), cifar10._JPEG
+    folder = next(f for f in (root / "cifar10", root) if (f / file.name).exists())
+    return np.load(io.BytesIO(cifar10.read_raw(folder, file)))
 
 
 def test_the_real_test_images(real: Any) -> None:

@@ -1,17 +1,14 @@
 """GDSC from each of its sources, all tiny and made up, and the real files where at hand."""
 
 import gzip
-import hashlib
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, published, write
 
 from dpjax.datasets import CorruptedFileError, gdsc
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
-from dpjax.datasets.raw import RawFile
 
 FEATURES = """COSMIC_ID,TISSUE_FACTOR,MSI_FACTOR,TP53_mut,gain_A
 7,lung,0,1,0
@@ -44,17 +41,7 @@ def contents(features: str = FEATURES, responses: str = RESPONSES) -> dict[str, 
 
 
 def publish(patch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
-    known = [
-        RawFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
-    ]
-    patch.setattr(gdsc, "_FILES", tuple(known))
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    return folder
+    patch.setattr(gdsc, "_FILES", published(files))
 
 
 @pytest.fixture
@@ -132,12 +119,7 @@ def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
 @pytest.fixture(scope="module")
 def real() -> DrugResponses:
     """The real GDSC, from raw files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not any((folder / below / "IC50_v17.csv.gz").exists() for below in ("gdsc", ".")):
-        pytest.skip(f"{folder} holds no raw files of GDSC")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_gdsc()
+    return load_real(load_gdsc, "gdsc", "IC50_v17.csv.gz")
 
 
 def test_the_real_cell_lines(real: DrugResponses) -> None:

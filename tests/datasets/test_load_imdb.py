@@ -4,13 +4,13 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, write
 
 from dpjax.datasets import CorruptedFileError, Dataset, imdb, load_digits, load_imdb, prepared
 from dpjax.datasets.prepared import Prepared
@@ -55,13 +55,6 @@ def raw_files(contents: dict[str, bytes]) -> tuple[RawFile, ...]:
         RawFile(name, len(data), hashlib.sha256(data).hexdigest())
         for name, data in contents.items()
     )
-
-
-def write(folder: Path, contents: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in contents.items():
-        (folder / name).write_bytes(data)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -188,13 +181,7 @@ def test_the_archive_is_the_one_registered_with_tfds() -> None:
 @pytest.fixture(scope="module")
 def real() -> Dataset:
     """The real IMDb, from raw files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    names = [f"{below}/{name}" for below in ("imdb_reviews", ".") for name in JSON_FILES]
-    if not any((folder / name).exists() for name in names):
-        pytest.skip(f"{folder} holds no raw files of IMDb")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_imdb()
+    return load_real(load_imdb, "imdb_reviews", next(iter(JSON_FILES)))
 
 
 def test_the_real_reviews(real: Dataset) -> None:

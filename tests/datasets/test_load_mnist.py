@@ -1,12 +1,11 @@
 """MNIST from each of its sources, and the real files where they are at hand."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real
 from tiny_mnist import NAMES, TinyMnist, write_prepared
 
 from dpjax.datasets import CorruptedFileError, Dataset, load_digits, load_mnist, mnist, prepared
@@ -157,16 +156,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[Dataset]:
+def real() -> Dataset:
     """The real MNIST, from raw files already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or REPOSITORY.parent / "shared" / "data")
-    if not ((folder / "mnist" / NAMES[0]).exists() or (folder / NAMES[0]).exists()):
-        pytest.skip(
-            f"{folder} holds no raw files of MNIST; set DPJAX_DATA_DIR to a folder that does"
-        )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        yield load_mnist()
+    return load_real(load_mnist, "mnist", NAMES[0])
 
 
 def test_the_real_images(real: Dataset) -> None:

@@ -1,16 +1,14 @@
 """Wine Quality from each of its sources, and the real file where it is at hand."""
 
-import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from raw_files import load_real, published
 
 from dpjax.datasets import CorruptedFileError
 from dpjax.datasets import wine as wine_module
-from dpjax.datasets.raw import RawFile
 from dpjax.datasets.regression import RegressionDataset
 from dpjax.datasets.wine import load_wine
 
@@ -21,8 +19,7 @@ CONTENT = "\n".join([HEADER, *(";".join(map(str, row)) for row in ROWS)]).encode
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    file = RawFile(NAME, len(data), hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(wine_module, "_FILES", (file,))
+    monkeypatch.setattr(wine_module, "_FILES", published({NAME: data}))
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +106,7 @@ def test_the_stand_in_is_commonly_in_its_ranges(places: Any) -> None:
 @pytest.fixture(scope="module")
 def real() -> RegressionDataset:
     """The real Wine Quality, from a raw file already on this machine."""
-    folder = Path(os.environ.get("DPJAX_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
-    if not any((folder / below / NAME).exists() for below in ("wine_quality", ".")):
-        pytest.skip(f"{folder} holds no raw file of Wine Quality")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return load_wine()
+    return load_real(load_wine, "wine_quality", NAME)
 
 
 def test_the_real_records(real: RegressionDataset) -> None:
