@@ -11,7 +11,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 # pages in again, which on a CPU can double the time of a step.
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
 
-.PHONY: setup reproduce test lint bench bench-setup notebooks clean
+.PHONY: setup reproduce test test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -26,13 +26,18 @@ reproduce: setup
 	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE); status=$$?; \
 	$(BIN)/python -m experiments report && exit $$status
 
+# The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
 test: setup
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-all: setup
 	$(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: setup
 	$(KEEP_MEMORY) $(BENCH_PYTHON) -m experiments.bench
@@ -51,5 +56,9 @@ bench-setup:
 notebooks: setup
 	$(BIN)/python -m notebooks
 
+# The site, offline, in build/docs/html: any warning is an error. DPJAX_DOCS_EXECUTE=1 runs notebooks.
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
+
 clean:
-	rm -rf $(VENV) results
+	rm -rf $(VENV) .cache results

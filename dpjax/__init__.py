@@ -1,82 +1,111 @@
 """dpjax: differentially private Bayesian and deep learning in JAX, its guarantees checked.
 
-Two rivers meet in one object. Data flow through a sampler, per-example gradients, a clipped sum and
-noise into an optimiser; privacy flows from what was sampled, clipped and noised through an event
-and an accountant to a certificate. A `Mechanism` describes both at once.
+A `Mechanism` describes one private algorithm once: how records are sampled, how their gradients
+are clipped and what noise is added. Sampler, optax transformation, privacy event and certificate
+are derived from that description.
+
+Public names are imported on first use (PEP 562), so ``import dpjax`` alone imports neither JAX nor
+dp-accounting.
 """
 
-from dpjax import accounting, bayes, datasets, sensitivity
-from dpjax.accounting import bayesian, calibrate
-from dpjax.bayes.sgmcmc import sghmc, sgld
-from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
-from dpjax.keys import release_key
-from dpjax.mechanisms import (
-    Composition,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    ExponentialMechanism,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    NoisyMax,
-    RandomizedResponse,
-    SubsampledGaussian,
-    mechanism_of,
-)
-from dpjax.sampling import (
-    FixedSizeSampling,
-    PoissonSampling,
-    ShuffledEpochs,
-    TruncatedPoissonSampling,
-)
-from dpjax.sensitivity import Sensitivity
-from dpjax.training import Budget, private_step, train
-from dpjax.transforms import (
-    add_noise,
-    clip_per_example,
-    differentially_private_aggregate,
-    noisy_adam,
-    noisy_sgd,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-__all__ = [
-    "Budget",
-    "Composition",
-    "DiscreteGaussian",
-    "DiscreteLaplace",
-    "ExponentialMechanism",
-    "FixedSizeSampling",
-    "Gaussian",
-    "Laplace",
-    "Mechanism",
-    "NoisyMax",
-    "PoissonSampling",
-    "RandomizedResponse",
-    "Sensitivity",
-    "ShuffledEpochs",
-    "SubsampledGaussian",
-    "TruncatedPoissonSampling",
-    "accounting",
-    "add_noise",
-    "bayes",
-    "bayesian",
-    "calibrate",
-    "clip_per_example",
-    "clipped_grad",
-    "datasets",
-    "differentially_private_aggregate",
-    "explain",
-    "l2_sensitivity",
-    "mechanism_of",
-    "noisy_adam",
-    "noisy_sgd",
-    "private_step",
-    "release_key",
-    "sensitivity",
-    "sghmc",
-    "sgld",
-    "total_l2_clip",
-    "train",
-]
+# The public names by the module that defines them; `TYPE_CHECKING` below repeats them for mypy.
+_EXPORTS = {
+    "dpjax.accounting": ["calibrate"],
+    "dpjax.bayes.sgmcmc": ["psgld", "sghmc", "sgld"],
+    "dpjax.gradients": ["clipped_grad", "explain", "l2_sensitivity", "total_l2_clip"],
+    "dpjax.keys": ["release_key"],
+    "dpjax.mechanisms": [
+        "Composition",
+        "DiscreteGaussian",
+        "DiscreteLaplace",
+        "ExponentialMechanism",
+        "Gaussian",
+        "Laplace",
+        "Mechanism",
+        "NoisyMax",
+        "RandomizedResponse",
+        "SubsampledGaussian",
+        "mechanism_of",
+    ],
+    "dpjax.sampling": [
+        "FixedSizeSampling",
+        "PoissonSampling",
+        "ShuffledEpochs",
+        "TruncatedPoissonSampling",
+    ],
+    "dpjax.sensitivity": ["Sensitivity"],
+    "dpjax.training": ["Budget", "private_step", "train"],
+    "dpjax.transforms": [
+        "add_gaussian_noise",
+        "clip_per_example",
+        "differentially_private_aggregate",
+        "noisy_adam",
+        "noisy_sgd",
+    ],
+}
+_SUBPACKAGES = {
+    "accounting": "dpjax.accounting",
+    "bayes": "dpjax.bayes",
+    "bdp": "dpjax.bdp",
+    "datasets": "dpjax.datasets",
+    "sensitivity": "dpjax.sensitivity",
+}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, *_SUBPACKAGES])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from dpjax import accounting, bayes, bdp, datasets, sensitivity
+    from dpjax.accounting import calibrate
+    from dpjax.bayes.sgmcmc import psgld, sghmc, sgld
+    from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
+    from dpjax.keys import release_key
+    from dpjax.mechanisms import (
+        Composition,
+        DiscreteGaussian,
+        DiscreteLaplace,
+        ExponentialMechanism,
+        Gaussian,
+        Laplace,
+        Mechanism,
+        NoisyMax,
+        RandomizedResponse,
+        SubsampledGaussian,
+        mechanism_of,
+    )
+    from dpjax.sampling import (
+        FixedSizeSampling,
+        PoissonSampling,
+        ShuffledEpochs,
+        TruncatedPoissonSampling,
+    )
+    from dpjax.sensitivity import Sensitivity
+    from dpjax.training import Budget, private_step, train
+    from dpjax.transforms import (
+        add_gaussian_noise,
+        clip_per_example,
+        differentially_private_aggregate,
+        noisy_adam,
+        noisy_sgd,
+    )
+else:  # hidden from mypy, for which a module with __getattr__ has every attribute
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public name, or a subpackage, on its first use."""
+        if name in _SUBPACKAGES:
+            return importlib.import_module(_SUBPACKAGES[name])
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value

@@ -1,4 +1,4 @@
-"""Looking through traced programs."""
+"""Helpers for jaxprs."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
-    """The primitives of a program, those of its inner programs included."""
+    """Names of the primitives of a jaxpr, including its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for inner in jaxprs_in_params(equation.params):

@@ -1,9 +1,9 @@
-"""JAX's own Threefry bits, and Gaussian noise from them, in one pass over the array.
+"""Threefry bits and Gaussian noise equal to `jax.random`'s, fused into one pass over the array.
 
-A private step of a dense model costs as much in noise as in everything else, and on a CPU most of
-that is memory traffic: XLA runs `jax.random.bits` as a loop over the rounds that reads and writes
-the whole array in each. Written out, the twenty rounds fuse with what follows into one pass. The
-bits are the same, bit for bit; only their schedule differs.
+Noise takes as long as the rest of a private step of a dense model, and on a CPU most of that is
+memory traffic: XLA runs `jax.random.bits` as a loop over the rounds that reads and writes
+the whole array in each. Written out, the twenty rounds fuse with the operations after them into
+one pass. The bits are identical.
 """
 
 from typing import Any
@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import PRNGKey
+
 # Threefry-2x32, 20 rounds: Salmon, Moraes, Dror, Shaw (2011), table 2 and section 3.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
 
-def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def normal(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
     """Standard normal noise: the values of `jax.random.normal`, up to the rounding of its formula.
 
     Args:
-      key: a JAX key. Other generators than Threefry are passed on to `jax.random.normal`.
+      key: a JAX key. For other generators than Threefry `jax.random.normal` is called.
       shape: of the result.
-      dtype: a float dtype; other than float32 is passed on as well.
+      dtype: a float dtype; for other than float32 `jax.random.normal` is called.
 
     >>> key = jax.random.key(0)
     >>> bool(jnp.allclose(normal(key, (5,)), jax.random.normal(key, (5,))))
@@ -38,7 +40,7 @@ def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
     return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform)
 
 
-def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """The bits of `jax.random.bits(key, shape)`: uint32, from counters ``0 .. size - 1``.
 
     >>> key = jax.random.key(0)
@@ -68,8 +70,8 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
     return position
 
 
-def _has_plain_threefry(key: jax.Array, shape: tuple[int, ...]) -> bool:
-    """Whether JAX would draw from one 32-bit counter for each entry."""
+def _has_plain_threefry(key: PRNGKey, shape: tuple[int, ...]) -> bool:
+    """Whether JAX uses one 32-bit counter for each entry."""
     return (
         str(jax.random.key_impl(key)) == "threefry2x32"
         and getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009 (no stub has it)

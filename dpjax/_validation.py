@@ -17,39 +17,39 @@ def check(ok: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether ``value`` is a tracer, whose number cannot be looked at."""
+    """Whether ``value`` is a tracer, which has no concrete value."""
     return isinstance(value, jax.core.Tracer)
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuses what is not a finite number above zero (tracers pass: their value is not known)."""
+    """Raises ValueError unless ``value`` is a finite number above zero (tracers pass)."""
     if not is_traced(value):
         check(_is_number(value) and float(value) > 0, name, value, "a finite number > 0")
 
 
 def check_non_negative(name: str, value: Any) -> None:
-    """Refuses what is not a finite number of at least zero (tracers pass)."""
+    """Raises ValueError unless ``value`` is a finite number of at least zero (tracers pass)."""
     if not is_traced(value):
         check(_is_number(value) and float(value) >= 0, name, value, "a finite number >= 0")
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Refuses what is not a probability in (0, 1]."""
+    """Raises ValueError unless ``value`` is a probability in (0, 1]."""
     check(_is_number(value) and 0 < float(value) <= 1, name, value, "in (0, 1]")
 
 
 def check_delta(value: Any, name: str = "delta") -> None:
-    """Refuses what is not in the open interval (0, 1)."""
+    """Raises ValueError unless ``value`` is in the open interval (0, 1)."""
     check(_is_number(value) and 0 < float(value) < 1, name, value, "in (0, 1)")
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> None:
-    """Refuses what is not a whole number of at least ``minimum``."""
+    """Raises ValueError unless ``value`` is a whole number of at least ``minimum``."""
     check(_is_integer(value) and value >= minimum, name, value, f"a whole number >= {minimum}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Refuses what is not one of ``choices``."""
+    """Raises ValueError unless ``value`` is one of ``choices``."""
     check(value in choices, name, value, "one of " + ", ".join(map(repr, choices)))
 
 
@@ -57,8 +57,8 @@ def as_key(key: Any, name: str = "key") -> jax.Array:
     """Returns ``key`` as a typed JAX key; accepts a typed key or a raw uint32 one.
 
     Raises:
-      TypeError: for anything else, an integer seed included: a seed holds 32 bits and makes noise
-        that anyone can reproduce, so it must be asked for in words, as ``jax.random.key(seed)``.
+      TypeError: for anything else, an integer seed included: a seed holds 32 bits and its noise
+        can be reproduced, so it must be given explicitly, as ``jax.random.key(seed)``.
     """
     if is_key(key):
         return key
@@ -83,8 +83,8 @@ def is_key(value: Any) -> bool:
 def as_floats(value: Any) -> jax.Array:
     """Returns ``value`` as an array of floats; float dtypes are kept.
 
-    Whole numbers of numpy and Python become floats first: JAX would wrap or refuse those that 32
-    bits do not hold, and a number that one record carries over the edge would jump by 2^32.
+    Integers of numpy and Python become floats first: JAX would wrap or reject those beyond 32 bits,
+    and one record that causes an overflow would change a number by 2^32.
     """
     if isinstance(value, int | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "iu":
         value = np.asarray(value, np.float64)
@@ -92,8 +92,41 @@ def as_floats(value: Any) -> jax.Array:
     return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
 
 
+def as_numeric(value: Any, name: str) -> Any:
+    """Returns a pandas Series or DataFrame as a numpy array; other values as they are.
+
+    Raises:
+      ValueError: for arrays that hold no numbers (objects, strings, dates), naming the dtype.
+    """
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray) and not jax.dtypes.issubdtype(value.dtype, np.number):
+        check(value.dtype == bool, name, value.dtype, "an array of numbers or booleans")
+    return value
+
+
+def as_real(name: str, value: Any) -> jax.Array:
+    """Returns an array of floats from anything that `numpy.asarray` converts to reals.
+
+    Raises:
+      TypeError: for complex numbers, strings, objects, and lists of unequal lengths.
+    """
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise TypeError(f"{name} must be an array of real numbers: {error}") from error
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+        raise TypeError(
+            f"{name} must be an array of real numbers (floats, integers or bools), got dtype"
+            f" {value.dtype}"
+        )
+    return as_floats(value)
+
+
 def as_seed(seed: Any, name: str = "seed") -> int:
-    """Returns ``seed`` as an ``int``; refuses a key where a seed belongs."""
+    """Returns ``seed`` as an ``int``; raises ValueError for a key."""
     if not _is_integer(seed):
         raise ValueError(
             f"{name} must be a whole number (a seed, not a key), got {_without_secrets(seed)}"
@@ -118,7 +151,7 @@ def batch_length(batch: Any, name: str = "batch") -> int:
 
 
 def _without_secrets(value: Any) -> str:
-    """``repr``, but of an array only dtype and shape: it may be the words of a key."""
+    """``repr``, but only dtype and shape of an array, which may be a key."""
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array of dtype {value.dtype} and shape {value.shape}"
     return repr(value)

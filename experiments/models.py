@@ -12,7 +12,7 @@ _INIT = nn.initializers.glorot_uniform()
 
 
 class MnistCNN(nn.Module):
-    """The tutorial CNN of source 004: two convolutions, 26,010 parameters, for 28x28 images.
+    """The tutorial CNN of Bu et al. (2020): two convolutions, 26,010 parameters, for 28x28 images.
 
     Input ``(batch, 28, 28, 1)``, output logits ``(batch, num_classes)``.
     """
@@ -31,7 +31,7 @@ class MnistCNN(nn.Module):
 
 
 class TabularMLP(nn.Module):
-    """Source 004's network for Adult: one hidden layer of 16 ReLU; 2,018 parameters there.
+    """The network of Bu et al. (2020) for Adult: one hidden layer of 16 ReLU; 2,018 parameters.
 
     Input ``(batch, features)``, output logits ``(batch, num_classes)``.
     """
@@ -46,7 +46,7 @@ class TabularMLP(nn.Module):
 
 
 class MeanEmbeddingClassifier(nn.Module):
-    """Source 004's network for IMDb: a text is the mean of its tokens' embeddings, then 16 ReLU.
+    """The network of Bu et al. (2020) for IMDb: mean of token embeddings, then 16 ReLU.
 
     The mean is over all positions, the padding (token 0) included. Input int ``(batch, length)`` of
     tokens below ``num_tokens``, output logits ``(batch, num_classes)``; 160,306 parameters for

@@ -1,37 +1,30 @@
-"""Accounting: events become trade-off curves, epsilons, certificates, calibrated mechanisms."""
+"""Accounting: privacy of events as epsilon, privacy profile, trade-off function and attack risk."""
 
-from dpjax.accounting import gdp, risk, tradeoff
+from dpjax.accounting import gdp, moments_accountant, risk, tradeoff
 from dpjax.accounting.accountants import epsilon
-from dpjax.accounting.adjacency import Adjacency
-from dpjax.accounting.bracket.ends import (
-    Bracket,
-    Profiles,
-    epsilon_bracket,
-    epsilon_lower,
-    profiles,
+from dpjax.accounting.bounds import (
+    EpsilonBounds,
+    ProfileBounds,
+    epsilon_bounds,
+    profile_bounds,
 )
-from dpjax.accounting.calibration import calibrate, releases_within
-from dpjax.accounting.certificate import Certificate, Reading, certify
-from dpjax.accounting.curves import tradeoff_bracket, tradeoff_curve
-from dpjax.accounting.events import UnsupportedEventError
+from dpjax.accounting.calibration import calibrate, max_num_steps
+from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
+from dpjax.accounting.releases import UnsupportedEventError
 
 __all__ = [
-    "Adjacency",
-    "Bracket",
-    "Certificate",
-    "Profiles",
-    "Reading",
+    "EpsilonBounds",
+    "ProfileBounds",
     "UnsupportedEventError",
     "calibrate",
-    "certify",
     "epsilon",
-    "epsilon_bracket",
-    "epsilon_lower",
+    "epsilon_bounds",
     "gdp",
-    "profiles",
-    "releases_within",
+    "max_num_steps",
+    "moments_accountant",
+    "profile_bounds",
     "risk",
     "tradeoff",
-    "tradeoff_bracket",
+    "tradeoff_bounds",
     "tradeoff_curve",
 ]

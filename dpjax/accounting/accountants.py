@@ -1,4 +1,4 @@
-"""Epsilon of an event, by a named method, and the one rule for which method is the guarantee."""
+"""Epsilon of an event by a named accountant, and which accountant gives the guarantee."""
 
 import math
 from collections.abc import Callable
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dp_accounting import DpEvent
 
 from dpjax._validation import check, check_choice, check_delta
-from dpjax.accounting import gdp, moments, pld, renyi
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
-from dpjax.accounting.events import Release, UnsupportedEventError, releases, reveals
+from dpjax.accounting import gdp, moments_accountant, pld, rdp
+from dpjax.accounting.releases.base import (
+    RepeatedRelease,
+    UnsupportedEventError,
+    decompose,
+    is_nonprivate,
+)
+from dpjax.adjacency import Adjacency, check_adjacency
 
-
-def _gdp_clt_epsilon(parts: tuple[Release, ...], adjacency: Adjacency, delta: float) -> float:
-    return gdp.epsilon(gdp.mu_of_releases(parts, adjacency), delta)
-
-
-_ACCOUNTANTS: dict[str, Callable[[tuple[Release, ...], Adjacency, float], float]] = {
-    "pld": pld.epsilon,
-    "rdp": renyi.epsilon,
-    "moments": moments.of_releases,
-    "gdp_clt": _gdp_clt_epsilon,
+_ACCOUNTANTS: dict[str, Callable[[tuple[RepeatedRelease, ...], float], float]] = {
+    "pld": pld.compute_epsilon,
+    "rdp": rdp.compute_epsilon,
+    "moments": moments_accountant.compute_epsilon_of_releases,
+    "gdp_clt": gdp.compute_epsilon,
 }
 METHODS = tuple(_ACCOUNTANTS)
-# The tightest first; only upper bounds.
+# The tightest first; upper bounds only.
 _GUARANTEES = ("pld", "rdp")
 
 
@@ -32,7 +32,7 @@ def epsilon(event: DpEvent, delta: float, *, adjacency: Adjacency, method: str =
     Args:
       event: what is released; noise multipliers are over one clip bound, whatever the adjacency.
       delta: in (0, 1).
-      adjacency: ``"add_remove"`` or ``"replace_one"``; there is no default.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
       method: ``"pld"`` (privacy loss distribution, a tight upper bound), ``"rdp"`` (Rényi
         divergences, improved conversion, an upper bound), ``"moments"`` (Rényi divergences as in
         the moments accountant, a loose upper bound) or ``"gdp_clt"`` (the central limit of Gaussian
@@ -42,7 +42,7 @@ def epsilon(event: DpEvent, delta: float, *, adjacency: Adjacency, method: str =
       Epsilon >= 0; infinity where something is released without noise.
 
     Raises:
-      UnsupportedEventError: the method does not take the event under the adjacency.
+      UnsupportedEventError: the method does not support the event under the adjacency.
       ValueError: another argument is out of range.
 
     >>> import dp_accounting
@@ -56,20 +56,20 @@ def epsilon(event: DpEvent, delta: float, *, adjacency: Adjacency, method: str =
         return epsilon_or_reason(event, delta, adjacency, method)
     except UnsupportedEventError as reason:
         raise UnsupportedEventError(
-            f"{type(event).__name__} under adjacency {adjacency!r} is not taken by method "
+            f"{type(event).__name__} under adjacency {adjacency!r} is not supported by method "
             f"{method!r}: {reason}. {_alternatives(event, delta, adjacency)}"
         ) from None
 
 
 def epsilon_or_reason(event: DpEvent, delta: float, adjacency: Adjacency, method: str) -> float:
-    """Returns what ``epsilon`` does; a refusal carries the method's reason alone."""
+    """Returns `epsilon`; its `UnsupportedEventError` contains only the reason of the method."""
     check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
     check_delta(delta)
     check_adjacency(adjacency)
     check_choice("method", method, METHODS)
-    if reveals(event):
+    if is_nonprivate(event):
         return math.inf
-    return float(_ACCOUNTANTS[method](releases(event, adjacency), adjacency, delta))
+    return float(_ACCOUNTANTS[method](decompose(event, adjacency), delta))
 
 
 def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
@@ -78,7 +78,7 @@ def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, 
     It is the privacy loss distribution where there is one, else the Rényi bound.
 
     Raises:
-      UnsupportedEventError: neither takes the event.
+      UnsupportedEventError: neither supports the event.
     """
     reasons = []
     for method in _GUARANTEES:
@@ -93,12 +93,16 @@ def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, 
 
 
 def _alternatives(event: DpEvent, delta: float, adjacency: Adjacency) -> str:
-    """Says which methods take ``event``, found by trying them."""
-    taken = [repr(method) for method in METHODS if _takes(event, delta, adjacency, method)]
-    return f"Methods that take it: {', '.join(taken)}." if taken else "No method takes it."
+    """Returns a sentence with the methods that support ``event``, found by trying them."""
+    supporting = [repr(method) for method in METHODS if _supports(event, delta, adjacency, method)]
+    return (
+        f"Methods that support it: {', '.join(supporting)}."
+        if supporting
+        else "No method supports it."
+    )
 
 
-def _takes(event: DpEvent, delta: float, adjacency: Adjacency, method: str) -> bool:
+def _supports(event: DpEvent, delta: float, adjacency: Adjacency, method: str) -> bool:
     try:
         epsilon_or_reason(event, delta, adjacency, method)
     except UnsupportedEventError:

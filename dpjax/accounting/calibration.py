@@ -1,32 +1,128 @@
-"""The least noise for a target, and the most steps for a budget."""
+"""Calibration: the least noise for a privacy target, and the most steps within a budget."""
 
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
+from dp_accounting import DpEvent
 from scipy.optimize import brentq
+from scipy.special import ndtri
 
-from dpjax.accounting.targets import Target, target
-
-if TYPE_CHECKING:
-    from dpjax.mechanisms.base import Mechanism
-
-_M = TypeVar("_M", bound="Mechanism")
+from dpjax._validation import check, check_delta, check_positive
+from dpjax.accounting import risk
+from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.adjacency import Adjacency
 
 # Noise is scaled by at most e^60 up or down.
 _FARTHEST = 60.0
+# Any value in this share of the target is taken, so that a few evaluations suffice.
+_LEAST_SHARE, _AIM = 0.997, 0.9985
+# What a rate may be at most, for its strength to be finite.
+_CERTAIN = 1 - 1e-15
 
 
-class Stoppable(Protocol):
+class Accountable(Protocol):
+    """Protocol of objects with an event and an adjacency, such as mechanisms."""
+
+    @property
+    def event(self) -> DpEvent:
+        """The dp-accounting event to compose."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbouring relation."""
+
+
+class Calibratable(Accountable, Protocol):
+    """A mechanism whose noise can be scaled."""
+
+    def scale_noise(self, factor: float) -> Self:
+        """Returns the same mechanism with every noise standard deviation times ``factor``."""
+
+
+class Stoppable(Accountable, Protocol):
     """A mechanism of several steps that can be stopped early."""
 
     @property
     def num_steps(self) -> int:
-        """How many steps it makes."""
+        """The number of steps."""
 
-    def prefix(self, num_steps: int) -> "Mechanism":
+    def prefix(self, num_steps: int) -> Accountable:
         """Returns the same mechanism stopped after ``num_steps`` >= 1 steps."""
+
+
+_M = TypeVar("_M", bound=Calibratable)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The most that one measure of privacy loss may be.
+
+    Attributes:
+      name: of the measure, for errors.
+      value: what it may be at most.
+      measure: the measure of a mechanism, an upper bound like the certificate's.
+      strength: a function of the measure that falls about as one over the noise.
+      floor: the measure of perfect privacy.
+    """
+
+    name: str
+    value: float
+    measure: Callable[[Accountable], float]
+    strength: Callable[[float], float]
+    floor: float = 0.0
+
+    @classmethod
+    def create(
+        cls,
+        epsilon: float | None,
+        delta: float | None,
+        advantage: float | None,
+        true_positive_rate: float | None,
+        false_positive_rate: float | None,
+    ) -> "Target":
+        """Returns the one target that is given.
+
+        Raises:
+          ValueError: not exactly one is given, its companion is missing or one that belongs to
+            another is given, or a number is out of range.
+        """
+        given = {
+            "epsilon": epsilon,
+            "advantage": advantage,
+            "true_positive_rate": true_positive_rate,
+        }
+        names = [name for name, value in given.items() if value is not None]
+        allowed = "exactly one of " + ", ".join(map(repr, given))
+        check(len(names) == 1, "the target", names, allowed)
+        with_epsilon = (delta is not None) == (epsilon is not None)
+        check(with_epsilon, "delta", delta, "given with epsilon only")
+        with_rate = (false_positive_rate is not None) == (true_positive_rate is not None)
+        allowed = "given with true_positive_rate, and with it only"
+        check(with_rate, "false_positive_rate", false_positive_rate, allowed)
+        if epsilon is not None and delta is not None:
+            return _epsilon_target(epsilon, delta)
+        if advantage is not None:
+            return _advantage_target(advantage)
+        assert true_positive_rate is not None
+        assert false_positive_rate is not None
+        return _true_positive_rate_target(true_positive_rate, false_positive_rate)
+
+    def is_met(self, mechanism: Accountable) -> bool:
+        """Whether the measure of ``mechanism`` is at most the target."""
+        return self.measure(mechanism) <= self.value
+
+    def excess(self, mechanism: Accountable) -> float:
+        """Returns the log of the measured over the targeted strength; zero if close below."""
+        found = self.measure(mechanism)
+        room = self.value - self.floor
+        if _LEAST_SHARE * room <= found - self.floor <= room:
+            return 0.0
+        share = self.strength(found) / self.strength(self.floor + _AIM * room)
+        return math.log(min(max(share, 1e-9), 1e9))
 
 
 def calibrate(
@@ -38,7 +134,7 @@ def calibrate(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
 ) -> _M:
-    """Returns ``mechanism`` with its noise scaled to meet one target.
+    """Returns ``mechanism`` with its noise scaled to meet one privacy target.
 
     The target is ``epsilon`` at ``delta``, or an attacker's ``advantage`` (see
     ``dpjax.accounting.risk``), or the ``true_positive_rate`` at a ``false_positive_rate``. What the
@@ -52,27 +148,27 @@ def calibrate(
         scale of the noise reaches it.
 
     >>> from dpjax import PoissonSampling, SubsampledGaussian
-    >>> mechanism = SubsampledGaussian(PoissonSampling(1_000, 0.1), 1.0, 1.0, 100, "add_remove")
+    >>> mechanism = SubsampledGaussian(PoissonSampling(1_000, 0.1), 1.0, 1.0, 100, "zero_out")
     >>> round(calibrate(mechanism, epsilon=2.0, delta=1e-5).noise_multiplier, 1)
     2.3
     >>> round(calibrate(mechanism, advantage=0.1).noise_multiplier, 1)
     4.1
     """
-    aim = target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
+    target = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
 
     @functools.cache
     def excess(log_scale: float) -> float:
-        return aim.excess(mechanism.scale_noise(math.exp(log_scale)))
+        return target.excess(mechanism.scale_noise(math.exp(log_scale)))
 
-    lower, upper = _bracket(excess, aim)
+    lower, upper = _enclose_root(excess, target)
     # The excess is zero on a whole interval, and the search stops at the first point in it.
     root = float(brentq(excess, lower, upper, xtol=1e-6))
     if excess(root) != 0:
-        raise _unreachable(aim, f"the certified {aim.name} jumps past it")
-    return cast(_M, mechanism.scale_noise(math.exp(root)))
+        raise _unreachable(target, f"the certified {target.name} jumps past it")
+    return mechanism.scale_noise(math.exp(root))
 
 
-def releases_within(
+def max_num_steps(
     mechanism: Stoppable,
     *,
     epsilon: float | None = None,
@@ -81,7 +177,7 @@ def releases_within(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
 ) -> int:
-    """Returns the largest number of steps, 0 to ``num_steps``, that a budget pays for.
+    """Returns the largest number of steps, 0 to ``num_steps``, within a privacy budget.
 
     Stopped there, what the mechanism's certificate guarantees is at most the budget: ``epsilon`` at
     ``delta``, or ``advantage``, or ``true_positive_rate`` at ``false_positive_rate``.
@@ -90,31 +186,68 @@ def releases_within(
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
       ValueError: not exactly one budget is given, or a number of it is out of range.
     """
-    budget = target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
+    budget = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
     if budget.is_met(mechanism.prefix(mechanism.num_steps)):
         return mechanism.num_steps
-    paid, unpaid = 0, mechanism.num_steps
-    while unpaid - paid > 1:
-        middle = (paid + unpaid) // 2
-        is_paid = budget.is_met(mechanism.prefix(middle))
-        paid, unpaid = (middle, unpaid) if is_paid else (paid, middle)
-    return paid
+    within, beyond = 0, mechanism.num_steps
+    while beyond - within > 1:
+        middle = (within + beyond) // 2
+        is_met = budget.is_met(mechanism.prefix(middle))
+        within, beyond = (middle, beyond) if is_met else (within, middle)
+    return within
 
 
-def _bracket(excess: Callable[[float], float], aim: Target) -> tuple[float, float]:
-    """Returns two log scales between which the reading passes the target."""
+def _enclose_root(excess: Callable[[float], float], target: Target) -> tuple[float, float]:
+    """Returns two log scales of the noise between which the measure passes the target."""
     near, start = 0.0, excess(0.0)
-    # Its strength falls about as one over the noise; overshoot a little.
+    # The strength falls about as one over the noise; overshoot a little.
     step = math.copysign(min(1.3 * abs(start) + 0.05, 4.0), start)
     while abs(near) < _FARTHEST:
         far = near + step
         if excess(far) * step <= 0:
             return near, far
         near, step = far, 2 * step
-    raise _unreachable(aim, f"scaling the noise by {math.exp(near):.0e} does not pass it")
+    raise _unreachable(target, f"scaling the noise by {math.exp(near):.0e} does not pass it")
 
 
-def _unreachable(aim: Target, reason: str) -> ValueError:
+def _unreachable(target: Target, reason: str) -> ValueError:
     return ValueError(
-        f"{aim.name} = {aim.value:g} cannot be reached by scaling the noise: {reason}"
+        f"{target.name} = {target.value:g} cannot be reached by scaling the noise: {reason}"
     )
+
+
+def _epsilon_target(value: float, delta: float) -> Target:
+    check_positive("epsilon", value)
+    check_delta(delta)
+
+    def measure(mechanism: Accountable) -> float:
+        return guarantee(mechanism.event, delta, mechanism.adjacency)[1]
+
+    return Target("epsilon", value, measure, strength=lambda found: found)
+
+
+def _advantage_target(value: float) -> Target:
+    check_delta(value, "advantage")
+
+    def measure(mechanism: Accountable) -> float:
+        return risk.advantage(tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency))
+
+    def strength(found: float) -> float:
+        return 2 * float(ndtri((1 + min(found, _CERTAIN)) / 2))
+
+    return Target("advantage", value, measure, strength)
+
+
+def _true_positive_rate_target(value: float, level: float) -> Target:
+    check_delta(level, "false_positive_rate")
+    check_delta(value, "true_positive_rate")
+    check(value > level, "true_positive_rate", value, f"above false_positive_rate = {level:g}")
+
+    def measure(mechanism: Accountable) -> float:
+        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+        return float(risk.true_positive_rate(curve, level))
+
+    def strength(found: float) -> float:
+        return float(ndtri(min(found, _CERTAIN)) - ndtri(level))
+
+    return Target("true_positive_rate", value, measure, strength, floor=level)

@@ -1,12 +1,11 @@
-"""What a trade-off curve says of attacks: readings of one guarantee, none of them a guarantee less.
+"""Attack risk of a trade-off function: advantage, TPR at a given FPR, Bayes accuracy.
 
 The attacker sees the release, knows everything but one record, and tests H0 against H1. Under
-add/remove H0 is that the record is *out* and H1 that it is *in* (or the reverse: the curves that
-``tradeoff_curve`` gives are symmetric): membership inference. Under replace-one H0 and H1 are *two
-values* of the record, whichever two are told apart most easily: a true positive is the second value
-recognised. Type I errors are false positives, type II errors false negatives. A curve that is
-guaranteed bounds every attack; the readings are then upper bounds on an attacker's success, and the
-sum of errors a lower bound on failure.
+add/remove and zero-out, H0 is that the record is absent and H1 that it is present (or the reverse:
+the curves of ``tradeoff_curve`` are symmetric): membership inference. Under replace-one, H0 and H1
+are two values of the record, the two that are easiest to distinguish. Type I errors are false
+positives, type II errors false negatives. A guaranteed curve bounds every attack: the values here
+are then upper bounds on an attacker's success, and the sum of errors is a lower bound on failure.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from dpjax.accounting.tradeoff._search import scalar
 
 
 def advantage(curve: TradeOff) -> float:
-    """Returns the most that the true positive rate exceeds the false: the total variation.
+    """Returns the largest true positive rate minus false positive rate: the total variation.
 
     >>> from dpjax.accounting.tradeoff import Gaussian
     >>> round(advantage(Gaussian(1.0)), 3)
@@ -30,7 +29,7 @@ def advantage(curve: TradeOff) -> float:
 
 
 def minimum_error_sum(curve: TradeOff) -> float:
-    """Returns the least alpha + f(alpha), one less the advantage: 1 where nothing can be told.
+    """Returns the least sum of errors, min alpha + f(alpha) = 1 - advantage; 1 is perfect privacy.
 
     >>> from dpjax.accounting.tradeoff import Gaussian
     >>> round(minimum_error_sum(Gaussian(0.57)), 3)
@@ -40,7 +39,7 @@ def minimum_error_sum(curve: TradeOff) -> float:
 
 
 def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
-    """Returns how often the best attack is right, where H1 holds with probability ``prior``.
+    """Returns the accuracy of the best attack where H1 holds with probability ``prior``.
 
     It is the largest of prior (1 - f(alpha)) + (1 - prior) (1 - alpha), elementwise; guessing alone
     attains max(prior, 1 - prior).
@@ -62,7 +61,7 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
 
 
 def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> Any:
-    """Returns the most true positives at a rate of false ones, 1 - f(alpha), elementwise.
+    """Returns the largest true positive rate at a false positive rate, 1 - f(alpha), elementwise.
 
     Raises:
       ValueError: a ``false_positive_rate`` is not in [0, 1].

@@ -1,8 +1,8 @@
-"""Private Bayesian inference: posteriors of released statistics, and released posteriors.
+"""Private Bayesian inference: posteriors given released statistics, and private inference.
 
-Where a posterior depends on the data through a few sums (`conjugate`, `regression`), one release of
-those pays for everything. Elsewhere the inference itself is private: variational (`DPSVI`, on
-numpyro's models and guides) or by chains (`sgmcmc`).
+Where a posterior depends on the data through sufficient statistics (`conjugate`, `regression`),
+these are released once and every posterior is post-processing. Elsewhere the inference itself is
+private: variational (`DPSVI`, on numpyro's models and guides) or by SG-MCMC (`sgmcmc`).
 """
 
 from dpjax.bayes import conjugate, regression, sgmcmc, variational

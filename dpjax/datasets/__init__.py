@@ -1,27 +1,26 @@
-"""Data sets as published: a name in, arrays and the story of their bytes out.
+"""Loaders of public data sets, as arrays with their provenance.
 
-``load(name)`` returns a `Dataset`; each data set has a module of its own. Nothing is downloaded
-on import, and nothing needs a network: without one a stand-in is returned, and says so.
+``load(name)`` returns a `Dataset`; each data set has its own module. Nothing is downloaded on
+import. Where the data are not available, a loader returns a stand-in with ``is_stand_in`` set.
 """
 
+from collections.abc import Callable
+
+from dpjax._validation import check_choice
 from dpjax.datasets.abalone import load_abalone
 from dpjax.datasets.adult import load_adult
 from dpjax.datasets.adult_attributes import load_adult_attributes
-from dpjax.datasets.base import Dataset, Split
+from dpjax.datasets.base import Dataset, Range, RatingsDataset, RegressionDataset, Split
 from dpjax.datasets.cifar10 import load_cifar10
 from dpjax.datasets.digits import load_digits
 from dpjax.datasets.fingerprint import fingerprint
+from dpjax.datasets.formats import read_idx, read_libsvm
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
-from dpjax.datasets.idx import read_idx
 from dpjax.datasets.imdb import load_imdb
-from dpjax.datasets.libsvm import read_libsvm
 from dpjax.datasets.mnist import load_mnist
 from dpjax.datasets.movielens import load_movielens
-from dpjax.datasets.ratings import RatingsDataset
-from dpjax.datasets.raw import CorruptedFileError
-from dpjax.datasets.registry import load
-from dpjax.datasets.regression import Range, RegressionDataset
 from dpjax.datasets.restaurants import load_restaurants
+from dpjax.datasets.sources import CorruptedFileError
 from dpjax.datasets.wine import load_wine
 
 __all__ = [
@@ -48,3 +47,29 @@ __all__ = [
     "read_idx",
     "read_libsvm",
 ]
+
+_LOADERS: dict[str, Callable[[], Dataset]] = {
+    "abalone": load_abalone,
+    "adult": load_adult,
+    "adult_attributes": load_adult_attributes,
+    "cifar10": load_cifar10,
+    "digits": load_digits,
+    "gdsc": load_gdsc,
+    "imdb": load_imdb,
+    "mnist": load_mnist,
+    "movielens": load_movielens,
+    "wine": load_wine,
+}
+
+
+def load(name: str) -> Dataset:
+    """Returns the data set called ``name``.
+
+    Raises:
+      ValueError: if no data set has that name; the error lists those that do.
+
+    >>> load("digits").num_classes
+    10
+    """
+    check_choice("name", name, tuple(_LOADERS))
+    return _LOADERS[name]()

@@ -1,4 +1,4 @@
-"""Abalone: is a shellfish older than the median, from its sex and seven measurements?"""
+"""Abalone: classification of age above the median from sex and seven measurements."""
 
 from functools import partial
 from pathlib import Path
@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 
 from dpjax.datasets import diabetes
-from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.regression import Range
-from dpjax.datasets.scaling import NOTES, Scaling, check_scaling, scaled
-from dpjax.datasets.sources import first_available
+from dpjax.datasets.base import Dataset, Range, split_in_order
+from dpjax.datasets.preprocessing import SCALING_NOTES, Scaling, check_scaling, scale_columns
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://archive.ics.uci.edu/ml/machine-learning-databases/abalone/"
 _FILES = (
@@ -23,7 +27,6 @@ _FILES = (
 )
 _SEXES = {"I": 0.0, "F": 1.0, "M": 2.0}
 _MEDIAN_RINGS = 9
-_TRAIN_SHARE = 0.8
 # Lengths in units of 200 mm and weights in units of 200 g, as in the file. Round numbers of our
 # own for shells of 60 to 140 mm, four fifths as broad and a quarter as high, and animals of up to
 # 320 g, a half of it meat; not computed from these data.
@@ -52,15 +55,15 @@ def load_abalone(scaling: Scaling = "published") -> Dataset:
     3. the stand-in: scikit-learn's diabetes data (did the disease progress more than in half of
        the patients?), with ``is_stand_in`` set.
 
-    The raw file is checked by its sha256. The host publishes none: this was recorded from copies of
-    its file that agree with each other.
+    The raw file is checked by its sha256. The host publishes none: this was recorded from
+    identical copies of its file.
 
     Args:
-      scaling: ``"published"`` standardises the columns with all records' means and deviations;
-        ``"public"`` scales them by ranges that look at no record.
+      scaling: ``"published"`` standardises the columns with the statistics of all records;
+        ``"public"`` scales them by public ranges.
 
-    Privacy: the published standardisation is a small leak that no epsilon of what is trained on
-    these features counts; the public ranges have none.
+    Privacy: the published standardisation is a leak that the epsilon of a model trained on
+    these features does not include; the public ranges have none.
 
     Source: W. Nash et al., "Abalone", 1994; UCI Machine Learning Repository, doi:10.24432/C55C7W.
     The task and its coding: Jälkö, Dikmen, Honkela, "Differentially private variational inference
@@ -68,7 +71,7 @@ def load_abalone(scaling: Scaling = "published") -> Dataset:
 
     Raises:
       ValueError: for an unknown scaling.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     check_scaling(scaling)
     sources = (_from_data_dir, _from_host, _stand_in)
@@ -86,7 +89,7 @@ def _from_host(scaling: Scaling) -> Dataset:
 def _abalone(folder: Path, source: str, scaling: Scaling) -> Dataset:
     table = _read(read_raw(folder, _FILES[0]), where=str(folder / _FILES[0].name))
     attributes, labels = table[:, :-1], table[:, -1] > _MEDIAN_RINGS
-    train, test = split_in_order(scaled(attributes, list(_RANGES.values()), scaling), labels)
+    train, test = split_in_order(scale_columns(attributes, list(_RANGES.values()), scaling), labels)
     return Dataset(
         name="abalone",
         train=train,
@@ -94,20 +97,8 @@ def _abalone(folder: Path, source: str, scaling: Scaling) -> Dataset:
         source=source,
         is_stand_in=False,
         num_classes=2,
-        note=f"Abalone: {len(table):,} animals, from {source}. {NOTES[scaling]}",
+        note=f"Abalone: {len(table):,} animals, from {source}. {SCALING_NOTES[scaling]}",
     )
-
-
-def split_in_order(x: np.ndarray, labels: np.ndarray) -> tuple[Split, Split]:
-    """Returns the first four fifths of the records for training, and the rest for testing.
-
-    >>> train, test = split_in_order(np.zeros((6, 2)), np.arange(6) > 4)
-    >>> train.x.shape, test.y.tolist()
-    ((4, 2), [0, 1])
-    """
-    num_train = int(_TRAIN_SHARE * len(labels))
-    x, y = x.astype(np.float32), labels.astype(np.int32)
-    return Split(x[:num_train], y[:num_train]), Split(x[num_train:], y[num_train:])
 
 
 def _read(data: bytes, where: str) -> np.ndarray:
@@ -124,7 +115,7 @@ def _read(data: bytes, where: str) -> np.ndarray:
 
 def _stand_in(scaling: Scaling) -> Dataset:
     x, progression = diabetes.read_diabetes()
-    columns = scaled(x, list(diabetes.RANGES.values()), scaling)
+    columns = scale_columns(x, list(diabetes.RANGES.values()), scaling)
     train, test = split_in_order(columns, progression > _MEDIAN_PROGRESSION)
     return Dataset(
         name="diabetes_above_median",
@@ -133,7 +124,7 @@ def _stand_in(scaling: Scaling) -> Dataset:
         source="scikit-learn diabetes (stand-in)",
         is_stand_in=True,
         num_classes=2,
-        note="This is not Abalone, which could not be had: scikit-learn's diabetes data (442"
+        note="This is not Abalone, which was not available: scikit-learn's diabetes data (442"
         " patients; did their disease progress more than in half of them?) stand in for it, so no"
-        f" number here is one of Abalone. The first four fifths train. {NOTES[scaling]}",
+        f" number here is one of Abalone. The first four fifths train. {SCALING_NOTES[scaling]}",
     )

@@ -1,14 +1,13 @@
-"""Adult: who earns more than 50,000 dollars, as 123 binary features (LIBSVM's a9a)."""
+"""Adult: income above 50,000 dollars from 123 binary features (LIBSVM's a9a)."""
 
 from pathlib import Path
 
 import numpy as np
 
+from dpjax._extras import requires_extra
 from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.libsvm import read_libsvm
-from dpjax.datasets.raw import RawFile, find_raw, read_raw
-from dpjax.datasets.sources import first_available
+from dpjax.datasets.formats import read_libsvm
+from dpjax.datasets.sources import RawFile, fetch_raw, find_raw, first_available, read_raw
 
 _HOST = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _NUM_FEATURES = 123
@@ -49,7 +48,7 @@ def load_adult() -> Dataset:
 
     Raises:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two files and not the other.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return first_available((_from_data_dir, _from_host, _stand_in))
 
@@ -84,11 +83,12 @@ def _split(folder: Path, file: RawFile) -> Split:
 
 
 def _stand_in() -> Dataset:
-    from sklearn import datasets, model_selection
+    with requires_extra("data"):
+        from sklearn import datasets, model_selection
 
     measurements, labels = datasets.load_breast_cancer(return_X_y=True)
     train_x, test_x, train_y, test_y = model_selection.train_test_split(
-        _octaves(measurements),
+        _encode_exponents(measurements),
         labels.astype(np.int32),
         test_size=0.2,
         stratify=labels,
@@ -101,14 +101,14 @@ def _stand_in() -> Dataset:
         source="scikit-learn breast cancer (stand-in)",
         is_stand_in=True,
         num_classes=2,
-        note="This is not Adult, which could not be had: scikit-learn's breast cancer data (569"
+        note="This is not Adult, which was not available: scikit-learn's breast cancer data (569"
         " tumours, malignant or benign) stand in for it, so no number here is one of Adult. Each"
         f" of their 30 measurements is coded as {_NUM_OCTAVES} binary features, one for each power"
-        " of two, which looks at no other record; the split (80/20) is ours.",
+        " of two, independently of other records; the split (80/20) is ours.",
     )
 
 
-def _octaves(measurements: np.ndarray) -> np.ndarray:
+def _encode_exponents(measurements: np.ndarray) -> np.ndarray:
     """Turns (n, m) into binary (n, m * 21): which power of two is the largest below each value."""
     exponents = np.frexp(np.maximum(measurements, 2.0**_LOWEST_OCTAVE))[1] - 1
     octaves = np.minimum(exponents - _LOWEST_OCTAVE, _NUM_OCTAVES - 1)

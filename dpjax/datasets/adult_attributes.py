@@ -1,17 +1,21 @@
-"""Adult in its 14 attributes, categories as whole numbers: the coding of variational inference."""
+"""Adult as 14 attributes, categories as integers (the coding of Jälkö et al. 2017)."""
 
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from dpjax.datasets.abalone import split_in_order
-from dpjax.datasets.base import Dataset
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.regression import Range
-from dpjax.datasets.scaling import NOTES, Scaling, check_scaling, scaled
-from dpjax.datasets.sources import first_available
+from dpjax._extras import requires_extra
+from dpjax.datasets.base import Dataset, Range, split_in_order
+from dpjax.datasets.preprocessing import SCALING_NOTES, Scaling, check_scaling, scale_columns
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 _FILES = (
@@ -71,8 +75,8 @@ def load_adult_attributes(scaling: Scaling = "published") -> Dataset:
 
     Label 1 is an income above 50,000 dollars (24 % of the records). Categories are numbered in
     alphabetical order, a missing one (``?``) being a category of its own, and the numbers are used
-    as they are: a crude coding, which linear models do not like (81 % of incomes right, against
-    85 % in `load_adult`'s), but that of the published experiments. Both files together, in their
+    as they are: a coding that suits linear models badly (accuracy 81 %, against 85 % with
+    `load_adult`), but that of the published experiments. Both files together, in their
     order; the first four fifths train. The sources, in this order:
 
     1. raw files: ``$DPJAX_DATA_DIR/adult/``, or ``$DPJAX_DATA_DIR`` itself;
@@ -83,12 +87,12 @@ def load_adult_attributes(scaling: Scaling = "published") -> Dataset:
     copies of its files that agree with each other.
 
     Args:
-      scaling: ``"published"`` standardises the columns with all records' means and deviations;
-        ``"public"`` scales them by ranges that look at no record.
+      scaling: ``"published"`` standardises the columns with the statistics of all records;
+        ``"public"`` scales them by public ranges.
 
-    Privacy: the published standardisation is a small leak that no epsilon of what is trained on
-    these features counts; the public ranges have none. Which values a category can take is public
-    in either case.
+    Privacy: the published standardisation is a leak that the epsilon of a model trained on
+    these features does not include; the public ranges have none. The values that a category can
+    take are public in either case.
 
     Source: R. Kohavi and B. Becker, "Adult" (UCI), doi:10.24432/C5XW20; the number of attributes
     and records, and accuracies: Jälkö, Dikmen, Honkela, "Differentially private variational
@@ -97,7 +101,7 @@ def load_adult_attributes(scaling: Scaling = "published") -> Dataset:
     Raises:
       ValueError: for an unknown scaling.
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two files and not the other.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     check_scaling(scaling)
     sources = (_from_data_dir, _from_host, _stand_in)
@@ -114,9 +118,11 @@ def _from_host(scaling: Scaling) -> Dataset:
 
 def _adult(folder: Path, source: str, scaling: Scaling) -> Dataset:
     cells = np.concatenate([_read(folder, file) for file in _FILES])
-    table = np.column_stack([_coded(*column) for column in zip(_ATTRIBUTES, cells.T, strict=False)])
+    table = np.column_stack(
+        [_encode(*column) for column in zip(_ATTRIBUTES, cells.T, strict=False)]
+    )
     ranges = [_range(name) for name in _ATTRIBUTES]
-    train, test = split_in_order(scaled(table, ranges, scaling), cells[:, -1] == _ABOVE)
+    train, test = split_in_order(scale_columns(table, ranges, scaling), cells[:, -1] == _ABOVE)
     return Dataset(
         name="adult_attributes",
         train=train,
@@ -125,7 +131,7 @@ def _adult(folder: Path, source: str, scaling: Scaling) -> Dataset:
         is_stand_in=False,
         num_classes=2,
         note=f"Adult as 14 attributes, categories numbered: {len(table):,} persons, from {source}."
-        f" {NOTES[scaling]}",
+        f" {SCALING_NOTES[scaling]}",
     )
 
 
@@ -140,7 +146,7 @@ def _read(folder: Path, file: RawFile) -> np.ndarray:
     return np.array(rows)
 
 
-def _coded(name: str, column: np.ndarray) -> np.ndarray:
+def _encode(name: str, column: np.ndarray) -> np.ndarray:
     if name in _CATEGORIES:
         return np.unique(column, return_inverse=True)[1].astype(float)
     return column.astype(float)
@@ -152,12 +158,13 @@ def _range(name: str) -> Range:
 
 
 def _stand_in(scaling: Scaling) -> Dataset:
-    from sklearn.datasets import load_breast_cancer
+    with requires_extra("data"):
+        from sklearn.datasets import load_breast_cancer
 
     measurements, labels = load_breast_cancer(return_X_y=True)
     logarithms = np.log2(np.maximum(measurements, _LEAST))
     ranges = [Range(np.log2(_LEAST), -np.log2(_LEAST))] * logarithms.shape[1]
-    train, test = split_in_order(scaled(logarithms, ranges, scaling), labels == 1)
+    train, test = split_in_order(scale_columns(logarithms, ranges, scaling), labels == 1)
     return Dataset(
         name="breast_cancer_logarithms",
         train=train,
@@ -165,7 +172,7 @@ def _stand_in(scaling: Scaling) -> Dataset:
         source="scikit-learn breast cancer (stand-in)",
         is_stand_in=True,
         num_classes=2,
-        note="This is not Adult, which could not be had: scikit-learn's breast cancer data (569"
+        note="This is not Adult, which was not available: scikit-learn's breast cancer data (569"
         " tumours, malignant or benign), the logarithms of 30 measurements, stand in for it, so no"
-        f" number here is one of Adult. The first four fifths train. {NOTES[scaling]}",
+        f" number here is one of Adult. The first four fifths train. {SCALING_NOTES[scaling]}",
     )

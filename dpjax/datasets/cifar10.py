@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 small colour photographs, from the first source at hand."""
+"""CIFAR-10: 60,000 small colour photographs."""
 
 import io
 import tarfile
@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.datasets import prepared
+from dpjax._extras import requires_extra
+from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.digits import load_digits
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.sources import UnavailableError, first_available
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    UnavailableError,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://www.cs.toronto.edu/~kriz/"
 _NUM_TRAIN, _NUM_TEST = 50_000, 10_000
@@ -53,7 +60,7 @@ def load_cifar10() -> Dataset:
     Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 
     Raises:
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
 
@@ -104,18 +111,19 @@ def _split_of_jpegs(arrays: Any, part: str) -> Split:
 
 
 def _decode(file: bytes) -> np.ndarray:
-    from PIL import Image
+    with requires_extra("data"):
+        from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(file)))
 
 
 def _from_tfds() -> Dataset:
-    if not prepared.is_prepared("cifar10"):
-        raise UnavailableError(f"{prepared.data_dir()} holds no copy of cifar10 prepared by TFDS")
-    version, (train, test) = prepared.read_prepared("cifar10", ("train", "test"))
+    if not tfds.is_prepared("cifar10"):
+        raise UnavailableError(f"{tfds.data_dir()} holds no copy of cifar10 prepared by TFDS")
+    version, (train, test) = tfds.read_prepared("cifar10", ("train", "test"))
     if (len(train), len(test)) != (_NUM_TRAIN, _NUM_TEST):
         raise CorruptedFileError(
-            f"the prepared copy of cifar10 in {prepared.data_dir()} holds {len(train)} +"
+            f"the prepared copy of cifar10 in {tfds.data_dir()} holds {len(train)} +"
             f" {len(test)} images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it"
             " again"
         )
@@ -148,15 +156,15 @@ def _stand_in() -> Dataset:
     digits = load_digits()
     return replace(
         digits,
-        train=Split(_framed(digits.train.x), digits.train.y),
-        test=Split(_framed(digits.test.x), digits.test.y),
+        train=Split(_pad_to_rgb(digits.train.x), digits.train.y),
+        test=Split(_pad_to_rgb(digits.test.x), digits.test.y),
         source="scikit-learn digits (stand-in)",
         is_stand_in=True,
-        note="This is not CIFAR-10, which could not be had: scikit-learn's digits, grey and framed"
+        note="This is not CIFAR-10, which was not available: scikit-learn's digits, grey and framed"
         f" to 32x32, stand in for it, so no number here is one of CIFAR-10. {digits.note}",
     )
 
 
-def _framed(images: np.ndarray) -> np.ndarray:
+def _pad_to_rgb(images: np.ndarray) -> np.ndarray:
     """Turns (n, 28, 28, 1) into (n, 32, 32, 3)."""
     return np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1)

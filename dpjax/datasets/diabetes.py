@@ -1,8 +1,9 @@
-"""scikit-learn's diabetes data, which stand in for tables that cannot be had."""
+"""scikit-learn's diabetes data, the stand-in for tables that are not available."""
 
 import numpy as np
 
-from dpjax.datasets.regression import Range
+from dpjax._extras import requires_extra
+from dpjax.datasets.base import Range
 
 # Of adults, by general knowledge.
 RANGES = {
@@ -26,7 +27,8 @@ def read_diabetes() -> tuple[np.ndarray, np.ndarray]:
     >>> x.shape, progression.max().item()
     ((442, 10), 346.0)
     """
-    from sklearn.datasets import load_diabetes
+    with requires_extra("data"):
+        from sklearn.datasets import load_diabetes
 
     x, progression = load_diabetes(return_X_y=True, scaled=False)
     return x, progression

@@ -1,4 +1,4 @@
-"""A fingerprint of arrays, by which a checkpoint refuses to go on with other data."""
+"""A sha256 fingerprint of a tree of arrays, with which checkpoints identify their data."""
 
 import hashlib
 from typing import Any
@@ -17,8 +17,8 @@ def fingerprint(tree: Any) -> str:
     with the order of the records; it does not depend on the process, on the byte order, or on
     whether an array is numpy's or JAX's. A NaN equals itself.
 
-    Privacy: this is a function of the data without noise, and whoever can guess the data can
-    confirm the guess with it. Keep it with the checkpoint; do not publish it.
+    Privacy: a function of the data without noise, which confirms a correct guess of the data. Keep
+    it with the checkpoint; do not publish it.
 
     Args:
       tree: a tree of arrays of numbers, truth values or text, such as ``dataset.train``.
@@ -41,7 +41,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def _update(digest: Any, path: str, leaf: Any) -> None:
-    """Adds one leaf; its header says how long header and bytes are, so no two trees collide."""
+    """Adds one leaf, with a header of path, dtype and shape so that trees do not collide."""
     array = _as_array(path, leaf)
     header = repr((path, array.dtype.name, array.shape)).encode()
     digest.update(len(header).to_bytes(8, "little") + header)

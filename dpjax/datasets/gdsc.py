@@ -8,10 +8,16 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from dpjax._extras import requires_extra
 from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.sources import first_available
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = (
     "https://raw.githubusercontent.com/CancerRxGene/gdsctools/"
@@ -81,7 +87,7 @@ def load_gdsc() -> DrugResponses:
 
     Raises:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two files and not the other.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return cast(DrugResponses, first_available((_from_data_dir, _from_host, _stand_in)))
 
@@ -98,7 +104,7 @@ def _gdsc(folder: Path, source: str) -> DrugResponses:
     features, responses = (_read(folder, file) for file in _FILES)
     if features.lines != responses.lines:
         raise CorruptedFileError(f"the files of GDSC in {folder} do not list the same cell lines")
-    names, x = _coded(features)
+    names, x = _encode(features)
     y = np.array([[float(cell or "nan") for cell in row] for row in responses.rows], np.float32)
     train, test = _split(x, y)
     return DrugResponses(
@@ -122,7 +128,7 @@ def _read(folder: Path, file: RawFile) -> _Table:
     return _Table(header[1:], [int(row[0]) for row in rows], [row[1:] for row in rows])
 
 
-def _coded(features: _Table) -> tuple[tuple[str, ...], np.ndarray]:
+def _encode(features: _Table) -> tuple[tuple[str, ...], np.ndarray]:
     """Turns the tissue into one column for each; all others are 0 or 1 as they are."""
     place = features.names.index(_TISSUE)
     tissues, code = np.unique([row[place] for row in features.rows], return_inverse=True)
@@ -141,7 +147,8 @@ def _split(x: np.ndarray, y: np.ndarray) -> tuple[Split, Split]:
 
 
 def _stand_in() -> DrugResponses:
-    from sklearn import datasets
+    with requires_extra("data"):
+        from sklearn import datasets
 
     diabetes = datasets.load_diabetes()
     x, y = (diabetes.data > 0).astype(np.float32), np.log(diabetes.target)
@@ -153,8 +160,8 @@ def _stand_in() -> DrugResponses:
         source="scikit-learn diabetes (stand-in)",
         is_stand_in=True,
         num_classes=0,
-        note="This is not GDSC, which could not be had: scikit-learn's diabetes data (442 patients;"
-        " ten measurements, each above its mean or not; the logarithm of the disease's progress)"
+        note="This is not GDSC, which was not available: scikit-learn's diabetes data (442"
+        " patients; ten measurements, above the mean or not; log of the disease's progression)"
         " stand in for it, so no number here is one of drug sensitivity.",
         feature_names=tuple(diabetes.feature_names),
         drug_names=("progression",),

@@ -1,4 +1,4 @@
-"""IMDb: 50,000 film reviews, for or against, as sequences of word numbers."""
+"""IMDb: 50,000 film reviews for sentiment classification, as sequences of word ids."""
 
 import io
 import json
@@ -11,12 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.datasets import prepared, text
+from dpjax.datasets import preprocessing, tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.digits import load_digits
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.sources import UnavailableError, first_available
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    UnavailableError,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 NUM_TOKENS = 10_000
 """How many values a token takes: the words kept, and four special ones."""
@@ -73,14 +79,14 @@ def load_imdb() -> Dataset:
     an order of its own.
 
     Privacy: the vocabulary is computed from the training reviews, which are private, and without
-    noise. Source 004 takes it as public, and so does this loader; what a certificate says is
+    noise. Bu, Dong, Long, Su (2020) take it as public, and so does this loader; certificates are
     conditional on that.
 
     Source: A. Maas et al., "Learning Word Vectors for Sentiment Analysis", ACL 2011.
 
     Raises:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two texts and not the other.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
 
@@ -104,13 +110,13 @@ def _from_archive(folder: Path, source: str) -> Dataset:
 
 
 def _from_tfds() -> Dataset:
-    if not prepared.is_prepared(_NAME):
-        raise UnavailableError(f"{prepared.data_dir()} holds no copy of {_NAME} prepared by TFDS")
-    version, splits = prepared.read_prepared(_NAME, _SPLITS)
+    if not tfds.is_prepared(_NAME):
+        raise UnavailableError(f"{tfds.data_dir()} holds no copy of {_NAME} prepared by TFDS")
+    version, splits = tfds.read_prepared(_NAME, _SPLITS)
     found = tuple(len(split) for split in splits)
     if found != _NUM_REVIEWS:
         raise CorruptedFileError(
-            f"the prepared copy of {_NAME} in {prepared.data_dir()} holds {found[0]} + {found[1]}"
+            f"the prepared copy of {_NAME} in {tfds.data_dir()} holds {found[0]} + {found[1]}"
             f" reviews, {_NUM_REVIEWS[0]} + {_NUM_REVIEWS[1]} expected; delete it and prepare it"
             " again"
         )
@@ -140,13 +146,13 @@ def _read_archive(data: bytes) -> dict[str, list[_Review]]:
 
 
 def _imdb(train: list[_Review], test: list[_Review], source: str) -> Dataset:
-    train_words = [text.words_of(review.text) for review in train]
-    ids = text.word_ids(train_words, NUM_TOKENS)
-    test_words = (text.words_of(review.text) for review in test)
+    train_words = [preprocessing.split_words(review.text) for review in train]
+    ids = preprocessing.build_vocabulary(train_words, NUM_TOKENS)
+    test_words = (preprocessing.split_words(review.text) for review in test)
     return Dataset(
         name="imdb",
-        train=Split(text.encode(train_words, ids, _LENGTH), _labels(train)),
-        test=Split(text.encode(test_words, ids, _LENGTH), _labels(test)),
+        train=Split(preprocessing.encode_texts(train_words, ids, _LENGTH), _labels(train)),
+        test=Split(preprocessing.encode_texts(test_words, ids, _LENGTH), _labels(test)),
         source=source,
         is_stand_in=False,
         num_classes=2,
@@ -170,8 +176,8 @@ def _stand_in() -> Dataset:
         source="scikit-learn digits as tokens (stand-in)",
         is_stand_in=True,
         num_classes=2,
-        note="This is not IMDb, which could not be had, and not even text: scikit-learn's digits"
-        " stand in for it, each of the 64 pixels a token that tells its place and intensity, the"
+        note="This is not IMDb, which was not available, and not even text: scikit-learn's digits"
+        " stand in for it, each of the 64 pixels a token for its position and intensity, the"
         " label whether the digit is 5 or more; so no number here is one of IMDb.",
     )
 
@@ -179,6 +185,6 @@ def _stand_in() -> Dataset:
 def _as_tokens(images: Split) -> Split:
     """From enlarged digits to tokens: the middle of each 3x3 block is the original pixel."""
     counts = np.rint(16 * images.x[:, 3:26:3, 3:26:3, 0]).astype(np.int32).reshape(-1, 64)
-    tokens = text.FIRST_WORD + _INTENSITIES * np.arange(64, dtype=np.int32) + counts
-    padded = np.pad(tokens, ((0, 0), (_LENGTH - 64, 0)), constant_values=text.PADDING)
+    tokens = preprocessing.FIRST_WORD + _INTENSITIES * np.arange(64, dtype=np.int32) + counts
+    padded = np.pad(tokens, ((0, 0), (_LENGTH - 64, 0)), constant_values=preprocessing.PADDING)
     return Split(padded, (images.y >= 5).astype(np.int32))

@@ -1,4 +1,4 @@
-"""MNIST: 70,000 handwritten digits, from the first source at hand."""
+"""MNIST: 70,000 handwritten digits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,13 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dpjax.datasets import prepared
+from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.digits import load_digits
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.idx import read_idx
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.sources import UnavailableError, first_available
+from dpjax.datasets.formats import read_idx
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    UnavailableError,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 _NUM_TRAIN, _NUM_TEST = 60_000, 10_000
@@ -58,7 +64,7 @@ def load_mnist() -> Dataset:
 
     Raises:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds some of the four files and not the others.
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
 
@@ -77,24 +83,24 @@ def _from_raw(folder: Path, source: str) -> Dataset:
 
 
 def _from_tfds() -> Dataset:
-    if not prepared.is_prepared("mnist"):
+    if not tfds.is_prepared("mnist"):
         _prepare()
-    version, (train, test) = prepared.read_prepared("mnist", ("train", "test"))
+    version, (train, test) = tfds.read_prepared("mnist", ("train", "test"))
     if (len(train), len(test)) != (_NUM_TRAIN, _NUM_TEST):
         raise CorruptedFileError(
-            f"the prepared copy of mnist in {prepared.data_dir()} holds {len(train)} + {len(test)}"
+            f"the prepared copy of mnist in {tfds.data_dir()} holds {len(train)} + {len(test)}"
             f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
         )
     return _mnist(_split_of_records(train), _split_of_records(test), f"TFDS {version}")
 
 
 def _prepare() -> None:
-    if not prepared.can_prepare():
+    if not tfds.can_prepare():
         raise UnavailableError(
-            f"{prepared.data_dir()} holds no copy of mnist prepared by TFDS, and TensorFlow, which"
+            f"{tfds.data_dir()} holds no copy of mnist prepared by TFDS, and TensorFlow, which"
             " would prepare one, is not installed"
         )
-    prepared.prepare("mnist", fetch_raw("mnist", _FILES, _HOST))
+    tfds.prepare("mnist", fetch_raw("mnist", _FILES, _HOST))
 
 
 def _split_of_records(records: Sequence[dict[str, np.ndarray]]) -> Split:
@@ -125,6 +131,6 @@ def _stand_in() -> Dataset:
         digits,
         source="scikit-learn digits (stand-in)",
         is_stand_in=True,
-        note=f"This is not MNIST, which could not be had: scikit-learn's digits stand in for it,"
+        note=f"This is not MNIST, which was not available: scikit-learn's digits stand in for it,"
         f" so no number here is one of MNIST. {digits.note}",
     )

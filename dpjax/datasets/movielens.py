@@ -1,4 +1,4 @@
-"""MovieLens 1M: a million ratings of films, from the first source at hand."""
+"""MovieLens 1M: a million ratings of films."""
 
 import io
 import os
@@ -9,11 +9,17 @@ from typing import cast
 
 import numpy as np
 
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.ratings import RatingsDataset, split_ratings
-from dpjax.datasets.raw import DATA_DIR, CorruptedFileError, RawFile, read_raw
+from dpjax.datasets.base import RatingsDataset, split_ratings
 from dpjax.datasets.restaurants import load_restaurants
-from dpjax.datasets.sources import UnavailableError, first_available
+from dpjax.datasets.sources import (
+    DATA_DIR,
+    CorruptedFileError,
+    RawFile,
+    UnavailableError,
+    fetch_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://files.grouplens.org/datasets/movielens/"
 _ZIP = RawFile(
@@ -46,7 +52,7 @@ def load_movielens() -> RatingsDataset:
     Source: F. M. Harper and J. A. Konstan, "The MovieLens Datasets: History and Context", 2015.
 
     Raises:
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return cast(RatingsDataset, first_available((_from_data_dir, _from_host, _stand_in)))
 
@@ -123,6 +129,6 @@ def _stand_in() -> RatingsDataset:
         restaurants,
         source=f"{restaurants.source} (stand-in)",
         is_stand_in=True,
-        note="This is not MovieLens, which could not be had: ratings of restaurants stand in for"
+        note="This is not MovieLens, which was not available: ratings of restaurants stand in for"
         f" it, so no number here is one of MovieLens. {restaurants.note}",
     )

@@ -1,10 +1,10 @@
-"""1,161 ratings of restaurants by consumers, small enough to carry along."""
+"""1,161 ratings of restaurants by consumers, distributed with dpjax."""
 
 from importlib import resources
 
 import numpy as np
 
-from dpjax.datasets.ratings import RatingsDataset, split_ratings
+from dpjax.datasets.base import RatingsDataset, split_ratings
 
 _FILE = "restaurants.csv"
 

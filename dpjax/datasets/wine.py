@@ -1,4 +1,4 @@
-"""Wine Quality: the grades that tasters gave white wines, and the wines' chemistry."""
+"""Wine Quality (white wines): regression of the quality grade on 11 chemical measurements."""
 
 from pathlib import Path
 from typing import cast
@@ -6,10 +6,15 @@ from typing import cast
 import numpy as np
 
 from dpjax.datasets import diabetes
-from dpjax.datasets.download import fetch_raw
-from dpjax.datasets.raw import CorruptedFileError, RawFile, find_raw, read_raw
-from dpjax.datasets.regression import Range, RegressionDataset, split_table
-from dpjax.datasets.sources import first_available
+from dpjax.datasets.base import Range, RegressionDataset, split_table
+from dpjax.datasets.sources import (
+    CorruptedFileError,
+    RawFile,
+    fetch_raw,
+    find_raw,
+    first_available,
+    read_raw,
+)
 
 _HOST = "https://archive.ics.uci.edu/ml/machine-learning-databases/wine-quality/"
 _FILES = (
@@ -36,7 +41,7 @@ _WINE = {
     "sulphates (g/l of potassium sulphate)": Range(0.3, 0.7),
     "alcohol (% by volume)": Range(8.5, 13.5),
 }
-# Of ten grades tasters use the middle ones.
+# Most of the ten grades given are the middle ones.
 _GRADES = Range(4.0, 8.0)
 _PROGRESSION = Range(0.0, 300.0)
 
@@ -62,7 +67,7 @@ def load_wine() -> RegressionDataset:
     properties", 2009; UCI Machine Learning Repository, doi:10.24432/C56S3T.
 
     Raises:
-      CorruptedFileError: if a source holds damaged data; no other source hides that.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     return cast(RegressionDataset, first_available((_from_data_dir, _from_host, _stand_in)))
 
@@ -113,7 +118,7 @@ def _stand_in() -> RegressionDataset:
         source="scikit-learn diabetes (stand-in)",
         is_stand_in=True,
         num_classes=0,
-        note="This is not Wine Quality, which could not be had: scikit-learn's diabetes data (442"
+        note="This is not Wine Quality, which was not available: scikit-learn's diabetes data (442"
         " patients, the progression of their disease) stand in for it, so no number here is one of"
         " Wine Quality. The split (80/20) is ours.",
         feature_names=tuple(diabetes.RANGES),

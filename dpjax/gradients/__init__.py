@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients: one reference, and room for faster ways to the same."""
+"""Per-example gradient clipping: the clipped sum and its L2 sensitivity."""
 
 from dpjax.gradients.bookkeeping import explain
 from dpjax.gradients.clipped_grad import clipped_grad

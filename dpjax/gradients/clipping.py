@@ -1,4 +1,4 @@
-"""From per-example gradients to one clipped sum: norms, clip factors, weighted sum.
+"""Per-example clipping: norms, clip factors and the clipped sum.
 
 A clip bound is a number (flat L2 over the whole tree) or a prefix of the parameter tree with a
 number for each group of leaves (per-layer clipping). With one bound ``c_g`` for each group one
@@ -12,25 +12,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._typing import ArrayTree, ClipBound
 from dpjax._validation import check, check_positive, is_traced
-from dpjax.accounting.adjacency import Adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, sensitivity_in_clips
+from dpjax.gradients.summation import rounding_margin, sum_in_parts
 
-# Accelerators multiply float32 in fewer bits unless told otherwise (10 in TF32, 7 in bfloat16): a
-# norm rounded like that would let an example through at more than its bound.
+# Accelerators multiply float32 in fewer bits by default (10 in TF32, 7 in bfloat16): with norms
+# rounded like that a clipped example could exceed its bound.
 EXACT = jax.lax.Precision.HIGHEST
 # Squares of smaller numbers underflow in float32: norms below would be taken for zero.
 _LEAST_BOUND = 1e-12
 
 
 class ClippedGradInfo(NamedTuple):
-    """What clipping saw of each example. **Private values**: not part of any release.
+    """Per-example norms and losses. **Private values**: not part of any release.
 
     Attributes:
       norms: L2 norms before clipping, ``(batch,)``; with per-layer bounds a tree like ``l2_clip``
         of such arrays. Zero where masked out.
       losses: one loss for each example, ``(batch,)``. Zero where masked out.
-      num_nonfinite: how many unmasked examples were left out because their loss or gradient was
-        not finite (or too large for its squared norm to be a float).
+      num_nonfinite: number of unmasked examples set to zero because their loss or gradient was not
+        finite, or the squared norm overflowed.
     """
 
     norms: Any
@@ -38,8 +40,8 @@ class ClippedGradInfo(NamedTuple):
     num_nonfinite: jax.Array
 
 
-def total_l2_clip(l2_clip: Any) -> Any:
-    """The largest L2 norm that one clipped example can have, over the whole tree.
+def total_l2_clip(l2_clip: ClipBound) -> Any:
+    """The largest L2 norm of one clipped example over the whole tree.
 
     >>> total_l2_clip({"conv": 3.0, "dense": 4.0})
     5.0
@@ -50,8 +52,8 @@ def total_l2_clip(l2_clip: Any) -> Any:
     return sum(bound**2 for bound in bounds) ** 0.5
 
 
-def l2_sensitivity(l2_clip: Any, adjacency: Adjacency) -> float:
-    """How far one record can move a clipped sum, in L2: one total bound, or two if replaced.
+def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
+    """L2 sensitivity of a clipped sum: the total clip bound, doubled under replace-one.
 
     >>> l2_sensitivity(1.5, "add_remove"), l2_sensitivity(1.5, "replace_one")
     (1.5, 3.0)
@@ -59,13 +61,13 @@ def l2_sensitivity(l2_clip: Any, adjacency: Adjacency) -> float:
     return sensitivity_in_clips(adjacency) * total_l2_clip(l2_clip)
 
 
-def clip_and_sum(grads: Any, l2_clip: Any, usable: jax.Array) -> tuple[Any, Any]:
+def clip_and_sum(grads: ArrayTree, l2_clip: ClipBound, usable: jax.Array) -> tuple[Any, Any]:
     """Clips every example of ``grads`` and sums the ``usable`` ones with finite norms.
 
     Args:
       grads: per-example tree, every leaf of shape ``(batch, ...)``.
       l2_clip: a number, or a prefix tree of numbers.
-      usable: bool ``(batch,)``; the others contribute exactly zero, whatever they hold.
+      usable: bool ``(batch,)``; the others contribute exactly zero.
 
     Returns:
       ``(clipped_sum, norms)``: a tree without the example axis, at least float32 (rounding a sum
@@ -76,12 +78,12 @@ def clip_and_sum(grads: Any, l2_clip: Any, usable: jax.Array) -> tuple[Any, Any]
 
 
 class Clipping(NamedTuple):
-    """What each example is multiplied with.
+    """Clip factors of each example.
 
     Attributes:
-      factors: a tree like the parameters, every leaf ``(batch,)``; 0 where the example is left out.
+      factors: a tree like the parameters, every leaf ``(batch,)``; 0 for excluded examples.
       norms: the unclipped norms, a tree like ``l2_clip`` of ``(batch,)``.
-      finite: which examples count: usable, and all of their norms finite.
+      finite: which examples are included: usable, and all of their norms finite.
     """
 
     factors: Any
@@ -89,10 +91,17 @@ class Clipping(NamedTuple):
     finite: jax.Array
 
 
-def clip_factors(squares: Any, l2_clip: Any, usable: jax.Array) -> Clipping:
-    """From each leaf's squared norms (a tree of ``(batch,)``) to each leaf's clip factors."""
+def clip_factors(
+    squares: ArrayTree, l2_clip: ClipBound, usable: jax.Array, max_batch_size: int | None = None
+) -> Clipping:
+    """Returns each leaf's clip factors from each leaf's squared norms (a tree of ``(batch,)``).
+
+    Bounds are divided by one plus `rounding_margin` of ``max_batch_size``, the most examples whose
+    clipped gradients are added up (by default the batch).
+    """
+    terms = len(usable) if max_batch_size is None else max_batch_size
     bounds, structure = _checked_bounds(l2_clip), jax.tree.structure(l2_clip)
-    groups = _group_of_each_leaf(structure, squares)
+    groups = _leaf_groups(structure, squares)
     leaves, treedef = jax.tree.flatten(squares)
     norms = [
         jnp.sqrt(sum(leaf for g, leaf in zip(groups, leaves, strict=True) if g == group))
@@ -100,13 +109,17 @@ def clip_factors(squares: Any, l2_clip: Any, usable: jax.Array) -> Clipping:
     ]
     norms = [jnp.broadcast_to(norm, usable.shape) for norm in norms]  # a group may have no leaves
     finite = usable & jnp.all(jnp.stack([jnp.isfinite(n) for n in norms]), axis=0)
-    factors = [jnp.where(finite, clip_factor(n, c), 0) for n, c in zip(norms, bounds, strict=True)]
+    factors = [
+        jnp.where(finite, clip_factor(n, c, terms), 0) for n, c in zip(norms, bounds, strict=True)
+    ]
     of_leaves = jax.tree.unflatten(treedef, [factors[group] for group in groups])
     return Clipping(of_leaves, jax.tree.unflatten(structure, norms), finite)
 
 
-def info_of(norms: Any, losses: jax.Array, mask: jax.Array, finite: jax.Array) -> ClippedGradInfo:
-    """What is told of a batch: nothing of the slots that are masked out."""
+def clipped_grad_info(
+    norms: Any, losses: jax.Array, mask: jax.Array, finite: jax.Array
+) -> ClippedGradInfo:
+    """The info of a batch, with zeros in the slots that are masked out."""
     return ClippedGradInfo(
         norms=jax.tree.map(lambda norm: jnp.where(mask, norm, 0), norms),
         losses=jnp.where(mask, losses, 0),
@@ -114,19 +127,20 @@ def info_of(norms: Any, losses: jax.Array, mask: jax.Array, finite: jax.Array) -
     )
 
 
-def clip_factor(norm: jax.Array, bound: Any) -> jax.Array:
-    """``min(1, bound / norm)``, and 1 at norm zero."""
-    bound = jnp.asarray(bound, norm.dtype)
+def clip_factor(norm: jax.Array, bound: Any, num_terms: int = 0) -> jax.Array:
+    """``min(1, bound / norm)``, and 1 at norm zero; ``bound`` less the margin for a sum."""
+    margin = rounding_margin(num_terms, norm.dtype) if num_terms else 0.0
+    bound = jnp.asarray(bound, norm.dtype) * (1 / (1 + margin))
     return jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 
-def check_prefix(l2_clip: Any, params: Any) -> None:
-    """Refuses bounds that are not positive or not a prefix of ``params``."""
+def check_prefix(l2_clip: ClipBound, params: ArrayTree) -> None:
+    """Raises ValueError for bounds that are not positive or not a prefix of ``params``."""
     _checked_bounds(l2_clip)
-    _group_of_each_leaf(jax.tree.structure(l2_clip), params)
+    _leaf_groups(jax.tree.structure(l2_clip), params)
 
 
-def _checked_bounds(l2_clip: Any) -> list[Any]:
+def _checked_bounds(l2_clip: ClipBound) -> list[Any]:
     bounds = jax.tree.leaves(l2_clip)
     if not bounds:
         raise ValueError(f"l2_clip must hold at least one number > 0, got {l2_clip!r}")
@@ -137,7 +151,7 @@ def _checked_bounds(l2_clip: Any) -> list[Any]:
     return bounds
 
 
-def _group_of_each_leaf(structure: Any, tree: Any) -> list[int]:
+def _leaf_groups(structure: Any, tree: Any) -> list[int]:
     ids = jax.tree.unflatten(structure, range(structure.num_leaves))
     try:
         return jax.tree.leaves(jax.tree.broadcast(ids, tree))
@@ -160,15 +174,19 @@ def weighted_sum(factor: jax.Array, finite: jax.Array, leaf: jax.Array) -> jax.A
     The reduction is a dot: several times faster than summing scaled copies.
     """
     dtype = accumulator(leaf)
-    kept = silence(finite, leaf).astype(dtype)
-    return jnp.tensordot(factor.astype(dtype), kept, axes=1, precision=EXACT)
+
+    def dot(factor: jax.Array, arrays: Any) -> jax.Array:
+        kept = zero_nonfinite(*arrays).astype(dtype)
+        return jnp.tensordot(factor, kept, axes=1, precision=EXACT)
+
+    return sum_in_parts(dot, factor.astype(dtype), (finite, leaf))
 
 
-def silence(finite: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Zero for the examples that do not count: NaN times a factor of zero would be NaN."""
+def zero_nonfinite(finite: jax.Array, leaf: jax.Array) -> jax.Array:
+    """``leaf`` with zeros for the examples that are not ``finite``, since 0 * NaN is NaN."""
     return jnp.where(finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
 
 
 def accumulator(leaf: Any) -> Any:
-    """The dtype that sums over a leaf are kept in."""
+    """The dtype in which sums over a leaf are accumulated: float32 or wider."""
     return jnp.dtype(jnp.float64 if leaf.dtype == jnp.float64 else jnp.float32)

@@ -1,41 +1,70 @@
-"""Floating-point noise on one statistic: any tree of arrays, and symmetric matrices."""
+"""Additive noise on one statistic: a tree of arrays, symmetric matrices, or integers."""
 
-import abc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
-from dpjax._validation import as_floats, as_key, check
-from dpjax.gradients.clipping import accumulator
-from dpjax.mechanisms.one_statistic import NoisyStatistic
+from dpjax._validation import check, check_positive, is_traced
+from dpjax.mechanisms.base import NoisyStatistic
+from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
+from dpjax.mechanisms.host import (
+    Array,
+    as_numbers,
+    call_on_host,
+    exact,
+    float_dtype,
+    from_units,
+    grid_for,
+    to_units,
+)
+
+Sampler = Callable[[RandomWords, Integers, Integers], Integers]
 
 
 class AdditiveNoise(NoisyStatistic):
-    """Noise from a continuous law, drawn on the device: pure functions of a key and a value.
+    """Laplace or Gaussian noise on real numbers, exact on a public grid.
 
-    The noise is drawn in float32 (float64 for such values), half precision included. Floating-point
-    noise is not secure against an attacker who sees every bit of it: of counts, and of records on a
-    grid, the discrete mechanisms make exact releases.
+    The guarantee holds for the floating-point output and for every input: see
+    `dpjax.mechanisms.host` for the proof. The noise is computed on the host, under jit and vmap
+    through a callback. NaN and infinite entries are released as if they were zero.
     """
 
-    @abc.abstractmethod
-    def standard_noise(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws noise of scale one."""
+    sampler: ClassVar[Sampler]
 
     def release(self, key: jax.Array, value: Any) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:
-          key: a JAX key, split once for each array. The same key gives the same noise: to use it
-            again on other data gives both releases away. It is a secret.
-          value: a tree of arrays, at most as sensitive as stated, all of them together.
+          key: a JAX key, of whose bits all noise is made. The same key gives the same noise: to use
+            it again on other data reveals both values. It is a secret.
+          value: a tree of real numbers or arrays, at most as sensitive as stated, all of them
+            together. Outside jit Python integers of any size, int64 and float64 are taken exactly.
 
         Returns:
-          The same tree; float dtypes are kept, integers become floats.
+          The same tree. Float dtypes are kept; integers become numpy's float64, JAX's its default.
+
+        Raises:
+          ValueError: an array that is not of real numbers: complex, strings, objects.
         """
-        return self._on_leaves(key, value, self._noisy)
+        leaves, treedef = jax.tree.flatten(value)
+        numbers = [as_numbers(leaf) for leaf in leaves]
+        results = [
+            jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
+            for number, leaf in zip(numbers, leaves, strict=True)
+        ]
+        scales = [self.scale] if is_traced(self.scale) else []
+
+        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+            scale = arrays.pop() if scales else self.scale
+            return self.add_noise(words, arrays, scale=scale)
+
+        released = call_on_host(noisy, key, numbers + scales, results)
+        return jax.tree.unflatten(treedef, map(_same_kind, released, leaves))
 
     def release_symmetric(self, key: jax.Array, value: Any) -> Any:
         """Returns symmetric matrices plus symmetric noise; works under jit and vmap.
@@ -48,25 +77,132 @@ class AdditiveNoise(NoisyStatistic):
           key: as for ``release``.
           value: a tree of arrays ``(..., d, d)``. Only the upper triangle is read.
         """
-        return self._on_leaves(key, value, self._noisy_symmetric)
+        return jax.tree.map(mirror, self.release(key, jax.tree.map(upper_triangle, value)))
 
-    def _on_leaves(
-        self, key: jax.Array, value: Any, noisy: Callable[[jax.Array, Any], jax.Array]
-    ) -> Any:
+    def add_noise(
+        self,
+        words: npt.NDArray[np.uint32],
+        arrays: list[Array],
+        *,
+        scale: Any = None,
+        weights: Array | None = None,
+        rounding: float = 0.0,
+    ) -> list[Array]:
+        """Returns ``arrays`` plus noise, float64: what ``release`` computes on the host.
+
+        Args:
+          words: a key for each release, uint32 ``(*batch, 2)``.
+          arrays: ``(*batch, ...)`` each, float64 or integers.
+          scale: the mechanism's own if not given; one number.
+          weights: public, of at least one, for the entries of every array: the sensitivity is that
+            of the value times the weights, and an entry's noise has scale ``scale / weight``.
+          rounding: by how much more than stated the value moves, over the sensitivity.
+        """
+        scale = self.scale if scale is None else _one_number(scale)
+        axes = words.ndim - 1
+        sizes = [int(np.prod(array.shape[axes:], dtype=int)) for array in arrays]
+        all_weights = np.ones(1) if weights is None else weights
+        moved = self._moved_units(sum(sizes), float(np.max(all_weights)))
+        grid = grid_for(scale, self.sensitivity.value, moved, rounding)
+        scales = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
+        noisy = []
+        for key, array, size in zip(derive(words, len(arrays)), arrays, sizes, strict=True):
+            lanes = RandomWords(key, size)
+            per_lane = np.resize(scales, lanes.size)
+            noise = type(self).sampler(lanes, *fit_integers(per_lane, np.ones_like(per_lane)))
+            total = to_units(array.ravel(), grid.exponent) + noise
+            noisy.append(from_units(total, grid.exponent).reshape(array.shape))
+        return noisy
+
+    def _moved_units(self, entries: int, weight: float) -> int:
+        """Increase of the sensitivity by rounding every entry to the grid, rounded up."""
+        count = max(entries, 1)
+        return int(np.ceil(weight * (count if self.norm == "l1" else np.sqrt(count))) + 1)
+
+
+class DiscreteNoise(NoisyStatistic):
+    """Exact noise from a distribution on the integers, on integers.
+
+    The scale may be a `Fraction`; a float is taken for the fraction that it is. For sums of other
+    numbers put each record on a grid first, with `dpjax.sensitivity.to_grid`.
+    """
+
+    sampler: ClassVar[Sampler]
+
+    def release(self, key: jax.Array, value: Any) -> Any:
+        """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
+
+        Args:
+          key: a JAX key, of whose bits all noise is made; a secret.
+          value: a tree of integers or arrays of integers, at most as sensitive as stated, all
+            together; Python integers of any size.
+
+        Returns:
+          The same tree of int64 arrays; of Python integers, with dtype object, where int64 does not
+          hold the noisy number. Under jit JAX's default integers, moved to the nearest they hold.
+
+        Raises:
+          ValueError: an array is not of integers.
+        """
         leaves, treedef = jax.tree.flatten(value)
-        keys = jax.random.split(as_key(key), max(len(leaves), 1))
-        noised = [noisy(k, leaf) for k, leaf in zip(keys, leaves, strict=False)]
-        return jax.tree.unflatten(treedef, noised)
+        numbers = [as_numbers(leaf) for leaf in leaves]
+        for number in numbers:
+            whole = number.dtype == object or jnp.issubdtype(number.dtype, jnp.integer)
+            check(whole, "value", number.dtype, "arrays of integers")
+        results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]
+        return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
 
-    def _noisy(self, key: jax.Array, leaf: Any) -> jax.Array:
-        leaf = as_floats(leaf)
-        dtype = accumulator(leaf)
-        noise = self.standard_noise(key, leaf.shape, dtype) * jnp.asarray(self.scale, dtype)
-        return (leaf.astype(dtype) + noise).astype(leaf.dtype)
+    def add_noise(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        """Returns ``arrays`` of integers plus noise: what ``release`` computes on the host."""
+        scale = exact(self.scale)
+        noisy = []
+        for key, array in zip(derive(words, len(arrays)), arrays, strict=True):
+            size = int(np.prod(array.shape[words.ndim - 1 :], dtype=int))
+            lanes = RandomWords(key, size)
+            top, bottom = fit_integers(
+                np.full(lanes.size, scale.numerator, object),
+                np.full(lanes.size, scale.denominator, object),
+            )
+            total = to_units(array.ravel(), 0) + type(self).sampler(lanes, top, bottom)
+            noisy.append(total.reshape(array.shape))
+        return noisy
 
-    def _noisy_symmetric(self, key: jax.Array, leaf: Any) -> jax.Array:
-        shape = jnp.shape(leaf)
-        square = len(shape) >= 2 and shape[-1] == shape[-2]
-        check(square, "value", shape, "square matrices, of shape (..., d, d)")
-        upper = jnp.triu(self._noisy(key, leaf))
-        return upper + jnp.swapaxes(jnp.triu(upper, 1), -1, -2)
+    def _noise_in_words(self, distribution: str) -> Mapping[str, str]:
+        return {
+            "statistic": f"one release of integers, of {self._sensitivity_in_words()}",
+            "noise": f"{distribution}, scale {float(self.scale):.4g}, on every entry; sampled"
+            " exactly",
+        }
+
+
+def upper_triangle(matrix: Any) -> Any:
+    """Returns the upper triangle of matrices ``(..., d, d)``, row by row, ``(..., d (d + 1) / 2)``.
+
+    Raises:
+      ValueError: the matrices are not square.
+    """
+    shape = np.shape(matrix)
+    square = len(shape) >= 2 and shape[-1] == shape[-2]
+    check(square, "value", shape, "square matrices, of shape (..., d, d)")
+    matrix = matrix if isinstance(matrix, jax.Array) else np.asarray(matrix)
+    return matrix[(..., *np.triu_indices(shape[-1]))]
+
+
+def mirror(triangle: Any) -> Any:
+    """Returns the symmetric matrices ``(..., d, d)`` from `upper_triangle`."""
+    dim = (int(np.sqrt(8 * triangle.shape[-1] + 1)) - 1) // 2
+    place = np.zeros((dim, dim), np.int32)
+    place[np.triu_indices(dim)] = np.arange(triangle.shape[-1])
+    return triangle[..., np.maximum(place, place.T)]
+
+
+def _one_number(scale: Any) -> Fraction:
+    numbers = np.unique(np.asarray(scale))
+    check(numbers.size == 1, "scale", numbers, "one number for the whole batch")
+    check_positive("scale", numbers[0])
+    return exact(numbers[0])
+
+
+def _same_kind(released: Any, leaf: Any) -> Any:
+    """Returns a JAX array if the value was one."""
+    return jnp.asarray(released) if isinstance(leaf, jax.Array) else released

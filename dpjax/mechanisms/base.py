@@ -1,40 +1,66 @@
-"""What every private computation states about itself, once."""
+"""Base classes of mechanisms: any mechanism, and those that release one statistic."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
 from dp_accounting import DpEvent
 
-from dpjax.accounting.adjacency import Adjacency
-from dpjax.accounting.certificate import Certificate, certify
+from dpjax._validation import check, check_delta, check_positive, is_traced
+from dpjax.adjacency import Adjacency
+from dpjax.certificates.certificate import Certificate, certify
+from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
+
+_FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
+# The smallest normal float64: a smaller scale has lost digits.
+_LEAST_SCALE = 2.0**-1022
+_NORM_IN_WORDS = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
 
 
 class Mechanism(abc.ABC):
-    """One description of a private computation, from which everything else is derived.
+    """Base class of mechanisms: parameters from which release, event and certificate are derived.
 
-    A mechanism is a frozen dataclass. Whatever runs it (a sampler, an optax transformation, a
-    one-shot release) and whatever accounts for it (its event) is computed from its fields, so the
-    two cannot disagree.
+    A mechanism is a frozen dataclass. The computation (a sampler, an optax transformation, a
+    one-shot release) and the event for the accountants are both derived from its fields, so they
+    agree.
 
     Attributes:
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
-      unit: the unit of privacy in words, e.g. ``"one image"``.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, for example ``"one image"``.
     """
 
     adjacency: Adjacency
     unit: str
 
     @property
+    def has_exact_noise(self) -> bool:
+        """Whether noise is sampled exactly, so that the guarantee holds for every output bit."""
+        return False
+
+    @property
     @abc.abstractmethod
     def num_releases(self) -> int:
-        """How many noisy values the mechanism publishes."""
+        """Number of noisy values released."""
 
     @property
     @abc.abstractmethod
     def event(self) -> DpEvent:
-        """What is accounted for. Noise multipliers are relative to *one clip bound*; the factor
-        that the adjacency adds is applied where events meet accountants.
+        """The privacy event, with noise multipliers relative to *one clip bound*.
+
+        Accountants apply the factor of the adjacency.
         """
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Names of published values computed from the number of records n; none by default.
+
+        Under add/remove they make n public, and the certificate states so.
+        """
+        return ()
 
     @abc.abstractmethod
     def scale_noise(self, factor: float) -> "Mechanism":
@@ -42,12 +68,107 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, str]:
-        """The mechanism in words, for certificates: a heading for each sentence."""
+        """Sentences for the certificate, by heading."""
 
     def certificate(self, delta: float) -> Certificate:
-        """Returns what the mechanism guarantees at ``delta``, by every accountant that takes it.
+        """Returns the certificate at ``delta``, by every accountant that supports the event.
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.
         """
         return certify(self, delta)
+
+
+class Interval(NamedTuple):
+    """Lower and upper ends of confidence intervals, each shaped like the released value."""
+
+    low: Any
+    high: Any
+
+
+@dataclass(frozen=True)
+class OneStatistic(Mechanism):
+    """One release of a statistic of stated sensitivity, with noise of one scale.
+
+    Attributes:
+      sensitivity: of the statistic, in the mechanism's own norm. Its adjacency is the mechanism's.
+      scale: of the noise, in the units of the statistic.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Raises:
+      TypeError: ``sensitivity`` is not a `Sensitivity`.
+      ValueError: it is stated in another norm, or ``scale`` is not a finite number above zero.
+    """
+
+    sensitivity: Sensitivity
+    scale: float
+    unit: str = "one record"
+    norm: ClassVar[Norm]
+
+    def __post_init__(self) -> None:
+        check_sensitivity(self.sensitivity, self.norm)
+        check_positive("scale", self.scale)
+        normal = is_traced(self.scale) or float(self.scale) >= _LEAST_SCALE
+        check(normal, "scale", self.scale, f"at least {_LEAST_SCALE:.3g}, a normal float64")
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """True: on a public grid, by integer arithmetic."""
+        return True
+
+    @property
+    def adjacency(self) -> Adjacency:  # type: ignore[override]
+        """The adjacency of the sensitivity."""
+        return self.sensitivity.adjacency
+
+    @property
+    def num_releases(self) -> int:
+        """One release."""
+        return 1
+
+    def scale_noise(self, factor: float) -> Self:
+        """The same mechanism with ``scale`` times ``factor``."""
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    def _sensitivity_in_words(self) -> str:
+        return f"sensitivity {float(self.sensitivity.value):.4g} in {_NORM_IN_WORDS[self.norm]}"
+
+
+class NoisyStatistic(OneStatistic):
+    """A statistic plus independent, identically distributed noise on every entry."""
+
+    @property
+    @abc.abstractmethod
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry (drawn up to 1e-9 larger, relatively)."""
+
+    @abc.abstractmethod
+    def half_width(self, level: float) -> float:
+        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+
+    def confidence_interval(self, released: Any, level: float) -> Interval:
+        """Returns confidence intervals for the statistic without noise, entry by entry.
+
+        Post-processing, at no privacy cost. Sampling error of the statistic is not included.
+
+        Args:
+          released: what ``release`` returned.
+          level: the probability, in (0, 1), with which each interval covers; not all together.
+
+        Returns:
+          Both ends, shaped like ``released``.
+        """
+        width = self.half_width(level)
+        low = jax.tree.map(lambda leaf: leaf - width, released)
+        return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
+
+
+def check_level(level: Any) -> None:
+    """Raises ValueError for a confidence level outside (0, 1)."""
+    check_delta(level, "level")
+
+
+def pure_in_words(epsilon: float) -> str:
+    """Returns a sentence on a pure guarantee, to four digits rounded up."""
+    shown = float(_FOUR_DIGITS_UP.create_decimal(str(float(epsilon))))
+    return f"pure differential privacy: epsilon at most {shown:.4g} at any delta, zero included"

@@ -1,4 +1,4 @@
-"""Several mechanisms on one data set."""
+"""Adaptive composition of mechanisms on one data set."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from dp_accounting import DpEvent
 
 from dpjax._validation import check
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import compose
 
 
 @dataclass(frozen=True)
 class Composition(Mechanism):
-    """All of ``parts`` run on the same records, each possibly chosen after seeing the others.
+    """Adaptive composition: all ``parts`` run on the same records.
 
     Attributes:
       parts: at least one mechanism, all of one adjacency and one unit of privacy.
@@ -37,12 +37,12 @@ class Composition(Mechanism):
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """The parts' own."""
+        """The adjacency of the parts."""
         return self.parts[0].adjacency
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """The parts' own."""
+        """The unit of privacy of the parts."""
         return self.parts[0].unit
 
     @property
@@ -55,6 +55,16 @@ class Composition(Mechanism):
         """The parts' events, composed."""
         return compose([part.event for part in self.parts])
 
+    @property
+    def has_exact_noise(self) -> bool:
+        """Whether all parts have."""
+        return all(part.has_exact_noise for part in self.parts)
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Those of the parts, each once."""
+        return tuple(dict.fromkeys(c for part in self.parts for c in part.constants_from_size))
+
     def scale_noise(self, factor: float) -> "Composition":
         """Scales the noise of every part."""
         return dataclasses.replace(
@@ -62,7 +72,7 @@ class Composition(Mechanism):
         )
 
     def describe(self) -> Mapping[str, str]:
-        """Each part's words, numbered."""
+        """The sentences of each part, numbered."""
         return {
             f"part {number}, {heading}": words
             for number, part in enumerate(self.parts, start=1)

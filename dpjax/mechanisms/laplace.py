@@ -1,18 +1,19 @@
-"""The Laplace mechanism."""
+"""The Laplace mechanism and the discrete Laplace mechanism."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from fractions import Fraction
+from typing import ClassVar, Self
 
-import jax
-import jax.numpy as jnp
 from dp_accounting import DpEvent
 
-from dpjax._validation import check_positive
-from dpjax.mechanisms.additive import AdditiveNoise
-from dpjax.mechanisms.one_statistic import check_level, pure_in_words
-from dpjax.mechanisms.statistic_events import laplace_event
+from dpjax._validation import check, check_positive
+from dpjax.mechanisms import exact_sampling
+from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
+from dpjax.mechanisms.base import check_level, pure_in_words
+from dpjax.mechanisms.host import exact
+from dpjax.mechanisms.statistic_events import discrete_laplace_event, laplace_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 
@@ -26,7 +27,7 @@ class Laplace(AdditiveNoise):
     Attributes:
       sensitivity: of the statistic, in L1.
       scale: of the noise, in the units of the statistic; epsilon is the sensitivity over it.
-      unit: the unit of privacy, in words.
+      unit: the unit of privacy, for example ``"one record"``.
 
     Privacy:
       What ``release`` returns is released, under the sensitivity's adjacency.
@@ -35,15 +36,17 @@ class Laplace(AdditiveNoise):
 
     >>> from dpjax import sensitivity
     >>> weight = sensitivity.of_mean((30, 60), 25, norm="l1", adjacency="replace_one")
-    >>> mechanism = Laplace.for_epsilon(weight, epsilon=1.0)
+    >>> mechanism = Laplace.from_epsilon(weight, epsilon=1.0)
+    >>> import jax
     >>> mechanism.scale, mechanism.release(jax.random.key(0), 45.0).shape
     (1.2, ())
     """
 
     norm: ClassVar[Norm] = "l1"
+    sampler: ClassVar[Sampler] = staticmethod(exact_sampling.discrete_laplace)
 
     @classmethod
-    def for_epsilon(
+    def from_epsilon(
         cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
@@ -62,20 +65,16 @@ class Laplace(AdditiveNoise):
 
     @property
     def standard_deviation(self) -> float:
-        """Of the noise on one entry: sqrt(2) ``scale``."""
+        """Standard deviation of the noise on one entry: sqrt(2) ``scale``."""
         return math.sqrt(2) * self.scale
 
     def half_width(self, level: float) -> float:
-        """What the noise on one entry does not exceed in size, with probability ``level``."""
+        """Bound on the absolute noise on one entry that holds with probability ``level``."""
         check_level(level)
         return -self.scale * math.log1p(-level)
 
-    def standard_noise(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws noise of scale one."""
-        return standard_laplace(key, shape, dtype)
-
     def describe(self) -> Mapping[str, str]:
-        """Statistic, noise and pure guarantee in words."""
+        """Sentences on statistic, noise and pure guarantee, for the certificate."""
         return {
             "statistic": f"one release, of {self._sensitivity_in_words()}",
             "noise": f"Laplace of scale {self.scale:.4g} on every entry",
@@ -83,19 +82,79 @@ class Laplace(AdditiveNoise):
         }
 
 
-def standard_laplace(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Draws Laplace noise of scale one."""
-    sign_key, size_key = jax.random.split(key)
-    uniforms = jax.random.uniform(size_key, (2, *shape), dtype)
-    return jax.random.rademacher(sign_key, shape, dtype) * exponential(*uniforms)
+@dataclass(frozen=True)
+class DiscreteLaplace(DiscreteNoise):
+    """Integers plus discrete Laplace noise, sampled exactly: pure differential privacy.
 
+    The noise on each entry is k with a probability in proportion to exp(-|k| / scale): the
+    difference of two geometric variables. It is the geometric mechanism.
 
-def exponential(coarse: jax.Array, fine: jax.Array) -> jax.Array:
-    """Returns an exponential variable from two uniform ones in [0, 1).
+    Attributes:
+      sensitivity: of the statistic, in L1; a whole number.
+      scale: of the noise; a float or a `Fraction`. Epsilon is the sensitivity over it.
+      unit: the unit of privacy, for example ``"one record"``.
 
-    One of them would never let it exceed 15.9 in float32, since a uniform variable has no values
-    between zero and 2^-23: a tail that is cut off costs a delta of 1e-7. The second one fills the
-    gaps, which takes the tail to 1e-14.
+    Privacy:
+      What ``release`` returns is released, under the sensitivity's adjacency; without
+      rounding error. The time of a draw depends on the noise.
+
+    Source: Ghosh, Roughgarden, Sundararajan 2012 (mechanism); Canonne, Kamath, Steinke 2020,
+    Algorithm 2 (sampler).
+
+    >>> from dpjax import sensitivity
+    >>> count = sensitivity.of_count(norm="l1", adjacency="add_remove")
+    >>> mechanism = DiscreteLaplace.from_epsilon(count, epsilon=0.5)
+    >>> import jax
+    >>> mechanism.release(jax.random.key(3), 120).dtype
+    dtype('int64')
     """
-    info = jnp.finfo(coarse.dtype)
-    return -jnp.log(coarse + fine * 2.0**-info.nmant + info.tiny)
+
+    scale: float | Fraction  # type: ignore[assignment]
+    norm: ClassVar[Norm] = "l1"
+    sampler: ClassVar[Sampler] = staticmethod(exact_sampling.discrete_laplace)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = float(self.sensitivity.value).is_integer()
+        check(whole, "sensitivity", self.sensitivity, "a whole number")
+
+    @classmethod
+    def from_epsilon(
+        cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
+    ) -> Self:
+        """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
+
+        Its scale is a `Fraction`, so that epsilon is exact.
+        """
+        check_positive("epsilon", epsilon)
+        return cls(sensitivity, exact(sensitivity.value) / exact(epsilon), unit)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon at delta zero: the sensitivity over the scale."""
+        return float(self.sensitivity.value / self.scale)
+
+    @property
+    def event(self) -> DpEvent:
+        """One discrete Laplace release."""
+        return discrete_laplace_event(self.sensitivity, float(self.scale))
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry."""
+        rate = 1 / float(self.scale)
+        return math.sqrt(2) * math.exp(-rate / 2) / -math.expm1(-rate)
+
+    def half_width(self, level: float) -> float:
+        """The least integer that the noise exceeds with probability at most 1 - ``level``."""
+        check_level(level)
+        ratio = math.exp(-1 / float(self.scale))
+        beyond = float(self.scale) * math.log(2 / ((1 - level) * (1 + ratio)))
+        return float(max(0, math.ceil(beyond - 1)))
+
+    def describe(self) -> Mapping[str, str]:
+        """Sentences on statistic, noise and pure guarantee, for the certificate."""
+        return {
+            **self._noise_in_words("discrete Laplace"),
+            "guarantee": pure_in_words(self.pure_epsilon),
+        }

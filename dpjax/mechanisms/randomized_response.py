@@ -1,4 +1,4 @@
-"""Randomized response: every record's category, randomized before it is collected."""
+"""Randomized response (local differential privacy) on categories."""
 
 import dataclasses
 import math
@@ -8,17 +8,20 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from scipy.special import ndtri
 
-from dpjax._validation import as_key, check, check_count, check_delta, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
-from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.one_statistic import Interval, check_level, pure_in_words
+from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
+from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
+from dpjax.mechanisms.host import Array, as_numbers, call_on_host, exact
 
 
 class Frequencies(NamedTuple):
-    """How often each category occurs among those who answered, estimated from randomized answers.
+    """Estimated frequency of each category, from randomized answers.
 
     Attributes:
       estimate: unbiased, ``(num_categories,)``; sums to one, but may lie outside [0, 1].
@@ -31,23 +34,24 @@ class Frequencies(NamedTuple):
 
 @dataclass(frozen=True)
 class RandomizedResponse(Mechanism):
-    """Each answer is the truth with ``keep_probability``, else any category, all alike.
+    """Each answer is the truth with ``keep_probability``, else a uniformly random category.
 
-    Any category includes the true one. With two categories and one half it is the design of two
-    coins: the truth on heads, else what a second coin says.
+    The random category may be the true one. With two categories and probability one half this is
+    the design with two coins: the truth on heads, else the result of a second coin.
 
     Attributes:
       num_categories: at least two.
       keep_probability: in (0, 1).
-      adjacency: ``"replace_one"``, which must be stated: that a person answered is public.
-      unit: the unit of privacy, in words: who gives one answer.
+      adjacency: ``"replace_one"``, which must be stated: who answered is public, and no
+        answer contributes zero, as ``"zero_out"`` requires.
+      unit: the unit of privacy, a noun phrase: who gives one answer.
 
     Privacy:
-      All randomized answers are released. Each is randomized on its own, so whoever collects them
-      need not be trusted (*local* differential privacy).
+      All randomized answers are released. Each is randomized on its own, so the collector need not
+      be trusted (*local* differential privacy).
 
     Raises:
-      ValueError: a number out of range, or adjacency ``"add_remove"``.
+      ValueError: a number out of range, or another adjacency than ``"replace_one"``.
 
     Source: Warner 1965; Kairouz, Bonawitz, Ramage 2016 (more than two categories).
 
@@ -66,10 +70,10 @@ class RandomizedResponse(Mechanism):
         check_delta(self.keep_probability, "keep_probability")
         check_adjacency(self.adjacency)
         local = self.adjacency == "replace_one"
-        check(local, "adjacency", self.adjacency, "'replace_one': who answers is public")
+        check(local, "adjacency", self.adjacency, "'replace_one': every answer counts")
 
     @classmethod
-    def for_epsilon(
+    def from_epsilon(
         cls, num_categories: int, epsilon: float, adjacency: Adjacency, unit: str = "one answer"
     ) -> Self:
         """Returns the mechanism that tells the truth as often as ``epsilon`` allows."""
@@ -86,18 +90,23 @@ class RandomizedResponse(Mechanism):
         return math.log1p(self.num_categories * odds)
 
     @property
+    def has_exact_noise(self) -> bool:
+        """True: by integer arithmetic."""
+        return True
+
+    @property
     def num_releases(self) -> int:
-        """One for each record."""
+        """One release for each record."""
         return 1
 
     @property
     def event(self) -> DpEvent:
-        """One randomized answer; it speaks of neighbours, not of a clip bound."""
+        """The event of one randomized answer, under the adjacency itself (no clip bound)."""
         return RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories)
 
     def scale_noise(self, factor: float) -> Self:
         """The same mechanism with its pure epsilon divided by ``factor``."""
-        quieter = self.for_epsilon(
+        quieter = self.from_epsilon(
             self.num_categories, self.pure_epsilon / factor, self.adjacency, self.unit
         )
         return dataclasses.replace(self, keep_probability=quieter.keep_probability)
@@ -107,21 +116,30 @@ class RandomizedResponse(Mechanism):
 
         Args:
           key: a JAX key; a secret.
-          answers: whole numbers in 0 .. ``num_categories`` - 1, or booleans. Others count as
-            some category too, so that an odd answer gives nobody away.
+          answers: whole numbers in 0 .. ``num_categories`` - 1, or booleans. Others are
+            mapped to a category too, since an error would reveal an answer.
         """
-        answers = jnp.asarray(answers)
-        whole = jnp.issubdtype(answers.dtype, jnp.integer) or answers.dtype == bool
-        check(whole, "answers", answers.dtype, "whole numbers or booleans")
-        keep_key, other_key = jax.random.split(as_key(key))
-        truth = jnp.clip(answers.astype(jnp.int32), 0, self.num_categories - 1)
-        # Of the rare event, whose probability keeps its digits in float32: a keep probability near
-        # one would round to one, and every answer would be the truth.
-        swapped = jax.random.bernoulli(
-            keep_key, 1 - self.keep_probability, answers.shape, mode="high"
+        numbers = as_numbers(answers, "answers")
+        whole = numbers.dtype == object or np.issubdtype(numbers.dtype, np.integer)
+        whole |= numbers.dtype == np.bool_
+        check(whole, "answers", numbers.dtype, "integers or booleans")
+        result = [jax.ShapeDtypeStruct(np.shape(numbers), np.int32)]
+        return jnp.asarray(call_on_host(self._randomize, key, [numbers], result)[0])
+
+    def _randomize(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        """Randomizes on the host with the exact value of the keep probability."""
+        truth = np.asarray(np.clip(arrays[0], 0, self.num_categories - 1)).astype(np.int64)
+        size = math.prod(truth.shape[words.ndim - 1 :])
+        lanes = RandomWords(words, size)
+        every = np.arange(lanes.size)
+        keep = exact(self.keep_probability)
+        top, bottom = fit_integers(
+            np.full(lanes.size, keep.numerator, object),
+            np.full(lanes.size, keep.denominator, object),
         )
-        others = jax.random.randint(other_key, answers.shape, 0, self.num_categories, jnp.int32)
-        return jnp.where(swapped, others, truth)
+        kept = (lanes.below(bottom, every) < top).astype(bool)
+        others = lanes.below(np.full(lanes.size, self.num_categories), every)
+        return [np.where(kept, truth.ravel(), others).reshape(truth.shape)]
 
     def frequencies(self, released: Any) -> Frequencies:
         """Returns the debiased frequency of each category; post-processing, works under jit.
@@ -139,7 +157,7 @@ class RandomizedResponse(Mechanism):
         return Frequencies(estimate, jnp.sqrt(variance) / self.keep_probability)
 
     def confidence_interval(self, released: Any, level: float) -> Interval:
-        """Returns where the frequencies among those who answered lie; post-processing.
+        """Returns confidence intervals for the frequencies; post-processing.
 
         By the normal approximation, so for some hundred answers or more.
 
@@ -153,7 +171,7 @@ class RandomizedResponse(Mechanism):
         return Interval(estimate - width, estimate + width)
 
     def describe(self) -> Mapping[str, str]:
-        """Answers, randomization and pure guarantee in words."""
+        """Sentences on answers, randomization and pure guarantee, for the certificate."""
         return {
             "statistic": f"each record's category, of {self.num_categories}, randomized on its own",
             "noise": f"the truth with probability {self.keep_probability:.4g}, else any category",
@@ -161,7 +179,7 @@ class RandomizedResponse(Mechanism):
         }
 
     def _answer_variance(self, share: jax.Array) -> jax.Array:
-        """The mean variance of naming a category that this ``share`` of the records has."""
+        """Mean variance of the reported indicator of a category with this ``share`` of records."""
         by_chance = (1 - self.keep_probability) / self.num_categories
         if_true = self.keep_probability + by_chance
         return share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)

@@ -1,32 +1,51 @@
-"""Mechanisms that release which of several candidates is best: what they share."""
+"""Private selection: the exponential mechanism and report noisy max."""
 
 import abc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_floats, as_key, check, check_positive
-from dpjax.mechanisms.one_statistic import OneStatistic, pure_in_words
+from dpjax._validation import as_floats, check, check_positive, is_traced
+from dpjax.mechanisms.base import OneStatistic, pure_in_words
+from dpjax.mechanisms.exact_sampling import (
+    Integers,
+    RandomWords,
+    bernoulli_exp,
+    discrete_laplace,
+    fit_integers,
+)
+from dpjax.mechanisms.host import Array, as_numbers, call_on_host, grid_for, to_units
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
+Mask = npt.NDArray[np.bool_]
+# Candidates that the exponential mechanism proposes at a time, to be accepted or not.
+_PROPOSALS = 256
+
 
 class Selection(OneStatistic):
-    """The candidate of the largest noisy utility: pure differential privacy.
+    """Selection of the candidate with the largest noisy utility, with pure differential privacy.
 
     Epsilon is twice the sensitivity of the utilities in L-infinity over the scale, or once where
     the sensitivity is monotone: where a record moves every utility the same way, one of them cannot
     gain what another loses. The number of candidates does not matter; the utilities stay secret.
+
+    The utilities are rounded to a public grid g, and all else is integer arithmetic. Rounding is
+    monotone and moves the sensitivity D to at most D + g, and the scale is enlarged by that factor,
+    so epsilon is as stated, for the finite arithmetic that runs and for every input.
     """
 
     norm: ClassVar[Norm] = "linf"
-    law: ClassVar[str]
+    noise_in_words: ClassVar[str]
 
     @classmethod
-    def for_epsilon(
+    def from_epsilon(
         cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
@@ -42,35 +61,171 @@ class Selection(OneStatistic):
 
     @property
     def event(self) -> DpEvent:
-        """One release of pure differential privacy."""
+        """An event of pure differential privacy."""
         return pure_event(self.pure_epsilon, self.adjacency)
 
-    @abc.abstractmethod
-    def standard_noise(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws noise of scale one."""
-
     def release(self, key: jax.Array, utilities: Any) -> jax.Array:
-        """Returns the index of the candidate with the largest noisy utility, int32.
-
-        Works under jit and vmap.
+        """Returns the index of the selected candidate, int32; works under jit and vmap.
 
         Args:
           key: a JAX key; a secret.
-          utilities: ``(num_candidates,)``, at most as sensitive as stated. NaN is never the largest
-            unless all are.
+          utilities: ``(num_candidates,)``, at most as sensitive as stated. Outside jit int64 and
+            float64 are taken exactly. A utility that is not finite, NaN or infinite, excludes its
+            candidate unless all are excluded; then all have the same utility. The sensitivity
+            covers finite utilities: which candidates are excluded must not depend on the records.
+
+        Raises:
+          ValueError: utilities that are not real numbers, or of another shape.
         """
-        utilities = as_floats(utilities).astype(float)
-        check(utilities.ndim == 1, "utilities", utilities.shape, "of shape (num_candidates,)")
-        check(utilities.size > 0, "utilities", utilities.shape, "of at least one candidate")
-        utilities = jnp.where(jnp.isnan(utilities), -jnp.inf, utilities)
-        noise = self.standard_noise(as_key(key), utilities.shape, utilities.dtype)
-        return jnp.argmax(utilities + noise * self.scale).astype(jnp.int32)
+        if isinstance(utilities, list | tuple):
+            utilities = _stacked(utilities)
+        utilities = as_numbers(utilities, "utilities")
+        shape = np.shape(utilities)
+        check(len(shape) == 1, "utilities", shape, "of shape (num_candidates,)")
+        check(shape[0] > 0, "utilities", shape, "of at least one candidate")
+
+        def select(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+            return [self.select(words, arrays[0])]
+
+        result = [jax.ShapeDtypeStruct((), np.int32)]
+        return jnp.asarray(call_on_host(select, key, [utilities], result)[0])
+
+    def select(self, words: npt.NDArray[np.uint32], utilities: Array) -> npt.NDArray[np.intp]:
+        """Returns the indices of selected candidates: what ``release`` computes on the host.
+
+        Args:
+          words: a key for each release, uint32 ``(*batch, 2)``.
+          utilities: ``(*batch, num_candidates)``, float64, integers or exact Python numbers.
+        """
+        allowed = np.ones(utilities.shape, bool)
+        if utilities.dtype.kind == "f":
+            allowed = np.isfinite(utilities)
+            allowed |= ~allowed.any(axis=-1, keepdims=True)
+        grid = grid_for(self.scale, self.sensitivity.value, 1)
+        units = to_units(utilities, grid.exponent)
+        rows = (-1, utilities.shape[-1])
+        scale = grid.noise_scale()
+        chosen = self._select_units(words, units.reshape(rows), allowed.reshape(rows), scale)
+        return chosen.reshape(words.shape[:-1])
+
+    @abc.abstractmethod
+    def _select_units(
+        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        """Selects for utilities and a noise scale in units of the grid, ``(num_rows, n)``."""
 
     def describe(self) -> Mapping[str, str]:
-        """What is selected, noise and pure guarantee in words."""
+        """Sentences on selection, noise and pure guarantee, for the certificate."""
         end = ", monotone" if self.sensitivity.monotone else ""
         return {
             "statistic": f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
-            "noise": f"{self.law} of scale {self.scale:.4g} on every utility; none is released",
+            "noise": f"{self.noise_in_words} of scale {self.scale:.4g} on every utility; none is"
+            " released",
             "guarantee": pure_in_words(self.pure_epsilon),
         }
+
+
+@dataclass(frozen=True)
+class ExponentialMechanism(Selection):
+    """Selects a candidate with probability proportional to exp(utility / scale).
+
+    That is the distribution of the largest utility after Gumbel noise of this scale. It is sampled
+    exactly, by rejection: a uniform candidate is accepted with probability
+    exp((utility - largest utility) / scale).
+
+    Attributes:
+      sensitivity: of the utilities, in L-infinity: of how much one record moves any one of them.
+      scale: of the noise, in the units of the utilities. Epsilon is twice the sensitivity over it,
+        or once where the sensitivity is monotone.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      The index that ``release`` returns is released, under the sensitivity's adjacency.
+
+    Source: McSherry & Talwar (2007), Theorem 6.
+
+    >>> from dpjax import sensitivity
+    >>> votes = sensitivity.of_histogram(norm="linf", adjacency="replace_one")
+    >>> mechanism = ExponentialMechanism.from_epsilon(votes, epsilon=0.5)
+    >>> mechanism.scale, mechanism.release(jax.random.key(0), [40, 90, 12]).item()
+    (4.0, 1)
+    """
+
+    noise_in_words: ClassVar[str] = "Gumbel noise"
+
+    def log_probabilities(self, utilities: Any) -> jax.Array:
+        """Returns the log of each candidate's probability. They are as private as the utilities."""
+        return jax.nn.log_softmax(as_floats(utilities).astype(float) / self.scale)
+
+    def _select_units(
+        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        count, size = units.shape
+        width = min(size, _PROPOSALS)
+        lowest = units.min()
+        gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
+        lanes = RandomWords(words, width)
+        chosen = np.zeros(count, np.intp)
+        left = np.arange(count)
+        while left.size:
+            at = (left[:, None] * width + np.arange(width)).ravel()
+            picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
+            rows = left[:, None]
+            gap = np.where(allowed[rows, picks], gaps[rows, picks], 0).ravel()
+            scales = np.full(at.size, scale, gap.dtype)
+            accepted = bernoulli_exp(lanes, at, gap, scales).reshape(-1, width)
+            accepted &= allowed[rows, picks]
+            # The first accepted proposal of each row, as if they were made one after another.
+            first = accepted.argmax(axis=-1)
+            done = accepted.any(axis=-1)
+            chosen[left[done]] = picks[done, first[done]]
+            left = left[~done]
+        return chosen
+
+
+@dataclass(frozen=True)
+class NoisyMax(Selection):
+    """Selects the largest of utilities with Laplace noise; only the winner is released.
+
+    The noise is discrete Laplace noise on the grid, and of equal noisy utilities the first wins.
+    Given the others' noise, a candidate wins where its own noise is at least some integer t, and t
+    moves by at most twice the utilities' sensitivity between neighbours, or once where they are
+    monotone. Of noise N of scale T, P(N >= t + 1) is at least exp(-1 / T) P(N >= t), for every t.
+
+    Attributes:
+      sensitivity: of the utilities, in L-infinity: of how much one record moves any one of them.
+      scale: of the noise, in the units of the utilities. Epsilon is twice the sensitivity over it,
+        or once where the sensitivity is monotone.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      The index that ``release`` returns is released, under the sensitivity's adjacency. The noisy
+      utilities are not: releasing them all costs as much as `Laplace` does.
+
+    Source: Dwork & Roth (2014), Claim 3.9 (monotone utilities).
+
+    >>> from dpjax import sensitivity
+    >>> votes = sensitivity.of_histogram(norm="linf", adjacency="add_remove")
+    >>> mechanism = NoisyMax.from_epsilon(votes, epsilon=0.5)
+    >>> mechanism.scale, mechanism.release(jax.random.key(0), [40, 90, 12]).item()
+    (2.0, 1)
+    """
+
+    noise_in_words: ClassVar[str] = "Laplace noise"
+
+    def _select_units(
+        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        lanes = RandomWords(words, units.shape[-1])
+        scales = np.full(lanes.size, scale, object)
+        noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
+        noisy = units + noise.reshape(units.shape)
+        return np.where(allowed, noisy, noisy.min() - 1).argmax(axis=-1)
+
+
+def _stacked(utilities: Any) -> Any:
+    """Returns a list of numbers as one array; Python integers stay exact."""
+    if any(is_traced(utility) or isinstance(utility, jax.Array) for utility in utilities):
+        return jnp.stack([jnp.asarray(utility) for utility in utilities])
+    whole = all(isinstance(utility, int) for utility in utilities)
+    return np.array(utilities, object if whole else np.float64)

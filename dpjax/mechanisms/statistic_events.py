@@ -1,15 +1,15 @@
-"""The events of statistics: the one place where a stated sensitivity meets an event's clip bound.
+"""Privacy events of additive noise on a statistic of given `Sensitivity`.
 
-An event's noise is over *one clip bound*, and accountants multiply the clip bound by what the
-adjacency makes of it. A `Sensitivity` is stated for its adjacency, with nothing left to multiply:
-so the noise is put over the clip bound that has just that sensitivity, ``Sensitivity.clip_bound``.
+An event states noise over *one clip bound*, and accountants multiply the clip bound by the factor
+of the adjacency. A `Sensitivity` includes that factor, so the noise is divided by
+``Sensitivity.clip_bound``, the clip bound of a sum with that sensitivity.
 """
 
 import math
 
 from dp_accounting import DpEvent, dp_event
 
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.sensitivity.base import Sensitivity
 
 # More losses than this change an accountant's answer by less than its own error, at a cost.
@@ -40,9 +40,9 @@ def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
 
 
 def pure_event(epsilon: float, adjacency: Adjacency) -> DpEvent:
-    """Any release of which nothing but pure ``epsilon``-differential privacy is known.
+    """Any ``epsilon``-differentially private release.
 
-    The worst of them is binary randomized response (Kairouz, Oh, Viswanath 2015),
+    The dominating one is binary randomized response (Kairouz, Oh, Viswanath 2015),
     whose two losses are those of discrete Laplace noise of sensitivity one.
     """
     one = Sensitivity(1.0, "l1", adjacency)

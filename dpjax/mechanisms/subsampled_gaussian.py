@@ -1,4 +1,4 @@
-"""The subsampled Gaussian mechanism: many noisy sums of clipped contributions of random batches."""
+"""The subsampled Gaussian mechanism (DP-SGD): noisy sums of clipped gradients of random batches."""
 
 import dataclasses
 import itertools
@@ -12,18 +12,19 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax._validation import check, check_count, check_non_negative, check_positive
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import Sampling
 from dpjax.transforms.chains import step_on_sum
-from dpjax.transforms.description import PrivateTransformation
-from dpjax.transforms.noise import add_noise
+from dpjax.transforms.description import NoiseDescription, PrivateTransformation
+from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
+from dpjax.transforms.state_inspection import find_noise
 
 
 @dataclass(frozen=True)
 class SubsampledGaussian(Mechanism):
-    """NoisySGD's mechanism, described once: sampler, noise, number of releases and event.
+    """The mechanism of DP-SGD: sampler, clip bound, noise and number of steps.
 
     Each of ``num_steps`` steps draws a batch, sums contributions clipped to ``l2_clip`` and
     releases the sum plus Gaussian noise of standard deviation ``noise_multiplier * l2_clip``.
@@ -33,13 +34,13 @@ class SubsampledGaussian(Mechanism):
       l2_clip: bound on one example's contribution in L2: a number, or per-layer bounds.
       noise_multiplier: noise standard deviation over the total clip bound, whatever the adjacency:
         a number, or a tuple with one for each step.
-      num_steps: how many noisy sums are released.
-      adjacency: ``"add_remove"`` or ``"replace_one"``; there is no default.
-      unit: the unit of privacy, in words.
+      num_steps: number of noisy sums released.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
+      unit: the unit of privacy, for example ``"one record"``.
 
     Raises:
       ValueError: for numbers out of range, a tuple of another length than ``num_steps``, or an
-        adjacency that the sampler's event says nothing about.
+        adjacency that the sampler does not support.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(
@@ -74,28 +75,33 @@ class SubsampledGaussian(Mechanism):
         return self.sampling.event(self._noise_by_runs())
 
     @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Those of the sampler: the divisor, unless it was given as a constant."""
+        return self.sampling.constants_from_size
+
+    @property
     def sensitivity(self) -> float:
-        """How far one record moves one step's sum, in L2, under the stated adjacency."""
+        """L2 sensitivity of one step's sum under the adjacency."""
         return l2_sensitivity(self.l2_clip, self.adjacency)
 
     def noise(self, key: jax.Array) -> PrivateTransformation:
-        """The noise as an optax transformation on clipped sums (see `add_noise`).
+        """The noise as an optax transformation on clipped sums (see `add_gaussian_noise`).
 
-        Past ``num_steps`` releases it returns NaN: what was not described is not released.
+        Past ``num_steps`` releases it returns NaN.
+
+        Raises:
+          ValueError: the noise is too small beside the largest sum (see `check_noise_scale`).
         """
-        multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
-
-        def schedule(num_releases: jax.Array) -> jax.Array:
-            index = jnp.minimum(num_releases, self.num_steps - 1)
-            multiplier = multipliers[index] if multipliers.ndim else multipliers
-            return jnp.where(num_releases < self.num_steps, multiplier, jnp.nan)
-
-        return add_noise(schedule, self.l2_clip, key)
+        most = self.sampling.usual_batches * self.sampling.physical_batch_size
+        for sigma, _ in self._noise_by_runs():
+            check_noise_scale(sigma, total_l2_clip(self.l2_clip), most)
+        schedule = _NoiseSchedule(self.noise_multiplier, self.num_steps)
+        return add_gaussian_noise(noise_multiplier=schedule, l2_clip=self.l2_clip, key=key)
 
     def private_optimizer(
         self, optimizer: optax.GradientTransformation, key: jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """Noise, division by the expected batch size, then ``optimizer``: from sums to updates."""
+        """Noise, division by the expected batch size and ``optimizer``, on clipped sums."""
         return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
 
     def prefix(self, num_steps: int) -> "SubsampledGaussian":
@@ -113,19 +119,19 @@ class SubsampledGaussian(Mechanism):
         return dataclasses.replace(self, noise_multiplier=scaled)
 
     def describe(self) -> Mapping[str, str]:
-        """Sampling, clipping and noise in words."""
+        """Sentences on sampling, clipping and noise, for the certificate."""
         sigmas = [sigma for sigma, _ in self._noise_by_runs()]
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
         layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
         return {
-            "sampling": self.sampling.describe(),
+            "sampling": self.sampling.describe(self.adjacency),
             "clipping": f"each contribution to L2 norm {bound:.4g}{layers}; only sums are noised",
             "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip bound)",
         }
 
     def _noise_by_runs(self) -> list[tuple[float, int]]:
-        """Noise multipliers, each with the number of steps in a row that have it."""
+        """Noise multipliers, each with its number of consecutive steps."""
         if not isinstance(self.noise_multiplier, tuple):
             return [(self.noise_multiplier, self.num_steps)]
         check(
@@ -138,54 +144,149 @@ class SubsampledGaussian(Mechanism):
         return [(sigma, len(list(run))) for sigma, run in runs]
 
 
+@dataclass(frozen=True)
+class _NoiseSchedule:
+    """A schedule of noise multipliers, NaN past the last; comparable, unlike a closure."""
+
+    noise_multiplier: float | tuple[float, ...]
+    num_steps: int
+
+    def __call__(self, num_releases: Any) -> jax.Array:
+        multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
+        index = jnp.minimum(num_releases, self.num_steps - 1)
+        multiplier = multipliers[index] if multipliers.ndim else multipliers
+        return jnp.where(num_releases < self.num_steps, multiplier, jnp.nan)
+
+
+@dataclass(frozen=True)
+class SizeScaledSubsampledGaussian(SubsampledGaussian):
+    """A `SubsampledGaussian` whose sums are scaled by num_examples / expected_batch_size.
+
+    So do DP-SVI and SG-MCMC, for which a sum stands for the whole data's. The scale is published
+    with the parameters and computed from the number of records, as the certificate states.
+    """
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """The sampler's, and the scale."""
+        scale = "the scale num_examples / expected_batch_size"
+        return (*self.sampling.constants_from_size, scale)
+
+
 def mechanism_of(
-    transformation: optax.GradientTransformation,
+    optimizer: Any,
     *,
     sampling: Sampling,
-    num_steps: int,
+    num_steps: int | None = None,
     adjacency: Adjacency,
     unit: str = "one record",
 ) -> SubsampledGaussian:
-    """The mechanism that an optax chain of dpjax runs, read off the transformation itself.
+    """Returns the mechanism of an optax optimiser with dpjax noise, from its state.
 
-    For loops of one's own: clip bound and noise are taken from what `noisy_sgd`, `noisy_adam`,
-    `add_noise` or `differentially_private_aggregate` returned, so they are not typed twice.
+    For training loops of one's own: clip bound, noise and number of releases come from the static
+    description in the state, so they are not typed twice.
 
     Args:
-      transformation: what one of those functions returned (not wrapped in a further chain, which
-        forgets the description; with a schedule of the noise, a callable, it is evaluated).
-      sampling: how the loop draws its batches.
-      num_steps: how many updates the loop makes.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
-      unit: the unit of privacy, in words.
+      optimizer: the state of an optax optimiser (as ``init`` or ``update`` returned it), an object
+        that has one as ``opt_state`` (``flax.nnx.Optimizer``, flax's ``TrainState``), or what
+        `add_gaussian_noise`, `noisy_sgd`, `noisy_adam` or `differentially_private_aggregate`
+        returned.
+      sampling: how the batch of one release is drawn; under ``optax.MultiSteps`` all micro-batches
+        of an accumulated step together, with each record in at most one of them.
+      num_steps: how many noisy sums are released, under ``optax.MultiSteps`` the accumulated steps.
+        Left out, those that the state has counted so far.
+      adjacency: the neighbouring relation; there is no default.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      Read from the state, and refused where it is not so: there is one noise transformation, it
+      covers all parameters that the optimiser updates, and nothing but `clip_per_example`, with the
+      same bound, acts before it. ``optax.chain``, ``named_chain``, ``inject_hyperparams``,
+      ``masked``, ``partition`` and ``MultiSteps`` (of clipped sums) may be around it; any other
+      wrapper is refused, ``apply_if_finite`` among them: it leaves the noise out where the private
+      gradients are not finite. What acts after the noise is post-processing. Groups of
+      ``partition`` that each have their own noise are one release of the equivalent noise
+      multiplier 1 / sqrt(sum of 1 / multiplier^2). Where ``MultiSteps`` averages k clipped sums,
+      the sensitivity is a k-th of the bound and the mechanism an upper bound of what is spent.
+
+      Not in a state, and so left to the caller: where the chain does not clip, that its input is a
+      sum of examples clipped to ``l2_clip``; that the updates are this optimiser's output and
+      nothing else; that no private value (a loss) is passed as an extra argument of ``update``; and
+      that a custom transformation does not change the input of a wrapped noise.
 
     Raises:
-      ValueError: if the transformation has no description, or divides by the drawn batch's length
-        although the sampler draws it at random.
+      ValueError: if the state is not as above, if clip bound or noise multiplier are JAX arrays,
+        which ``optax.inject_hyperparams`` may change while running, if fewer ``num_steps`` are
+        given than were released, or if the sum is divided by the drawn batch's length although the
+        sampler draws it at random.
 
     >>> from dpjax.sampling import PoissonSampling
-    >>> from dpjax.transforms import differentially_private_aggregate, noisy_sgd
-    >>> optimizer = noisy_sgd(0.1, 1.0, 1.1, expected_batch_size=100, key=jax.random.key(0))
-    >>> sampling = PoissonSampling(1000, 0.1)
-    >>> mechanism_of(optimizer, sampling=sampling, num_steps=5, adjacency="add_remove").l2_clip
-    1.0
+    >>> from dpjax.transforms import clip_per_example, differentially_private_aggregate
+    >>> key, sampling = jax.random.key(0), PoissonSampling(1000, 0.1)
+    >>> noise = add_gaussian_noise(noise_multiplier=1.1, l2_clip=1.0, key=key)
+    >>> state = optax.chain(clip_per_example(1.0), noise, optax.adam(1e-3)).init(jnp.zeros(3))
+    >>> mechanism = mechanism_of(state, sampling=sampling, num_steps=5, adjacency="add_remove")
+    >>> mechanism.l2_clip, mechanism.noise_multiplier, mechanism.num_steps
+    (1.0, 1.1, 5)
     >>> aggregate = differentially_private_aggregate(1.0, 1.1, key=0)
     >>> mechanism_of(aggregate, sampling=sampling, num_steps=5, adjacency="add_remove")
     Traceback (most recent call last):
-    ValueError: transformation divides by the length of the drawn batch, which is private under ...
+    ValueError: optimizer divides by the length of the drawn batch, which is private under ...
     """
-    if not isinstance(transformation, PrivateTransformation):
+    if isinstance(optimizer, PrivateTransformation):
+        description, done = optimizer.description, None
+    elif isinstance(optimizer, optax.GradientTransformation | optax.MultiSteps):
         raise ValueError(
-            "transformation must be what add_noise, noisy_sgd, noisy_adam or"
-            f" differentially_private_aggregate returned, got {transformation!r}"
+            "optimizer must be a state where dpjax's transformations are wrapped: pass what"
+            f" optimizer.init(params) returns, got {type(optimizer).__name__}"
         )
-    description = transformation.description
+    else:
+        noise = find_noise(getattr(optimizer, "opt_state", optimizer))
+        description, done = noise.description, noise.num_releases
+    num_steps = _num_releases(num_steps, done)
+    _check_readable(description, sampling)
+    noise_multiplier = _evaluate(description.noise_multiplier, num_steps)
+    return SubsampledGaussian(
+        sampling, description.l2_clip, noise_multiplier, num_steps, adjacency, unit
+    )
+
+
+def _evaluate(noise_multiplier: Any, num_steps: int) -> float | tuple[float, ...]:
+    """The noise multiplier of all steps, or one for each where a schedule gives it."""
+    if not callable(noise_multiplier):
+        return noise_multiplier
+    if isinstance(noise_multiplier, _NoiseSchedule):
+        planned = noise_multiplier.num_steps
+        check(num_steps <= planned, "num_steps", num_steps, f"at most the {planned} planned")
+        multipliers = noise_multiplier.noise_multiplier
+        return multipliers[:num_steps] if isinstance(multipliers, tuple) else multipliers
+    return tuple(float(noise_multiplier(step)) for step in range(num_steps))
+
+
+def _num_releases(num_steps: int | None, done: int | None) -> int:
+    if num_steps is None:
+        if not done:
+            raise ValueError(
+                "num_steps must be given for an optimizer whose state counts no release yet"
+            )
+        return done
+    check_count("num_steps", num_steps)
+    if done is not None:
+        check(num_steps >= done, "num_steps", num_steps, f"at least the {done} releases made")
+    return num_steps
+
+
+def _check_readable(description: NoiseDescription, sampling: Sampling) -> None:
+    for name in ("l2_clip", "noise_multiplier"):
+        if getattr(description, name) is None:
+            raise ValueError(
+                f"optimizer must have a Python number (or schedule) as {name}, got a JAX array,"
+                " which can change while running, as optax.inject_hyperparams does: list"
+                f" {name} in its static_args, or pass a schedule to the noise itself"
+            )
     if description.divisor == "batch length" and not sampling.has_public_batch_size:
         raise ValueError(
-            "transformation divides by the length of the drawn batch, which is private under"
+            "optimizer divides by the length of the drawn batch, which is private under"
             f" {type(sampling).__name__}: use noisy_sgd, which divides by the expected size, or a"
             " sampler with batches of one fixed size"
         )
-    schedule = description.noise_multiplier
-    noise = tuple(float(schedule(t)) for t in range(num_steps)) if callable(schedule) else schedule
-    return SubsampledGaussian(sampling, description.l2_clip, noise, num_steps, adjacency, unit)

@@ -1,4 +1,4 @@
-"""How batches are drawn, each way naming its own privacy event."""
+"""Batch samplers (Poisson, truncated Poisson, fixed size, shuffled epochs) and their events."""
 
 from dpjax.sampling.base import Batch, Sampling, gather
 from dpjax.sampling.fixed import FixedSizeSampling, ShuffledEpochs

@@ -1,4 +1,4 @@
-"""What a sampler is: how batches are drawn on the device, and what that is worth to privacy."""
+"""The interface of a sampler: draws batches on the device, and returns their privacy event."""
 
 import abc
 from collections.abc import Sequence
@@ -8,18 +8,19 @@ import jax
 import jax.numpy as jnp
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax._validation import batch_length
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency
 
 NoiseRuns = Sequence[tuple[float, int]]
 
 
 class Batch(NamedTuple):
-    """One physical batch: a fixed shape, some of whose slots may not count.
+    """One physical batch of fixed shape, padded and masked.
 
     Attributes:
       indices: positions in the data set, int32 ``(physical_batch_size,)``; valid everywhere.
-      mask: bool ``(physical_batch_size,)``, False in the slots that are only padding.
+      mask: bool ``(physical_batch_size,)``, False for padding.
     """
 
     indices: jax.Array
@@ -27,29 +28,36 @@ class Batch(NamedTuple):
 
 
 class Sampling(abc.ABC):
-    """How one step's batch is drawn from ``num_examples`` records, and the event that makes.
+    """A batch sampler over ``num_examples`` records, with the privacy event of its batches.
 
-    A sampler is a frozen dataclass used as ``init``, ``draw`` and ``batch``, all jittable. One draw
-    may need several physical batches of one fixed shape: ``num_batches(draw)`` of them count. The
+    A sampler is a frozen dataclass; ``init``, ``draw`` and ``batch`` work under jit. One draw may
+    need several physical batches of one fixed shape: the first ``num_batches(draw)`` hold it. The
     sampler's state holds a key: which records were drawn is a secret.
+
+    Attributes:
+      num_examples: number of records n.
+      physical_batch_size: slots of a physical batch.
+      expected_batch_size: public constant that noisy sums are divided by.
+      has_public_batch_size: whether every draw has the same, public number of records.
     """
 
     num_examples: int
     physical_batch_size: int
-    has_public_batch_size: ClassVar[bool] = False  # whether every draw has the same size
-
-    @property
-    @abc.abstractmethod
-    def expected_batch_size(self) -> float:
-        """Mean number of records in a draw: a public constant to divide noisy sums by."""
+    expected_batch_size: float
+    has_public_batch_size: ClassVar[bool] = False
 
     @property
     def usual_batches(self) -> int:
-        """How many physical batches hold nearly every draw: worth laying out ahead, unlooped."""
+        """Number of physical batches that hold nearly every draw, and are always computed."""
         return 1
 
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Names of published constants computed from n: under add/remove they make n public."""
+        return ()
+
     @abc.abstractmethod
-    def init(self, key: jax.Array) -> Any:
+    def init(self, key: PRNGKey) -> Any:
         """Returns the sampler's first state."""
 
     @abc.abstractmethod
@@ -58,46 +66,50 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def num_batches(self, draw: Any) -> Any:
-        """How many physical batches the draw fills, int32 (at least 0)."""
+        """Returns the number of physical batches that the draw fills, int32 (at least 0)."""
 
     @abc.abstractmethod
     def batch(self, draw: Any, part: Any) -> Batch:
-        """Returns physical batch number ``part`` of the draw; past the last one all is masked."""
+        """Returns physical batch number ``part`` of the draw, all masked past the last one."""
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """The event of one step's noisy sum over the draw."""
+        """Returns the event of one step's noisy sum over the draw."""
 
     @abc.abstractmethod
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Refuses an adjacency under which the sampler's event says nothing."""
+        """Raises ValueError for an adjacency under which the sampler has no guarantee."""
 
     @abc.abstractmethod
-    def describe(self) -> str:
-        """One sentence for the certificate."""
+    def describe(self, adjacency: Adjacency) -> str:
+        """Returns one sentence for the certificate, without n if n is private."""
 
     def event(self, noise: NoiseRuns) -> DpEvent:
-        """The event of all steps: ``noise`` lists (noise multiplier, number of steps with it)."""
+        """Returns the event of all steps: ``noise`` lists (noise multiplier, number of steps)."""
         return compose([repeated(self.step_event(sigma), count) for sigma, count in noise])
 
 
 def repeated(event: DpEvent, count: int) -> DpEvent:
-    """``count`` independent applications of ``event``."""
+    """Returns ``count`` independent applications of ``event``."""
     return event if count == 1 else SelfComposedDpEvent(event, count)
 
 
 def compose(events: Sequence[DpEvent]) -> DpEvent:
-    """All of ``events`` on the same records."""
+    """Returns the composition of ``events`` on the same records."""
     return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
 
 
-def gather(data: Any, indices: jax.Array) -> Any:
-    """Returns the records of ``data`` (leading example axis on every leaf) at ``indices``."""
+def gather(data: ArrayTree, indices: jax.Array) -> Any:
+    """Returns the records of ``data`` (leading example axis on every leaf) at ``indices``.
+
+    >>> gather({"x": jnp.array([3, 4, 5])}, jnp.array([2, 0]))["x"].tolist()
+    [5, 3]
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], data)
 
 
-def check_data(sampling: Sampling, data: Any) -> None:
-    """Refuses a data set of another size than the sampler draws from."""
+def check_data(sampling: Sampling, data: ArrayTree) -> None:
+    """Raises ValueError unless ``data`` has as many records as the sampler draws from."""
     found = batch_length(data, "data")
     if found != sampling.num_examples:
         raise ValueError(

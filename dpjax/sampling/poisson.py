@@ -1,4 +1,4 @@
-"""Poisson sampling: every record is in the batch with one probability, independently."""
+"""Poisson sampling, plain and truncated to a maximal batch size."""
 
 import math
 from dataclasses import dataclass
@@ -14,21 +14,41 @@ from dp_accounting import (
 )
 
 from dpjax._random import bits
-from dpjax._validation import as_key, check, check_count, check_rate
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
+from dpjax._typing import PRNGKey
+from dpjax._validation import as_key, check, check_count, check_positive, check_rate
+from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
-from dpjax.sampling.packed import PackedSet, pack
-from dpjax.sampling.subset import random_subset
+from dpjax.sampling.index_sets import PackedSet, pack, random_subset
 
 _WORDS = 2**32
+_DIVISOR = "the divisor sampling_rate * num_examples"
+
+
+class PoissonDraw(NamedTuple):
+    """The drawn records in two sets, so that the first physical batches are a uniform subset.
+
+    Attributes:
+      usual: all of them, or a uniformly random subset that fills the sampler's usual batches.
+      further: the other records; nearly always none.
+    """
+
+    usual: PackedSet
+    further: PackedSet
+
+    @property
+    def size(self) -> jax.Array:
+        """Number of drawn records, int32."""
+        return self.usual.size + self.further.size
 
 
 @dataclass(frozen=True)
 class PoissonSampling(Sampling):
-    """Each of ``num_examples`` records is drawn with probability ``sampling_rate``.
+    """Poisson sampling: each of ``num_examples`` records is drawn with ``sampling_rate``.
 
     Batches have a fixed padded shape and a mask, so nothing recompiles. A draw larger than
-    ``physical_batch_size`` fills further physical batches: no record is ever dropped.
+    ``physical_batch_size`` fills further physical batches: no record is dropped. Where a draw is
+    larger than the ``usual_batches`` hold, these have a uniformly random subset of it, so that
+    statistics of these batches (the norms in `StepInfo`) are not biased by the order of records.
 
     Attributes:
       num_examples: number of records n.
@@ -37,9 +57,17 @@ class PoissonSampling(Sampling):
       physical_batch_size: the padded shape; by default the mean plus three standard deviations
         (one draw in about 700 then takes a second physical batch), rounded up to a multiple of 8.
         Smaller means less memory, which on a CPU can also be faster.
+      expected_batch_size: public constant that noisy sums are divided by, above zero; by default
+        ``sampling_rate * num_examples``. Under add/remove give a constant that was chosen without
+        n, and such a rate too: the default, like a rate of B / n, makes n public, and the
+        certificate then says that its guarantee is that of adjacency ``"zero_out"``.
 
     Privacy:
-      Amplification by Poisson subsampling, under add/remove and (through PLD) replace one.
+      Amplification by Poisson subsampling, under add/remove and zero-out (equal) and, through
+      privacy loss distributions, replace-one.
+
+    Raises:
+      ValueError: a number out of range.
 
     >>> sampling = PoissonSampling(num_examples=1000, sampling_rate=0.1)
     >>> sampling.expected_batch_size, sampling.physical_batch_size
@@ -48,11 +76,14 @@ class PoissonSampling(Sampling):
     >>> batch = sampling.batch(draw, 0)
     >>> batch.indices.shape, int(batch.mask.sum()) == int(draw.size)
     ((136,), True)
+    >>> PoissonSampling(1003, 0.1, expected_batch_size=100).describe("add_remove")
+    'Poisson: each record in a batch independently with probability 0.1'
     """
 
     num_examples: int
     sampling_rate: float
     physical_batch_size: int = 0
+    expected_batch_size: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("num_examples", self.num_examples)
@@ -60,69 +91,82 @@ class PoissonSampling(Sampling):
         if self.physical_batch_size == 0:
             object.__setattr__(self, "physical_batch_size", self._usual_size())
         check_count("physical_batch_size", self.physical_batch_size)
-
-    @property
-    def expected_batch_size(self) -> float:
-        """``sampling_rate * num_examples``."""
-        return self.sampling_rate * self.num_examples
+        if self.expected_batch_size == 0:
+            object.__setattr__(self, "expected_batch_size", self.sampling_rate * self.num_examples)
+        check_positive("expected_batch_size", self.expected_batch_size)
 
     @property
     def usual_batches(self) -> int:
-        """Enough for the mean plus three standard deviations."""
+        """Physical batches for the mean plus three standard deviations."""
         return -(-self._usual_size() // self.physical_batch_size)
 
-    def init(self, key: jax.Array) -> jax.Array:
-        """The state is the key of the next draw."""
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """The divisor, unless it is another constant than ``sampling_rate * num_examples``."""
+        mean = self.sampling_rate * self.num_examples
+        # A rate of B / n times n is B up to rounding only.
+        return (_DIVISOR,) if math.isclose(self.expected_batch_size, mean) else ()
+
+    def init(self, key: PRNGKey) -> jax.Array:
+        """Returns the state: the key of the next draw."""
         return as_key(key)
 
-    def draw(self, state: jax.Array) -> tuple[PackedSet, jax.Array]:
-        """Decides on every record afresh: ``num_examples`` independent coins."""
-        next_key, key = jax.random.split(state)
-        return pack(self._coins(key)), next_key
+    def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
+        """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
+        next_key, bernoulli_key, split_key = jax.random.split(state, 3)
+        most = self.usual_batches * self.physical_batch_size
+        return PoissonDraw(
+            *pack(self._bernoulli(bernoulli_key)).split_randomly(split_key, most)
+        ), next_key
 
-    def num_batches(self, draw: PackedSet) -> jax.Array:
-        """``ceil(size / physical_batch_size)``."""
+    def num_batches(self, draw: PoissonDraw) -> jax.Array:
+        """Returns ``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
 
-    def batch(self, draw: PackedSet, part: Any) -> Batch:
-        """The drawn records in the order of the data set, ``physical_batch_size`` at a time."""
+    def batch(self, draw: PoissonDraw, part: Any) -> Batch:
+        """Returns ``physical_batch_size`` records at a time, each set in the order of the data."""
         size = self.physical_batch_size
         ranks = part * size + jnp.arange(size, dtype=jnp.int32)
-        return Batch(self._records_at(draw, ranks), ranks < draw.size)
+        usual = draw.usual.records_at(ranks)
+        further = draw.further.records_at(ranks - draw.usual.size)
+        records = jnp.where(ranks < draw.usual.size, usual, further)
+        return Batch(jnp.clip(records, 0, self.num_examples - 1), ranks < draw.size)
 
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """A Poisson-sampled Gaussian."""
+        """Returns a Poisson-sampled Gaussian."""
         return PoissonSampledDpEvent(self.sampling_rate, GaussianDpEvent(noise_multiplier))
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Both adjacencies have a meaning here."""
+        """Accepts every adjacency."""
         check_adjacency(adjacency)
 
-    def describe(self) -> str:
-        """One sentence for the certificate."""
+    def describe(self, adjacency: Adjacency) -> str:
+        """Returns one sentence for the certificate, without n where it is private."""
+        public = is_size_public(adjacency) or self.constants_from_size
+        records = f"each of {self.num_examples:,} records" if public else "each record"
         return (
-            f"Poisson: each of {self.num_examples:,} records in a batch independently with"
-            f" probability {self.sampling_rate:.6g}"
+            f"Poisson: {records} in a batch independently with probability {self.sampling_rate:.6g}"
         )
 
-    def _coins(self, key: jax.Array) -> jax.Array:
+    def _bernoulli(self, key: PRNGKey) -> jax.Array:
         threshold = math.floor(self.sampling_rate * _WORDS)
         if threshold >= _WORDS:
             return jnp.ones(self.num_examples, bool)
         return bits(key, (self.num_examples,)) < jnp.uint32(threshold)
 
-    def _records_at(self, draw: PackedSet, ranks: jax.Array) -> jax.Array:
-        """Positions of the drawn records of ``ranks``; some valid position past the last."""
-        return jnp.minimum(draw.records_at(ranks), self.num_examples - 1)
-
     def _usual_size(self) -> int:
-        mean = self.expected_batch_size
+        mean = self.sampling_rate * self.num_examples
         wanted = mean + 3 * math.sqrt(mean * (1 - self.sampling_rate))
         return min(8 * math.ceil(wanted / 8), self.num_examples)
 
 
 class TruncatedDraw(NamedTuple):
-    """The records that are left after the cut, and how many of the slots count."""
+    """The records of a truncated draw.
+
+    Attributes:
+      indices: int32 ``(truncated_batch_size,)``.
+      size: how many of them count, int32.
+    """
 
     indices: jax.Array
     size: jax.Array
@@ -130,19 +174,26 @@ class TruncatedDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampling(Sampling):
-    """Poisson sampling, cut to a random ``truncated_batch_size`` of the drawn records.
+    """Poisson sampling, truncated to a random ``truncated_batch_size`` of the drawn records.
 
-    One physical batch a step, always. The cut costs privacy (whether a record stays depends on the
-    others), which the event counts and the certificate shows; `PoissonSampling` needs no cut.
+    One physical batch a step, always. Truncation costs privacy (whether a record stays depends on
+    the others), which the event includes; `PoissonSampling` does not truncate.
 
     Attributes:
       num_examples: number of records n.
-      sampling_rate: probability q in (0, 1], before the cut.
-      truncated_batch_size: the most records a batch holds; which of the drawn ones stay is
-        uniformly random.
+      sampling_rate: probability q in (0, 1], before truncation.
+      truncated_batch_size: the most records a batch holds; the ones kept are a
+        uniformly random subset.
+      expected_batch_size: public constant that noisy sums are divided by, above zero; by default
+        ``sampling_rate * num_examples``, the mean before truncation.
 
     Privacy:
-      dp-accounting's truncated subsampled Gaussian (arXiv:2508.15089), PLD only.
+      An upper bound by privacy loss distributions only (after Ganesh 2025), under every adjacency.
+      It depends on n: under add/remove, where it covers neighbours of n - 1 and n + 1 records,
+      publishing epsilon makes n public, and the certificate states so.
+
+    Raises:
+      ValueError: a number out of range.
 
     >>> sampling = TruncatedPoissonSampling(1000, 0.1, truncated_batch_size=100)
     >>> draw, _ = sampling.draw(sampling.init(jax.random.key(0)))
@@ -153,6 +204,7 @@ class TruncatedPoissonSampling(Sampling):
     num_examples: int
     sampling_rate: float
     truncated_batch_size: int
+    expected_batch_size: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("truncated_batch_size", self.truncated_batch_size)
@@ -162,62 +214,69 @@ class TruncatedPoissonSampling(Sampling):
             self.truncated_batch_size,
             f"at most num_examples = {self.num_examples}",
         )
-        self._poisson()
+        divisor = self._untruncated.expected_batch_size
+        object.__setattr__(self, "expected_batch_size", divisor)
 
     @property
     def physical_batch_size(self) -> int:  # type: ignore[override]
-        """The cut is the shape."""
+        """``truncated_batch_size``."""
         return self.truncated_batch_size
 
     @property
-    def expected_batch_size(self) -> float:
-        """The mean before the cut: a public constant."""
-        return self.sampling_rate * self.num_examples
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Epsilon, and the divisor where it is derived from n."""
+        return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
 
-    def init(self, key: jax.Array) -> jax.Array:
-        """The state is the key of the next draw."""
+    def init(self, key: PRNGKey) -> jax.Array:
+        """Returns the state: the key of the next draw."""
         return as_key(key)
 
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:
-        """Draws as `PoissonSampling` does; a draw too large is cut to a random subset."""
-        next_key, coin_key, cut_key = jax.random.split(state, 3)
-        poisson, limit = self._poisson(), self.truncated_batch_size
-        drawn, _ = poisson.draw(coin_key)
-        size = drawn.size
+        """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""
+        next_key, bernoulli_key, subset_key = jax.random.split(state, 3)
+        limit = self.truncated_batch_size
+        drawn = pack(self._untruncated._bernoulli(jax.random.split(bernoulli_key)[1]))
         ranks = jax.lax.cond(
-            size > limit,
-            lambda: random_subset(cut_key, size, limit, self.num_examples),
+            drawn.size > limit,
+            lambda: random_subset(subset_key, drawn.size, limit, self.num_examples),
             lambda: jnp.arange(limit, dtype=jnp.int32),
         )
-        indices = poisson._records_at(drawn, ranks)
-        return TruncatedDraw(indices, jnp.minimum(size, limit)), next_key
+        indices = jnp.minimum(drawn.records_at(ranks), self.num_examples - 1)
+        return TruncatedDraw(indices, jnp.minimum(drawn.size, limit)), next_key
 
     def num_batches(self, draw: TruncatedDraw) -> int:
-        """Always one."""
+        """Returns 1."""
         return 1
 
     def batch(self, draw: TruncatedDraw, part: Any) -> Batch:
-        """The drawn records, cut to the truncated size."""
+        """Returns the draw as batch 0; any other is masked."""
         size = self.truncated_batch_size
         slots = part * size + jnp.arange(size, dtype=jnp.int32)
         return Batch(draw.indices, slots < draw.size)
 
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """A truncated Poisson-subsampled Gaussian."""
+        """Returns a truncated Poisson-subsampled Gaussian on ``num_examples`` records."""
         return TruncatedSubsampledGaussianDpEvent(
             self.num_examples, self.sampling_rate, self.truncated_batch_size, noise_multiplier
         )
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Both adjacencies have a meaning here."""
+        """Accepts every adjacency."""
         check_adjacency(adjacency)
 
-    def describe(self) -> str:
-        """One sentence for the certificate."""
+    def describe(self, adjacency: Adjacency) -> str:
+        """Returns one sentence for the certificate."""
         return (
-            f"{self._poisson().describe()}; draws of more than {self.truncated_batch_size:,} cut to"
-            " a random subset of that size, and the cut counted"
+            f"{self._untruncated.describe(adjacency)}; draws of more than"
+            f" {self.truncated_batch_size:,} truncated to a random subset of that size, which is"
+            " counted"
         )
 
-    def _poisson(self) -> PoissonSampling:
-        return PoissonSampling(self.num_examples, self.sampling_rate, self.truncated_batch_size)
+    @property
+    def _untruncated(self) -> PoissonSampling:
+        return PoissonSampling(
+            self.num_examples,
+            self.sampling_rate,
+            self.truncated_batch_size,
+            self.expected_batch_size,
+        )

@@ -1,4 +1,4 @@
-"""Sensitivities: typed, with norm and adjacency, and computed from public bounds."""
+"""Sensitivities of statistics, with norm and adjacency, from public bounds on records."""
 
 from dpjax.sensitivity.base import EmpiricalSensitivity, Norm, Sensitivity
 from dpjax.sensitivity.empirical import empirical_sensitivity, parallel_databases

@@ -1,10 +1,10 @@
-"""How far one record can move a statistic: the number that every mechanism's noise is set by."""
+"""The sensitivity of a statistic, with its norm and adjacency."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpjax._validation import check, check_choice, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 
 Norm = Literal["l1", "l2", "linf"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
@@ -14,16 +14,16 @@ NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
 class Sensitivity:
     """The largest distance between a statistic's values on two neighbouring data sets.
 
-    It is stated for its adjacency *itself*: under ``"replace_one"`` nothing is doubled any more. A
-    mechanism takes no other statement of a sensitivity, and has its adjacency from here.
+    It is the sensitivity under its adjacency *itself*: under ``"replace_one"`` it is not doubled
+    again. Mechanisms take their sensitivity and adjacency from here only.
 
     Attributes:
       value: a finite number above zero, in the units of the statistic; a bound for every pair of
-        neighbours, never a distance seen on some data (see `EmpiricalSensitivity`).
-      norm: in which the distance is measured: ``"l1"``, ``"l2"`` or ``"linf"``, over all entries of
+        neighbours, never a distance measured on some data (see `EmpiricalSensitivity`).
+      norm: the norm of the distance: ``"l1"``, ``"l2"`` or ``"linf"``, over all entries of
         all arrays of the statistic; of a symmetric matrix, over the upper triangle and the
         diagonal.
-      adjacency: ``"add_remove"`` or ``"replace_one"``; there is no default.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
       monotone: whether of two neighbours one has the larger value in every entry, as the counts
         of a histogram when a record is added. Selection then costs half (see `NoisyMax`).
 
@@ -49,18 +49,18 @@ class Sensitivity:
     def clip_bound(self) -> float:
         """The clip bound of a sum with this sensitivity: all of it, or half under replace-one.
 
-        Events state noise over a clip bound, and accountants multiply that by what the adjacency
-        makes of it. Dividing here by the same factor leaves the sensitivity as it is stated.
+        Events state noise over a clip bound, and accountants multiply the clip bound by the factor
+        of the adjacency. Dividing by the same factor here cancels it.
         """
         return self.value / sensitivity_in_clips(self.adjacency)
 
 
 @dataclass(frozen=True)
 class EmpiricalSensitivity:
-    """The largest distance seen between some neighbours: a *lower* bound on the sensitivity.
+    """The largest distance between some neighbours: a *lower* bound on the sensitivity.
 
-    It teaches and tests; no mechanism takes it. It depends on the data, so to publish it is a
-    release of its own, and other data, an outlier say, may move the statistic much farther.
+    For teaching and tests; no mechanism accepts it. It depends on the data, so publishing it is a
+    release of its own, and the sensitivity on other data may be much larger.
 
     Attributes:
       value: the largest distance, at least zero.
@@ -74,7 +74,7 @@ class EmpiricalSensitivity:
 
 
 def check_sensitivity(sensitivity: Any, norm: Norm) -> None:
-    """Refuses what is not a `Sensitivity` in ``norm``.
+    """Raises an error unless ``sensitivity`` is a `Sensitivity` in ``norm``.
 
     Raises:
       TypeError: not a `Sensitivity`; an empirical one is only a lower bound.

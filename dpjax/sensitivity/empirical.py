@@ -1,4 +1,4 @@
-"""Parallel databases: every neighbour that lacks one record, and what a query makes of them."""
+"""Empirical sensitivity: the largest change of a query when one record of a data set is removed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import ArrayTree
 from dpjax._validation import batch_length, check, check_choice
 from dpjax.sensitivity.base import NORMS, EmpiricalSensitivity, Norm
 
 _ORDERS = {"l1": 1, "l2": 2, "linf": jnp.inf}
 
 
-def parallel_databases(records: Any) -> Any:
+def parallel_databases(records: ArrayTree) -> Any:
     """Returns the n neighbours of ``records`` that each lack one of them, stacked.
 
     Args:
@@ -32,12 +33,12 @@ def parallel_databases(records: Any) -> Any:
 
 
 def empirical_sensitivity(
-    query: Callable[[Any], Any], records: Any, *, norm: Norm
+    query: Callable[[Any], Any], records: ArrayTree, *, norm: Norm
 ) -> EmpiricalSensitivity:
-    """Returns how far deleting one of *these* records moves ``query``, at most.
+    """Returns the largest change of ``query`` when one of *these* records is removed.
 
-    A lower bound on the sensitivity under add/remove, for teaching and for tests of bounds: no
-    mechanism takes it.
+    A lower bound on the sensitivity under add/remove, for teaching and for tests: no
+    mechanism accepts it.
 
     Args:
       query: from a tree of arrays with a leading axis of records to a tree of arrays; vmapped.

@@ -1,4 +1,4 @@
-"""What makes a sensitivity true: records put within their bounds, or onto a grid."""
+"""Clipping of records to public bounds or an L2 norm, and rounding to a grid."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ _LEAST_BOUND = 1e-12
 
 
 def clip_to(records: Any, bounds: Any) -> jax.Array:
-    """Returns ``records`` with every entry moved into its bounds; NaN becomes the lower bound.
+    """Clips every entry of ``records`` to its bounds; NaN becomes the lower bound.
 
-    A record that is not a number must not reach a statistic, where it would drown the noise, and
-    must not be refused either, since the refusal would tell of it.
+    NaN must not reach a statistic, where noise would not hide it, and must not raise an error
+    either, since the error would reveal the record.
 
     Args:
       records: floats ``(n,)`` or ``(n, d)``; integers become floats.
@@ -39,7 +39,7 @@ def clip_to(records: Any, bounds: Any) -> jax.Array:
 
 
 def clip_norm_to(records: Any, l2_bound: float) -> jax.Array:
-    """Returns the rows of ``records`` shortened to an L2 norm of at most ``l2_bound``.
+    """Clips the rows of ``records`` to an L2 norm of at most ``l2_bound``.
 
     A row whose norm is not finite becomes zero.
 
@@ -84,9 +84,9 @@ def to_grid(records: Any, grid: float) -> npt.NDArray[np.int64]:
 
 
 def _rounded_inwards(bounds: Any, dtype: Any) -> tuple[Any, Any]:
-    """Returns both bounds in ``dtype``, the next value inside where rounding went out.
+    """Returns both bounds in ``dtype``, rounded inwards.
 
-    Devices take a number below the least normal one for zero, which would be out as well.
+    Devices flush subnormal numbers to zero, which may be out of bounds as well.
     """
     low, high = checked_bounds(bounds)
     lowest, highest = low.astype(dtype), high.astype(dtype)

@@ -1,8 +1,7 @@
 """Sensitivities of common statistics, from public bounds on one record.
 
-Each holds for records that were made to keep their bounds, by `clip_to` or `clip_norm_to`, and is
-attained, so that no smaller number would do. The bounds must be public: read off the private data,
-they are a release of their own.
+Each holds for records clipped by `clip_to` or `clip_norm_to`, and is attained. The bounds must be
+public: computed from the private data, they are a release of their own.
 """
 
 import math
@@ -12,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._validation import check, check_count, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import (
+    Adjacency,
+    check_adjacency,
+    is_size_public,
+    sensitivity_in_clips,
+)
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 Array = npt.NDArray[np.float64]
@@ -20,18 +24,18 @@ _ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 
 
 def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Of the sum of records that lie in a box.
+    """Sensitivity of the sum of records in a box.
 
-    Adding a record moves the sum by the record, so by as much as the bound farther from zero;
-    replacing one moves it by as much as the distance between the bounds.
+    Adding, removing or zeroing a record moves the sum by the record, so by as much as the bound
+    farther from zero; replacing one moves it by as much as the distance between the bounds.
 
     Args:
       bounds: ``(low, high)``, of one number each, or arrays with one for every entry of a record.
-      norm: in which the mechanism measures.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
+      norm: of the sensitivity.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
     Raises:
-      ValueError: bounds that are not finite, or out of order, or leave nothing to protect.
+      ValueError: bounds that are not finite, out of order, or with sensitivity zero.
 
     >>> of_sum((-3, 7), norm="l1", adjacency="add_remove").value
     7.0
@@ -46,8 +50,10 @@ def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign)
 
 
-def of_mean(bounds: Any, num_records: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Of the mean of ``num_records`` records in a box: that of their sum over their number.
+def of_mean(bounds: Any, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+    """Sensitivity of the mean of ``num_examples`` records in a box.
+
+    A zeroed record still counts in the number, which is public.
 
     Raises:
       ValueError: bounds as in `of_sum`; and under ``"add_remove"``, where the number of records is
@@ -55,20 +61,23 @@ def of_mean(bounds: Any, num_records: int, *, norm: Norm, adjacency: Adjacency) 
 
     >>> of_mean((30, 60), 25, norm="l1", adjacency="replace_one").value
     1.2
+    >>> of_mean((30, 60), 25, norm="l1", adjacency="zero_out").value
+    2.4
     """
-    check_count("num_records", num_records)
+    check_count("num_examples", num_examples)
     check_adjacency(adjacency)
-    if adjacency == "add_remove":
+    if not is_size_public(adjacency):
         raise ValueError(
-            "adjacency must be 'replace_one' for a mean, whose divisor is the number of records,"
-            " got 'add_remove': release the sum (of_sum) and the number (of_count), and divide"
+            "adjacency must be 'replace_one' or 'zero_out' for a mean, whose divisor is the number"
+            " of records, got 'add_remove': release the sum (of_sum) and the number (of_count),"
+            " and divide"
         )
     total = of_sum(bounds, norm=norm, adjacency=adjacency)
-    return Sensitivity(total.value / num_records, norm, adjacency)
+    return Sensitivity(total.value / num_examples, norm, adjacency, total.monotone)
 
 
 def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Of how many records have some property: one.
+    """Sensitivity of the number of records with some property: one.
 
     >>> of_count(norm="l1", adjacency="replace_one").value
     1.0
@@ -77,22 +86,22 @@ def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
 
 
 def of_histogram(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Of the counts of at least two bins, of which every record is in exactly one.
+    """Sensitivity of a histogram: at least two bins, every record in exactly one.
 
-    Replacing a record takes it out of one bin and puts it into another.
+    Replacing a record takes it out of one bin and puts it into another; a zeroed one is in none.
 
     >>> of_histogram(norm="l1", adjacency="replace_one").value
     2.0
     """
     check_adjacency(adjacency)
-    moves = np.ones(1 if adjacency == "add_remove" else 2)
-    return Sensitivity(_length(moves, norm), norm, adjacency, adjacency == "add_remove")
+    moves = np.ones(sensitivity_in_clips(adjacency))
+    return Sensitivity(_length(moves, norm), norm, adjacency, adjacency != "replace_one")
 
 
 def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Of how many records are below each of ``num_thresholds`` thresholds.
+    """Sensitivity of the numbers of records below each of ``num_thresholds`` thresholds.
 
-    One record may be below all of them; whoever replaces it, every count moves the same way.
+    One record may be below all of them; a replacement moves every count in the same direction.
 
     >>> of_quantile_counts(9, norm="l2", adjacency="add_remove").value
     3.0
@@ -102,24 +111,24 @@ def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency)
 
 
 def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
-    """Of the sum of x x^T over records with ``|x| <= l2_bound``, in L2 over the upper triangle.
+    """L2 sensitivity of the sum of x x^T over records with ``|x| <= l2_bound``.
 
-    The diagonal is counted. With a record x replaced by z the distance is at most the Frobenius
-    norm of x x^T - z z^T, whose square is |x|^4 + |z|^4 - 2 (x . z)^2; two different unit
-    vectors attain both. So it is sqrt(2) ``l2_bound``^2, not twice ``l2_bound``^2. (For records
-    of one entry only, ``l2_bound``^2 would do.)
+    Over the upper triangle with the diagonal. With a record x replaced by z the distance is at most
+    the Frobenius norm of x x^T - z z^T, whose square is |x|^4 + |z|^4 - 2 (x . z)^2; two different
+    unit vectors attain both. So it is sqrt(2) ``l2_bound``^2, not twice ``l2_bound``^2. (For
+    records of one entry only, ``l2_bound``^2 would do.)
 
     >>> round(of_second_moment(2.0, adjacency="replace_one").value, 3)
     5.657
     """
     check_positive("l2_bound", l2_bound)
     check_adjacency(adjacency)
-    factor = 1.0 if adjacency == "add_remove" else math.sqrt(2)
+    factor = math.sqrt(2) if adjacency == "replace_one" else 1.0
     return Sensitivity(factor * float(l2_bound) ** 2, "l2", adjacency)
 
 
 def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity:
-    """Of the sum of x x^T over records in a box, in L1 over the upper triangle with the diagonal.
+    """L1 sensitivity of the sum of x x^T over records in a box (upper triangle and diagonal).
 
     With u = x + z and v = x - z, 2 (x x^T - z z^T) is u v^T + v u^T, and |u_i| + |v_i| is twice the
     larger of |x_i| and |z_i|. By Cauchy and Schwarz a replacement moves the triangle by no more
@@ -128,7 +137,7 @@ def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity
 
     Args:
       bounds: ``(low, high)``, arrays with one bound for every entry of a record.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
     Returns:
       The exact sensitivity; where only some entries can be zero, under ``"replace_one"``, a bound
@@ -142,14 +151,14 @@ def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity
     check_adjacency(adjacency)
     low, high = checked_bounds(bounds)
     farthest = _triangle(_farther(low, high))
-    if adjacency == "add_remove":
+    if adjacency != "replace_one":
         one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
         return Sensitivity(farthest, "l1", adjacency, one_sign)
     return Sensitivity(min(farthest, _ranges_of_products(low, high)), "l1", adjacency)
 
 
 def checked_bounds(bounds: Any) -> tuple[Array, Array]:
-    """Returns both bounds in float64, of one shape; refuses bounds that make no box."""
+    """Returns both bounds in float64, of one shape; raises ValueError unless low <= high."""
     allowed = "(low, high), finite numbers or arrays of one for each entry, with low <= high"
     try:
         low, high = (np.asarray(bound, np.float64) for bound in bounds)
@@ -162,7 +171,7 @@ def checked_bounds(bounds: Any) -> tuple[Array, Array]:
 
 
 def _farther(low: Array, high: Array) -> Array:
-    """How far from zero each entry can be."""
+    """The largest absolute value of each entry."""
     return np.maximum(np.abs(low), np.abs(high))
 
 
@@ -178,7 +187,7 @@ def _triangle(entries: Array) -> float:
 
 
 def _ranges_of_products(low: Array, high: Array) -> float:
-    """The sum over i <= j of how far x_i x_j ranges on its own."""
+    """The sum over i <= j of the range of x_i x_j."""
     low, high = np.atleast_1d(low), np.atleast_1d(high)
     products = np.stack([np.outer(a, b) for a in (low, high) for b in (low, high)])
     ranges = products.max(axis=0) - products.min(axis=0)

@@ -1,4 +1,4 @@
-"""Private training on device-resident data."""
+"""Private training: one step (`private_step`) and a whole run (`train`)."""
 
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 from dpjax.training.train import Budget, Report, TrainResult, train

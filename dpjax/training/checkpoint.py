@@ -1,30 +1,34 @@
-"""Checkpoints that resume to the same result and refuse everything else.
+"""Checkpoints of training runs, which resume only the same run.
 
-A saved noise key replayed on other gradients would release their difference without noise. So a
-checkpoint names what it belongs to - the mechanism, the data, the program of one step - and is
-refused if any of these changed. **It contains keys: keep it as secret as the data.**
+A saved noise key used again on other gradients would release their difference without noise. So a
+checkpoint stores hashes of the mechanism, the data and the program of one step, and is rejected if
+one of them differs. **It contains keys: keep it as secret as the data.**
 """
 
 import dataclasses
 import hashlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from dpjax.datasets.fingerprint import fingerprint
+from dpjax.training.checkpoint_lock import lock_checkpoint_dir
+
+if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
+    import orbax.checkpoint as ocp
 
 
 class Identity(NamedTuple):
-    """What a checkpoint belongs to, each a sha256.
+    """Hashes (sha256) that identify the run of a checkpoint.
 
     Attributes:
-      mechanism: of the mechanism's every field.
-      data: of the training data's every byte.
-      program: of one compiled step's text: loss, optimiser and versions.
+      mechanism: of all fields of the mechanism.
+      data: of the training data.
+      program: of the text of one compiled step (loss, optimiser) and the JAX version.
     """
 
     mechanism: str
@@ -49,52 +53,78 @@ def mechanism_hash(mechanism: Any) -> str:
     >>> mechanism_hash(one) == mechanism_hash(one.scale_noise(1.01))
     False
     """
-    return _sha256(json.dumps(_plain(mechanism), sort_keys=True))
+    return _sha256(json.dumps(_to_json(mechanism), sort_keys=True))
 
 
 class CheckpointStore:
     """Checkpoints of one training run in one folder; the newest two are kept, written atomically.
 
+    The folder is locked until the store is closed: see `lock_checkpoint_dir`.
+
     Attributes:
-      seeded: whether the run's noise comes from a seed: what the folder says where it holds a run
-        (the keys are then that run's), else what was passed.
+      seeded: whether the run's noise comes from a seed: as stored in the folder if it holds a run
+        (whose keys are then used), else as passed.
 
     Raises:
-      ValueError: at once, if the folder holds checkpoints of another mechanism, data or program,
-        or if the newest one is damaged.
+      ValueError: if another run has locked the folder, if the folder holds checkpoints of another
+        mechanism, data or program, or if the newest one is damaged.
     """
 
-    def __init__(self, folder: str | Path, identity: Identity, seeded: bool) -> None:
-        self._path = Path(folder).absolute()
+    def __init__(self, checkpoint_dir: str | Path, identity: Identity, seeded: bool) -> None:
+        import orbax.checkpoint as ocp
+
+        self._path = Path(checkpoint_dir).absolute()
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._identity = identity
         self.seeded = seeded
-        self._manager = ocp.CheckpointManager(self._path, options=_options())
-        self._check_identity()
+        with ExitStack() as opened:
+            opened.enter_context(lock_checkpoint_dir(self._path))
+            self._manager = ocp.CheckpointManager(self._path, options=_options())
+            opened.callback(self._manager.close)
+            self._check_identity()
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> "CheckpointStore":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._manager.close()
+        self._opened.close()
 
     def restore(self, like: Any) -> Any:
-        """The newest saved state, or ``like`` (which gives the shapes) if there is none."""
+        """Returns the newest saved state, or ``like`` (which has its shapes) if there is none."""
+        import orbax.checkpoint as ocp
+
         newest = self._manager.latest_step()
         if newest is None:
             return like
         return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(_arrays(like))))
 
     def save(self, state: Any, num_releases: int) -> None:
-        """Writes ``state``, and returns when it is safely on disk."""
+        """Writes ``state`` and returns when it is on disk.
+
+        Raises:
+          OSError: it could not be written; earlier checkpoints are intact.
+        """
+        import orbax.checkpoint as ocp
+
         content = ocp.args.Composite(
             state=ocp.args.StandardSave(_arrays(state)),
             identity=ocp.args.JsonSave({**self._identity._asdict(), "seeded": self.seeded}),
         )
-        self._manager.save(num_releases, args=content)
-        self._manager.wait_until_finished()
+        try:
+            self._manager.save(num_releases, args=content)
+            self._manager.wait_until_finished()
+        except Exception as error:  # of tensorstore, orbax or the operating system
+            raise OSError(
+                f"checkpoint_dir {str(self._path)!r}: the checkpoint at release {num_releases}"
+                f" cannot be written ({_first_line(error)}). The checkpoint before it is intact,"
+                " and nothing after it was reported: free disk space and call again with the same"
+                " arguments to resume from it to the same result"
+            ) from error
 
     def _check_identity(self) -> None:
+        import orbax.checkpoint as ocp
+
         newest = self._manager.latest_step()
         if newest is None:
             return
@@ -110,19 +140,35 @@ class CheckpointStore:
             )
 
     def _read(self, step: int, item: str, args: Any) -> Any:
+        import orbax.checkpoint as ocp
+
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-        except Exception as error:  # what orbax raises depends on the file that is damaged
+            found = self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+            return dict(found)
+        except Exception as error:  # the type depends on the damaged file
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a checkpoint at release {step} whose"
-                f" {item} cannot be read ({type(error).__name__}): remove its folder {str(step)!r}"
-                " to go on from the one before it, which does the releases since then over again,"
-                " with the same noise and to the same result"
+                f" {item} cannot be read ({type(error).__name__}): {self._remedy(step)}"
             ) from error
 
+    def _remedy(self, damaged: int) -> str:
+        """Returns advice for a damaged checkpoint."""
+        older = [step for step in self._manager.all_steps() if step < damaged]
+        if older:
+            return (
+                f"remove its folder {str(damaged)!r} to resume from the one at release"
+                f" {max(older)}, which repeats the releases after it with the same noise and result"
+            )
+        return (
+            "there is no earlier one, so it must be restored from a copy. Starting again in a new"
+            " folder is a second release of the data, and both releases compose"
+        )
 
-def _options() -> ocp.CheckpointManagerOptions:
-    # The step folders hold keys, so they are closed even where the folder around them is open.
+
+def _options() -> "ocp.CheckpointManagerOptions":
+    import orbax.checkpoint as ocp
+
+    # The step folders hold keys: only their owner may read them.
     files = ocp.options.FileOptions(path_permission_mode=0o700)
     return ocp.CheckpointManagerOptions(
         max_to_keep=2, enable_async_checkpointing=False, file_options=files
@@ -130,7 +176,7 @@ def _options() -> ocp.CheckpointManagerOptions:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """The leaves by number; keys as their raw words."""
+    """The leaves by number, with keys as raw words."""
     return {str(i): _key_words(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
 
 
@@ -153,18 +199,22 @@ def _is_key(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _plain(value: Any) -> Any:
-    """Frozen dataclasses as JSON, their types named."""
+def _to_json(value: Any) -> Any:
+    """Converts nested dataclasses to JSON values, with the names of their types."""
     if dataclasses.is_dataclass(value):
         fields = {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
         return {"type": type(value).__qualname__, **fields}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 def _sha256(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Many steps for one call: a loop on the device where that pays, a loop on the host where not."""
+"""Compiles a loop of training steps, on the device or on the host, whichever is faster."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ Steps = Callable[[Any, Any, int], tuple[Any, Any]]
 
 
 def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Compiles ``update`` once, to be run any number of times up to ``steps_per_call`` a call.
+    """Compiles ``update`` once, to run up to ``steps_per_call`` steps per call.
 
     Args:
       update: ``update(state, data) -> (state, info)``, pure.
       state: a state as it will be passed; each call consumes (donates) its state.
-      data: arrays of the shapes that will be passed: what is compiled keeps none of them.
+      data: arrays of the shapes that will be passed; they are not embedded in the program.
       steps_per_call: the most steps one call runs.
 
     Returns:
@@ -36,9 +36,9 @@ def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) ->
 
 
 def loops_on_device(update: Update, state: Any, data: Any) -> bool:
-    """Whether the loop belongs on the device.
+    """Whether to loop on the device: always on accelerators, on CPU without convolutions.
 
-    On accelerators always. On CPU not with convolutions: XLA runs them inside a loop without its
+    XLA runs them inside a loop without its
     fast kernels, about nine times slower (72 against 7.7 ms a step for a small MNIST network),
     while for dense models a host round trip for each step costs more than the step.
     """
@@ -49,7 +49,7 @@ def loops_on_device(update: Update, state: Any, data: Any) -> bool:
 
 
 def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """One compiled step, called again and again without waiting for it; see `compile_steps`."""
+    """Returns a host loop over one compiled step, without blocking; see `compile_steps`."""
     del steps_per_call
     step = jax.jit(update, donate_argnums=0).lower(state, data).compile()
 
@@ -64,7 +64,7 @@ def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> 
 
 
 def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """One compiled loop, whose number of steps is traced: a shorter last call is the same program.
+    """Returns one compiled loop with a traced number of steps, so shorter calls do not recompile.
 
     See `compile_steps`.
     """

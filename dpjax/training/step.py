@@ -1,4 +1,4 @@
-"""One step of private training: draw, clip, sum, noise, update. Pure functions of their state."""
+"""One step of private training: sample, clip, sum, add noise, update."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,19 +7,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax._validation import as_key
-from dpjax.gradients.clipped_grad import ClippedSumFn, LossFn, clipped_grad
+from dpjax.gradients.clipped_grad import ClippedSumFn, clipped_grad
 from dpjax.gradients.clipping import ClippedGradInfo
+from dpjax.gradients.summation import CompensatedSum
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import Sampling, check_data, gather
 
-# XLA's CPU backend runs loop bodies slower, but every copy of the body has to be compiled: up to
-# this many physical batches stand outside a loop.
+# XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
+# up to this many physical batches is unrolled.
 _UNROLLED = 16
 
 
 class TrainState(NamedTuple):
-    """Everything training goes on from. **Holds keys, which are secrets.**
+    """The state of training. **Holds keys, which are secrets.**
 
     Attributes:
       params: the parameters after ``num_releases`` steps: what is released.
@@ -33,20 +35,21 @@ class TrainState(NamedTuple):
 
     @property
     def num_releases(self) -> jax.Array:
-        """How many noisy sums were released, as the noise itself has counted."""
+        """Number of noisy sums released, as counted by the noise transformation."""
         return self.optimizer[0].num_releases
 
 
 class StepInfo(NamedTuple):
-    """What one step saw of the data. **Private values**: not part of the release.
+    """Batch statistics of one step. **Private values**: not part of the release.
 
     Attributes:
       batch_size: records drawn, int32.
       loss_sum: sum of their losses.
-      num_nonfinite: records left out because their gradient was not finite, int32.
-      norms: unclipped norms as `ClippedGradInfo`'s, ``(slots,)`` for the sampler's usual batches;
-        those of a further batch, which one draw in some hundred needs, are not kept.
-      mask: which of those slots were drawn, bool ``(slots,)``.
+      num_nonfinite: records set to zero because their gradient was not finite, int32.
+      norms: unclipped norms as `ClippedGradInfo`'s, ``(slots,)``: of every drawn record, or, where
+        the draw exceeds the sampler's ``usual_batches`` (about one in some hundred), of a
+        uniformly random subset of ``mask.sum()`` of the ``batch_size`` drawn.
+      mask: which of those slots hold a drawn record, bool ``(slots,)``.
     """
 
     batch_size: jax.Array
@@ -67,17 +70,17 @@ def private_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     mechanism: SubsampledGaussian,
-    key: jax.Array,
+    key: PRNGKey,
     *,
     method: str = "auto",
     microbatch_size: int | None = None,
 ) -> PrivateStep:
-    """Builds one training step out of the mechanism's description.
+    """Builds one step of DP-SGD with any optax optimiser, from its mechanism.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``.
       optimizer: any optax optimiser; it sees the noisy sum over the expected batch size.
-      mechanism: says how to sample, what to clip to, how much noise to add, and how often.
+      mechanism: sampling, clip bound, noise and number of steps.
       key: split into the sampler's and the noise's.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
@@ -96,16 +99,20 @@ def private_step(
     """
     sampling = mechanism.sampling
     clipped_sum = clipped_grad(
-        loss_fn, mechanism.l2_clip, method=method, microbatch_size=microbatch_size
+        loss_fn,
+        mechanism.l2_clip,
+        method=method,
+        microbatch_size=microbatch_size,
+        max_batch_size=sampling.usual_batches * sampling.physical_batch_size,
     )
     sampler_key, noise_key = jax.random.split(as_key(key))
     private_optimizer = mechanism.private_optimizer(optimizer, noise_key)
 
-    def init(params: Any) -> TrainState:
+    def init(params: ArrayTree) -> TrainState:
         state = TrainState(params, private_optimizer.init(params), sampling.init(sampler_key))
         return jax.tree.map(jnp.array, state)  # its own copies: a loop may donate them
 
-    def update(state: TrainState, data: Any) -> tuple[TrainState, StepInfo]:
+    def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
         check_data(sampling, data)
         draw, sampler = sampling.draw(state.sampler)
         summed, info = sum_over_draw(clipped_sum, sampling, draw, state.params, data)
@@ -116,47 +123,48 @@ def private_step(
 
 
 def sum_over_draw(
-    clipped_sum: ClippedSumFn, sampling: Sampling, draw: Any, params: Any, data: Any
+    clipped_sum: ClippedSumFn, sampling: Sampling, draw: Any, params: ArrayTree, data: ArrayTree
 ) -> tuple[Any, StepInfo]:
-    """The clipped sum over all physical batches of a draw, however many it takes.
+    """The clipped sum over all physical batches of a draw.
 
     Args:
-      clipped_sum: as `clipped_grad` makes it.
-      sampling: the scheme that drew.
+      clipped_sum: a function returned by `clipped_grad`.
+      sampling: the sampler.
       draw: one draw of it.
       params: where gradients are taken.
       data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``.
 
     Returns:
-      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: nothing is
-      noised here.
+      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: no noise
+      is added here.
     """
 
-    def over(part: Any) -> tuple[Any, StepInfo]:
+    def sum_of_part(part: Any) -> tuple[Any, StepInfo]:
         batch = sampling.batch(draw, part)
         summed, info = clipped_sum(params, gather(data, batch.indices), batch.mask)
         return summed, _step_info(info, batch.mask)
 
-    def add(summed: Any, part: Any) -> tuple[Any, StepInfo]:
-        more, info = over(part)
-        return jax.tree.map(jnp.add, summed, more), info
+    def add(summed: CompensatedSum, part: Any) -> tuple[CompensatedSum, StepInfo]:
+        more, info = sum_of_part(part)
+        return summed.add(more), info
 
     usual = sampling.usual_batches
-    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(over, 0)[0])
+    zero = CompensatedSum.zero(jax.eval_shape(sum_of_part, 0)[0])
     parts = jnp.arange(usual, dtype=jnp.int32)
-    summed, infos = jax.lax.scan(add, zeros, parts, unroll=0 if usual <= _UNROLLED else 1)
-    info = _end_to_end(infos)
+    summed, infos = jax.lax.scan(add, zero, parts, unroll=0 if usual <= _UNROLLED else 1)
+    info = _concatenate(infos)
     num_batches = sampling.num_batches(draw)
     if isinstance(num_batches, int):
-        return summed, info
+        return summed.value(), info
 
     def add_next(carry: Any) -> Any:
         part, summed, info = carry
-        more, more_info = over(part)
-        return part + 1, jax.tree.map(jnp.add, summed, more), _add_counts(info, more_info)
+        more, more_info = sum_of_part(part)
+        return part + 1, summed.add(more), _add_counts(info, more_info)
 
-    start = (jnp.int32(sampling.usual_batches), summed, info)
-    return jax.lax.while_loop(lambda carry: carry[0] < num_batches, add_next, start)[1:]
+    start = (jnp.int32(usual), summed, info)
+    end = jax.lax.while_loop(lambda carry: carry[0] < num_batches, add_next, start)
+    return end[1].value(), end[2]
 
 
 def _step_info(info: ClippedGradInfo, mask: jax.Array) -> StepInfo:
@@ -165,8 +173,8 @@ def _step_info(info: ClippedGradInfo, mask: jax.Array) -> StepInfo:
     return StepInfo(drawn, finite_losses.sum(), info.num_nonfinite, info.norms, mask)
 
 
-def _end_to_end(infos: StepInfo) -> StepInfo:
-    """One info for stacked ones: counts added up, norms and masks laid end to end."""
+def _concatenate(infos: StepInfo) -> StepInfo:
+    """Merges stacked infos: counts are summed, norms and masks concatenated."""
     batch_size, loss_sum, num_nonfinite = [jnp.sum(leaf, dtype=leaf.dtype) for leaf in infos[:3]]
     norms, mask = jax.tree.map(jnp.ravel, (infos.norms, infos.mask))
     return StepInfo(batch_size, loss_sum, num_nonfinite, norms, mask)

@@ -1,4 +1,4 @@
-"""``train``: private training from data to a certified result, stopped and resumed at will."""
+"""``train``: a run of differentially private training, with checkpoints and a certificate."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import optax
 from tqdm import tqdm
 
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import as_key, check_count
-from dpjax.accounting.calibration import releases_within
-from dpjax.accounting.certificate import Certificate
-from dpjax.gradients.clipped_grad import LossFn
+from dpjax.accounting.calibration import max_num_steps
+from dpjax.certificates.certificate import Certificate
+from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
@@ -24,37 +25,37 @@ from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
 class Budget(NamedTuple):
-    """The most privacy a run may spend: ``epsilon`` at ``delta``, by the certified account."""
+    """A privacy budget: the largest certified ``epsilon`` at ``delta`` that a run may reach."""
 
     epsilon: float
     delta: float
 
 
 class Report(NamedTuple):
-    """What ``on_report`` is given after each call to the device.
+    """The argument of ``on_report``, after each call to the device.
 
     Attributes:
       num_releases: steps done so far.
-      params: a copy of the parameters after them: released.
+      params: a copy of the parameters after these steps: released.
       infos: `StepInfo` of the steps since the last report, every leaf with a leading axis of
         steps. **Private**: a published curve of the loss is not covered by the certificate.
-      mechanism: what runs, as it was planned.
+      mechanism: the mechanism as planned.
     """
 
     num_releases: int
-    params: Any
+    params: ArrayTree
     infos: StepInfo
     mechanism: SubsampledGaussian
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What a run released.
+    """The parameters that a run released, and its mechanism.
 
     Attributes:
       params: the trained parameters.
-      mechanism: the mechanism **as it was run**: stopped where the run stopped.
-      seeded: whether the key looks like ``jax.random.key(seed)``: anyone can then redraw the noise.
+      mechanism: the mechanism **as run**, with the steps that were taken.
+      seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
     """
 
     params: Any
@@ -62,18 +63,19 @@ class TrainResult:
     seeded: bool
 
     def certificate(self, delta: float) -> Certificate:
-        """What the run guarantees at ``delta``; says so if its noise was reproducible."""
-        return self.mechanism.certificate(delta).of_run(seeded=self.seeded)
+        """Returns the certificate of the run at ``delta``; it states if the noise was seeded."""
+        return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
 
 
 def train(
     loss_fn: LossFn,
-    params: Any,
-    data: Any,
+    params: Params,
+    data: ArrayTree,
     mechanism: SubsampledGaussian,
     optimizer: optax.GradientTransformation,
-    key: jax.Array,
+    key: PRNGKey,
     *,
+    wrt: Any = None,
     method: str = "auto",
     microbatch_size: int | None = None,
     steps_per_call: int = 100,
@@ -86,29 +88,34 @@ def train(
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``.
-      params: any tree of float arrays.
+      params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
+        ``nnx.State``, for ``nnx.update(module, result.params)``.
       data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
         the device once.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       key: a JAX key; `dpjax.release_key()` for a real release.
+      wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
       steps_per_call: steps between two checkpoints and reports.
       on_report: called with a `Report` after each call to the device.
-      checkpoint_dir: a folder to save to and resume from. A run killed at any moment goes on from
-        its last checkpoint to the same result. Nothing after a checkpoint is reported before the
-        next one is on disk, so no noise is seen twice on different gradients; a checkpoint of
-        another mechanism, other data or another program is refused.
+      checkpoint_dir: a folder to save to and resume from. An interrupted run resumes from its last
+        checkpoint to the same result. Steps are reported only after their checkpoint is on disk, so
+        noise is never reused on different gradients; a checkpoint of another mechanism, other data
+        or another program is rejected. The folder is locked during the run: a second run on it, in
+        any process or thread, is rejected.
       budget: stop before the release that would exceed it.
-      progress: show a bar (of steps alone: losses are private).
+      progress: show a progress bar (without losses, which are private).
 
     Returns:
       A `TrainResult`, whose ``certificate(delta)`` is for the steps that were run.
 
     Raises:
       ValueError: for data of another size than the mechanism's, a budget that admits no release,
-        a checkpoint that belongs to another run, or a loss that has no per-example gradient.
+        a checkpoint of another run or damaged, a folder in use, or a loss without per-example
+        gradients.
+      OSError: a checkpoint cannot be written, for example on a full disk.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(PoissonSampling(64, 0.25), 1.0, 2.0, 20, "add_remove")
@@ -120,6 +127,8 @@ def train(
     """
     check_count("steps_per_call", steps_per_call)
     check_data(mechanism.sampling, data)
+    loss_input, params, constants = split_params(params, wrt, keyed=False)
+    loss_fn = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
         loss_fn, optimizer, mechanism, key, method=method, microbatch_size=microbatch_size
@@ -131,12 +140,12 @@ def train(
         state = store.restore(state) if store else state
         run = _Run(step, mechanism, data, num_steps, steps_per_call, store, on_report)
         state = run(state, progress)
-    as_run = mechanism.prefix(int(state.num_releases))
-    return TrainResult(state.params, as_run, store.seeded if store else seeded)
+    executed = mechanism.prefix(int(state.num_releases))
+    return TrainResult(state.params, executed, store.seeded if store else seeded)
 
 
 class _Run(NamedTuple):
-    """A training run, from whatever state it is given to its last step."""
+    """A training run from a given state to its last step."""
 
     step: PrivateStep
     mechanism: SubsampledGaussian
@@ -161,12 +170,12 @@ class _Run(NamedTuple):
                 count = min(self.steps_per_call, self.num_steps - done)
                 state, infos = jax.block_until_ready(run(state, self.data, count))
                 done += count
-                self._publish(done, state, infos)
+                self._report(done, state, infos)
                 bar.update(count)
         return state
 
-    def _publish(self, done: int, state: TrainState, infos: StepInfo) -> None:
-        """A state is reported only when it is on disk: what is lost in a crash, nobody saw."""
+    def _report(self, done: int, state: TrainState, infos: StepInfo) -> None:
+        """Reports a state only after it is saved, so a crash loses no reported state."""
         if self.store:
             self.store.save(state, done)
         if self.on_report:
@@ -175,24 +184,24 @@ class _Run(NamedTuple):
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
-    affordable = releases_within(mechanism, epsilon=budget.epsilon, delta=budget.delta)
+    affordable = max_num_steps(mechanism, epsilon=budget.epsilon, delta=budget.delta)
     if affordable == 0:
         first = mechanism.prefix(1).certificate(budget.delta).epsilon
         raise ValueError(
-            f"budget must admit at least one release, got {budget}: the first one alone costs"
+            f"budget must admit at least one release, got {budget}: the first one costs"
             f" epsilon = {first:.4g}"
         )
     return affordable
 
 
 def _store(
-    folder: str | Path | None,
+    checkpoint_dir: str | Path | None,
     mechanism: SubsampledGaussian,
     data: Any,
     step: PrivateStep,
     state: Any,
     seeded: bool,
 ) -> AbstractContextManager[CheckpointStore | None]:
-    if folder is None:
+    if checkpoint_dir is None:
         return nullcontext()
-    return CheckpointStore(folder, identify(mechanism, data, step.update, state), seeded)
+    return CheckpointStore(checkpoint_dir, identify(mechanism, data, step.update, state), seeded)

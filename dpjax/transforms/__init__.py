@@ -1,20 +1,26 @@
-"""Private training as composable optax transformations: clip, noise, step."""
+"""Differentially private optax transformations: clipping, Gaussian noise, NoisySGD, NoisyAdam."""
 
 from dpjax.transforms.aggregate import (
     DifferentiallyPrivateAggregateState,
     differentially_private_aggregate,
 )
 from dpjax.transforms.chains import noisy_adam, noisy_sgd
-from dpjax.transforms.clip import clip_per_example
-from dpjax.transforms.description import NoiseDescription, PrivateTransformation
-from dpjax.transforms.noise import AddNoiseState, add_noise
+from dpjax.transforms.clip import ClipPerExampleState, clip_per_example
+from dpjax.transforms.description import (
+    ClipDescription,
+    NoiseDescription,
+    PrivateTransformation,
+)
+from dpjax.transforms.noise import AddGaussianNoiseState, add_gaussian_noise
 
 __all__ = [
-    "AddNoiseState",
+    "AddGaussianNoiseState",
+    "ClipDescription",
+    "ClipPerExampleState",
     "DifferentiallyPrivateAggregateState",
     "NoiseDescription",
     "PrivateTransformation",
-    "add_noise",
+    "add_gaussian_noise",
     "clip_per_example",
     "differentially_private_aggregate",
     "noisy_adam",

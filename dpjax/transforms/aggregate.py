@@ -1,34 +1,47 @@
 """A drop-in for ``optax.contrib.differentially_private_aggregate``."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import as_key, as_seed, batch_length, check_non_negative, check_positive
-from dpjax.gradients.clipping import clip_and_sum
+from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.transforms.clip import check_per_example
-from dpjax.transforms.description import NoiseDescription, PrivateTransformation
-from dpjax.transforms.noise import gaussian_like
+from dpjax.transforms.description import (
+    LeafShapes,
+    NoiseDescription,
+    PrivateTransformation,
+    check_description,
+)
+from dpjax.transforms.noise import check_noise_scale, gaussian_like
 
 
 class DifferentiallyPrivateAggregateState(NamedTuple):
-    """State of `differentially_private_aggregate`: the key of the next noise, a secret."""
+    """State of `differentially_private_aggregate`, as in ``optax.contrib`` plus static metadata.
 
-    rng_key: jax.Array
+    Attributes:
+      rng_key: the key of the next noise, a secret.
+      shapes: shapes of the parameters (static).
+      description: clip bound and noise multiplier as `dpjax.mechanism_of` reads them (static).
+    """
+
+    rng_key: PRNGKey
+    shapes: LeafShapes
+    description: NoiseDescription
 
 
 def differentially_private_aggregate(
-    l2_norm_clip: Any, noise_multiplier: Any, key: jax.Array | int
+    l2_norm_clip: Numeric, noise_multiplier: Numeric, key: PRNGKey | int
 ) -> PrivateTransformation:
     """Clipped, noisy **mean** of per-example gradients, for batches of one fixed size.
 
-    The same arguments, chaining and state as the function of this name in ``optax.contrib``, and
-    right where that one is not: an example that is not finite contributes zero (there it turns
-    every parameter into NaN), an empty batch gives noise (there: a division by zero), and the key
-    has no default.
+    Arguments, chaining and state are those of the function of this name in ``optax.contrib``, with
+    three corrections: an example that is not finite contributes zero (there every parameter becomes
+    NaN), an empty batch returns noise (there: a division by zero), and the key has no default.
 
     Args:
       l2_norm_clip: bound on the L2 norm of one example's gradient.
@@ -50,12 +63,15 @@ def differentially_private_aggregate(
     """
     check_positive("l2_norm_clip", l2_norm_clip)
     check_non_negative("noise_multiplier", noise_multiplier)
+    check_noise_scale(noise_multiplier, total_l2_clip(l2_norm_clip))
     is_seed = isinstance(key, int | np.integer)
     key = jax.random.key(as_seed(key, "key")) if is_seed else as_key(key)
+    description = NoiseDescription(
+        l2_norm_clip, cast(float, noise_multiplier), divisor="batch length"
+    )
 
     def init(params: optax.Params) -> DifferentiallyPrivateAggregateState:
-        del params
-        return DifferentiallyPrivateAggregateState(key)
+        return DifferentiallyPrivateAggregateState(key, LeafShapes.of(params), description)
 
     def update(
         updates: optax.Updates,
@@ -64,6 +80,7 @@ def differentially_private_aggregate(
         **extra_args: Any,
     ) -> tuple[optax.Updates, DifferentiallyPrivateAggregateState]:
         del extra_args
+        check_description(state.description, description)
         check_per_example(updates, params)
         size = batch_length(updates, "updates")
         next_key, noise_key = jax.random.split(state.rng_key)
@@ -72,7 +89,6 @@ def differentially_private_aggregate(
         mean = jax.tree.map(
             lambda total, leaf: (total / max(size, 1)).astype(leaf.dtype), noisy, updates
         )
-        return mean, DifferentiallyPrivateAggregateState(next_key)
+        return mean, state._replace(rng_key=next_key)
 
-    description = NoiseDescription(l2_norm_clip, noise_multiplier, divisor="batch length")
     return PrivateTransformation.of(init, update, description)

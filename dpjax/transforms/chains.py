@@ -1,22 +1,25 @@
-"""Whole optimisers: per-example gradients in, private updates out."""
+"""NoisySGD and NoisyAdam: optimisers that take per-example gradients."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import optax
 
+from dpjax._typing import ClipBound, PRNGKey
 from dpjax._validation import check_positive
 from dpjax.transforms.clip import clip_per_example
 from dpjax.transforms.description import PrivateTransformation
-from dpjax.transforms.noise import add_noise
+from dpjax.transforms.noise import add_gaussian_noise
 
 
 def noisy_sgd(
     learning_rate: optax.ScalarOrSchedule,
-    l2_clip: Any,
-    noise_multiplier: Any,
+    *,
+    l2_clip: ClipBound,
+    noise_multiplier: optax.ScalarOrSchedule,
     expected_batch_size: float,
-    key: jax.Array,
+    key: PRNGKey,
 ) -> PrivateTransformation:
     """NoisySGD: clip, sum, add noise, divide by the *expected* batch size, step.
 
@@ -29,12 +32,13 @@ def noisy_sgd(
       key: a JAX key for the noise.
 
     Privacy:
-      One Gaussian release for each update; all the rest is post-processing.
+      One Gaussian release for each update; the rest is post-processing.
 
-    Source: Bu, Dong, Long, Su (2020), Algorithm 1, with the expected size for the drawn one.
+    Source: Bu, Dong, Long, Su (2020), Algorithm 1, with the expected batch size as divisor.
 
     >>> import jax.numpy as jnp
-    >>> optimizer = noisy_sgd(0.5, 1.0, 0.0, expected_batch_size=2, key=jax.random.key(0))
+    >>> optimizer = noisy_sgd(
+    ...     0.5, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=2, key=jax.random.key(0))
     >>> state = optimizer.init(jnp.zeros(2))
     >>> updates, state = optimizer.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), state)
     >>> updates.round(3).tolist()
@@ -45,10 +49,11 @@ def noisy_sgd(
 
 def noisy_adam(
     learning_rate: optax.ScalarOrSchedule,
-    l2_clip: Any,
-    noise_multiplier: Any,
+    *,
+    l2_clip: ClipBound,
+    noise_multiplier: optax.ScalarOrSchedule,
     expected_batch_size: float,
-    key: jax.Array,
+    key: PRNGKey,
     **adam_options: Any,
 ) -> PrivateTransformation:
     """NoisyAdam: the noisy mean gradient of `noisy_sgd` through Adam, at the same privacy cost.
@@ -67,7 +72,8 @@ def noisy_adam(
     Source: Bu, Dong, Long, Su (2020), Algorithm 2.
 
     >>> import jax.numpy as jnp
-    >>> optimizer = noisy_adam(0.1, 1.0, 1.0, expected_batch_size=2, key=jax.random.key(0))
+    >>> optimizer = noisy_adam(
+    ...     0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0))
     >>> state = optimizer.init(jnp.zeros(3))
     >>> optimizer.update(jnp.ones((2, 3)), state)[0].shape
     (3,)
@@ -81,28 +87,28 @@ def step_on_sum(
     expected_batch_size: float,
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """From clipped sums to updates: noise, division by a public constant, ``optimizer``."""
+    """Returns a transformation of clipped sums: noise, division by a constant, ``optimizer``."""
     check_positive("expected_batch_size", expected_batch_size)
     return optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
 
 
 def _noisy(
     optimizer: optax.GradientTransformation,
-    l2_clip: Any,
-    noise_multiplier: Any,
+    l2_clip: ClipBound,
+    noise_multiplier: optax.ScalarOrSchedule,
     expected_batch_size: float,
-    key: jax.Array,
+    key: PRNGKey,
 ) -> PrivateTransformation:
-    noise = add_noise(noise_multiplier, l2_clip, key)
+    noise = add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=key)
     chain = optax.chain(
         clip_per_example(l2_clip), step_on_sum(noise, expected_batch_size, optimizer)
     )
-    description = noise.description._replace(divisor="public constant")
+    description = dataclasses.replace(noise.description, divisor="public constant")
     return PrivateTransformation.of(chain.init, chain.update, description)
 
 
 def _like_params() -> optax.GradientTransformation:
-    """Sums are at least float32; after the noise they may take the parameters' own dtype again."""
+    """Casts updates to the dtypes of the parameters."""
 
     def cast(updates: Any, params: Any) -> Any:
         if params is None:

@@ -1,16 +1,24 @@
-"""``clip_per_example``: from a per-example tree to one clipped sum, as an optax transformation."""
+"""Per-example clipping and summation as an optax transformation."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ClipBound
 from dpjax._validation import batch_length
 from dpjax.gradients.clipping import check_prefix, clip_and_sum, total_l2_clip
+from dpjax.transforms.description import ClipDescription, check_description
 
 
-def clip_per_example(l2_clip: Any) -> optax.GradientTransformationExtraArgs:
+class ClipPerExampleState(NamedTuple):
+    """State of `clip_per_example`: its clip bound, read by `dpjax.mechanism_of`; no arrays."""
+
+    description: ClipDescription
+
+
+def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArgs:
     """Clips each example's gradient to ``l2_clip`` and returns their **sum**.
 
     Args:
@@ -25,8 +33,8 @@ def clip_per_example(l2_clip: Any) -> optax.GradientTransformationExtraArgs:
       would add to its sensitivity.
 
     Privacy:
-      One example moves the sum by at most the total clip bound in L2. Nothing is released yet:
-      `add_noise` comes next.
+      One example moves the sum by at most the total clip bound in L2. Nothing is released:
+      `add_gaussian_noise` follows.
 
     >>> clip = clip_per_example(1.0)
     >>> summed, _ = clip.update({"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}, clip.init(None))
@@ -34,15 +42,20 @@ def clip_per_example(l2_clip: Any) -> optax.GradientTransformationExtraArgs:
     [0.9, 1.2]
     """
     total_l2_clip(l2_clip)
+    description = ClipDescription(l2_clip)
 
-    def init(params: optax.Params) -> optax.EmptyState:
+    def init(params: optax.Params) -> ClipPerExampleState:
         del params
-        return optax.EmptyState()
+        return ClipPerExampleState(description)
 
     def update(
-        updates: optax.Updates, state: optax.EmptyState, params: Any = None, **extra_args: Any
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+        updates: optax.Updates,
+        state: ClipPerExampleState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ClipPerExampleState]:
         del extra_args
+        check_description(state.description, description)
         check_per_example(updates, params)
         check_prefix(l2_clip, updates)
         usable = jnp.ones(batch_length(updates, "updates"), bool)
@@ -51,8 +64,8 @@ def clip_per_example(l2_clip: Any) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_per_example(updates: Any, params: Any) -> None:
-    """Refuses what is not a per-example tree for ``params`` (if these are given)."""
+def check_per_example(updates: optax.Updates, params: optax.Params | None) -> None:
+    """Raises ValueError unless ``updates`` are per-example gradients of ``params`` (if given)."""
     batch_length(updates, "updates")
     if params is None:
         return

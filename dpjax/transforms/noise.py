@@ -1,4 +1,4 @@
-"""``add_noise``: the Gaussian mechanism as an optax transformation, on a clipped sum."""
+"""The Gaussian mechanism as an optax transformation on a clipped sum."""
 
 from typing import Any, NamedTuple
 
@@ -7,54 +7,64 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._random import normal
-from dpjax._validation import as_key, check_non_negative
+from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
+from dpjax._validation import as_key, check_non_negative, is_traced
 from dpjax.gradients.clipping import accumulator, total_l2_clip
-from dpjax.transforms.description import NoiseDescription, PrivateTransformation
+from dpjax.transforms.description import (
+    LeafShapes,
+    NoiseDescription,
+    PrivateTransformation,
+    check_description,
+)
 
 
-@jax.tree_util.register_static
-class _Shapes(tuple[tuple[int, ...], ...]):
-    """The parameters' shapes, fixed at ``init``: what an update must look like."""
-
-
-class AddNoiseState(NamedTuple):
-    """State of `add_noise`. **The key is a secret**: who knows it can take the noise away.
+class AddGaussianNoiseState(NamedTuple):
+    """State of `add_gaussian_noise`. **The key is a secret**: with it the noise can be removed.
 
     Attributes:
-      key: what the next noise is drawn from; each update consumes it.
-      num_releases: how many noisy sums were released so far, int32.
-      shapes: the shapes that every update must have (no arrays).
+      key: the key of the next noise; each update consumes it.
+      num_releases: number of noisy sums released so far, int32.
+      shapes: the shapes that every update must have (static).
+      description: clip bound and noise multiplier as `dpjax.mechanism_of` reads them (static).
     """
 
-    key: jax.Array
+    key: PRNGKey
     num_releases: jax.Array
-    shapes: _Shapes
+    shapes: LeafShapes
+    description: NoiseDescription
 
 
-def add_noise(noise_multiplier: Any, l2_clip: Any, key: jax.Array) -> PrivateTransformation:
+def add_gaussian_noise(
+    *, noise_multiplier: optax.ScalarOrSchedule, l2_clip: ClipBound, key: PRNGKey
+) -> PrivateTransformation:
     """Adds Gaussian noise of standard deviation ``noise_multiplier * l2_clip`` to a **sum**.
+
+    Not to be confused with ``optax.add_noise``, which has no privacy guarantee.
 
     Args:
       noise_multiplier: standard deviation over the clip bound; a number, or a schedule
         ``num_releases -> noise_multiplier``.
-      l2_clip: the bound on one example's contribution, as given to what clipped it; for per-layer
-        bounds the noise follows the total bound, the same on every coordinate.
-      key: a JAX key. It is state, consumed by each update: no noise is used twice.
+      l2_clip: the bound that examples were clipped to; with per-layer bounds the noise is scaled to
+        the total bound, equal on all coordinates.
+      key: a JAX key. It is part of the state and split at each update, so noise is not reused.
 
     Returns:
       An optax transformation on trees shaped like the parameters. A per-example tree, with its
-      extra axis, is refused before any noise is drawn. Leaves keep their dtype, but the noise of
-      half-precision leaves is drawn and added in float32.
+      extra axis, is rejected, and so is a sum in half precision.
 
     Privacy:
       Each update is one Gaussian release: noise multiplier ``noise_multiplier`` under add/remove,
-      half of it under replace one (dpjax's accountants know). What comes after it in a chain is
-      post-processing; what it was given must be a sum of examples clipped to ``l2_clip``, not a
-      mean. Floating-point noise: see the README on what is not guaranteed.
+      half of it under replace one (the accountants apply the factor). Transformations after it are
+      post-processing; its input must be a sum of examples clipped to ``l2_clip``, not a mean.
+      Floating-point noise: see the README on what is not guaranteed.
+
+    Raises:
+      ValueError: a standard deviation outside the range of float32, or (when applied) sums of
+        other shapes than the parameters or in half precision.
 
     Source: Abadi et al. (2016), Algorithm 1; Mironov, Talwar, Zhang (2019) for the accounting.
 
-    >>> noise = add_noise(2.0, l2_clip=0.5, key=jax.random.key(0))
+    >>> noise = add_gaussian_noise(noise_multiplier=2.0, l2_clip=0.5, key=jax.random.key(0))
     >>> state = noise.init({"w": jnp.zeros(10_000)})
     >>> noisy, state = noise.update({"w": jnp.zeros(10_000)}, state)
     >>> round(float(noisy["w"].std()), 1), int(state.num_releases)
@@ -63,26 +73,66 @@ def add_noise(noise_multiplier: Any, l2_clip: Any, key: jax.Array) -> PrivateTra
     if not callable(noise_multiplier):
         check_non_negative("noise_multiplier", noise_multiplier)
     bound, key = total_l2_clip(l2_clip), as_key(key)
+    if not callable(noise_multiplier):
+        check_noise_scale(noise_multiplier, bound)
+    description = NoiseDescription(l2_clip, noise_multiplier)
 
-    def init(params: optax.Params) -> AddNoiseState:
-        return AddNoiseState(key, jnp.zeros((), jnp.int32), _shapes(params))
+    def init(params: optax.Params) -> AddGaussianNoiseState:
+        return AddGaussianNoiseState(
+            key, jnp.zeros((), jnp.int32), LeafShapes.of(params), description
+        )
 
     def update(
-        updates: optax.Updates, state: AddNoiseState, params: Any = None, **extra_args: Any
-    ) -> tuple[optax.Updates, AddNoiseState]:
+        updates: optax.Updates, state: AddGaussianNoiseState, params: Any = None, **extra_args: Any
+    ) -> tuple[optax.Updates, AddGaussianNoiseState]:
         del params, extra_args
+        check_description(state.description, description)
         _check_shapes(updates, state.shapes)
+        _check_dtypes(updates)
         multiplier = (
             noise_multiplier(state.num_releases) if callable(noise_multiplier) else noise_multiplier
         )
         next_key, noise_key = jax.random.split(state.key)
         noisy = gaussian_like(noise_key, updates, multiplier * bound)
-        return noisy, AddNoiseState(next_key, state.num_releases + 1, state.shapes)
+        return noisy, state._replace(key=next_key, num_releases=state.num_releases + 1)
 
-    return PrivateTransformation.of(init, update, NoiseDescription(l2_clip, noise_multiplier))
+    return PrivateTransformation.of(init, update, description)
 
 
-def gaussian_like(key: jax.Array, tree: Any, standard_deviation: Any) -> Any:
+def check_noise_scale(noise_multiplier: Numeric, l2_clip: Numeric, max_batch_size: int = 0) -> None:
+    """Raises ValueError for noise too small or too large for float32 sums (public numbers only).
+
+    Args:
+      noise_multiplier: standard deviation over the clip bound; zero (no noise) is accepted.
+      l2_clip: total clip bound.
+      max_batch_size: the most examples in a sum, whose norm is then at most ``max_batch_size *
+        l2_clip``. There the spacing of float32 must be at most an eighth of the noise's standard
+        deviation. For noise below 1/32 of the bound the limit of 1/32 applies.
+
+    Raises:
+      ValueError: the standard deviation is below 2^24 times float32's smallest normal number, near
+        its largest, or too small beside the largest sum.
+    """
+    if is_traced(noise_multiplier) or is_traced(l2_clip) or noise_multiplier == 0:
+        return
+    limits, deviation = jnp.finfo(jnp.float32), float(noise_multiplier) * float(l2_clip)
+    least, most = 2.0**24 * float(limits.tiny), 2.0**-24 * float(limits.max)
+    if not least <= deviation <= most:
+        raise ValueError(
+            f"noise_multiplier * l2_clip must be between {least:.2g} and {most:.2g} (or zero),"
+            f" where float32 holds the noise, got {noise_multiplier!r} * {l2_clip!r}"
+        )
+    spacing = float(limits.eps) * max_batch_size
+    if 8 * spacing > max(float(noise_multiplier), 1 / 32):
+        raise ValueError(
+            f"noise_multiplier must be at least {8 * spacing:.3g} for sums of up to"
+            f" {max_batch_size:,} examples, got {noise_multiplier!r}: float32 numbers as large as"
+            f" such a sum are {spacing:.3g} * l2_clip apart, which would round the noise away. Use"
+            " a smaller expected batch size or more noise"
+        )
+
+
+def gaussian_like(key: PRNGKey, tree: ArrayTree, standard_deviation: Numeric) -> ArrayTree:
     """Returns ``tree`` plus independent Gaussian noise of this standard deviation everywhere."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, max(len(leaves), 1))
@@ -90,20 +140,27 @@ def gaussian_like(key: jax.Array, tree: Any, standard_deviation: Any) -> Any:
     return jax.tree.unflatten(treedef, noisy)
 
 
-def _noisy(key: jax.Array, leaf: Any, standard_deviation: Any) -> jax.Array:
+def _noisy(key: PRNGKey, leaf: Any, standard_deviation: Any) -> jax.Array:
     leaf = jnp.asarray(leaf)
     dtype = accumulator(leaf)
     noise = normal(key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
     return (leaf.astype(dtype) + noise).astype(leaf.dtype)
 
 
-def _shapes(tree: Any) -> _Shapes:
-    return _Shapes(jnp.shape(leaf) for leaf in jax.tree.leaves(tree))
+def _check_dtypes(updates: Any) -> None:
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates)}
+    narrow = [str(dtype) for dtype in dtypes if dtype.itemsize < 4]
+    if narrow:
+        raise ValueError(
+            f"updates must be sums in float32 or wider, got {', '.join(sorted(narrow))}: a sum"
+            " rounded to half precision before the noise moves by more than the clip bound when one"
+            " example goes. clipped_grad and clip_per_example return float32"
+        )
 
 
-def _check_shapes(updates: Any, expected: _Shapes) -> None:
-    found = _shapes(updates)
-    if found != expected:
+def _check_shapes(updates: Any, expected: LeafShapes) -> None:
+    found = LeafShapes.of(updates)
+    if tuple(found) != tuple(expected):
         raise ValueError(
             "updates must be one clipped sum, shaped like the parameters given to init"
             f" {list(expected)}, got shapes {list(found)}: per-example gradients are clipped and"

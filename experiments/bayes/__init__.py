@@ -1,1 +1,1 @@
-"""Source 001: private Bayesian learning; and the course notes of source 003."""
+"""Private Bayesian learning: Honkela (2017), slides; and course notes (nowave.it, 2021)."""

@@ -1,4 +1,4 @@
-"""Bob's class, source 001: a mean with Laplace noise, and the attack on one student's weight.
+"""Bob's class, Honkela (2017): a mean with Laplace noise, and the attack on one student's weight.
 
 ``python -m experiments run bayes_bob``: seconds, the same in both profiles.
 """
@@ -36,7 +36,7 @@ def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
     1.2
     """
     moved = dpjax.sensitivity.of_mean(WEIGHTS, students, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.for_epsilon(moved, epsilon, unit="one student's weight")
+    return dpjax.Laplace.from_epsilon(moved, epsilon, unit="one student's weight")
 
 
 def both_means(epsilon: float, students: int) -> tuple[dpjax.Laplace, dpjax.Laplace]:
@@ -96,9 +96,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
 def _released(means: Sequence[dpjax.Laplace], exact: Sequence[float], row: Row) -> list[np.ndarray]:
     """Many independent releases of each mean, in float64."""
     keys = jax.random.split(jax.random.key(row.settings["seed"]), len(exact))
-    zeros = np.zeros(row.settings["repeats"], np.float32)
+    repeats = row.settings["repeats"]
     return [
-        np.asarray(mean.release(key, zeros), np.float64) + value
+        mean.release(key, np.full(repeats, value))
         for mean, key, value in zip(means, keys, exact, strict=True)
     ]
 
@@ -148,7 +148,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="bayes_bob",
     title="Bob's class: a private mean, and an attack on it",
-    source="Source 001, Differentially private Bayesian learning, the slides on Bob's class",
+    source="Honkela (2017), slides on Bob's class",
     description=(
         "N students' weights lie between 30 and 60 kg, so that replacing one moves their mean by"
         " at most 30 / N kg. The mean is released with Laplace noise of scale 30 / (N ε). From the"

@@ -49,21 +49,23 @@ def bounded(records: Records, which: str, factor: float) -> Records:
     """
     of_x = factor if which in ("B_x", "both") else 1.0
     of_y = factor if which in ("B_y", "both") else 1.0
-    bounds = RegressionBounds(of_x * records.bounds.x_norm, of_y * records.bounds.y_size)
+    bounds = RegressionBounds(
+        x_norm=of_x * records.bounds.x_norm, y_size=of_y * records.bounds.y_size
+    )
     return records._replace(bounds=bounds)
 
 
-def simulate(num_records: int, num_features: int, seed: int) -> Records:
+def simulate(num_examples: int, num_features: int, seed: int) -> Records:
     """Returns normal features and targets, of variance one; half of the targets' is noise.
 
     The bounds are the root mean squares of a record's norm and of a target.
     """
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((num_records, num_features))
+    x = rng.standard_normal((num_examples, num_features))
     direction = rng.standard_normal(num_features)
     signal = x @ direction / np.linalg.norm(direction)
-    y = (signal + rng.standard_normal(num_records)) / np.sqrt(2)
-    bounds = RegressionBounds(float(np.sqrt(num_features)), 1.0)
+    y = (signal + rng.standard_normal(num_examples)) / np.sqrt(2)
+    bounds = RegressionBounds(x_norm=float(np.sqrt(num_features)), y_size=1.0)
     return Records(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), 1.0, bounds)
 
 
@@ -184,7 +186,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="bayes_clipping",
     title="The effect of smaller bounds on a private regression",
-    source="Source 001, Differentially private Bayesian learning: decreasing B_x and B_y",
+    source="Honkela (2017), slides: decreasing B_x and B_y",
     description=(
         "Linear regression from perturbed statistics at ε = 1, δ = 1e-4 (Gaussian noise, neighbours"
         " differ by the presence of one record), with the bound B_x on a record's norm, B_y on its"

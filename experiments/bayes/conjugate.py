@@ -188,7 +188,7 @@ EXPERIMENT = Experiment(
     name="bayes_conjugate",
     title="Conjugate posteriors by sufficient-statistic perturbation",
     source=(
-        "Source 001, Differentially private Bayesian learning: conjugate exponential families."
+        "Honkela (2017), slides on conjugate exponential families."
         " Noise-aware posteriors: Bernstein and Sheldon 2018"
     ),
     description=(

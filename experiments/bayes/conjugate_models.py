@@ -88,9 +88,9 @@ def release_of(family: str, noise: str, epsilon: float, adjacency: Any) -> Stati
     known = MODELS[family].family
     if noise == "Laplace":
         of_sums = known.sensitivity(norm="l1", adjacency=adjacency)
-        return StatisticRelease(known, Laplace.for_epsilon(of_sums, epsilon))
+        return StatisticRelease(known, Laplace.from_epsilon(of_sums, epsilon))
     of_sums = known.sensitivity(norm="l2", adjacency=adjacency)
-    return StatisticRelease(known, Gaussian.for_epsilon(of_sums, epsilon, DELTA))
+    return StatisticRelease(known, Gaussian.from_epsilon(of_sums, epsilon, DELTA))
 
 
 def from_prior(key: jax.Array, family: str, repeats: int) -> jax.Array:

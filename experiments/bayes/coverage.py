@@ -16,14 +16,13 @@ import jax.numpy as jnp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpjax.accounting import Certificate
 from dpjax.bayes.regression import (
     PerturbedStatistics,
     RegressionBounds,
     RegressionPosterior,
     RegressionStatistics,
     coefficient_interval,
-    eigenvalue_of_noise,
+    largest_noise_eigenvalue,
     noise_aware_posterior,
     prediction_interval,
     repair,
@@ -31,7 +30,8 @@ from dpjax.bayes.regression import (
     unknown_noise_posterior,
 )
 from dpjax.bayes.regression.posterior import Prediction
-from dpjax.mechanisms.one_statistic import Interval
+from dpjax.certificates import Certificate
+from dpjax.mechanisms.base import Interval
 from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.registry import Experiment, Record, Result, Row, RowContext
 
@@ -49,7 +49,7 @@ class Settings:
     """How data sets are drawn, released and fitted.
 
     Attributes:
-      num_records: n, public: neighbours replace a record.
+      num_examples: n, public: neighbours replace a record.
       num_features: each uniform on an interval around zero, of norm one at most together.
       y_size: bound on the targets, four of their standard deviations.
       epsilon: of the release.
@@ -60,14 +60,14 @@ class Settings:
       seed: of everything.
     """
 
-    num_records: int
+    num_examples: int
     num_features: int = 2
     y_size: float = 2.5
     epsilon: float = 1.0
     delta: float = 1e-5
     num_data_sets: int = 400
-    num_draws: int = 1_000
-    num_warmup: int = 200
+    num_draws: int = 400
+    num_warmup: int = 150
     seed: int = 0
 
     @property
@@ -83,8 +83,8 @@ class Settings:
 def _mechanism(
     num_features: int, y_size: float, epsilon: float, delta: float
 ) -> PerturbedStatistics:
-    bounds = RegressionBounds(1.0, y_size)
-    return PerturbedStatistics.for_epsilon(
+    bounds = RegressionBounds(x_norm=1.0, y_size=y_size)
+    return PerturbedStatistics.from_epsilon(
         bounds, epsilon, delta, "replace_one", num_features=num_features
     )
 
@@ -115,7 +115,7 @@ def simulate(settings: Settings) -> Simulated:
     beta = spread[:, None] * normals / math.sqrt(_PRIOR["prior_precision"])
 
     def draw(given: Any) -> tuple[RegressionStatistics, jax.Array, jax.Array]:
-        x, y = _draw_records(settings.num_records + 1, *given)
+        x, y = _draw_records(settings.num_examples + 1, *given)
         exact = sufficient_statistics(*mechanism.bounds.clip(x[1:], y[1:]))
         return exact, x[:1], y[:1]
 
@@ -126,20 +126,20 @@ def simulate(settings: Settings) -> Simulated:
 
 
 def _draw_records(
-    num_records: int, key: jax.Array, beta: jax.Array, spread: jax.Array
+    num_examples: int, key: jax.Array, beta: jax.Array, spread: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Features and targets of one data set."""
     x_key, noise_key = jax.random.split(key)
-    shape = (num_records, len(beta))
+    shape = (num_examples, len(beta))
     x = jax.random.uniform(x_key, shape, minval=-1.0, maxval=1.0) / math.sqrt(len(beta))
-    return x, x @ beta + spread * jax.random.normal(noise_key, (num_records,))
+    return x, x @ beta + spread * jax.random.normal(noise_key, (num_examples,))
 
 
 def noise_aware_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
     """Returns intervals of every data set's coefficients, and of its new record's target."""
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.num_data_sets)
     fit = _compiled_fit(*settings.release, settings.num_draws, settings.num_warmup)
-    return fit(keys, data.released, data.new_x, float(settings.num_records))
+    return fit(keys, data.released, data.new_x, float(settings.num_examples))
 
 
 @functools.cache
@@ -151,7 +151,14 @@ def _compiled_fit(*settings: Any) -> Any:
     def fit(key: jax.Array, released: RegressionStatistics, new_x: jax.Array, n: Any) -> Any:
         chain_key, new_key = jax.random.split(key)
         draws = noise_aware_posterior(
-            chain_key, mechanism, released, n, **_PRIOR, num_draws=num_draws, num_warmup=num_warmup
+            chain_key,
+            mechanism,
+            released,
+            n,
+            **_PRIOR,
+            num_draws=num_draws,
+            num_warmup=num_warmup,
+            num_chains=1,
         )
         predicted = prediction_interval(new_key, draws, new_x, _LEVEL)
         return coefficient_interval(draws, _LEVEL), predicted
@@ -161,7 +168,7 @@ def _compiled_fit(*settings: Any) -> Any:
 
 def naive_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
     """Returns the same from the posterior that takes the repaired release for exact."""
-    floor = eigenvalue_of_noise(settings.mechanism().noise_scales.xtx)
+    floor = largest_noise_eigenvalue(settings.mechanism().noise_scales.xtx)
     repaired = jax.vmap(lambda released: repair(released, floor))(data.released)
     return exact_intervals(settings, data._replace(exact=repaired))
 
@@ -170,7 +177,7 @@ def exact_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Inte
     """Returns the same from the posterior given exact statistics."""
 
     def fit(exact: RegressionStatistics, new_x: jax.Array) -> tuple[Prediction, Prediction]:
-        posterior = unknown_noise_posterior(exact, settings.num_records, **_PRIOR)
+        posterior = unknown_noise_posterior(exact, settings.num_examples, **_PRIOR)
         return _marginals(posterior), posterior.predict(new_x)
 
     marginals, predictions = jax.vmap(fit)(data.exact, data.new_x)
@@ -195,7 +202,7 @@ def coverage(intervals: Interval, truth: jax.Array) -> float:
 
 
 def _rows(profile: str) -> list[Row]:
-    sizes = {"num_data_sets": 2_000, "num_draws": 2_000, "num_warmup": 500}
+    sizes = {"num_data_sets": 2_000, "num_draws": 1_000, "num_warmup": 300}
     more = sizes if profile == "paper" else {}
     return [
         Row(f"n = {size:,}", dataclasses.asdict(Settings(size, **more)), {})
@@ -257,7 +264,7 @@ def _draw(axes: Axes, records: Sequence[Record], columns: dict[str, str]) -> Non
 
 
 def _sizes(records: Sequence[Record]) -> list[int]:
-    return [record.settings["num_records"] for record in records]
+    return [record.settings["num_examples"] for record in records]
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -273,16 +280,17 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="bayes_coverage",
     title="Coverage of a private regression's credible intervals",
-    source="Source 001, Bayesian linear regression; method of Bernstein and Sheldon, 2019",
+    source="Honkela (2017), slides; method of Bernstein and Sheldon (2019)",
     description=(
         "A linear regression is fitted to one private release of X^T X, X^T y and y^T y, with"
         " Gaussian noise at ε = 1, δ = 1e-5 (neighbours replace one record). Over many data sets,"
         " how often does a 90 % credible interval hold the coefficient, and a 90 % prediction"
         " interval the target of a new record?\n\n"
         "The source takes the noisy statistics for exact (naive). The noise-aware posterior of"
-        " Bernstein and Sheldon has the exact statistics as unknowns and draws them too, by Gibbs"
-        " sampling. Both read the same release and have the same prior, from which the simulated"
-        " data sets have their coefficients and variances, so that exact statistics cover 90 %."
+        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them here, with"
+        " the parameters integrated out. Both read the same release and have the same prior, from"
+        " which the simulated data sets have their coefficients and variances, so that exact"
+        " statistics cover 90 %."
     ),
     rows=_rows,
     run_row=_run_row,

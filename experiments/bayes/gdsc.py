@@ -1,4 +1,4 @@
-"""Drug sensitivity of cancer cell lines, source 001: private linear regression on genomic features.
+"""Drug sensitivity of cancer cell lines by private linear regression (Honkela 2017).
 
 ``python -m experiments run bayes_gdsc``: under a minute on two CPU cores in the quick profile.
 The data may not be passed on: put the files of GDSC, release 17, into ``DPJAX_DATA_DIR``.
@@ -185,7 +185,7 @@ def _guarantee(settings: Settings, dim: int, num_drugs: int) -> tuple[dict[str, 
 EXPERIMENT = Experiment(
     name="bayes_gdsc",
     title="Drug sensitivity of cancer cell lines",
-    source="Source 001, Bayesian linear regression; Honkela et al. 2018",
+    source="Honkela (2017), slides; Honkela et al. (2018)",
     description=(
         "For each drug a linear regression predicts how sensitive cancer cell lines are to it, from"
         " ten features of a line; the score is Spearman's rank correlation over 100 lines held out,"

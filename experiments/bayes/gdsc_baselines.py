@@ -120,7 +120,7 @@ class ObjectivePerturbation:
     scale: float
 
     @classmethod
-    def for_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
+    def from_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
         """Returns the mechanism with the least noise.
 
         Raises:

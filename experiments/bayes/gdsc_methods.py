@@ -12,22 +12,22 @@ import jax
 
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import (
+    AssumedModel,
     PerturbedStatistics,
     RegressionBounds,
     RegressionStatistics,
-    RoughModel,
-    eigenvalue_of_noise,
     known_noise_posterior,
+    largest_noise_eigenvalue,
     repair,
 )
 from dpjax.mechanisms import Composition, Gaussian
 from dpjax.sensitivity import Sensitivity
 from experiments.bayes.gdsc_baselines import BallRidge, ObjectivePerturbation, output_perturbation
 
-UNIT = RegressionBounds(1.0, 1.0)
+UNIT = RegressionBounds(x_norm=1.0, y_size=1.0)
 _ONE = Sensitivity(1.0, "l2", "replace_one")
 # In units of the bounds; a public guess, which the split of the budget is optimised for.
-_GUESS = RoughModel(coefficient_norm=0.5, noise_std=0.7, noise_known=True)
+_GUESS = AssumedModel(coefficient_norm=0.5, noise_std=0.7, noise_known=True)
 _RADIUS = 1.0
 _UNIT_OF_PRIVACY = "one cell line's features and response to one drug"
 
@@ -132,7 +132,7 @@ def ridge_solution(statistics: RegressionStatistics, ridge: float) -> jax.Array:
 def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
     mean_mu, mu = _split(settings, epsilon)
     rest = gdp.epsilon(mu, settings.delta)
-    fit = PerturbedStatistics.for_epsilon(
+    fit = PerturbedStatistics.from_epsilon(
         UNIT,
         rest,
         settings.delta,
@@ -143,7 +143,7 @@ def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
     )
 
     def solve(key: jax.Array, fit: PerturbedStatistics, exact: RegressionStatistics) -> jax.Array:
-        floor = eigenvalue_of_noise(fit.noise_scales.xtx)
+        floor = largest_noise_eigenvalue(fit.noise_scales.xtx)
         return ridge_solution(repair(fit.release(key, exact), floor), settings.ridge)
 
     return Method(_mean(mean_mu), fit, solve)
@@ -161,15 +161,15 @@ def _by_output(settings: Settings, dim: int, epsilon: float) -> Method:
 
 def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
     share, delta = settings.mean_share, settings.delta / 2
-    mean = Gaussian.for_epsilon(_ONE, share * epsilon, delta, _UNIT_OF_PRIVACY)
+    mean = Gaussian.from_epsilon(_ONE, share * epsilon, delta, _UNIT_OF_PRIVACY)
     ridge = BallRidge(UNIT, settings.ridge, _RADIUS)
-    fit = ObjectivePerturbation.for_epsilon(ridge, (1 - share) * epsilon, delta)
+    fit = ObjectivePerturbation.from_epsilon(ridge, (1 - share) * epsilon, delta)
     return Method(mean, fit, lambda key, fit, exact: fit.release(key, exact))
 
 
 def _split(settings: Settings, epsilon: float) -> tuple[float, float]:
     """Returns mu for the mean and for the regression, whose squares add up to the budget's."""
-    mu = Gaussian.for_epsilon(_ONE, epsilon, settings.delta).mu
+    mu = Gaussian.from_epsilon(_ONE, epsilon, settings.delta).mu
     return mu * math.sqrt(settings.mean_share), mu * math.sqrt(1 - settings.mean_share)
 
 

@@ -162,7 +162,7 @@ def _remarks_on(best: Record) -> list[str]:
 EXPERIMENT = Experiment(
     name="bayes_wine",
     title="Linear regression on Wine Quality, white",
-    source="Source 001, Differentially private Bayesian learning; Heikkilä et al. 2017, Figure 2",
+    source="Honkela (2017), slides; Heikkilä et al. (2017), Figure 2",
     description=(
         "Mean absolute error of the predicted grade (0 to 10) of white wines from 11 measurements"
         " and a constant, 2,000 training records, 40 repeats, δ = 1e-4; neighbours differ by the"

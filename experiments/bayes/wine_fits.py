@@ -35,7 +35,7 @@ from experiments.bayes.wine_runs import (
 _SHARE_FOR_BOUNDS = 0.2
 _QUANTILE = 0.8
 _CANDIDATES = tuple(round(0.4 * 1.25**power, 3) for power in range(10))
-_UNIT_BOUNDS = RegressionBounds(1.0, 1.0)
+_UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
 _EVEN = RegressionStatistics(1 / 3, 1 / 3, 1 / 3)
 
 
@@ -62,7 +62,7 @@ def laplace(records: Records, splits: Splits, key: jax.Array, epsilon: float, de
 def adassp(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
     """AdaSSP, which releases no sum of squared targets: their noise is guessed."""
     d = records.x.shape[1]
-    mechanism = AdaSSP.for_epsilon(
+    mechanism = AdaSSP.from_epsilon(
         records.bounds, epsilon, delta, ADJACENCY, num_features=d, unit=UNIT
     )
 
@@ -87,7 +87,8 @@ def bought_bounds(
     pairs, group = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
     fits = []
     for pair in pairs:
-        own = RegressionBounds(*(_CANDIDATES[position] for position in pair))
+        x_norm, y_size = (_CANDIDATES[position] for position in pair)
+        own = RegressionBounds(x_norm=x_norm, y_size=y_size)
         bounded = records._replace(bounds=own)
         mechanism = _perturbation(bounded, epsilon - paid, delta)
         fits.append(_perturbed(mechanism, bounded, splits, for_noise).posteriors)
@@ -144,7 +145,7 @@ def _sum_noisy_records(
 def _perturbation(
     records: Records, epsilon: float, delta: float, split: RegressionStatistics | None = None
 ) -> PerturbedStatistics:
-    return PerturbedStatistics.for_epsilon(
+    return PerturbedStatistics.from_epsilon(
         records.bounds,
         epsilon,
         delta,
@@ -177,7 +178,9 @@ def _release_all(
 
 def _of_record(bounds: RegressionBounds, epsilon: float, delta: float) -> tuple[Gaussian, Gaussian]:
     """The mechanisms of one record's x and y: with it or without, as an absent holder's noise."""
-    half = Gaussian.for_epsilon(Sensitivity(1.0, "l2", ADJACENCY), epsilon, delta).mu / math.sqrt(2)
+    half = Gaussian.from_epsilon(Sensitivity(1.0, "l2", ADJACENCY), epsilon, delta).mu / math.sqrt(
+        2
+    )
     of_x, of_y = (
         Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, UNIT)
         for size in (bounds.x_norm, bounds.y_size)

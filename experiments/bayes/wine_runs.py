@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (
     RegressionBounds,
     RegressionPosterior,
     RegressionStatistics,
-    eigenvalue_of_noise,
+    largest_noise_eigenvalue,
     repair,
     sufficient_statistics,
     unknown_noise_posterior,
 )
-from dpjax.datasets.regression import RegressionDataset
+from dpjax.datasets.base import RegressionDataset
 from dpjax.mechanisms import Mechanism
 
 ADJACENCY: Adjacency = "add_remove"
@@ -83,7 +83,7 @@ def scaled(data: RegressionDataset) -> Records:
     features = (x - (low + high) / 2) / ((high - low) / 2)
     half_width = (data.target_range.high - data.target_range.low) / 2
     targets = (y - sum(data.target_range) / 2) / half_width
-    bounds = RegressionBounds(math.sqrt(1 + len(low) / 3), math.sqrt(1 / 3))
+    bounds = RegressionBounds(x_norm=math.sqrt(1 + len(low) / 3), y_size=math.sqrt(1 / 3))
     with_constant = np.column_stack([np.ones(len(y)), features])
     return Records(
         jnp.asarray(with_constant, jnp.float32), jnp.asarray(targets), half_width, bounds
@@ -134,16 +134,16 @@ def posteriors(
       noise: the standard deviations of the noise on xtx, whose typical largest eigenvalue is the
         smallest that is left; ``None`` for exact statistics.
     """
-    floor = None if noise is None else eigenvalue_of_noise(noise)
+    floor = None if noise is None else largest_noise_eigenvalue(noise)
     return _posteriors(statistics, splits.train.shape[1], floor)
 
 
 @jax.jit
 def _posteriors(
-    statistics: RegressionStatistics, num_records: Any, floor: Any
+    statistics: RegressionStatistics, num_examples: Any, floor: Any
 ) -> RegressionPosterior:
     def posterior(one: RegressionStatistics) -> RegressionPosterior:
         fine = one if floor is None else repair(one, floor)
-        return unknown_noise_posterior(fine, num_records, **_PRIOR)
+        return unknown_noise_posterior(fine, num_examples, **_PRIOR)
 
     return jax.vmap(posterior)(statistics)

@@ -1,4 +1,4 @@
-"""Wishart noise on a second moment, source 001: what is not private, and what is.
+"""Wishart noise on a second moment, Honkela (2017): what is not private, and what is.
 
 ``python -m experiments run bayes_wishart``: a quarter of a minute, the same in both profiles.
 """
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax.accounting.wishart_event import wishart_curve
+from dpjax.accounting.releases.wishart import wishart_curve
 from dpjax.bayes.regression import (
     RegressionBounds,
     WishartNoise,
-    not_private_wishart_noise,
+    excludes_record,
+    nonprivate_wishart_noise,
     sheffet_degrees_of_freedom,
     sufficient_statistics,
-    surely_lacks,
 )
 from experiments.bayes.attack_rates import (
     FALSE_ALARM,
@@ -52,23 +52,25 @@ def mechanism_of(noise: str, dimension: int) -> Any:
     30
     """
     if noise == "Wishart":
-        bounds = RegressionBounds(math.sqrt(1 - 1 / dimension), math.sqrt(1 / dimension))
-        return WishartNoise.for_epsilon(
+        bounds = RegressionBounds(
+            x_norm=math.sqrt(1 - 1 / dimension), y_size=math.sqrt(1 / dimension)
+        )
+        return WishartNoise.from_epsilon(
             bounds, EPSILON, DELTA, "add_remove", num_features=dimension - 1
         )
     if noise == "Gaussian":
         moved = dpjax.sensitivity.of_second_moment(1.0, adjacency="add_remove")
-        return dpjax.Gaussian.for_epsilon(moved, EPSILON, DELTA)
+        return dpjax.Gaussian.from_epsilon(moved, EPSILON, DELTA)
     box = np.full(dimension, dimension**-0.5)
     entries = dpjax.sensitivity.of_second_moment_in_box((-box, box), adjacency="add_remove")
-    return dpjax.Laplace.for_epsilon(entries, EPSILON)
+    return dpjax.Laplace.from_epsilon(entries, EPSILON)
 
 
 def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
     """Draws a release of no records at all: a ``(d, d)`` matrix."""
     if noise == PUBLISHED:
         return partial(
-            not_private_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
+            nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
         )
     mechanism = mechanism_of(noise, dimension)
     if noise == "Wishart":
@@ -92,7 +94,7 @@ def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, l
     keys = jax.random.split(jax.random.key(seed), 2 * draws)
     drawn = jax.jit(jax.vmap(noise_of(noise, dimension)))(keys)
     without, held = drawn[:draws], drawn[draws:] + jnp.outer(row, row)
-    lacks = jax.jit(jax.vmap(surely_lacks, (0, None)))
+    lacks = jax.jit(jax.vmap(excludes_record, (0, None)))
     support = Counts(int(lacks(without, row).sum()), int(lacks(held, row).sum()), draws)
     sizes = [np.asarray(jnp.einsum("i,nij,j->n", row, each, row)) for each in (without, held)]
     levels = np.quantile(np.concatenate(sizes), np.linspace(0.001, 0.999, _NUM_THRESHOLDS))
@@ -157,12 +159,12 @@ def _certified(noise: str, dimension: int) -> tuple[dict[str, float], str]:
 
 
 def _run_constant(row: Row) -> Result:
-    bounds = RegressionBounds(1.0, 1.0)
+    bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     epsilon, degrees = row.settings["epsilon"], row.source[DEGREES]
     add = WishartNoise(bounds, _FEATURES, degrees, 2.0, "add_remove")
     replace = WishartNoise(bounds, _FEATURES, degrees, 2.0, "replace_one")
     found = [
-        WishartNoise.for_epsilon(bounds, epsilon, DELTA, used.adjacency, num_features=_FEATURES)
+        WishartNoise.from_epsilon(bounds, epsilon, DELTA, used.adjacency, num_features=_FEATURES)
         for used in (add, replace)
     ]
     return Result(
@@ -232,7 +234,7 @@ EXPERIMENT = Experiment(
     name="bayes_wishart",
     title="Wishart noise: what is not private, and what is",
     source=(
-        "Source 001, Differentially private Bayesian learning, linear regression (Wishart noise"
+        "Honkela (2017), slides, linear regression (Wishart noise"
         " after Jiang et al. 2016); Sheffet 2019 for the constant"
     ),
     description=(

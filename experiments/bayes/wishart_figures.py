@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpjax.accounting import Adjacency
 from dpjax.accounting.tradeoff import ApproximateDP
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import RegressionBounds, WishartNoise, sheffet_degrees_of_freedom
 from experiments.bayes.attack_rates import Counts
 from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
@@ -82,9 +82,9 @@ def _degrees_figure() -> Figure:
 
 
 def _fewest(adjacency: Adjacency) -> list[int]:
-    bounds = RegressionBounds(1.0, 1.0)
+    bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     made = [
-        WishartNoise.for_epsilon(bounds, float(epsilon), _DELTA, adjacency, num_features=1)
+        WishartNoise.from_epsilon(bounds, float(epsilon), _DELTA, adjacency, num_features=1)
         for epsilon in _EPSILONS
     ]
     return [mechanism.degrees_of_freedom - mechanism.dimension for mechanism in made]

@@ -1,1 +1,1 @@
-"""Source 000, Bayesian differential privacy: its figures, its limits, its town of incomes."""
+"""Bayesian differential privacy: experiments of Triastcyn and Faltings (2020)."""

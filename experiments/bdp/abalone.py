@@ -1,4 +1,4 @@
-"""Abalone, Table 1 of source 000: variational inference by both accounts.
+"""Abalone, Table 1 of Triastcyn and Faltings (2020): variational inference by both accounts.
 
 ``python -m experiments run bdp_abalone``: a quarter of a minute, the same in both profiles.
 """
@@ -21,7 +21,7 @@ TABLE = Table(
     l2_clip=0.25,
     sampling_rate=0.05,
     num_steps=1_000,
-    sigmas={"σ = 1.22, source 001's noise": 1.2214, "DP ε 0.61 at δ = 1e-10": 7.53},
+    sigmas={"σ = 1.22, noise of Jälkö et al. (2017)": 1.2214, "DP ε 0.61 at δ = 1e-10": 7.53},
     published=(77.0, 76.0, (7.6, 0.999), (0.61, 0.649)),
     repeats=5,
 )
@@ -29,10 +29,10 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="bdp_abalone",
     title="Bayesian differential privacy: Abalone",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Table 1",
+    source="Triastcyn and Faltings (2020), Table 1",
     description=(
         f"Logistic regression by variational inference, as in dpvi_abalone.\n\n{DESCRIPTION} The"
-        " published DP ε of 7.6 is that of source 001's runs with σ = 1.22, by its moments"
+        " published DP ε of 7.6 is that of Jälkö et al. (2017) with σ = 1.22, by its moments"
         " accountant at δ = 5e-4 and for replacing a record. The last row's noise is such that"
         " everyone has the ε that the source promises to records like the data, at its δ_μ."
     ),

@@ -1,4 +1,4 @@
-"""Adult, Table 1 of source 000: variational inference by both accounts.
+"""Adult, Table 1 of Triastcyn and Faltings (2020): variational inference by both accounts.
 
 ``python -m experiments run bdp_adult``: half a minute, the same in both profiles.
 """
@@ -21,7 +21,7 @@ TABLE = Table(
     l2_clip=0.25,
     sampling_rate=0.005,
     num_steps=2_000,
-    sigmas={"σ = 2, source 001's noise": 2.0, "DP ε 0.2 at δ = 1e-10": 3.16},
+    sigmas={"σ = 2, noise of Jälkö et al. (2017)": 2.0, "DP ε 0.2 at δ = 1e-10": 3.16},
     published=(81.0, 81.0, (0.5, 0.623), (0.2, 0.55)),
     repeats=3,
 )
@@ -29,10 +29,10 @@ TABLE = Table(
 EXPERIMENT = Experiment(
     name="bdp_adult",
     title="Bayesian differential privacy: Adult",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Table 1",
+    source="Triastcyn and Faltings (2020), Table 1",
     description=(
         f"Logistic regression by variational inference, as in dpvi_adult.\n\n{DESCRIPTION} The"
-        " published DP ε of 0.5 is what source 001's moments accountant reads for replacing a"
+        " published DP ε of 0.5 is the moments accountant's of Jälkö et al. (2017) for replacing a"
         " record at σ = 2 and q = 0.005 (0.46 at δ = 1e-3, 0.48 at half of it), with c = 50, a"
         " bound of 0.25 here; the accuracy of those runs stored with its code is 81.1 %."
         " The last row's noise is such that everyone has the ε that the source promises to records"

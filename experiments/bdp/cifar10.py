@@ -1,4 +1,4 @@
-"""CIFAR-10, Table 1 of source 000: the last layer on fixed features, by two accounts.
+"""CIFAR-10, Table 1 of Triastcyn and Faltings (2020): the last layer on fixed features.
 
 ``python -m experiments run bdp_cifar10``: on two CPU cores about a minute (``quick``: 10,000
 training and 2,500 test images) or a quarter of an hour (``paper``: all of them).
@@ -82,7 +82,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="bdp_cifar10",
     title="CIFAR-10 by two accounts",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Table 1 and Figure 2",
+    source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
     description=DESCRIPTION
     + "\n\nThe last layer alone is trained, by Adam (0.01) in batches of 512, on"
     f" {NUM_FEATURES:,} scattering coefficients of each image: fixed wavelets, moduli and averages,"

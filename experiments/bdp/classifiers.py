@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 import dpjax
-from dpjax.accounting import bayesian
-from dpjax.accounting.bayesian.pairs import gradient_pairs, independent_pairs
+from dpjax import bdp
+from dpjax.bdp.replace_one import gradient_pairs, sample_disjoint_pairs
 from dpjax.datasets import Dataset
 from dpjax.training import PrivateStep, private_step
 from dpjax.training.loop import compile_steps
@@ -62,7 +62,7 @@ class Settings:
     seed: int = 0
 
     def mechanism(self, num_examples: int, unit: str) -> dpjax.SubsampledGaussian:
-        """What is released: noisy sums of Poisson batches, neighbours by add/remove.
+        """What is released: noisy sums of Poisson batches, neighbours by zero-out.
 
         A clipped mean, times the batch size, is a sum that one example can carry from one end of
         the ball to the other: its bound is ``2 l2_clip batch_size``.
@@ -76,7 +76,7 @@ class Settings:
         if self.noise_std is not None:
             multiplier = self.noise_std * (self.batch_size if of_mean else 1) / bound
         steps = self.epochs * num_examples // self.batch_size
-        mechanism = dpjax.SubsampledGaussian(sampling, bound, multiplier, steps, "add_remove", unit)
+        mechanism = dpjax.SubsampledGaussian(sampling, bound, multiplier, steps, "zero_out", unit)
         if self.target is None:
             return mechanism
         return dpjax.calibrate(mechanism, epsilon=self.target[0], delta=self.target[1])
@@ -99,7 +99,7 @@ class Run(NamedTuple):
       curve: test accuracy (%) after each epoch.
       norms: of the drawn examples' gradients: 0.5, 0.9, 0.99 quantile and largest, by epoch.
       share_clipped: of the drawn examples, those whose norm reached the bound.
-      account: by add/remove, from the norms of the drawn examples.
+      account: by zero-out, from the norms of the drawn examples.
       published: by the source's formula from pairs of examples: **not an upper bound**.
     """
 
@@ -108,8 +108,8 @@ class Run(NamedTuple):
     curve: Curve
     norms: list[list[float]]
     share_clipped: float
-    account: bayesian.Account
-    published: bayesian.Account
+    account: bdp.AccountantState
+    published: bdp.AccountantState
 
 
 def train(settings: Settings, task: Task) -> Run:
@@ -122,7 +122,7 @@ def train(settings: Settings, task: Task) -> Run:
     state, examples = step.init(params), jax.device_put(tuple(data.train))
     per_epoch = -(-mechanism.num_steps // settings.epochs)
     advance = compile_steps(step.update, state, examples, per_epoch)
-    accuracy, account = accuracy_percent(task.model), bayesian.init(mechanism, orders=ORDERS)
+    accuracy, account = accuracy_percent(task.model), bdp.init(mechanism, orders=ORDERS)
     run = Run(params, mechanism, [], [], 0.0, account, account)
     for epoch in range(1, settings.epochs + 1):
         count = min(per_epoch, mechanism.num_steps - run.account.num_done)
@@ -144,7 +144,7 @@ def _note(run: Run, params: Any, infos: Any) -> Run:
     quantiles = [*np.quantile(drawn, (0.5, 0.9, 0.99)).tolist(), float(drawn.max())]
     return run._replace(
         params=params,
-        account=bayesian.update(run.account, norms, mask),
+        account=bdp.update(run.account, norms, mask),
         norms=[*run.norms, quantiles],
         share_clipped=(before * run.share_clipped + len(mask) * share) / (before + len(mask)),
     )
@@ -232,20 +232,22 @@ def _pair_distances(
     """How far the gradients of disjoint pairs of examples are apart, over the drawn weights."""
     num_examples = len(examples[1])
     num_pairs = min(_NUM_PAIRS, num_examples // 2)
-    pairs = independent_pairs(keys[0], num_examples, num_pairs)
+    pairs = sample_disjoint_pairs(keys[0], num_examples, num_pairs)
     kept = draw_weights(keys[1], params, settings.share_of_weights)
     x, y = examples
     first, second = ((x[rows], y[rows]) for rows in pairs)
     return np.asarray(gradient_pairs(_held(loss_fn, kept), params, first, second).distances)
 
 
-def _by_pairs(account: bayesian.Account, distances: np.ndarray, count: int) -> bayesian.Account:
+def _by_pairs(
+    account: bdp.AccountantState, distances: np.ndarray, count: int
+) -> bdp.AccountantState:
     """Steps by the printed formula, with the distances of pairs in the place of norms."""
     mechanism: Any = account.mechanism
-    moments = bayesian.sampled_gaussian(
+    moments = bdp.subsampled_gaussian_log_moments(
         account.orders,
         distances,
         sampling_rate=mechanism.sampling.sampling_rate,
         noise_std=mechanism.noise_multiplier * mechanism.l2_clip,
     )
-    return bayesian.update_with(account, np.broadcast_to(moments, (count, *moments.shape)))
+    return bdp.update_from_log_moments(account, np.broadcast_to(moments, (count, *moments.shape)))

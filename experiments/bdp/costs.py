@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.accounting.bayesian import estimators, sampled_gaussian
+from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 
 Array = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ def log_moments(
     noise_std: float,
     orders: tuple[int, ...] = ORDERS,
 ) -> Array:
-    """Returns ``sampled_gaussian``'s log moments, interpolated: for many distances.
+    """Returns ``subsampled_gaussian_log_moments``'s log moments, interpolated: for many distances.
 
     A log moment is convex in the squared distance, so that straight lines between the points of a
     grid err upwards; its 4,097 points are dense where distances are small, and they hardly err.
@@ -47,7 +47,9 @@ def _table(orders: tuple[int, ...], sampling_rate: float, power: int) -> tuple[A
     """Log moments on a grid of squared distances over noise, up to this power of two."""
     roots = np.linspace(0.0, 2.0 ** (power / 2), _GRID)
     grid = np.square(roots)
-    return grid, sampled_gaussian(orders, roots, sampling_rate=sampling_rate, noise_std=1.0)
+    return grid, subsampled_gaussian_log_moments(
+        orders, roots, sampling_rate=sampling_rate, noise_std=1.0
+    )
 
 
 def step_costs(
@@ -67,7 +69,7 @@ def step_costs(
     >>> step_costs(np.full((50, 1), 0.25), planned=100)
     array([0.25])
     """
-    costs = estimators.student(planned * log_moments, failure_probability) / planned
+    costs = estimators.student_upper_bound(planned * log_moments, failure_probability) / planned
     return costs if worst is None else np.minimum(costs, worst)
 
 

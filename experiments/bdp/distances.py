@@ -1,4 +1,4 @@
-"""Figure 2 of source 000: do gradient distances tell training data from others?
+"""Figure 2 of Triastcyn and Faltings (2020): do gradient distances tell training data from others?
 
 Both tests take their numbers for independent ones. Of all pairs of a sample they are not: then
 equal distributions are called different far more often than one time in twenty.
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 from scipy.spatial.distance import pdist
 
-from dpjax.accounting.bayesian.pairs import gradient_pairs, independent_pairs
+from dpjax.bdp.replace_one import gradient_pairs, sample_disjoint_pairs
 from dpjax.datasets import Dataset, Split
 from experiments.figures import MEASURED, PALETTE, new_figure
 from experiments.registry import Record
@@ -49,7 +49,7 @@ def compare(loss_fn: Any, params: Any, data: Dataset, key: jax.Array) -> dict[st
 
 def _disjoint(loss_fn: Any, params: Any, part: Split, key: jax.Array) -> np.ndarray:
     num_pairs = min(_NUM_PAIRS, len(part.y) // 2)
-    pairs = np.asarray(independent_pairs(key, len(part.y), num_pairs))
+    pairs = np.asarray(sample_disjoint_pairs(key, len(part.y), num_pairs))
     first, second = ((part.x[rows], part.y[rows]) for rows in pairs)
     return np.asarray(gradient_pairs(loss_fn, params, first, second).distances, float)
 

@@ -1,4 +1,4 @@
-"""Figures 1, 3, 4 and 5 of source 000, as published and beside what is certified.
+"""Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020), published and certified.
 
 ``python -m experiments run bdp_figures``: a quarter of a minute on two CPU cores; the paper profile
 draws the gradients ten times as often.
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.accounting import moments
-from dpjax.accounting.bayesian import published_reverse, sampled_gaussian
-from dpjax.accounting.bayesian.replace_one import replaced_sampled_gaussian
+from dpjax.accounting import moments_accountant
+from dpjax.bdp import published_reverse_log_moments, subsampled_gaussian_log_moments
+from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import figures_accounts as accounts
 from experiments.bdp.costs import ORDERS
 from experiments.bdp.figures_drawn import figures
@@ -147,15 +147,15 @@ def _run_formula(row: Row) -> Result:
     }
     if row.name == REVERSE:
         distance = row.settings["distance"]
-        printed = published_reverse((1,), distance, **settings)
-        exact = moments.log_moment(
+        printed = published_reverse_log_moments((1,), distance, **settings)
+        exact = moments_accountant.compute_log_moment(
             2.0, row.settings["noise"] / distance, row.settings["rate"], direction="add"
         )
     else:
         # Two gradients of norm one, and so at 60 degrees one apart.
         cosine = row.settings["cosine"]
-        printed = sampled_gaussian((1,), np.sqrt(2 - 2 * cosine), **settings)
-        exact = float(replaced_sampled_gaussian((1,), 1.0, 1.0, cosine, **settings)[0])
+        printed = subsampled_gaussian_log_moments((1,), np.sqrt(2 - 2 * cosine), **settings)
+        exact = float(replace_one_log_moments((1,), 1.0, 1.0, cosine, **settings)[0])
     return Result({PRINTED: float(printed[0]), EXACT: exact}, {})
 
 
@@ -256,7 +256,7 @@ _PUBLISHED_REMARKS = (
 EXPERIMENT = Experiment(
     name="bdp_figures",
     title="Bayesian ε over steps, noise and orders",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Figures 1, 3, 4 and 5",
+    source="Triastcyn and Faltings (2020), Figures 1, 3, 4 and 5",
     description=(
         "Synthetic gradients of 1,000 Weibull coordinates of shape 1/2, 50 in a step, q = 1/1000,"
         " δ = 1e-5. C is a quantile of their norms, and the noise σ · 2C. Figure 1: ε over 100"

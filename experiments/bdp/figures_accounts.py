@@ -1,4 +1,4 @@
-"""What each account says of the runs of Figures 1, 3, 4 and 5 of source 000.
+"""What each account says of the runs of Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020).
 
 As the source computes them: one fixed order, the distance 2C for the moments accountant, and the
 distances of all pairs of a batch for the Bayesian one, in the formula for adding a record. And as
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import dpjax
-from dpjax.accounting import Adjacency, moments
-from dpjax.accounting.bayesian import sampled_gaussian
+from dpjax.accounting import moments_accountant as moments
+from dpjax.adjacency import Adjacency
+from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp.costs import (
     ORDERS,
     Array,
@@ -48,7 +49,7 @@ def published_costs(
     clip = np.quantile(distances(products).norms, level, axis=-1)
     pairs = distances(products, clip if is_clipped else np.inf).pairs
     std = noise * 2 * clip[:, None]
-    found = sampled_gaussian((order,), pairs, sampling_rate=RATE, noise_std=std)
+    found = subsampled_gaussian_log_moments((order,), pairs, sampling_rate=RATE, noise_std=std)
     return step_costs(found, planned, _SOURCE_FAILURE)
 
 
@@ -79,8 +80,8 @@ def steps_curves(level: float, num_steps: int, order: int, seeds: range) -> dict
     setting: dict[str, Any] = {"noise": 1.0, "planned": num_steps}
     steps = np.arange(1, num_steps + 1)
     curves: dict[str, Any] = {
-        "MA, published": moments.epsilon(1.0, RATE, steps, DELTA, (order + 1,)),
-        "MA": moments.epsilon(1.0, RATE, steps, DELTA, [each + 1 for each in ORDERS]),
+        "MA, published": moments.compute_epsilon(1.0, RATE, steps, DELTA, (order + 1,)),
+        "MA": moments.compute_epsilon(1.0, RATE, steps, DELTA, [each + 1 for each in ORDERS]),
         "pairs, published": [],
         "norms": [],
         "norms, clipped": [],
@@ -102,8 +103,8 @@ def noise_curves(
 ) -> dict[str, Any]:
     """Returns epsilon of one step at each noise over 2C (Figures 3 and 4), by the same accounts."""
     curves: dict[str, Any] = {
-        "MA, published": moments.epsilon(noises, RATE, 1, DELTA, (order + 1,)),
-        "MA": moments.epsilon(noises, RATE, 1, DELTA, [each + 1 for each in ORDERS]),
+        "MA, published": moments.compute_epsilon(noises, RATE, 1, DELTA, (order + 1,)),
+        "MA": moments.compute_epsilon(noises, RATE, 1, DELTA, [each + 1 for each in ORDERS]),
         "pairs, published": [],
         "norms": [],
     }
@@ -125,11 +126,12 @@ def order_curves(distance: float, orders: range) -> tuple[Array, Array]:
     Ten thousand steps with noise of standard deviation one, every gradient's norm the same.
     """
     settings = {"sampling_rate": _LONG_RATE, "noise_std": 1.0}
-    drawn = sampled_gaussian(orders, np.full(BATCH, distance), **settings)
+    drawn = subsampled_gaussian_log_moments(orders, np.full(BATCH, distance), **settings)
     costs = _LONG_STEPS * step_costs(drawn, _LONG_STEPS)
     bayesian = [float(epsilons(costs[i : i + 1], DELTA, 0.0, (o,))) for i, o in enumerate(orders)]
     known = [
-        moments.epsilon(1 / distance, _LONG_RATE, _LONG_STEPS, DELTA, (o + 1,)) for o in orders
+        moments.compute_epsilon(1 / distance, _LONG_RATE, _LONG_STEPS, DELTA, (o + 1,))
+        for o in orders
     ]
     return np.array(bayesian), np.array(known)
 

@@ -1,4 +1,4 @@
-"""The pictures of Figures 1, 3, 4 and 5 of source 000, drawn from their records."""
+"""Plots of Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020), from the saved records."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The synthetic gradients of Figures 1, 3 and 4 of source 000, as norms and pair distances.
+"""Synthetic gradients of Figures 1, 3 and 4 of Triastcyn and Faltings (2020): norms and distances.
 
 Coordinates are Weibull variables of shape 1/2: 1,000 in a gradient, 50 gradients in a step. All
 that an account needs of a step is the inner products of its gradients.

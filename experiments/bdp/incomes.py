@@ -1,4 +1,4 @@
-"""Section 3 of source 000: a town's mean income, one resident far above the rest, an attacker.
+"""Section 3 of Triastcyn and Faltings (2020): an attack on a town's mean income with an outlier.
 
 ``python -m experiments run bdp_incomes``: seconds; the paper profile attacks ten times as often.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.accounting.bayesian import attack_success
+from dpjax.bdp import attack_success
 from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp import incomes_town as town
 from experiments.bdp.incomes_drawn import figures
@@ -158,7 +158,7 @@ def _percentile_remark(record: Record) -> str:
 EXPERIMENT = Experiment(
     name="bdp_incomes",
     title="A town's incomes: whom Bayesian privacy protects",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Section 3",
+    source="Triastcyn and Faltings (2020), Section 3",
     description=(
         "The mean income of a town of 1,000 is released with Laplace noise: the sum under adding or"
         " removing a resident, divided by the public 1,000. The attacker knows every income, and"

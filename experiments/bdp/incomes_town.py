@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 import dpjax
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 
 Array = npt.NDArray[np.float64]
@@ -77,7 +77,7 @@ def release_of(way: str, epsilon: float) -> Release:
     """
     bound = OUTLIER if way == AT_OUTLIER else float(income_at(-math.log(0.01)))
     moved = dpjax.sensitivity.of_sum((0.0, bound), norm="l1", adjacency="add_remove")
-    mechanism = dpjax.Laplace.for_epsilon(moved, epsilon, unit="one resident")
+    mechanism = dpjax.Laplace.from_epsilon(moved, epsilon, unit="one resident")
     return Release(mechanism, math.inf if way == UNCLIPPED else bound)
 
 
@@ -119,8 +119,8 @@ def bayesian_epsilon(release: Release, incomes: Array, delta: float = DELTA_MU) 
     shifts = release.shift(incomes)
     worst = None
     if math.isfinite(release.clip):
-        worst = bayesian.laplace(ORDERS, release.differential_epsilon, scale=1.0)
-    costs = step_costs(bayesian.laplace(ORDERS, shifts, scale=1.0), 1, worst=worst)
+        worst = bdp.laplace_log_moments(ORDERS, release.differential_epsilon, scale=1.0)
+    costs = step_costs(bdp.laplace_log_moments(ORDERS, shifts, scale=1.0), 1, worst=worst)
     return float(epsilons(costs, delta, FAILURE, ORDERS))
 
 
@@ -141,10 +141,10 @@ def known_epsilon(release: Release, delta: float = DELTA_MU) -> float:
     return float(brentq(excess, 0.0, 1.001 * float(shifts.max())))
 
 
-def certificate(release: Release, incomes: Array) -> bayesian.BayesianCertificate:
+def certificate(release: Release, incomes: Array) -> bdp.BDPCertificate:
     """Returns both guarantees of a clipped release, the Bayesian one from these incomes."""
-    account = bayesian.init(release.mechanism, orders=ORDERS, failure_probability=FAILURE)
-    worst = bayesian.laplace(ORDERS, release.differential_epsilon, scale=1.0)
-    moments = bayesian.laplace(ORDERS, release.shift(incomes), scale=1.0)
-    account = bayesian.update_with(account, moments, log_moment_bound=worst)
-    return bayesian.certificate(account, DELTA)
+    account = bdp.init(release.mechanism, orders=ORDERS, failure_probability=FAILURE)
+    worst = bdp.laplace_log_moments(ORDERS, release.differential_epsilon, scale=1.0)
+    moments = bdp.laplace_log_moments(ORDERS, release.shift(incomes), scale=1.0)
+    account = bdp.update_from_log_moments(account, moments, log_moment_bound=worst)
+    return bdp.certificate(account, DELTA)

@@ -1,4 +1,4 @@
-"""What the estimators of source 000 are worth, measured where the truth is known.
+"""Errors of the estimators of Triastcyn and Faltings (2020) on known distributions.
 
 ``python -m experiments run bdp_limits``: half a minute on two CPU cores; the paper profile makes
 more trials and takes minutes.
@@ -258,7 +258,7 @@ def _composition_remark(record: Record) -> str:
 EXPERIMENT = Experiment(
     name="bdp_limits",
     title="The limits of Bayesian accounts, measured",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Theorems 1 and 4",
+    source="Triastcyn and Faltings (2020), Theorems 1 and 4",
     description=(
         "How often an estimate of E z, z = exp(Tλ D), is too small, on populations whose mean is"
         " known: Theorem 4's (Student), which should fail in a share γ of trials, and the empirical"

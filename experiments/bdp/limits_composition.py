@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 import dpjax
-from dpjax.accounting.bayesian import sampled_gaussian
+from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp.costs import ORDERS, Array, epsilons
 
 NUM_RECORDS, NUM_STEPS, RATE, NOISE, DELTA = 100, 20, 0.1, 1.0, 1e-3
@@ -40,7 +40,7 @@ def norms_by_step(kept: float) -> Array:
 
 
 def _moments(norms: Array, orders: Sequence[int]) -> Array:
-    return sampled_gaussian(orders, norms, sampling_rate=RATE, noise_std=NOISE)
+    return subsampled_gaussian_log_moments(orders, norms, sampling_rate=RATE, noise_std=NOISE)
 
 
 def exact_moments(norms: Array, orders: Sequence[int] = ORDERS) -> Array:
@@ -97,5 +97,5 @@ def epsilon_of(moments: Array) -> float:
 def certified_epsilon() -> float:
     """Returns the tight DP epsilon of the model's run: the largest norm is the clip bound."""
     sampling = dpjax.PoissonSampling(NUM_RECORDS, RATE)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, NOISE, NUM_STEPS, "add_remove")
+    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, NOISE, NUM_STEPS, "zero_out")
     return mechanism.certificate(DELTA).epsilon

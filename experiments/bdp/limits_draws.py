@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import dpjax
-from dpjax.accounting import moments
-from dpjax.accounting.bayesian import estimators
+from dpjax.accounting import moments_accountant
+from dpjax.bdp import estimators
 from experiments.bdp.costs import FAILURE, Array, epsilons
 from experiments.bdp.limits_populations import (
     MEDIAN_NORM,
@@ -35,14 +35,18 @@ _ENDS = (5, 50, 95)
 def certified_epsilon() -> float:
     """Returns the tight DP epsilon of the run."""
     sampling = dpjax.PoissonSampling(60_000, RUN["sampling_rate"])
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, RUN["noise_std"], NUM_STEPS, "add_remove")
+    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, RUN["noise_std"], NUM_STEPS, "zero_out")
     return mechanism.certificate(DELTA).epsilon
 
 
 def moments_epsilon() -> float:
     """Returns the moments accountant's epsilon, at the orders of the Bayesian ones."""
     orders = [order + 1 for order in ORDERS]
-    return float(moments.epsilon(RUN["noise_std"], RUN["sampling_rate"], NUM_STEPS, DELTA, orders))
+    return float(
+        moments_accountant.compute_epsilon(
+            RUN["noise_std"], RUN["sampling_rate"], NUM_STEPS, DELTA, orders
+        )
+    )
 
 
 def exact_epsilon(norm_at: Callable[[Array], Array] = log_normal_norm_at) -> float:
@@ -94,8 +98,8 @@ def _clipped_epsilons(norms: Array) -> tuple[float, float]:
     """By Student, not above what the largest norm costs, and without an assumption."""
     values, worst = NUM_STEPS * run_log_moments(norms), NUM_STEPS * run_log_moments(np.ones(1))[0]
     found = (
-        np.minimum(estimators.student(values, FAILURE), worst),
-        estimators.empirical_bernstein(values, FAILURE, worst),
+        np.minimum(estimators.student_upper_bound(values, FAILURE), worst),
+        estimators.empirical_bernstein_upper_bound(values, FAILURE, worst),
     )
     return _epsilon(found[0]), _epsilon(found[1])
 
@@ -126,6 +130,6 @@ def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> 
             np.percentile([_clipped_epsilons(each)[0] for each in np.minimum(norms, 1.0)], _ENDS)
         )
         values = [NUM_STEPS * run_log_moments(each) for each in norms]
-        found = [_epsilon(estimators.student(each, FAILURE)) for each in values]
+        found = [_epsilon(estimators.student_upper_bound(each, FAILURE)) for each in values]
         curves["unclipped"].append(np.percentile(found, _ENDS))
     return curves

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp, ndtri
 
-from dpjax.accounting.bayesian import estimators
+from dpjax.bdp import estimators
 from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp.costs import Array, log_moments
 
@@ -151,10 +151,12 @@ def num_too_small(
         shape = (min(per_chunk, trials - start), num_draws)
         values = population.draw(generator, shape)[..., None]
         for place, gamma in enumerate(gammas):
-            found = {"student": estimators.student(values, gamma)}
+            found = {"student": estimators.student_upper_bound(values, gamma)}
             if bounded:
                 bound = population.log_bound
-                found["bernstein"] = estimators.empirical_bernstein(values, gamma, bound)
+                found["bernstein"] = estimators.empirical_bernstein_upper_bound(
+                    values, gamma, bound
+                )
             for name, estimate in found.items():
                 counts[name][place] += int((estimate < population.log_mean).sum())
     return counts

@@ -1,4 +1,4 @@
-"""MNIST, Table 1 of source 000: both accounts of the source's protocol, and of clipped examples.
+"""MNIST, Table 1 of Triastcyn and Faltings (2020): BDP and DP of its protocol, and with clipping.
 
 ``python -m experiments run bdp_mnist``: on two CPU cores about two minutes (``quick``: two epochs
 a row) or an hour (``paper``: 50 epochs).
@@ -58,7 +58,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
-        "The network is the CNN of source 004 (26,010 parameters). The source's code has another,"
+        "The network is the CNN of Bu et al. (2020), 26,010 parameters. The published code has one"
         " with batch normalisation, where one example's gradient depends on its whole batch: no"
         " account of examples holds for it.",
         "The 10 % of the weights that a step updates are drawn without looking at the data, and the"
@@ -70,7 +70,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="bdp_mnist",
     title="MNIST by two accounts",
-    source="Source 000, Bayesian Differential Privacy for Machine Learning, Table 1 and Figure 2",
+    source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
     description=DESCRIPTION
     + "\n\nRows: no privacy; the source's protocol (batches of 1,024, σ = 0.1 on the clipped mean,"
     " a random tenth of the weights in each step; step size 0.02, in the shortened run 0.1);"

@@ -9,7 +9,7 @@ import jax
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Run, Settings, Task, train
 from experiments.bdp.distances import CAPTION, compare, distances_figure, p_values
 from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
@@ -89,11 +89,11 @@ def _pair(target: Any) -> Any:
 def _private_result(
     settings: Settings, run: Run, measured: dict[str, Any], note: str, series: dict[str, Any]
 ) -> Result:
-    certificate = bayesian.certificate(run.account, settings.delta)
+    certificate = bdp.certificate(run.account, settings.delta)
     multiplier: Any = run.mechanism.noise_multiplier
-    epsilon, attack = certificate.epsilon, certificate.attack
+    epsilon, attack = certificate.epsilon, certificate.attack_success
     if settings.way == MEAN:
-        pairs = bayesian.epsilon(run.published, 1e-10).bayesian
+        pairs = bdp.epsilon(run.published, 1e-10).bdp
         measured = {**measured, _PAIRS_EPSILON: pairs}
     else:
         measured = {**measured, "norms above the clip %": 100 * run.share_clipped}
@@ -102,13 +102,13 @@ def _private_result(
         measured={
             **measured,
             "noise multiplier": multiplier,
-            BDP: epsilon.bayesian,
-            BDP_ATTACK: attack.bayesian,
+            BDP: epsilon.bdp,
+            BDP_ATTACK: attack.bdp,
         },
         certified={
-            DP: epsilon.differential,
-            DP_ATTACK: attack.differential,
-            "DP ε at δ = 1e-10": bayesian.epsilon(run.account, 1e-10).differential,
+            DP: epsilon.dp,
+            DP_ATTACK: attack.dp,
+            "DP ε at δ = 1e-10": bdp.epsilon(run.account, 1e-10).dp,
         },
         note=note,
         series=series,

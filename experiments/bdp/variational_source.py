@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import dpjax
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from dpjax.datasets import Dataset
 from dpjax.sampling.base import gather
 from experiments.dpvi.logistic_model import windowed_adagrad
@@ -118,7 +118,9 @@ def _clipped_gradients(params: Any, records: Any, normal: jax.Array, l2_clip: An
     return jax.tree.map(lambda g: factors[:, None] * g, grads)
 
 
-def account(trail: Trail, sampling_rate: float, num_examples: int, orders: Any) -> bayesian.Account:
+def account(
+    trail: Trail, sampling_rate: float, num_examples: int, orders: Any
+) -> bdp.AccountantState:
     """Returns the Bayesian account of one draw of weights for each step, add/remove.
 
     The two normal distributions of a step are replaced by two of equal scale with the same Rényi
@@ -129,16 +131,18 @@ def account(trail: Trail, sampling_rate: float, num_examples: int, orders: Any) 
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     steps = len(trail.mean)
-    mechanism = bayesian.UnclippedGaussian(sampling, noise_std=1.0, num_steps=steps)
-    moments = bayesian.sampled_gaussian(
+    mechanism = bdp.UnclippedGaussian(sampling, noise_std=1.0, num_steps=steps)
+    moments = bdp.subsampled_gaussian_log_moments(
         orders, distances(trail), sampling_rate=sampling_rate, noise_std=1.0
     )
-    return bayesian.update_with(bayesian.init(mechanism, orders=orders), moments, trail.mask)
+    return bdp.update_from_log_moments(bdp.init(mechanism, orders=orders), moments, trail.mask)
 
 
 def distances(trail: Trail) -> np.ndarray:
     """Returns how far each step's distributions are apart, in standard deviations."""
     one = (trail.mean[:, None], trail.scale[:, None])
     other = (trail.other_mean, trail.other_scale)
-    both = [bayesian.diagonal_gaussian((1,), *pair) for pair in ((*one, *other), (*other, *one))]
+    both = [
+        bdp.diagonal_gaussian_log_moments((1,), *pair) for pair in ((*one, *other), (*other, *one))
+    ]
     return np.sqrt(np.maximum(*both)[..., 0])

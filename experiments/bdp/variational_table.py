@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from dpjax.datasets import Dataset
 from experiments.bdp import variational_source
 from experiments.bdp.classifiers import ORDERS
@@ -55,7 +55,7 @@ class Table:
       l2_clip: bound on one log-likelihood's gradient.
       sampling_rate: of the batches.
       num_steps: of each run.
-      sigmas: of the rows with noise, by name; over twice the clip, as in source 001.
+      sigmas: of the rows with noise, by name; over twice the clip, as in Honkela (2017).
       published: accuracy without privacy, accuracy, then DP's epsilon and attack, and BDP's.
       repeats: of the rows with noise, for their accuracy.
     """
@@ -129,23 +129,23 @@ def _noisy_result(
 ) -> Result:
     num_examples = len(table.data().train.y)
     as_run = mechanism(sigma, table.l2_clip, table.sampling_rate, table.num_steps, num_examples)
-    account = bayesian.init(as_run, orders=ORDERS)
-    account = bayesian.update(account, run.norms, run.mask)
-    certificate = bayesian.certificate(account, _DELTA)
+    account = bdp.init(as_run, orders=ORDERS)
+    account = bdp.update(account, run.norms, run.mask)
+    certificate = bdp.certificate(account, _DELTA)
     above = 100 * float((run.norms[run.mask] >= table.l2_clip).mean())
     return Result(
         # A Bayesian epsilon rests on assumptions: it is measured, never certified.
         measured={
             **measured,
             _ABOVE: above,
-            BDP: certificate.epsilon.bayesian,
-            BDP_ATTACK: certificate.attack.bayesian,
+            BDP: certificate.epsilon.bdp,
+            BDP_ATTACK: certificate.attack_success.bdp,
         },
         certified={
-            DP: certificate.epsilon.differential,
-            DP_ATTACK: certificate.attack.differential,
-            "DP ε at δ = 1e-10": bayesian.epsilon(account, _POPULATION_DELTA).differential,
-            "DP ε at δ = 1e-3": bayesian.epsilon(account, 1e-3).differential,
+            DP: certificate.epsilon.dp,
+            DP_ATTACK: certificate.attack_success.dp,
+            "DP ε at δ = 1e-10": bdp.epsilon(account, _POPULATION_DELTA).dp,
+            "DP ε at δ = 1e-3": bdp.epsilon(account, 1e-3).dp,
         },
         note=f"{note} Accuracies are means over {table.repeats} runs, every ε is that of one run.",
         certificate=str(certificate),
@@ -163,17 +163,17 @@ def _source_result(table: Table, note: str) -> Result:
         seed=_SEED,
     )
     account = variational_source.account(trail, table.sampling_rate, len(data.train.y), ORDERS)
-    epsilon = bayesian.epsilon(account, _POPULATION_DELTA)
+    epsilon = bdp.epsilon(account, _POPULATION_DELTA)
     params = {"mean": trail.mean[None, None, -1], "scale": trail.scale[None, None, -1]}
     keys = jax.random.split(jax.random.key(_SEED), 1)
     accuracy = float(score(params, tuple(data.test), keys)[0, 0])
     return Result(
         measured={
             ACCURACY: accuracy,
-            "reconstructed BDP ε": epsilon.bayesian,
-            "its attack bound": float(bayesian.attack_success(epsilon.bayesian)),
+            "reconstructed BDP ε": epsilon.bdp,
+            "its attack bound": float(bdp.attack_success(epsilon.bdp)),
         },
-        certified={DP: epsilon.differential, DP_ATTACK: 1.0},
+        certified={DP: epsilon.dp, DP_ATTACK: 1.0},
         note=f"{note} One run; its BDP ε is measured, not certified: see the description.",
     )
 

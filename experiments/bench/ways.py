@@ -44,7 +44,7 @@ def jax_ways(loss: LossFn, key: jax.Array) -> Iterator[Way]:
     def mean_loss(params: Any, batch: Any) -> jax.Array:
         return jax.vmap(loss, (None, 0))(params, batch).mean()
 
-    noise = dpjax.add_noise(NOISE_MULTIPLIER, L2_CLIP, key)
+    noise = dpjax.add_gaussian_noise(noise_multiplier=NOISE_MULTIPLIER, l2_clip=L2_CLIP, key=key)
     yield Way(PLAIN, jax.grad(mean_loss), optax.identity())
     yield Way(NOISY, jax.grad(mean_loss), noise)
     yield Way(PRIVATE, _clipped(loss, "auto"), noise)

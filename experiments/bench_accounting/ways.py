@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import accounting
-from dpjax.accounting import gdp, moments
+from dpjax.accounting import gdp, moments_accountant
 from dpjax.accounting.accountants import guarantee
 from experiments.bench.ways import why_missing
 
@@ -83,7 +83,10 @@ def single_ways() -> Iterator[Way]:
         note = _APPROXIMATION if method == "gdp_clt" else ""
         yield Way(f"dpjax, {method}", functools.partial(_by_event, method), note)
     yield Way("dpjax, both ends", _lower_end, "the lower end of the bracket, no guarantee")
-    yield Way("dpjax, moments.epsilon", lambda setting: moments.epsilon(*setting[1:]))
+    yield Way(
+        "dpjax, moments_accountant.epsilon",
+        lambda setting: moments_accountant.compute_epsilon(*setting[1:]),
+    )
     yield Way("dp-accounting, PLDAccountant", functools.partial(_by_dp_accounting, PLDAccountant))
     yield Way("dp-accounting, RdpAccountant", functools.partial(_by_dp_accounting, RdpAccountant))
     if not why_missing(PRV):
@@ -108,7 +111,7 @@ class ManyWay(NamedTuple):
 
 def many_ways() -> Iterator[ManyWay]:
     """Yields what answers for many settings; accountants without arrays are called for each."""
-    yield ManyWay("dpjax, moments.epsilon, one call", _moments_at_once, 1_000)
+    yield ManyWay("dpjax, moments_accountant.epsilon, one call", _moments_at_once, 1_000)
     yield ManyWay("dpjax, gdp.clt_mu and gdp.epsilon", _clt_at_once, 1_000)
     yield ManyWay("dp-accounting, RdpAccountant, one by one", np.vectorize(_rdp_of_one), 20)
 
@@ -122,7 +125,7 @@ def many_settings(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _moments_at_once(noise: np.ndarray, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    return moments.epsilon(noise, rate, steps, 1e-5)
+    return moments_accountant.compute_epsilon(noise, rate, steps, 1e-5)
 
 
 def _clt_at_once(noise: np.ndarray, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -134,7 +137,7 @@ def _rdp_of_one(noise: float, rate: float, steps: float) -> float:
 
 
 def _lower_end(setting: Setting) -> float:
-    bracket = accounting.epsilon_bracket(setting.event, setting.delta, adjacency="add_remove")
+    bracket = accounting.epsilon_bounds(setting.event, setting.delta, adjacency="add_remove")
     return bracket.lower
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import dpjax
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from dpjax.training.loop import compile_steps
 from experiments.bench.subjects import SUBJECTS, Subject
 from experiments.bench.timing import Case, Effort, interleaved
@@ -27,7 +27,7 @@ def alone() -> list[Case]:
     def case(steps: int) -> Case:
         def seconds() -> float:
             start = time.perf_counter()
-            bayesian.update(bayesian.init(mechanism), norms[:steps])
+            bdp.update(bdp.init(mechanism), norms[:steps])
             return time.perf_counter() - start
 
         return Case(f"{steps:,} steps of {DRAWS:,} norms", seconds)
@@ -59,13 +59,13 @@ def _block(
 
     state = step.init(subject.init())
     run = compile_steps(update, state, data, _BLOCK)
-    held: dict[str, Any] = {"state": state, "account": bayesian.init(mechanism)}
+    held: dict[str, Any] = {"state": state, "account": bdp.init(mechanism)}
 
     def seconds() -> float:
         start = time.perf_counter()
         held["state"], info = jax.block_until_ready(run(held["state"], data, _BLOCK))
         if count:
-            held["account"] = bayesian.update(held["account"], info.norms, info.mask)
+            held["account"] = bdp.update(held["account"], info.norms, info.mask)
         return time.perf_counter() - start
 
     return seconds
@@ -73,7 +73,7 @@ def _block(
 
 def _mechanism(num_steps: int, rate: float, num_examples: int = 60_000) -> dpjax.SubsampledGaussian:
     sampling = dpjax.PoissonSampling(num_examples, rate)
-    return dpjax.SubsampledGaussian(sampling, 1.0, 1.1, num_steps, "add_remove")
+    return dpjax.SubsampledGaussian(sampling, 1.0, 1.1, num_steps, "zero_out")
 
 
 def main() -> None:

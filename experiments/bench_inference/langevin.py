@@ -106,12 +106,12 @@ def data() -> tuple[jax.Array, jax.Array]:
 
 
 def _dpjax(l2_clip: float) -> Run:
-    chain = SGLD(SAMPLING, l2_clip, STEP_SIZE, STEPS, "add_remove", num_chains=CHAINS)
+    chain = SGLD(SAMPLING, l2_clip, STEP_SIZE, STEPS, "zero_out", num_chains=CHAINS)
     records = data()
 
     @jax.jit
     def run(key: jax.Array) -> jax.Array:
-        step = private_chains(log_likelihood, log_prior, chain, key)
+        step = private_chains(key, log_likelihood, log_prior, chain)
 
         def body(state: Any, _: None) -> tuple[Any, jax.Array]:
             state = step.update(state, records)[0]

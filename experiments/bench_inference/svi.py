@@ -85,7 +85,7 @@ def _private(guide: Callable[..., Any], noise_multiplier: float, data: Any) -> t
         num_steps=10**5,
         l2_clip=1.0,
         noise_multiplier=noise_multiplier,
-        adjacency="add_remove",
+        adjacency="zero_out",
     )
     return lambda state, data: svi.update(state, *data), svi.init(jax.random.key(0), *data)
 

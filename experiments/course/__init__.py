@@ -1,1 +1,1 @@
-"""Source 003: course notes on differential privacy."""
+"""Course notes on differential privacy (nowave.it, 2021)."""

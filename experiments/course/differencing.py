@@ -1,4 +1,4 @@
-"""The differencing attack, source 003: exact answers on parallel databases, and noisy ones.
+"""The differencing attack of the course notes: exact answers on parallel databases, and noisy ones.
 
 ``python -m experiments run course_differencing``: seconds, the same in both profiles.
 """
@@ -96,7 +96,7 @@ def answers(query: Query, entries: jax.Array) -> tuple[jax.Array, jax.Array]:
 def mechanisms(query: Query, entries: int, epsilon: float) -> tuple[dpjax.Laplace, dpjax.Laplace]:
     """Laplace noise for an answer on all entries, and for one on all but one."""
     whole, part = (
-        dpjax.Laplace.for_epsilon(query.sensitivity(n), epsilon, unit="one entry")
+        dpjax.Laplace.from_epsilon(query.sensitivity(n), epsilon, unit="one entry")
         for n in (entries, entries - 1)
     )
     return whole, part
@@ -188,7 +188,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="course_differencing",
     title="The differencing attack on a sum, a mean and a threshold",
-    source="Source 003, course notes on differential privacy, sensitivity and attack",
+    source="Course notes on differential privacy (nowave.it, 2021), sensitivity and attack",
     description=(
         "A database of 5,000 fair bits and its parallel databases, each without one entry. The"
         " attack reads a query's answers with and without an entry and infers it. Noisy answers"

@@ -1,4 +1,4 @@
-"""Local and global privacy, source 003: randomized response beside the Laplace mechanism.
+"""Local and global privacy of the course notes: randomized response beside the Laplace mechanism.
 
 ``python -m experiments run course_local``: seconds, the same in both profiles.
 """
@@ -30,13 +30,13 @@ def local_mechanism(epsilon: float) -> dpjax.RandomizedResponse:
     >>> round(local_mechanism(math.log(3)).keep_probability, 9)
     0.5
     """
-    return dpjax.RandomizedResponse.for_epsilon(2, epsilon, "replace_one", unit="one answer")
+    return dpjax.RandomizedResponse.from_epsilon(2, epsilon, "replace_one", unit="one answer")
 
 
 def global_mechanism(epsilon: float, answers: int) -> dpjax.Laplace:
     """Who holds all answers adds noise to their mean, once."""
     moved = dpjax.sensitivity.of_mean((0, 1), answers, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.for_epsilon(moved, epsilon, unit="one answer")
+    return dpjax.Laplace.from_epsilon(moved, epsilon, unit="one answer")
 
 
 def local_error(epsilon: float, answers: int) -> float:
@@ -132,7 +132,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="course_local",
     title="Local and global privacy: the same share, asked in two ways",
-    source="Source 003, course notes on differential privacy, local and global privacy",
+    source="Course notes on differential privacy (nowave.it, 2021), local and global privacy",
     description=(
         "30 % of n people would answer yes. Locally each answer is randomized before it is given,"
         " and the share debiased; globally a trusted holder adds Laplace noise to the mean, once."

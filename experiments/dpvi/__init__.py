@@ -1,1 +1,1 @@
-"""Source 001, second half: differentially private variational inference."""
+"""Differentially private variational inference: Jälkö, Dikmen and Honkela (2017)."""

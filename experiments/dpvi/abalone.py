@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.datasets import Dataset
 from dpjax.datasets.abalone import load_abalone
-from dpjax.datasets.scaling import Scaling
+from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, remarks
 from experiments.dpvi.study_figures import figures
 from experiments.registry import Experiment
@@ -55,7 +55,7 @@ STUDY = Study(
 EXPERIMENT = Experiment(
     name="dpvi_abalone",
     title="Private variational inference: logistic regression on Abalone",
-    source="Source 001, Differentially private Bayesian learning; Jälkö, Dikmen, Honkela 2017",
+    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
     description=(
         "Is an abalone older than the median? Bayesian logistic regression on 8 standardised"
         " attributes without a constant, N(0, I) prior, independent normals as the variational"

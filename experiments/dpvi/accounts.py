@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 import dpjax
-from dpjax.accounting import epsilon, moments
+from dpjax.accounting import epsilon
+from dpjax.accounting import moments_accountant as moments
 
 REPLACE, ADD = "replace one", "add/remove"
 _SLACK = 4e-5
@@ -56,9 +57,9 @@ def spent(mechanism: dpjax.SubsampledGaussian, delta: float) -> Spent:
     assert not isinstance(noise, tuple)
     claimed = {
         f"AC ε, {REPLACE}": 2 * advanced_composition(noise, rate, steps, delta / 2),
-        f"MA ε, {REPLACE}": float(moments.epsilon(noise / 2, rate, steps, delta / 2)),
+        f"MA ε, {REPLACE}": float(moments.compute_epsilon(noise / 2, rate, steps, delta / 2)),
         f"AC ε, {ADD}": advanced_composition(noise, rate, steps, delta),
-        f"MA ε, {ADD}": float(moments.epsilon(noise, rate, steps, delta)),
+        f"MA ε, {ADD}": float(moments.compute_epsilon(noise, rate, steps, delta)),
     }
     certified = {
         f"ε, {REPLACE}": epsilon(mechanism.event, delta, adjacency="replace_one"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.datasets import Dataset
 from dpjax.datasets.adult_attributes import load_adult_attributes
-from dpjax.datasets.scaling import Scaling
+from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, remarks
 from experiments.dpvi.study_figures import figures
 from experiments.registry import Experiment
@@ -63,7 +63,7 @@ STUDY = Study(
 EXPERIMENT = Experiment(
     name="dpvi_adult",
     title="Private variational inference: logistic regression on Adult's 14 attributes",
-    source="Source 001, Differentially private Bayesian learning; Jälkö, Dikmen, Honkela 2017",
+    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
     description=(
         "Who earns more than 50,000 dollars? Bayesian logistic regression as in dpvi_abalone:"
         " T = 2,000 Poisson batches at q = 0.005, the source's c = 75 (a bound of 0.375 on the"

@@ -22,7 +22,7 @@ def chain_of(
     29.8
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
-    return SGLD(sampling, l2_clip, step_size, num_steps, "add_remove")
+    return SGLD(sampling, l2_clip, step_size, num_steps, "zero_out")
 
 
 def chain_accuracies(data: Dataset, chain: SGLD, repeats: int, seed: int) -> np.ndarray:
@@ -36,12 +36,12 @@ def chain_accuracies(data: Dataset, chain: SGLD, repeats: int, seed: int) -> np.
     burn_in = _THINNING * (chain.num_steps // (2 * _THINNING))
     key = jax.random.key(seed)
     weights = sample(
+        key,
         _log_likelihood,
         _log_prior,
         start,
         records,
         chains,
-        key,
         burn_in=burn_in,
         thinning=_THINNING,
         progress=False,

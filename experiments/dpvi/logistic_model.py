@@ -42,7 +42,7 @@ def accuracy_percent(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 def accuracy_percent_of_draws(
     params: Any, x: jax.Array, y: jax.Array, key: jax.Array, num_draws: int
 ) -> jax.Array:
-    """Returns the same by an average over draws of the weights (source 000 predicts so)."""
+    """Returns the same by an average over draws of the weights (Triastcyn and Faltings 2020)."""
     normal = jax.random.normal(key, (num_draws, x.shape[1]))
     weights = params["mean"] + params["scale"] * normal
     probability = jax.nn.sigmoid(x @ weights.T).mean(axis=1)

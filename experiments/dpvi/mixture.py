@@ -151,7 +151,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 EXPERIMENT = Experiment(
     name="dpvi_mixture",
     title="Private variational inference: a mixture of five Gaussians",
-    source="Source 001, Differentially private Bayesian learning; Jälkö, Dikmen, Honkela 2017",
+    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
     description=(
         "2,000 records of five round Gaussians in the plane (the published code's means and"
         " variances), and the same mixture fitted privately: weights, means and variances, each"

@@ -1,4 +1,4 @@
-"""What the two logistic regressions of source 001 share: their rows, results and remarks."""
+"""What the two logistic regressions of Honkela (2017) share: their rows, results and remarks."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 import dpjax
 from dpjax.datasets import Dataset
-from dpjax.datasets.scaling import Scaling
+from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
 from experiments.dpvi.langevin import chain_accuracies, chain_of
 from experiments.dpvi.logistic_runs import accuracies

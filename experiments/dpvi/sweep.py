@@ -93,5 +93,5 @@ def inference(
         num_steps=num_steps,
         l2_clip=point.l2_clip,
         noise_multiplier=2 * point.sigma,
-        adjacency="add_remove",
+        adjacency="zero_out",
     )

@@ -1,1 +1,1 @@
-"""Source 004: Deep Learning with Gaussian Differential Privacy."""
+"""Experiments of Bu, Dong, Long and Su (2020), Deep Learning with Gaussian DP."""

@@ -1,4 +1,4 @@
-"""Adult, Table 2 of source 004: NoisySGD on one hidden layer, beside classical classifiers.
+"""Adult, Table 2 of Bu et al. (2020): NoisySGD on one hidden layer, beside classical classifiers.
 
 ``python -m experiments run gdp_adult``: about half a minute on two CPU cores, in both profiles.
 Expect a test accuracy of 84 to 85 % with privacy, and half a point more without.
@@ -129,7 +129,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 EXPERIMENT = Experiment(
     name="gdp_adult",
     title="NoisySGD on Adult",
-    source="Source 004, Deep Learning with Gaussian Differential Privacy, Table 2",
+    source="Bu, Dong, Long and Su (2020), Table 2",
     description=(
         "Who earns more than 50,000 dollars, from 123 binary features: one hidden layer of 16 ReLU"
         " trained by NoisySGD (Poisson batches of 256 on average), δ = 1e-5, neighbours differ by"

@@ -1,4 +1,4 @@
-"""The pictures of figures 2, 3 and A.1 of source 004, drawn from their records."""
+"""The pictures of figures 2, 3 and A.1 of Bu et al. (2020), drawn from their records."""
 
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_FLOOR

@@ -1,4 +1,4 @@
-"""Figures 2, 3 and A.1 of source 004: its curves again, beside rigorous ones.
+"""Figures 2, 3 and A.1 of Bu et al. (2020): its curves again, beside rigorous ones.
 
 ``python -m experiments run gdp_curves``: half a minute, the same in both profiles; nothing is
 trained.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax.accounting import gdp, moments, tradeoff
+from dpjax.accounting import gdp, moments_accountant, tradeoff
 from dpjax.accounting.tradeoff import TradeOff
 from experiments.formatting import format_value
 from experiments.gdp import mnist
@@ -53,8 +53,10 @@ def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
     Args:
       **settings: noise multiplier, sampling rate and number of steps, as ``moments`` takes them.
     """
-    pair = tradeoff.ApproximateDP(moments.epsilon(**settings, delta=_DELTA), _DELTA)
-    return pair, tradeoff.from_profile(*moments.profile(**settings))
+    pair = tradeoff.ApproximateDP(
+        moments_accountant.compute_epsilon(**settings, delta=_DELTA), _DELTA
+    )
+    return pair, tradeoff.from_profile(*moments_accountant.compute_profile(**settings))
 
 
 def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
@@ -65,7 +67,9 @@ def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> B
       largest_epsilon: up to which its profile is read.
     """
     epsilons = np.linspace(0.0, largest_epsilon, _NUM_EPSILONS)
-    deltas = dpjax.accounting.profiles(mechanism.event, epsilons, adjacency=mechanism.adjacency)
+    deltas = dpjax.accounting.profile_bounds(
+        mechanism.event, epsilons, adjacency=mechanism.adjacency
+    )
     # Between two epsilons delta is at least what it is at the larger one; beyond all, zero.
     least = np.append(np.maximum(deltas.lower[1:], 0.0), 0.0)
     return Bounds(
@@ -227,7 +231,7 @@ def _floor(value: float) -> str:
 EXPERIMENT = Experiment(
     name="gdp_curves",
     title="Trade-off curves: the central limit, the moments accountant, and bounds",
-    source="Source 004, Deep Learning with Gaussian Differential Privacy, Figures 2, 3 and A.1",
+    source="Bu, Dong, Long and Su (2020), Figures 2, 3 and A.1",
     description=(
         "Rows 1 to 6 are the mechanisms of Table 1 (MNIST, δ = 1e-5, neighbours differ by the"
         " presence of one image). By each account: ε, and the least sum of the errors of type I"

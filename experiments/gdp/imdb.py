@@ -1,4 +1,4 @@
-"""IMDb, Table 3 of source 004: NoisyAdam on the mean of word embeddings.
+"""IMDb, Table 3 of Bu et al. (2020): NoisyAdam on the mean of word embeddings.
 
 ``python -m experiments run gdp_imdb``: one to two minutes on two CPU cores, both profiles. Expect a
 test accuracy of about 83.5 % with privacy (source: 83.8) and 83 % without (84.7).
@@ -135,7 +135,7 @@ def _on_padding(zero: Record, trained: Record) -> str:
 EXPERIMENT = Experiment(
     name="gdp_imdb",
     title="NoisyAdam on IMDb",
-    source="Source 004, Deep Learning with Gaussian Differential Privacy, Table 3",
+    source="Bu, Dong, Long and Su (2020), Table 3",
     description=(
         "Whether a film review praises or not, from its last 256 tokens: embeddings of 16 numbers,"
         " their mean, a hidden layer of 16 ReLU; trained by NoisyAdam (Poisson batches of 512 on"

@@ -1,4 +1,4 @@
-"""MNIST, Table 1 of source 004: NoisySGD on a small CNN at six levels of noise.
+"""MNIST, Table 1 of Bu et al. (2020): NoisySGD on a small CNN at six levels of noise.
 
 ``python -m experiments run gdp_mnist``: on two CPU cores about five minutes (``quick``: row 1 in
 full, 15 epochs, test accuracy 95 %; the other rows two epochs each) or hours (``paper``: all six in
@@ -55,7 +55,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
         settings.delta
     )
     as_run = result.certificate(settings.delta)
-    epsilon = {reading.accountant: reading.epsilon for reading in published.readings}
+    epsilon = {estimate.accountant: estimate.epsilon for estimate in published.estimates}
     mu = dpjax.accounting.gdp.clt_mu(
         settings.noise_multiplier,
         settings.expected_batch_size / PUBLISHED_SIZE,
@@ -147,7 +147,7 @@ def _certified(record: Record) -> str:
 EXPERIMENT = Experiment(
     name="gdp_mnist",
     title="NoisySGD on MNIST",
-    source="Source 004, Deep Learning with Gaussian Differential Privacy, Table 1",
+    source="Bu, Dong, Long and Su (2020), Table 1",
     description=(
         "A CNN of 26,010 parameters trained by NoisySGD (Poisson batches of 256 on average) at six"
         " levels of noise, δ = 1e-5, neighbours differ by the presence of one image.\n\n"

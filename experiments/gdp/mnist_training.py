@@ -1,4 +1,4 @@
-"""The CNN of source 004 trained by NoisySGD on MNIST, for its Table 1 and its Figure 4."""
+"""The CNN of Bu et al. (2020) trained by NoisySGD on MNIST, for its Table 1 and its Figure 4."""
 
 import functools
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Settings:
             l2_clip=self.l2_clip,
             noise_multiplier=self.noise_multiplier,
             num_steps=epochs * num_examples // self.expected_batch_size,
-            adjacency="add_remove",
+            adjacency="zero_out",
             unit="one image",
         )
 

@@ -1,4 +1,4 @@
-"""The models that Table 4 of source 004 compares with: those of the library Surprise.
+"""The models that Table 4 of Bu et al. (2020) compares with: those of the library Surprise.
 
 Written out on arrays, so that the project depends on no compiled library for four reference rows.
 A predictor takes the data and returns its grades of the test part, from 1 to the number of classes.

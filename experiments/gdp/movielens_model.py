@@ -13,7 +13,7 @@ from dpjax.datasets import RatingsDataset, Split
 
 
 class NeuralFiltering(nn.Module):
-    """Two branches, as source 004 simplifies neural collaborative filtering.
+    """Two branches, as Bu et al. (2020) simplify neural collaborative filtering.
 
     Five factors of the user times five of the item, beside ten of either; one dense layer on the
     25 numbers. Input ``(batch, 2)`` of user and item, output logits ``(batch, num_classes)``.

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 import dpjax
-from dpjax.accounting import gdp, moments
+from dpjax.accounting import gdp, moments_accountant
 from experiments.gdp.mnist_training import PUBLISHED_SIZE, Curve, Settings
 
 # The moments accountant, the central limit, and the tight account, which alone is certified.
@@ -26,7 +26,7 @@ def epsilon(account: str, settings: Settings, epochs: int) -> float:
     rate = settings.expected_batch_size / PUBLISHED_SIZE
     release = settings.noise_multiplier, rate, mechanism.num_steps
     if account == "MA":
-        return float(moments.epsilon(*release, settings.delta))
+        return float(moments_accountant.compute_epsilon(*release, settings.delta))
     if account == "CLT":
         return gdp.epsilon(gdp.clt_mu(*release), settings.delta)
     return dpjax.accounting.epsilon(

@@ -1,4 +1,4 @@
-"""The pictures of figure 4 of source 004, drawn from its records."""
+"""The pictures of figure 4 of Bu et al. (2020), drawn from its records."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Figure 4 of source 004: less noise for the same promise, and how much less is honest.
+"""Figure 4 of Bu et al. (2020): less noise for the same promise, and how much less is honest.
 
 ``python -m experiments run gdp_noise_saved``: on two CPU cores about two minutes (``quick``: the
 top half for four epochs, the bottom half by its accounts alone) or most of an hour (``paper``: 20
@@ -208,7 +208,7 @@ def _upwards(record: Record) -> str:
 EXPERIMENT = Experiment(
     name="gdp_noise_saved",
     title="Less noise for the same promise, on MNIST",
-    source="Source 004, Deep Learning with Gaussian Differential Privacy, Figure 4",
+    source="Bu, Dong, Long and Su (2020), Figure 4",
     description=(
         "The CNN of Table 1, η = 0.15, R = 1.5. A promise is made, (1.34, 1e-5) after 20 epochs"
         " (top) or (8.68, 1e-5) after 70 (bottom), and σ is what each account asks for it: MA, the"

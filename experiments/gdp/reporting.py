@@ -1,4 +1,4 @@
-"""What the smaller tables of source 004 show alike: results of rows, a figure, remarks."""
+"""What the smaller tables of Bu et al. (2020) show alike: results of rows, a figure, remarks."""
 
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING

@@ -1,6 +1,6 @@
 """One network trained with and without privacy, and what privacy costs by each account.
 
-For the smaller tables of source 004, whose rows are all run as published in both profiles.
+For the smaller tables of Bu et al. (2020), whose rows are all run as published in both profiles.
 """
 
 import dataclasses
@@ -46,13 +46,13 @@ class PrivateSettings:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def mechanism(self, num_examples: int, unit: str) -> dpjax.SubsampledGaussian:
-        """``floor(epochs n / B)`` noisy sums of Poisson batches, neighbours by add/remove."""
+        """``floor(epochs n / B)`` noisy sums of Poisson batches, neighbours by zero-out."""
         return dpjax.SubsampledGaussian(
             sampling=dpjax.PoissonSampling(num_examples, self.expected_batch_size / num_examples),
             l2_clip=self.l2_clip,
             noise_multiplier=self.noise_multiplier,
             num_steps=self.epochs * num_examples // self.expected_batch_size,
-            adjacency="add_remove",
+            adjacency="zero_out",
             unit=unit,
         )
 
@@ -111,7 +111,7 @@ def accounts(mechanism: dpjax.SubsampledGaussian, delta: float) -> tuple[dict[st
     (2.03, 10.2, 11.81)
     """
     certificate = mechanism.certificate(delta)
-    epsilon = {reading.accountant: reading.epsilon for reading in certificate.readings}
+    epsilon = {estimate.accountant: estimate.epsilon for estimate in certificate.estimates}
     costs = {
         "CLT μ": float(dpjax.accounting.gdp.mu_of_event(mechanism.event, mechanism.adjacency)),
         "CLT ε": epsilon["gdp_clt"],

@@ -1,1 +1,1 @@
-"""SG-MCMC and differential privacy, source 002."""
+"""SG-MCMC and differential privacy: Li, Chen and Liu (2017), slides."""

@@ -1,4 +1,4 @@
-"""Bayesian logistic regression on Adult by each of source 002's methods, several runs at a time."""
+"""Bayesian logistic regression on Adult by the methods of Li et al. (2017), runs in parallel."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,11 +13,11 @@ import dpjax
 from dpjax.bayes.sgmcmc import (
     SGLD,
     OnePosteriorSample,
+    calibrate_step_size,
     hybrid,
     markov_chain_sample,
     private_chains,
     sample,
-    scale_steps_for,
 )
 from dpjax.datasets import Split
 from dpjax.mechanisms import Mechanism
@@ -69,20 +69,18 @@ def langevin(
 ) -> SGLD:
     """Returns one chain of the experiment's length, on its Poisson batches."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
-    return SGLD(
-        sampling, l2_clip, step_size, NUM_STEPS, "add_remove", temperature, unit="one person"
-    )
+    return SGLD(sampling, l2_clip, step_size, NUM_STEPS, "zero_out", temperature, unit="one person")
 
 
 def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
     """Runs a chain from zero several times, and keeps some of the second half of its states."""
     result = sample(
+        key,
         log_likelihood,
         log_prior,
         jnp.zeros(train.x.shape[1]),
         tuple(train),
         dataclasses.replace(chain, num_chains=num_runs),
-        key,
         burn_in=chain.num_steps // 2,
         thinning=_THINNING,
         progress=False,
@@ -101,14 +99,14 @@ def dp_sgld_clipped(train: Split, epsilon: float, num_runs: int, key: jax.Array)
 
 
 def _scaled(chain: SGLD, epsilon: float) -> SGLD:
-    scaled = scale_steps_for(chain, epsilon=epsilon, delta=DELTA)
+    scaled = calibrate_step_size(chain, epsilon=epsilon, delta=DELTA)
     return dataclasses.replace(scaled, step_size=min(float(scaled.step_sizes[0]), _LARGEST_STEP))
 
 
 def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
     """The last iterates of NoisySGD, its noise calibrated."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
-    one = dpjax.SubsampledGaussian(sampling, CLIP, 1.0, NUM_STEPS, "add_remove", "one person")
+    one = dpjax.SubsampledGaussian(sampling, CLIP, 1.0, NUM_STEPS, "zero_out", "one person")
     mechanism = dpjax.calibrate(one, epsilon=epsilon, delta=DELTA)
 
     def run(key: jax.Array) -> Any:
@@ -146,7 +144,7 @@ def run_hybrid(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> R
 
 def _one_sample(epsilon: float) -> OnePosteriorSample:
     return OnePosteriorSample(
-        epsilon, low=LEAST_LOG_LIKELIHOOD, high=0.0, adjacency="add_remove", unit="one person"
+        epsilon, low=LEAST_LOG_LIKELIHOOD, high=0.0, adjacency="zero_out", unit="one person"
     )
 
 
@@ -162,12 +160,12 @@ def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.
     # The data are arguments: as constants, the compiler would compute with them.
     def draw(key: jax.Array, data: Any, back: jax.Array) -> jax.Array:
         drawn = markov_chain_sample(
+            key,
             log_likelihood,
             lambda inner: log_prior(back @ inner),
             jnp.zeros(len(back)),
             data,
             mechanism,
-            key,
             num_steps=NUTS_STEPS,
         )
         return back @ drawn.params
@@ -183,7 +181,7 @@ def _float32(array: np.ndarray) -> jax.Array:
 def _chains_from(starts: jax.Array, train: Split, chain: SGLD, key: jax.Array) -> np.ndarray:
     """Each run's states from a start of its own; kept as by `run_sgld`."""
     runs = dataclasses.replace(chain, num_chains=len(starts))
-    step = private_chains(log_likelihood, log_prior, runs, key)
+    step = private_chains(key, log_likelihood, log_prior, runs)
 
     @jax.jit
     def states(starts: jax.Array, data: Any) -> jax.Array:

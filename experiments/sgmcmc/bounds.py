@@ -1,4 +1,4 @@
-"""Step sizes of private SGLD, source 002: what is claimed for them, and what is certified.
+"""Step sizes of private SGLD, Li et al. (2017): what is claimed for them, and what is certified.
 
 ``python -m experiments run sgmcmc_bounds``: accounting alone, half a minute in both profiles. The
 claim is ε = 0.1; expect 36.2, 3.5, 2.35 and 2.29 for batches of 100, 256, 1,000 and 5,000.
@@ -13,18 +13,18 @@ import numpy as np
 from dpjax import PoissonSampling
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import (
-    PRINTED_TEMPERATURE,
+    POSTERIOR_TEMPERATURE,
+    PUBLISHED_TEMPERATURE,
     SGLD,
-    TRUE_POSTERIOR,
-    scale_steps_for,
+    calibrate_step_size,
     step_size_bound_2015,
-    step_size_bound_slides,
+    step_size_bound_2017,
 )
 from experiments.formatting import format_value
 from experiments.registry import Experiment, Record, Result, Row, RowContext
 from experiments.sgmcmc.bounds_figures import figures
 
-SETTING: dict[str, Any] = {"num_data": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
+SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 DELTA = 1e-5
 BATCHES = (100, 256, 1_000, 5_000)
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
@@ -40,16 +40,16 @@ BY_SLIDES, BY_2015 = "η, slides' formula", "η, 2015 formula"
 def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
     """Returns a chain of the source's MNIST setting.
 
-    >>> langevin(1_000, 0.1, TRUE_POSTERIOR).gaussian.noise_multiplier
+    >>> langevin(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
     5.0
     """
-    sampling = PoissonSampling(SETTING["num_data"], batch / SETTING["num_data"])
+    sampling = PoissonSampling(SETTING["num_examples"], batch / SETTING["num_examples"])
     return SGLD(
         sampling,
         SETTING["l2_clip"],
         step_size,
         SETTING["num_steps"],
-        "add_remove",
+        "zero_out",
         temperature=temperature,
         unit="one image",
         **chains,
@@ -109,7 +109,7 @@ def _run_claim(settings: Mapping[str, Any]) -> Result:
     if settings["schedule"] == "decreasing":
         note = f"t^(−1/3) is certified by {_STAIRS} stairs that lie above it."
         return Result({}, _certified(batch, stairs(first)), note)
-    shown = langevin(batch, first, PRINTED_TEMPERATURE) if batch == _BATCH else None
+    shown = langevin(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
     text = str(shown.certificate(DELTA)) if shown else ""
     return Result({}, _certified(batch, first), certificate=text)
 
@@ -122,7 +122,10 @@ def _run_chains(settings: Mapping[str, Any]) -> Result:
 def _certified(batch: int, step_size: Any, **chains: Any) -> dict[str, float]:
     return {
         name: _epsilon(langevin(batch, step_size, temperature, **chains))
-        for name, temperature in ((PRINTED, PRINTED_TEMPERATURE), (TEMPERATURE_ONE, TRUE_POSTERIOR))
+        for name, temperature in (
+            (PRINTED, PUBLISHED_TEMPERATURE),
+            (TEMPERATURE_ONE, POSTERIOR_TEMPERATURE),
+        )
     }
 
 
@@ -132,10 +135,12 @@ def _epsilon(chain: SGLD) -> float:
 
 def _run_steps(settings: Mapping[str, Any]) -> Result:
     epsilon = settings["epsilon"]
-    starts = {batch: langevin(batch, CLAIMED_STEP, TRUE_POSTERIOR) for batch in BATCHES}
-    found = {b: scale_steps_for(chain, epsilon=epsilon, delta=DELTA) for b, chain in starts.items()}
-    falling = langevin(_BATCH, stairs(CLAIMED_STEP), TRUE_POSTERIOR)
-    falling = scale_steps_for(falling, epsilon=epsilon, delta=DELTA)
+    starts = {batch: langevin(batch, CLAIMED_STEP, POSTERIOR_TEMPERATURE) for batch in BATCHES}
+    found = {
+        b: calibrate_step_size(chain, epsilon=epsilon, delta=DELTA) for b, chain in starts.items()
+    }
+    falling = langevin(_BATCH, stairs(CLAIMED_STEP), POSTERIOR_TEMPERATURE)
+    falling = calibrate_step_size(falling, epsilon=epsilon, delta=DELTA)
     constant = {batch: float(chain.step_sizes[0]) for batch, chain in found.items()}
     first = float(falling.step_sizes[0])
     return Result(
@@ -151,7 +156,7 @@ def _run_steps(settings: Mapping[str, Any]) -> Result:
 
 
 def _measured(epsilon: float, constant: Mapping[int, float]) -> dict[str, float]:
-    slides = step_size_bound_slides(1, epsilon, DELTA, **SETTING, constant=CONSTANT)
+    slides = step_size_bound_2017(1, epsilon, DELTA, **SETTING, constant=CONSTANT)
     return {
         BY_SLIDES: float(slides),
         BY_2015: step_size_bound_2015(epsilon, DELTA, **SETTING),
@@ -230,7 +235,7 @@ def _upwards(epsilon: float) -> str:
 EXPERIMENT = Experiment(
     name="sgmcmc_bounds",
     title="Step sizes of private SGLD: claimed and certified",
-    source="Source 002, Bridging the Gap between SG-MCMC and Differential Privacy, 'Upper Bounds'",
+    source="Li, Chen and Liu (2017), slides, 'Upper Bounds'",
     description=(
         "How large may the steps of stochastic gradient Langevin dynamics be, so that its own noise"
         " is all the privacy that is needed? N = 50,000, T = 10,000, gradients clipped to L = 4,"

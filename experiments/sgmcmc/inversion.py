@@ -180,7 +180,7 @@ def _both(record: Record) -> str:
 EXPERIMENT = Experiment(
     name="sgmcmc_inversion",
     title="Model inversion against private and non-private models",
-    source="Source 002, Bridging the Gap between SG-MCMC and DP, motivation figure",
+    source="Li, Chen and Liu (2017), slides, motivation figure",
     description=(
         "Fredrikson, Jha and Ristenpart (2015) draw a face from a classifier by climbing its"
         " confidence in a person; the slides open with their picture. Faces are not at hand: here"

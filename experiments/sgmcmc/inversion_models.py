@@ -11,7 +11,7 @@ import optax
 from sklearn.linear_model import LogisticRegression
 
 import dpjax
-from dpjax.bayes.sgmcmc import SGLD, sample, scale_steps_for
+from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
 from dpjax.datasets import Dataset
 
 NUM_CLASSES = 10
@@ -44,10 +44,10 @@ class Settings:
     def chain(self, num_examples: int) -> SGLD:
         """SGLD at temperature 1, with the largest step size that is certified."""
         sampling = dpjax.PoissonSampling(num_examples, self.sampling_rate)
-        chain = SGLD(sampling, self.l2_clip, 0.02, self.num_steps, "add_remove", unit="one image")
+        chain = SGLD(sampling, self.l2_clip, 0.02, self.num_steps, "zero_out", unit="one image")
         if self.epsilon is None:
             return chain
-        return scale_steps_for(chain, epsilon=self.epsilon, delta=self.delta)
+        return calibrate_step_size(chain, epsilon=self.epsilon, delta=self.delta)
 
 
 class Images(NamedTuple):
@@ -91,12 +91,12 @@ def fit(settings: Settings, group: Images) -> np.ndarray:
         return _posterior_mode(settings, group)
     pixels = group.x.shape[1]
     result = sample(
+        jax.random.key(settings.seed),
         _log_likelihood,
         lambda weights: -0.5 * jnp.sum(weights**2) / settings.prior_std**2,
         jnp.zeros((pixels, NUM_CLASSES)),
         tuple(group),
         settings.chain(len(group.y)),
-        jax.random.key(settings.seed),
         burn_in=settings.num_steps // 2,
     )
     return result.samples[0].mean(axis=0)

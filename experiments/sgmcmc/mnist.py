@@ -118,7 +118,7 @@ def _note(settings: Settings, data: Dataset) -> str:
 EXPERIMENT = Experiment(
     name="sgmcmc_mnist",
     title="Private Langevin chains on MNIST",
-    source="Source 002, Bridging the Gap between SG-MCMC and DP, table of test accuracies",
+    source="Li, Chen and Liu (2017), slides, table of test accuracies",
     description=(
         "A Bayesian neural network, sampled by SGLD and SGHMC with the slides' settings: N = 50,000"
         " images, T = 10,000 steps (1,000 in the quick profile), gradients clipped at L = 4,"

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import dpjax
-from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, sample, scale_steps_for
+from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
 from dpjax.datasets import Dataset, Split
 from experiments.gdp.training import PlainSettings, Task, train_plainly
 from experiments.models import MnistCNN, cross_entropy
@@ -93,7 +93,7 @@ class Settings:
     def chain(self, num_examples: int, num_steps: int) -> Langevin:
         """The chain on so many images; of DP-SGD, the SGLD whose noise it borrows."""
         sampling = dpjax.PoissonSampling(num_examples, min(1.0, self.batch_size / num_examples))
-        arguments = (sampling, self.l2_clip, self.step_size, num_steps, "add_remove")
+        arguments = (sampling, self.l2_clip, self.step_size, num_steps, "zero_out")
         chain: Langevin = SGLD(*arguments, self.temperature, unit=UNIT)  # type: ignore[arg-type]
         if self.method == HAMILTONIAN:
             chain = SGHMC(
@@ -104,7 +104,7 @@ class Settings:
             )
         if self.target is None:
             return chain
-        return scale_steps_for(chain, epsilon=self.target, delta=self.delta)
+        return calibrate_step_size(chain, epsilon=self.target, delta=self.delta)
 
 
 class Predictions(NamedTuple):
@@ -145,15 +145,15 @@ def run(settings: Settings, data: Dataset, folder: Path) -> Predictions:
 def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
     loss_fn, burn_in = cross_entropy(settings.model), settings.num_steps // 2
     result = sample(
+        key,
         lambda params, example: -loss_fn(params, example),
         _log_prior(settings.prior_std),
         params,
         tuple(data.train),
         settings.chain(len(data.train.y), settings.num_steps),
-        key,
         burn_in=burn_in,
         thinning=(settings.num_steps - burn_in) // settings.num_kept,
-        folder=folder,
+        checkpoint_dir=folder,
     )
     return [
         jax.tree.map(lambda leaf, at=at: np.asarray(leaf[0, at]), result.samples)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING
 
-from dpjax.bayes.sgmcmc import PRINTED_TEMPERATURE, TRUE_POSTERIOR
+from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE
 from experiments.formatting import format_value
 from experiments.registry import Record
 from experiments.sgmcmc.mnist_table import (
@@ -55,7 +55,7 @@ def _claim(record: Record) -> str:
 
 
 def _by_batch() -> str:
-    printed, true = epsilon_by_batch(PRINTED_TEMPERATURE), epsilon_by_batch(TRUE_POSTERIOR)
+    printed, true = epsilon_by_batch(PUBLISHED_TEMPERATURE), epsilon_by_batch(POSTERIOR_TEMPERATURE)
     return (
         "The slides' DP-SGLD at ε = 0.1 by batch size, which they do not give: certified is"
         f" {_list(printed)} with the printed noise, and {_list(true)} with that of the true"

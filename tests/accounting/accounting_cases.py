@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
-from dpjax.accounting import Adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 
 # sigma, epochs, printed CLT mu, printed CLT epsilon, printed moments epsilon, tight epsilon.

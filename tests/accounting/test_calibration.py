@@ -5,7 +5,7 @@ import pytest
 from accounting_cases import FakeMechanism, Noiseless
 from scipy.stats import norm
 
-from dpjax.accounting import calibrate, releases_within, risk, targets
+from dpjax.accounting import calibrate, calibration, max_num_steps, risk
 from dpjax.accounting.accountants import guarantee
 
 DELTA = 1e-5
@@ -28,7 +28,7 @@ def test_a_close_safe_target_in_few_evaluations(target, start, sampling, adjacen
         values.append(guarantee(*arguments)[1])
         return None, values[-1]
 
-    monkeypatch.setattr(targets, "guarantee", noted)
+    monkeypatch.setattr(calibration, "guarantee", noted)
     mechanism = FakeMechanism(start, sampling=sampling, adjacency=adjacency)
     calibrated = calibrate(mechanism, epsilon=target, delta=DELTA)
     assert calibrated == FakeMechanism(calibrated.noise_multiplier, 100, sampling, adjacency)
@@ -85,11 +85,11 @@ def test_a_gaussian_needs_the_noise_of_the_closed_form():
 
 def test_the_last_step_that_an_attack_allows():
     mechanism = FakeMechanism(2.0, 64, "none")
-    allowed = releases_within(mechanism, advantage=0.9)
+    allowed = max_num_steps(mechanism, advantage=0.9)
     # The advantage of n steps is 2 Phi(sqrt(n) / 4) - 1.
     assert allowed == math.floor((4 * norm.isf(0.05)) ** 2)
     rates = {"true_positive_rate": 0.5, "false_positive_rate": 0.01}
-    assert releases_within(mechanism, **rates) == math.floor((2 * norm.isf(0.01)) ** 2)
+    assert max_num_steps(mechanism, **rates) == math.floor((2 * norm.isf(0.01)) ** 2)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_last_step_that_an_attack_allows():
     ],
 )
 def test_nonsense_risks_are_refused(target, text):
-    for search in (calibrate, releases_within):
+    for search in (calibrate, max_num_steps):
         with pytest.raises(ValueError, match=text):
             search(FakeMechanism(1.0), **target)
 
@@ -131,13 +131,13 @@ def test_a_mechanism_on_target_is_kept():
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan, "tight"])
 def test_nonsense_targets_are_refused(target):
-    for search in (calibrate, releases_within):
+    for search in (calibrate, max_num_steps):
         with pytest.raises(ValueError, match="epsilon must be a finite number > 0"):
             search(FakeMechanism(1.0), epsilon=target, delta=DELTA)
 
 
 def test_nonsense_deltas_are_refused():
-    for search in (calibrate, releases_within):
+    for search in (calibrate, max_num_steps):
         with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2"):
             search(FakeMechanism(1.0), epsilon=1.0, delta=2)
 
@@ -166,7 +166,7 @@ def test_a_jump_past_the_target_is_reported():
 def test_the_last_step_paid_for_is_the_last(sampling, adjacency):
     mechanism = FakeMechanism(1.0, 50, sampling, adjacency)
     budget = 0.7 * guarantee(mechanism.event, DELTA, adjacency)[1]
-    steps = releases_within(mechanism, epsilon=budget, delta=DELTA)
+    steps = max_num_steps(mechanism, epsilon=budget, delta=DELTA)
     assert 0 < steps < 50
     assert guarantee(mechanism.prefix(steps).event, DELTA, adjacency)[1] <= budget
     assert guarantee(mechanism.prefix(steps + 1).event, DELTA, adjacency)[1] > budget
@@ -174,7 +174,7 @@ def test_the_last_step_paid_for_is_the_last(sampling, adjacency):
 
 def test_the_ends_of_a_budget():
     mechanism = FakeMechanism(1.0, 64, "none")
-    assert releases_within(mechanism, epsilon=1e3, delta=DELTA) == 64
-    assert releases_within(mechanism, epsilon=0.1, delta=DELTA) == 0
+    assert max_num_steps(mechanism, epsilon=1e3, delta=DELTA) == 64
+    assert max_num_steps(mechanism, epsilon=0.1, delta=DELTA) == 0
     single = mechanism.prefix(1).certificate(DELTA).epsilon
-    assert releases_within(mechanism, epsilon=single, delta=DELTA) == 1
+    assert max_num_steps(mechanism, epsilon=single, delta=DELTA) == 1

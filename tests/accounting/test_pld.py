@@ -23,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, pld
-from dpjax.accounting.events import releases
+from dpjax.accounting.releases.base import decompose
 
 DELTA = 1e-5
 
@@ -166,8 +166,8 @@ def test_composed_samples_of_fixed_size_lie_between_one_and_their_sum():
 
 def test_both_ends_of_a_profile_are_safe_and_tight():
     epsilons = np.array([[2.0, 0.0], [-1.0, 5.0]])
-    parts = releases(gaussian(2.0, 4), "add_remove")
-    upper, exact = pld.profile(parts, "add_remove", epsilons, None), gdp.delta(1.0, epsilons)
+    parts = decompose(gaussian(2.0, 4), "add_remove")
+    upper, exact = pld.compute_profile(parts, epsilons, None), gdp.delta(1.0, epsilons)
     assert np.all(exact <= upper)
     assert np.all(upper <= exact * 1.001 + 1e-12)
 
@@ -212,7 +212,7 @@ def test_a_step_seen_before_gives_the_same_answer():
             for adjacency in ("add_remove", "replace_one")
         ]
 
-    pld._single.cache_clear()
+    pld._build.cache_clear()
     first = values()
     assert values() == first
     assert len(set(first)) == 4

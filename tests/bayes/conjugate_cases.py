@@ -36,7 +36,7 @@ DRAW = {
 
 def laplace_release(family, adjacency, epsilon):
     sensitivity = family.sensitivity(norm="l1", adjacency=adjacency)
-    return StatisticRelease(family, Laplace.for_epsilon(sensitivity, epsilon))
+    return StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon))
 
 
 def exact_sums(family, records):

@@ -6,7 +6,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.infer.svi import SVIState
 
 from dpjax.bayes.variational import DPSVI
 from dpjax.sampling import FixedSizeSampling
@@ -73,3 +75,16 @@ def step_of(svi, state, *args, **kwargs):
 
 def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def gradients(svi, args, kwargs):
+    """Of numpyro and of DPSVI, from the same state and key, and their losses."""
+    key = jax.random.key(7)
+    state = svi.init(key, *args, **kwargs)
+    theirs = SVI(svi.model, svi.guide, svi.optim, svi.loss)
+    theirs.init(key, *args, **kwargs)
+    same = SVIState(state.optim_state, None, state.rng_key)
+    after, loss = jax.jit(lambda state: theirs.update(state, *args, **kwargs))(same)
+    before, after = (svi.optim.get_params(s.optim_state) for s in (same, after))
+    mine, (_, my_loss) = step_of(svi, state, *args, **kwargs), svi.update(state, *args, **kwargs)
+    return flat(jax.tree.map(jnp.subtract, before, after)), flat(mine), loss, my_loss

@@ -19,7 +19,7 @@ from dpjax.bayes.conjugate import (
     noise_aware_posterior,
 )
 from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
-from dpjax.mechanisms.discrete import DiscreteNoise
+from dpjax.mechanisms.additive import DiscreteNoise
 
 PARTICLES = 20_000
 KEY = jax.random.key(4)
@@ -166,7 +166,7 @@ def test_batches_keep_their_shape_and_errors_are_named():
     assert aware.effective_sample_size.shape == (3, 4)
     with pytest.raises(ValueError, match="num_particles must be a whole number"):
         noise_aware_posterior(KEY, release, np.zeros(2), 10, 0)
-    with pytest.raises(ValueError, match="num_particles must be more: of some release"):
+    with pytest.raises(ValueError, match="num_particles must be more: no particle is possible"):
         noise_aware_posterior(KEY, release, np.zeros(2), 1, 60)
     with pytest.raises(TypeError, match="key must be"):
         noise_aware_posterior(0, release, np.zeros(2), 10, 60)

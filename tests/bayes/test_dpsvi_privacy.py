@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from dpjax.bayes.variational.coordinates import coordinates
+from dpjax.bayes.variational.clipping import choose_coordinates
 from dpjax.bayes.variational.step import with_index
 from dpjax.gradients import clipped_grad
 from dpjax.sampling import PoissonSampling
@@ -39,7 +39,7 @@ def sums(model, guide):
     state = svi.init(KEY, X, Y)
     params = svi.optim.get_params(state.optim_state)
     problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
-    where = coordinates(problem, CLIP, params, [X, Y], [], KEY)
+    where = choose_coordinates(problem, CLIP, params, [X, Y], [], KEY)
     clipped = clipped_grad(where.loss, CLIP)
 
     @jax.jit

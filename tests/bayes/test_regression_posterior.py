@@ -12,8 +12,8 @@ from scipy import stats
 
 from dpjax.bayes.regression import (
     RegressionStatistics,
-    eigenvalue_of_noise,
     known_noise_posterior,
+    largest_noise_eigenvalue,
     repair,
     sufficient_statistics,
     unknown_noise_posterior,
@@ -156,7 +156,7 @@ def test_the_eigenvalue_of_noise_is_typical():
         triangle = np.triu(np.random.default_rng(0).normal(size=(40, d, d)) * scales)
         noise = triangle + np.swapaxes(np.triu(triangle, 1), 1, 2)
         largest = np.linalg.eigvalsh(noise)[:, -1].mean()
-        assert 0.9 < largest / float(eigenvalue_of_noise(scales)) < 1.05
+        assert 0.9 < largest / float(largest_noise_eigenvalue(scales)) < 1.05
 
 
 @pytest.mark.parametrize(

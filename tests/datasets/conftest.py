@@ -14,8 +14,8 @@ from urllib.error import URLError
 import pytest
 from tiny_mnist import TinyMnist, make_tiny_mnist, write_prepared
 
-from dpjax.datasets import mnist, prepared
-from dpjax.datasets.raw import RawFile
+from dpjax.datasets import mnist, tfds
+from dpjax.datasets.sources import RawFile
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     monkeypatch.setenv("TFDS_DATA_DIR", str(places.tfds))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # TFDS leaves empty folders there.
-    monkeypatch.setattr(prepared, "can_prepare", lambda: False)
+    monkeypatch.setattr(tfds, "can_prepare", lambda: False)
     monkeypatch.setattr(urllib.request, "urlopen", partial(_open_local, urllib.request.urlopen))
     return places
 

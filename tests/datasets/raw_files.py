@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from dpjax.datasets.raw import RawFile
+from dpjax.datasets.sources import RawFile
 
 T = TypeVar("T")
 BESIDE = Path(__file__).parents[3] / "shared" / "data"

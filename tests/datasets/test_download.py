@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from dpjax.datasets import CorruptedFileError, download
-from dpjax.datasets.download import cache_folder, fetch_raw
-from dpjax.datasets.raw import RawFile
-from dpjax.datasets.sources import UnavailableError
+from dpjax.datasets import CorruptedFileError, sources
+from dpjax.datasets.sources import RawFile, UnavailableError, cache_folder, fetch_raw
 
 CONTENTS = {"a.gz": b"alpha" * 50_000, "b.gz": b"beta"}
 FILES = [RawFile(n, len(d), hashlib.sha256(d).hexdigest()) for n, d in CONTENTS.items()]
@@ -74,8 +72,8 @@ def test_so_is_no_network(places: Any) -> None:
 
 
 def test_so_is_a_host_that_never_answers(places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_SECONDS_TO_CONNECT", 0.1)
-    monkeypatch.setattr(download, "_SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(sources, "_SECONDS_TO_CONNECT", 0.1)
+    monkeypatch.setattr(sources, "_SECONDS_OF_SILENCE", 0.3)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/"

@@ -59,7 +59,7 @@ def test_raw_files_come_first(places: Any, below: str) -> None:
     found = load_abalone()
     assert_tiny(found)
     assert found.source == "raw files in DPJAX_DATA_DIR"
-    assert "small leak that no ε counts" in found.note
+    assert "a leak that ε does not include" in found.note
 
 
 def test_public_ranges_look_at_no_other_record(

@@ -98,7 +98,7 @@ def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
 
 def test_octaves_are_the_powers_of_two_below() -> None:
     values = np.array([[0.0, 0.003, 0.3, 1.0, 1.99, 2.0, 5000.0, 1e9]])
-    octaves = adult._octaves(values).reshape(8, 21).argmax(axis=1) - 8
+    octaves = adult._encode_exponents(values).reshape(8, 21).argmax(axis=1) - 8
     assert octaves.tolist() == [-8, -8, -2, 0, 0, 1, 12, 12]
 
 

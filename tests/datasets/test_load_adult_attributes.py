@@ -62,7 +62,7 @@ def test_raw_files_come_first(places: Any, below: str) -> None:
     found = load_adult_attributes()
     assert_tiny(found)
     assert found.source == "raw files in DPJAX_DATA_DIR"
-    assert "small leak that no ε counts" in found.note
+    assert "a leak that ε does not include" in found.note
 
 
 def test_public_ranges_are_typed(places: Any) -> None:

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from raw_files import real_folder
 
-from dpjax.datasets import CorruptedFileError, Dataset, cifar10, load_digits, prepared
+from dpjax.datasets import CorruptedFileError, Dataset, cifar10, load_digits, tfds
 from dpjax.datasets.cifar10 import load_cifar10
-from dpjax.datasets.raw import RawFile
+from dpjax.datasets.sources import RawFile
 
 RNG = np.random.default_rng(0)
 # One colour an image, so that JPEG keeps it to a few of 255; two images for each of ten labels.
@@ -135,9 +135,9 @@ def test_the_prepared_copy_comes_second(places: Any, monkeypatch: pytest.MonkeyP
         [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)]
         for images, labels in ((TRAIN, LABELS), (TEST, TEST_LABELS))
     )
-    copy = prepared.Prepared("cifar10 3.0.2", splits)
-    monkeypatch.setattr(prepared, "is_prepared", lambda name: name == "cifar10")
-    monkeypatch.setattr(prepared, "read_prepared", lambda name, parts: copy)
+    copy = tfds.Prepared("cifar10 3.0.2", splits)
+    monkeypatch.setattr(tfds, "is_prepared", lambda name: name == "cifar10")
+    monkeypatch.setattr(tfds, "read_prepared", lambda name, parts: copy)
     found = load_cifar10()
     assert_held_as_published(found)
     assert found.source == "TFDS cifar10 3.0.2"

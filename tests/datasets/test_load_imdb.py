@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from raw_files import load_real, write
 
-from dpjax.datasets import CorruptedFileError, Dataset, imdb, load_digits, load_imdb, prepared
-from dpjax.datasets.prepared import Prepared
-from dpjax.datasets.raw import RawFile
+from dpjax.datasets import CorruptedFileError, Dataset, imdb, load_digits, load_imdb, tfds
+from dpjax.datasets.sources import RawFile
+from dpjax.datasets.tfds import Prepared
 
 # label, number, rating, text; by label and number, as the files hold them.
 TRAIN = [
@@ -124,9 +124,9 @@ def prepared_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         [{"text": text.encode("utf-8"), "label": np.int64(label == "pos")} for label, *_, text in s]
         for s in SPLITS.values()
     )
-    monkeypatch.setattr(prepared, "is_prepared", lambda name: name == "imdb_reviews")
+    monkeypatch.setattr(tfds, "is_prepared", lambda name: name == "imdb_reviews")
     monkeypatch.setattr(
-        prepared, "read_prepared", lambda name, names: Prepared("imdb_reviews 1.0.0", splits)
+        tfds, "read_prepared", lambda name, names: Prepared("imdb_reviews 1.0.0", splits)
     )
 
 
@@ -157,7 +157,7 @@ def test_the_host_comes_third(places: Any, host: Any, monkeypatch: pytest.Monkey
 def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
     found, digits = load_imdb(), load_digits()
     assert (found.name, found.is_stand_in) == ("digits as tokens", True)
-    assert found.note.startswith("This is not IMDb, which could not be had, and not even text")
+    assert found.note.startswith("This is not IMDb, which was not available, and not even text")
     assert caplog.messages == [found.note]
     assert found.train.x.shape == (1437, 256)
     assert not found.train.x[:, :192].any()

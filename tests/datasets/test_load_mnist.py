@@ -8,7 +8,7 @@ import pytest
 from raw_files import load_real
 from tiny_mnist import NAMES, TinyMnist, write_prepared
 
-from dpjax.datasets import CorruptedFileError, Dataset, load_digits, load_mnist, mnist, prepared
+from dpjax.datasets import CorruptedFileError, Dataset, load_digits, load_mnist, mnist, tfds
 
 
 def test_raw_files_come_first(tiny: TinyMnist, places: Any, prepared_copy: Path) -> None:
@@ -75,8 +75,8 @@ def test_with_tensorflow_a_copy_is_prepared_from_the_host_s_files(
         assert {p.name: p.read_bytes() for p in raw_folder.iterdir()} == tiny.contents
         write_prepared(places.tfds, tiny)
 
-    monkeypatch.setattr(prepared, "can_prepare", lambda: True)
-    monkeypatch.setattr(prepared, "prepare", prepare)
+    monkeypatch.setattr(tfds, "can_prepare", lambda: True)
+    monkeypatch.setattr(tfds, "prepare", prepare)
     tiny.write(host.folder)
     found = load_mnist()
     tiny.assert_held_by(found)
@@ -124,7 +124,7 @@ def test_a_host_with_other_bytes_is_an_error(
 def test_offline_the_stand_in_says_what_it_is(
     places: Any, tensorflow: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(prepared, "can_prepare", lambda: tensorflow)
+    monkeypatch.setattr(tfds, "can_prepare", lambda: tensorflow)
     found, digits = load_mnist(), load_digits()
     assert found.is_stand_in
     assert (found.name, found.source) == ("digits", "scikit-learn digits (stand-in)")

@@ -18,8 +18,8 @@ from dpjax.datasets import (
     movielens,
     restaurants,
 )
-from dpjax.datasets.ratings import split_ratings
-from dpjax.datasets.raw import RawFile
+from dpjax.datasets.base import split_ratings
+from dpjax.datasets.sources import RawFile
 
 NUM_USERS, NUM_MOVIES = 4, 9
 

@@ -9,7 +9,7 @@ from raw_files import load_real, published
 
 from dpjax.datasets import CorruptedFileError
 from dpjax.datasets import wine as wine_module
-from dpjax.datasets.regression import RegressionDataset
+from dpjax.datasets.base import RegressionDataset
 from dpjax.datasets.wine import load_wine
 
 NAME = "winequality-white.csv"

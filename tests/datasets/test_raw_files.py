@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpjax.datasets import CorruptedFileError
-from dpjax.datasets.raw import RawFile, find_raw, read_raw
-from dpjax.datasets.sources import UnavailableError
+from dpjax.datasets.sources import RawFile, UnavailableError, find_raw, read_raw
 
 CONTENTS = {"a.gz": b"alpha", "b.gz": b"beta"}
 FILES = [RawFile(n, len(d), hashlib.sha256(d).hexdigest()) for n, d in CONTENTS.items()]

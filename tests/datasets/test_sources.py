@@ -29,7 +29,7 @@ def test_the_first_source_that_has_the_data_is_the_last_one_asked() -> None:
 def test_the_note_tells_why_the_others_had_not() -> None:
     sources = (fail(UnavailableError("no disk")), fail(UnavailableError("no net")), lambda: FOUND)
     found = first_available(sources)
-    assert found.note == "A toy. Tried before, in vain: no disk; no net."
+    assert found.note == "A toy. Sources not available: no disk; no net."
     assert found.train is PART
 
 

@@ -44,7 +44,7 @@ def test_both_answers_cost_twice_what_one_does(records):
         epsilon = record.settings["epsilon"]
         assert record.certified["ε, one mean"] == pytest.approx(epsilon, rel=1e-12)
         assert record.certified["ε, both means"] == pytest.approx(2 * epsilon, rel=1e-12)
-        assert "replace one record" in record.certificate
+        assert "replace_one" in record.certificate
     assert "spends 2ε" in bob.EXPERIMENT.remarks(records)[0]
 
 

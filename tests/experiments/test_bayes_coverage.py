@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.mechanisms.one_statistic import Interval
+from dpjax.mechanisms.base import Interval
 from experiments.bayes import coverage
 from experiments.figures import draw_figures
 from experiments.registry import Row

@@ -110,14 +110,14 @@ ONE_RECORD = st.tuples(st.floats(-1.5, 1.5), st.floats(-2, 2))
 @settings(max_examples=150, deadline=None)
 def test_objective_perturbation_keeps_its_guarantee(common, one, other, model, epsilon):
     delta = 1e-2
-    mechanism = ObjectivePerturbation.for_epsilon(BallRidge(BOUNDS, *model), epsilon, delta)
+    mechanism = ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, *model), epsilon, delta)
     first, second = (np.array([*common, record]) for record in (one, other))
     assert delta_of_objective(mechanism, epsilon, first, second) <= delta
 
 
 def test_with_a_quarter_of_the_noise_the_guarantee_breaks():
     """The power of the test above: these neighbours are within what it draws."""
-    mechanism = ObjectivePerturbation.for_epsilon(BallRidge(BOUNDS, 200.0, 0.3), 0.5, 1e-2)
+    mechanism = ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, 200.0, 0.3), 0.5, 1e-2)
     first, second = np.array([[1.5, 2.0]]), np.array([[1.5, -2.0]])
     assert delta_of_objective(mechanism, 0.5, first, second) <= 1e-2
     assert delta_of_objective(mechanism.scale_noise(0.25), 0.5, first, second) > 1e-2
@@ -126,7 +126,7 @@ def test_with_a_quarter_of_the_noise_the_guarantee_breaks():
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 8.0])
 def test_objective_perturbation_spends_what_it_was_given(epsilon):
     model = BallRidge(BOUNDS, 50.0, 1.0)
-    mechanism = ObjectivePerturbation.for_epsilon(model, epsilon, 1e-5)
+    mechanism = ObjectivePerturbation.from_epsilon(model, epsilon, 1e-5)
     assert mechanism.epsilon(1e-5) == pytest.approx(epsilon)
     assert mechanism.scale_noise(2.0).epsilon(1e-5) < epsilon
     released = mechanism.release(jax.random.key(0), statistics_of(np.ones((4, 3))))
@@ -135,7 +135,7 @@ def test_objective_perturbation_spends_what_it_was_given(epsilon):
 
 def test_too_small_a_ridge_is_refused():
     with pytest.raises(ValueError, match=r"epsilon must be above 1\.179, got 1\.0"):
-        ObjectivePerturbation.for_epsilon(BallRidge(BOUNDS, 1.0, 1.0), 1.0, 1e-5)
+        ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, 1.0, 1.0), 1.0, 1e-5)
     with pytest.raises(ValueError, match="ridge"):
         BallRidge(BOUNDS, 0.0, 1.0)
     with pytest.raises(ValueError, match="radius"):

@@ -75,7 +75,7 @@ def test_every_picture_is_drawn(records, tmp_path):
 def some_records(n=400, d=3):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(n, d)), float)
-    return wine_runs.Records(x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(2.0, 1.0))
+    return wine_runs.Records(x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(x_norm=2.0, y_size=1.0))
 
 
 def test_splits_share_no_record_and_their_test_part_whatever_the_size():
@@ -125,7 +125,7 @@ NEAR_THE_EXACT_FIT = sorted(set(wine_fits.FITS) - {"trusted, Gaussian, bounds bo
 def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
     records = some_records()
     splits = wine_runs.draw_splits(records, 300, 3, seed=0)
-    wide = records._replace(bounds=RegressionBounds(6.0, 3.0))
+    wide = records._replace(bounds=RegressionBounds(x_norm=6.0, y_size=3.0))
     key = jax.random.key(0)
     exact = wine_fits.exact(records, splits, key, 1.0, 1e-4).posteriors.mean
     found = wine_fits.FITS[name](wide, splits, key, 1e9, 1e-4).posteriors.mean

@@ -55,7 +55,7 @@ def test_the_same_attacks_stay_within_what_is_certified(records, name):
     assert withstands(record, record.certified["ε"])
     assert record.certified["ε"] <= 1.001
     # they are no idle attacks: each proves some epsilon
-    assert record.measured[wishart.ATTACKED] > 0.05
+    assert record.measured[wishart.ATTACKED] > 0.03
 
 
 def test_half_the_noise_is_beaten():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from dpjax.datasets import Dataset, Split
 from experiments.bdp import abalone, variational_source, variational_table
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
@@ -49,12 +49,14 @@ def test_without_noise_no_outlier_is_protected():
     other = np.full((3, 4, 2), 1.01)
     trail = variational_source.Trail(one, one, other, np.ones((3, 4, 2)), np.ones((3, 4), bool))
     account = variational_source.account(trail, 0.1, 60, (1, 2, 32))
-    both = bayesian.epsilon(account, 1e-10)
-    assert np.isinf(both.differential)
+    both = bdp.epsilon(account, 1e-10)
+    assert np.isinf(both.dp)
     # All distances alike: three steps of the sampled Gaussian at that distance.
-    moment = bayesian.sampled_gaussian((32,), [0.01 * 2**0.5], sampling_rate=0.1, noise_std=1.0)
+    moment = bdp.subsampled_gaussian_log_moments(
+        (32,), [0.01 * 2**0.5], sampling_rate=0.1, noise_std=1.0
+    )
     expected = (3 * moment[0, 0] + 10 * np.log(10)) / 32
-    np.testing.assert_allclose(both.bayesian, expected, rtol=1e-4)
+    np.testing.assert_allclose(both.bdp, expected, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_every_row_says_what_it_does_and_does_not_protect(records):
         assert record.certified[DP_ATTACK] < 1
         assert {BDP, BDP_ATTACK} < set(record.measured)
         assert BDP not in record.certified
-        assert "What is not protected" in record.certificate
+        assert "Not covered by the BDP epsilon" in record.certificate
     assert noisy[0].certified[DP] > noisy[1].certified[DP]
     assert plain.measured[ACCURACY] > 70
 

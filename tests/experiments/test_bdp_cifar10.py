@@ -78,7 +78,7 @@ def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in,
     assert "first 200 and 100" in result.note
     assert result.certified[table.DP] > 100
     assert result.measured[table.BDP] > 0
-    assert "What is not protected" in result.certificate
+    assert "Not covered by the BDP epsilon" in result.certificate
 
 
 def test_paper_takes_all_images_and_quick_says_how_many():

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.accounting import moments
-from dpjax.accounting.bayesian import sampled_gaussian
+from dpjax.accounting import moments_accountant
+from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import costs, figures
 from experiments.bdp import figures_accounts as accounts
 from experiments.bdp import figures_gradients as gradients
@@ -64,7 +64,9 @@ def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
 def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
     orders = [order + 1 for order in costs.ORDERS]
     for name in ("3: 0.05 quantile", "3: 0.99 quantile"):
-        known = moments.epsilon([1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders)
+        known = moments_accountant.compute_epsilon(
+            [1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders
+        )
         assert np.all(np.array(records[name].measured[figures.CLIPPED]) <= known * (1 + 1e-6))
         pairs = np.array(records[name].measured[figures.SOURCES_PAIRS])
         assert np.all(pairs <= np.array(records[name].measured[figures.SOURCES_MA]))
@@ -82,7 +84,9 @@ def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
     settings = {"sampling_rate": 64 / 60_000, "num_steps": 10_000, "delta": 1e-5}
 
     def known(noise):
-        return np.array([moments.epsilon(noise, **settings, orders=(o + 1,)) for o in orders])
+        return np.array(
+            [moments_accountant.compute_epsilon(noise, **settings, orders=(o + 1,)) for o in orders]
+        )
 
     np.testing.assert_allclose(bayesian, known(1 / distance), rtol=1e-10)
     assert np.abs(bayesian / known(1.001 / distance) - 1).max() > 1e-8
@@ -106,7 +110,7 @@ def test_two_printed_formulas_are_far_off(records):
 def test_interpolated_log_moments_err_upwards_and_hardly():
     distances = np.random.default_rng(0).uniform(0, 3, 200)
     settings = {"sampling_rate": 1e-3, "noise_std": 1.7}
-    exact = sampled_gaussian(costs.ORDERS, distances, **settings)
+    exact = subsampled_gaussian_log_moments(costs.ORDERS, distances, **settings)
     found = costs.log_moments(distances, **settings)
     assert np.all(found >= exact * (1 - 1e-9))
     assert np.all(found <= exact + 0.02)

@@ -70,7 +70,7 @@ def test_typical_noise_gives_the_outlier_away(records):
     clipped = records["clipped at the outlier, ε = 1"]
     assert clipped.measured[incomes.RESIDENTS] < 51
     assert clipped.measured[incomes.BAYESIAN] < 0.05 < clipped.certified["DP ε"] == 1.0
-    assert "What is not protected" in clipped.certificate
+    assert "Not covered by the BDP epsilon" in clipped.certificate
 
 
 def test_the_account_is_the_largest_draws_and_too_small(records):

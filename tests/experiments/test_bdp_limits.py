@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from dpjax.accounting.bayesian import sampled_gaussian
+from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import limits
 from experiments.bdp import limits_composition as composition
 from experiments.bdp import limits_draws as draws
@@ -88,7 +88,7 @@ def test_the_mean_of_a_known_distribution_is_its_integral():
         return 2 * norm / spread**2 * math.exp(-((norm / spread) ** 2))
 
     def moment(norm):
-        found = sampled_gaussian((1, 3), norm, **populations.RUN)
+        found = subsampled_gaussian_log_moments((1, 3), norm, **populations.RUN)
         return np.exp(populations.NUM_STEPS * found)
 
     exact = integrate.quad_vec(lambda r: density(r) * moment(r), 0, 1, epsrel=1e-10)[0]

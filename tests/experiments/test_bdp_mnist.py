@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.accounting import bayesian
+from dpjax import bdp
 from dpjax.datasets import Split, load_digits
 from experiments.bdp import classifiers, mnist, table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
@@ -103,9 +103,9 @@ def test_only_the_drawn_weights_move_and_only_they_count(digits):
 def test_the_account_is_of_the_norms_that_were_drawn(private):
     mechanism = private.mechanism
     assert private.account.num_done == mechanism.num_steps == 10
-    both = bayesian.epsilon(private.account, 1e-5)
-    assert both.differential <= 2.0
-    worst = bayesian.update_at_bound(bayesian.init(mechanism, orders=classifiers.ORDERS), 10)
+    both = bdp.epsilon(private.account, 1e-5)
+    assert both.dp <= 2.0
+    worst = bdp.update_worst_case(bdp.init(mechanism, orders=classifiers.ORDERS), 10)
     assert 0 < private.share_clipped < 1
     assert np.all(private.account.costs <= worst.costs * (1 + 1e-12))
     assert np.any(private.account.costs < 0.9999 * worst.costs)
@@ -116,7 +116,7 @@ def test_where_every_norm_is_clipped_the_accounts_are_one(digits):
     run = train(
         settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1), Task(Linear(), digits, "x")
     )
-    worst = bayesian.update_at_bound(bayesian.init(run.mechanism, orders=classifiers.ORDERS), 5)
+    worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=classifiers.ORDERS), 5)
     assert run.share_clipped == 1.0
     np.testing.assert_allclose(run.account.costs, worst.costs, rtol=1e-10)
 

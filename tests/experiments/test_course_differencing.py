@@ -56,7 +56,7 @@ def test_noise_for_the_empirical_sensitivity_would_be_too_small(records):
     assert far.certified[differencing.TRUE] == 1
     assert far.measured[differencing.EXACT] < 60
     with pytest.raises(TypeError, match="only a lower bound"):
-        Laplace.for_epsilon(
+        Laplace.from_epsilon(
             differencing.empirical_sensitivity(jnp.sum, jnp.ones(3), norm="l1"), 1.0
         )
 

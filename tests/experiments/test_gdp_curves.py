@@ -1,4 +1,4 @@
-"""The curves of source 004: printed figures, true bounds, and pictures of every row."""
+"""The curves of Bu et al. (2020): printed figures, true bounds, and pictures of every row."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.accounting import profiles, tradeoff
+from dpjax.accounting import profile_bounds, tradeoff
 from experiments.figures import draw_figures
 from experiments.gdp import curves
 from experiments.records import load_records
@@ -97,7 +97,9 @@ def test_one_epoch_agrees_with_an_independent_composition():
     guarantees, limits = bounds.lower.delta(epsilons), bounds.upper.delta(epsilons)
 
     def agree(direction):
-        other = profiles(mechanism.event, epsilons, adjacency="add_remove", direction=direction)
+        other = profile_bounds(
+            mechanism.event, epsilons, adjacency="add_remove", direction=direction
+        )
         return np.all((other.lower <= guarantees) & (limits <= other.upper))
 
     # The curve's delta is that of the output with the record over the one without.

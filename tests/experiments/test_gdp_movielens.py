@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax.accounting import gdp
 from dpjax.datasets import RatingsDataset
-from dpjax.datasets.ratings import split_ratings
+from dpjax.datasets.base import split_ratings
 from experiments.gdp import movielens
 from experiments.gdp import movielens_baselines as baselines
 from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, user_records

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import epsilon as certified_epsilon
-from dpjax.bayes.sgmcmc import PRINTED_TEMPERATURE, TRUE_POSTERIOR, Decreasing
+from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE, PolynomialDecay
 from experiments.figures import draw_figures
 from experiments.records import load_records
 from experiments.runner import Plan, run_experiment
@@ -57,7 +57,7 @@ def test_the_steps_for_a_tenth(records):
         assert 0.099 < record.certified[name] <= 0.1
     # half as large with the noise as printed, and no larger
     for size, certified in ((0.5, True), (0.53, False)):
-        chain = bounds.langevin(1_000, size * constant[1_000], PRINTED_TEMPERATURE)
+        chain = bounds.langevin(1_000, size * constant[1_000], PUBLISHED_TEMPERATURE)
         found = certified_epsilon(chain.event, bounds.DELTA, adjacency="add_remove")
         assert (found <= 0.1) == certified
 
@@ -68,7 +68,7 @@ def test_the_stairs_lie_above_the_smooth_schedule(monkeypatch):
     assert (stairs <= 1.11 * smooth).all()
     assert len(np.unique(stairs)) <= 30
     monkeypatch.setitem(bounds.SETTING, "num_steps", 300)
-    chain = bounds.langevin(5_000, Decreasing(0.1), TRUE_POSTERIOR)
+    chain = bounds.langevin(5_000, PolynomialDecay(0.1), POSTERIOR_TEMPERATURE)
     above = dataclasses.replace(chain, step_size=bounds.stairs(0.1))
     smooth_epsilon, epsilon = (
         certified_epsilon(one.event, bounds.DELTA, adjacency="add_remove") for one in (chain, above)

@@ -17,7 +17,7 @@ fast_jit = partial(jax.jit, compiler_options=_OPTIONS)
 bookkeeping = partial(dpjax.clipped_grad, method="bookkeeping")
 
 # (_WORK_PER_FLOAT, _LARGE) with which every leaf takes this route wherever it can.
-_FORCED = {"factors": (10**18, 10**18), "materialise": (0, 10**18), "in turn": (0, -1)}
+_FORCED = {"ghost": (10**18, 10**18), "instantiate": (0, 10**18), "sequential": (0, -1)}
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def by_route(route, loss):
     return clipped_sum
 
 
-def different_ways(case, wanted=("factors", "materialise")):
+def different_ways(case, wanted=("ghost", "instantiate")):
     """Bookkeeping by each of the routes wanted that makes a difference to this case."""
     found = {}
     for route in wanted:

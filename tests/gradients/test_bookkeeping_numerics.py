@@ -13,7 +13,7 @@ from bookkeeping_checks import bookkeeping, by_route, fast_jit
 from dpjax.gradients import vmap
 
 CLIP = 0.5
-ROUTES = ["factors", "in turn", "materialise"]
+ROUTES = ["ghost", "sequential", "instantiate"]
 # Tokens and features: two long vectors, a balanced case, more tokens than entries.
 SIZES = [(2, 4096), (8, 1024), (64, 64), (512, 8)]
 
@@ -68,7 +68,7 @@ def assert_not_below(norms, truth):
 def test_norms_are_not_below_the_truth_where_terms_cancel(tokens, features):
     batch = cancelling(tokens, features, max(4, features // 4))
     w = jnp.zeros((features, batch["right"].shape[-1]))
-    for route in ("factors", "in turn"):
+    for route in ("ghost", "sequential"):
         norms, sizes = contributions(by_route(route, bilinear), w, batch)
         assert_not_below(norms, true_norms(batch))
         assert np.all(sizes <= CLIP * (1 + 1e-6))
@@ -85,7 +85,7 @@ def test_without_the_margin_norms_would_be_below(tokens, features):
 
 def test_what_does_not_cancel_keeps_its_norm():
     batch = jax.tree.map(lambda leaf: leaf[-1:], cancelling(64, 64, 16))
-    norms, _ = contributions(by_route("factors", bilinear), jnp.zeros((64, 16)), batch)
+    norms, _ = contributions(by_route("ghost", bilinear), jnp.zeros((64, 16)), batch)
     np.testing.assert_allclose(norms, true_norms(batch), rtol=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_uses_of_one_weight_that_cancel():
     right = np.float32(rng.normal(size=(5, 3, 8)))
     batch = {"left": left, "nearly": nearly, "right": right}
     truth = true_norms({"left": np.float64(left) - np.float64(nearly), "right": right})
-    norms, sizes = contributions(by_route("factors", loss), jnp.zeros((64, 8)), batch)
+    norms, sizes = contributions(by_route("ghost", loss), jnp.zeros((64, 8)), batch)
     assert_not_below(norms, truth)
     assert np.all(sizes <= CLIP * (1 + 1e-6))
 

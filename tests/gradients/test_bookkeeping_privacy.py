@@ -13,7 +13,7 @@ from bookkeeping_checks import bookkeeping, by_route, fast_jit
 from zoo import BATCH, build
 
 import dpjax
-from dpjax.gradients.bookkeeping.factors import inner_product
+from dpjax.gradients.bookkeeping.ghost_norms import inner_product
 
 # The package has a function of the same name.
 BOOKKEEPING = importlib.import_module("dpjax.gradients.bookkeeping.clipped_sum")
@@ -63,7 +63,7 @@ SHARED = [
 def test_one_example_moves_the_sum_by_its_bound_at_most(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        for route in ("factors", "materialise"):
+        for route in ("ghost", "instantiate"):
             moved = moves(by_route(route, case.loss), case, 0.3)
             assert_within(moved, 0.3)
             assert np.max(moved[0]) > 0.3 * (1 - 1e-9)  # the bound is reached, not undercut
@@ -88,7 +88,7 @@ def without_cross_terms(monkeypatch):
         each = map(BOOKKEEPING.factors, sites, operands, signals)
         return sum(inner_product(one, one) for one in each)
 
-    monkeypatch.setattr(BOOKKEEPING, "_square_from_factors", squares)
+    monkeypatch.setattr(BOOKKEEPING, "_ghost_squared_norm", squares)
 
 
 def tokens_by_themselves(monkeypatch):
@@ -106,15 +106,15 @@ def lookups_by_themselves(monkeypatch):
     def squares(site, operands, signals):
         return jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1)
 
-    monkeypatch.setattr(BOOKKEEPING, "squared_norms_of_lookups", squares)
+    monkeypatch.setattr(BOOKKEEPING, "embedding_squared_norms", squares)
 
 
 def first_use_alone(monkeypatch):
     """Every use of a weight after the first is forgotten."""
-    right = BOOKKEEPING._square_from_factors
+    right = BOOKKEEPING._ghost_squared_norm
     monkeypatch.setattr(
         BOOKKEEPING,
-        "_square_from_factors",
+        "_ghost_squared_norm",
         lambda sites, operands, signals: right(sites[:1], operands[:1], signals[:1]),
     )
 
@@ -139,7 +139,7 @@ TWINS = [
 def test_a_norm_that_leaves_something_out_is_found(twin, name, monkeypatch):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        assert_within(moves(by_route("factors", case.loss), case, 0.3), 0.3)
+        assert_within(moves(by_route("ghost", case.loss), case, 0.3), 0.3)
         twin(monkeypatch)
         with pytest.raises(AssertionError):
-            assert_within(moves(by_route("factors", case.loss), case, 0.3), 0.3)
+            assert_within(moves(by_route("ghost", case.loss), case, 0.3), 0.3)

@@ -33,10 +33,10 @@ def test_agrees_in_double_precision(name):
 
 
 @pytest.mark.parametrize("name", WITH_ONE_PRODUCT_SITE)
-def test_agrees_where_gradients_are_formed_in_turn(name):
+def test_agrees_where_gradients_are_instantiated_sequentially(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        run = side_by_side(case.loss, different_ways(case, ("in turn",)))
+        run = side_by_side(case.loss, different_ways(case, ("sequential",)))
         _compare(run, case, sums=1e-10, below=1e-12)
         _assert_nan_stays_at_home(run, case)
 
@@ -44,7 +44,7 @@ def test_agrees_where_gradients_are_formed_in_turn(name):
 @pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
 def test_agrees_in_single_precision(name):
     case = build(name, jnp.float32)
-    run = side_by_side(case.loss, different_ways(case, ("factors",)))
+    run = side_by_side(case.loss, different_ways(case, ("ghost",)))
     _compare(run, case, sums=1e-5, below=1e-6)
 
 

@@ -117,9 +117,13 @@ def test_no_product_may_be_rounded_to_fewer_bits():
     assert precisions == {(jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)}
 
 
-def test_the_sum_of_half_precision_gradients_is_kept_in_single():
+@pytest.mark.parametrize("microbatch_size", [None, 7])
+@pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
+def test_the_sum_of_half_precision_gradients_is_kept_in_single(method, microbatch_size):
+    """Of 300 ones bfloat16 would keep 256."""
     batch = jnp.ones((300, 1), jnp.bfloat16)
-    compute = jax.jit(clipped_grad(lambda w, x: jnp.sum(w * x), 2.0, microbatch_size=7))
+    options = {"method": method, "microbatch_size": microbatch_size}
+    compute = jax.jit(clipped_grad(lambda w, x: jnp.sum(w * x), 2.0, **options))
     clipped_sum, info = compute(jnp.zeros(1, jnp.bfloat16), batch)
     assert clipped_sum.dtype == info.norms.dtype == jnp.float32
     assert clipped_sum == 300

@@ -28,7 +28,7 @@ def attacked_epsilon(ones, others, outcomes):
     """
     each = FALSE_ALARM / (4 * len(outcomes))
     bounds = [
-        np.log(_lower(outcome(a), each) / _upper(outcome(b), each))
+        np.log(max(_lower(outcome(a), each), 1e-300) / _upper(outcome(b), each))
         for outcome in outcomes
         for a, b in ((ones, others), (others, ones))
     ]
@@ -36,11 +36,11 @@ def attacked_epsilon(ones, others, outcomes):
 
 
 def _lower(hits, each):
-    return stats.beta.ppf(each, hits.sum(), hits.size - hits.sum() + 1)
+    return stats.beta.ppf(each, hits.sum(), hits.size - hits.sum() + 1) if hits.any() else 0.0
 
 
 def _upper(hits, each):
-    return stats.beta.isf(each, hits.sum() + 1, hits.size - hits.sum())
+    return 1.0 if hits.all() else stats.beta.isf(each, hits.sum() + 1, hits.size - hits.sum())
 
 
 def coverage_is_at_least(level, covered):

@@ -3,17 +3,20 @@
 import math
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from noise_checks import attacked_epsilon
+from noise_checks import FALSE_ALARM, attacked_epsilon, chi_square_p
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate
-from dpjax.mechanisms import Composition, DiscreteGaussian, DiscreteLaplace, Gaussian, seeded_bits
+from dpjax.mechanisms import Composition, DiscreteGaussian, DiscreteLaplace, Gaussian
 from dpjax.sensitivity import Sensitivity
 
 ADJACENCIES = ("add_remove", "replace_one")
+KEY = jax.random.key(5)
 
 
 def laplace(scale=4.0, value=3, adjacency="add_remove"):
@@ -47,7 +50,7 @@ def test_a_fine_grid_costs_time_but_hardly_epsilon(adjacency, value):
 
 def test_epsilon_is_exact_for_the_geometric_mechanism():
     count = sensitivity.of_count(norm="l1", adjacency="replace_one")
-    used = DiscreteLaplace.for_epsilon(count, 0.1)
+    used = DiscreteLaplace.from_epsilon(count, 0.1)
     assert used.scale == 1 / Fraction(0.1)
     assert used.pure_epsilon == 0.1
 
@@ -106,20 +109,21 @@ def test_deviations_and_half_widths_are_those_of_the_laws(scale):
                 assert law[np.abs(k) < width].sum() < level
 
 
-def test_a_release_adds_the_noise_that_is_drawn_entry_by_entry():
-    for used in (laplace(Fraction(7, 2)), gaussian(3.0)):
-        bits = seeded_bits(5)
-        expected = [used.draw(bits) for _ in range(5)]
-        value = {"a": np.array([[10, 20], [30, 40]], np.uint8), "b": -7}
-        released = used.release(value, seeded_bits(5))
-        assert released["a"].dtype == released["b"].dtype == np.int64
-        assert (released["a"] - value["a"]).ravel().tolist() == expected[:4]
-        assert released["b"] + 7 == expected[4]
+@pytest.mark.parametrize("used", [laplace(Fraction(7, 2)), gaussian(3.0)])
+def test_a_release_adds_the_same_noise_to_every_integer(used):
+    value = {"a": np.array([[10, 20], [30, 40]], np.uint8), "b": -7}
+    released = used.release(KEY, value)
+    assert released["a"].dtype == released["b"].dtype == np.int64
+    noise = used.release(KEY, {"a": np.zeros((2, 2), int), "b": 0})
+    np.testing.assert_array_equal(released["a"] - value["a"], noise["a"])
+    assert released["b"] + 7 == noise["b"]
+    jitted = jax.jit(used.release)(KEY, jax.tree.map(jnp.asarray, value))
+    jax.tree.map(np.testing.assert_array_equal, jitted, released)
 
 
-def test_releases_differ_by_default():
+def test_another_key_gives_other_noise():
     used = gaussian(1e6)
-    assert used.release(0) != used.release(0)
+    assert used.release(KEY, 0) != used.release(jax.random.key(6), 0)
 
 
 def test_confidence_intervals_are_the_half_widths():
@@ -132,7 +136,7 @@ def test_confidence_intervals_are_the_half_widths():
 def test_no_attack_beats_it_and_a_wrong_claim_is_beaten():
     used = laplace(2.0, 2)
     zeros = np.zeros(20_000, np.int64)
-    ones, others = (used.release(zeros, seeded_bits(seed)) for seed in (1, 2))
+    ones, others = (used.release(jax.random.key(seed), zeros) for seed in (1, 2))
     outcomes = [lambda x, t=t: x >= t for t in (0, 1, 2)]
     attacked = attacked_epsilon(ones + 2, others, outcomes)
     assert 0.8 < attacked <= used.pure_epsilon == 1.0
@@ -145,20 +149,22 @@ def test_a_sum_on_a_grid_is_released_without_rounding():
     bounds = sensitivity.to_grid((0, 2), 0.01)
     stated = sensitivity.of_sum(bounds, norm="l1", adjacency="replace_one")
     assert stated.value == 200
-    used = DiscreteLaplace.for_epsilon(stated, 1.0)
-    noise = used.release(0, seeded_bits(3))
-    assert used.release(records.sum(), seeded_bits(3)) - noise == 31 + 200 + 0
+    used = DiscreteLaplace.from_epsilon(stated, 1.0)
+    noise = used.release(KEY, 0)
+    assert used.release(KEY, records.sum()) - noise == 31 + 200 + 0
 
 
 @pytest.mark.parametrize("value", [0.5, [1.0, 2.0], np.array([True]), "12"])
 def test_what_is_not_whole_is_refused(value):
-    with pytest.raises(ValueError, match="value must be arrays of whole numbers"):
-        gaussian().release(value)
+    with pytest.raises(ValueError, match=r"value must be (arrays of integers|real numbers)"):
+        gaussian().release(KEY, value)
 
 
-def test_what_does_not_fit_is_no_release():
-    with pytest.raises(OverflowError):
-        gaussian(100.0).release([np.iinfo(np.int64).max] * 20)
+def test_numbers_beyond_64_bits_are_exact():
+    used = gaussian(100.0)
+    noise = used.release(KEY, [0, 0])
+    released = used.release(KEY, [10**30, -(2**63)])
+    assert [int(r) - int(n) for r, n in zip(released, noise, strict=True)] == [10**30, -(2**63)]
 
 
 def test_a_sensitivity_between_whole_numbers_is_refused():
@@ -168,7 +174,7 @@ def test_a_sensitivity_between_whole_numbers_is_refused():
 
 def test_the_descriptions_have_every_number():
     words = laplace(Fraction(9)).describe()
-    assert "one release of whole numbers, of sensitivity 3 in L1" in words["statistic"]
+    assert "one release of integers, of sensitivity 3 in L1" in words["statistic"]
     assert "discrete Laplace, scale 9, on every entry; sampled exactly" in words["noise"]
     assert "epsilon at most 0.3334" in words["guarantee"]
     words = gaussian(2.0).describe()
@@ -178,9 +184,25 @@ def test_the_descriptions_have_every_number():
 
 def test_any_kind_of_float_is_taken_for_the_fraction_that_it_is():
     one = Sensitivity(np.float32(1), "l1", "add_remove")
-    assert DiscreteLaplace.for_epsilon(one, np.float32(0.5)).scale == 2
-    DiscreteLaplace(one, np.float32(2.5)).release(3)
+    assert DiscreteLaplace.from_epsilon(one, np.float32(0.5)).scale == 2
+    DiscreteLaplace(one, np.float32(2.5)).release(KEY, 3)
 
 
 def test_hardly_any_noise_has_hardly_any_deviation():
     assert DiscreteLaplace(Sensitivity(1.0, "l1", "add_remove"), 1e-4).standard_deviation < 1e-300
+
+
+@pytest.mark.parametrize("cls", [DiscreteLaplace, DiscreteGaussian])
+def test_released_noise_has_the_distribution_that_the_guarantee_is_for(cls):
+    used = cls(Sensitivity(2, cls.norm, "add_remove"), Fraction(3, 2))
+    noise = used.release(KEY, np.zeros(20_000, int))
+    k = np.arange(-60, 61)
+    if cls is DiscreteLaplace:  # from epsilon: sensitivity over scale
+        weights = [np.exp(-np.abs(k) * used.pure_epsilon / 2 * f) for f in (1.0, 2 / 3)]
+    else:  # from rho: squared sensitivity over twice the variance
+        weights = [np.exp(-(k**2) * used.rho / 4 * f) for f in (1.0, 3 / 2)]
+    stated, other = ((w / w.sum())[60 + np.arange(-3, 4)] for w in weights)
+    cells = range(-3, 4)
+    assert chi_square_p(noise, lambda cell: stated[cell + 3], cells) > FALSE_ALARM
+    # power: the variance (or the squared scale) taken for the scale, or the other way round
+    assert chi_square_p(noise, lambda cell: other[cell + 3], cells) < FALSE_ALARM

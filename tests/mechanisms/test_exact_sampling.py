@@ -1,26 +1,27 @@
-"""The exact samplers draw from their laws: chi-square tests, each with broken twins."""
+"""The exact samplers draw from their distributions: chi-square tests, each with broken twins."""
 
-import inspect
 import math
-import secrets
 from fractions import Fraction
 from functools import cache
 
+import jax
 import numpy as np
 import pytest
 from noise_checks import FALSE_ALARM, chi_square_p
 
-from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace
 from dpjax.mechanisms.exact_sampling import (
+    RandomWords,
     bernoulli_exp,
+    derive,
     discrete_gaussian,
     discrete_laplace,
-    seeded_bits,
+    fit_integers,
+    threefry,
 )
 
 MANY = 30_000
 LAPLACE_SCALES = (Fraction(5, 2), Fraction(1, 2), Fraction(7))
-GAUSSIAN_VARIANCES = (Fraction(9, 4), Fraction(1, 3), Fraction(16))
+GAUSSIAN_SCALES = (Fraction(3, 2), Fraction(4, 7), Fraction(4))
 
 
 def laplace_pmf(scale):
@@ -39,16 +40,23 @@ def likely(pmf):
     return range(-farthest, farthest + 1)
 
 
+def lanes(size, seed):
+    return RandomWords(np.array([seed, 0], np.uint32), size)
+
+
+def draw(sampler, scale, seed, size=MANY):
+    each = (np.full(size, part, object) for part in Fraction(scale).as_integer_ratio())
+    return sampler(lanes(size, seed), *fit_integers(*each))
+
+
 @cache
 def laplace_draws(scale):
-    bits = seeded_bits(1)
-    return [discrete_laplace(scale, bits) for _ in range(MANY)]
+    return draw(discrete_laplace, scale, seed=1)
 
 
 @cache
-def gaussian_draws(variance):
-    bits = seeded_bits(2)
-    return [discrete_gaussian(variance, bits) for _ in range(MANY)]
+def gaussian_draws(scale):
+    return draw(discrete_gaussian, scale, seed=2)
 
 
 @pytest.mark.parametrize("scale", LAPLACE_SCALES)
@@ -57,18 +65,21 @@ def test_discrete_laplace_draws_follow_their_law(scale):
     assert chi_square_p(laplace_draws(scale), pmf, likely(pmf)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("variance", GAUSSIAN_VARIANCES)
-def test_discrete_gaussian_draws_follow_their_law(variance):
-    pmf = gaussian_pmf(variance)
-    assert chi_square_p(gaussian_draws(variance), pmf, likely(pmf)) > FALSE_ALARM
+@pytest.mark.parametrize("scale", GAUSSIAN_SCALES)
+def test_discrete_gaussian_draws_follow_their_law(scale):
+    pmf = gaussian_pmf(scale**2)
+    assert chi_square_p(gaussian_draws(scale), pmf, likely(pmf)) > FALSE_ALARM
+    # power: the variance taken for the scale
+    wrong = gaussian_pmf(scale)
+    assert chi_square_p(gaussian_draws(scale), wrong, range(-1, 2)) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("wrong", [0.93, 1.07])
 def test_power_a_wrong_scale_is_seen(wrong):
     pmf = laplace_pmf(2.5 * wrong)
     assert chi_square_p(laplace_draws(Fraction(5, 2)), pmf, likely(pmf)) < FALSE_ALARM
-    pmf = gaussian_pmf(Fraction(9, 4) * Fraction(wrong) ** 2)
-    assert chi_square_p(gaussian_draws(Fraction(9, 4)), pmf, likely(pmf)) < FALSE_ALARM
+    pmf = gaussian_pmf((Fraction(3, 2) * Fraction(wrong)) ** 2)
+    assert chi_square_p(gaussian_draws(Fraction(3, 2)), pmf, likely(pmf)) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("rounding", [np.floor, np.rint, np.trunc])
@@ -83,17 +94,17 @@ def test_power_rounded_continuous_noise_is_seen(rounding):
 
 def test_power_zero_drawn_twice_as_often_is_seen():
     """What the sampler does if it keeps minus zero."""
-    bits = seeded_bits(4)
-    sizes = np.abs(np.random.default_rng(5).geometric(1 - math.exp(-1 / 2.5), MANY) - 1)
-    signs = np.array([1 - 2 * bits(1) for _ in range(MANY)])
+    generator = np.random.default_rng(5)
+    sizes = np.abs(generator.geometric(1 - math.exp(-1 / 2.5), MANY) - 1)
+    signs = generator.choice([-1, 1], MANY)
     pmf = laplace_pmf(2.5)
     assert chi_square_p(sizes * signs, pmf, likely(pmf)) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 3), Fraction(1), Fraction(7, 2)])
 def test_coins_of_exponential_probability(x):
-    bits = seeded_bits(6)
-    tosses = [int(bernoulli_exp(x, bits)) for _ in range(MANY)]
+    top, bottom = (np.full(MANY, part) for part in x.as_integer_ratio())
+    tosses = bernoulli_exp(lanes(MANY, 6), np.arange(MANY), top, bottom).astype(int)
     if x == 0:
         assert all(tosses)
         return
@@ -102,25 +113,57 @@ def test_coins_of_exponential_probability(x):
     assert chi_square_p(tosses, lambda side: chance + 0.02, [1]) < FALSE_ALARM
 
 
-def test_a_seed_repeats_and_another_does_not():
-    def draws(seed):
-        bits = seeded_bits(seed)
-        return [discrete_gaussian(Fraction(100), bits) for _ in range(20)]
-
-    assert draws(7) == draws(7) != draws(8)
-    with pytest.raises(ValueError, match="seed must be a whole number"):
-        seeded_bits(0.5)
-
-
-def test_noise_comes_from_the_operating_system_unless_told_otherwise():
-    for cls in (DiscreteLaplace, DiscreteGaussian):
-        assert inspect.signature(cls.release).parameters["bits"].default is secrets.randbits
+@pytest.mark.parametrize(
+    ("sampler", "mean_size"), [(discrete_laplace, 1.0), (discrete_gaussian, 0.79788)]
+)
+@pytest.mark.parametrize("scale", [2**33, 2**54 + 3, 2**90])
+def test_large_scales_have_the_continuous_size_with_and_without_int64(sampler, mean_size, scale):
+    size = 20_000 if scale < 2**55 else 4000
+    sizes = np.abs(draw(sampler, scale, seed=3, size=size) / scale).astype(float)
+    assert abs(sizes.mean() - mean_size) < 5 / math.sqrt(size)  # five standard errors or more
+    # integers below the scale are uniform: no digit is missing
+    low = draw(sampler, scale, seed=4, size=size) % 8
+    assert chi_square_p(low.astype(int), lambda digit: 1 / 8, range(7)) > FALSE_ALARM
 
 
-def test_every_bit_is_asked_of_the_source():
-    def stuck(count):
-        raise AssertionError("asked")
+def test_int64_and_python_integers_give_the_same_noise_where_words_are_drawn_alike():
+    small, large = (np.full(50, 7, dtype) for dtype in (np.int64, object))
+    words = lanes(50, 8).below(small, np.arange(50))
+    assert words.min() >= 0
+    assert words.max() <= 6
+    assert set(lanes(500, 8).below(np.full(500, 7, object), np.arange(500))) == set(range(7))
+    assert large.dtype == object
 
-    for draw in (discrete_laplace, discrete_gaussian):
-        with pytest.raises(AssertionError, match="asked"):
-            draw(Fraction(3), stuck)
+
+@pytest.mark.parametrize("bound", [1, 3, 7, 2**62 - 1])
+def test_integers_below_a_bound_are_uniform(bound):
+    drawn = lanes(MANY, 9).below(np.full(MANY, bound), np.arange(MANY))
+    assert drawn.min() >= 0
+    assert drawn.max() < bound
+    if bound > 1:
+        cells = min(bound, 8)
+        found = (drawn.astype(object) * cells // bound).astype(int)
+        assert chi_square_p(found, lambda c: 1 / cells, range(cells - 1)) > FALSE_ALARM
+
+
+def test_the_words_are_threefrys_as_jax_has_it():
+    key = np.array([123, 456], np.uint32)
+    count = np.arange(6, dtype=np.uint32)
+    ours = np.concatenate(threefry(key, count[:3], count[3:]))
+    np.testing.assert_array_equal(ours, jax.extend.random.threefry_2x32(key, count))
+
+
+def test_every_lane_every_draw_and_every_derived_key_has_words_of_its_own():
+    key = np.array([1, 2], np.uint32)
+    words = [stream.draw(np.arange(100)) for stream in [lanes(100, 1)] for _ in range(5)]
+    words += [RandomWords(k, 100).draw(np.arange(100)) for k in (key, *derive(key, 3))]
+    assert np.unique(np.concatenate(words)).size == 900
+
+
+def test_a_lane_does_not_depend_on_its_batch():
+    keys = np.array([[1, 2], [3, 4], [5, 6]], np.uint32)
+    scale = np.full(12, 5)
+    together = discrete_gaussian(RandomWords(keys, 4), scale, np.ones_like(scale)).reshape(3, 4)
+    for key, row in zip(keys, together, strict=True):
+        alone = discrete_gaussian(RandomWords(key, 4), scale[:4], np.ones(4, int))
+        np.testing.assert_array_equal(alone, row)

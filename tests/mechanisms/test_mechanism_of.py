@@ -8,7 +8,7 @@ import pytest
 from dpjax.mechanisms import SubsampledGaussian, mechanism_of
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from dpjax.transforms import (
-    add_noise,
+    add_gaussian_noise,
     clip_per_example,
     differentially_private_aggregate,
     noisy_adam,
@@ -20,9 +20,15 @@ POISSON = PoissonSampling(100, 0.1)
 FIXED = FixedSizeSampling(100, 10)
 
 TRANSFORMS = {
-    "add_noise": lambda clip, sigma: add_noise(sigma, clip, KEY),
-    "noisy_sgd": lambda clip, sigma: noisy_sgd(0.1, clip, sigma, 10, KEY),
-    "noisy_adam": lambda clip, sigma: noisy_adam(0.1, clip, sigma, 10, KEY),
+    "add_gaussian_noise": lambda clip, sigma: add_gaussian_noise(
+        noise_multiplier=sigma, l2_clip=clip, key=KEY
+    ),
+    "noisy_sgd": lambda clip, sigma: noisy_sgd(
+        0.1, l2_clip=clip, noise_multiplier=sigma, expected_batch_size=10, key=KEY
+    ),
+    "noisy_adam": lambda clip, sigma: noisy_adam(
+        0.1, l2_clip=clip, noise_multiplier=sigma, expected_batch_size=10, key=KEY
+    ),
 }
 
 
@@ -50,7 +56,7 @@ def test_a_schedule_is_read_at_the_steps_the_loop_makes(name):
 
 def test_a_schedule_is_the_noise_that_is_added():
     falling = optax.exponential_decay(4.0, 1, 0.5)
-    transform = add_noise(falling, 1.0, KEY)
+    transform = add_gaussian_noise(noise_multiplier=falling, l2_clip=1.0, key=KEY)
     zeros = jnp.zeros(50_000)
     state = transform.init(zeros)
     found = mechanism_of(transform, sampling=POISSON, num_steps=3, adjacency="replace_one")
@@ -74,17 +80,24 @@ def test_the_mean_over_the_batchs_length_needs_a_public_length():
     [
         optax.sgd(0.1),
         clip_per_example(1.0),
-        optax.chain(noisy_sgd(0.1, 1.0, 1.0, 10, KEY), optax.scale(2.0)),
+        optax.chain(
+            noisy_sgd(0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=10, key=KEY),
+            optax.scale(2.0),
+        ),
     ],
     ids=["sgd", "clip alone", "wrapped"],
 )
 def test_what_has_no_description_is_refused(plain):
-    with pytest.raises(ValueError, match="transformation must be what add_noise"):
+    with pytest.raises(
+        ValueError, match="must be a state where dpjax's transformations are wrapped"
+    ):
         mechanism_of(plain, sampling=POISSON, num_steps=3, adjacency="add_remove")
 
 
 def test_numbers_out_of_range_are_refused():
-    transform = noisy_sgd(0.1, 1.0, lambda step: 1.0 - step, 10, KEY)
+    transform = noisy_sgd(
+        0.1, l2_clip=1.0, noise_multiplier=lambda step: 1.0 - step, expected_batch_size=10, key=KEY
+    )
     for num_steps, words in ((0, "num_steps must be"), (3, "noise_multiplier must be")):
         with pytest.raises(ValueError, match=words):
             mechanism_of(transform, sampling=POISSON, num_steps=num_steps, adjacency="add_remove")

@@ -119,10 +119,10 @@ def test_the_certificate_is_the_pure_epsilon(cls, adjacency):
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_noise_for_an_epsilon(cls):
     votes = sensitivity.of_histogram(norm="linf", adjacency="replace_one")
-    used = cls.for_epsilon(votes, 0.1, unit="one teacher")
+    used = cls.from_epsilon(votes, 0.1, unit="one teacher")
     assert (used.scale, used.unit) == (20.0, "one teacher")
     counts = sensitivity.of_histogram(norm="linf", adjacency="add_remove")
-    assert cls.for_epsilon(counts, 0.1).scale == 10.0
+    assert cls.from_epsilon(counts, 0.1).scale == 10.0
     found = calibrate(mechanism(cls), epsilon=0.1, delta=1e-6)
     assert 20.0 * (1 - 1e-4) <= found.scale <= 20.0 * 1.01
 
@@ -159,3 +159,26 @@ def test_the_description_has_every_number():
 def test_a_utility_that_32_bits_do_not_hold_does_not_wrap(cls):
     used = cls(Sensitivity(1.0, "linf", "add_remove"), 1.0)
     assert int(used.release(jax.random.key(0), np.array([0, 2**31]))) == 1
+
+
+def test_the_tail_of_the_exponential_mechanism_is_exact():
+    used = mechanism(ExponentialMechanism)
+    drawn = winners(used, (0.0, -12.0, -12.0, -16.0), seed=3)
+    exact = softmax((0.0, -12.0, -12.0, -16.0), 2.0)  # 250, 250 and 33 expected in 100,000
+    assert chi_square_p(drawn, exact.__getitem__, range(1, 4)) > FALSE_ALARM
+    # power: probabilities below 1 / 500 cut off, or twice as large
+    assert chi_square_p(np.where(drawn > 1, 0, drawn), exact.__getitem__, range(1, 4)) < FALSE_ALARM
+    double = np.append(exact[:1] - exact[2], [exact[1], 2 * exact[2], exact[3]])
+    assert chi_square_p(drawn, double.__getitem__, range(1, 4)) < FALSE_ALARM
+
+
+def test_thousands_of_candidates_are_selected_exactly():
+    # one of 10,000 has half of all probability
+    utilities = np.zeros(10_000)
+    utilities[77] = 2.0 * math.log(9_999)
+    keys = jax.random.split(jax.random.key(4), 200)
+    used = mechanism(ExponentialMechanism)
+    drawn = np.asarray(jax.vmap(lambda key: used.release(key, utilities))(keys))
+    # six standard errors of a share of one half
+    assert abs(np.mean(drawn == 77) - 0.5) < 6 * 0.5 / math.sqrt(200)
+    assert np.unique(drawn).size > 80

@@ -8,7 +8,7 @@ from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.accounting.events import UnsupportedEventError, releases
+from dpjax.accounting.releases.base import UnsupportedEventError, decompose
 from dpjax.mechanisms.statistic_events import (
     discrete_laplace_event,
     gaussian_event,
@@ -22,8 +22,8 @@ SIZES = st.floats(1e-6, 1e6)
 
 
 def over_sensitivity(event, adjacency):
-    (part,) = releases(event, adjacency)
-    return part.over_sensitivity
+    (part,) = decompose(event, adjacency)
+    return part.release.over_sensitivity
 
 
 @given(value=SIZES, scale=SIZES, adjacency=ADJACENCIES)
@@ -86,4 +86,4 @@ def test_half_a_whole_number_is_refused_where_nothing_doubles_it():
     event = DiscreteLaplaceDpEvent(1.0, 1.5)
     assert over_sensitivity(event, "replace_one").sensitivity == 3
     with pytest.raises(UnsupportedEventError, match=r"sensitivity of 1.5 is not a whole number"):
-        releases(event, "add_remove")
+        decompose(event, "add_remove")

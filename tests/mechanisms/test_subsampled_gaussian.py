@@ -144,9 +144,9 @@ def test_noise_is_scaled_in_every_step():
         ({"noise_multiplier": float("inf")}, "noise_multiplier must be a finite number >= 0"),
         ({"noise_multiplier": (1.0, 1.0, 1.0, -1.0)}, "noise_multiplier must be .* got -1.0"),
         ({"noise_multiplier": (1.0, 1.0)}, "tuple of num_steps = 4 numbers, got '2 values'"),
-        ({"adjacency": "zero_out"}, "adjacency must be one of 'add_remove', 'replace_one'"),
-        ({"sampling": FixedSizeSampling(10, 2)}, "adjacency must be 'replace_one' for FixedSize"),
-        ({"sampling": ShuffledEpochs(10, 2)}, "adjacency must be 'replace_one' for Shuffled"),
+        ({"adjacency": "swap"}, "adjacency must be one of 'add_remove', 'replace_one'"),
+        ({"sampling": FixedSizeSampling(10, 2)}, "'replace_one' or 'zero_out' for FixedSize"),
+        ({"sampling": ShuffledEpochs(10, 2)}, "'replace_one' or 'zero_out' for Shuffled"),
     ],
 )
 def test_what_makes_no_mechanism_is_refused(fields, words):

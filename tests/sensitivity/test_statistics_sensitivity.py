@@ -1,5 +1,6 @@
 """No neighbours move a statistic farther than stated, and some move it that far."""
 
+import functools
 import math
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_means_are_moved_by_the_range_over_the_number(box, n, norm):
 
 
 def test_means_of_a_private_number_of_records_are_refused():
-    with pytest.raises(ValueError, match=r"adjacency must be 'replace_one' for a mean.*of_sum"):
+    with pytest.raises(ValueError, match=r"'replace_one' or 'zero_out' for a mean.*of_sum"):
         of_mean((0, 1), 10, norm="l1", adjacency="add_remove")
 
 
@@ -194,7 +195,7 @@ def test_other_bad_arguments_are_refused():
         of_sum((0, 1), norm="l0", adjacency="add_remove")
     with pytest.raises(ValueError, match="adjacency must be one of"):
         of_sum((0, 1), norm="l1", adjacency="neighbours")
-    with pytest.raises(ValueError, match="num_records must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="num_examples must be a whole number >= 1"):
         of_mean((0, 1), 0, norm="l1", adjacency="replace_one")
     with pytest.raises(ValueError, match="num_thresholds must be a whole number >= 1"):
         of_quantile_counts(0, norm="l1", adjacency="replace_one")
@@ -202,3 +203,23 @@ def test_other_bad_arguments_are_refused():
         of_second_moment(-1.0, adjacency="replace_one")
     with pytest.raises(ValueError, match="value must be a finite number > 0"):
         of_sum((4, 4), norm="l1", adjacency="replace_one")  # nothing can change
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_zeroing_a_record_moves_a_statistic_as_removing_it_does(norm):
+    box = ([-2.0, 1.0], [3.0, 1.5])
+    statistics = [
+        functools.partial(of_sum, box, norm=norm),
+        functools.partial(of_count, norm=norm),
+        functools.partial(of_histogram, norm=norm),
+        functools.partial(of_quantile_counts, 5, norm=norm),
+        functools.partial(of_second_moment, 2.0),
+        functools.partial(of_second_moment_in_box, box),
+    ]
+    for statistic in statistics:
+        removed, zeroed = statistic(adjacency="add_remove"), statistic(adjacency="zero_out")
+        assert (zeroed.value, zeroed.monotone) == (removed.value, removed.monotone)
+        assert zeroed.adjacency == "zero_out"
+        assert zeroed.clip_bound == zeroed.value
+    mean = of_mean(box, 10, norm=norm, adjacency="zero_out")
+    assert mean.value == of_sum(box, norm=norm, adjacency="add_remove").value / 10

@@ -12,7 +12,7 @@ PRIOR = np.array([[4.0, 0.0], [0.0, 9.0]])  # of the mean, around zero
 RECORDS = np.random.default_rng(5).normal(size=(40, 2)) @ [[1.0, 0.5], [0.0, 1.0]] + [1.0, -2.0]
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """Mean ``(2,)`` and covariance ``(2, 2)``."""
 
     mean: np.ndarray
@@ -32,12 +32,14 @@ def records():
     return jnp.asarray(RECORDS, jnp.float32)
 
 
-def posterior() -> Law:
+def posterior() -> Distribution:
     hessian = len(RECORDS) * PRECISION + PRIOR
-    return Law(np.linalg.solve(hessian, PRECISION @ RECORDS.sum(axis=0)), np.linalg.inv(hessian))
+    return Distribution(
+        np.linalg.solve(hessian, PRECISION @ RECORDS.sum(axis=0)), np.linalg.inv(hessian)
+    )
 
 
-def sgld_law(step_size, temperature, expected_batch_size=40) -> Law:
+def sgld_distribution(step_size, temperature, expected_batch_size=40) -> Distribution:
     """theta' - m = (I - h H)(theta - m) + noise, with the noise of Poisson batches added.
 
     The variance of a Poisson batch's mean gradient is (1 - q) / (q N^2) times the sum of the
@@ -53,10 +55,10 @@ def sgld_law(step_size, temperature, expected_batch_size=40) -> Law:
         gradients = PRECISION @ (spread + size * covariance) @ PRECISION
         noise = 2 * temperature * h * np.eye(2) + h**2 * (1 - rate) / rate * gradients
         covariance = solve_discrete_lyapunov(pull, noise)
-    return Law(exact.mean, covariance)
+    return Distribution(exact.mean, covariance)
 
 
-def sghmc_law(step_size, temperature, friction) -> Law:
+def sghmc_distribution(step_size, temperature, friction) -> Distribution:
     """(theta, v) is linear with Gaussian noise: v' = (1 - a) v - h H theta + e, then theta + v'.
 
     The noise e enters both.
@@ -66,18 +68,18 @@ def sghmc_law(step_size, temperature, friction) -> Law:
     system = np.block([[eye - pull, (1 - friction) * eye], [-pull, (1 - friction) * eye]])
     both = np.block([[eye, eye], [eye, eye]])
     covariance = solve_discrete_lyapunov(system, 2 * friction * temperature * h * both)
-    return Law(exact.mean, covariance[:2, :2])
+    return Distribution(exact.mean, covariance[:2, :2])
 
 
-def whitened(states, law: Law):
-    """How far the states' mean and covariance are from the law, in standard errors, the largest.
+def whitened(states, distribution: Distribution):
+    """Largest deviation of the states' mean and covariance, in standard errors.
 
-    ``states``: ``(count, 2)``, independent. In the coordinates where the law is standard normal the
-    mean's entries have standard error 1 / sqrt(count), a variance sqrt(2 / count), a covariance
+    ``states``: ``(count, 2)``, independent. Where the distribution is standard normal the mean's
+    entries have standard error 1 / sqrt(count), a variance sqrt(2 / count), a covariance
     1 / sqrt(count).
     """
-    root = np.linalg.inv(np.linalg.cholesky(law.covariance))
-    white = (np.asarray(states, np.float64) - law.mean) @ root.T
+    root = np.linalg.inv(np.linalg.cholesky(distribution.covariance))
+    white = (np.asarray(states, np.float64) - distribution.mean) @ root.T
     count = len(white)
     second = white.T @ white / count - np.eye(2)
     scale = np.sqrt(np.array([[2.0, 1.0], [1.0, 2.0]]) / count)

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
-from dpjax.bayes.sgmcmc.runner import on_host
+from dpjax.bayes.sgmcmc.chains import on_host
 from dpjax.training.checkpoint import CheckpointStore
 
 DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}
@@ -32,13 +32,13 @@ def chain_of(num_steps=12, **changes):
 def run(chain, seed=0, params=START, **options):
     key = jax.random.key(seed)
     return sample(
-        log_likelihood, log_prior, params, DATA, chain, key, progress=False, **options
+        key, log_likelihood, log_prior, params, DATA, chain, progress=False, **options
     ).samples
 
 
 def test_a_thousand_steps_of_eight_chains_under_one_jit():
     chain = chain_of(1_000, num_chains=8)
-    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(0))
+    step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)
     traces = []
 
     @jax.jit
@@ -67,7 +67,7 @@ def test_a_thousand_steps_of_eight_chains_under_one_jit():
 @pytest.mark.parametrize("batches", ["own", "shared"])
 def test_batches_are_shared_or_not_and_noise_never(batches):
     chain = chain_of(num_chains=6, batches=batches)
-    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(1))
+    step = private_chains(jax.random.key(1), log_likelihood, log_prior, chain)
     state = step.init(START)
     masks, noises = [], []
     update = jax.jit(step.update)
@@ -80,7 +80,7 @@ def test_batches_are_shared_or_not_and_noise_never(batches):
     assert all(same) if batches == "shared" else not any(same)
     assert len(np.unique(np.stack(noises))) == 4 * 6 * 2  # but never the noise
     again, other = (
-        private_chains(log_likelihood, log_prior, chain, jax.random.key(seed)).init(START)
+        private_chains(jax.random.key(seed), log_likelihood, log_prior, chain).init(START)
         for seed in (1, 2)
     )
     np.testing.assert_array_equal(update(again, DATA)[0].params["w"], noises[0])
@@ -98,7 +98,7 @@ def test_any_tree_of_any_floats_and_starts_that_differ():
 
     chain = chain_of(1, num_chains=3)
     key = jax.random.key(0)
-    samples = sample(of_tree, log_prior, start, DATA, chain, key, progress=False).samples
+    samples = sample(key, of_tree, log_prior, start, DATA, chain, progress=False).samples
     first, (second, last) = samples["w"]
     assert (first.shape, second.shape, last.shape) == ((3, 1, 2), (3, 1, 2), (3, 1))
     assert (first.dtype, second.dtype, last.dtype) == (np.float16, np.float32, np.float32)
@@ -112,7 +112,7 @@ def undisturbed():
 
 def test_on_the_host_the_same_states_are_kept():
     chain = chain_of(num_chains=2)
-    step = private_chains(log_likelihood, log_prior, chain, jax.random.key(0))
+    step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)
     keep = on_host(step.update, step.init(START), DATA, 2)
     state, _ = keep(step.init(START), 3, 1)
     _, states = keep(state, 2, 3)
@@ -126,37 +126,37 @@ def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
 
     def dying(self, *arguments):
         saves.append(arguments[1])
-        if len(saves) == 4:
+        if len(saves) == 5:
             raise KeyboardInterrupt
         save(self, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStore, "save", dying)
         with pytest.raises(KeyboardInterrupt):
-            run(chain, folder=tmp_path, **options)
-    assert saves == [2, 3, 5, 7]
-    resumed = run(chain, folder=tmp_path, seed=9, **options)  # the key is the checkpoint's
+            run(chain, checkpoint_dir=tmp_path, **options)
+    assert saves == [0, 2, 3, 5, 7]  # the key before the first state
+    resumed = run(chain, checkpoint_dir=tmp_path, seed=9, **options)  # the key is the checkpoint's
     for one, other in zip(jax.tree.leaves(undisturbed()), jax.tree.leaves(resumed), strict=True):
         assert isinstance(other, np.memmap)
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(np.load(tmp_path / "samples_0.npy"), resumed["w"])
     (tmp_path / "samples_0.npy").rename(tmp_path / "away.npy")
     with pytest.raises(ValueError, match="'samples_0\\.npy', which cannot be read"):
-        run(chain, folder=tmp_path, **options)
+        run(chain, checkpoint_dir=tmp_path, **options)
     assert not (tmp_path / "samples_0.npy").exists()
     with pytest.raises(ValueError, match="another mechanism"):
-        run(chain_of(num_chains=2, at_least=9.0), folder=tmp_path, **options)
+        run(chain_of(num_chains=2, min_noise_multiplier=9.0), checkpoint_dir=tmp_path, **options)
 
 
 def test_the_result_tells_its_privacy_and_diagnostics():
     chain = dataclasses.replace(chain_of(400, num_chains=4), step_size=3.0)
     result = sample(
+        jax.random.key(0),
         log_likelihood,
         log_prior,
         START,
         DATA,
         chain,
-        jax.random.key(0),
         burn_in=100,
         progress=False,
     )
@@ -198,4 +198,4 @@ def test_bad_options_are_named(options, named):
 
 def test_data_of_another_size_are_refused():
     with pytest.raises(ValueError, match="12 records"):
-        sample(log_likelihood, None, START, jnp.ones((5, 2)), chain_of(), jax.random.key(0))
+        sample(jax.random.key(0), log_likelihood, None, START, jnp.ones((5, 2)), chain_of())

@@ -1,4 +1,4 @@
-"""Chains on a conjugate Gaussian against the discretised chain's own law, in closed form.
+"""Chains on a conjugate Gaussian against the discretised chain's own distribution, in closed form.
 
 False alarms: five statistics of thousands of independent chains, each within 5 standard errors:
 less than one in 100,000 for a test.
@@ -15,18 +15,18 @@ from gaussian_model import (
     log_prior,
     posterior,
     records,
-    sghmc_law,
-    sgld_law,
+    sghmc_distribution,
+    sgld_distribution,
     whitened,
 )
 
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import (
-    PRINTED_TEMPERATURE,
+    POSTERIOR_TEMPERATURE,
     PSGLD,
+    PUBLISHED_TEMPERATURE,
     SGHMC,
     SGLD,
-    TRUE_POSTERIOR,
     RMSProp,
     sample,
 )
@@ -57,41 +57,43 @@ def last_states(
     )
     start = jnp.asarray(posterior().mean, jnp.float32)
     result = sample(
+        key(3),
         log_likelihood,
         log_prior,
         start,
         records(),
         chain,
-        key(3),
         burn_in=num_steps - 1,
         progress=False,
     )
     return result.samples[:, 0]
 
 
-@pytest.mark.parametrize("temperature", [TRUE_POSTERIOR, PRINTED_TEMPERATURE])
+@pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
 def test_sgld_has_the_mean_and_covariance_of_its_linear_system(temperature):
     states = last_states(SGLD, temperature)
-    assert whitened(states, sgld_law(STEP, temperature)) < ENOUGH
+    assert whitened(states, sgld_distribution(STEP, temperature)) < ENOUGH
 
 
-@pytest.mark.parametrize("temperature", [TRUE_POSTERIOR, PRINTED_TEMPERATURE])
+@pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
 def test_sghmc_has_the_mean_and_covariance_of_its_linear_system(temperature):
     states = last_states(SGHMC, temperature)
-    assert whitened(states, sghmc_law(STEP, temperature, FRICTION)) < ENOUGH
+    assert whitened(states, sghmc_distribution(STEP, temperature, FRICTION)) < ENOUGH
 
 
 def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
     states = last_states(PSGLD, 1.0)
-    assert whitened(states, sgld_law(STEP / 2, 1.0)) < ENOUGH
+    assert whitened(states, sgld_distribution(STEP / 2, 1.0)) < ENOUGH
     # Power: without the added noise, the release's own amounts to half the temperature.
-    assert whitened(states, sgld_law(STEP / 2, 0.5)) > 2 * ENOUGH
+    assert whitened(states, sgld_distribution(STEP / 2, 0.5)) > 2 * ENOUGH
 
 
 @pytest.mark.parametrize("sampler", [SGLD, SGHMC])
 def test_power_printed_noise_called_temperature_one_is_caught(sampler):
-    law = sgld_law(STEP, 1.0) if sampler is SGLD else sghmc_law(STEP, 1.0, FRICTION)
-    assert whitened(last_states(sampler, PRINTED_TEMPERATURE), law) > 2 * ENOUGH
+    distribution = (
+        sgld_distribution(STEP, 1.0) if sampler is SGLD else sghmc_distribution(STEP, 1.0, FRICTION)
+    )
+    assert whitened(last_states(sampler, PUBLISHED_TEMPERATURE), distribution) > 2 * ENOUGH
 
 
 def test_small_steps_reach_the_posterior_and_large_ones_do_not():
@@ -100,18 +102,22 @@ def test_small_steps_reach_the_posterior_and_large_ones_do_not():
     assert whitened(near, posterior()) < ENOUGH
 
 
-@pytest.mark.parametrize("law", [sgld_law, lambda step, t: sghmc_law(step, t, FRICTION)])
-def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(law):
+@pytest.mark.parametrize(
+    "distribution", [sgld_distribution, lambda step, t: sghmc_distribution(step, t, FRICTION)]
+)
+def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(distribution):
     exact = posterior().covariance
-    errors = [np.abs(law(step, 1.0).covariance / exact - 1).max() for step in (0.1, 0.01, 0.001)]
+    errors = [
+        np.abs(distribution(step, 1.0).covariance / exact - 1).max() for step in (0.1, 0.01, 0.001)
+    ]
     assert errors[0] > 8 * errors[1] > 64 * errors[2]
     assert errors[2] < 2e-3
-    np.testing.assert_allclose(law(1e-4, 0.5).covariance, exact / 2, rtol=1e-3)
+    np.testing.assert_allclose(distribution(1e-4, 0.5).covariance, exact / 2, rtol=1e-3)
 
 
 def test_mini_batches_inflate_the_covariance_by_the_gradients_noise():
     states = last_states(SGLD, 1.0, sampling_rate=0.25)
-    inflated = sgld_law(STEP, 1.0, expected_batch_size=10)
+    inflated = sgld_distribution(STEP, 1.0, expected_batch_size=10)
     assert whitened(states, inflated) < ENOUGH
-    assert inflated.covariance[0, 0] > 1.5 * sgld_law(STEP, 1.0).covariance[0, 0]
-    assert whitened(states, sgld_law(STEP, 1.0)) > 2 * ENOUGH
+    assert inflated.covariance[0, 0] > 1.5 * sgld_distribution(STEP, 1.0).covariance[0, 0]
+    assert whitened(states, sgld_distribution(STEP, 1.0)) > 2 * ENOUGH

@@ -1,10 +1,13 @@
 """Kept states on the host and on disk."""
 
+import errno
+import os
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.bayes.sgmcmc.storage import SampleStore
+from dpjax.bayes.sgmcmc.sample import SampleStore
 
 STATES = {"w": jnp.arange(12.0).reshape(2, 3, 2)}  # two states of three chains
 PARAMS = {"w": jnp.zeros((3, 2))}
@@ -15,7 +18,7 @@ def test_states_of_chains_become_chains_of_states(tmp_path):
         store = SampleStore(PARAMS, 4, folder)
         store.write(1, STATES)
         np.testing.assert_array_equal(store.samples["w"][:, 1:3], np.swapaxes(STATES["w"], 0, 1))
-    again = SampleStore(PARAMS, 4, tmp_path, begun=True).samples["w"]
+    again = SampleStore(PARAMS, 4, tmp_path, resumed=True).samples["w"]
     np.testing.assert_array_equal(again, store.samples["w"])
 
 
@@ -44,11 +47,27 @@ def test_files_of_a_run_that_has_begun_are_as_they_were_left(tmp_path, damage):
     path = tmp_path / "samples_0.npy"
     damage(path)
     left = path.read_bytes() if path.exists() else None
-    with pytest.raises(ValueError, match=f"folder .*{tmp_path.name}.* in 'samples_0.npy'"):
-        SampleStore(PARAMS, 4, tmp_path, begun=True)
+    with pytest.raises(ValueError, match=f"checkpoint_dir .*{tmp_path.name}.* in 'samples_0.npy'"):
+        SampleStore(PARAMS, 4, tmp_path, resumed=True)
     assert (path.read_bytes() if path.exists() else None) == left
 
 
 def test_half_precision_that_numpy_has_no_files_of_becomes_single():
     samples = SampleStore(jnp.zeros((3, 2), jnp.bfloat16), 4, None).samples
     assert samples.dtype == np.float32
+
+
+def test_room_for_all_states_is_taken_at_once(tmp_path, monkeypatch):
+    """A sparse file mapped into memory ends the process by SIGBUS where the disk is full."""
+    SampleStore({"w": jnp.zeros((3, 1000))}, 20, tmp_path)
+    found = (tmp_path / "samples_0.npy").stat()
+    assert found.st_blocks * 512 >= found.st_size > 3 * 20 * 1000 * 4
+
+    def disk_is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
+    with pytest.raises(
+        OSError, match=rf"checkpoint_dir '{tmp_path}' has no room for the 240,000 bytes"
+    ):
+        SampleStore({"w": jnp.zeros((3, 1000))}, 20, tmp_path)

@@ -1,8 +1,10 @@
 """A run resumes to the same result, and from nothing that is not its own checkpoint."""
 
 import json
+import resource
 import shutil
 import stat
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -196,9 +198,13 @@ def test_data_are_identified_by_their_values():
     assert all(len(each) == 64 for each in identity)
 
 
+def steps_in(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
 def corrupted(folder, how) -> None:
     """Damages a file of the newest checkpoint."""
-    newest = folder / str(max(int(p.name) for p in folder.iterdir()))
+    newest = folder / max(steps_in(folder), key=int)
     if how == "empty identity":
         (newest / "identity" / "metadata").write_bytes(b"")
     if how == "no identity":
@@ -208,6 +214,11 @@ def corrupted(folder, how) -> None:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     if how == "no arrays":
         shutil.rmtree(newest / "state")
+    if how == "identity of other words":
+        (newest / "identity" / "metadata").write_text("[1, 2]")
+    if how == "empty folder":
+        shutil.rmtree(newest)
+        newest.mkdir()
 
 
 # orbax drops the reads that are still under way when one fails.
@@ -219,11 +230,16 @@ def corrupted(folder, how) -> None:
         ("no identity", "identity"),
         ("half of the arrays", "state"),
         ("no arrays", "state"),
+        ("identity of other words", "identity"),
+        ("empty folder", "identity"),
     ],
 )
 def test_a_damaged_checkpoint_is_named(how, item, copy_of_six_done):
     corrupted(copy_of_six_done, how)
-    words = f"a checkpoint at release 6 whose {item} cannot be read .* remove its folder '6'"
+    words = (
+        f"a checkpoint at release 6 whose {item} cannot be read .* remove its folder '6' to resume"
+        " from the one at release 3"
+    )
     with pytest.raises(ValueError, match=words):
         run(copy_of_six_done)
 
@@ -245,7 +261,7 @@ def test_what_a_crash_left_half_written_is_passed_over(copy_of_six_done, straigh
 
 def test_the_newest_two_are_kept(tmp_path):
     run(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["12", "9"]
+    assert steps_in(tmp_path) == ["12", "9"]
 
 
 def mode(path) -> int:
@@ -258,7 +274,8 @@ def test_keys_are_readable_by_their_owner_alone(six_done, tmp_path):
     open_folder.mkdir(mode=0o755)
     interrupted(open_folder)
     assert mode(open_folder) == 0o755  # the user's own choice
-    assert {mode(step) for step in open_folder.iterdir()} == {0o700}
+    assert {mode(open_folder / step) for step in steps_in(open_folder)} == {0o700}
+    assert mode(open_folder / "lock") == 0o600
 
 
 def test_nothing_is_reported_that_is_not_on_disk(tmp_path, monkeypatch):
@@ -274,6 +291,37 @@ def test_nothing_is_reported_that_is_not_on_disk(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         run(tmp_path, on_report=lambda report: reported.append(report.num_releases))
     assert reported == [3]
+
+
+def test_the_only_checkpoint_is_not_to_be_removed(copy_of_six_done):
+    """Beginning again would release the same steps with other noise."""
+    shutil.rmtree(copy_of_six_done / "3")
+    corrupted(copy_of_six_done, "empty identity")
+    with pytest.raises(ValueError, match=r"at release 6 .* no earlier one.* restored from a copy"):
+        run(copy_of_six_done)
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """Writing more to a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_named_and_loses_nothing(copy_of_six_done, straight):
+    reported = []
+    words = (
+        f"'{copy_of_six_done}': the checkpoint at release 9 cannot be written .* free disk space"
+    )
+    with pytest.raises(OSError, match=words), files_of_at_most(50):
+        run(copy_of_six_done, on_report=reported.append)
+    assert reported == []
+    resumed = run(copy_of_six_done)
+    assert (resumed.params["w"] == straight.params["w"]).all()
 
 
 def test_every_report_finds_its_own_checkpoint_on_disk(tmp_path):

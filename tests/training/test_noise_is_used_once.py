@@ -12,7 +12,7 @@ from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import train
 from dpjax.training.checkpoint import CheckpointStore
-from dpjax.transforms import add_noise
+from dpjax.transforms import add_gaussian_noise
 from dpjax.transforms.description import PrivateTransformation
 
 DATA = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
@@ -41,7 +41,9 @@ def recording(monkeypatch):
     """Makes every run log (release, noise key, hash of the clipped sum) into its own state."""
 
     def noise(mechanism, key):
-        inner = add_noise(mechanism.noise_multiplier, mechanism.l2_clip, key)
+        inner = add_gaussian_noise(
+            noise_multiplier=mechanism.noise_multiplier, l2_clip=mechanism.l2_clip, key=key
+        )
 
         def update(updates, state, params=None, **_):
             words = jax.random.key_data(state.key)

@@ -12,7 +12,7 @@ import pytest
 from dpjax import (
     PoissonSampling,
     SubsampledGaussian,
-    add_noise,
+    add_gaussian_noise,
     clip_per_example,
     differentially_private_aggregate,
     noisy_adam,
@@ -21,6 +21,8 @@ from dpjax import (
 
 KEY = jax.random.key(0)
 SIZE = 4
+# Schedules are part of a state's structure and compared by identity.
+FALLING, CONSTANT = optax.linear_schedule(0.5, 0.1, 9), optax.constant_schedule(0.5)
 MECHANISM = SubsampledGaussian(PoissonSampling(40, 0.1), 1.0, 0.5, 100, "add_remove")
 
 
@@ -30,13 +32,15 @@ class Case(NamedTuple):
     Attributes:
       make: builds it; the key is where its noise comes from.
       takes_examples: whether its updates have a leading example axis (else they are a sum).
-      noisy: whether it adds noise; without, half precision comes out as single.
+      noisy: whether it adds noise.
+      ends_like_params: whether updates have the parameters' dtype; else half becomes single.
       strict: whether it works without promotion of dtypes, which optax's Adam and schedules need.
     """
 
     make: Callable[[jax.Array], optax.GradientTransformation]
     takes_examples: bool
     noisy: bool = True
+    ends_like_params: bool = True
     strict: bool = True
 
     def updates(self, params):
@@ -47,31 +51,66 @@ class Case(NamedTuple):
             return scale * (1 + jnp.expand_dims(leaf, 0))
 
         grads = jax.tree.map(examples, params)
-        return grads if self.takes_examples else jax.tree.map(lambda leaf: leaf.sum(0), grads)
+        return grads if self.takes_examples else jax.tree.map(_single_sum, grads)
+
+
+def _single_sum(leaf):
+    """As the library's sums are: in single precision or wider."""
+    return leaf.sum(0, dtype=leaf.dtype if leaf.dtype.itemsize > 2 else jnp.float32)
 
 
 CASES = {
-    "clip_per_example": Case(lambda key: clip_per_example(1.0), True, noisy=False),
+    "clip_per_example": Case(
+        lambda key: clip_per_example(1.0), True, noisy=False, ends_like_params=False
+    ),
     "clip_per_example by layer": Case(
-        lambda key: clip_per_example({"w": 1.0, "b": 2.0}), True, noisy=False
+        lambda key: clip_per_example({"w": 1.0, "b": 2.0}),
+        True,
+        noisy=False,
+        ends_like_params=False,
     ),
-    "add_noise": Case(lambda key: add_noise(0.5, 1.0, key), False),
-    "add_noise with a schedule": Case(
-        lambda key: add_noise(optax.linear_schedule(0.5, 0.1, 9), {"w": 1.0, "b": 2.0}, key), False
+    "add_gaussian_noise": Case(
+        lambda key: add_gaussian_noise(noise_multiplier=0.5, l2_clip=1.0, key=key),
+        False,
+        ends_like_params=False,
     ),
-    "noisy_sgd": Case(lambda key: noisy_sgd(0.1, 1.0, 0.5, SIZE, key), True),
+    "add_gaussian_noise with a schedule": Case(
+        lambda key: add_gaussian_noise(
+            noise_multiplier=FALLING,
+            l2_clip={"w": 1.0, "b": 2.0},
+            key=key,
+        ),
+        False,
+        ends_like_params=False,
+    ),
+    "noisy_sgd": Case(
+        lambda key: noisy_sgd(
+            0.1, l2_clip=1.0, noise_multiplier=0.5, expected_batch_size=SIZE, key=key
+        ),
+        True,
+    ),
     "noisy_sgd with schedules": Case(
         lambda key: noisy_sgd(
-            optax.cosine_decay_schedule(0.1, 9), 1.0, optax.constant_schedule(0.5), SIZE, key
+            optax.cosine_decay_schedule(0.1, 9),
+            l2_clip=1.0,
+            noise_multiplier=CONSTANT,
+            expected_batch_size=SIZE,
+            key=key,
         ),
         True,
         strict=False,
     ),
-    "noisy_adam": Case(lambda key: noisy_adam(0.1, 1.0, 0.5, SIZE, key), True, strict=False),
+    "noisy_adam": Case(
+        lambda key: noisy_adam(
+            0.1, l2_clip=1.0, noise_multiplier=0.5, expected_batch_size=SIZE, key=key
+        ),
+        True,
+        strict=False,
+    ),
     "differentially_private_aggregate": Case(
         lambda key: differentially_private_aggregate(1.0, 0.5, key), True
     ),
-    "SubsampledGaussian.noise": Case(MECHANISM.noise, False),
+    "SubsampledGaussian.noise": Case(MECHANISM.noise, False, ends_like_params=False),
     "SubsampledGaussian.private_optimizer": Case(
         lambda key: MECHANISM.private_optimizer(optax.adam(0.1), key), False, strict=False
     ),

@@ -64,7 +64,7 @@ class TestLikeOptax:
         expected = jax.tree.map(lambda leaf: np.full(leaf.shape, value), PARAMS)
         aggregate = differentially_private_aggregate(l2_norm_clip, 0.0, key=0)
         for mean in threaded(aggregate, 3, lambda i: filled()):
-            assert_trees_close(mean, expected, rtol=2e-7)
+            assert_trees_close(mean, expected, rtol=3e-6)
 
     @pytest.mark.parametrize("l2_norm_clip", [0.5, 3.0, 80.0])
     @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
@@ -103,7 +103,8 @@ class TestLikeOptax:
             state = chain.init(PARAMS)
             assert state[0].rng_key == jax.random.key(2)
             assert type(state[0]).__name__ == "DifferentiallyPrivateAggregateState"
-            assert state[0]._fields == ("rng_key",)
+            assert state[0]._fields[0] == "rng_key"
+            assert len(jax.tree.leaves(state[0])) == 1
             moved, state = chain.update(filled(), state, PARAMS)
             assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, PARAMS)
             assert state[0].rng_key != jax.random.key(2)

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import (
     PoissonSampling,
-    add_noise,
+    add_gaussian_noise,
     clip_per_example,
     differentially_private_aggregate,
     mechanism_of,
@@ -27,6 +27,16 @@ def examples(params):
     return params - CENTRES
 
 
+def make(build, learning_rate, l2_clip, noise_multiplier, size):
+    return build(
+        learning_rate,
+        l2_clip=l2_clip,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=size,
+        key=KEY,
+    )
+
+
 def descend(optimizer, steps, params=None):
     params = jnp.zeros(2) if params is None else params
 
@@ -42,12 +52,12 @@ class TestConvergence:
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_without_noise_and_bound_to_the_optimum(self, optimizer):
         build, rate = {"sgd": (noisy_sgd, 0.3), "adam": (noisy_adam, 0.1)}[optimizer]
-        found = descend(build(rate, 1e6, 0.0, len(CENTRES), KEY), 300)
+        found = descend(make(build, rate, 1e6, 0.0, len(CENTRES)), 300)
         np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_without_noise_step_by_step_as_optax(self, optimizer):
-        private = {"sgd": noisy_sgd, "adam": noisy_adam}[optimizer](0.1, 1e6, 0.0, 4, KEY)
+        private = make({"sgd": noisy_sgd, "adam": noisy_adam}[optimizer], 0.1, 1e6, 0.0, 4)
         plain = {"sgd": optax.sgd, "adam": optax.adam}[optimizer](0.1)
         params = other = jnp.zeros(2)
         state, plain_state = private.init(params), plain.init(params)
@@ -60,15 +70,29 @@ class TestConvergence:
 
     def test_a_tight_bound_finds_the_geometric_median_instead(self):
         """Every gradient then has one length; of four corners, where the diagonals cross."""
-        found = descend(noisy_sgd(0.1, 1e-2, 0.0, 0.1, KEY), 2000)
+        found = descend(
+            noisy_sgd(0.1, l2_clip=1e-2, noise_multiplier=0.0, expected_batch_size=0.1, key=KEY),
+            2000,
+        )
         np.testing.assert_allclose(found, [2, 2], atol=0.02)
 
     def test_noise_moves_it(self):
-        found = descend(noisy_sgd(0.3, 1e6, 1.0, len(CENTRES), KEY), 10)
+        found = descend(
+            noisy_sgd(
+                0.3, l2_clip=1e6, noise_multiplier=1.0, expected_batch_size=len(CENTRES), key=KEY
+            ),
+            10,
+        )
         assert np.linalg.norm(found - OPTIMUM) > 1e3
 
     def test_learning_rate_schedules_are_followed(self):
-        optimizer = noisy_sgd(lambda step: jnp.array([1.0, 0.1])[step], 1e6, 0.0, 1.0, KEY)
+        optimizer = noisy_sgd(
+            lambda step: jnp.array([1.0, 0.1])[step],
+            l2_clip=1e6,
+            noise_multiplier=0.0,
+            expected_batch_size=1.0,
+            key=KEY,
+        )
         state = optimizer.init(jnp.zeros(2))
         first, state = optimizer.update(examples(jnp.zeros(2)), state)
         second, _ = optimizer.update(examples(jnp.zeros(2)), state)
@@ -76,13 +100,15 @@ class TestConvergence:
         np.testing.assert_allclose(second, 0.1 * first, rtol=1e-6)
 
     def test_options_of_adam(self):
-        optimizer = noisy_adam(0.1, 1.0, 0.0, 4, KEY, b1=0.0, eps=1e6)
+        optimizer = noisy_adam(
+            0.1, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=4, key=KEY, b1=0.0, eps=1e6
+        )
         updates, _ = optimizer.update(examples(jnp.zeros(2)), optimizer.init(jnp.zeros(2)))
         assert np.max(np.abs(updates)) < 1e-6
 
 
 def test_the_divisor_is_the_expected_size_whatever_the_batch_has():
-    optimizer = noisy_sgd(1.0, 1e6, 0.0, 10, KEY)
+    optimizer = noisy_sgd(1.0, l2_clip=1e6, noise_multiplier=0.0, expected_batch_size=10, key=KEY)
     state = optimizer.init(jnp.zeros(2))
     for count in (0, 1, 3):
         updates, _ = optimizer.update(jnp.ones((count, 2)), state)
@@ -93,32 +119,26 @@ def test_the_divisor_is_the_expected_size_whatever_the_batch_has():
 @pytest.mark.parametrize("build", [noisy_sgd, noisy_adam])
 def test_a_size_that_is_none_is_refused(build, size):
     with pytest.raises(ValueError, match=r"^expected_batch_size must be a finite number > 0, got"):
-        build(0.1, 1.0, 1.0, size, KEY)
+        make(build, 0.1, 1.0, 1.0, size)
 
 
 class TestDescription:
     @pytest.mark.parametrize("build", [noisy_sgd, noisy_adam])
     def test_of_whole_optimisers(self, build):
-        optimizer = build(0.1, {"w": 3.0, "b": 4.0}, 1.2, 10, KEY)
+        optimizer = make(build, 0.1, {"w": 3.0, "b": 4.0}, 1.2, 10)
         assert isinstance(optimizer, PrivateTransformation)
         expected = NoiseDescription({"w": 3.0, "b": 4.0}, 1.2, "public constant")
         assert optimizer.description == expected
 
     def test_of_noise_and_of_the_drop_in(self):
-        assert add_noise(1.2, 0.5, KEY).description == NoiseDescription(0.5, 1.2, "none")
+        assert add_gaussian_noise(
+            noise_multiplier=1.2, l2_clip=0.5, key=KEY
+        ).description == NoiseDescription(0.5, 1.2, "none")
         aggregate = differentially_private_aggregate(0.5, 1.2, key=0)
         assert aggregate.description == NoiseDescription(0.5, 1.2, "batch length")
 
-    @pytest.mark.parametrize(
-        "transformation", [clip_per_example(1.0), optax.sgd(0.1), optax.chain(add_noise(1, 1, KEY))]
-    )
-    def test_what_has_none_is_refused(self, transformation):
-        sampling = PoissonSampling(100, 0.1)
-        with pytest.raises(ValueError, match=r"^transformation must be what add_noise, noisy_sgd"):
-            mechanism_of(transformation, sampling=sampling, num_steps=3, adjacency="add_remove")
-
     def test_a_schedule_is_read_off_step_by_step(self):
-        noise = add_noise(lambda step: 1.0 + step, 0.5, KEY)
+        noise = add_gaussian_noise(noise_multiplier=lambda step: 1.0 + step, l2_clip=0.5, key=KEY)
         mechanism = mechanism_of(
             noise, sampling=PoissonSampling(100, 0.1), num_steps=3, adjacency="add_remove"
         )
@@ -152,7 +172,10 @@ class TestInjectHyperparams:
         return outputs, state
 
     FACTORIES = {  # noqa: RUF012
-        "add_noise": (add_noise, {"noise_multiplier": 0.7, "l2_clip": 0.5, "key": KEY}),
+        "add_gaussian_noise": (
+            add_gaussian_noise,
+            {"noise_multiplier": 0.7, "l2_clip": 0.5, "key": KEY},
+        ),
         "noisy_sgd": (
             noisy_sgd,
             {
@@ -173,7 +196,7 @@ class TestInjectHyperparams:
     @pytest.mark.parametrize("name", FACTORIES)
     def test_numbers_are_injected_and_noise_moves_on(self, name, static_args):
         factory, arguments = self.FACTORIES[name]
-        updates = jnp.ones(2) if name == "add_noise" else examples(jnp.zeros(2))
+        updates = jnp.ones(2) if name == "add_gaussian_noise" else examples(jnp.zeros(2))
         make = optax.inject_hyperparams(factory, static_args=static_args)
         outputs, state = self.run(lambda: make(**arguments), jnp.zeros(2), updates)
         expected, _ = self.run(lambda: factory(**arguments), jnp.zeros(2), updates)
@@ -191,10 +214,17 @@ class TestInjectHyperparams:
         np.testing.assert_allclose(updates, CENTRES.sum(0), rtol=1e-6)
 
     def test_a_schedule_of_the_noise(self):
-        make = optax.inject_hyperparams(add_noise, static_args="key")
-        noise = make(lambda step: jnp.array([1.0, 3.0])[step], l2_clip=1.0, key=KEY)
+        make = optax.inject_hyperparams(add_gaussian_noise, static_args="key")
+        noise = make(
+            noise_multiplier=lambda step: jnp.array([1.0, 3.0])[step], l2_clip=1.0, key=KEY
+        )
         outputs, state = self.run(lambda: noise, jnp.zeros(2), jnp.zeros(2), steps=2)
-        units, _ = self.run(lambda: add_noise(1.0, 1.0, KEY), jnp.zeros(2), jnp.zeros(2), steps=2)
+        units, _ = self.run(
+            lambda: add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY),
+            jnp.zeros(2),
+            jnp.zeros(2),
+            steps=2,
+        )
         np.testing.assert_allclose(outputs, np.array([[1.0], [3.0]]) * units, rtol=1e-5)
         assert state.inner_state.num_releases == 2
 
@@ -203,7 +233,9 @@ class TestInjectHyperparams:
 
         @optax.inject_hyperparams
         def make(learning_rate):
-            return noisy_adam(learning_rate, 1.0, 0.0, 4, KEY)
+            return noisy_adam(
+                learning_rate, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=4, key=KEY
+            )
 
         optimizer = make(learning_rate=0.1)
         state = optimizer.init(jnp.zeros(2))
@@ -214,30 +246,30 @@ class TestInjectHyperparams:
         np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
 
     def test_half_precision_needs_single_hyperparameters(self):
-        make = optax.inject_hyperparams(add_noise, static_args="key", hyperparam_dtype=jnp.float32)
-        params = jnp.zeros(1000, jnp.bfloat16)
-        outputs, state = self.run(lambda: make(1.3, l2_clip=1.0, key=KEY), params, params, steps=1)
+        make = optax.inject_hyperparams(
+            add_gaussian_noise, static_args="key", hyperparam_dtype=jnp.float32
+        )
+        params, sums = jnp.zeros(1000, jnp.bfloat16), jnp.zeros(1000)
+        outputs, state = self.run(
+            lambda: make(noise_multiplier=1.3, l2_clip=1.0, key=KEY), params, sums, steps=1
+        )
         assert state.hyperparams["noise_multiplier"] == jnp.float32(1.3)
-        expected, _ = self.run(lambda: add_noise(1.3, 1.0, KEY), params, params, steps=1)
+        expected, _ = self.run(
+            lambda: add_gaussian_noise(noise_multiplier=1.3, l2_clip=1.0, key=KEY),
+            params,
+            sums,
+            steps=1,
+        )
         np.testing.assert_array_equal(outputs[0], expected[0])
-
-    def test_the_injected_optimiser_is_no_longer_described(self):
-        """Its numbers may change while it runs, so nothing can be read off it."""
-        optimizer = optax.inject_hyperparams(add_noise)(1.0, l2_clip=1.0, key=KEY)
-        with pytest.raises(ValueError, match=r"^transformation must be what add_noise"):
-            mechanism_of(
-                optimizer,
-                sampling=PoissonSampling(100, 0.1),
-                num_steps=3,
-                adjacency="add_remove",
-            )
 
 
 class TestOptaxWrappers:
     PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(3)}  # noqa: RUF012
 
     def test_masked_leaves_are_left_alone(self):
-        noise = optax.masked(add_noise(1.0, 1.0, KEY), {"w": True, "b": False})
+        noise = optax.masked(
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), {"w": True, "b": False}
+        )
         output, _ = noise.update(self.PARAMS, noise.init(self.PARAMS), self.PARAMS)
         assert np.all(output["w"] != 0)
         assert not np.any(output["b"])
@@ -245,7 +277,10 @@ class TestOptaxWrappers:
     def test_groups_with_keys_of_their_own(self):
         first, second = jax.random.split(KEY)
         split = optax.partition(
-            {"large": add_noise(1.0, 100.0, first), "small": add_noise(1.0, 1.0, second)},
+            {
+                "large": add_gaussian_noise(noise_multiplier=1.0, l2_clip=100.0, key=first),
+                "small": add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=second),
+            },
             {"w": "large", "b": "small"},
         )
         output, _ = split.update(self.PARAMS, split.init(self.PARAMS), self.PARAMS)
@@ -255,7 +290,7 @@ class TestOptaxWrappers:
     def test_clipping_and_noise_with_other_transformations_after_them(self):
         chain = optax.chain(
             clip_per_example(1.0),
-            add_noise(0.0, 1.0, KEY),
+            add_gaussian_noise(noise_multiplier=0.0, l2_clip=1.0, key=KEY),
             optax.scale(1 / 4),
             optax.add_decayed_weights(0.1),
             optax.trace(0.9),
@@ -264,4 +299,4 @@ class TestOptaxWrappers:
         params = jnp.array([1.0, 2.0])
         state = chain.init(params)
         updates, _ = chain.update(jnp.tile(jnp.array([[30.0, 40.0]]), (4, 1)), state, params)
-        np.testing.assert_allclose(updates, [-0.5 * (0.6 + 0.1), -0.5 * (0.8 + 0.2)], rtol=1e-6)
+        np.testing.assert_allclose(updates, [-0.5 * (0.6 + 0.1), -0.5 * (0.8 + 0.2)], rtol=3e-6)

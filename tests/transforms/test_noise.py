@@ -10,8 +10,9 @@ from dpjax import (
     FixedSizeSampling,
     PoissonSampling,
     SubsampledGaussian,
-    add_noise,
+    add_gaussian_noise,
     clip_per_example,
+    differentially_private_aggregate,
     noisy_sgd,
 )
 from dpjax.transforms import noise as noise_module
@@ -38,13 +39,17 @@ def assert_scaled(tree, other, factor):
 class TestScale:
     def test_zero_noise_changes_nothing(self):
         updates = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(2)}
-        (output,), _ = releases(add_noise(0.0, 1.0, KEY), 1, updates)
+        (output,), _ = releases(
+            add_gaussian_noise(noise_multiplier=0.0, l2_clip=1.0, key=KEY), 1, updates
+        )
         jax.tree.map(np.testing.assert_array_equal, output, updates)
 
     def test_it_is_added_to_the_sum(self):
-        (noise,), _ = releases(add_noise(0.5, 2.0, KEY), 1)
+        (noise,), _ = releases(add_gaussian_noise(noise_multiplier=0.5, l2_clip=2.0, key=KEY), 1)
         updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
-        (output,), _ = releases(add_noise(0.5, 2.0, KEY), 1, updates)
+        (output,), _ = releases(
+            add_gaussian_noise(noise_multiplier=0.5, l2_clip=2.0, key=KEY), 1, updates
+        )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, 3 + b, rtol=1e-6, atol=1e-6), output, noise
         )
@@ -54,8 +59,10 @@ class TestScale:
         [(1.0, 3.0, 3.0), (2.0, 0.5, 1.0), (2.0, {"w": 3.0, "b": 4.0}, 10.0), (7, 2, 14)],
     )
     def test_it_is_multiplier_times_total_bound(self, multiplier, l2_clip, deviation):
-        (unit,), _ = releases(add_noise(1.0, 1.0, KEY), 1)
-        (noise,), _ = releases(add_noise(multiplier, l2_clip, KEY), 1)
+        (unit,), _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 1)
+        (noise,), _ = releases(
+            add_gaussian_noise(noise_multiplier=multiplier, l2_clip=l2_clip, key=KEY), 1
+        )
         assert_scaled(noise, unit, deviation)
 
     def test_a_schedule_is_followed_step_by_step(self):
@@ -65,21 +72,70 @@ class TestScale:
             steps.append(int(num_releases))
             return jnp.array([3.0, 0.5, 1.0])[num_releases]
 
-        scheduled, state = releases(add_noise(schedule, 2.0, KEY), 3)
-        units, _ = releases(add_noise(1.0, 1.0, KEY), 3)
+        scheduled, state = releases(
+            add_gaussian_noise(noise_multiplier=schedule, l2_clip=2.0, key=KEY), 3
+        )
+        units, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 3)
         for multiplier, noise, unit in zip([3.0, 0.5, 1.0], scheduled, units, strict=True):
             assert_scaled(noise, unit, 2 * multiplier)
         assert steps == [0, 1, 2]
         assert state.num_releases == 3
 
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-    def test_noise_of_half_precision_is_the_single_one_rounded_last(self, dtype):
-        single = {"w": jnp.linspace(1, 100, 50)}
-        half = {"w": single["w"].astype(dtype)}
-        (output,), _ = releases(add_noise(1.0, 1.0, KEY), 1, half)
-        exact = {"w": half["w"].astype(jnp.float32)}
-        (expected,), _ = releases(add_noise(1.0, 1.0, KEY), 1, exact)
-        np.testing.assert_array_equal(output["w"], expected["w"].astype(dtype))
+    def test_a_sum_in_half_precision_is_refused(self, dtype):
+        """512 + 1 is 512 in bfloat16, 2048 + 1 is 2048 in float16: it was rounded before."""
+        half = {"w": jnp.linspace(1, 100, 50), "b": jnp.ones(3, dtype)}
+        words = f"updates must be sums in float32 or wider, got {jnp.dtype(dtype)}: a sum rounded"
+        with pytest.raises(ValueError, match=words):
+            releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 1, half)
+
+
+class TestWhatFloat32CannotHold:
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "l2_clip"), [(1e-35, 1.0), (1e-20, 1e-12), (1e30, 1e5)]
+    )
+    def test_noise_outside_of_the_range_is_refused(self, noise_multiplier, l2_clip):
+        words = r"^noise_multiplier \* l2_clip must be between 2e-31 and 2e\+31 .*, got 1e"
+        with pytest.raises(ValueError, match=words):
+            add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=KEY)
+        with pytest.raises(ValueError, match=words):
+            differentially_private_aggregate(l2_clip, noise_multiplier, KEY)
+        mechanism = SubsampledGaussian(
+            PoissonSampling(9, 0.5), l2_clip, (1.0, noise_multiplier), 2, "add_remove"
+        )
+        with pytest.raises(ValueError, match=words):
+            mechanism.noise(KEY)
+
+    def test_just_inside_the_noise_is_noise(self):
+        noise, _ = releases(
+            add_gaussian_noise(noise_multiplier=3e-19, l2_clip=1e-12, key=KEY),
+            1,
+            {"w": jnp.zeros(1000)},
+        )
+        assert len(np.unique(noise[0]["w"])) > 990
+
+    @pytest.mark.parametrize(
+        ("num_examples", "noise_multiplier", "fine"),
+        [
+            (10**6, 1.0, True),
+            (10**9, 1.0, False),
+            (10**7, 1.0, False),
+            (10**7, 20.0, True),
+            (10**4, 1e-6, True),  # no privacy in any precision
+            (10**6, 0.0, True),
+        ],
+    )
+    def test_noise_is_not_rounded_away_beside_the_largest_sum(
+        self, num_examples, noise_multiplier, fine
+    ):
+        sampling = PoissonSampling(num_examples, 1.0)
+        described = SubsampledGaussian(sampling, 3.0, noise_multiplier, 1, "add_remove")
+        if fine:
+            described.noise(KEY)
+            return
+        words = f"noise_multiplier must be at least .* for sums of up to {num_examples:,} examples"
+        with pytest.raises(ValueError, match=words):
+            described.noise(KEY)
 
 
 class TestMechanism:
@@ -90,13 +146,13 @@ class TestMechanism:
 
     def test_its_noise_is_that_of_add_noise(self):
         described, _ = releases(self.mechanism(1.5, 4).noise(KEY), 3)
-        expected, _ = releases(add_noise(1.5, 2.0, KEY), 3)
+        expected, _ = releases(add_gaussian_noise(noise_multiplier=1.5, l2_clip=2.0, key=KEY), 3)
         for noise, other in zip(described, expected, strict=True):
             assert_scaled(noise, other, 1.0)
 
     def test_one_multiplier_for_each_step(self):
         described, _ = releases(self.mechanism((3.0, 0.5, 1.0), 3).noise(KEY), 3)
-        units, _ = releases(add_noise(1.0, 1.0, KEY), 3)
+        units, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 3)
         for multiplier, noise, unit in zip([3.0, 0.5, 1.0], described, units, strict=True):
             assert_scaled(noise, unit, 2 * multiplier)
 
@@ -114,7 +170,9 @@ class TestMechanism:
         optimizer = self.mechanism(1.5, 4).private_optimizer(optax.sgd(1.0), KEY)
         updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
         moved, _ = optimizer.update(updates, optimizer.init(PARAMS), PARAMS)
-        (noisy,), _ = releases(add_noise(1.5, 2.0, KEY), 1, updates)
+        (noisy,), _ = releases(
+            add_gaussian_noise(noise_multiplier=1.5, l2_clip=2.0, key=KEY), 1, updates
+        )
         assert_scaled(moved, noisy, -1 / 10)
 
     def test_noise_is_the_same_whatever_the_adjacency(self):
@@ -128,7 +186,7 @@ class TestMechanism:
 
 class TestKeys:
     def test_the_state_counts_and_moves_on(self):
-        transformation = add_noise(1.0, 1.0, KEY)
+        transformation = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
         state = transformation.init(PARAMS)
         assert state.num_releases == 0
         assert state.num_releases.dtype == jnp.int32
@@ -163,14 +221,24 @@ class TestKeys:
         assert len(set(consumed)) == len(consumed)
 
     def test_different_leaves_steps_and_keys_draw_differently(self):
-        outputs, _ = releases(add_noise(1.0, 1.0, KEY), 3, [jnp.zeros(2), jnp.zeros(2)])
-        others, _ = releases(add_noise(1.0, 1.0, jax.random.key(4)), 3, [jnp.zeros(2)] * 2)
+        outputs, _ = releases(
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY),
+            3,
+            [jnp.zeros(2), jnp.zeros(2)],
+        )
+        others, _ = releases(
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(4)),
+            3,
+            [jnp.zeros(2)] * 2,
+        )
         values = np.concatenate([leaf for tree in (*outputs, *others) for leaf in tree])
         assert len(set(values.tolist())) == len(values)
 
     def test_a_raw_key_is_the_typed_one(self):
-        raw, _ = releases(add_noise(1.0, 1.0, jax.random.PRNGKey(3)), 2)
-        typed, _ = releases(add_noise(1.0, 1.0, KEY), 2)
+        raw, _ = releases(
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.PRNGKey(3)), 2
+        )
+        typed, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 2)
         assert_scaled(raw[1], typed[1], 1.0)
 
 
@@ -180,18 +248,20 @@ class TestRefused:
         with pytest.raises(
             ValueError, match=r"^noise_multiplier must be a finite number >= 0, got"
         ):
-            add_noise(multiplier, 1.0, KEY)
+            add_gaussian_noise(noise_multiplier=multiplier, l2_clip=1.0, key=KEY)
 
     @pytest.mark.parametrize("l2_clip", [0.0, np.nan, {"a": -1.0}], ids=repr)
     def test_a_clip_bound(self, l2_clip):
         with pytest.raises(ValueError, match=r"^l2_clip must be a finite number > 0, got"):
-            add_noise(1.0, l2_clip, KEY)
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=l2_clip, key=KEY)
 
     @pytest.mark.parametrize("key", [0, 1.0, None, "key", np.zeros(3)], ids=repr)
     def test_what_is_no_key(self, key):
         makers = [
-            lambda: add_noise(1.0, 1.0, key),
-            lambda: noisy_sgd(0.1, 1.0, 1.0, 10, key),
+            lambda: add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=key),
+            lambda: noisy_sgd(
+                0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=10, key=key
+            ),
             lambda: TestMechanism.mechanism(1.0, 2).noise(key),
         ]
         for make in makers:
@@ -200,7 +270,7 @@ class TestRefused:
 
     def test_the_key_has_no_default(self):
         with pytest.raises(TypeError, match="key"):
-            add_noise(1.0, 1.0)
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0)
 
     @pytest.fixture
     def drawn(self, monkeypatch):
@@ -218,7 +288,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
     def test_a_tree_of_examples_before_any_noise_is_drawn(self, drawn, jit):
-        noise = add_noise(1.0, 1.0, KEY)
+        noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
         update = jax.jit(noise.update) if jit else noise.update
         with pytest.raises(
             ValueError, match=r"^updates must be one clipped sum.*\(4, 3, 2\).*firs"
@@ -227,20 +297,38 @@ class TestRefused:
         assert not drawn
 
     def test_the_wrong_order_in_a_chain_before_any_noise_is_drawn(self, drawn):
-        chain = optax.chain(add_noise(1.0, 1.0, KEY), clip_per_example(1.0))
+        chain = optax.chain(
+            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), clip_per_example(1.0)
+        )
         state = chain.init(PARAMS)
         with pytest.raises(ValueError, match="clipped and summed first, by clip_per_example"):
             chain.update(self.PER_EXAMPLE, state, PARAMS)
         assert not drawn
 
     def test_the_right_order_draws(self, drawn):
-        chain = optax.chain(clip_per_example(1.0), add_noise(1.0, 1.0, KEY))
+        chain = optax.chain(
+            clip_per_example(1.0), add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
+        )
         chain.update(self.PER_EXAMPLE, chain.init(PARAMS), PARAMS)
         assert len(drawn) == len(PARAMS)
 
     def test_parameters_of_another_shape_than_at_init(self):
-        noise = add_noise(1.0, 1.0, KEY)
+        noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
         with pytest.raises(
             ValueError, match=r"shaped like the parameters given to init \[\(3,\)\]"
         ):
             noise.update(jnp.ones(2), noise.init(jnp.ones(3)))
+
+
+def test_a_traced_noise_multiplier_stays_out_of_the_states_metadata():
+    """Metadata of two traces are compared, which fails for tracers of the first."""
+    count = jax.jit(lambda state: state.num_releases + 1)
+
+    def releases_of(noise_multiplier):
+        mechanism = SubsampledGaussian(
+            PoissonSampling(10, 0.5), 1.0, noise_multiplier, 2, "zero_out"
+        )
+        return count(mechanism.noise(KEY).init(jnp.zeros(3)))
+
+    assert jax.jit(releases_of)(1.0) == 1
+    np.testing.assert_array_equal(jax.jit(jax.vmap(releases_of))(jnp.ones(2)), [1, 1])

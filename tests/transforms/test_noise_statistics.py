@@ -17,7 +17,7 @@ from scipy import stats
 from dpjax import (
     PoissonSampling,
     SubsampledGaussian,
-    add_noise,
+    add_gaussian_noise,
     differentially_private_aggregate,
     noisy_sgd,
 )
@@ -86,9 +86,12 @@ def mechanism():
 
 EXAMPLES = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), PARAMS)
 DRAWS: dict[str, Callable[[], Draws]] = {
-    "add_noise": lambda: draw(add_noise(MULTIPLIER, L2_CLIP, key())),
-    "add_noise by layer": lambda: draw(
-        add_noise(MULTIPLIER, {"a": 3.0, "b": 4.0}, key()), deviation=5 * MULTIPLIER
+    "add_gaussian_noise": lambda: draw(
+        add_gaussian_noise(noise_multiplier=MULTIPLIER, l2_clip=L2_CLIP, key=key())
+    ),
+    "add_gaussian_noise by layer": lambda: draw(
+        add_gaussian_noise(noise_multiplier=MULTIPLIER, l2_clip={"a": 3.0, "b": 4.0}, key=key()),
+        deviation=5 * MULTIPLIER,
     ),
     "SubsampledGaussian.noise": lambda: draw(mechanism().noise(key())),
     "SubsampledGaussian.private_optimizer": lambda: draw(
@@ -96,7 +99,11 @@ DRAWS: dict[str, Callable[[], Draws]] = {
         deviation=2.0 * MULTIPLIER * L2_CLIP / 5,
     ),
     "noisy_sgd": lambda: draw(
-        noisy_sgd(0.5, L2_CLIP, MULTIPLIER, 8, key()), EXAMPLES, 0.5 * MULTIPLIER * L2_CLIP / 8
+        noisy_sgd(
+            0.5, l2_clip=L2_CLIP, noise_multiplier=MULTIPLIER, expected_batch_size=8, key=key()
+        ),
+        EXAMPLES,
+        0.5 * MULTIPLIER * L2_CLIP / 8,
     ),
     "differentially_private_aggregate": lambda: draw(
         differentially_private_aggregate(L2_CLIP, MULTIPLIER, key()),

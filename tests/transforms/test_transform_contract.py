@@ -6,6 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import FixedSizeSampling, mechanism_of
+
 
 def params_of(dtype=jnp.float32):
     return {"w": jnp.arange(6, dtype=dtype).reshape(2, 3), "b": jnp.ones(3, dtype)}
@@ -87,7 +89,7 @@ def test_the_state_keeps_its_structure_and_dtypes(case, transformation, dtype):
     assert jax.tree.leaves(first) == jax.tree.leaves(second)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(first), strict=True):
         assert (before.shape, before.dtype) == (after.shape, after.dtype)
-    expected = dtype if case.noisy else jnp.float32
+    expected = dtype if case.ends_like_params else jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(expected)}
 
 
@@ -165,3 +167,20 @@ def test_any_tree_of_parameters(case, transformation):
     state = transformation.init(params)
     moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params)
+
+
+def test_optax_finds_copies_of_the_parameters_in_its_state(transformation):
+    """`tree_map_params` calls ``init`` with a tree without leaves to find out the structure."""
+    state = transformation.init(params_of())
+    mapped = optax.tree_utils.tree_map_params(transformation, lambda leaf: leaf, state)
+    assert_same(mapped, state)
+
+
+def test_its_state_describes_its_noise(case, transformation):
+    if not case.noisy:
+        pytest.skip("nothing is released")
+    sampling = FixedSizeSampling(40, 4)
+    state = transformation.init(params_of())
+    found = mechanism_of(state, sampling=sampling, num_steps=3, adjacency="replace_one")
+    assert found.num_steps == 3
+    assert np.ravel(found.noise_multiplier)[0] == pytest.approx(0.5)

@@ -1,15 +1,15 @@
-"""Trade-off functions: what f-differential privacy says of a mechanism, as curves to compute with.
+"""Trade-off functions of f-differential privacy: evaluate, compose, subsample, compare.
 
-A curve f = T(P, Q) is a ``TradeOff``: call it for the least type II error at a level, ask it for
-``delta(epsilon)``, ``epsilon(delta)`` or its ``inverse()``, compose, sample and compare it. Curves
-are asymmetric in general: ``symmetrized()`` is what holds for neighbours in both orders.
+A trade-off function f = T(P, Q) is a ``TradeOff``: calling it gives the least type II error at a
+level, and it has ``delta(epsilon)``, ``epsilon(delta)`` and ``inverse()``. It is asymmetric in
+general; ``symmetrized()`` is what holds for neighbours in both orders.
 """
 
 from dpjax.accounting.tradeoff.base import Inverse, Symmetrized, TradeOff
-from dpjax.accounting.tradeoff.chi_square import ChiSquare, ExchangedChiSquare
+from dpjax.accounting.tradeoff.central_limit import Functionals, clt_mu, functionals
+from dpjax.accounting.tradeoff.closed_form import ApproximateDP, Identity, Laplace
 from dpjax.accounting.tradeoff.comparison import distance, is_at_least
-from dpjax.accounting.tradeoff.composition import CurveBracket, compose, power
-from dpjax.accounting.tradeoff.curves import ApproximateDP, Gaussian, Identity, Laplace
+from dpjax.accounting.tradeoff.composition import TradeOffBounds, compose, power
 from dpjax.accounting.tradeoff.discrete import (
     Discrete,
     from_distributions,
@@ -17,17 +17,13 @@ from dpjax.accounting.tradeoff.discrete import (
     from_profile,
     piecewise_linear,
 )
-from dpjax.accounting.tradeoff.functionals import Functionals, clt_mu, functionals
-from dpjax.accounting.tradeoff.gaussian import gaussian_delta, gaussian_type_two
-from dpjax.accounting.tradeoff.grouping import Group, group
-from dpjax.accounting.tradeoff.sampling import Mixture, mixture, subsample
+from dpjax.accounting.tradeoff.gaussian import Gaussian, gaussian_delta, gaussian_type_two
+from dpjax.accounting.tradeoff.group_privacy import Group, group
+from dpjax.accounting.tradeoff.subsampling import Mixture, mixture, subsample
 
 __all__ = [
     "ApproximateDP",
-    "ChiSquare",
-    "CurveBracket",
     "Discrete",
-    "ExchangedChiSquare",
     "Functionals",
     "Gaussian",
     "Group",
@@ -37,6 +33,7 @@ __all__ = [
     "Mixture",
     "Symmetrized",
     "TradeOff",
+    "TradeOffBounds",
     "clt_mu",
     "compose",
     "distance",

@@ -1,4 +1,4 @@
-"""Searches that run for a whole array at once."""
+"""Vectorised maximisation and root finding for scalar functions."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a trade-off function is: a privacy profile read in both directions.
+"""The base class of trade-off functions, defined by their privacy profiles in both directions.
 
 Write f = T(P, Q), the least type II error of a test of P against Q at each level alpha. A pair, and
 so f, is known by two profiles on epsilon >= 0: the hockey-stick divergences of Q from P and of P
@@ -139,7 +139,7 @@ class TradeOff(abc.ABC):
 
 @dataclass(frozen=True)
 class Symmetric(TradeOff):
-    """A trade-off function that is its own inverse, so that one profile says all."""
+    """A trade-off function that is its own inverse, so that one profile defines it."""
 
     @property
     def is_symmetric(self) -> bool:
@@ -156,7 +156,7 @@ class Symmetric(TradeOff):
 
 @dataclass(frozen=True)
 class Inverse(TradeOff):
-    """The inverse of a curve that has no closed form for it: the profiles change places."""
+    """The inverse of a curve that has no closed form for it: the two profiles are exchanged."""
 
     curve: TradeOff
 

@@ -1,4 +1,4 @@
-"""Two trade-off functions beside each other, on levels that reach far into both tails."""
+"""Comparison of trade-off functions: order and supremum distance, far into both tails."""
 
 import numpy as np
 

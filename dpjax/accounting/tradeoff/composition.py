@@ -1,4 +1,4 @@
-"""Trade-off functions composed: exactly where that is easy, else between two rigorous curves.
+"""Composition of trade-off functions: exact where possible, else by lower and upper bounds.
 
 A piecewise linear curve is a pair of discrete distributions, and the composition of pairs is their
 product. Any curve lies between two such whose outcomes are numbered along a grid of losses:
@@ -22,8 +22,9 @@ import numpy as np
 from dpjax._validation import check, check_count
 from dpjax.accounting.tradeoff._search import LARGEST_LOSS, Array, least_argument
 from dpjax.accounting.tradeoff.base import TradeOff
-from dpjax.accounting.tradeoff.curves import Gaussian, Identity
+from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete, tangent_masses
+from dpjax.accounting.tradeoff.gaussian import Gaussian
 
 # Pairs of outcomes that an exact composition of discrete curves may make.
 _EXACT_PAIRS = 2**20
@@ -35,8 +36,8 @@ _TAIL = 1e-18
 _REACH = 1e-15
 
 
-class CurveBracket(NamedTuple):
-    """Two curves between which the true one lies; the same one twice where it is exact.
+class TradeOffBounds(NamedTuple):
+    """Lower and upper bounds on a trade-off function; the same one twice where it is exact.
 
     Attributes:
       lower: a guarantee: what is described is at least this private.
@@ -52,8 +53,8 @@ class CurveBracket(NamedTuple):
         return self.lower is self.upper
 
 
-def compose(*curves: TradeOff, grid_size: int = 1024) -> CurveBracket:
-    """Returns the composition f (x) g (x) ... = T(P x P' x ..., Q x Q' x ...), bracketed.
+def compose(*curves: TradeOff, grid_size: int = 1024) -> TradeOffBounds:
+    """Returns the composition f (x) g (x) ... = T(P x P' x ..., Q x Q' x ...), bounded.
 
     Gaussians add in squares, ``Identity`` changes nothing, and small products of ``Discrete`` and
     ``ApproximateDP`` are exact up to rounding. Otherwise ``lower`` is a guarantee and ``upper``
@@ -76,32 +77,32 @@ def compose(*curves: TradeOff, grid_size: int = 1024) -> CurveBracket:
     return _compose([(curve, 1) for curve in curves], grid_size)
 
 
-def power(curve: TradeOff, count: int, *, grid_size: int = 1024) -> CurveBracket:
-    """Returns the composition of ``count`` times the same curve, bracketed as by ``compose``.
+def power(curve: TradeOff, count: int, *, grid_size: int = 1024) -> TradeOffBounds:
+    """Returns the composition of ``count`` times the same curve, bounded as by ``compose``.
 
     Raises:
       ValueError: ``count`` is below 1 or ``grid_size`` below 2.
 
     >>> from dpjax.accounting.tradeoff import ApproximateDP
-    >>> bracket = power(ApproximateDP(1.0), 3)
-    >>> bracket.is_exact, round(bracket.lower.epsilon(0.1), 3)
+    >>> bounds = power(ApproximateDP(1.0), 3)
+    >>> bounds.is_exact, round(bounds.lower.epsilon(0.1), 3)
     (True, 2.704)
     """
     check_count("count", count)
     return _compose([(curve, count)], grid_size)
 
 
-def _compose(parts: list[tuple[TradeOff, int]], grid_size: int) -> CurveBracket:
+def _compose(parts: list[tuple[TradeOff, int]], grid_size: int) -> TradeOffBounds:
     check_count("grid_size", grid_size, 2)
     parts = _simplified(parts)
     exact = _exact(parts)
     if exact is not None:
-        return CurveBracket(exact, exact)
+        return TradeOffBounds(exact, exact)
     spacing = max(sum(_reach(curve)) for curve, _ in parts) / grid_size or 1.0
     grids = [(_grids(curve, spacing), count) for curve, count in parts]
     lower = functools.reduce(_product, (_repeated(pair[0], count) for pair, count in grids))
     upper = functools.reduce(_product, (_repeated(pair[1], count) for pair, count in grids))
-    return CurveBracket(_curve(lower), _curve(upper))
+    return TradeOffBounds(_curve(lower), _curve(upper))
 
 
 def _simplified(parts: list[tuple[TradeOff, int]]) -> list[tuple[TradeOff, int]]:

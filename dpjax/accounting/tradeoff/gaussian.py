@@ -1,13 +1,96 @@
-"""The Gaussian trade-off function for JAX arrays: pure functions that differentiate.
+"""The trade-off function G_mu of Gaussian noise, and the delta and epsilon of mu-GDP.
 
-They take the precision of their arguments: for tails and small deltas call them with float64 arrays
-under ``jax.enable_x64(True)``. On the host ``Gaussian`` and ``dpjax.accounting.gdp`` do the same.
+``delta``, ``epsilon`` and the class `Gaussian` are float64 on the host. ``gaussian_type_two`` and
+``gaussian_delta`` take JAX arrays and differentiate; they have the precision of their arguments, so
+for tails and small deltas call them with float64 arrays under ``jax.enable_x64(True)``.
 """
+
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import scipy.special
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
+
+from dpjax._validation import check, check_non_negative
+from dpjax.accounting.tradeoff._search import Array
+from dpjax.accounting.tradeoff.base import Symmetric
+
+# Of the interval that holds an epsilon: to the last digits of a float.
+_HALVINGS = 52
+_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Gaussian(Symmetric):
+    """G_mu = T(N(0, 1), N(mu, 1)): exact for a Gaussian release of noise multiplier 1 / mu.
+
+    Source: Dong, Roth, Su 2022, Definition 2.6 in the preprint's numbering.
+
+    Attributes:
+      mu: at least 0; the sensitivity over the standard deviation of the noise.
+
+    >>> curve = Gaussian(mu=1.0)
+    >>> round(curve(0.05), 3), round(curve.delta(1.0), 4)
+    (0.74, 0.1269)
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        check_non_negative("mu", self.mu)
+
+    def _forward(self, epsilon: Array) -> Array:
+        return np.asarray(delta(self.mu, epsilon))
+
+    def _type_two(self, alpha: Array) -> Array:
+        return scipy.special.ndtr(-scipy.special.ndtri(alpha) - self.mu)
+
+    def _detection(self, alpha: Array) -> Array:
+        return scipy.special.ndtr(scipy.special.ndtri(alpha) + self.mu)
+
+
+def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
+    """Returns the delta at which mu-GDP is (epsilon, delta)-DP; scalars give a scalar.
+
+    It is Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2), without cancellation
+    for large ``epsilon``. A ``mu`` of zero gives zero.
+
+    Source: Dong, Roth, Su 2022, Corollary 2.13 in the preprint's numbering.
+
+    >>> round(delta(mu=1.0, epsilon=1.0), 4)
+    0.1269
+    """
+    return _scalar(np.exp(_log_delta(mu, epsilon)))
+
+
+def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
+    """Returns the least epsilon >= 0 at which mu-GDP is (epsilon, ``delta``)-DP, rounded up.
+
+    The arguments broadcast; scalars give a scalar.
+
+    Raises:
+      ValueError: a ``mu`` is negative or a ``delta`` not in (0, 1).
+
+    >>> round(epsilon(mu=1.0, delta=0.1269), 3)
+    1.0
+    """
+    mu, delta = np.asarray(mu, float), np.asarray(delta, float)
+    check(bool(np.all(mu >= 0)), "mu", _scalar(mu), "numbers >= 0")
+    check(bool(np.all((delta > 0) & (delta < 1))), "delta", _scalar(delta), "in (0, 1)")
+    # At the upper end delta is at most Phi(-sqrt(2 log(1 / delta))), which is below delta / 2.
+    upper = np.asarray(mu * (mu / 2 + np.sqrt(-2 * np.log(delta))))
+    lower = np.zeros_like(upper)
+    for _ in range(_HALVINGS):
+        middle = (lower + upper) / 2
+        within = _log_delta(mu, middle) <= np.log(delta)
+        lower, upper = np.where(within, lower, middle), np.where(within, middle, upper)
+    return _scalar(np.where(_log_delta(mu, 0.0) <= np.log(delta), 0.0, upper))
 
 
 def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
@@ -38,3 +121,26 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     first = log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return -jnp.exp(first) * jnp.expm1(second - first)
+
+
+def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
+    """Returns log delta through the Mills ratio R = (1 - Phi) / phi, accurate in the tail.
+
+    With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
+    """
+    mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
+    with np.errstate(all="ignore"):
+        x = epsilon / mu - mu / 2
+        log_density = -(x**2) / 2 - _LOG_SQRT_2_PI
+        beyond = _mills_ratio(epsilon / mu + mu / 2)
+        tail = log_density + np.log(_mills_ratio(x) - beyond)
+        body = np.log(scipy.special.ndtr(-x) - np.exp(log_density) * beyond)
+        return np.where(mu > 0, np.where(x > 0, tail, body), -np.inf)
+
+
+def _mills_ratio(x: npt.ArrayLike) -> Any:
+    return math.sqrt(math.pi / 2) * scipy.special.erfcx(np.divide(x, math.sqrt(2)))
+
+
+def _scalar(values: npt.NDArray[np.float64]) -> Any:
+    return values.item() if values.ndim == 0 else values

@@ -1,16 +1,18 @@
-"""Conjugate families: private release of their sufficient statistics, and what to learn from it."""
+"""Conjugate families: private release of sufficient statistics, and posteriors given it."""
 
-from dpjax.bayes.conjugate.bounded import BoundedSum
 from dpjax.bayes.conjugate.counts import BetaBinomial, DirichletMultinomial, GammaPoisson
-from dpjax.bayes.conjugate.family import ConjugateFamily, Encoding, Sums
-from dpjax.bayes.conjugate.mixture import Mixture
-from dpjax.bayes.conjugate.moments import of_first_two_moments
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
 from dpjax.bayes.conjugate.noise_aware import noise_aware_posterior
-from dpjax.bayes.conjugate.normal import NormalKnownVariance, NormalUnknownVariance
+from dpjax.bayes.conjugate.normal import (
+    NormalKnownVariance,
+    NormalUnknownVariance,
+    of_first_two_moments,
+)
 from dpjax.bayes.conjugate.posteriors import (
     BetaPosterior,
     DirichletPosterior,
     GammaPosterior,
+    Mixture,
     NormalInverseGammaPosterior,
     NormalPosterior,
     Posterior,

@@ -1,4 +1,4 @@
-"""Conjugate families of whole numbers: successes, categories and counts."""
+"""Conjugate families of integers: beta-binomial, Dirichlet-multinomial and gamma-Poisson."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from dpjax._validation import as_floats, check, check_count, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.conjugate.bounded import BoundedSum
-from dpjax.bayes.conjugate.family import ConjugateFamily, Encoding, Sums
+from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
 from dpjax.bayes.conjugate.posteriors import (
     Array,
     BetaPosterior,
@@ -24,11 +23,10 @@ from dpjax.sensitivity import Norm, Sensitivity, clip_to, of_histogram
 
 @dataclass(frozen=True)
 class BetaBinomial(BoundedSum):
-    """Yes or no, with probability theta of yes; theta ~ Beta(``alpha``, ``beta``).
+    """Bernoulli records with probability theta of one; theta ~ Beta(``alpha``, ``beta``).
 
-    Records are zeros and ones; what is neither is rounded to the nearer one, and what is no number
-    becomes zero. Released is the number of ones; where the number of records is private, that of
-    zeros beside it.
+    Records are zeros and ones; other numbers are rounded to the nearer one, and NaN becomes zero.
+    The number of ones is released and, where the number of records is private, that of zeros.
 
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> float(family.exact_posterior(jnp.array([1, 1, 0, 1])).mean)
@@ -39,45 +37,44 @@ class BetaBinomial(BoundedSum):
 
     alpha: float = 1.0
     beta: float = 1.0
-    whole_numbers: ClassVar[bool] = True
-    in_words: ClassVar[str] = "zeros and ones"
+    integer_valued: ClassVar[bool] = True
+    description: ClassVar[str] = "zeros and ones"
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         check_positive("beta", self.beta)
 
     @property
-    def top(self) -> int:
+    def upper_bound(self) -> int:
         """One."""
         return 1
 
     def statistic(self, records: Any) -> jax.Array:
-        """The records themselves, ``(n, 1)``, as whole numbers."""
-        return _whole(records, 1)[:, None]
+        """The records, int32 ``(n, 1)``."""
+        return _as_counts(records, 1)[:, None]
 
     def posterior(self, sums: Sums) -> BetaPosterior:
         """Beta(alpha + ones, beta + zeros)."""
-        ones, n = sums.total[..., 0], sums.num_records
+        ones, n = sums.total[..., 0], sums.num_examples
         return BetaPosterior(self.alpha + ones, self.beta + n - ones)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Of the beta-binomial law."""
-        ones, n = sums.total[..., 0], sums.num_records
+        """Beta-binomial log probability."""
+        ones, n = sums.total[..., 0], sums.num_examples
         counts = np.stack([ones, n - ones], axis=-1)
         return _dirichlet_multinomial(counts, np.array([self.alpha, self.beta]))
 
 
 @dataclass(frozen=True)
 class DirichletMultinomial(ConjugateFamily):
-    """One of K >= 2 categories, with probabilities theta ~ Dirichlet(``concentration``).
+    """Categorical records of K >= 2 categories; theta ~ Dirichlet(``concentration``).
 
-    Records are whole numbers 0 to K - 1; others are moved to the nearest, and what is no number
-    becomes 0. Released is the histogram of all K categories, whose counts add up to the number of
-    records; where that is public it makes each of them more precise. The statistic of a record
-    leaves out the last category.
+    Records are integers 0 to K - 1; other numbers are rounded and clipped to these, and NaN becomes
+    0. The histogram of all K categories is released, whose counts add up to the number of records.
+    The statistic of a record omits the last category.
 
     Attributes:
-      concentration: of the prior, one number above zero for each category.
+      concentration: of the prior, K numbers above zero.
 
     >>> family = DirichletMultinomial((1.0, 1.0, 1.0))
     >>> family.exact_posterior(jnp.array([0, 2, 2])).mean.round(2).tolist()
@@ -85,7 +82,7 @@ class DirichletMultinomial(ConjugateFamily):
     """
 
     concentration: tuple[float, ...]
-    whole_numbers: ClassVar[bool] = True
+    integer_valued: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         several = isinstance(self.concentration, tuple) and len(self.concentration) >= 2
@@ -94,7 +91,7 @@ class DirichletMultinomial(ConjugateFamily):
             check_positive("concentration", number)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The number of categories."""
         return f"one of {len(self.concentration)} categories"
 
@@ -105,9 +102,9 @@ class DirichletMultinomial(ConjugateFamily):
         return np.zeros(size), np.ones(size)
 
     def statistic(self, records: Any) -> jax.Array:
-        """Zeros and a one for the record's category, ``(n, K - 1)``, as whole numbers."""
+        """One-hot categories without the last, int32 ``(n, K - 1)``."""
         size = len(self.concentration)
-        return jax.nn.one_hot(_whole(records, size - 1), size, dtype=jnp.int32)[:, :-1]
+        return jax.nn.one_hot(_as_counts(records, size - 1), size, dtype=jnp.int32)[:, :-1]
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
         """The counts of all categories."""
@@ -116,12 +113,12 @@ class DirichletMultinomial(ConjugateFamily):
         return Encoding(np.vstack([np.eye(size), -np.ones(size)]), np.eye(size + 1)[-1])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """That of a histogram."""
+        """Sensitivity of a histogram."""
         return of_histogram(norm=norm, adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
-        """Counts below zero become zero; where more than n are left, they are scaled to n."""
-        n = np.maximum(sums.num_records, 1.0)
+        """Clips negative counts to zero, and scales all to the sum n."""
+        n = np.maximum(sums.num_examples, 1.0)
         counts = np.maximum(self._counts(sums), 0.0)
         all_counts = np.maximum(counts.sum(axis=-1, keepdims=True), 1e-300)
         return Sums((counts * (n[..., None] / all_counts))[..., :-1], n)
@@ -131,27 +128,25 @@ class DirichletMultinomial(ConjugateFamily):
         return DirichletPosterior(np.array(self.concentration) + self._counts(sums))
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Of the Dirichlet-multinomial law."""
+        """Dirichlet-multinomial log probability."""
         return _dirichlet_multinomial(self._counts(sums), np.array(self.concentration))
 
     def _counts(self, sums: Sums) -> Array:
-        last = sums.num_records - sums.total.sum(axis=-1)
+        last = sums.num_examples - sums.total.sum(axis=-1)
         return np.concatenate([sums.total, last[..., None]], axis=-1)
 
 
 @dataclass(frozen=True)
 class GammaPoisson(BoundedSum):
-    """Counts, Poisson with rate theta ~ Gamma(``shape``, ``rate``): density theta^(shape-1)
-    exp(-rate theta), mean shape / rate.
+    """Poisson counts with rate theta ~ Gamma(``shape``, ``rate``), of mean shape / rate.
 
-    Records are whole numbers, rounded and clipped to 0 .. ``largest_count``; what is no number
-    becomes zero. Released is their sum; where the number n of records is private,
-    ``n largest_count`` less the sum beside it.
+    Records are rounded and clipped to 0 .. ``largest_count``; NaN becomes zero. Their sum is
+    released and, where the number n of records is private, ``n largest_count`` less the sum.
 
     Attributes:
       shape: of the prior, above zero.
       rate: of the prior, above zero.
-      largest_count: a whole number, public; it should cut off hardly any record.
+      largest_count: a public integer, which should exceed nearly all records.
 
     >>> family = GammaPoisson(shape=2.0, rate=1.0, largest_count=10)
     >>> float(family.exact_posterior(jnp.array([3, 0, 99])).mean)
@@ -163,7 +158,7 @@ class GammaPoisson(BoundedSum):
     shape: float
     rate: float
     largest_count: int
-    whole_numbers: ClassVar[bool] = True
+    integer_valued: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("shape", self.shape)
@@ -171,44 +166,42 @@ class GammaPoisson(BoundedSum):
         check_count("largest_count", self.largest_count)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The largest count."""
         return f"counts clipped to 0 .. {self.largest_count}"
 
     @property
-    def top(self) -> int:
+    def upper_bound(self) -> int:
         """The largest count."""
         return self.largest_count
 
     def statistic(self, records: Any) -> jax.Array:
-        """The clipped counts, ``(n, 1)``, as whole numbers."""
-        return _whole(records, self.largest_count)[:, None]
+        """The clipped counts, int32 ``(n, 1)``."""
+        return _as_counts(records, self.largest_count)[:, None]
 
     def posterior(self, sums: Sums) -> GammaPosterior:
         """Gamma(shape + sum, rate + n)."""
-        return GammaPosterior(self.shape + sums.total[..., 0], self.rate + sums.num_records)
+        return GammaPosterior(self.shape + sums.total[..., 0], self.rate + sums.num_examples)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Of the negative binomial law."""
-        total, n = sums.total[..., 0], sums.num_records
-        ways = gammaln(self.shape + total) - gammaln(self.shape) - gammaln(total + 1)
+        """Negative binomial log probability."""
+        total, n = sums.total[..., 0], sums.num_examples
+        coefficient = gammaln(self.shape + total) - gammaln(self.shape) - gammaln(total + 1)
         share = n / (self.rate + n)
-        log_law = ways + self.shape * np.log1p(-share) + xlogy(total, share)
-        return np.where(total >= 0, log_law, -math.inf)
+        log_probability = coefficient + self.shape * np.log1p(-share) + xlogy(total, share)
+        return np.where(total >= 0, log_probability, -math.inf)
 
 
-def _whole(records: Any, largest: int) -> jax.Array:
-    """Rounded and clipped to 0 .. ``largest``, as int32: sums of them are exact."""
+def _as_counts(records: Any, largest: int) -> jax.Array:
+    """Rounded and clipped to 0 .. ``largest``, as int32."""
     records = as_floats(records)
     check(records.ndim == 1, "records", records.shape, "of shape (n,)")
-    fits = records.size * largest < 2**31
-    check(fits, "records", f"{records.size} of them", "so few that their sum is below 2^31")
     return jnp.rint(clip_to(records, (0, largest))).astype(jnp.int32)
 
 
 def _dirichlet_multinomial(counts: Array, concentration: Array) -> Array:
-    """The log law of the counts on the last axis."""
+    """Log probability of counts on the last axis."""
     alphas, n = concentration.sum(), counts.sum(axis=-1)
     terms = gammaln(concentration + counts) - gammaln(concentration) - gammaln(counts + 1)
-    log_law = terms.sum(axis=-1) + gammaln(n + 1) + gammaln(alphas) - gammaln(alphas + n)
-    return np.where((counts >= 0).all(axis=-1), log_law, -math.inf)
+    log_probability = terms.sum(axis=-1) + gammaln(n + 1) + gammaln(alphas) - gammaln(alphas + n)
+    return np.where((counts >= 0).all(axis=-1), log_probability, -math.inf)

@@ -1,4 +1,4 @@
-"""What a conjugate family states of itself: enough for a release, and to learn from it."""
+"""Conjugate families: likelihood, prior and public bounds on one record's statistic."""
 
 import abc
 from typing import Any, ClassVar, NamedTuple
@@ -8,29 +8,31 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
+from dpjax._validation import check, is_traced
+from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.gradients.clipping import accumulator
 from dpjax.sensitivity import Norm, Sensitivity, of_sum
+from dpjax.sensitivity.sums import sum_in_blocks
 
 
 class Sums(NamedTuple):
-    """What a posterior depends on; exact sums are private until a mechanism releases them.
+    """Sufficient statistics of a posterior: sums over the records, private until released.
 
     Attributes:
       total: the sum of the records' sufficient statistics, ``(..., k)``.
-      num_records: how many they are, ``(...)``.
+      num_examples: the number of records, ``(...)``.
     """
 
     total: Any
-    num_records: Any
+    num_examples: Any
 
 
 class Encoding(NamedTuple):
-    """Which entries are released: ``matrix @ total + offset * num_records``.
+    """Linear map to the released entries ``matrix @ total + offset * num_examples``.
 
-    Where the number of records is private, the first k + 1 entries tell it beside the total; where
-    it is public, the first k entries tell the total, and any others only make it more precise.
+    Where the number of records is private, the first k + 1 entries determine it and the total;
+    where it is public, the first k entries determine the total, and others only reduce the noise.
 
     Attributes:
       matrix: ``(m, k)``.
@@ -42,12 +44,12 @@ class Encoding(NamedTuple):
 
 
 class ConjugateFamily(abc.ABC):
-    """A likelihood, its conjugate prior, and public bounds: all that private inference needs.
+    """Likelihood with a conjugate prior and public bounds on the sufficient statistic.
 
-    A family is a frozen dataclass of prior and bounds. To add one, state the sufficient statistic
-    of a record and its bounds, the posterior, and the law of the sums; the rest follows. Records
-    are clipped in ``statistic``, which makes the bounds true; the likelihood is that of records
-    which were not, so bounds that cut off much of the data bias every posterior.
+    A family is a frozen dataclass of prior and bounds. A subclass defines the sufficient statistic
+    of a record, its bounds, the posterior, and the distribution of the sums. Records are clipped to
+    the bounds in ``statistic``; the likelihood is that of unclipped records, so bounds that cut off
+    much of the data bias every posterior.
 
     >>> from dataclasses import dataclass
     >>> import jax.numpy as jnp
@@ -60,18 +62,19 @@ class ConjugateFamily(abc.ABC):
     ...     shape: float
     ...     rate: float
     ...     longest: float
-    ...     in_words = 'waiting times'
+    ...     description = 'waiting times'
     ...     @property
     ...     def statistic_bounds(self):
     ...         return np.zeros(1), np.array([self.longest])
     ...     def statistic(self, records):
     ...         return clip_to(records, (0, self.longest))[:, None]
     ...     def posterior(self, sums):
-    ...         return GammaPosterior(self.shape + sums.num_records, self.rate + sums.total[..., 0])
+    ...         time, n = sums.total[..., 0], sums.num_examples
+    ...         return GammaPosterior(self.shape + n, self.rate + time)
     ...     def log_evidence(self, sums):
-    ...         (time, n), a, b = (sums.total[..., 0], sums.num_records), self.shape, self.rate
-    ...         law = gammaln(a + n) - gammaln(n) + (n - 1) * np.log(time)
-    ...         return np.where(time > 0, law - (a + n) * np.log(b + time), -np.inf)
+    ...         (time, n), a, b = (sums.total[..., 0], sums.num_examples), self.shape, self.rate
+    ...         log = gammaln(a + n) - gammaln(n) + (n - 1) * np.log(time)
+    ...         return np.where(time > 0, log - (a + n) * np.log(b + time), -np.inf)
     >>> waiting = GammaExponential(shape=2.0, rate=1.0, longest=10.0)
     >>> waiting.sensitivity(norm="l1", adjacency="add_remove").value  # with the count
     11.0
@@ -79,102 +82,142 @@ class ConjugateFamily(abc.ABC):
     0.2857
     """
 
-    whole_numbers: ClassVar[bool] = False
+    integer_valued: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
-    def in_words(self) -> str:
-        """What a record is and how it is bounded, for certificates."""
+    def description(self) -> str:
+        """Text for certificates: what a record is, and its bounds."""
 
     @property
     @abc.abstractmethod
     def statistic_bounds(self) -> tuple[Array, Array]:
-        """Between which the statistic of one record lies: public, arrays ``(k,)``."""
+        """Public lower and upper bounds on the statistic of one record, arrays ``(k,)``."""
 
     @abc.abstractmethod
     def statistic(self, records: Any) -> jax.Array:
-        """Returns the sufficient statistics ``(n, k)`` of clipped records; under jit and vmap.
+        """Returns the statistics ``(n, k)`` of clipped records; works under jit and vmap.
 
-        No record, not even one that is not a number, may take it out of ``statistic_bounds``.
+        They are within ``statistic_bounds`` for every record, also where one is NaN.
         """
 
     @abc.abstractmethod
     def posterior(self, sums: Sums) -> Posterior:
-        """Returns the conjugate posterior of possible sums, entry by entry of their batch."""
+        """Returns the conjugate posterior of attainable sums, for each entry of their batch."""
 
     @abc.abstractmethod
     def log_evidence(self, sums: Sums) -> Array:
-        """Returns the log of the law of the total, given the number of records, under the prior.
+        """Returns the log probability of the total under the prior, given the number of records.
 
         Up to a constant that depends on neither; minus infinity where the total is impossible.
-        Float64 arrays, entry by entry of their batch. The number need not be whole; it is at least
-        one. Warnings of numpy are silenced.
+        Float64 arrays, for each entry of their batch. The number of records is at least one and
+        need not be an integer. Numpy's warnings are silenced by the caller.
         """
 
     def repair(self, sums: Sums) -> Sums:
-        """Returns noisy sums moved to possible ones: at least one record, each within bounds."""
-        n = np.maximum(sums.num_records, 1.0)
+        """Returns noisy sums projected to attainable ones: at least one record, within bounds."""
+        n = np.maximum(sums.num_examples, 1.0)
         low, high = (n[..., None] * bound for bound in self.statistic_bounds)
         return Sums(np.clip(sums.total, low, high), n)
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
-        """Returns which entries are released: the total and, where it is private, the count."""
+        """Returns the released entries: the total and, where it is private, the count."""
         check_adjacency(adjacency)
         identity = np.eye(len(self.statistic_bounds[0]) + 1)
         encoding = Encoding(identity[:, :-1], identity[:, -1])
-        return encoding if adjacency == "add_remove" else Encoding(*(e[:-1] for e in encoding))
+        return Encoding(*(e[:-1] for e in encoding)) if is_size_public(adjacency) else encoding
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """Returns the sensitivity of all released entries together: of a sum over a box.
+        """Returns the joint sensitivity of the released entries, that of a sum over a box.
 
-        Exact where the statistic can be at every corner of its box, and else a bound.
+        Exact where the statistic attains every corner of its box, and otherwise an upper bound.
         """
         return of_sum(self.contribution_bounds(adjacency), norm=norm, adjacency=adjacency)
 
     def sums(self, records: Any) -> Sums:
-        """Returns the sums of ``records``, which are private; under jit and vmap.
+        """Returns the exact, private sums of ``records``; works under jit and vmap.
 
-        No records at all give zeros. Floats are summed in float32 at least: to round a sum before
-        the noise adds to its sensitivity.
+        An empty array gives zeros. Summed in float64 or int64 on the host; under jit in JAX's
+        default dtypes, whose rounding adds to the sensitivity. ``StatisticRelease`` sums on the
+        host always.
         """
         statistics = self.statistic(records)
+        if not is_traced(statistics):
+            return Sums(sum_in_blocks(statistics), np.float64(statistics.shape[0]))
+        largest = max(np.abs(bound).max(initial=0.0) for bound in self.statistic_bounds)
+        fits = not self.integer_valued or statistics.shape[0] * largest < 2**31
+        allowed = "so few that their sum is below 2^31 under jit"
+        check(bool(fits), "records", f"{statistics.shape[0]} of them", allowed)
         dtype = accumulator(statistics) if jnp.issubdtype(statistics.dtype, jnp.floating) else None
         return Sums(statistics.sum(axis=0, dtype=dtype), np.float64(statistics.shape[0]))
 
     def exact_posterior(self, records: Any) -> Posterior:
-        """Returns the posterior without any privacy, of clipped records summed in float64."""
+        """Returns the non-private posterior of clipped records, summed in float64."""
         statistics = np.asarray(self.statistic(records), np.float64)
         return self.posterior(Sums(statistics.sum(axis=0), np.float64(len(statistics))))
 
     def contribution_bounds(self, adjacency: Adjacency) -> tuple[Array, Array]:
-        """Returns bounds ``(m,)`` on what one record adds to the released entries."""
+        """Returns lower and upper bounds ``(m,)`` on one record's released entries."""
         encoding, (low, high) = self.encoding(adjacency), self.statistic_bounds
         ends = np.stack([encoding.matrix * low, encoding.matrix * high])
         lows, highs = (end.sum(axis=1) + encoding.offset for end in (ends.min(0), ends.max(0)))
         return lows, highs
 
     def encode(self, sums: Sums, adjacency: Adjacency) -> Any:
-        """Returns the entries ``(..., m)`` that are released, still without noise."""
+        """Returns the entries to release ``(..., m)``, without noise."""
         dtype = sums.total.dtype
         matrix, offset = (part.astype(dtype) for part in self.encoding(adjacency))
-        count = np.asarray(sums.num_records).astype(dtype)[..., None]
+        count = np.asarray(sums.num_examples).astype(dtype)[..., None]
         # Not a product of matrices, which some devices round.
         return (sums.total[..., None, :] * matrix).sum(-1) + count * offset
 
-    def decode(self, released: Any, num_records: Any, adjacency: Adjacency) -> Sums:
-        """Returns the sums that the released entries tell, noise and all, in float64.
+    def decode(self, released: Any, num_examples: Any, adjacency: Adjacency) -> Sums:
+        """Returns the sums that the released entries determine, noise included, in float64.
 
         Args:
-          released: ``(..., m)``; of more entries than are needed, the last are not read.
-          num_records: public under ``"replace_one"``; ``None`` under ``"add_remove"``.
+          released: ``(..., m)``; redundant entries at the end are not read.
+          num_examples: ``None`` under ``"add_remove"``, else public.
           adjacency: of the release.
         """
         matrix, offset = self.encoding(adjacency)
         size = matrix.shape[1]
-        if num_records is None:
+        if num_examples is None:
             inverse = np.linalg.inv(np.column_stack([matrix, offset])[: size + 1])
-            told = released[..., : size + 1] @ inverse.T
-            return Sums(told[..., :-1], told[..., -1])
-        n = np.broadcast_to(np.asarray(num_records, np.float64), released.shape[:-1])
-        known = released[..., :size] - n[..., None] * offset[:size]
-        return Sums(known @ np.linalg.inv(matrix[:size]).T, n)
+            solved = released[..., : size + 1] @ inverse.T
+            return Sums(solved[..., :-1], solved[..., -1])
+        n = np.broadcast_to(np.asarray(num_examples, np.float64), released.shape[:-1])
+        total = released[..., :size] - n[..., None] * offset[:size]
+        return Sums(total @ np.linalg.inv(matrix[:size]).T, n)
+
+
+class BoundedSum(ConjugateFamily):
+    """Family whose statistic is one number in [0, ``upper_bound``].
+
+    Where the number n of records is private, a record adds its statistic s to one released entry
+    and upper_bound - s to another. The two add up to n times the upper bound, so they determine n
+    with the sensitivity of the sum alone.
+    """
+
+    @property
+    @abc.abstractmethod
+    def upper_bound(self) -> float:
+        """The largest value of the statistic, public."""
+
+    @property
+    def statistic_bounds(self) -> tuple[Array, Array]:
+        """Zero and ``upper_bound``."""
+        return np.zeros(1), np.full(1, float(self.upper_bound))
+
+    def encoding(self, adjacency: Adjacency) -> Encoding:
+        """The sum and, where the number of records is private, its complement."""
+        check_adjacency(adjacency)
+        size = 1 if is_size_public(adjacency) else 2
+        return Encoding(np.array([[1.0], [-1.0]])[:size], np.array([0.0, self.upper_bound])[:size])
+
+    def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+        """``upper_bound``, exactly, in every norm.
+
+        One record changes the two entries by ``upper_bound`` together in L1, and one entry by all
+        of it if the statistic is at a bound.
+        """
+        return Sensitivity(float(self.upper_bound), norm, adjacency, monotone=True)

@@ -1,8 +1,8 @@
-"""Conjugate families of real numbers with a normal law."""
+"""Conjugate families of normal records, and the sensitivity of their first two moments."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +10,25 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from dpjax._validation import as_floats, check, check_choice, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.conjugate.bounded import BoundedSum
-from dpjax.bayes.conjugate.family import ConjugateFamily, Encoding, Sums
-from dpjax.bayes.conjugate.moments import MomentNorm, of_first_two_moments
+from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior
 from dpjax.sensitivity import Norm, Sensitivity, clip_to
+from dpjax.sensitivity.statistics import checked_bounds
+
+MomentNorm = Literal["l1", "l2"]
 
 
 @dataclass(frozen=True)
 class NormalKnownVariance(BoundedSum):
-    """Numbers from N(theta, ``variance``), with theta ~ N(``prior_mean``, ``prior_variance``).
+    """Records from N(theta, ``variance``), with theta ~ N(``prior_mean``, ``prior_variance``).
 
-    Records are clipped to ``bounds``; what is no number becomes the lower bound. The statistic is
-    (x - low) / (high - low). Released is its sum; where the number n of records is private, n less
-    the sum beside it.
+    Records are clipped to ``bounds``; NaN becomes the lower bound. The statistic is
+    (x - low) / (high - low). Its sum is released and, where the number n of records is private, n
+    less the sum.
 
     Attributes:
-      bounds: ``(low, high)``, public; they should cut off hardly any record.
+      bounds: ``(low, high)``, public, which should contain nearly all records.
       variance: of the records, known and public.
       prior_mean: of theta.
       prior_variance: of theta.
@@ -49,30 +50,30 @@ class NormalKnownVariance(BoundedSum):
         check_positive("prior_variance", self.prior_variance)
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The bounds."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}"
 
     @property
-    def top(self) -> float:
+    def upper_bound(self) -> float:
         """One."""
         return 1.0
 
     def statistic(self, records: Any) -> jax.Array:
-        """The clipped records, from 0 at the lower bound to 1 at the upper one, ``(n, 1)``."""
+        """The clipped records, scaled from the bounds to [0, 1], ``(n, 1)``."""
         return jnp.clip(_in_units(records, self.bounds, self.bounds[0], self._width), 0, 1)[:, None]
 
     def posterior(self, sums: Sums) -> NormalPosterior:
-        """Precisions add up; the mean weighs prior and records by theirs."""
-        n = sums.num_records
+        """Normal posterior, by adding precisions."""
+        n = sums.num_examples
         total = self._width * sums.total[..., 0] + n * self.bounds[0]
         precision = 1 / self.prior_variance + n / self.variance
         weighted = self.prior_mean / self.prior_variance + total / self.variance
         return NormalPosterior(weighted / precision, 1 / precision)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Of the normal law."""
-        n = sums.num_records
+        """Normal log density."""
+        n = sums.num_examples
         mean = n * (self.prior_mean - self.bounds[0]) / self._width
         variance = (n * self.variance + n**2 * self.prior_variance) / self._width**2
         return -((sums.total[..., 0] - mean) ** 2) / (2 * variance) - np.log(variance) / 2
@@ -84,19 +85,18 @@ class NormalKnownVariance(BoundedSum):
 
 @dataclass(frozen=True)
 class NormalUnknownVariance(ConjugateFamily):
-    """Numbers from N(mean, variance), both unknown, with a normal-inverse-gamma prior.
+    """Records from N(mean, variance), both unknown, with a normal-inverse-gamma prior.
 
     The variance is inverse gamma of ``prior_shape`` and ``prior_scale``; given it, the mean is
-    N(``prior_mean``, variance / ``prior_strength``). Records are clipped to ``bounds``; what is no
-    number becomes the lower bound. With u = (x - centre) / (half the width), which is in [-1, 1]
-    whatever the bounds, the statistic is (u, u^2). Released are both sums; where the number n of
-    records is private, n less the sum of u^2 beside them.
+    N(``prior_mean``, variance / ``prior_strength``). Records are clipped to ``bounds``; NaN becomes
+    the lower bound. With u = (x - centre) / (half the width) in [-1, 1], the statistic is (u, u^2).
+    Both sums are released and, where the number n of records is private, n less the sum of u^2.
 
     Attributes:
-      bounds: ``(low, high)``, public; they should cut off hardly any record.
+      bounds: ``(low, high)``, public, which should contain nearly all records.
       prior_mean: of the mean.
-      prior_strength: how many records the prior's mean is worth.
-      prior_shape: of the variance; its prior mean is finite above one.
+      prior_strength: number of records that the prior mean counts as.
+      prior_shape: of the variance, whose prior mean is finite above one.
       prior_scale: of the variance, in its units.
 
     >>> family = NormalUnknownVariance((0.0, 10.0), 5.0, 1.0, prior_shape=2.0, prior_scale=1.0)
@@ -119,7 +119,7 @@ class NormalUnknownVariance(ConjugateFamily):
             check_positive(name, getattr(self, name))
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The bounds."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}, with their squares"
 
@@ -136,33 +136,33 @@ class NormalUnknownVariance(ConjugateFamily):
     def encoding(self, adjacency: Adjacency) -> Encoding:
         """Both sums and, where n is private, n less the second."""
         check_adjacency(adjacency)
-        size = 3 if adjacency == "add_remove" else 2
+        size = 2 if is_size_public(adjacency) else 3
         matrix = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         return Encoding(matrix[:size], np.array([0.0, 0.0, 1.0])[:size])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """Exact: that of the first two moments over [-1, 1], or of (u, u^2, 1 - u^2).
+        """Exact sensitivity of the first two moments over [-1, 1], or of (u, u^2, 1 - u^2).
 
-        The latter is 1 + |u| long in L1, and in L2 its square is 1 - u^2 + 2 u^4: both are
-        largest at |u| = 1.
+        The latter has the L1 norm 1 + |u| and the squared L2 norm 1 - u^2 + 2 u^4, both largest at
+        |u| = 1.
         """
         check_choice("norm", norm, ("l1", "l2"))
-        if adjacency == "add_remove":
+        if not is_size_public(adjacency):
             return Sensitivity(2.0 if norm == "l1" else math.sqrt(2), norm, adjacency)
         return of_first_two_moments((-1, 1), norm=cast(MomentNorm, norm), adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
-        """As for every family, and squares that are at least what the mean asks for."""
+        """Clips to the bounds, and raises the second moment to at least the squared mean."""
         total, n = super().repair(sums)
         least = total[..., 0] ** 2 / n
         return Sums(np.stack([total[..., 0], np.maximum(total[..., 1], least)], axis=-1), n)
 
     def posterior(self, sums: Sums) -> NormalInverseGammaPosterior:
-        """The textbook update, from the sum of the records and the squares around their mean."""
+        """Normal-inverse-gamma posterior, from the sum and the sum of squared deviations."""
         total, squares, n = self._in_record_units(sums)
         strength = self.prior_strength + n
-        surprise = (total - n * self.prior_mean) ** 2 / np.maximum(n, 1e-300)
-        shrunk = surprise * self.prior_strength / strength
+        deviation = (total - n * self.prior_mean) ** 2 / np.maximum(n, 1e-300)
+        shrunk = deviation * self.prior_strength / strength
         return NormalInverseGammaPosterior(
             centre=(self.prior_strength * self.prior_mean + total) / strength,
             strength=strength,
@@ -171,10 +171,10 @@ class NormalUnknownVariance(ConjugateFamily):
         )
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Of sum and squares: the density of a data set times the volume of those alike.
+        """Log density of sum and squares: that of the records times the volume of equal sums.
 
-        With n - 1 directions to vary in, the volume goes with the squares around the mean to the
-        power (n - 3) / 2. Fewer than two records, or squares of zero, are taken for impossible.
+        The volume is proportional to the sum of squared deviations to the power (n - 3) / 2. Fewer
+        than two records, or deviations of zero, are counted as impossible.
         """
         _, squares, n = self._in_record_units(sums)
         after = self.posterior(sums)
@@ -186,7 +186,7 @@ class NormalUnknownVariance(ConjugateFamily):
 
     def _in_record_units(self, sums: Sums) -> tuple[Array, Array, Array]:
         """The sum of the records, the sum of squares around their mean, and their number."""
-        first, second, n = sums.total[..., 0], sums.total[..., 1], sums.num_records
+        first, second, n = sums.total[..., 0], sums.total[..., 1], sums.num_examples
         around = second - first**2 / np.maximum(n, 1e-300)
         return self._half * first + n * self._centre, self._half**2 * around, n
 
@@ -213,3 +213,61 @@ def _check_bounds(bounds: Any) -> None:
 
 def _check_finite(name: str, value: Any) -> None:
     check(math.isfinite(value), name, value, "a finite number")
+
+
+def of_first_two_moments(
+    bounds: tuple[float, float], *, norm: MomentNorm, adjacency: Adjacency
+) -> Sensitivity:
+    """Returns the sensitivity of (sum of x, sum of x^2) over numbers x within closed bounds.
+
+    Adding x changes it by (x, x^2), most at the bound farther from zero. Replacing x by z changes
+    it by |x - z| times (1, x + z). For fixed x - z, |x + z| is largest where one of the two is at a
+    bound. As a function of the other the distance is then largest at the other bound, at the kink
+    x + z = 0, or where the derivative vanishes: at -1/2 or 1/2 in L1, and in L2, with one at the
+    bound b, where 2 z (b + z) = -1.
+
+    Args:
+      bounds: ``(low, high)``, two numbers.
+      norm: ``"l1"`` or ``"l2"``.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      The exact sensitivity, attained by numbers between the bounds.
+
+    Raises:
+      ValueError: bounds that are not finite, out of order or equal to zero; another norm
+        or adjacency.
+
+    >>> of_first_two_moments((-1, 1), norm="l1", adjacency="replace_one").value
+    2.25
+    >>> of_first_two_moments((0, 100), norm="l1", adjacency="add_remove").value
+    10100.0
+    """
+    check_choice("norm", norm, ("l1", "l2"))
+    check_adjacency(adjacency)
+    ends = checked_bounds(bounds)
+    check(ends[0].ndim == 0, "bounds", bounds, "two numbers")
+    low, high = (float(end) for end in ends)
+    order = 1 if norm == "l1" else 2
+    if adjacency != "replace_one":
+        largest = max(_distance(x, 0.0, order) for x in (low, high))
+        return Sensitivity(largest, norm, adjacency, low >= 0)
+    pairs = [(end, z) for end in (low, high) for z in _candidates(end, norm)]
+    largest = max(_distance(end, min(max(z, low), high), order) for end, z in pairs)
+    return Sensitivity(largest, norm, adjacency)
+
+
+def _distance(x: float, z: float, order: int) -> float:
+    return float(np.linalg.norm([x - z, x * x - z * z], order))
+
+
+def _candidates(end: float, norm: str) -> list[float]:
+    """Where the distance from ``end`` can be largest; infinities stand for the bounds."""
+    stationary = [-0.5, 0.5] if norm == "l1" else _roots(end)
+    return [-math.inf, math.inf, -end, *stationary]
+
+
+def _roots(end: float) -> list[float]:
+    """The solutions z of 2 z (end + z) = -1."""
+    root = math.sqrt(max(end**2 - 2, 0.0))
+    return [(-end + root) / 2, (-end - root) / 2]

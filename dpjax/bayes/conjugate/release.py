@@ -1,54 +1,56 @@
-"""One description of a private release of sufficient statistics."""
+"""Private release of a conjugate family's sufficient statistics."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._validation import check, check_count
-from dpjax.accounting.adjacency import Adjacency
+from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
-from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.discrete import DiscreteNoise
-from dpjax.mechanisms.one_statistic import NoisyStatistic
+from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
+from dpjax.mechanisms.base import Mechanism, NoisyStatistic
+from dpjax.mechanisms.host import as_numbers, call_on_host
+from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
-_PRIVATE_COUNT = "private; what is released tells it, with noise"
+_PRIVATE_COUNT = "private; determined by the release, with noise"
 _PUBLIC_COUNT = "public"
 
 
 @dataclass(frozen=True)
 class StatisticRelease(Mechanism):
-    """The summed sufficient statistics of a conjugate family, released once with noise.
+    """Releases the summed sufficient statistics of a conjugate family once, with noise.
 
-    The mechanism's sensitivity is the family's: what is clipped and summed, which noise it gets,
-    the event and the posteriors all derive from this one object.
+    Clipping, sums, noise, event and posteriors are all derived from family and mechanism.
 
     Attributes:
       family: prior, likelihood and public bounds.
-      mechanism: the noise: `Laplace` or `Gaussian`, and of families of whole numbers
-        `DiscreteLaplace` or `DiscreteGaussian` too.
+      mechanism: `Laplace` or `Gaussian`, or for integer-valued families `DiscreteLaplace` or
+        `DiscreteGaussian`.
 
     Privacy:
-      What ``release`` returns is released, under the adjacency of the mechanism's sensitivity. The
-      number of records is public under ``"replace_one"``. Under ``"add_remove"`` it is not: the
-      released entries tell it with noise (see the family), and it is not to be published beside
-      them. Posteriors are post-processing: they cost nothing.
+      The result of ``release`` is released, under the adjacency of the mechanism's sensitivity.
+      Under ``"add_remove"`` the number of records is private: the released entries determine it
+      with noise (see the family), and it must not be published. Otherwise it is public. Posteriors
+      are post-processing.
 
     Raises:
       TypeError: ``mechanism`` adds no noise to a statistic.
-      ValueError: its sensitivity is below that of the family; or its noise is of whole numbers and
-        the family is not.
+      ValueError: its sensitivity is below that of the family; or its noise is discrete and
+        the family is not integer-valued.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax.numpy as jnp
     >>> from dpjax.bayes.conjugate import BetaBinomial
     >>> from dpjax.mechanisms import Laplace
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> sensitivity = family.sensitivity(norm="l1", adjacency="replace_one")
-    >>> release = StatisticRelease(family, Laplace.for_epsilon(sensitivity, epsilon=0.5))
+    >>> release = StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon=0.5))
     >>> noisy = release.release(jax.random.key(0), jnp.array([1, 0, 1, 1]))
     >>> noisy.shape, release.certificate(1e-6).epsilon <= 0.5 + 1e-6
     ((1,), True)
@@ -64,18 +66,25 @@ class StatisticRelease(Mechanism):
         needed = self.family.sensitivity(norm=stated.norm, adjacency=stated.adjacency).value
         allowed = f"at least {needed:.6g}, that of the family in {stated.norm}"
         check(stated.value >= needed, "mechanism's sensitivity", stated.value, allowed)
-        whole = self.family.whole_numbers or not isinstance(self.mechanism, DiscreteNoise)
-        check(whole, "mechanism", self.mechanism, "continuous noise: the statistics are not whole")
+        fits = self.family.integer_valued or not isinstance(self.mechanism, DiscreteNoise)
+        check(
+            fits, "mechanism", self.mechanism, "continuous noise: the statistics are not integers"
+        )
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """That of the mechanism's sensitivity."""
+        """Adjacency of the mechanism's sensitivity."""
         return self.mechanism.adjacency
 
     @property
     def unit(self) -> str:  # type: ignore[override]
         """The mechanism's."""
         return self.mechanism.unit
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """That of the mechanism."""
+        return self.mechanism.has_exact_noise
 
     @property
     def num_releases(self) -> int:
@@ -92,69 +101,81 @@ class StatisticRelease(Mechanism):
         return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
 
     def describe(self) -> Mapping[str, str]:
-        """Records and their number, then the mechanism's words."""
-        private = self.adjacency == "add_remove"
+        """Returns records and mechanism as text for certificates."""
+        private = not is_size_public(self.adjacency)
         return {
-            "records": f"{self.family.in_words}; summed sufficient statistics are released",
+            "records": f"{self.family.description}; summed sufficient statistics are released",
             "number of records": _PRIVATE_COUNT if private else _PUBLIC_COUNT,
             **self.mechanism.describe(),
         }
 
-    def release(self, source: Any, records: Any) -> Any:
-        """Returns the noisy sums ``(m,)`` of clipped records, as the family encodes them.
+    def release(self, key: jax.Array, records: Any) -> Any:
+        """Returns the noisy sums ``(m,)`` of clipped records; works under jit and vmap.
 
-        Continuous noise is added in float32 unless x64 is on: to sums above 2^24, which float32
-        rounds, add it with x64 on, or take a discrete mechanism.
+        Summed on the host, in float64, or exactly for integers.
 
         Args:
-          source: of the noise: a JAX key (then it works under jit and vmap), or of a discrete
-            mechanism a source of bits, ``secrets.randbits`` for a real release.
-          records: ``(n,)`` or what else the family takes; n = 0 is pure noise.
-        """
-        exact = self.family.encode(self.family.sums(records), self.adjacency)
-        if isinstance(self.mechanism, DiscreteNoise):
-            return self.mechanism.release(np.asarray(exact), source)
-        return self.mechanism.release(source, exact)  # type: ignore[attr-defined]
+          key: a JAX key; a secret.
+          records: ``(n,)``, or as the family has it; n = 0 gives noise alone.
 
-    def check_released(self, released: Any, num_records: Any) -> tuple[Array, Any]:
-        """Returns noisy entries and the public number of records in float64, refusing others."""
+        Returns:
+          Numpy's float64, or int64 from a discrete mechanism; JAX's default dtypes under jit.
+        """
+        statistics = as_numbers(self.family.statistic(records))
+        size = len(self.family.encoding(self.adjacency).offset)
+        dtype = np.int64 if isinstance(self.mechanism, DiscreteNoise) else np.float64
+        result = [jax.ShapeDtypeStruct((size,), dtype)]
+        return call_on_host(self._noisy_sums, key, [statistics], result)[0]
+
+    def _noisy_sums(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        statistics = arrays[0]
+        total = sum_in_blocks(statistics, axis=-2)
+        exact = self.family.encode(Sums(total, statistics.shape[-2]), self.adjacency)
+        if isinstance(self.mechanism, DiscreteNoise):
+            return self.mechanism.add_noise(words, [exact])
+        rounding = 0.0 if self.family.integer_valued else SUM_ROUNDING
+        noise: AdditiveNoise = self.mechanism  # type: ignore[assignment]
+        return noise.add_noise(words, [exact], rounding=rounding)
+
+    def check_released(self, released: Any, num_examples: Any) -> tuple[Array, Any]:
+        """Returns noisy entries and the public number of records as checked float64."""
         size = len(self.family.encoding(self.adjacency).offset)
         entries = np.asarray(released, np.float64)
         fine = entries.ndim > 0 and entries.shape[-1] == size and bool(np.isfinite(entries).all())
         check(fine, "released", released, f"finite numbers, {size} on the last axis")
-        if self.adjacency == "add_remove":
-            check(num_records is None, "num_records", num_records, "None: it is private")
+        if not is_size_public(self.adjacency):
+            check(num_examples is None, "num_examples", num_examples, "None: it is private")
             return entries, None
-        check_count("num_records", num_records)
-        return entries, np.float64(num_records)
+        check_count("num_examples", num_examples)
+        return entries, np.float64(num_examples)
 
 
 def naive_posterior(
-    release: StatisticRelease, released: Any, num_records: int | None = None
+    release: StatisticRelease, released: Any, num_examples: int | None = None
 ) -> Posterior:
-    """Returns the posterior that takes noisy sums for exact ones, moved to possible ones.
+    """Returns the posterior that treats noisy sums, projected to attainable ones, as exact.
 
-    Its mean tends to the exact one as the number of records grows, but its intervals ignore the
-    noise: where that matters they are too short. See `noise_aware_posterior`.
+    Its mean converges to the exact one as the number of records grows, but its intervals ignore the
+    noise and can be too short: see `noise_aware_posterior`.
 
     Args:
-      release: how ``released`` came about.
-      released: what ``release.release`` returned, ``(..., m)``; each with a posterior of its own.
-      num_records: the number of records under ``"replace_one"``, where it is public.
+      release: the mechanism that made ``released``.
+      released: result of ``release.release``, ``(..., m)``; one posterior for each batch entry.
+      num_examples: the number of records; ``None`` under ``"add_remove"``, where it is private.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.conjugate import BetaBinomial
     >>> from dpjax.mechanisms import Laplace
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> noise = Laplace(family.sensitivity(norm="l1", adjacency="replace_one"), scale=2.0)
-    >>> float(naive_posterior(StatisticRelease(family, noise), [-1.7], num_records=8).mean)
+    >>> float(naive_posterior(StatisticRelease(family, noise), [-1.7], num_examples=8).mean)
     0.1
     """
-    entries, n = release.check_released(released, num_records)
-    return release.family.posterior(told_sums(release, entries, n))
+    entries, n = release.check_released(released, num_examples)
+    return release.family.posterior(estimate_sums(release, entries, n))
 
 
-def told_sums(release: StatisticRelease, entries: Array, num_records: Any) -> Sums:
-    """Returns what checked entries tell, moved to possible sums."""
+def estimate_sums(release: StatisticRelease, entries: Array, num_examples: Any) -> Sums:
+    """Returns the sums that checked entries determine, projected to attainable ones."""
     family = release.family
-    return family.repair(family.decode(entries, num_records, release.adjacency))
+    return family.repair(family.decode(entries, num_examples, release.adjacency))

@@ -1,36 +1,42 @@
 """Bayesian linear regression from released sufficient statistics."""
 
 from dpjax.bayes.regression.adassp import AdaSSP, AdaSSPRelease
-from dpjax.bayes.regression.budget import RoughModel, optimal_shares
+from dpjax.bayes.regression.budget_allocation import AssumedModel, optimal_budget_shares
 from dpjax.bayes.regression.noise_aware import (
     RegressionDraws,
     coefficient_interval,
     noise_aware_posterior,
     prediction_interval,
 )
-from dpjax.bayes.regression.not_private import not_private_wishart_noise, surely_lacks
 from dpjax.bayes.regression.numpyro_model import released_regression
-from dpjax.bayes.regression.perturbation import PerturbedStatistics
+from dpjax.bayes.regression.observation_model import FeaturePrior
+from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.posterior import (
     Prediction,
     RegressionPosterior,
     known_noise_posterior,
+    largest_noise_eigenvalue,
+    repair,
     unknown_noise_posterior,
 )
 from dpjax.bayes.regression.private_bounds import PrivateBounds
-from dpjax.bayes.regression.released import FeaturePrior
-from dpjax.bayes.regression.repair import eigenvalue_of_noise, repair
-from dpjax.bayes.regression.sensitivities import statistics_sensitivities
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
+    statistics_sensitivities,
     sufficient_statistics,
 )
-from dpjax.bayes.regression.wishart import WishartNoise, sheffet_degrees_of_freedom
+from dpjax.bayes.regression.wishart import WishartNoise
+from dpjax.bayes.regression.wishart_baselines import (
+    excludes_record,
+    nonprivate_wishart_noise,
+    sheffet_degrees_of_freedom,
+)
 
 __all__ = [
     "AdaSSP",
     "AdaSSPRelease",
+    "AssumedModel",
     "FeaturePrior",
     "PerturbedStatistics",
     "Prediction",
@@ -39,20 +45,19 @@ __all__ = [
     "RegressionDraws",
     "RegressionPosterior",
     "RegressionStatistics",
-    "RoughModel",
     "WishartNoise",
     "coefficient_interval",
-    "eigenvalue_of_noise",
+    "excludes_record",
     "known_noise_posterior",
+    "largest_noise_eigenvalue",
     "noise_aware_posterior",
-    "not_private_wishart_noise",
-    "optimal_shares",
+    "nonprivate_wishart_noise",
+    "optimal_budget_shares",
     "prediction_interval",
     "released_regression",
     "repair",
     "sheffet_degrees_of_freedom",
     "statistics_sensitivities",
     "sufficient_statistics",
-    "surely_lacks",
     "unknown_noise_posterior",
 ]

@@ -1,4 +1,4 @@
-"""AdaSSP: perturbed statistics, with a ridge as large as the smallest eigenvalue calls for."""
+"""AdaSSP: sufficient statistics perturbation with an adaptive ridge."""
 
 import math
 from collections.abc import Mapping
@@ -10,27 +10,35 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_key, check, check_delta, check_positive
-from dpjax.accounting.adjacency import Adjacency
-from dpjax.bayes.regression.sensitivities import clipping_in_words, statistics_sensitivities
+from dpjax._validation import check_delta, check_positive
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
-    sufficient_statistics,
+    check_features,
+    check_records,
+    check_statistics,
+    clipped_statistics,
+    describe_clipping,
+    statistics_sensitivities,
 )
+from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
+from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
+from dpjax.mechanisms.host import Array, as_numbers, call_on_host, float_dtype
 from dpjax.sensitivity import Sensitivity
+from dpjax.sensitivity.sums import SUM_ROUNDING
 
 
 class AdaSSPRelease(NamedTuple):
-    """What AdaSSP publishes, and the ridge that follows from it.
+    """Released statistics of AdaSSP, and the ridge computed from them.
 
     Attributes:
       statistics: with noise; yty is ``None``.
-      smallest_eigenvalue: of xtx, with noise, lowered to what it surely is; at least zero.
-      ridge: what makes xtx positive definite but for the failure probability; at least zero.
+      smallest_eigenvalue: lower confidence bound on the smallest eigenvalue of xtx; at least zero.
+      ridge: makes xtx positive definite but for the failure probability; at least zero.
     """
 
     statistics: RegressionStatistics
@@ -39,37 +47,37 @@ class AdaSSPRelease(NamedTuple):
 
     @property
     def ridged(self) -> RegressionStatistics:
-        """The statistics with the ridge added to xtx: what AdaSSP's coefficients are fitted to."""
+        """The statistics with the ridge added to xtx, for the fit of the coefficients."""
         identity = jnp.eye(self.statistics.xty.shape[0], dtype=self.statistics.xtx.dtype)
         return self.statistics._replace(xtx=self.statistics.xtx + self.ridge * identity)
 
 
 @dataclass(frozen=True)
 class AdaSSP(Mechanism):
-    """X^T X, X^T y and the smallest eigenvalue of X^T X, each with Gaussian noise.
+    """Releases X^T X, X^T y and the smallest eigenvalue of X^T X with Gaussian noise.
 
     With s for the noise on an entry of xtx and s_e for that on the eigenvalue, the eigenvalue is
-    lowered by s_e sqrt(log(6 / delta)), and the ridge is what it lacks to
-    s sqrt(d log(2 d^2 / rho)).
+    lowered by s_e sqrt(log(6 / delta)), and the ridge is the difference to
+    s sqrt(d log(2 d^2 / rho)), at least zero.
 
     Attributes:
-      bounds: public, to which the records are clipped; the sensitivities follow from them.
-      num_features: d, the intercept counted.
+      bounds: public clipping bounds, which determine the sensitivities.
+      num_features: d, with the intercept.
       mu: of Gaussian differential privacy; each of the three parts has a third of mu^2.
-      delta: sets how far the noisy eigenvalue is lowered, as in the source.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
+      delta: determines how far the noisy eigenvalue is lowered, as in the source.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
       unit: the unit of privacy, in words.
-      failure_probability: rho, of a ridge that is too small.
+      failure_probability: rho, the probability of a ridge that is too small.
 
     Privacy:
-      What ``release`` returns is released; the ridge is post-processing. One record moves the
-      smallest eigenvalue by at most ``x_norm``^2 under both adjacencies (Weyl).
+      The result of ``release`` is released; the ridge is post-processing. One record changes the
+      smallest eigenvalue by at most ``x_norm``^2 under every adjacency (Weyl).
 
-    Source: Wang 2018, Algorithm 2. It gives each part a third of epsilon and of delta, by the
-    classical Gaussian rule; a third of mu^2 each is as private with less noise.
+    Source: Wang (2018), Algorithm 2. There each part has a third of epsilon and of delta, by the
+    classical Gaussian calibration; here a third of mu^2, which is as private with less noise.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
-    >>> mechanism = AdaSSP.for_epsilon(bounds, 1.0, 1e-4, "add_remove", num_features=3)
+    >>> mechanism = AdaSSP.from_epsilon(bounds, 1.0, 1e-4, "add_remove", num_features=3)
     >>> released = mechanism.release_records(jax.random.key(0), jnp.eye(3), jnp.ones(3))
     >>> bool((jnp.linalg.eigvalsh(released.ridged.xtx) > 0).all())
     True
@@ -89,7 +97,7 @@ class AdaSSP(Mechanism):
         check_delta(self.failure_probability, "failure_probability")
 
     @classmethod
-    def for_epsilon(
+    def from_epsilon(
         cls,
         bounds: RegressionBounds,
         epsilon: float,
@@ -100,7 +108,7 @@ class AdaSSP(Mechanism):
         unit: str = "one record",
     ) -> Self:
         """Returns the mechanism that is (epsilon, delta)-private; arguments as the attributes."""
-        whole = Gaussian.for_epsilon(Sensitivity(1.0, "l2", adjacency), epsilon, delta)
+        whole = Gaussian.from_epsilon(Sensitivity(1.0, "l2", adjacency), epsilon, delta)
         return cls(bounds, num_features, whole.mu, delta, adjacency, unit)
 
     @property
@@ -123,36 +131,70 @@ class AdaSSP(Mechanism):
           key: a JAX key; a secret.
           statistics: of records that were clipped to the bounds; yty is not read.
         """
-        shape, wanted = jnp.shape(statistics.xtx), (self.num_features, self.num_features)
-        check(shape == wanted, "statistics.xtx", shape, f"of shape {wanted}")
-        keys = jax.random.split(as_key(key), 3)
-        xtx, xty, eigenvalue = self.parts
-        noisy = RegressionStatistics(
-            xtx.release_symmetric(keys[0], statistics.xtx),
-            xty.release(keys[1], statistics.xty),
-            None,
-        )
-        smallest = eigenvalue.release(keys[2], jnp.linalg.eigvalsh(statistics.xtx)[0])
-        surely = jnp.maximum(smallest - eigenvalue.scale * math.sqrt(math.log(6 / self.delta)), 0.0)
-        return AdaSSPRelease(noisy, surely, jnp.maximum(self.needed_eigenvalue - surely, 0.0))
+        given = statistics._replace(yty=None)
+        check_statistics(given, self.num_features)
+        return self._release(key, [given.xtx, given.xty], self.add_noise)
 
     def release_records(self, key: jax.Array, x: Any, y: Any) -> AdaSSPRelease:
-        """Returns the release for records, which are clipped here: ``(n, d)`` and ``(n,)``."""
-        return self.release(key, sufficient_statistics(*self.bounds.clip(x, y)))
+        """Returns the release for records, clipped and summed here: ``(n, d)`` and ``(n,)``."""
+        check_records(jnp.shape(x), jnp.shape(y))
+        check_features(x, self.num_features)
+        return self._release(key, [x, y], self._noisy_records)
+
+    def _release(self, key: jax.Array, values: list[Any], noisy: Any) -> AdaSSPRelease:
+        d, dtype = self.num_features, float_dtype(values[0])
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((d, d), (d,), ())]
+        numbers = [as_numbers(value) for value in values]
+        xtx, xty, smallest = map(jnp.asarray, call_on_host(noisy, key, numbers, results))
+        margin = self.parts[2].scale * math.sqrt(math.log(6 / self.delta))
+        lower_bound = jnp.maximum(smallest - margin, 0.0)
+        ridge = jnp.maximum(self.noise_eigenvalue_bound - lower_bound, 0.0)
+        return AdaSSPRelease(RegressionStatistics(xtx, xty, None), lower_bound, ridge)
+
+    def _noisy_records(self, words: Any, arrays: list[Array]) -> list[Array]:
+        x, y = arrays
+        exact = clipped_statistics(self.bounds, x, y)
+        return self.add_noise(words, [exact.xtx, exact.xty], rounding=SUM_ROUNDING)
+
+    def add_noise(self, words: Any, arrays: list[Array], *, rounding: float = 0.0) -> list[Array]:
+        """Returns noisy xtx, xty and smallest eigenvalue: what ``release`` computes on the host.
+
+        Args:
+          words: a key for each release, uint32 ``(*batch, 2)``.
+          arrays: xtx and xty.
+          rounding: relative increase of the sensitivities by rounding of the sums.
+        """
+        xtx, xty = arrays
+        finite = np.where(np.isfinite(xtx), xtx, 0.0)
+        # In float64 its error is below d 2^-50 times the largest one: far below SUM_ROUNDING.
+        smallest = np.linalg.eigvalsh(finite, UPLO="U")[..., 0]
+        keys = derive(words, 3)
+        of_xtx, of_xty, of_smallest = self.parts
+        triangle = of_xtx.add_noise(keys[0], [upper_triangle(xtx)], rounding=rounding)[0]
+        return [
+            mirror(triangle),
+            *of_xty.add_noise(keys[1], [xty], rounding=rounding),
+            *of_smallest.add_noise(keys[2], [smallest], rounding=SUM_ROUNDING),
+        ]
 
     @property
-    def needed_eigenvalue(self) -> float:
-        """What the noise of xtx does not outdo, but for the failure probability."""
+    def noise_eigenvalue_bound(self) -> float:
+        """Upper bound on the eigenvalues of the noise on xtx, but for ``failure_probability``."""
         d = self.num_features
         log = math.log(2 * d**2 / self.failure_probability)
         return self.parts[0].scale * math.sqrt(d * log)
 
     @property
     def noise_scales(self) -> RegressionStatistics:
-        """The noise's standard deviation on every entry: ``(d, d)``, a number for xty, no yty."""
+        """Standard deviation of the noise: ``(d, d)``, a number for xty, ``None`` for yty."""
         xtx, xty, _ = self.parts
         every = np.full((self.num_features, self.num_features), xtx.standard_deviation)
         return RegressionStatistics(every, xty.standard_deviation, None)
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """Whether all parts have."""
+        return self.composition.has_exact_noise
 
     @property
     def num_releases(self) -> int:
@@ -170,12 +212,12 @@ class AdaSSP(Mechanism):
         return Composition(self.parts)
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with every noise scale times ``factor``."""
+        """Returns the mechanism with every noise scale times ``factor``."""
         return replace(self, mu=self.mu / factor)
 
     def describe(self) -> Mapping[str, str]:
-        """Records, clipping and the parts in words; the eigenvalue is the last part."""
+        """Returns records, clipping and parts as text; the eigenvalue is the last part."""
         return {
-            "records": clipping_in_words(self.bounds, self.num_features),
+            "records": describe_clipping(self.bounds, self.num_features),
             **self.composition.describe(),
         }

@@ -1,5 +1,6 @@
-"""The regression behind a noisy release as a numpyro model, for any prior."""
+"""A numpyro model of a linear regression given released noisy statistics, for any prior."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from dpjax.bayes.regression import gibbs
-from dpjax.bayes.regression.perturbation import PerturbedStatistics
-from dpjax.bayes.regression.released import FeaturePrior, features_law, known_release
+from dpjax.bayes.regression.observation_model import (
+    FeaturePrior,
+    SecondMomentCholesky,
+    observe,
+    second_moment_prior,
+)
+from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
 
 
@@ -19,33 +24,33 @@ def released_regression(
     prior: Callable[[], tuple[jax.Array, jax.Array]],
     mechanism: PerturbedStatistics,
     released: RegressionStatistics,
-    num_records: Any,
+    num_examples: Any,
     features: FeaturePrior | None = None,
 ) -> None:
-    """A numpyro model of y ~ N(x^T b, v), seen through a noisy release, for NUTS or a guide.
+    """Numpyro model of y ~ N(x^T b, v) given released noisy statistics, for NUTS or SVI.
 
-    It is the model of `noise_aware_posterior` with a prior of the user's own: hierarchical, sparse,
-    informed. The exact statistics are integrated out, by the normal law that the central limit
-    theorem gives them, so it is for many records; for Laplace noise the variance of every entry is
-    one more unknown.
+    The model of `noise_aware_posterior` with any prior. X^T X / n is a latent variable. Given it,
+    X^T y and y^T y are integrated out by the central limit theorem, a normal distribution with
+    their exact mean and covariance, so the model is for many records. For Laplace noise the
+    variance of each of their entries is one more latent variable.
 
-    Privacy: it reads the release and public values alone, so it costs nothing.
+    Privacy: post-processing of the release.
 
     Args:
       prior: samples the coefficients ``(d,)`` and the residuals' variance, and returns both.
-      mechanism: that made the release, yty included.
-      released: by ``mechanism``, as it is, not repaired.
-      num_records: over which the statistics are sums; public, or released too.
+      mechanism: the mechanism of the release, with yty.
+      released: result of ``mechanism.release``, without `repair`.
+      num_examples: number of records; public, or released too.
       features: as in `noise_aware_posterior`.
 
     Raises:
       ValueError: statistics without yty or not of the mechanism's shape; no records.
 
-    Source: Bernstein and Sheldon 2019, the model behind Algorithm 1.
+    Source: Bernstein & Sheldon (2019) for the model.
 
     >>> from dpjax.bayes.regression import RegressionBounds
-    >>> mechanism = PerturbedStatistics.for_epsilon(
-    ...     RegressionBounds(1.0, 1.0), 1.0, 1e-5, "replace_one", num_features=1
+    >>> mechanism = PerturbedStatistics.from_epsilon(
+    ...     RegressionBounds(x_norm=1.0, y_size=1.0), 1.0, 1e-5, "replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
     >>> released = mechanism.release(jax.random.key(1), data)
@@ -58,21 +63,52 @@ def released_regression(
     >>> round(float(mcmc.get_samples()["b"].mean()), 1)
     0.5
     """
-    known = known_release(mechanism, released, num_records)
+    observation = observe(mechanism, released, num_examples)
+    average, noise, n = observation
     beta, variance = prior()
-    belief = dist.InverseWishartCholesky(*features_law(features, mechanism))
-    root = gibbs.joint_root(numpyro.sample("feature_root", belief), beta, variance)
+    root_prior = SecondMomentCholesky(second_moment_prior(features, mechanism, observation))
+    root = numpyro.sample("feature_root", root_prior)
     second_moment = root @ root.T
-    upper = np.triu_indices(len(root))
-    covariance = gibbs.covariance_of_average(second_moment, known.num_records)
-    noise = _noise_variances(known.scale[upper], mechanism.law)
-    law = dist.MultivariateNormal(second_moment[upper], covariance + jnp.diag(noise))
-    numpyro.sample("released", law, obs=known.average[upper])
+    dim, upper = len(root), np.triu_indices(len(root))
+    noise_of_features = _DISTRIBUTIONS[mechanism.noise_distribution](
+        second_moment[upper], noise[:dim, :dim][upper]
+    )
+    observed = average[:dim, :dim][upper]
+    numpyro.sample("released_xtx", noise_of_features.to_event(1), obs=observed)
+    mean, covariance = _moments_given_features(second_moment, beta, variance, n)
+    noise_variances = _noise_variances(noise[:, -1], mechanism.noise_distribution)
+    joint = dist.MultivariateNormal(mean, covariance + jnp.diag(noise_variances))
+    numpyro.sample("released_targets", joint, obs=average[:, -1])
 
 
-def _noise_variances(scales: jax.Array, law: str) -> jax.Array:
-    """Gaussian noise has its own; Laplace noise is Gaussian with an exponential one."""
-    if law == "gaussian":
+def _laplace(mean: jax.Array, standard_deviation: jax.Array) -> dist.Distribution:
+    return dist.Laplace(mean, standard_deviation / math.sqrt(2))
+
+
+_DISTRIBUTIONS = {"gaussian": dist.Normal, "laplace": _laplace}
+
+
+def _moments_given_features(
+    second_moment: jax.Array, beta: jax.Array, variance: jax.Array, num_examples: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and covariance of X^T y / n and y^T y / n given X: exact, for any features."""
+    cross = second_moment @ beta
+    explained = beta @ cross
+    mean = jnp.append(cross, explained + variance)
+    corner = 4 * explained * variance + 2 * variance**2
+    blocks = [
+        [second_moment * variance, 2 * variance * cross[:, None]],
+        [2 * variance * cross[None, :], corner[None, None]],
+    ]
+    return mean, jnp.block(blocks) / num_examples
+
+
+def _noise_variances(scales: jax.Array, noise_distribution: str) -> jax.Array:
+    """Returns the variances of conditionally Gaussian noise: exponential for Laplace noise.
+
+    Source: Park & Casella (2008), equation 4.
+    """
+    if noise_distribution == "gaussian":
         return scales**2
     units = numpyro.sample("noise_units", dist.Exponential(1.0).expand(scales.shape).to_event(1))
     return scales**2 * units

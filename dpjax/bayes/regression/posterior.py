@@ -1,4 +1,4 @@
-"""Posteriors of linear regression in closed form, from its sufficient statistics."""
+"""Closed-form posteriors of linear regression, and repair of noisy sufficient statistics."""
 
 from typing import Any, NamedTuple
 
@@ -8,18 +8,18 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
-from dpjax._validation import check, check_delta, check_positive
+from dpjax._validation import as_real, check, check_delta, check_positive
 from dpjax.bayes.regression.statistics import RegressionStatistics
-from dpjax.mechanisms.one_statistic import Interval
+from dpjax.mechanisms.base import Interval
 
 
 class Prediction(NamedTuple):
-    """The law of targets that were not seen: Student's, moved and scaled.
+    """Predictive distribution of new targets: a scaled and shifted Student's t, or normal.
 
     Attributes:
       mean: ``(n,)``.
-      scale: ``(n,)``; of the normal law it is the standard deviation.
-      degrees_of_freedom: infinite for the normal law.
+      scale: ``(n,)``; the standard deviation, if normal.
+      degrees_of_freedom: of the t distribution; infinite if normal.
     """
 
     mean: Any
@@ -27,7 +27,7 @@ class Prediction(NamedTuple):
     degrees_of_freedom: Any
 
     def interval(self, level: float) -> Interval:
-        """Returns central intervals, each of which holds its target with probability ``level``.
+        """Returns central prediction intervals, each of probability ``level``.
 
         Computed on the host.
 
@@ -40,17 +40,17 @@ class Prediction(NamedTuple):
 
 
 class RegressionPosterior(NamedTuple):
-    """The law of the coefficients, and of the targets' noise where it was not known.
+    """Posterior distribution of the coefficients, and of the noise variance where unknown.
 
     Given the noise variance v, the coefficients are normal with mean ``mean`` and precision
     ``precision`` / v, and v itself is inverse-gamma of shape ``shape`` and rate ``rate``. Where v
     was known the shape is infinite, and ``rate`` is v itself.
 
     Attributes:
-      mean: of the coefficients, ``(d,)``.
+      mean: posterior mean of the coefficients, ``(d,)``.
       precision: ``(d, d)``, in the units of xtx.
-      shape: of the noise variance's law; infinite where the variance is known.
-      rate: of the noise variance's law, or the variance.
+      shape: of the noise variance's distribution; infinite where the variance is known.
+      rate: of the noise variance's distribution, or the variance.
     """
 
     mean: Any
@@ -60,18 +60,18 @@ class RegressionPosterior(NamedTuple):
 
     @property
     def noise_variance(self) -> Any:
-        """``rate`` over ``shape``, the square of a prediction's scale for a certain mean."""
+        """``rate`` over ``shape``: the squared predictive scale for known coefficients."""
         return jnp.where(jnp.isinf(self.shape), self.rate, self.rate / self.shape)
 
     @property
     def covariance(self) -> jax.Array:
-        """Of the coefficients, ``(d, d)``; infinite up to a shape of one."""
+        """Posterior covariance of the coefficients, ``(d, d)``; infinite up to a shape of one."""
         spread = jnp.where(jnp.isinf(self.shape), 1.0, self.shape / (self.shape - 1))
         spread = jnp.where(self.shape > 1, spread, jnp.inf)
         return spread * self.noise_variance * self._inverse
 
     def predict(self, x: Any) -> Prediction:
-        """Returns the law of the targets at features ``x``, ``(n, d)``, each on its own.
+        """Returns the marginal predictive distributions at features ``x``, ``(n, d)``.
 
         Works under jit and vmap.
 
@@ -81,7 +81,7 @@ class RegressionPosterior(NamedTuple):
         >>> [end.round(2).tolist() for end in prediction.interval(0.9)]
         [[-1.4], [2.2]]
         """
-        x = jnp.asarray(x)
+        x = as_real("x", x)
         spread = jnp.sum(x * (x @ self._inverse), axis=1)
         scale = jnp.sqrt(self.noise_variance * (1 + spread))
         return Prediction(x @ self.mean, scale, 2 * self.shape)
@@ -97,15 +97,15 @@ def known_noise_posterior(
 ) -> RegressionPosterior:
     """Returns the posterior for y ~ N(x^T b, 1 / noise_precision), b ~ N(0, I / prior_precision).
 
-    Taken as they are: of noisy statistics it is the naive posterior, which takes the noise for
-    data and is too sure. Works under jit and vmap.
+    The statistics are treated as exact: with noisy statistics the posterior ignores the noise, and
+    its intervals are too narrow. Works under jit and vmap.
 
     Args:
-      statistics: exact, or `repair`-ed ones; yty is not read.
+      statistics: exact, or noisy ones after `repair`; yty is not read.
       prior_precision: above zero.
       noise_precision: above zero.
 
-    Source: Bishop 2006, equations 3.53 and 3.54.
+    Source: Bishop (2006), equations 3.53 and 3.54.
 
     >>> data = RegressionStatistics(jnp.eye(2) * 4, jnp.array([5.0, 0.0]), None)
     >>> posterior = known_noise_posterior(data, prior_precision=2.0, noise_precision=2.0)
@@ -120,7 +120,7 @@ def known_noise_posterior(
 
 def unknown_noise_posterior(
     statistics: RegressionStatistics,
-    num_records: Any,
+    num_examples: Any,
     *,
     prior_precision: Any,
     noise_shape: Any,
@@ -129,11 +129,11 @@ def unknown_noise_posterior(
     """Returns the posterior for y ~ N(x^T b, v), b ~ N(0, v I / prior_precision), v unknown.
 
     The prior of v is inverse-gamma of shape ``noise_shape`` and rate ``noise_rate``. As in
-    `known_noise_posterior` the statistics are taken as they are. Works under jit and vmap.
+    `known_noise_posterior` the statistics are treated as exact. Works under jit and vmap.
 
     Args:
-      statistics: exact, or `repair`-ed ones, yty among them.
-      num_records: public, or as released; negative ones count as none.
+      statistics: exact, or noisy ones after `repair`, with yty.
+      num_examples: public, or as released; a negative number counts as zero.
       prior_precision: above zero, over the noise's own precision.
       noise_shape: above zero.
       noise_rate: above zero.
@@ -141,7 +141,7 @@ def unknown_noise_posterior(
     Raises:
       ValueError: a prior that is not above zero, or statistics without yty.
 
-    Source: Murphy 2012, section 7.6.3.
+    Source: Murphy (2012), section 7.6.3.
 
     >>> data = RegressionStatistics(jnp.eye(1) * 4, jnp.array([5.0]), jnp.array(7.0))
     >>> posterior = unknown_noise_posterior(
@@ -155,13 +155,62 @@ def unknown_noise_posterior(
     check_positive("prior_precision", prior_precision)
     check(statistics.yty is not None, "statistics.yty", None, "released, for unknown noise")
     precision, mean = _normal(statistics, prior_precision)
-    unexplained = jnp.maximum(statistics.yty - statistics.xty @ mean, 0.0)
-    shape = noise_shape + jnp.maximum(num_records, 0) / 2
+    xty, yty = as_real("statistics.xty", statistics.xty), as_real("statistics.yty", statistics.yty)
+    unexplained = jnp.maximum(yty - xty @ mean, 0.0)
+    shape = noise_shape + jnp.maximum(as_real("num_examples", num_examples), 0.0) / 2
     return RegressionPosterior(mean, precision, shape, noise_rate + unexplained / 2)
 
 
 def _normal(statistics: RegressionStatistics, ridge: Any) -> tuple[jax.Array, jax.Array]:
-    """The precision over the noise's, and the mean, of the coefficients."""
-    identity = jnp.eye(statistics.xty.shape[0], dtype=statistics.xtx.dtype)
-    precision = statistics.xtx + ridge * identity
-    return precision, cho_solve(cho_factor(precision), statistics.xty)
+    """Posterior precision of the coefficients over the noise precision, and their mean."""
+    xtx, xty = (as_real(f"statistics.{name}", getattr(statistics, name)) for name in ("xtx", "xty"))
+    precision = xtx + ridge * jnp.eye(len(xty), dtype=xtx.dtype)
+    return precision, cho_solve(cho_factor(precision), xty)
+
+
+def repair(statistics: RegressionStatistics, floor: Any) -> RegressionStatistics:
+    """Returns the statistics with xtx projected to positive definite matrices and yty raised.
+
+    The eigenvalues of xtx below ``floor`` are raised to it, which gives the nearest such matrix in
+    Frobenius norm; then a yty smaller than xty^T xtx^-1 xty, the explained sum of squares, is
+    raised to that. Post-processing. Works under jit and vmap. A direction whose
+    eigenvalue is below that of the noise cannot be distinguished from noise: see
+    `largest_noise_eigenvalue`.
+
+    Args:
+      statistics: as released.
+      floor: lower bound on the eigenvalues, in the units of xtx; above zero.
+
+    >>> noisy = RegressionStatistics(jnp.diag(jnp.array([4.0, -1.0])), jnp.ones(2), jnp.array(0.0))
+    >>> repaired = repair(noisy, floor=0.5)
+    >>> repaired.xtx.tolist(), repaired.yty.item()
+    ([[4.0, 0.0], [0.0, 0.5]], 2.25)
+    """
+    check_positive("floor", floor)
+    xtx, xty = (as_real(f"statistics.{name}", getattr(statistics, name)) for name in ("xtx", "xty"))
+    values, vectors = jnp.linalg.eigh(xtx)
+    values = jnp.maximum(values, floor)
+    raised = (vectors * values[None, :]) @ vectors.T
+    if statistics.yty is None:
+        return RegressionStatistics(raised, xty, None)
+    explained = jnp.sum((vectors.T @ xty) ** 2 / values)
+    yty = as_real("statistics.yty", statistics.yty)
+    return RegressionStatistics(raised, xty, jnp.maximum(yty, explained))
+
+
+def largest_noise_eigenvalue(standard_deviations: Any) -> jax.Array:
+    """Returns the typical largest eigenvalue of the noise in a released xtx, for large d.
+
+    Twice the root of the summed variances of a row, averaged over the rows: 2 s sqrt(d) for equal
+    standard deviations s. Use it as ``floor`` of `repair`.
+
+    Source: Wigner (1958); for the largest eigenvalue, Bai & Yin (1988).
+
+    Args:
+      standard_deviations: of the noise on every entry, ``(d, d)``, as ``noise_scales.xtx``.
+
+    >>> largest_noise_eigenvalue(jnp.full((9, 9), 1.5)).item()
+    9.0
+    """
+    variances = jnp.square(as_real("standard_deviations", standard_deviations))
+    return 2 * jnp.sqrt(variances.sum(axis=1).mean())

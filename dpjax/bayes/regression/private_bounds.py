@@ -1,4 +1,4 @@
-"""Bounds bought with a part of the budget, where none are publicly known."""
+"""Private clipping bounds, selected by the exponential mechanism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,41 +7,44 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_key, check, check_delta, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.regression.statistics import RegressionBounds
+from dpjax._validation import check, check_delta, check_positive
+from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.bayes.regression.statistics import RegressionBounds, check_records
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.exponential import ExponentialMechanism
+from dpjax.mechanisms.exact_sampling import derive
+from dpjax.mechanisms.host import Array, as_float64, as_numbers, call_on_host, exact
+from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True)
 class PrivateBounds(Mechanism):
-    """Bounds near a quantile of the records' sizes, each chosen among public candidates.
+    """Selects bounds near a quantile of the records' sizes, among public candidates.
 
-    Two exponential mechanisms, of one scale. A candidate's utility is less the farther the records
-    above and below it are from the proportion that the quantile asks for: minus the size of
-    quantile * above - (1 - quantile) * below. One record moves it by at most the larger of quantile
-    and 1 - quantile under add/remove, and by one under replace-one.
+    Two exponential mechanisms of one scale. The utility of a candidate is
+    ``-|quantile * above - (1 - quantile) * below|``, with the numbers of records above and below
+    it. One record changes it by at most the larger of quantile and 1 - quantile under add/remove,
+    and by one under replace-one.
 
     Attributes:
       x_norms: candidates for ``x_norm``, increasing.
       y_sizes: candidates for ``y_size``, increasing.
-      quantile: the share of the records that should keep each bound, in (0, 1).
+      quantile: target share of the records within each bound, in (0, 1).
       epsilon: of both choices together, half each.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
       unit: the unit of privacy, in words.
 
     Privacy:
-      The bounds are released. With a mechanism on the same records they make a `Composition`. For
+      The bounds are released. Compose with the mechanism on the same records by `Composition`. For
       Gaussian noise and the default split of `PerturbedStatistics` its event does not depend on
-      which bounds were chosen. In float32 the utilities of many records are rounded: one record
-      moves them by 0.6 % more than stated at 10^5 records, and by 4 % at 10^6; there, turn x64 on.
+      the selected bounds. The utilities are exact fractions for any number of records.
 
-    Source: Smith 2011, for the private quantile.
+    Source: Smith (2011), for the private quantile.
 
     >>> mechanism = PrivateBounds((1.0, 2.0, 4.0), (1.0, 2.0, 4.0), 0.9, 1.0, "add_remove")
     >>> x, y = jnp.linspace(0, 1.5, 500)[:, None], jnp.linspace(-3, 3, 500)
@@ -65,40 +68,51 @@ class PrivateBounds(Mechanism):
 
     @property
     def choice(self) -> ExponentialMechanism:
-        """The mechanism of either bound."""
+        """The exponential mechanism of each bound."""
         largest = max(self.quantile, 1 - self.quantile) if self.adjacency == "add_remove" else 1.0
         sensitivity = Sensitivity(largest, "linf", self.adjacency)
-        return ExponentialMechanism.for_epsilon(sensitivity, self.epsilon / 2, self.unit)
+        return ExponentialMechanism.from_epsilon(sensitivity, self.epsilon / 2, self.unit)
 
     def release(self, key: jax.Array, x: Any, y: Any) -> RegressionBounds:
         """Returns the chosen bounds of features ``(n, d)`` and targets ``(n,)``, on the host."""
         at_x, at_y = self.release_positions(key, x, y)
-        return RegressionBounds(self.x_norms[int(at_x)], self.y_sizes[int(at_y)])
+        return RegressionBounds(x_norm=self.x_norms[int(at_x)], y_size=self.y_sizes[int(at_y)])
 
     def release_positions(self, key: jax.Array, x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
         """Returns the positions of the chosen candidates; works under jit and vmap.
 
-        A record that is not a number is above every candidate.
+        NaN counts as above every candidate.
         """
-        x, y = jnp.asarray(x), jnp.asarray(y)
-        check(x.ndim == 2, "x", x.shape, "features of shape (n, d)")
-        check(y.shape == x.shape[:1], "y", y.shape, f"targets of shape {x.shape[:1]}")
-        keys = jax.random.split(as_key(key))
-        norms = jnp.linalg.norm(x, axis=1)
-        return (
-            self.choice.release(keys[0], self._utilities(norms, self.x_norms)),
-            self.choice.release(keys[1], self._utilities(jnp.abs(y), self.y_sizes)),
-        )
+        numbers = [as_numbers(x, "x"), as_numbers(y, "y")]
+        check_records(*(np.shape(part) for part in numbers))
+        result = [jax.ShapeDtypeStruct((), np.int32)] * 2
+        at_x, at_y = call_on_host(self._choose, key, numbers, result)
+        return jnp.asarray(at_x), jnp.asarray(at_y)
 
-    def _utilities(self, sizes: jax.Array, candidates: tuple[float, ...]) -> jax.Array:
-        below = jnp.sum(sizes[:, None] <= jnp.array(candidates), axis=0)
-        above = sizes.shape[0] - below
-        return -jnp.abs(self.quantile * above - (1 - self.quantile) * below)
+    def _choose(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        x, y = arrays
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(as_float64(x), axis=-1)
+        x_key, y_key = derive(words, 2)
+        return [
+            self.choice.select(x_key, self._utilities(norms, self.x_norms)),
+            self.choice.select(y_key, self._utilities(np.abs(as_float64(y)), self.y_sizes)),
+        ]
+
+    def _utilities(self, sizes: Array, candidates: tuple[float, ...]) -> Array:
+        """Exact fractions: quantile * above - (1 - quantile) * below is quantile * n - below."""
+        below = np.sum(sizes[..., None] <= np.array(candidates), axis=-2)
+        return -np.abs(exact(self.quantile) * sizes.shape[-1] - below.astype(object))
 
     @property
     def composition(self) -> Composition:
-        """Both choices, on the same records."""
+        """Both selections, on the same records."""
         return Composition((self.choice, self.choice))
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """Whether all parts have."""
+        return self.composition.has_exact_noise
 
     @property
     def num_releases(self) -> int:
@@ -107,15 +121,15 @@ class PrivateBounds(Mechanism):
 
     @property
     def event(self) -> DpEvent:
-        """Both choices, composed."""
+        """The event of both selections."""
         return self.composition.event
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with its noise times ``factor``."""
+        """Returns the mechanism with its noise scale times ``factor``."""
         return replace(self, epsilon=self.epsilon / factor)
 
     def describe(self) -> Mapping[str, str]:
-        """What is chosen, and both choices in words."""
+        """Returns quantile, candidates and both selections as text for certificates."""
         candidates = f"{len(self.x_norms)} candidates for |x|, {len(self.y_sizes)} for |y|"
         aim = f"the {100 * self.quantile:.4g} % quantiles of |x| and |y|, {candidates}"
         return {"bounds": aim, **self.composition.describe()}

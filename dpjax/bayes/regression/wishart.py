@@ -1,4 +1,4 @@
-"""Wishart noise on the statistics of a regression, calibrated by its exact privacy profile."""
+"""Additive Wishart noise on regression statistics, calibrated by its exact privacy profile."""
 
 import dataclasses
 import math
@@ -8,60 +8,70 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
+from scipy.special import gammaincinv, ndtri
 
-from dpjax._random import normal
-from dpjax._validation import as_key, check, check_count, check_delta, check_positive
-from dpjax.accounting.adjacency import Adjacency, check_adjacency
+from dpjax._validation import check_count, check_delta, check_positive
+from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.accounting.wishart_event import WishartDpEvent, wishart_curve
+from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
-    sufficient_statistics,
+    check_features,
+    check_records,
+    check_statistics,
+    clipped_statistics,
 )
-from dpjax.gradients.clipping import EXACT
+from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.exact_sampling import RandomWords
+from dpjax.mechanisms.host import Array, as_numbers, call_on_host, float_dtype, from_units, to_units
 
-# Below this many degrees of freedom above the dimension nothing but delta is left of a guarantee.
+# With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2
 
 
 @dataclass(frozen=True)
 class WishartNoise(Mechanism):
-    """Wishart noise on the second moment of the rows [x, y]: what is released is positive definite.
+    """Adds Wishart noise to the second moment of the rows [x, y], which stays positive definite.
 
-    It is as if rows drawn from a normal law were added to the data: as many as there are degrees of
-    freedom, each coordinate of variance ``scale``.
+    Equivalent to adding normal rows to the data, as many as there are degrees of freedom, with
+    variance ``scale`` of each coordinate.
 
     Attributes:
-      bounds: to which records are clipped.
-      num_features: d, the intercept counted; the rows have d + 1 entries.
-      degrees_of_freedom: k, a whole number of at least d + 3.
+      bounds: public clipping bounds.
+      num_features: d, with the intercept; the rows have d + 1 entries.
+      degrees_of_freedom: k, an integer of at least d + 3.
       scale: s of the scale matrix s I, in the unit of a row's squared norm.
-      adjacency: ``"add_remove"`` or ``"replace_one"``.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
       unit: the unit of privacy, in words.
 
     Privacy:
-      All three statistics are released. For a row v, telling noise N from N + v v^T is as hard as
-      telling a chi-square variable with k - d degrees of freedom from itself plus |v|^2 / scale, in
-      every dimension, so that under add/remove the profile is exact; under replace-one it is a
-      bound through the data without the row (see `dpjax.accounting.tradeoff.ChiSquare`). The
-      supports differ: no delta below the mass of the chi-square below that shift can be had.
-      Floating-point noise is not secure against an attacker who sees every bit of it, and in
-      float32 its tails are cut off: take no delta below 1e-6 at its word.
+      All three statistics are released. For a row v the trade-off function between noise N and
+      N + v v^T is that between a chi-square variable with k - d degrees of freedom and the same
+      plus |v|^2 / scale, in every dimension. So the profile is exact under add/remove; under
+      replace-one it is a bound through the data without the row (see
+      `dpjax.accounting.tradeoff.ChiSquare`). The supports differ: delta is at least the chi-square
+      mass below that shift. Statistics and noise are added exactly, on a public grid of at most
+      2^-32 times ``scale``, so large values do not remove the noise. The noise itself is float64,
+      by inversion, with tails down to a probability of 2^-54. ``release_records`` rounds the
+      records so that their sums lie on the grid; statistics given to ``release`` are rounded to it,
+      which the profile does not cover.
 
     Raises:
       ValueError: a number out of range.
 
-    Source: Sheffet 2019 (additive Wishart noise). Its number of degrees of freedom,
-    `sheffet_degrees_of_freedom`, is safe and many times too large.
+    Source: Sheffet (2019), additive Wishart noise. The published number of degrees of freedom,
+    `sheffet_degrees_of_freedom`, is private and many times larger than needed.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
-    >>> mechanism = WishartNoise.for_epsilon(
+    >>> mechanism = WishartNoise.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=11)
-    >>> mechanism.degrees_of_freedom, sheffet_degrees_of_freedom(12, epsilon=0.99, delta=1e-4)
-    (37, 314)
+    >>> mechanism.degrees_of_freedom
+    37
     """
 
     bounds: RegressionBounds
@@ -79,7 +89,7 @@ class WishartNoise(Mechanism):
         check_adjacency(self.adjacency)
 
     @classmethod
-    def for_epsilon(
+    def from_epsilon(
         cls,
         bounds: RegressionBounds,
         epsilon: float,
@@ -97,8 +107,8 @@ class WishartNoise(Mechanism):
           bounds: public.
           epsilon: any finite number above zero.
           delta: in (0, 1).
-          adjacency: ``"add_remove"`` or ``"replace_one"``.
-          num_features: d, the intercept counted.
+          adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+          num_features: d, with the intercept.
           unit: the unit of privacy, in words.
         """
         check_positive("epsilon", epsilon)
@@ -112,14 +122,14 @@ class WishartNoise(Mechanism):
             unit,
         )
 
-        def is_enough(surplus: int) -> bool:
+        def is_private(surplus: int) -> bool:
             return first._with_more(surplus).delta(epsilon) <= delta
 
-        return first._with_more(_least_whole(is_enough))
+        return first._with_more(_smallest_integer(is_private))
 
     @property
     def dimension(self) -> int:
-        """Of the rows: features and target."""
+        """Dimension of the rows: features and target."""
         return self.num_features + 1
 
     @property
@@ -134,12 +144,12 @@ class WishartNoise(Mechanism):
 
     @property
     def curve(self) -> TradeOff:
-        """The trade-off curve that is guaranteed; under add/remove exact."""
+        """Trade-off function; exact under add/remove, a lower bound under replace-one."""
         return wishart_curve(self._event, self.adjacency)
 
     @property
     def mean_noise(self) -> float:
-        """The noise's mean on each diagonal entry, k ``scale``; off the diagonal it is zero."""
+        """Mean of the noise on each diagonal entry, k ``scale``; zero off the diagonal."""
         return self.degrees_of_freedom * self.scale
 
     def delta(self, epsilon: float) -> float:
@@ -147,43 +157,72 @@ class WishartNoise(Mechanism):
         return float(self.curve.delta(epsilon))
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with ``scale`` times ``factor``."""
+        """Returns the mechanism with ``scale`` times ``factor``."""
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def release(self, key: jax.Array, statistics: RegressionStatistics) -> RegressionStatistics:
         """Returns the statistics plus noise; works under jit and vmap.
 
         Args:
-          key: a JAX key; a secret. To use it again on other data gives both releases away.
+          key: a JAX key; a secret. Reusing it on other data reveals their difference.
           statistics: of records clipped to ``bounds``.
 
         Returns:
-          Statistics whose joint matrix is positive definite. The noise has a mean, as a ridge has:
-          see ``debiased``.
+          Statistics whose joint matrix is positive definite. The mean of the
+          noise acts as a ridge: see ``debias``.
         """
-        shape, wanted = jnp.shape(statistics.xtx), (self.num_features, self.num_features)
-        check(shape == wanted, "statistics.xtx", shape, f"of shape {wanted}")
-        noise = wishart_noise(key, self.dimension, self.degrees_of_freedom, self.scale)
-        return RegressionStatistics(
-            statistics.xtx + noise[:-1, :-1],
-            statistics.xty + noise[:-1, -1],
-            statistics.yty + noise[-1, -1],
-        )
+        check_statistics(statistics, self.num_features)
+        return self._release(key, list(statistics), self.add_noise)
 
     def release_records(self, key: jax.Array, x: Any, y: Any) -> RegressionStatistics:
-        """Returns the noisy statistics of records, which are clipped here.
+        """Returns the noisy statistics of records, which are clipped and summed here.
 
         Args:
           key: a JAX key; a secret.
           x: features ``(n, num_features)``, of any size.
           y: targets ``(n,)``, of any size.
         """
-        return self.release(key, sufficient_statistics(*self.bounds.clip(x, y)))
+        check_records(jnp.shape(x), jnp.shape(y))
+        check_features(x, self.num_features)
+        return self._release(key, [x, y], self._noisy_records)
 
-    def debiased(self, released: RegressionStatistics) -> RegressionStatistics:
-        """Returns what ``release`` returned less the mean of the noise; post-processing.
+    def _release(self, key: jax.Array, values: list[Any], noisy: Any) -> RegressionStatistics:
+        d, dtype = self.num_features, float_dtype(values[0])
+        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((d, d), (d,), ())]
+        numbers = [as_numbers(value) for value in values]
+        return RegressionStatistics(*map(jnp.asarray, call_on_host(noisy, key, numbers, results)))
 
-        It is unbiased, and need not be positive definite any more.
+    def _noisy_records(self, words: Any, arrays: list[Array]) -> list[Array]:
+        x, y = arrays
+        statistics = clipped_statistics(self.bounds, x, y, unit=2.0 ** (self._exponent // 2))
+        return self.add_noise(words, list(statistics))
+
+    def add_noise(self, words: Any, arrays: list[Array]) -> list[Array]:
+        """Returns noisy xtx, xty and yty: what ``release`` computes on the host.
+
+        Args:
+          words: a key for each release, uint32 ``(*batch, 2)``.
+          arrays: xtx, xty and yty.
+        """
+        xtx, xty, yty = arrays
+        noise = draw_wishart(words, self.dimension, self.degrees_of_freedom, self.scale)
+        noises = [upper_triangle(noise[..., :-1, :-1]), noise[..., :-1, -1], noise[..., -1, -1]]
+        exponent = self._exponent
+        released = [
+            from_units(to_units(exact, exponent) + to_units(drawn, exponent), exponent)
+            for exact, drawn in zip([upper_triangle(xtx), xty, yty], noises, strict=True)
+        ]
+        return [mirror(released[0]), *released[1:]]
+
+    @property
+    def _exponent(self) -> int:
+        """Exponent of the grid: an even number, at least 32 bits below the noise."""
+        return 2 * ((math.frexp(self.scale)[1] - 33) // 2)
+
+    def debias(self, released: RegressionStatistics) -> RegressionStatistics:
+        """Returns a release minus the mean of the noise; post-processing.
+
+        Unbiased, but may be indefinite.
         """
         ridge = self.mean_noise * jnp.eye(self.num_features, dtype=jnp.result_type(released.xtx))
         return RegressionStatistics(
@@ -191,7 +230,7 @@ class WishartNoise(Mechanism):
         )
 
     def describe(self) -> Mapping[str, str]:
-        """Statistic and noise in words."""
+        """Returns statistic and noise as text for certificates."""
         norm = math.sqrt(_square(self.bounds))
         return {
             "statistic": f"the second moment of rows of {self.dimension} entries, features and"
@@ -210,43 +249,43 @@ class WishartNoise(Mechanism):
         return dataclasses.replace(self, degrees_of_freedom=self.degrees_of_freedom + count)
 
 
-def sheffet_degrees_of_freedom(dimension: int, epsilon: float, delta: float) -> int:
-    """Returns floor(d + (14 / epsilon^2) 2 log(4 / delta)), which the source's theorem asks for.
-
-    With a scale of the largest squared norm of a row it is (epsilon, delta)-private, for data that
-    differ in one row: by the exact profile it is safe under add/remove and replace-one alike, with
-    many times the degrees of freedom that `WishartNoise.for_epsilon` takes.
-
-    Args:
-      dimension: d, of the rows [x, y].
-      epsilon: in (0, 1).
-      delta: in (0, 1 / e).
-
-    Source: Sheffet 2019, the theorem on additive Wishart noise.
-
-    >>> sheffet_degrees_of_freedom(2, epsilon=0.5, delta=1e-4)
-    1188
-    """
-    check_count("dimension", dimension)
-    check_delta(epsilon, "epsilon")
-    check_delta(delta)
-    check(delta < math.exp(-1), "delta", delta, "in (0, 1 / e), for which the theorem is stated")
-    return math.floor(dimension + 14 / epsilon**2 * 2 * math.log(4 / delta))
-
-
 def wishart_noise(
     key: jax.Array, dimension: int, degrees_of_freedom: int, scale: float
 ) -> jax.Array:
     """Draws one Wishart matrix, ``(dimension, dimension)``, of scale matrix ``scale`` I.
 
-    Source: Bartlett 1933 (the Cholesky factor has independent entries).
+    Works under jit and vmap.
     """
-    square_key, normal_key = jax.random.split(as_key(key))
-    halves = (degrees_of_freedom - jnp.arange(dimension, dtype=float)) / 2
-    diagonal = jnp.sqrt(2 * jax.random.gamma(square_key, halves))
-    below = jnp.tril(normal(normal_key, (dimension, dimension), diagonal.dtype), -1)
-    factor = below + jnp.diag(diagonal)
-    return scale * jnp.matmul(factor, factor.T, precision=EXACT)
+
+    def draw(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        return [draw_wishart(words, dimension, degrees_of_freedom, scale)]
+
+    result = [jax.ShapeDtypeStruct((dimension, dimension), np.float64)]
+    return jnp.asarray(call_on_host(draw, key, [], result)[0])
+
+
+def draw_wishart(
+    words: npt.NDArray[np.uint32], dimension: int, degrees_of_freedom: int, scale: float
+) -> npt.NDArray[np.float64]:
+    """Draws Wishart matrices ``(..., dimension, dimension)`` of scale matrix ``scale`` I.
+
+    In float64, by inversion of uniform numbers with 54 bits.
+
+    Args:
+      words: a key for each matrix, uint32 ``(..., 2)``.
+      dimension: of the matrices.
+      degrees_of_freedom: at least ``dimension``.
+      scale: above zero.
+
+    Source: Bartlett (1933), whose decomposition has independent entries in the Cholesky factor.
+    """
+    shape = (*words.shape[:-1], dimension, dimension)
+    uniform = RandomWords(words, dimension**2).uniform().reshape(shape)
+    halves = (degrees_of_freedom - np.arange(dimension)) / 2
+    every = np.arange(dimension)
+    factor = np.tril(ndtri(uniform), -1)
+    factor[..., every, every] = np.sqrt(2 * gammaincinv(halves, uniform[..., every, every]))
+    return scale * (factor @ np.swapaxes(factor, -1, -2))
 
 
 def _square(bounds: RegressionBounds) -> float:
@@ -254,8 +293,8 @@ def _square(bounds: RegressionBounds) -> float:
     return bounds.x_norm**2 + bounds.y_size**2
 
 
-def _least_whole(is_enough: Callable[[int], bool]) -> int:
-    """Returns the least whole number from 0 on that is enough, as every larger one is."""
+def _smallest_integer(is_enough: Callable[[int], bool]) -> int:
+    """Returns the smallest integer >= 0 with ``is_enough``, by bisection of a monotone test."""
     if is_enough(0):
         return 0
     short, enough = 0, 1

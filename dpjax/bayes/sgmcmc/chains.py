@@ -1,13 +1,16 @@
-"""Several chains of one description, stepped together: by vmap over the private step."""
+"""One step of several SG-MCMC chains, and its compiled loop over many steps."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpjax._validation import as_key
-from dpjax.bayes.sgmcmc.description import Langevin
+from dpjax.bayes.sgmcmc.langevin import Langevin
+from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 LogLikelihood = Callable[[Any, Any], jax.Array]
@@ -15,28 +18,28 @@ LogPrior = Callable[[Any], jax.Array]
 
 
 def private_chains(
+    key: jax.Array,
     log_likelihood: LogLikelihood,
     log_prior: LogPrior | None,
     chain: Langevin,
-    key: jax.Array,
     *,
     method: str = "auto",
     microbatch_size: int | None = None,
 ) -> PrivateStep:
-    """Builds one step of all of ``chain.num_chains`` chains.
+    """Returns ``init`` and ``update`` of all ``chain.num_chains`` chains, by vmap over one.
 
     Args:
+      key: a JAX key, split into one for each chain.
       log_likelihood: ``log_likelihood(params, example) -> scalar``.
       log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior.
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
-      key: split into each chain's.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
 
     Returns:
-      ``init(params)``, where ``params`` is where every chain starts, or a function that draws a
-      start from a key; and ``update(state, data)``. Every leaf of states and infos has a leading
-      axis of chains, but a sampler that the chains share.
+      ``init(params)``, where ``params`` is the initial state of every chain, or a function that
+      draws one from a key; and ``update(state, data)``. Every leaf of states and infos has a
+      leading axis of chains, but a sampler that the chains share.
 
     Privacy:
       Each update releases the new parameters of all chains, counted in ``chain.event``.
@@ -45,7 +48,7 @@ def private_chains(
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
     >>> chain = SGLD(PoissonSampling(8, 0.5), 1.0, 0.1, 10, "add_remove", num_chains=3)
-    >>> step = private_chains(lambda w, x: -jnp.sum((w - x) ** 2), None, chain, jax.random.key(0))
+    >>> step = private_chains(jax.random.key(0), lambda w, x: -jnp.sum((w - x) ** 2), None, chain)
     >>> state = step.init(jnp.zeros(2))
     >>> jax.eval_shape(step.update, state, jnp.ones((8, 2)))[0].params.shape
     (3, 2)
@@ -53,12 +56,12 @@ def private_chains(
     key = as_key(key)
     shared = chain.batches == "shared"
 
-    def one(key: jax.Array) -> PrivateStep:
-        step_key, drift_key = jax.random.split(key)
-        drift: optax.GradientTransformation = chain.drift(log_prior, drift_key)
+    def one_chain(key: jax.Array) -> PrivateStep:
+        step_key, update_key = jax.random.split(key)
+        optimizer: optax.GradientTransformation = chain.optimizer(log_prior, update_key)
         return private_step(
             lambda params, example: -log_likelihood(params, example),
-            drift,
+            optimizer,
             chain.gaussian,
             step_key,
             method=method,
@@ -68,7 +71,7 @@ def private_chains(
     def init(params: Any) -> TrainState:
         def start(key: jax.Array) -> TrainState:
             step_key, start_key = jax.random.split(key)
-            return one(step_key).init(params(start_key) if callable(params) else params)
+            return one_chain(step_key).init(params(start_key) if callable(params) else params)
 
         state = jax.vmap(start)(jax.random.split(key, chain.num_chains))
         if not shared:
@@ -79,5 +82,46 @@ def private_chains(
         axes = TrainState(0, 0, None if shared else 0)
         return jax.vmap(step.update, (axes, None), (axes, 0))(state, data)
 
-    step = one(key)  # its update takes all keys from the state
+    step = one_chain(key)  # its update takes all keys from the state
     return PrivateStep(init, update)
+
+
+# (state, steps between kept states, how many to keep) -> (state, the kept states stacked)
+Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
+
+
+def compile_steps(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+    """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
+    loop = on_device if loops_on_device(update, state, data) else on_host
+    return loop(update, state, data, max_kept)
+
+
+def on_device(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+    """Runs all steps to several kept states in one device call; see `compile_steps`."""
+
+    def run_to_kept_state(carry: tuple[TrainState, jax.Array], data: Any) -> tuple[Any, Any]:
+        state, steps = carry
+        state = jax.lax.fori_loop(0, steps, lambda _, at: update(at, data)[0], state)
+        return (state, steps), state.params
+
+    run = on_device_loop(run_to_kept_state, (state, jnp.int32(0)), data, max_kept)
+
+    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
+        (state, _), states = run((state, jnp.int32(steps)), data, count)
+        return state, states
+
+    return keep
+
+
+def on_host(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+    """Runs one device call for each step, where that is faster; see `compile_steps`."""
+    run = on_host_loop(lambda state, data: (update(state, data)[0], ()), state, data, max_kept)
+
+    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
+        kept = []
+        for _ in range(count):
+            state, _ = run(state, data, steps)
+            kept.append(jax.device_get(state.params))
+        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
+
+    return keep

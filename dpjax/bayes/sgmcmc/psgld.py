@@ -1,4 +1,4 @@
-"""Preconditioned SGLD: a diagonal preconditioner learnt from released gradients alone."""
+"""Preconditioned SGLD (pSGLD), its diagonal preconditioner computed from released gradients."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,9 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._validation import as_key, check, check_positive
-from dpjax.bayes.sgmcmc.description import TRUE_POSTERIOR, Langevin, prior_step
+from dpjax.bayes.sgmcmc.langevin import (
+    POSTERIOR_TEMPERATURE,
+    Langevin,
+    add_prior_gradient,
+    noise_multiplier_schedule,
+    private_langevin,
+)
 from dpjax.bayes.sgmcmc.schedules import StepSize, as_schedule
-from dpjax.bayes.sgmcmc.transformation import noise_schedule, on_clipped_sum
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import gaussian_like
@@ -19,38 +24,38 @@ from dpjax.transforms.noise import gaussian_like
 
 @dataclass(frozen=True)
 class RMSProp:
-    """A diagonal preconditioner ``G = 1 / (damping + sqrt(v))``, clamped to a known range.
+    """RMSprop preconditioner ``G = 1 / (damping + sqrt(v))``, clipped to a public range.
 
-    v is the running mean of squares of the *noisy* mean gradients of the steps before: the noise of
-    a step is independent of its own preconditioner. Under strong privacy v is mostly the noise's
-    own variance, and the preconditioner says little.
+    v is the running mean of squares of the *noisy* mean gradients of earlier steps, so the noise of
+    a step is independent of its preconditioner. Under strong privacy v is mostly the variance of
+    the noise, and G is nearly constant.
 
     Attributes:
-      smallest: the least entry of G, above zero.
-      largest: the largest entry of G: the privacy noise is what this entry asks for.
+      min_value: lower bound on the entries of G, above zero.
+      max_value: upper bound on the entries of G, from which the noise multiplier follows.
       decay: of the running mean, in (0, 1).
       damping: above zero.
 
-    Source: Li, Chen, Carlson, Carin (2016), section 4, without the term of the changing curvature
-    (as there): with G still changing the chain is biased.
+    Source: Li, Chen, Carlson & Carin (2016), section 4, without the curvature term Gamma, as there:
+    while G still changes the chain is biased.
     """
 
-    smallest: float
-    largest: float
+    min_value: float
+    max_value: float
     decay: float = 0.99
     damping: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("smallest", "largest", "damping"):
+        for name in ("min_value", "max_value", "damping"):
             check_positive(name, getattr(self, name))
-        wanted = f"at least smallest = {self.smallest}"
-        check(self.largest >= self.smallest, "largest", self.largest, wanted)
+        wanted = f"at least min_value = {self.min_value}"
+        check(self.max_value >= self.min_value, "max_value", self.max_value, wanted)
         check(0 < self.decay < 1, "decay", self.decay, "in (0, 1)")
 
     def __call__(self, squares: Any) -> Any:
         """Returns G for a tree of running means of squares."""
         return jax.tree.map(
-            lambda v: jnp.clip(1 / (self.damping + jnp.sqrt(v)), self.smallest, self.largest),
+            lambda v: jnp.clip(1 / (self.damping + jnp.sqrt(v)), self.min_value, self.max_value),
             squares,
         )
 
@@ -62,7 +67,7 @@ class RMSProp:
 
 
 class PSGLDState(NamedTuple):
-    """Steps made, int32, running means of squared gradients, and the key of the next noise."""
+    """State of pSGLD: number of steps done, running means of squared gradients, and a key."""
 
     num_steps: jax.Array
     squares: Any
@@ -71,23 +76,23 @@ class PSGLDState(NamedTuple):
 
 @dataclass(frozen=True)
 class PSGLD(Langevin):
-    """Private preconditioned SGLD: see `Langevin` for the other arguments.
+    """Private preconditioned SGLD; other arguments as `Langevin`.
 
     ``theta <- theta - eta G g + N(0, 2 temperature eta G / N)`` with the noisy mean gradient g of
-    `SGLD` and a diagonal G. The release's noise is the same on every coordinate: as much as the
-    largest entry of G asks for. Where G is smaller, that is too little for the sampler, and noise
-    that depends on no data is added after the release. ``excess_temperatures`` are those where G is
-    largest; elsewhere they are less.
+    `SGLD` and a diagonal G. The noise of the release is the same on every coordinate:
+    that of the largest possible entry of G. Where G is smaller the sampler needs more noise, which
+    is added after the release, independently of the data. ``excess_temperatures`` are those where
+    G is largest; elsewhere they are lower.
 
     Attributes:
-      preconditioner: computed from released gradients.
+      preconditioner: an `RMSProp`, computed from released gradients.
 
     Privacy:
       Each step is a Gaussian release of the clipped sum with the noise multiplier
       ``tau sqrt(2 temperature / (eta G_max N)) / l2_clip``. Preconditioner and added noise are
       post-processing.
 
-    Source: Li, Chen, Carlson, Carin (2016), Algorithm 1.
+    Source: Li, Chen, Carlson & Carin (2016), Algorithm 1.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> chain = PSGLD(PoissonSampling(50_000, 0.02), l2_clip=4.0, step_size=0.01, num_steps=100,
@@ -100,15 +105,15 @@ class PSGLD(Langevin):
     name: ClassVar[str] = "preconditioned SGLD"
 
     @property
-    def noise_share(self) -> float:
-        """One over the largest entry of the preconditioner."""
-        return 1 / self.preconditioner.largest
+    def noise_variance_factor(self) -> float:
+        """One over the upper bound on the preconditioner."""
+        return 1 / self.preconditioner.max_value
 
-    def drift(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
-        """The step that follows the release. See `Langevin.drift`."""
+    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `psgld_update`."""
         clip_over_size = total_l2_clip(self.l2_clip) / self.sampling.expected_batch_size
         noises = jnp.asarray(self.noise_multipliers * clip_over_size, float)
-        return psgld_drift(
+        return psgld_update(
             self.schedule(),
             self.preconditioner,
             lambda step: noises[jnp.minimum(step, self.num_steps - 1)],
@@ -121,15 +126,15 @@ class PSGLD(Langevin):
 
 def psgld(
     step_size: StepSize,
-    temperature: float = TRUE_POSTERIOR,
+    temperature: float = POSTERIOR_TEMPERATURE,
     *,
     preconditioner: RMSProp,
-    num_data: int,
+    num_examples: int,
     expected_batch_size: float,
     l2_clip: Any,
     key: jax.Array,
     log_prior: Any = None,
-    at_least: float = 0.0,
+    min_noise_multiplier: float = 0.0,
 ) -> PrivateTransformation:
     """Preconditioned SGLD as an optax transformation of the clipped **sum**.
 
@@ -137,12 +142,12 @@ def psgld(
       step_size: eta, a number or a function of the step's number.
       temperature: 1 samples the posterior.
       preconditioner: an `RMSProp`.
-      num_data: N, the number of records.
+      num_examples: N.
       expected_batch_size: tau, the public constant that the noisy sum is divided by.
       l2_clip: what each example's gradient was clipped to.
       key: a JAX key for the noise.
       log_prior: ``log_prior(params) -> scalar``; ``None`` for a flat prior. Never clipped.
-      at_least: a noise multiplier below which the noise does not fall.
+      min_noise_multiplier: lower bound on the noise multiplier.
 
     Returns:
       As `sgld`.
@@ -150,54 +155,54 @@ def psgld(
     Privacy:
       One Gaussian release for each update; see `PSGLD`.
 
-    Source: Li, Chen, Carlson, Carin (2016), Algorithm 1.
+    Source: Li, Chen, Carlson & Carin (2016), Algorithm 1.
 
-    >>> optimizer = psgld(0.01, preconditioner=RMSProp(0.1, 10.0), num_data=50_000,
+    >>> optimizer = psgld(0.01, preconditioner=RMSProp(0.1, 10.0), num_examples=50_000,
     ...                   expected_batch_size=1_000, l2_clip=4.0, key=jax.random.key(0))
     >>> optimizer.description.noise_multiplier
     5.0
     """
-    noise = noise_schedule(
+    noise = noise_multiplier_schedule(
         step_size,
-        at_least,
+        min_noise_multiplier,
         temperature=temperature,
-        num_data=num_data,
+        num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         l2_clip=l2_clip,
-        share=1 / preconditioner.largest,
+        variance_factor=1 / preconditioner.max_value,
     )
-    noise_key, drift_key = jax.random.split(as_key(key))
+    noise_key, update_key = jax.random.split(as_key(key))
     clip_over_size = total_l2_clip(l2_clip) / expected_batch_size
-    drift = psgld_drift(
+    update = psgld_update(
         as_schedule(step_size),
         preconditioner,
         lambda step: (noise(step) if callable(noise) else noise) * clip_over_size,
         temperature,
-        num_data,
+        num_examples,
         log_prior,
-        drift_key,
+        update_key,
     )
-    return on_clipped_sum(noise, l2_clip, expected_batch_size, drift, noise_key)
+    return private_langevin(noise, l2_clip, expected_batch_size, update, noise_key)
 
 
-def psgld_drift(
+def psgld_update(
     step_size: Any,
     preconditioner: RMSProp,
-    noise_of_mean: Any,
+    noise_std: Any,
     temperature: float,
-    num_data: int,
+    num_examples: int,
     log_prior: Any,
     key: jax.Array,
 ) -> optax.GradientTransformation:
-    """The step of preconditioned SGLD on noisy mean gradients.
+    """Returns the update of preconditioned SGLD from noisy mean gradients.
 
-    ``noise_of_mean(step)`` is the standard deviation of the noise that they hold already.
+    ``noise_std(step)`` is the standard deviation of the noise in the mean gradients.
     """
-    with_prior = prior_step(log_prior, num_data)
+    add_prior = add_prior_gradient(log_prior, num_examples)
 
-    def missing(eta: Any, noise: Any, g: jax.Array) -> jax.Array:
-        """The standard deviation of the noise that a coordinate still lacks."""
-        variance = 2 * temperature * eta * g / num_data - (eta * noise * g) ** 2
+    def added_noise_std(eta: Any, noise: Any, g: jax.Array) -> jax.Array:
+        """Standard deviation of the noise to add where the release's noise is too small."""
+        variance = 2 * temperature * eta * g / num_examples - (eta * noise * g) ** 2
         return jnp.sqrt(jnp.maximum(variance, 0)).astype(g.dtype)
 
     def init(params: Any) -> PSGLDState:
@@ -205,12 +210,12 @@ def psgld_drift(
 
     def update(mean: Any, state: PSGLDState, params: Any = None) -> tuple[Any, PSGLDState]:
         gains, eta = preconditioner(state.squares), step_size(state.num_steps)
-        noise = noise_of_mean(state.num_steps)
+        noise = noise_std(state.num_steps)
         next_key, noise_key = jax.random.split(state.key)
         white = gaussian_like(noise_key, jax.tree.map(jnp.zeros_like, mean), 1.0)
-        gradient = with_prior(mean, params)
+        gradient = add_prior(mean, params)
         updates = jax.tree.map(
-            lambda g, d, w: missing(eta, noise, g) * w - jnp.asarray(eta, d.dtype) * g * d,
+            lambda g, d, w: added_noise_std(eta, noise, g) * w - jnp.asarray(eta, d.dtype) * g * d,
             gains,
             gradient,
             white,

@@ -1,33 +1,39 @@
-"""``sample``: private posterior samples, from data to a certified result."""
+"""Private posterior samples from SG-MCMC chains: the sampling loop, storage and result."""
 
-import dataclasses
+import math
+import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from tqdm import tqdm
 
-from dpjax._validation import as_key, check_count
-from dpjax.accounting.certificate import Certificate
-from dpjax.bayes.sgmcmc.chains import LogLikelihood, LogPrior, private_chains
-from dpjax.bayes.sgmcmc.description import Langevin
-from dpjax.bayes.sgmcmc.runner import Plan, Runner
-from dpjax.bayes.sgmcmc.storage import SampleStore
+from dpjax._extras import requires_extra
+from dpjax._validation import as_key, check, check_count
+from dpjax.bayes.sgmcmc.chains import LogLikelihood, LogPrior, compile_steps, private_chains
+from dpjax.bayes.sgmcmc.langevin import Batches, Langevin
+from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
 from dpjax.training.checkpoint import CheckpointStore, identify
-from dpjax.training.step import PrivateStep
+from dpjax.training.loop import Update
+from dpjax.training.step import PrivateStep, TrainState
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ChainResult:
-    """What a run of chains released.
+    """Posterior samples of a run, with the mechanism that released them.
 
     Attributes:
       samples: the kept states, a tree like the parameters of numpy arrays
         ``(num_chains, num_kept, ...)``.
-      mechanism: the description of the chains that were run.
-      seeded: whether the key looks like ``jax.random.key(seed)``: anyone can then redraw the noise.
+      mechanism: the chains' `SGLD`, `SGHMC` or `PSGLD`.
+      seeded: whether the key looks like ``jax.random.key(seed)``: the noise can then be redrawn by
+        trying seeds.
     """
 
     samples: Any
@@ -35,8 +41,8 @@ class ChainResult:
     seeded: bool
 
     def certificate(self, delta: float) -> Certificate:
-        """What the run guarantees at ``delta``: of every state of every chain, kept or not."""
-        return self.mechanism.certificate(delta).of_run(seeded=self.seeded)
+        """Returns the certificate at ``delta``, for every state of every chain, kept or not."""
+        return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
 
     def to_arviz(self) -> Any:
         """Returns the samples as arviz's data tree, group ``posterior``; leaves named by path.
@@ -49,93 +55,253 @@ class ChainResult:
         >>> list(ChainResult(samples, chain, True).to_arviz().posterior.data_vars)
         ['w']
         """
-        from arviz_base import from_dict  # takes long to import, and few ask for it
+        with requires_extra("arviz"):
+            from arviz_base import from_dict
 
         leaves = jax.tree_util.tree_leaves_with_path(self.samples)
         return from_dict({"posterior": {_name(path): leaf for path, leaf in leaves}})
 
 
+@dataclass(frozen=True)
+class SamplePlan:
+    """Chains, burn-in and thinning of a run: what a checkpoint must agree with to be resumed.
+
+    Attributes:
+      gaussian: one chain's mechanism.
+      num_chains: number of chains.
+      batches: ``"own"`` or ``"shared"``.
+      burn_in: steps before the first state that may be kept.
+      thinning: steps from one kept state to the next.
+    """
+
+    gaussian: SubsampledGaussian
+    num_chains: int
+    batches: Batches
+    burn_in: int
+    thinning: int
+
+    @classmethod
+    def from_chain(cls, chain: Langevin, burn_in: int, thinning: int) -> "SamplePlan":
+        """Returns the plan for ``chain``; burn-in and thinning must divide its steps."""
+        check_count("burn_in", burn_in, minimum=0)
+        check_count("thinning", thinning)
+        after = chain.num_steps - burn_in
+        wanted = f"such that num_steps - burn_in = {after} is a positive multiple of it"
+        check(after > 0 and after % thinning == 0, "thinning", thinning, wanted)
+        return cls(chain.gaussian, chain.num_chains, chain.batches, burn_in, thinning)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of kept states of each chain."""
+        return (self.gaussian.num_steps - self.burn_in) // self.thinning
+
+
 def sample(
+    key: jax.Array,
     log_likelihood: LogLikelihood,
     log_prior: LogPrior | None,
     params: Any,
     data: Any,
     chain: Langevin,
-    key: jax.Array,
     *,
     burn_in: int = 0,
     thinning: int = 1,
     method: str = "auto",
     microbatch_size: int | None = None,
     samples_per_call: int = 100,
-    folder: str | Path | None = None,
+    checkpoint_dir: str | Path | None = None,
     progress: bool = True,
 ) -> ChainResult:
-    """Draws private posterior samples by ``chain``.
+    """Draws private posterior samples with SGLD, SGHMC or preconditioned SGLD.
 
     Args:
-      log_likelihood: ``log_likelihood(params, example) -> scalar``; its gradient is clipped.
-      log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior. It sees no data, so
-        it is neither clipped nor counted.
-      params: where every chain starts: any tree of float arrays, or a function that draws one from
-        a key, for starts that differ. May depend on the data only through a release that is
-        counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``.
-      chain: an `SGLD`, `SGHMC` or `PSGLD`: how many steps and chains, on which batches.
       key: a JAX key; `dpjax.release_key()` for a real release.
-      burn_in: how many steps of each chain are made before the first that may be kept. They are
-        released as well, and counted.
-      thinning: after those, every so many-th state is kept.
+      log_likelihood: ``log_likelihood(params, example) -> scalar``; its gradient is clipped.
+      log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior. It does not depend
+        on the data, so its gradient is neither clipped nor counted.
+      params: initial state of every chain: any tree of float arrays, or a function that draws one
+        from a key, for different initial states. May depend on the data only through a release
+        that is counted as well, such as the first part of `hybrid`.
+      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``.
+      chain: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
+      burn_in: steps of each chain before the first state that may be kept. They are released as
+        well, and counted.
+      thinning: steps from one kept state to the next after the burn-in.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
-      samples_per_call: kept states for each call to the device; what the device holds at once.
-      folder: where the kept states go, as ``.npy`` files mapped into memory, with a checkpoint
-        after each call: a run killed goes on from there to the same result, and no noise is used
-        twice on different gradients (see `train`). By default, host memory.
-      progress: show a bar.
+      samples_per_call: kept states for each call to the device, which holds them at once.
+      checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
+        after each call: an interrupted run resumes from there with the same result, and no noise
+        is used for two different gradients (see `train`). Locked for the whole run. Without it the
+        states are kept in host memory.
+      progress: show a progress bar.
 
     Returns:
       A `ChainResult`.
 
+    Privacy:
+      Releases every state of every chain, under ``chain.adjacency``; ``chain.event`` counts all.
+
     Raises:
-      ValueError: for data of another size than the sampler's, steps that burn-in and thinning do
-        not divide, or a folder that holds another run, or a checkpoint without its samples.
+      ValueError: for data of another size than the sampler's, a number of steps that burn-in and
+        thinning do not divide, or a ``checkpoint_dir`` that is in use, holds another run, or has a
+        checkpoint without its samples.
+      OSError: a checkpoint or the kept states cannot be written, for example on a full disk.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
     >>> chain = SGLD(PoissonSampling(64, 0.25), 4.0, 0.5, 30, "add_remove", num_chains=2)
-    >>> result = sample(lambda w, x: -0.5 * jnp.sum((w - x) ** 2), None, jnp.zeros(3),
-    ...                 jnp.ones((64, 3)), chain, jax.random.key(0), burn_in=10, thinning=5,
+    >>> result = sample(jax.random.key(0), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), None,
+    ...                 jnp.zeros(3), jnp.ones((64, 3)), chain, burn_in=10, thinning=5,
     ...                 progress=False)
     >>> result.samples.shape, result.certificate(1e-3).num_releases
     ((2, 4, 3), 60)
     """
-    plan = Plan.of(chain, burn_in, thinning)
+    plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
     check_data(chain.sampling, data)
     key, data = as_key(key), jax.device_put(data)
     step = private_chains(
-        log_likelihood, log_prior, chain, key, method=method, microbatch_size=microbatch_size
+        key, log_likelihood, log_prior, chain, method=method, microbatch_size=microbatch_size
     )
     state, seeded = step.init(params), is_seeded(key)
-    with _checkpoints(folder, plan, data, step, state, seeded) as saved:
+    folder = Path(checkpoint_dir) if checkpoint_dir else None
+    with _open_checkpoints(folder, plan, data, step, state, seeded) as saved:
         state = saved.restore(state) if saved else state
-        begun = int(state.num_releases[0]) > 0
-        place = Path(folder) if folder else None
-        store = SampleStore(state.params, plan.num_kept, place, begun=begun)
-        Runner(step.update, data, plan, samples_per_call, store, saved)(state, progress)
+        resumed = int(state.num_releases[0]) > 0
+        if saved and not resumed:  # the key first: no kept state may be on disk without it
+            saved.save(state, 0)
+        store = SampleStore(state.params, plan.num_kept, folder, resumed=resumed)
+        _run_chains(step.update, state, data, plan, samples_per_call, store, saved, progress)
     return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
 
 
-def _checkpoints(
-    folder: str | Path | None, plan: Plan, data: Any, step: PrivateStep, state: Any, seeded: bool
+def _open_checkpoints(
+    folder: Path | None, plan: SamplePlan, data: Any, step: PrivateStep, state: Any, seeded: bool
 ) -> AbstractContextManager[CheckpointStore | None]:
     if folder is None:
         return nullcontext()
     identity = identify(plan, data, step.update, state)
-    return CheckpointStore(Path(folder) / "checkpoints", identity, seeded)
+    return CheckpointStore(folder / "checkpoints", identity, seeded)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+
+
+class SampleStore:
+    """Storage of kept states ``(num_chains, num_kept, ...)``, in memory or ``.npy`` files.
+
+    Attributes:
+      samples: a tree of numpy arrays; with a folder, memory-mapped ``.npy`` files.
+      num_kept: number of states of each chain.
+    """
+
+    def __init__(
+        self, params: Any, num_kept: int, folder: Path | None, *, resumed: bool = False
+    ) -> None:
+        """Allocates arrays for all states, or opens those of a run that is resumed.
+
+        Args:
+          params: the chains' states, every leaf with a leading axis of chains.
+          num_kept: number of states of each chain.
+          folder: of the files, or ``None`` for host memory.
+          resumed: whether the folder's files hold states already; else they are created.
+
+        Raises:
+          ValueError: a file of the resumed run is missing or has another shape or dtype.
+          OSError: the disk has no room for all states. All of it is allocated here, because a full
+            disk under a memory-mapped file ends the process.
+        """
+        leaves, treedef = jax.tree.flatten(params)
+        self.num_kept = num_kept
+        self._arrays = [
+            _allocate(leaf, num_kept, folder and folder / f"samples_{number}.npy", resumed)
+            for number, leaf in enumerate(leaves)
+        ]
+        self.samples = jax.tree.unflatten(treedef, self._arrays)
+
+    def write(self, first: int, states: Any) -> None:
+        """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk."""
+        for array, leaf in zip(self._arrays, jax.tree.leaves(states), strict=True):
+            array[:, first : first + len(leaf)] = np.moveaxis(np.asarray(leaf), 0, 1)
+            if isinstance(array, np.memmap):
+                array.flush()
+
+
+def _allocate(leaf: Any, num_kept: int, path: Path | None, resumed: bool) -> Any:
+    shape = (leaf.shape[0], num_kept, *leaf.shape[1:])
+    # numpy cannot store bfloat16 in files.
+    dtype = leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.dtype(np.float32)
+    if path is None:
+        return np.empty(shape, dtype)
+    if not resumed:
+        return _new_file(path, shape, dtype)
+    _check_file(path, shape, dtype)
+    return np.lib.format.open_memmap(path, mode="r+")
+
+
+def _new_file(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
+    try:
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # not on macOS or Windows
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        raise OSError(
+            f"checkpoint_dir {str(path.parent)!r} has no room for the {size:,} bytes of kept states"
+            f" in {path.name!r} ({error}): make room on the disk and call again, or raise thinning"
+        ) from error
+    return array
+
+
+def _check_file(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+    try:
+        # Read-only: a writable map would extend a file that is too short.
+        found = np.lib.format.open_memmap(path, mode="r")
+        wrong = None if (found.shape, found.dtype) == (shape, dtype) else f"has {found.shape}"
+    except (OSError, ValueError) as error:
+        wrong = f"cannot be read ({type(error).__name__})"
+    if wrong:
+        raise ValueError(
+            f"checkpoint_dir {str(path.parent)!r} holds the checkpoint of a run whose kept states"
+            f" are in {path.name!r}, which {wrong}: put the file back as it was, {dtype} {shape}."
+            " A run in another checkpoint_dir is a new release"
+        )
+
+
+def _run_chains(
+    update: Update,
+    state: TrainState,
+    data: Any,
+    plan: SamplePlan,
+    samples_per_call: int,
+    store: SampleStore,
+    checkpoints: CheckpointStore | None,
+    progress: bool,
+) -> None:
+    """Runs from ``state`` (consumed) to the last step, one device call after another.
+
+    A call is a stretch of the burn-in or up to ``samples_per_call`` kept states.
+    """
+    done, num_steps = int(state.num_releases[0]), plan.gaussian.num_steps
+    if done == num_steps:
+        return
+    keep = compile_steps(update, state, data, samples_per_call)
+    with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
+        while done < num_steps:
+            if done < plan.burn_in:
+                steps = min(plan.burn_in - done, plan.thinning * samples_per_call)
+                state, _ = jax.block_until_ready(keep(state, steps, 1))
+            else:
+                first = (done - plan.burn_in) // plan.thinning
+                count = min(samples_per_call, plan.num_kept - first)
+                steps = count * plan.thinning
+                state, states = keep(state, plan.thinning, count)
+                store.write(first, states)
+            done += steps
+            if checkpoints:  # after the states: those before a checkpoint are on disk
+                checkpoints.save(state, done)
+            bar.update(steps)

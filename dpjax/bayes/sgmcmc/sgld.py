@@ -1,4 +1,4 @@
-"""SGLD: stochastic gradient Langevin dynamics, whose own noise is the privacy's noise."""
+"""SGLD (stochastic gradient Langevin dynamics), private by the noise that it injects."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -7,21 +7,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax.bayes.sgmcmc.description import TRUE_POSTERIOR, Langevin, prior_step, scaled
+from dpjax.bayes.sgmcmc.langevin import (
+    POSTERIOR_TEMPERATURE,
+    Langevin,
+    add_prior_gradient,
+    noise_multiplier_schedule,
+    private_langevin,
+    scale_tree,
+)
 from dpjax.bayes.sgmcmc.schedules import StepSize, as_schedule
-from dpjax.bayes.sgmcmc.transformation import noise_schedule, on_clipped_sum
 from dpjax.transforms.description import PrivateTransformation
 
 
 class SGLDState(NamedTuple):
-    """How many steps were made, int32."""
+    """State of SGLD: the number of steps done, int32."""
 
     num_steps: jax.Array
 
 
 @dataclass(frozen=True)
 class SGLD(Langevin):
-    """Private stochastic gradient Langevin dynamics: see `Langevin` for what it is given.
+    """Private stochastic gradient Langevin dynamics; arguments as `Langevin`.
 
     ``theta <- theta - eta (grad(-log prior) / N + S / tau) + N(0, 2 temperature eta / N)``.
 
@@ -29,7 +35,7 @@ class SGLD(Langevin):
       Every state of ``num_steps`` steps is released: each is a Gaussian release of the clipped sum
       S with the noise multiplier ``tau sqrt(2 temperature / (eta N)) / l2_clip``.
 
-    Source: Welling, Teh (2011); Wang, Fienberg, Smola (2015).
+    Source: Welling & Teh (2011); Wang, Fienberg & Smola (2015).
 
     >>> from dpjax.sampling import PoissonSampling
     >>> chain = SGLD(PoissonSampling(50_000, 0.02), l2_clip=4.0, step_size=0.1, num_steps=10_000,
@@ -41,76 +47,76 @@ class SGLD(Langevin):
     name: ClassVar[str] = "SGLD"
 
     @property
-    def noise_share(self) -> float:
-        """All of it."""
+    def noise_variance_factor(self) -> float:
+        """One."""
         return 1.0
 
-    def drift(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
-        """The step that follows the release; needs no key. See `Langevin.drift`."""
+    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `sgld_update`, which needs no key."""
         del key
-        return sgld_drift(self.schedule(), self.sampling.num_examples, log_prior)
+        return sgld_update(self.schedule(), self.sampling.num_examples, log_prior)
 
 
 def sgld(
     step_size: StepSize,
-    temperature: float = TRUE_POSTERIOR,
+    temperature: float = POSTERIOR_TEMPERATURE,
     *,
-    num_data: int,
+    num_examples: int,
     expected_batch_size: float,
     l2_clip: Any,
     key: jax.Array,
     log_prior: Any = None,
-    at_least: float = 0.0,
+    min_noise_multiplier: float = 0.0,
 ) -> PrivateTransformation:
     """SGLD as an optax transformation of the clipped **sum** of gradients of ``-log likelihood``.
 
     Args:
       step_size: eta, a number or a function of the step's number.
-      temperature: 1 samples the posterior, 1/2 is the noise ``eta / N`` of the sources.
-      num_data: N, the number of records.
+      temperature: 1 samples the posterior, 1/2 gives the published noise variance ``eta / N``.
+      num_examples: N.
       expected_batch_size: tau, the public constant that the noisy sum is divided by.
       l2_clip: what each example's gradient was clipped to (by `clipped_grad` or
         `clip_per_example`).
       key: a JAX key for the noise.
       log_prior: ``log_prior(params) -> scalar``; ``None`` for a flat prior. Never clipped.
-      at_least: a noise multiplier below which the noise does not fall.
+      min_noise_multiplier: lower bound on the noise multiplier.
 
     Returns:
       An optax transformation on trees shaped like the parameters, which `mechanism_of` reads. Past
-      the steps that a mechanism describes it goes on: for a chain that stops by itself see `SGLD`.
+      the steps that a mechanism describes it continues: use `SGLD` for a chain that stops.
 
     Privacy:
       One Gaussian release for each update; the rest is post-processing.
 
-    Source: Welling, Teh (2011).
+    Source: Welling & Teh (2011).
 
-    >>> optimizer = sgld(0.1, num_data=50_000, expected_batch_size=1_000, l2_clip=4.0,
+    >>> optimizer = sgld(0.1, num_examples=50_000, expected_batch_size=1_000, l2_clip=4.0,
     ...                  key=jax.random.key(0))
     >>> optimizer.description.noise_multiplier
     5.0
     """
-    noise = noise_schedule(
+    noise = noise_multiplier_schedule(
         step_size,
-        at_least,
+        min_noise_multiplier,
         temperature=temperature,
-        num_data=num_data,
+        num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         l2_clip=l2_clip,
     )
-    drift = sgld_drift(as_schedule(step_size), num_data, log_prior)
-    return on_clipped_sum(noise, l2_clip, expected_batch_size, drift, key)
+    update = sgld_update(as_schedule(step_size), num_examples, log_prior)
+    return private_langevin(noise, l2_clip, expected_batch_size, update, key)
 
 
-def sgld_drift(step_size: Any, num_data: int, log_prior: Any) -> optax.GradientTransformation:
-    """The step of SGLD on noisy mean gradients: ``-eta (mean - grad(log prior) / N)``."""
-    with_prior = prior_step(log_prior, num_data)
+def sgld_update(step_size: Any, num_examples: int, log_prior: Any) -> optax.GradientTransformation:
+    """Returns the SGLD update ``-eta (mean - grad(log prior) / N)`` of noisy mean gradients."""
+    add_prior = add_prior_gradient(log_prior, num_examples)
 
     def init(params: Any) -> SGLDState:
         del params
         return SGLDState(jnp.zeros((), jnp.int32))
 
     def update(mean: Any, state: SGLDState, params: Any = None) -> tuple[Any, SGLDState]:
-        updates = scaled(with_prior(mean, params), -step_size(state.num_steps))
+        updates = scale_tree(add_prior(mean, params), -step_size(state.num_steps))
         return updates, SGLDState(state.num_steps + 1)
 
     return optax.GradientTransformation(init, update)

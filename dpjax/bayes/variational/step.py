@@ -1,25 +1,41 @@
-"""One step of private variational inference: pure functions of a state."""
+"""One step of differentially private stochastic variational inference, and its compilation."""
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from numpyro.infer import SVI
 
-from dpjax.bayes.variational.coordinates import coordinates
+from dpjax.bayes.variational.checks import check_problem
+from dpjax.bayes.variational.clipping import choose_coordinates
 from dpjax.bayes.variational.elbo import Problem, data_free_loss
+from dpjax.bayes.variational.independence import check_program
+from dpjax.bayes.variational.model_trace import (
+    Arguments,
+    Layout,
+    ModelTrace,
+    fill_records,
+    initial_value,
+    split_arguments,
+    trace_model,
+)
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.training.loop import compile_steps
 from dpjax.training.step import StepInfo, sum_over_draw
+
+# Constant records that starting values are found on: a model may need values other than zero.
+_INITIAL_RECORDS = (0.0, 1.0, 0.5)
 
 
 class DPSVIState(NamedTuple):
     """State of `DPSVI`. **Holds keys, which are secrets.**
 
     Attributes:
-      optim_state: of the optimiser, the unconstrained parameters included.
-      rng_key: of the draws from the guide, as in numpyro's ``SVIState``.
-      sampler: state of the sampler: who is drawn next.
+      optim_state: state of the optimiser, which includes the unconstrained parameters.
+      rng_key: key of the draws from the guide, as in numpyro's ``SVIState``.
+      sampler: state of the sampler.
       noise: state of the noise, which counts the releases.
     """
 
@@ -30,7 +46,7 @@ class DPSVIState(NamedTuple):
 
     @property
     def num_releases(self) -> jax.Array:
-        """How many noisy sums were released, as the noise itself has counted."""
+        """Number of noisy sums released so far."""
         return self.noise.num_releases
 
 
@@ -42,18 +58,23 @@ def make_step(
     records: Any,
     arrays: Any,
 ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
-    """Draw, clip, sum, noise, add what is free of data, step.
+    """Draws a batch, adds noise to the clipped sum, adds the data-free gradient, and updates.
 
     Returns:
-      The next state; and, not released, an estimate of minus the ELBO and what the step saw.
+      The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
     """
     rng_key, key = jax.random.split(state.rng_key)
     params = optim.get_params(state.optim_state)
     free = jax.value_and_grad(partial(data_free_loss, problem))
     free_loss, free_grad = free(params, records, arrays, key)
     draw, sampler = mechanism.sampling.draw(state.sampler)
-    summed, info = _clipped_sum(problem, mechanism, draw, params, records, arrays, key)
-    noisy, noise = mechanism.noise(state.noise.key).update(summed, state.noise)
+    where = choose_coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
+    most = mechanism.sampling.usual_batches * mechanism.sampling.physical_batch_size
+    clipped = clipped_grad(where.loss, mechanism.l2_clip, max_batch_size=most)
+    data = with_index(records)
+    summed, info = sum_over_draw(clipped, mechanism.sampling, draw, where.point, data)
+    add_noise = mechanism.noise(state.noise.key).update
+    noisy, noise = add_noise(where.to_params(summed), state.noise)
     scale = mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
     grads = jax.tree.map(lambda n, g: (scale * n).astype(g.dtype) + g, noisy, free_grad)
     optim_state = optim.update(grads, state.optim_state, value=jnp.nan)
@@ -66,17 +87,102 @@ def with_index(records: Any) -> Any:
     return records, jnp.arange(len(records[0]))
 
 
-def _clipped_sum(
-    problem: Problem,
-    mechanism: SubsampledGaussian,
-    draw: Any,
-    params: Any,
-    records: Any,
-    arrays: Any,
-    key: jax.Array,
-) -> tuple[Any, StepInfo]:
-    where = coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
-    clipped = clipped_grad(where.loss, mechanism.l2_clip)
-    data = with_index(records)
-    summed, info = sum_over_draw(clipped, mechanism.sampling, draw, where.point, data)
-    return where.to_params(summed), info
+class CompiledSteps:
+    """Steps of one `DPSVI`, checked and compiled once for each signature of arguments.
+
+    Args:
+      svi: numpyro's SVI of the same model, guide, optimiser and loss.
+      mechanism: sampler, clip bound and noise.
+      static_kwargs: arguments of model and guide in every call.
+    """
+
+    def __init__(
+        self, svi: SVI, mechanism: SubsampledGaussian, static_kwargs: dict[str, Any]
+    ) -> None:
+        self._svi, self._mechanism, self._static_kwargs = svi, mechanism, static_kwargs
+        self._jitted = jax.jit(self._step, static_argnums=(3, 4))
+        self._loops: dict[Any, Any] = {}
+        self._traces: dict[Any, ModelTrace] = {}  # by signature, the last one checked last
+        self._checked: set[Any] = set()
+
+    def split(self, args: Any, kwargs: Any) -> Arguments:
+        """Splits arguments into records and public ones; see `split_arguments`."""
+        num_examples = self._mechanism.sampling.num_examples
+        return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
+
+    def init(self, key: jax.Array, model_trace: ModelTrace, parts: Arguments, values: Any) -> Any:
+        """numpyro's initial state on constant records, with starting ``values`` by name or None."""
+        for constant in _INITIAL_RECORDS:
+            args, kwargs = parts.layout.arguments(
+                fill_records(parts.records, constant), parts.arrays
+            )
+            try:
+                return self._svi.init(key, *args, init_params=values, **kwargs)
+            except (RuntimeError, ValueError) as error:
+                failed = error
+        # Models that standardise by the records themselves have no finite value on constant ones.
+        check_program(self._svi.model, initial_value, model_trace.plate, {}, parts)
+        raise failed
+
+    def check(self, model_trace: ModelTrace, params: Any, parts: Arguments) -> None:
+        """Checks model and guide, once for arguments and parameters of the same shapes.
+
+        Raises:
+          ValueError: naming the site and what is allowed.
+        """
+        signature = parts.signature()
+        leaves, treedef = jax.tree.flatten(params)
+        kind = signature, treedef, tuple(jnp.shape(leaf) for leaf in leaves)
+        if kind not in self._checked:
+            check_problem(self._problem(parts.layout, model_trace.plate), params, parts)
+            self._checked.add(kind)
+        self._traces.pop(signature, None)
+        self._traces[signature] = model_trace
+
+    def last_trace(self) -> ModelTrace:
+        """The trace that `check` kept last."""
+        if not self._traces:
+            raise ValueError("init must be called first, got a DPSVI that has seen no arguments")
+        return next(reversed(self._traces.values()))
+
+    def problem(self, state: DPSVIState, parts: Arguments) -> Problem:
+        """Model and guide with these arguments, checked if their signature is new."""
+        if parts.signature() not in self._traces:
+            params = self._svi.optim.get_params(state.optim_state)
+            self.check(trace_model(self._svi.model, parts), params, parts)
+        return self._problem(parts.layout, self._traces[parts.signature()].plate)
+
+    def step(
+        self, state: DPSVIState, parts: Arguments
+    ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
+        """Makes one step: see `make_step`."""
+        plate = self.problem(state, parts).plate
+        return self._jitted(state, parts.records, parts.arrays, parts.layout, plate)
+
+    def loop(self, state: DPSVIState, parts: Arguments, most: int) -> Any:
+        """Returns ``run(state, data, count) -> (state, losses)`` for up to ``most`` steps.
+
+        ``data`` are ``(parts.records, parts.arrays)``; the loop is kept for others of their shapes.
+        """
+        data, plate = (parts.records, parts.arrays), self.problem(state, parts).plate
+        leaves, treedef = jax.tree.flatten((state, data))
+        kind = (parts.layout, most, treedef, tuple(jax.typeof(leaf) for leaf in leaves))
+        if kind not in self._loops:
+
+            def update(state: Any, data: Any) -> Any:
+                records, arrays = data
+                state, (loss, _) = self._step(state, records, arrays, parts.layout, plate)
+                return state, loss
+
+            self._loops[kind] = compile_steps(update, state, data, most)
+        return self._loops[kind]
+
+    def _problem(self, layout: Layout, plate: str) -> Problem:
+        svi = self._svi
+        return Problem(svi.model, svi.guide, svi.loss, svi.constrain_fn, plate, layout)
+
+    def _step(
+        self, state: DPSVIState, records: Any, arrays: Any, layout: Layout, plate: str
+    ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
+        problem = self._problem(layout, plate)
+        return make_step(problem, self._mechanism, self._svi.optim, state, records, arrays)

@@ -1,19 +1,24 @@
-"""Which route each parameter leaf takes, and why: decided once, from shapes alone."""
+"""How book-keeping computes each parameter leaf's norms and clipped sum, chosen from its shapes."""
 
-import math
 from typing import Any, Literal, NamedTuple
 
-from dpjax.gradients.bookkeeping.factors import LOOKUPS, Shape, shape_of
-from dpjax.gradients.bookkeeping.program import Program, Site, aval
+import jax
 
-Name = Literal["factors", "materialise", "in turn", "vmap", "unused"]
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._validation import batch_length
+from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, Site, aval, trace_loss
+from dpjax.gradients.loss_checks import check_loss
+from dpjax.gradients.losses import split_params, with_keys
+
+RouteName = Literal["ghost", "instantiate", "sequential", "vmap", "unused"]
 
 
-# Multiplications in the time that one number of a formed gradient takes to be written and read
-# again (12 bytes at some 10 GB/s, against 16 multiplications a nanosecond, on two CPU cores).
+# Multiplications that take as long as writing and reading one float of an instantiated gradient
+# (12 bytes at some 10 GB/s, against 16 multiplications a nanosecond, on two CPU cores).
 _WORK_PER_FLOAT = 20
-# A gradient of more floats than this (2 MB) leaves the cache before it is read again: all examples'
-# together are then slower than one after the other, and a batch of them may not fit in memory.
+# A gradient of more floats than this (2 MB) does not stay in the CPU cache: a batch of them is
+# slower than one example at a time, and may not fit in memory.
 _LARGE = 2**19
 
 
@@ -21,42 +26,47 @@ class Route(NamedTuple):
     """How one leaf's per-example norms and clipped sum are computed.
 
     Attributes:
-      name: ``"factors"``: norms from inputs and signals, no gradient formed. ``"materialise"``:
-        each example's gradient formed from its input and signal. ``"vmap"``: each example's
-        gradient by ``vmap(grad)`` of this leaf. ``"in turn"``: formed for one example after the
-        other, for its norm alone. ``"unused"``: the loss does not depend on it.
-      reason: why, in words.
-      floats: how many numbers the route holds for one example.
+      name: ``"ghost"``: ghost norms, from Gram matrices of layer inputs and output gradients; no
+        per-example gradient is instantiated. ``"instantiate"``: per-example gradients from layer
+        inputs and output gradients. ``"sequential"``: the same, one example at a time, for the norm
+        only. ``"vmap"``: per-example gradients by ``vmap(grad)``. ``"unused"``: the loss does not
+        depend on the leaf.
+      reason: the operation on the leaf, or why ghost norms are not available.
+      floats: memory for one example, in floats.
     """
 
-    name: Name
+    name: RouteName
     reason: str
     floats: int
 
 
-def choose(program: Program, leaf: int, size: int) -> Route:
-    """Returns the route of one leaf of ``size`` entries."""
-    if leaf in program.refused:
-        return Route("vmap", program.refused[leaf], size)
+def choose_route(program: LossJaxpr, leaf: int, size: int) -> Route:
+    """Returns the route of one leaf of ``size`` entries: the cheapest exact one.
+
+    Source: Bu, Mao, Xu (2022), for the choice between ghost norms and instantiated gradients.
+    """
+    if leaf in program.unsupported:
+        return Route("vmap", program.unsupported[leaf], size)
     sites = [program.sites[number] for number in program.sites_of(leaf)]
     if not sites or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
-    shapes = _common_factors(sites)
+    operations, shapes = _operations(sites), _common_factors(sites)
     if shapes is None:
-        return Route("materialise", _words(sites), size)
+        return Route("instantiate", operations, size)
     terms = sum(shape.terms for shape in shapes)
-    if _only_looks_up(sites):
-        return Route("factors", f"{_words(sites)}, {terms} lookups", terms * shapes[0].columns)
+    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
+        return Route("ghost", f"{operations}, {terms} lookups", terms * shapes[0].columns)
+    products = "1 outer product" if terms == 1 else f"{terms} outer products"
     if _gram_work(shapes) < _WORK_PER_FLOAT * size:
-        return Route("factors", f"{_words(sites)}, {_products(terms)}", _gram_floats(shapes))
-    words = f"{_words(sites)}, {_products(terms)}: forming it is cheaper"
-    return (
-        Route("in turn", words, 0) if _is_large(sites, size) else Route("materialise", words, size)
-    )
+        return Route("ghost", f"{operations}, {products}", _gram_floats(shapes))
+    reason = f"{operations}, {products}: instantiating the gradient is cheaper"
+    if len(sites) == 1 and size > _LARGE:
+        return Route("sequential", reason, 0)
+    return Route("instantiate", reason, size)
 
 
 def _common_factors(sites: list[Site]) -> list[Shape] | None:
-    """The shapes of all sites if their factors can be laid side by side, else ``None``."""
+    """The factor shapes of all sites if their factors can be concatenated, else ``None``."""
     shapes = [shape_of(site) for site in sites]
     if any(shape is None for shape in shapes):
         return None
@@ -66,15 +76,15 @@ def _common_factors(sites: list[Site]) -> list[Shape] | None:
 
 
 def _same_orientation(sites: list[Site]) -> bool:
-    """Whether all are matrices, and what looks up rows looks up the leaf's own rows."""
+    """Whether all sites see the leaf as a matrix, and all lookups take rows of the leaf itself."""
     axes = [(row_axis(site), site.equation.primitive.name) for site in sites]
     return all(axis == 0 or (axis == 1 and name == "dot_general") for axis, name in axes)
 
 
 def row_axis(site: Site) -> int | None:
-    """Which axis of a matrix leaf the factors' ``left`` runs along; ``None`` if it is no matrix.
+    """Axis of a matrix leaf that the rows of the factors' ``left`` index; ``None`` if no matrix.
 
-    Sites of one leaf are put side by side only where views did nothing but transpose it.
+    Only for leaves that views at most transpose or cast.
     """
     axes = _leaf_axes(site)
     if axes is None or len(axes) != 2:
@@ -90,7 +100,7 @@ def row_axis(site: Site) -> int | None:
 
 
 def _leaf_axes(site: Site) -> list[int] | None:
-    """For each axis of the operand the leaf's axis it is, if the views only transpose and cast."""
+    """The leaf's axis for each axis of the operand; ``None`` if views do more than transpose."""
     axes = list(range(aval(site.equation.invars[site.operand]).ndim))
     for view in site.views:
         if view.primitive.name == "transpose":
@@ -98,14 +108,6 @@ def _leaf_axes(site: Site) -> list[int] | None:
         elif view.primitive.name not in ("convert_element_type", "copy"):
             return None
     return axes
-
-
-def _is_large(sites: list[Site], size: int) -> bool:
-    return len(sites) == 1 and size > _LARGE
-
-
-def _only_looks_up(sites: list[Site]) -> bool:
-    return len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS
 
 
 def _gram_work(shapes: list[Shape]) -> int:
@@ -117,15 +119,89 @@ def _gram_floats(shapes: list[Shape]) -> int:
     return 2 * max(shape.groups for shape in shapes) * sum(shape.terms for shape in shapes) ** 2
 
 
-def _products(terms: int) -> str:
-    return "one outer product" if terms == 1 else f"{terms} outer products"
-
-
-def _words(sites: list[Site]) -> str:
+def _operations(sites: list[Site]) -> str:
     names = [site.equation.primitive.name for site in sites]
-    return " and ".join(names) if len(names) < 4 else f"{len(names)} uses, first {names[0]}"
+    return " and ".join(names) if len(names) < 4 else f"{len(names)} operations, first {names[0]}"
 
 
-def size_of(leaf: Any) -> int:
-    """The number of entries of an array."""
-    return math.prod(leaf.shape)
+class LeafRoute(NamedTuple):
+    """One parameter leaf's route.
+
+    Attributes:
+      leaf: its path in the tree.
+      shape: its shape.
+      route: its name, reason and memory (see `Route`).
+    """
+
+    leaf: str
+    shape: tuple[int, ...]
+    route: Route
+
+
+class Explanation(NamedTuple):
+    """The routes of all parameter leaves; ``print`` it for a table.
+
+    Attributes:
+      leaves: one `LeafRoute` for each parameter leaf.
+      batch_size: examples in the batch.
+    """
+
+    leaves: tuple[LeafRoute, ...]
+    batch_size: int
+
+    def __str__(self) -> str:
+        rows = [("leaf", "shape", "route", "floats", "reason")]
+        for leaf, shape, route in self.leaves:
+            floats = f"{route.floats * self.batch_size:,}"
+            rows.append((leaf, str(shape), route.name, floats, route.reason))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+
+def explain(
+    loss_fn: LossFn,
+    params: Params,
+    batch: ArrayTree,
+    *,
+    wrt: Any = None,
+    key: PRNGKey | None = None,
+) -> Explanation:
+    """Returns how `clipped_grad` computes each leaf's per-example norms and clipped sum.
+
+    Args:
+      loss_fn: ``loss_fn(params, example) -> scalar``.
+      params: tree of float arrays, or an ``nnx.Module``.
+      batch: tree of arrays with a leading example axis; only shapes are used.
+      wrt: see `clipped_grad`.
+      key: for losses that take a key; see `clipped_grad`.
+
+    Returns:
+      For each leaf its route, the reason for it, and the memory in floats that it takes for the
+      batch beside activations. ``"ghost"`` instantiates no per-example gradient; ``"instantiate"``
+      computes them from layer inputs and output gradients, ``"sequential"`` one at a time;
+      ``"vmap"`` is ``vmap(grad)``. All are exact.
+
+    Raises:
+      ValueError: as `clipped_grad` does for losses it refuses.
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]))
+    >>> params = {"w": jnp.ones((784, 256)), "b": jnp.zeros(256)}
+    >>> print(explain(loss, params, jnp.ones((32, 784))))
+    leaf   shape       route        floats  reason
+    ['b']  (256,)      instantiate  8,192   add
+    ['w']  (784, 256)  ghost        64      dot_general, 1 outer product
+    """
+    size = batch_length(batch)
+    loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
+    loss_fn = loss_input.bind(loss_fn, constants)
+    batch = batch if key is None else with_keys(batch, key, size)
+    check_loss(loss_fn, trained, batch)
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+    program = trace_loss(loss_fn, trained, example)
+    leaves = tuple(
+        LeafRoute(jax.tree_util.keystr(path), leaf.shape, choose_route(program, number, leaf.size))
+        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
+    )
+    return Explanation(leaves, size)

@@ -1,0 +1,31 @@
+"""Type aliases shared by the signatures of dpjax; those of chex, spelled out for type checkers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import chex
+import jax
+import numpy as np
+
+# One typed JAX key.
+PRNGKey: TypeAlias = jax.Array
+
+# loss_fn(params, example) or loss_fn(params, example, key): the loss of one example, a scalar.
+LossFn: TypeAlias = Callable[..., jax.Array]
+
+if TYPE_CHECKING:  # chex has no type information, and flax is not imported until it is used
+    from flax import nnx
+
+    Array: TypeAlias = jax.Array | np.ndarray | np.bool_ | np.number
+    Numeric: TypeAlias = Array | float
+    ArrayTree: TypeAlias = Array | Iterable["ArrayTree"] | Mapping[Any, "ArrayTree"]
+
+    # Parameters: a tree of float arrays, or a flax nnx module.
+    Params: TypeAlias = ArrayTree | nnx.Module
+else:
+    Numeric = chex.Numeric
+    ArrayTree = chex.ArrayTree
+    Params = chex.ArrayTree
+
+# A clip bound: a number, or a prefix of the parameter tree with one number for each group.
+ClipBound: TypeAlias = Numeric | Iterable["ClipBound"] | Mapping[Any, "ClipBound"]

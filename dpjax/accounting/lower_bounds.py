@@ -1,0 +1,220 @@
+r"""Proven lower bounds on the epsilon and delta of a composition, by any accountant.
+
+The upper bound is ``dpjax.accounting.epsilon``, which alone is a guarantee. The lower bound shows
+how much a tighter accountant could gain at most.
+
+Let P and Q be the outputs on two neighbours, Y = log dP/dQ the loss under P, and
+delta(eps) = E[(1 - e^(eps - Y))_+]. Over several releases the losses add up.
+
+1.  Each loss Y is rounded to the nearest multiple R of h, and the lattice is shifted by
+    c = E[Y - R]. The error R + c - Y has mean zero and range h, so that over T independent releases
+    P(sum of errors >= t) <= eta for t = h sqrt(T log(1 / eta) / 2), by Hoeffding.
+2.  (1 - e^(eps - y))_+ rises with y and is at most one. So delta(eps) >= delta'(eps + t) - eta with
+    delta' that of the lattice. (Gopi, Lee, Wutschitz 2021, "Numerical Composition of Differential
+    Privacy", Section 5: rounding that keeps the mean, coupling and Hoeffding's inequality; there
+    the bound has two sides.)
+3.  Outcomes in the far tails of P are dropped and c taken over the rest. This only lowers delta,
+    and steps 1 and 2 hold for the rest, whose mass is at most one.
+4.  Lattice distributions are convolved on a circle by Fourier transform. What wraps around is at
+    most the mass outside the window: eta at each end by Chernoff, with the moments of Y itself, and
+    eta at each end for the errors as in 1. With 2 this takes 5 eta from delta.
+5.  Rounding of the transform is covered as in the upper bound, by 2^-50 for each release; the
+    quadrature of E[Y] by 2^-40 of E|Y|.
+
+Every pair used is one of neighbours of the mechanism: record present against absent, each way
+round, and under replace-one two opposite values of one clip bound. The exception is sampling
+without replacement, where the pair is that of the *curve* C_p(G_mu) that bounds one step (Dong,
+Roth, Su 2022, Section 4): the lower bound is then that of the composed curve, of what can be proved
+from the steps' curves, and the mechanism itself may be more private than that.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import scipy.fft
+from scipy.special import logsumexp
+
+from dpjax.accounting import pld
+from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction, LossDistribution
+from dpjax.accounting.noise_schedule import coarsen_noise_schedule
+from dpjax.accounting.releases.base import RepeatedRelease
+
+Steps = Sequence[tuple[LossDistribution, int]]
+
+# How far rounding may lower epsilon, over epsilon, and what else may be lost, over delta.
+_SLACK, _ETA = 7e-4, 1e-4
+# For whole profiles: rounding over the standard deviation of the total loss, and what else is lost.
+_PROFILE_SLACK, _PROFILE_ETA = 1e-3, 1e-10
+# The share of an average loss that its quadrature may be off by, far above what it is.
+_QUADRATURE = 2.0**-40
+# Slopes at which the tails of a sum are bounded, over the natural one.
+_SLOPES = np.geomspace(1e-4, 20.0, 100)
+# A loss that is all but certain has hardly any; a bound at any slope holds.
+_LEAST_DEVIATION = 1e-15
+_MOST_CELLS = 2**22
+# Larger losses are lowered to this and those below its negative dropped, lest e^loss overflow.
+_LARGEST = 600.0
+
+
+@dataclass(frozen=True)
+class LowerProfile:
+    """A proven lower bound on the privacy profile delta(epsilon) of a composition.
+
+    Attributes:
+      losses: where the lattice distribution has mass, in increasing order.
+      masses: how much.
+      slack: what the sum of rounding errors exceeds with probability at most eta.
+      margin: an upper bound on all that may be too much in a delta.
+    """
+
+    losses: Array
+    masses: Array
+    slack: float
+    margin: float
+
+    def delta(self, epsilons: npt.ArrayLike) -> Array:
+        """Returns lower bounds on delta at any real ``epsilons``; they may be negative."""
+        shifted = np.asarray(epsilons, float) + self.slack
+        above, weighted = self._sums
+        place = np.searchsorted(self.losses, shifted, side="right")
+        value = above[place] - np.exp(np.minimum(shifted, _LARGEST)) * weighted[place]
+        return value - self.margin
+
+    def epsilon(self, delta: float) -> float:
+        """Returns an epsilon below which the release is not (epsilon, ``delta``)-private."""
+        target = delta + self.margin
+        above, weighted = self._sums
+        at_losses = above[1:] - np.exp(self.losses) * weighted[1:]
+        place = int(np.count_nonzero(at_losses > target))
+        if above[place] <= target or weighted[place] <= 0:
+            return 0.0
+        return max(0.0, math.log((above[place] - target) / weighted[place]) - self.slack)
+
+    @functools.cached_property
+    def _sums(self) -> tuple[Array, Array]:
+        """The mass of losses from each on, and the same weighted by e^-loss; zero at the end."""
+        weights = self.masses * np.exp(-self.losses)
+        sums = (np.append(np.cumsum(mass[::-1])[::-1], 0.0) for mass in (self.masses, weights))
+        above, weighted = sums
+        return above, weighted
+
+
+def epsilon_lower_bound(
+    parts: tuple[RepeatedRelease, ...], delta: float, upper_bound: float
+) -> float:
+    """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
+    slack = _SLACK * max(upper_bound, delta)
+    return max(
+        lower_profile(parts, direction, slack, _ETA * delta).epsilon(delta)
+        for direction in distinct_directions(parts)
+    )
+
+
+def delta_lower_bounds(
+    parts: tuple[RepeatedRelease, ...], epsilons: Array, directions: Sequence[Direction]
+) -> Array:
+    """Returns lower bounds on delta in the given ``directions``, convex in e^epsilon."""
+    deviation = pld.loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
+    # Every different release takes a transform, which are shorter if rounding may lose more.
+    slack = _PROFILE_SLACK * math.sqrt(max(len(parts), 1)) * deviation
+    lower = [lower_profile(parts, one, slack, _PROFILE_ETA) for one in directions]
+    without_data = np.maximum(0.0, -np.expm1(np.minimum(epsilons, 0.0)))
+    return np.max([without_data, *(one.delta(epsilons) for one in lower)], axis=0)
+
+
+def distinct_directions(parts: tuple[RepeatedRelease, ...]) -> tuple[Direction, ...]:
+    """Returns the directions whose losses differ: one if all are the same in both."""
+    if not parts:
+        return ()
+    differ = any(part.release.is_asymmetric for part in parts)
+    return DIRECTIONS if differ else ("remove",)
+
+
+def lower_profile(
+    parts: tuple[RepeatedRelease, ...], direction: Direction, slack: float, eta: float
+) -> LowerProfile:
+    """Returns a lower profile of all ``parts`` in one direction; see ``compose_lower_profile``.
+
+    Raises:
+      UnsupportedEventError: a release whose loss has no known distribution.
+    """
+    parts = coarsen_noise_schedule(parts, "lower")
+    tail = eta / (2 * sum(part.count for part in parts))
+    steps = [(part.release.loss_distribution(direction, tail), part.count) for part in parts]
+    return compose_lower_profile(steps, slack, eta)
+
+
+def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfile:
+    """Returns a lower profile of all ``steps`` together, each a loss distribution and its count.
+
+    The lattice is so fine that the sum of the rounding errors exceeds ``slack`` with probability at
+    most ``eta``, unless that would take too many cells; then the profile's slack is larger.
+    """
+    spread = math.sqrt(sum(count for _, count in steps) / 2 * math.log(1 / eta))
+    low, high = _window(steps, eta)
+    interval = max(slack / spread, (high - low) / _MOST_CELLS)
+    rounded = [(step.masses(interval), step.nodes, count) for step, count in steps]
+    shift = sum(count * _shift(*cells, nodes, interval) for cells, nodes, count in rounded)
+    slack = interval * spread
+    first = math.floor((low - slack - shift) / interval)
+    size = math.ceil((high + slack - shift) / interval) - first + 1
+    masses = _convolved([(cells, count) for cells, _, count in rounded], first, size)
+    losses = np.minimum((first + np.arange(size)) * interval + shift, _LARGEST)
+    kept = np.searchsorted(losses, -_LARGEST)
+    margin = 5 * eta + pld.ROUNDING * (sum(count for _, count in steps) + len(steps))
+    return LowerProfile(losses[kept:], masses[kept:], slack, margin)
+
+
+def _shift(first: int, masses: Array, nodes: tuple[Array, Array], interval: float) -> float:
+    """Returns the mean of the loss less the rounded loss, never too large."""
+    losses, weights = nodes
+    mean = weights @ losses - _QUADRATURE * (weights @ np.abs(losses))
+    rounded = interval * (masses @ np.arange(first, first + masses.size))
+    return float((mean - rounded) / np.sum(masses))
+
+
+def _window(steps: Steps, eta: float) -> tuple[float, float]:
+    """Returns ends that the sum of the losses passes with probability at most ``eta`` each."""
+    variances = [
+        (count, weights @ (losses - weights @ losses) ** 2)
+        for step, count in steps
+        for losses, weights in (step.nodes,)
+    ]
+    deviation = math.sqrt(sum(count * variance for count, variance in variances))
+    natural = math.sqrt(2 * math.log(1 / eta)) / max(deviation, _LEAST_DEVIATION)
+    ends = []
+    for sign in (-1, 1):
+        slopes = natural * _SLOPES
+        log_mgf = sum(count * _log_mgf(step, sign * slopes) for step, count in steps)
+        ends.append(sign * float(np.min((log_mgf + math.log(1 / eta)) / slopes)))
+    return ends[0], ends[1]
+
+
+def _log_mgf(distribution: LossDistribution, slopes: Array) -> Array:
+    losses, weights = distribution.nodes
+    with np.errstate(divide="ignore"):
+        return logsumexp(slopes[:, None] * losses + np.log(weights), axis=1)
+
+
+def _convolved(parts: list[tuple[tuple[int, Array], int]], first: int, size: int) -> Array:
+    """Returns the masses of the sum at ``size`` lattice points from ``first`` on.
+
+    Mass outside them is wrapped around.
+    """
+    length = scipy.fft.next_fast_len(size, real=True)
+    spectrum = np.ones(length // 2 + 1, complex)
+    for (start, masses), count in parts:
+        wrapped = scipy.fft.rfft(_wrapped(start, masses, length))
+        spectrum *= wrapped if count == 1 else wrapped**count
+    return np.roll(scipy.fft.irfft(spectrum, length), -first % length)[:size]
+
+
+def _wrapped(start: int, masses: Array, length: int) -> Array:
+    """Returns ``masses``, which begin at ``start``, on a circle of ``length`` points."""
+    before = start % length
+    total = before + masses.size
+    return np.pad(masses, (before, -total % length)).reshape(-1, length).sum(axis=0)

@@ -1,0 +1,312 @@
+"""The base class `Release` of all kinds of releases, and the decomposition of events into them.
+
+Every kind of release is a subclass of `Release` in a file of its own, with its privacy loss
+distribution, Rényi divergence, trade-off function and lower bound together. A subclass registers
+itself by being defined; the accountants loop over releases without a case for each kind.
+
+An event's noise multiplier is the noise's standard deviation over *one clip bound*, whatever the
+adjacency. Accountants need the noise over the *sensitivity*: two clip bounds where a record is
+replaced, else one. dp-accounting's accountants differ in who doubles: its privacy loss
+distributions of subsampled Gaussians double by themselves under replace-one, its Rényi accountant
+never does. So a release has both, ``event`` and ``over_sensitivity``, and no other module
+multiplies or divides by the sensitivity.
+
+Under zero-out a sample of fixed size is bounded as under replace-one, of which zeroing is a case:
+without the record another one takes its place in the batch, and the two batch sums, each of norm up
+to one clip bound, are up to two apart. If the sample is all of the data, none takes its place.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from absl import logging
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
+from dpjax.accounting.tradeoff.base import TradeOff
+from dpjax.adjacency import Adjacency, neighboring_relation, sensitivity_in_clips
+
+# From a discretisation interval to the distribution on its multiples.
+PLDBuilder = Callable[[float], PrivacyLossDistribution]
+
+# Losses of a smaller probability do not set the scale of a grid.
+TAIL = 1e-12
+_KINDS: list["type[Release]"] = []
+
+
+class UnsupportedEventError(ValueError):
+    """An accountant does not support an event under an adjacency; the message gives the reason."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release under one adjacency.
+
+    This base class serves events of which dp-accounting has a Rényi divergence at most. A subclass
+    names the events of its kind and overrides what more is known of them.
+
+    Attributes:
+      event: the release, its noise stated over one clip bound.
+      adjacency: the neighbouring relation.
+    """
+
+    event: Any
+    adjacency: Adjacency
+
+    event_types: ClassVar[tuple[type[DpEvent], ...]] = ()
+    inner_type: ClassVar[type[DpEvent]] = DpEvent  # of what a sampled event samples
+    is_sampled: ClassVar[bool] = False
+    # Whether adding and removing a record have losses of different distributions.
+    is_asymmetric: ClassVar[bool] = False
+    # Whether the event's parameters are stated for neighbours, so that nothing is doubled.
+    is_stated_for_neighbors: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        _KINDS.append(cls)
+
+    @classmethod
+    def is_nonprivate(cls, event: DpEvent) -> bool:
+        """Whether an event of this kind has no noise."""
+        return getattr(event, "noise_multiplier", 1) == 0
+
+    @classmethod
+    def is_data_independent(cls, event: DpEvent) -> bool:
+        """Whether an event of this kind depends on no record."""
+        return False
+
+    @property
+    def bounded_as(self) -> Adjacency:
+        """The adjacency whose bound is used: this one, or one that includes it."""
+        return self.adjacency
+
+    @property
+    def clips(self) -> int:
+        """The sensitivity in clip bounds."""
+        return sensitivity_in_clips(self.bounded_as)
+
+    @property
+    def over_sensitivity(self) -> Any:
+        """The event with its noise stated over the sensitivity.
+
+        Raises:
+          UnsupportedEventError: the sensitivity under the adjacency is not known.
+        """
+        if self.clips == 1 or self.is_stated_for_neighbors:
+            return self.event
+        raise UnsupportedEventError(f"the sensitivity of {event_name(self.event)} is not known")
+
+    @property
+    def largest_loss(self) -> float | None:
+        """The largest privacy loss, where it is finite and a grid should end on it."""
+        return None
+
+    def pld_builder(self) -> PLDBuilder:
+        """Returns the constructor of the pessimistic privacy loss distribution of one release.
+
+        Raises:
+          UnsupportedEventError: there is none, or its grid would be too large.
+        """
+        reason = f"no privacy loss distribution of {event_name(self.event)} under this adjacency"
+        raise UnsupportedEventError(f"dp-accounting has {reason}")
+
+    def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
+        """Returns the distribution of the loss between two neighbours, for lower bounds.
+
+        Args:
+          direction: ``"add"`` where the first of the two lacks the record, ``"remove"`` where it
+            has it; the pairs of replace-one are symmetric.
+          tail: a mass of at most twice this is left out.
+
+        Raises:
+          UnsupportedEventError: no pair of neighbours whose loss has a known distribution.
+        """
+        raise UnsupportedEventError(
+            f"the loss of {event_name(self.event)} under this adjacency has no bound from below"
+        )
+
+    def loss_range(self) -> float:
+        """Returns the width of the losses that a grid must cover, but for rare ones."""
+        return float(np.ptp(self.loss_distribution("remove", TAIL).nodes[0]))
+
+    def tradeoff(self) -> TradeOff | None:
+        """Returns the trade-off function of one release, where it is exact and in closed form."""
+        return None
+
+    def rdp(self, orders: Sequence[float]) -> Array:
+        """Returns upper bounds on the Rényi divergences at ``orders``: dp-accounting's.
+
+        Raises:
+          UnsupportedEventError: dp-accounting has none for the event.
+        """
+        accountant = RdpAccountant(orders, neighboring_relation(self.bounded_as))
+        if not accountant.supports(self.over_sensitivity):
+            name = event_name(self.event)
+            raise UnsupportedEventError(
+                f"dp-accounting has no Rényi divergence for {name} under this adjacency"
+            )
+        with _warnings_off():
+            accountant.compose(self.over_sensitivity)
+        return np.asarray(accountant.rdp, float)
+
+    def log_moments(self, orders: Sequence[float]) -> Array:
+        """Returns (order - 1) times the Rényi divergence at each of ``orders``."""
+        return (np.asarray(orders, float) - 1) * self.rdp(orders)
+
+    def squared_mu(self) -> float:
+        """Returns the squared mu of Gaussian differential privacy, exact or a central limit.
+
+        Raises:
+          UnsupportedEventError: neither is known.
+        """
+        name = event_name(self.event)
+        raise UnsupportedEventError(f"no central limit for {name} under this adjacency")
+
+
+@dataclass(frozen=True)
+class RepeatedRelease:
+    """A release and its multiplicity in a composition."""
+
+    release: Release
+    count: int
+
+
+def release_of(event: DpEvent, adjacency: Adjacency) -> Release:
+    """Returns ``event`` as a release of its kind."""
+    return _kind_of(event)(event, adjacency)
+
+
+def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ...]:
+    """Returns the releases that ``event`` is composed of, equal ones counted together.
+
+    Nested compositions are flattened. All Gaussian releases on the whole data become the one
+    Gaussian release they are equivalent to, and so do several Gaussian releases on one sample.
+
+    Raises:
+      UnsupportedEventError: an event whose sensitivity under ``adjacency`` is not known.
+    """
+    parts = tuple(
+        RepeatedRelease(release_of(leaf, adjacency), count)
+        for leaf, count in _grouped(event, adjacency)
+    )
+    for part in parts:
+        part.release.over_sensitivity  # noqa: B018 - raises where the sensitivity is unknown
+    return parts
+
+
+def is_nonprivate(event: DpEvent) -> bool:
+    """Whether some part of ``event`` has no noise, so that no finite epsilon holds at delta 0."""
+    return any(_kind_of(leaf).is_nonprivate(leaf) for leaf, _ in _flatten(event))
+
+
+def has_unsampled_nonprivate_part(event: DpEvent) -> bool:
+    """Whether some part has no noise and is computed on all records, not on a random sample.
+
+    Then no accountant has a finite epsilon at any delta below one.
+    """
+    leaves = [(leaf, _kind_of(leaf)) for leaf, _ in _flatten(event)]
+    return any(kind.is_nonprivate(leaf) and not kind.is_sampled for leaf, kind in leaves)
+
+
+def event_name(event: DpEvent) -> str:
+    """Returns the type of ``event``, and after "of" the type of what it samples or repeats."""
+    inner = getattr(event, "event", None)
+    return type(event).__name__ + ("" if inner is None else f" of {event_name(inner)}")
+
+
+def with_inner(event: Any, inner: DpEvent) -> DpEvent:
+    """Returns a sampled, repeated or selected event with ``inner`` in place of what it holds."""
+    match event:
+        case dp_event.PoissonSampledDpEvent():
+            return type(event)(event.sampling_probability, inner)
+        case dp_event.SampledWithoutReplacementDpEvent():
+            return type(event)(event.source_dataset_size, event.sample_size, inner)
+        case dp_event.SelfComposedDpEvent():
+            return type(event)(inner, event.count)
+        case dp_event.RepeatAndSelectDpEvent():
+            return type(event)(inner, event.mean, event.shape)
+        case _:
+            raise UnsupportedEventError(f"the sensitivity of {event_name(event)} is not known")
+
+
+def _kind_of(event: Any) -> type[Release]:
+    """Returns the class of the last registered kind that ``event`` is of."""
+    for kind in reversed(_KINDS):
+        if isinstance(event, kind.event_types) and (
+            kind.inner_type is DpEvent or isinstance(event.event, kind.inner_type)
+        ):
+            return kind
+    return Release
+
+
+def _grouped(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[DpEvent, int]]:
+    """Yields each distinct release with its total count; Gaussians are merged into one."""
+    gaussians = []
+    counts: dict[str, tuple[DpEvent, int]] = {}
+    for leaf, count in _flatten(event):
+        if adjacency == "zero_out" and _samples_all_records(leaf):
+            leaf = leaf.event
+        if isinstance(leaf, GaussianDpEvent):
+            gaussians.append((leaf, count))
+        else:
+            counts[repr(leaf)] = (leaf, counts.get(repr(leaf), (leaf, 0))[1] + count)
+    if gaussians:
+        yield _joint_gaussian(gaussians), 1
+    yield from counts.values()
+
+
+def _flatten(event: Any, count: int = 1) -> Iterator[tuple[Any, int]]:
+    """Yields the uncomposed releases of ``event`` that depend on the data, with their counts."""
+    match event:
+        case _ if count == 0 or _kind_of(event).is_data_independent(event):
+            return
+        case dp_event.SelfComposedDpEvent():
+            yield from _flatten(event.event, event.count * count)
+        case dp_event.ComposedDpEvent():
+            for part in event.events:
+                yield from _flatten(part, count)
+        case dp_event.PoissonSampledDpEvent(sampling_probability=1):
+            yield from _flatten(event.event, count)
+        case dp_event.PoissonSampledDpEvent() | dp_event.SampledWithoutReplacementDpEvent():
+            yield with_inner(event, _merge_gaussians(event.event)), count
+        case _:
+            yield event, count
+
+
+def _samples_all_records(event: Any) -> bool:
+    """Whether ``event`` is a sample of fixed size that holds every record."""
+    fixed = isinstance(event, dp_event.SampledWithoutReplacementDpEvent)
+    return fixed and bool(event.sample_size == event.source_dataset_size)
+
+
+def _merge_gaussians(event: DpEvent) -> DpEvent:
+    """Returns the one Gaussian release equivalent to several on the same sample, else ``event``."""
+    leaves = list(_flatten(event))
+    if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
+        return _joint_gaussian(leaves)
+    return event
+
+
+def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:
+    """Returns the Gaussian release equivalent to all of ``gaussians`` together."""
+    noises = [float(leaf.noise_multiplier) for leaf, _ in gaussians]
+    if min(noises) == 0 or (len(noises) == 1 and gaussians[0][1] == 1):
+        return GaussianDpEvent(min(noises))
+    precision = sum(count / noise**2 for noise, (_, count) in zip(noises, gaussians, strict=True))
+    return GaussianDpEvent(precision**-0.5)
+
+
+@contextlib.contextmanager
+def _warnings_off() -> Iterator[None]:
+    """Suppresses dp-accounting's warning that it leaves out an order, which is safe."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,93 @@
+"""Events that hold other events, and events stated by a guarantee alone."""
+
+from typing import Any, ClassVar
+
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
+
+from dpjax.accounting.releases.base import Release, is_nonprivate, release_of, with_inner
+from dpjax.adjacency import Adjacency
+
+
+class NonPrivate(Release):
+    """The records themselves, or anything else without a guarantee."""
+
+    event_types = (dp_event.NonPrivateDpEvent,)
+    is_stated_for_neighbors = True
+
+    @classmethod
+    def is_nonprivate(cls, event: DpEvent) -> bool:
+        """True."""
+        return True
+
+
+class NoOp(Release):
+    """Nothing."""
+
+    event_types = (dp_event.NoOpDpEvent,)
+
+    @classmethod
+    def is_data_independent(cls, event: DpEvent) -> bool:
+        """True."""
+        return True
+
+
+class ConcentratedDP(Release):
+    """A release stated by its zero-concentrated differential privacy (zCDP) alone."""
+
+    event_types = (dp_event.ZCDpEvent,)
+    is_stated_for_neighbors = True
+
+
+class Composed(Release):
+    """Several releases inside another event, such as a selection between compositions."""
+
+    event_types = (dp_event.ComposedDpEvent,)
+
+    @property
+    def bounded_as(self) -> Adjacency:
+        """Replace-one if any part is bounded under replace-one."""
+        parts = [release_of(part, self.adjacency).bounded_as for part in self.event.events]
+        return "replace_one" if "replace_one" in parts else self.adjacency
+
+    @property
+    def over_sensitivity(self) -> Any:
+        """The event, with each release's noise stated over its sensitivity."""
+        parts = (release_of(part, self.bounded_as) for part in self.event.events)
+        return type(self.event)([part.over_sensitivity for part in parts])
+
+
+class Compound(Release):
+    """A sampled, repeated or selected release that has no kind of its own."""
+
+    event_types: ClassVar[tuple[type[DpEvent], ...]] = (
+        dp_event.PoissonSampledDpEvent,
+        dp_event.RepeatAndSelectDpEvent,
+        dp_event.SampledWithoutReplacementDpEvent,
+        dp_event.SelfComposedDpEvent,
+    )
+    is_sampled = True
+
+    @property
+    def bounded_as(self) -> Adjacency:
+        """Replace-one for a sample of fixed size under zero-out, else as the inner release."""
+        fixed_size = isinstance(self.event, dp_event.SampledWithoutReplacementDpEvent)
+        if fixed_size and self.adjacency == "zero_out":
+            return "replace_one"
+        return release_of(self.event.event, self.adjacency).bounded_as
+
+    @property
+    def over_sensitivity(self) -> Any:
+        """The event, with the inner release's noise stated over its sensitivity."""
+        inner = release_of(self.event.event, self.bounded_as)
+        return with_inner(self.event, inner.over_sensitivity)
+
+    @classmethod
+    def is_nonprivate(cls, event: Any) -> bool:
+        """Whether the inner release has no noise."""
+        return is_nonprivate(event.event)
+
+    @classmethod
+    def is_data_independent(cls, event: Any) -> bool:
+        """Whether no record is ever sampled."""
+        return getattr(event, "sampling_probability", 1) == 0

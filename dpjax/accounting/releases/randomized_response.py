@@ -1,0 +1,62 @@
+"""Randomized response: one of several answers, uniform with some probability."""
+
+import math
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+
+from dpjax.accounting import discretized_pld
+from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
+from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
+
+
+class RandomizedResponseRelease(Release):
+    """An answer that is uniform over all buckets with probability ``noise``, else the true one."""
+
+    event_types = (dp_event.RandomizedResponseDpEvent,)
+
+    @classmethod
+    def is_nonprivate(cls, event: Any) -> bool:
+        """Whether the true answer is always given."""
+        return bool(event.noise_parameter == 0)
+
+    @classmethod
+    def is_data_independent(cls, event: Any) -> bool:
+        """Whether the answer is always uniform, or there is one only."""
+        return bool(event.noise_parameter == 1 or event.num_buckets == 1)
+
+    @property
+    def over_sensitivity(self) -> Any:
+        """The event itself, which is stated for neighbours."""
+        if self.adjacency == "zero_out":
+            raise UnsupportedEventError("no answer to randomized response contributes nothing")
+        return self.event
+
+    @property
+    def largest_loss(self) -> float:
+        """The pure epsilon."""
+        noise = self.event.noise_parameter
+        return math.log1p(self.event.num_buckets * (1 - noise) / noise)
+
+    def pld_builder(self) -> PLDBuilder:
+        """The profile on a grid: max(0, P(truth) - e^epsilon P(another answer))."""
+        if self.adjacency != "replace_one":
+            return super().pld_builder()
+        noise, largest = self.event.noise_parameter, self.largest_loss
+        other = noise / self.event.num_buckets
+
+        def profile(epsilons: Array) -> Array:
+            return np.maximum(0.0, 1 - noise + other - np.exp(epsilons) * other)
+
+        return lambda interval: discretized_pld.from_profiles(profile, None, largest, interval)
+
+    def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
+        """Exact: atoms at zero and at plus and minus the pure epsilon."""
+        if self.adjacency != "replace_one":
+            return super().loss_distribution(direction, tail)
+        buckets = self.event.num_buckets
+        other = self.event.noise_parameter / buckets
+        kept = 1 - self.event.noise_parameter + other
+        top = math.log(kept / other)
+        return LossDistribution(atoms=((top, kept), (0.0, (buckets - 2) * other), (-top, other)))

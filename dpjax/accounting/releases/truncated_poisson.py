@@ -1,0 +1,194 @@
+"""Truncated Poisson sampling: an upper bound on the privacy loss of a Gaussian release.
+
+Each of n records is drawn with probability q, and of a draw of more than B records a uniformly
+random subset of B is kept. Given how many other records are drawn, let K be their number.
+
+- K < B: nothing is cut. The record is in the batch with probability q, as in Poisson sampling.
+- K >= B: exactly B records are kept. Without the record they are a uniformly random subset of the
+  others, whatever K is. With it the batch holds it with probability q B / (K + 1) and is then a
+  uniformly random subset of B - 1 others and the record. Averaged over K that is r = P(Bin(m, q) >
+  B) B / (m P(K >= B)) in a data set of m records, and the record takes the place of another one, so
+  the sum moves by up to *two* clip bounds.
+
+Showing K >= B or not to an attacker does not lower the divergence, so it is at most the mean of the
+two cases' (joint convexity). The second is that of removal at rate r and twice the sensitivity; it
+bounds the zeroed and the replaced record too, whose sums are no farther than two clip bounds from
+the sum with another record in its place, nor from each other.
+
+Under add/remove a data set of n records has neighbours of n - 1 and of n + 1, so m is n or n + 1:
+each case has a bound of its own, neither above the other everywhere, and the larger one is taken at
+every epsilon. Under replace-one and zero-out m is n.
+
+Source: Ganesh 2025 (arXiv:2508.15089); the second case is the curve C_r of Dong, Roth & Su 2022,
+Section 4, which is below the one that dp-accounting 0.6.0 takes.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+from scipy.special import ndtri
+from scipy.stats import binom
+
+from dpjax.accounting import discretized_pld
+from dpjax.accounting.loss_distribution import (
+    Array,
+    Direction,
+    Function,
+    LossDistribution,
+    subsampled_loss,
+    unsampled_loss,
+)
+from dpjax.accounting.releases.base import PLDBuilder, Release
+from dpjax.accounting.releases.gaussian import check_noise, gaussian_loss_distribution
+from dpjax.accounting.releases.subsampled_gaussian import replacement_loss_distribution
+from dpjax.accounting.tradeoff.gaussian import Gaussian, delta
+from dpjax.accounting.tradeoff.subsampling import mixture
+from dpjax.adjacency import Adjacency, is_size_public
+
+# Larger losses have this probability.
+_RAREST = 1e-23
+
+
+class TruncatedPoissonSampledGaussian(Release):
+    """Gaussian noise on a sum over a Poisson sample, truncated to a maximum batch size."""
+
+    event_types = (dp_event.TruncatedSubsampledGaussianDpEvent,)
+    is_sampled = True
+    is_asymmetric = True
+
+    @classmethod
+    def is_data_independent(cls, event: Any) -> bool:
+        """Whether every batch is empty."""
+        return bool(event.sampling_probability == 0 or event.truncated_batch_size == 0)
+
+    @property
+    def over_sensitivity(self) -> Any:
+        """The noise over the sensitivity."""
+        event = self.event
+        return type(event)(
+            event.dataset_size,
+            event.sampling_probability,
+            event.truncated_batch_size,
+            event.noise_multiplier / self.clips,
+        )
+
+    def pld_builder(self) -> PLDBuilder:
+        """The profile bounds on a grid."""
+        removal, addition = profile_bounds(self.event, self.adjacency)
+        check_noise(self.event.noise_multiplier)
+        largest = largest_loss(self.event, self.adjacency)
+        return lambda interval: discretized_pld.from_profiles(removal, addition, largest, interval)
+
+    def loss_range(self) -> float:
+        """Twice the largest loss of the profile bounds."""
+        return 2 * largest_loss(self.event, self.adjacency)
+
+    def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
+        """That of data whose other records contribute nothing: Poisson sampling at a lower rate."""
+        mu, rate = 1 / self.event.noise_multiplier, inclusion_rate(self.event)
+        if self.adjacency == "replace_one":
+            return replacement_loss_distribution(mu, rate, tail)
+        return gaussian_loss_distribution(mu, rate, tail, direction)
+
+
+def profile_bounds(
+    event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency
+) -> tuple[Function, Function]:
+    """Returns upper bounds on delta of one release at epsilons >= 0, for both orders.
+
+    The first is that of data with the record (or its first value, under replace-one) against data
+    without it (with its other value), the second that of the reverse.
+
+    Args:
+      event: its data set size is n, the number of records that the sampler draws from; its noise
+        multiplier is over one clip bound.
+      adjacency: of the neighbours.
+    """
+    mu, q = 1 / event.noise_multiplier, event.sampling_probability
+    cuts = _cuts(event, adjacency)
+    removal = mixture(Gaussian(mu), q)
+    replacement = functools.partial(_replaced, mu, q)
+    uncut: tuple[Function, Function] = (replacement, replacement)
+    if adjacency != "replace_one":
+        uncut = (removal.delta, removal.inverse().delta)
+
+    def bound(uncut: Function, epsilons: Array) -> Array:
+        if all(cut == 0 for cut, _ in cuts):
+            return uncut(epsilons)
+        deltas = uncut(epsilons)
+        cases = [(1 - cut) * deltas + cut * _exchanged(mu, rate, epsilons) for cut, rate in cuts]
+        return np.max(cases, axis=0)
+
+    return functools.partial(bound, uncut[0]), functools.partial(bound, uncut[1])
+
+
+def inclusion_rate(event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
+    """Returns the probability that one of n records is in the batch: E min(Bin(n, q), B) / n.
+
+    It is the rate of a Poisson-sampled release that the truncated one cannot be more private than:
+    that on data where no other record contributes.
+
+    >>> inclusion_rate(dp_event.TruncatedSubsampledGaussianDpEvent(20, 1.0, 5, 1.0))
+    0.25
+    """
+    cut, rate = _cut(event, event.dataset_size)
+    q, limit = event.sampling_probability, event.truncated_batch_size
+    return float(q * binom.cdf(limit - 1, event.dataset_size - 1, q) + cut * rate)
+
+
+def largest_loss(event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency) -> float:
+    """Returns a loss that is exceeded, either way round, with a probability of some 1e-23."""
+    mu, q = 1 / event.noise_multiplier, event.sampling_probability
+
+    def farthest(weight: float) -> float:
+        return max(-float(ndtri(min(_RAREST / weight, 0.5))), 0.0)
+
+    losses = [0.0]
+    for cut, rate in _cuts(event, adjacency):
+        if cut < 1:
+            moved = mu * (mu / 2 + farthest(1 - cut))
+            low, high = subsampled_loss(np.array([-moved - mu**2, moved]), q).tolist()
+            losses.append(high - low)
+        if cut * rate > 0:
+            moved = 2 * mu * (mu + farthest(cut))
+            losses.append(float(subsampled_loss(np.array([moved]), rate)[0]))
+    return max(losses)
+
+
+def _cuts(
+    event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency
+) -> list[tuple[float, float]]:
+    """Returns what `_cut` does for the larger of two neighbours, at every size it may have."""
+    n = event.dataset_size
+    sizes = (n,) if is_size_public(adjacency) else (n, n + 1)
+    return [_cut(event, size) for size in sizes if size > 0]
+
+
+def _cut(event: dp_event.TruncatedSubsampledGaussianDpEvent, size: int) -> tuple[float, float]:
+    """Returns P(K >= B), and the record's rate r given that, in a data set of ``size`` records."""
+    q, limit = event.sampling_probability, event.truncated_batch_size
+    cut = float(binom.sf(limit - 1, size - 1, q))
+    if cut == 0:
+        return 0.0, 0.0
+    return cut, min(float(binom.sf(limit, size, q)) * limit / (size * cut), 1.0)
+
+
+def _exchanged(mu: float, rate: float, epsilons: Array) -> Array:
+    """Returns delta of the curve C_rate(G_2mu): the record takes another one's place."""
+    if rate == 0:
+        return np.zeros_like(epsilons)
+    return np.asarray(rate * delta(2 * mu, unsampled_loss(epsilons, rate)))
+
+
+def _replaced(mu: float, rate: float, epsilons: Array) -> Array:
+    """Returns delta of (1 - rate) N(0, 1) + rate N(mu, 1) against its mirror image."""
+    if rate == 1:
+        return np.asarray(delta(2 * mu, epsilons))
+    segment = replacement_loss_distribution(mu, rate, tail=0.5).segments[0]
+    threshold = segment.inverse(epsilons)
+    above, mirrored = segment.coordinate.above(threshold), segment.coordinate.below(-threshold)
+    with np.errstate(over="ignore", invalid="ignore"):
+        beyond = np.where(mirrored > 0, np.exp(epsilons) * mirrored, 0.0)
+    return np.maximum(above - beyond, 0.0)

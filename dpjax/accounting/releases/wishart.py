@@ -1,0 +1,294 @@
+"""Wishart noise on a second moment.
+
+Let N be Wishart with k degrees of freedom and scale matrix s I in d dimensions, and a record be a
+row v of squared norm c s. Its presence moves N to N + v v^T. The ratio of the two densities at M is
+a function of v^T M^-1 v alone, whose reciprocal over |v|^2 / s is chi-square with k - d + 1 degrees
+of freedom for M = N, and that shifted by c for M = N + v v^T (Muirhead 1982, Theorem 3.2.12). So in
+every dimension telling the two releases apart is telling a chi-square variable from the same
+variable shifted. A longer row shifts it farther, which is easier to tell: the worst row has the
+largest norm.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting import DpEvent
+from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, gammaln
+
+from dpjax._validation import check, check_positive
+from dpjax.accounting import discretized_pld
+from dpjax.accounting.loss_distribution import (
+    Array,
+    Direction,
+    LossDistribution,
+    Segment,
+    negate_both,
+)
+from dpjax.accounting.releases.base import (
+    PLDBuilder,
+    Release,
+    UnsupportedEventError,
+)
+from dpjax.accounting.tradeoff._search import maximum
+from dpjax.accounting.tradeoff.base import Symmetric, TradeOff
+from dpjax.adjacency import Adjacency
+
+# Beyond it exp overflows.
+LARGEST_EPSILON = 700.0
+# The error of a minimum is of second order.
+_SEARCH_STEPS = 40
+# Larger finite losses have this probability.
+_RAREST = 1e-18
+# With noise so small that a row is seen with a larger probability, only the rest has finite losses.
+_MOST_REVEALED = 0.5
+# What rounding leaves of an outcome that is hardly above the shift.
+_LEAST = 2.0**-52
+
+
+@dataclass(frozen=True)
+class WishartDpEvent(DpEvent):
+    """Wishart noise on the sum of v v^T over rows of bounded norm, stated for neighbours.
+
+    Attributes:
+      degrees_of_freedom: k - d + 1 of Wishart noise with k in d dimensions; above two.
+      scale_over_square: the scale s over the square of the bound on a row's norm.
+    """
+
+    degrees_of_freedom: int
+    scale_over_square: float
+
+    @property
+    def presence(self) -> "ChiSquare":
+        """T(without, with): exact for a row of the largest norm, and the worst of all rows."""
+        return ChiSquare(self.degrees_of_freedom, 1 / self.scale_over_square)
+
+
+class WishartRelease(Release):
+    """Wishart noise on a second moment of all records."""
+
+    event_types = (WishartDpEvent,)
+    is_stated_for_neighbors = True
+    is_asymmetric = True
+
+    def pld_builder(self) -> PLDBuilder:
+        """The trade-off function on a grid."""
+        curve = self.event.presence
+        revealed = curve.inverse().delta(LARGEST_EPSILON)
+        if revealed > _MOST_REVEALED:
+            raise UnsupportedEventError(
+                f"Wishart noise reveals the row with probability {revealed:g}"
+            )
+        losses = curve.losses(_RAREST)
+        if self.clips == 1:
+            return lambda interval: discretized_pld.from_tradeoff(curve, losses, interval)
+        profile = wishart_curve(self.event, self.adjacency).delta
+        return lambda interval: discretized_pld.from_profiles(
+            profile, None, -2 * losses[0], interval
+        )
+
+    def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
+        """Exact under add/remove; under replace-one the row may be exchanged for zeros."""
+        return _loss_distribution(self.event.presence, tail, direction)
+
+    def tradeoff(self) -> TradeOff | None:
+        """Exact under add/remove."""
+        return wishart_curve(self.event, self.adjacency) if self.clips == 1 else None
+
+
+def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
+    """Returns the trade-off function that ``event`` guarantees for neighbours in both orders.
+
+    Under add/remove and zero-out it is exact. Under replace-one it is a bound, through the data
+    without either row; a row of zeros adds nothing, so the curve of the other two lies above it.
+
+    >>> event = WishartDpEvent(degrees_of_freedom=100, scale_over_square=1.0)
+    >>> round(wishart_curve(event, "add_remove").epsilon(1e-5), 3)
+    0.349
+    >>> round(wishart_curve(event, "replace_one").epsilon(1e-5), 3)
+    0.555
+    """
+    if adjacency == "replace_one":
+        return ExchangedChiSquare(event.presence)
+    return event.presence.symmetrized()
+
+
+@dataclass(frozen=True)
+class ChiSquare(TradeOff):
+    """T(X, X + shift) of a chi-square X, in closed form: the best tests are thresholds.
+
+    P is X and Q is X moved up. Their supports differ, so that Q tells P with an infinite loss where
+    X is below ``shift``: ``delta`` stays bounded by half the shift in epsilon, but that of
+    ``inverse()`` never falls below the mass that X has there.
+
+    Attributes:
+      degrees_of_freedom: of X, above two.
+      shift: above zero.
+
+    Raises:
+      ValueError: a number out of range.
+
+    >>> curve = ChiSquare(degrees_of_freedom=100.0, shift=1.0)
+    >>> round(curve.delta(0.1), 4), curve.delta(0.5), round(curve.inverse().delta(0.1), 4)
+    (0.0014, 0.0, 0.0044)
+    """
+
+    degrees_of_freedom: float
+    shift: float
+
+    def __post_init__(self) -> None:
+        check_positive("degrees_of_freedom", self.degrees_of_freedom)
+        allowed = "a finite number > 2"
+        check(self.degrees_of_freedom > 2, "degrees_of_freedom", self.degrees_of_freedom, allowed)
+        check_positive("shift", self.shift)
+
+    def losses(self, tail: float) -> tuple[float, float]:
+        """Returns the least and the largest loss of Q to P, each but for a mass of ``tail``.
+
+        The tails are those of P, with its outcomes below ``shift`` left out.
+        """
+        revealed = float(gammainc(self._shape, self.shift / 2))
+        outcomes = 2 * np.array(
+            [gammaincinv(self._shape, revealed + tail), gammainccinv(self._shape, tail)]
+        )
+        # Where rounding loses the tail the outcome is hardly above the shift.
+        ratios = np.maximum(1 - self.shift / outcomes, np.finfo(float).eps)
+        low, high = ((self._shape - 1) * np.log(ratios) + self.shift / 2).tolist()
+        return low, high
+
+    def _forward(self, epsilon: Array) -> Array:
+        # The loss of an outcome m is power log(1 - shift / m) + shift / 2, below half the shift.
+        threshold = self._outcome(np.maximum(self.shift / 2 - epsilon, 0.0))
+        moved, still = self._above(threshold - self.shift), self._above(threshold)
+        return np.where(epsilon < self.shift / 2, moved - np.exp(epsilon) * still, 0.0)
+
+    def _backward(self, epsilon: Array) -> Array:
+        threshold = self._outcome(epsilon + self.shift / 2)
+        # Larger factors only meet smaller masses.
+        factor = np.exp(np.minimum(epsilon, LARGEST_EPSILON))
+        return self._below(threshold) - factor * self._below(threshold - self.shift)
+
+    def _type_two(self, alpha: Array) -> Array:
+        return self._below(self._level(alpha) - self.shift)
+
+    def _detection(self, alpha: Array) -> Array:
+        return self._above(self._level(alpha) - self.shift)
+
+    @property
+    def _shape(self) -> float:
+        return self.degrees_of_freedom / 2
+
+    def _outcome(self, gap: Array) -> Array:
+        """The outcome whose loss against X moved, negated, is half the shift minus ``gap``."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(-self.shift / np.expm1(-gap / (self._shape - 1)))
+
+    def _below(self, outcome: Array) -> Array:
+        return np.asarray(gammainc(self._shape, np.maximum(outcome, 0.0) / 2), np.float64)
+
+    def _above(self, outcome: Array) -> Array:
+        return np.asarray(gammaincc(self._shape, np.maximum(outcome, 0.0) / 2), np.float64)
+
+    def _level(self, alpha: Array) -> Array:
+        """The upper ``alpha`` quantile of X."""
+        return 2 * np.asarray(gammainccinv(self._shape, alpha), np.float64)
+
+
+@dataclass(frozen=True)
+class ExchangedChiSquare(Symmetric):
+    """The trade-off function of two releases, from their trade-off functions with a third one.
+
+    With f = T(third, either) it is f(1 - f^-1(alpha)): to replace a record is to take one out and
+    to put another in. It holds whatever the two records are, in both orders; two that are far from
+    opposite may be told apart less well.
+
+    Attributes:
+      curve: f.
+
+    >>> curve = ExchangedChiSquare(ChiSquare(degrees_of_freedom=100.0, shift=1.0))
+    >>> round(curve.delta(0.1), 4)
+    0.0215
+    """
+
+    curve: ChiSquare
+
+    def _forward(self, epsilon: Array) -> Array:
+        def bound(first: Array) -> Array:
+            # Any way to part epsilon in two gives a bound, so that the search need not be exact.
+            return self.curve._forward(first) + np.exp(first) * self.curve._backward(
+                epsilon - first
+            )
+
+        shift = self.curve.shift
+        ends = np.full_like(epsilon, -shift - 1.0), np.full_like(epsilon, shift / 2)
+        best = maximum(lambda first: -bound(first), *ends, steps=_SEARCH_STEPS)
+        return np.minimum(-best, 1.0)
+
+
+@dataclass(frozen=True)
+class _LogChiSquare:
+    """The distribution of ``sign`` times x, where e^x + ``moved`` is chi-square; no mass elsewhere.
+
+    Attributes:
+      shape: half the degrees of freedom.
+      moved: at least zero.
+      sign: plus or minus one.
+    """
+
+    shape: float
+    moved: float
+    sign: int
+
+    def below(self, z: Array) -> Array:
+        """The mass below ``z``."""
+        return self._mass(self.sign, z)
+
+    def above(self, z: Array) -> Array:
+        """The mass above ``z``."""
+        return self._mass(-self.sign, z)
+
+    def density(self, z: Array) -> Array:
+        """The density at ``z``."""
+        half = self._half(z)
+        logs = (self.shape - 1) * np.log(half) - half - gammaln(self.shape)
+        return np.exp(logs + self.sign * z) / 2
+
+    def reach(self, tail: float) -> tuple[float, float]:
+        """Coordinates outside which there is at most ``tail`` on either side."""
+        revealed = float(gammainc(self.shape, self.moved / 2))
+        outcomes = (
+            2 * float(gammaincinv(self.shape, revealed + tail)),
+            2 * float(gammainccinv(self.shape, tail)),
+        )
+        low, high = (math.log(max(m - self.moved, _LEAST * m)) for m in outcomes)
+        return (low, high) if self.sign > 0 else (-high, -low)
+
+    def _mass(self, sign: int, z: Array) -> Array:
+        tail = gammainc if sign > 0 else gammaincc
+        return np.asarray(tail(self.shape, self._half(z)), np.float64)
+
+    def _half(self, z: Array) -> Array:
+        return (np.exp(self.sign * z) + self.moved) / 2
+
+
+def _loss_distribution(curve: ChiSquare, tail: float, direction: Direction) -> LossDistribution:
+    """Returns the finite losses of Q to P of T(P, Q) for ``"remove"``, else of P to Q."""
+    shape, shift = curve.degrees_of_freedom / 2, curve.shift
+
+    def loss(z: Array) -> Array:
+        return (shape - 1) * np.log1p(shift * np.exp(z)) - shift / 2
+
+    def inverse(y: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(np.expm1(np.maximum(y + shift / 2, 0.0) / (shape - 1)) / shift)
+
+    panel = min(1.0, shape**-0.5)
+    if direction == "remove":
+        present = _LogChiSquare(shape, 0.0, 1)
+        functions = negate_both(loss), negate_both(inverse)
+        return LossDistribution((Segment(present, *functions, *present.reach(tail), panel),))
+    absent = _LogChiSquare(shape, shift, -1)
+    low, high = absent.reach(tail)
+    # An infinite loss counts as the largest finite one, which is less.
+    atom = float(loss(np.array(high))), float(gammainc(shape, shift / 2))
+    return LossDistribution((Segment(absent, loss, inverse, low, high, panel),), (atom,))

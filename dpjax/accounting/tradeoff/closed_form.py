@@ -1,0 +1,118 @@
+"""Trade-off functions of perfect privacy, Laplace noise and (epsilon, delta)-DP, in closed form."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from dpjax._validation import check, check_non_negative, check_positive
+from dpjax.accounting.tradeoff._search import Array
+from dpjax.accounting.tradeoff.base import Symmetric
+from dpjax.accounting.tradeoff.discrete import Discrete
+
+
+@dataclass(frozen=True)
+class Identity(Symmetric):
+    """Perfect privacy: f(alpha) = 1 - alpha.
+
+    >>> Identity()(0.25)
+    0.75
+    """
+
+    def as_discrete(self) -> Discrete:
+        """Returns one outcome, certain under both."""
+        return Discrete(np.ones(1), np.ones(1))
+
+    def _forward(self, epsilon: Array) -> Array:
+        return np.zeros_like(epsilon)
+
+    def _type_two(self, alpha: Array) -> Array:
+        return 1.0 - alpha
+
+    def _detection(self, alpha: Array) -> Array:
+        return alpha
+
+
+@dataclass(frozen=True)
+class Laplace(Symmetric):
+    """T(Lap(0, 1), Lap(1 / b, 1)): exact for a Laplace release.
+
+    Source: Dong, Roth, Su 2022, Proposition A.6 in the preprint's numbering.
+
+    Attributes:
+      noise_multiplier: b, the scale of the noise over the l1 sensitivity; 1 / b is the epsilon.
+
+    >>> curve = Laplace(noise_multiplier=1.0)
+    >>> round(curve(0.5), 3), curve.epsilon(0.0)
+    (0.184, 1.0)
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check_positive("noise_multiplier", self.noise_multiplier)
+
+    @property
+    def _shift(self) -> float:
+        return 1.0 / self.noise_multiplier
+
+    def _forward(self, epsilon: Array) -> Array:
+        return -np.expm1(np.minimum(epsilon - self._shift, 0.0) / 2)
+
+    def _type_two(self, alpha: Array) -> Array:
+        kept = np.exp(-self._shift)
+        with np.errstate(all="ignore"):
+            reciprocal = np.exp(-self._shift - np.log(4 * alpha))
+            middle = np.where(alpha < 0.5, reciprocal, kept * (1.0 - alpha))
+            return np.where(2 * alpha < kept, 1.0 - alpha / kept, middle)
+
+    def _detection(self, alpha: Array) -> Array:
+        kept = np.exp(-self._shift)
+        with np.errstate(all="ignore"):
+            return np.where(2 * alpha < kept, alpha / kept, 1.0 - self._type_two(alpha))
+
+
+@dataclass(frozen=True)
+class ApproximateDP(Symmetric):
+    """f_{epsilon, delta}: exactly what (epsilon, delta)-DP guarantees.
+
+    Source: Wasserman, Zhou 2010; Dong, Roth, Su 2022, Equation 5 in the preprint's numbering.
+
+    Attributes:
+      budget: epsilon >= 0.
+      slack: delta in [0, 1].
+
+    >>> ApproximateDP(0.0, 0.1)(0.25)
+    0.65
+    """
+
+    budget: float
+    slack: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_non_negative("budget", self.budget)
+        check(0 <= self.slack <= 1, "slack", self.slack, "in [0, 1]")
+
+    def _forward(self, epsilon: Array) -> Array:
+        # The pair has two finite losses, plus and minus the budget.
+        excess = -np.expm1(np.minimum(epsilon - self.budget, 0.0))
+        return self.slack + (1.0 - self.slack) * expit(self.budget) * excess
+
+    def _type_two(self, alpha: Array) -> Array:
+        flat = np.exp(-self.budget) * ((1.0 - alpha) - self.slack)
+        return np.maximum(np.maximum(1.0 - self._steep(alpha), flat), 0.0)
+
+    def _detection(self, alpha: Array) -> Array:
+        flat = 1.0 - np.exp(-self.budget) * ((1.0 - alpha) - self.slack)
+        return np.minimum(np.minimum(self._steep(alpha), flat), 1.0)
+
+    def as_discrete(self) -> Discrete:
+        """Returns the pair: infinite losses of mass delta, and finite ones at +-epsilon."""
+        masses = (1.0 - self.slack) * expit(np.array([-self.budget, self.budget]))
+        pair = np.concatenate([[0.0], masses, [self.slack]])
+        return Discrete(pair, pair[::-1])
+
+    def _steep(self, alpha: Array) -> Array:
+        """The chance of a detection while the likelihood ratio is e^budget or infinite."""
+        with np.errstate(all="ignore"):
+            return self.slack + np.where(alpha > 0, np.exp(self.budget) * alpha, 0.0)

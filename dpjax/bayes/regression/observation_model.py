@@ -1,0 +1,158 @@
+"""Observation model of released statistics: noise scales, and the prior of X^T X / n."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from dpjax._validation import as_real, check, check_positive
+from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
+from dpjax.bayes.regression.statistics import RegressionStatistics
+
+
+@dataclass(frozen=True)
+class FeaturePrior:
+    """Inverse-Wishart prior of the features' second moment E[x x^T], from public knowledge.
+
+    Attributes:
+      second_moment: its mean: one number for the mean square of every feature, or a matrix (d, d).
+      num_examples: the number of records that the prior counts as. A large number fixes E[x x^T];
+        X^T X / n still varies around it as for Gaussian features.
+
+    Raises:
+      ValueError: a number that is not above zero.
+    """
+
+    second_moment: Any
+    num_examples: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("num_examples", self.num_examples)
+        if jnp.ndim(self.second_moment) == 0:
+            check_positive("second_moment", self.second_moment)
+
+
+class Observation(NamedTuple):
+    """Released statistics as averages over the records of z z^T with z = (x, y).
+
+    Attributes:
+      average: the released statistics over n, ``(d + 1, d + 1)``.
+      scale: the standard deviations of the noise on it, of the same shape.
+      num_examples: n, but at least d + 1, where z z^T averages to a matrix of full rank.
+    """
+
+    average: jax.Array
+    scale: jax.Array
+    num_examples: jax.Array
+
+
+class SecondMoment(NamedTuple):
+    """Matrix-F distribution of S = X^T X / n: S ~ Wishart(k, F), F ~ inverse-Wishart(m, B).
+
+    Source: Mulder & Pericchi (2018), "The matrix-F prior for estimating and testing covariance
+    matrices", section 2.
+
+    Attributes:
+      degrees: k, above d - 1.
+      prior_degrees: m, above d - 1.
+      scale: B, ``(d, d)``.
+    """
+
+    degrees: Any
+    prior_degrees: Any
+    scale: jax.Array
+
+    def log_density(self, log_det: jax.Array, log_det_sum: jax.Array) -> jax.Array:
+        """The log density up to a constant, of log|S| and log|S + B|."""
+        dim = self.scale.shape[-1]
+        total = self.degrees + self.prior_degrees
+        return ((self.degrees - dim - 1) * log_det - total * log_det_sum) / 2
+
+
+class SecondMomentCholesky(dist.Distribution):
+    """The distribution of the Cholesky factor of a `SecondMoment` matrix, up to a constant."""
+
+    support = dist.constraints.lower_cholesky
+
+    def __init__(self, second_moment: SecondMoment) -> None:
+        self.second_moment = second_moment
+        super().__init__(event_shape=second_moment.scale.shape)
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws F, then S given F."""
+        first, second = jax.random.split(key)
+        degrees, prior_degrees, scale = self.second_moment
+        unit = jnp.eye(len(scale), dtype=scale.dtype)
+        # numpyro adds integers to floats here.
+        with jax.numpy_dtype_promotion("standard"):
+            population = dist.InverseWishartCholesky(prior_degrees, scale)
+            standard = dist.WishartCholesky(degrees, unit).sample(second, sample_shape)
+            return population.sample(first, sample_shape) @ standard
+
+    def log_prob(self, value: jax.Array) -> jax.Array:
+        """The matrix's density times the volume factor of the Cholesky factorisation."""
+        diagonal = jnp.log(jnp.diagonal(value))
+        total = log_det(value @ value.T + self.second_moment.scale)
+        volume = jnp.sum(jnp.arange(len(value), 0, -1, dtype=value.dtype) * diagonal)
+        return self.second_moment.log_density(2 * jnp.sum(diagonal), total) + volume
+
+
+def observe(
+    mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Any
+) -> Observation:
+    """Returns a release and its noise scales in averages over the records.
+
+    Raises:
+      ValueError: statistics without yty or not of the mechanism's shape; no records.
+    """
+    _check(mechanism, released)
+    check_positive("num_examples", num_examples)
+    parts = RegressionStatistics(
+        *(as_real(f"released.{name}", part) for name, part in released._asdict().items())
+    )
+    spread = RegressionStatistics(*map(jnp.full_like, parts, mechanism.noise_scales))
+    n = jnp.asarray(num_examples, parts.xtx.dtype)
+    least = jnp.asarray(mechanism.num_features + 1, n.dtype)
+    return Observation(_joined(parts) / n, _joined(spread) / n, jnp.maximum(n, least))
+
+
+def second_moment_prior(
+    features: FeaturePrior | None, mechanism: PerturbedStatistics, observation: Observation
+) -> SecondMoment:
+    """Returns the prior of X^T X / n: under Gaussian features given ``features``, or a vague one.
+
+    The vague one has k = d and m = d + 2, and the mean square x_norm^2 / d of every feature for
+    mean. Its density does not vanish at singular matrices: collinear and constant features are as
+    likely as others.
+    """
+    dim, dtype = mechanism.num_features, observation.average.dtype
+    identity = jnp.eye(dim, dtype=dtype)
+    if features is None:
+        scale = (mechanism.bounds.x_norm / dim) ** 2 * identity
+        return SecondMoment(jnp.asarray(dim, dtype), jnp.asarray(dim + 2, dtype), scale)
+    mean = jnp.asarray(features.second_moment, dtype)
+    matrix = mean if mean.ndim == 2 else mean * identity
+    worth, n = jnp.asarray(features.num_examples, dtype), observation.num_examples
+    return SecondMoment(n, dim + 1 + worth, worth / n * matrix)
+
+
+def log_det(matrix: jax.Array) -> jax.Array:
+    """The log determinant of a positive definite matrix."""
+    return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
+
+
+def _check(mechanism: PerturbedStatistics, released: RegressionStatistics) -> None:
+    with_yty = mechanism.scales.yty is not None and released.yty is not None
+    check(with_yty, "released.yty", released.yty, "released, for unknown noise")
+    dim = mechanism.num_features
+    shapes = tuple(jnp.shape(part) for part in released)
+    wanted = ((dim, dim), (dim,), ())
+    check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
+
+
+def _joined(statistics: RegressionStatistics) -> jax.Array:
+    """The statistics in one symmetric matrix (d + 1, d + 1)."""
+    xtx, xty, yty = statistics
+    return jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])

@@ -1,0 +1,306 @@
+"""SG-MCMC as a Gaussian mechanism on clipped gradient sums: the part that all samplers share.
+
+A step moves the parameters by ``-eta (grad(-log prior) / N + S / tau)`` and adds Gaussian noise,
+where S is the sum of the clipped per-example gradients of ``-log likelihood`` over a batch of
+expected size tau. This is the same as noise on S, multiplied by ``eta / tau``. So a step is a
+Gaussian release of S, whose noise multiplier follows from step size and temperature: the noise that
+the sampler injects is the noise of the mechanism.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from dp_accounting import DpEvent
+
+from dpjax._validation import as_key, check_choice, check_count, check_non_negative, check_positive
+from dpjax.adjacency import Adjacency
+from dpjax.bayes.sgmcmc.schedules import Floats, StepSize, as_schedule, evaluate_step_sizes
+from dpjax.gradients.clipping import total_l2_clip
+from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.subsampled_gaussian import (
+    SizeScaledSubsampledGaussian,
+    SubsampledGaussian,
+)
+from dpjax.sampling.base import Sampling, repeated
+from dpjax.transforms.chains import step_on_sum
+from dpjax.transforms.description import PrivateTransformation
+from dpjax.transforms.noise import add_gaussian_noise
+
+# Langevin dynamics of step h on a potential U is ``theta - h grad U + N(0, 2 h)``, and here
+# h = eta / N. With the published noise variance eta / N it samples the posterior *squared*.
+POSTERIOR_TEMPERATURE = 1.0
+
+
+PUBLISHED_TEMPERATURE = 0.5
+
+
+Batches = Literal["own", "shared"]
+
+
+def injected_noise_multiplier(
+    step_size: Any,
+    *,
+    temperature: float,
+    num_examples: int,
+    expected_batch_size: float,
+    l2_clip: Any,
+    variance_factor: float = 1.0,
+) -> Any:
+    """Returns the noise multiplier, on the clipped sum, of the noise that the sampler injects.
+
+    It is ``tau * sqrt(2 * temperature * variance_factor / (step_size * N)) / l2_clip``: divided by
+    tau and multiplied by the step size, this noise has the variance
+    ``2 temperature variance_factor step_size / N``.
+
+    Args:
+      step_size: eta, a number or an array.
+      temperature: 1 samples the posterior; 1/2 gives the published noise variance ``eta / N``.
+      num_examples: N.
+      expected_batch_size: tau.
+      l2_clip: bound (or per-layer bounds) of one example's gradient.
+      variance_factor: 1 for SGLD, the friction for SGHMC, one over the largest preconditioner
+        entry for pSGLD.
+
+    >>> injected_noise_multiplier(0.1, temperature=1.0, num_examples=50_000,
+    ...                           expected_batch_size=1_000, l2_clip=4.0)
+    5.0
+    """
+    ratio = 2 * temperature * variance_factor / (step_size * num_examples)
+    return expected_batch_size * ratio**0.5 / total_l2_clip(l2_clip)
+
+
+@dataclass(frozen=True)
+class Langevin(Mechanism):
+    """Base class of the SG-MCMC mechanisms `SGLD`, `SGHMC` and `PSGLD`.
+
+    Every state of every chain is released, burn-in included. Chains with their ``"own"`` batches
+    compose the event of one chain ``num_chains`` times. With ``"shared"`` batches a step is one
+    release of all the chains' sums together, whose noise multiplier is smaller by the square root
+    of their number.
+
+    Attributes:
+      sampling: how a step's batch is drawn, with N and the expected batch size tau.
+      l2_clip: bound on one example's gradient of ``-log likelihood`` in L2, or per-layer bounds.
+      step_size: eta: a number, a schedule (`PolynomialDecay`, `CyclicalCosine`, any function of the
+        step's number) or one number for each step.
+      num_steps: steps of each chain.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
+      temperature: 1 (the default) samples the posterior, and ``PUBLISHED_TEMPERATURE`` = 1/2 its
+        square, as published.
+      min_noise_multiplier: lower bound on every step's noise multiplier.
+      num_chains: number of chains.
+      batches: ``"own"``, drawn for each chain, or ``"shared"`` by all.
+      unit: the unit of privacy, in words.
+
+    Raises:
+      ValueError: for numbers out of range.
+    """
+
+    sampling: Sampling
+    l2_clip: Any
+    step_size: StepSize
+    num_steps: int
+    adjacency: Adjacency
+    temperature: float = POSTERIOR_TEMPERATURE
+    min_noise_multiplier: float = 0.0
+    num_chains: int = 1
+    batches: Batches = "own"
+    unit: str = "one record"
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_count("num_steps", self.num_steps)
+        check_positive("temperature", self.temperature)
+        check_non_negative("min_noise_multiplier", self.min_noise_multiplier)
+        check_count("num_chains", self.num_chains)
+        check_choice("batches", self.batches, ("own", "shared"))
+        check_positive("l2_clip", total_l2_clip(self.l2_clip))
+        self.sampling.check_adjacency(self.adjacency)
+        _ = self.step_sizes  # checks them
+
+    @property
+    @abc.abstractmethod
+    def noise_variance_factor(self) -> float:
+        """``variance_factor`` of `injected_noise_multiplier`."""
+
+    @abc.abstractmethod
+    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+        """Returns the sampler's update from noisy mean gradients, as an optax optimizer.
+
+        Args:
+          log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior. It does not
+            depend on the data, so its gradient is neither clipped nor counted.
+          key: for noise added after the release, which only pSGLD needs.
+        """
+
+    @cached_property
+    def step_sizes(self) -> Floats:
+        """Step sizes, ``(num_steps,)``."""
+        return evaluate_step_sizes(self.step_size, self.num_steps)
+
+    @cached_property
+    def injected_noise_multipliers(self) -> Floats:
+        """Noise multipliers of the noise that the sampler injects, ``(num_steps,)``."""
+        return np.asarray(
+            injected_noise_multiplier(
+                self.step_sizes,
+                temperature=self.temperature,
+                num_examples=self.sampling.num_examples,
+                expected_batch_size=self.sampling.expected_batch_size,
+                l2_clip=self.l2_clip,
+                variance_factor=self.noise_variance_factor,
+            )
+        )
+
+    @property
+    def noise_multipliers(self) -> Floats:
+        """Noise multipliers used: the injected ones, at least ``min_noise_multiplier``."""
+        return np.maximum(self.injected_noise_multipliers, self.min_noise_multiplier)
+
+    @property
+    def extra_noise_multipliers(self) -> Floats:
+        """Noise multipliers of the independent noise added for privacy, ``(num_steps,)``."""
+        return np.sqrt(self.noise_multipliers**2 - self.injected_noise_multipliers**2)
+
+    @property
+    def excess_temperatures(self) -> Floats:
+        """Increase of each step's temperature by the extra noise, ``(num_steps,)``."""
+        ratio = self.noise_multipliers / self.injected_noise_multipliers
+        return self.temperature * (ratio**2 - 1)
+
+    @property
+    def gaussian(self) -> SubsampledGaussian:
+        """One chain's mechanism, for `private_step` and `train` with ``optimizer``."""
+        noises = self.noise_multipliers
+        first = float(noises[0])
+        noise = first if (noises == first).all() else tuple(noises.tolist())
+        return SizeScaledSubsampledGaussian(
+            self.sampling, self.l2_clip, noise, self.num_steps, self.adjacency, self.unit
+        )
+
+    @property
+    def num_releases(self) -> int:
+        """Number of noisy sums: one for each step of each chain."""
+        return self.num_steps * self.num_chains
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of all steps of all chains."""
+        if self.batches == "shared":
+            return self.gaussian.scale_noise(self.num_chains**-0.5).event
+        return repeated(self.gaussian.event, self.num_chains)
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Constants that depend on N: the sampler's, the likelihood's scale, the noise."""
+        scale = "the scale num_examples of the log-likelihood and the noise multiplier"
+        return (*self.sampling.constants_from_size, scale)
+
+    def scale_noise(self, factor: float) -> Self:
+        """Returns the chain with every noise multiplier times ``factor``, by smaller steps.
+
+        Step sizes are divided by ``factor`` squared, at the same temperature. So `dpjax.calibrate`
+        returns the largest step sizes for which the injected noise suffices.
+        """
+        sizes = (self.step_sizes / factor**2).tolist()
+        smaller = sizes[0] if self._is_constant else tuple(sizes)
+        return dataclasses.replace(
+            self, step_size=smaller, min_noise_multiplier=self.min_noise_multiplier * factor
+        )
+
+    def schedule(self) -> Any:
+        """Returns the step size as a function of the (traced) step number."""
+        sizes = tuple(self.step_sizes.tolist())
+        return as_schedule(sizes[0] if self._is_constant else sizes)
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns sampler, sampling, clipping, noise and chains as text for certificates."""
+        low, high = self.step_sizes.min(), self.step_sizes.max()
+        steps = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
+        return {
+            "sampler": f"{self.name}, step size {steps}, temperature {self.temperature:g}",
+            **self.gaussian.describe(),
+            "injected noise": self._describe_noise(),
+            "chains": self._describe_chains(),
+        }
+
+    @property
+    def _is_constant(self) -> bool:
+        return not callable(self.step_size) and not isinstance(self.step_size, tuple)
+
+    def _describe_noise(self) -> str:
+        raised = self.excess_temperatures > 0
+        if not raised.any():
+            return "all of the noise; none was added for privacy"
+        return (
+            f"more noise was added for privacy in {int(raised.sum()):,} of {self.num_steps:,}"
+            f" steps, up to temperature {self.temperature + self.excess_temperatures.max():.4g}"
+        )
+
+    def _describe_chains(self) -> str:
+        released = "every state is released, burn-in included"
+        if self.num_chains == 1:
+            return f"one; {released}"
+        drawn = "a batch for each" if self.batches == "own" else "one batch for all"
+        return f"{self.num_chains}, with {drawn} in each step; {released}"
+
+
+def add_prior_gradient(log_prior: Any, num_examples: int) -> Any:
+    """Returns ``f(mean_gradient, params)`` that adds the gradient of ``-log prior / N``."""
+    if log_prior is None:
+        return lambda gradient, params: gradient
+
+    def add(gradient: Any, params: Any) -> Any:
+        if params is None:
+            raise ValueError("params must be given to update: the prior's gradient is taken there")
+        prior = jax.grad(log_prior)(params)
+        return jax.tree.map(lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior)
+
+    return add
+
+
+def scale_tree(tree: Any, factor: Any) -> Any:
+    """Returns ``factor * tree`` with unchanged dtypes."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
+
+
+def noise_multiplier_schedule(
+    step_size: StepSize, min_noise_multiplier: float, **sampler: Any
+) -> float | Callable[[Any], Any]:
+    """Returns the noise multiplier, or a function of the step: injected, or the minimum."""
+    check_non_negative("min_noise_multiplier", min_noise_multiplier)
+    check_positive("temperature", sampler["temperature"])
+    check_count("num_examples", sampler["num_examples"])
+    check_positive("expected_batch_size", sampler["expected_batch_size"])
+    if not callable(step_size):
+        check_positive("step_size", step_size)
+        return max(injected_noise_multiplier(step_size, **sampler), min_noise_multiplier)
+
+    def multiplier(step: Any) -> Any:
+        injected = injected_noise_multiplier(step_size(step), **sampler)
+        return injected + (injected < min_noise_multiplier) * (min_noise_multiplier - injected)
+
+    return multiplier
+
+
+def private_langevin(
+    noise_multiplier: Any,
+    l2_clip: Any,
+    expected_batch_size: float,
+    optimizer: optax.GradientTransformation,
+    key: Any,
+) -> PrivateTransformation:
+    """Returns noise, division by the expected batch size and ``optimizer``, with a description."""
+    noise = add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=as_key(key))
+    chain = step_on_sum(noise, expected_batch_size, optimizer)
+    description = dataclasses.replace(noise.description, divisor="public constant")
+    return PrivateTransformation.of(chain.init, chain.update, description)

@@ -1,0 +1,368 @@
+"""One posterior sample (OPS): an exact sample of a tempered posterior is a private release.
+
+Exact samplers: rejection from the prior, and the beta posterior. Exact means up to floating-point
+arithmetic; NUTS is there for comparison and is not exact.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from dp_accounting import DpEvent
+from numpyro.infer import MCMC, NUTS
+
+from dpjax._validation import as_key, check, check_count, check_positive
+from dpjax.adjacency import Adjacency, sensitivity_in_clips
+from dpjax.bayes.conjugate.counts import BetaBinomial
+from dpjax.bayes.sgmcmc.chains import LogLikelihood, LogPrior
+from dpjax.certificates.certificate import Certificate
+from dpjax.mechanisms.base import Mechanism, pure_in_words
+from dpjax.mechanisms.statistic_events import pure_event
+
+Draw = Callable[[jax.Array], Any]
+
+
+@dataclass(frozen=True)
+class OnePosteriorSample(Mechanism):
+    """One sample of ``prior * likelihood ^ scale``: the exponential mechanism of log-likelihoods.
+
+    The privacy loss depends on one record's log-likelihood only through its bounds: replacing a
+    record changes the log-density by at most ``2 scale (high - low)``, adding or removing one by
+    half of that. With log-likelihoods in [-B, B] the posterior itself is 4 B-private under
+    replace-one, with those in [-B, 0] 2 B-private. For a smaller epsilon the likelihood is
+    tempered.
+
+    Attributes:
+      target_epsilon: upper bound on the epsilon of the release.
+      low: lower bound on every record's log-likelihood, for all parameters.
+      high: upper bound; zero for probabilities.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
+      unit: the unit of privacy, in words.
+
+    Privacy:
+      Pure differential privacy, of an **exact** sample alone. The last state of a finite Markov
+      chain is not an exact sample, and has no such guarantee.
+
+    Raises:
+      ValueError: for bounds that are infinite or out of order, or an epsilon that is not above 0.
+
+    Source: Wang, Fienberg & Smola (2015), Theorem 1; Dimitrakakis et al. (2014).
+
+    >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
+    >>> mechanism.scale, mechanism.epsilon
+    (0.25, 1.0)
+    >>> OnePosteriorSample(1.0, low=-math.inf, high=0.0, adjacency="replace_one")
+    Traceback (most recent call last):
+    ValueError: low must be finite, got -inf: where a record's log-likelihood has no bound, one ...
+    """
+
+    target_epsilon: float
+    low: float
+    high: float
+    adjacency: Adjacency
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        check_positive("target_epsilon", self.target_epsilon)
+        for name in ("low", "high"):
+            _check_bounded(name, getattr(self, name))
+        check(self.high > self.low, "high", self.high, f"above low = {self.low}")
+        sensitivity_in_clips(self.adjacency)
+
+    @property
+    def scale(self) -> float:
+        """Exponent of the likelihood: at most 1, where the posterior itself is private enough."""
+        return min(1.0, self.target_epsilon / self._epsilon_at_one)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the release: at most ``target_epsilon``."""
+        return self.scale * self._epsilon_at_one
+
+    @property
+    def num_releases(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of a pure ``epsilon``-DP release."""
+        return pure_event(self.epsilon, self.adjacency)
+
+    def scale_noise(self, factor: float) -> "OnePosteriorSample":
+        """Returns the mechanism with ``target_epsilon`` divided by ``factor``."""
+        return dataclasses.replace(self, target_epsilon=self.target_epsilon / factor)
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns sampler, clipping and guarantee as text for certificates."""
+        return {
+            "sampler": f"one exact sample of the posterior, its likelihood to the power"
+            f" {self.scale:.4g}",
+            "clipping": f"each log-likelihood within [{self.low:.4g}, {self.high:.4g}]",
+            "guarantee": pure_in_words(self.epsilon),
+        }
+
+    @property
+    def _epsilon_at_one(self) -> float:
+        return sensitivity_in_clips(self.adjacency) * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class PosteriorDraw:
+    """One sample of a tempered posterior.
+
+    Attributes:
+      params: the sample.
+      mechanism: the mechanism of an exact sample.
+      is_exact: whether this sample is exact, up to floating-point arithmetic.
+    """
+
+    params: Any
+    mechanism: OnePosteriorSample
+    is_exact: bool
+
+    @property
+    def label(self) -> str:
+        """``"pure DP"`` or ``"not pure DP"``, with the reason."""
+        if self.is_exact:
+            return "pure DP: an exact sample"
+        return "not pure DP: the last state of a finite Markov chain is not an exact sample"
+
+    def certificate(self, delta: float) -> Certificate:
+        """Returns the certificate of the sample at ``delta``.
+
+        Raises:
+          ValueError: the sample is not exact.
+        """
+        if not self.is_exact:
+            raise ValueError(
+                f"a certificate needs an exact sample, this one is {self.label}: the distance of"
+                " the chain's distribution from the posterior is not known"
+            )
+        return self.mechanism.certificate(delta)
+
+
+def _check_bounded(name: str, bound: float) -> None:
+    if not math.isfinite(bound):
+        raise ValueError(
+            f"{name} must be finite, got {bound!r}: where a record's log-likelihood has no bound,"
+            " one record can move the posterior without limit, and a sample of it is not private."
+            " Clip the log-likelihood, or bound parameters and records (a logistic log-likelihood"
+            " is bounded by -log(1 + exp(R X)) for parameters of norm R and features of norm X)"
+        )
+
+
+def clipped_log_likelihood(log_likelihood: Any, mechanism: OnePosteriorSample) -> Any:
+    """Returns ``f(params, data)``: each record's log-likelihood clipped to the bounds, ``(n,)``.
+
+    NaN becomes the lower bound. The log-likelihood of a record must be a scalar: several numbers
+    would each be within the bounds, and their sum would not.
+    """
+
+    def clipped(params: Any, data: Any) -> jax.Array:
+        each = jax.vmap(log_likelihood, (None, 0))(params, data)
+        if not (isinstance(each, jax.Array) and each.ndim == 1):
+            shape = jax.tree.map(lambda leaf: leaf.shape[1:], each)
+            raise ValueError(
+                f"log_likelihood must return a scalar for each record, got the shape {shape}"
+            )
+        each = each.astype(float)  # half precision would round the bounds, and the sum
+        each = jnp.where(jnp.isnan(each), mechanism.low, each)
+        return jnp.clip(each, mechanism.low, mechanism.high)
+
+    return clipped
+
+
+def rejection_sample(
+    key: jax.Array,
+    log_likelihood: LogLikelihood,
+    draw_prior: Draw,
+    data: Any,
+    mechanism: OnePosteriorSample,
+    *,
+    max_draws: int = 1_000_000,
+) -> PosteriorDraw:
+    """Draws one exact posterior sample by rejection from the prior.
+
+    A draw from the prior is accepted with probability ``exp(scale * sum(log-likelihood - high))``,
+    so the number of draws grows with the information in the data: for few records, or small
+    epsilon.
+
+    Args:
+      key: a JAX key; `dpjax.release_key()` for a real release.
+      log_likelihood: ``log_likelihood(params, example) -> scalar``; clipped to the mechanism's
+        bounds.
+      draw_prior: ``draw_prior(key) -> params``.
+      data: any tree of arrays with a leading axis of records.
+      mechanism: bounds on the log-likelihood, and its exponent.
+      max_draws: number of draws after which an error is raised. The error depends on the data,
+        which the guarantee does not cover.
+
+    Raises:
+      ValueError: none of ``max_draws`` draws was accepted.
+
+    >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
+    >>> draw = rejection_sample(jax.random.key(0), lambda w, x: -(w - x) ** 2, jax.random.uniform,
+    ...                         jnp.ones(6), mechanism)
+    >>> draw.label, 0 <= float(draw.params) <= 1
+    ('pure DP: an exact sample', True)
+    """
+    clipped = clipped_log_likelihood(log_likelihood, mechanism)
+
+    def log_accept(params: Any) -> jax.Array:
+        return mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high)
+
+    return PosteriorDraw(
+        _first_accepted(draw_prior, log_accept, as_key(key), max_draws), mechanism, True
+    )
+
+
+def beta_sample(
+    key: jax.Array,
+    family: BetaBinomial,
+    records: Any,
+    mechanism: OnePosteriorSample,
+    *,
+    max_draws: int = 1_000_000,
+) -> PosteriorDraw:
+    """Draws one exact sample of a probability from its conjugate posterior.
+
+    Args:
+      key: a JAX key; `dpjax.release_key()` for a real release.
+      family: the prior.
+      records: zeros and ones, ``(n,)``.
+      mechanism: its bounds restrict the prior to the probabilities for which log theta and
+        log(1 - theta) are both within them.
+      max_draws: see `rejection_sample`.
+
+    Raises:
+      ValueError: no probability is within the bounds, or none of ``max_draws`` draws was.
+
+    >>> mechanism = OnePosteriorSample(1.0, low=-4.0, high=0.0, adjacency="replace_one")
+    >>> draw = beta_sample(jax.random.key(0), BetaBinomial(), jnp.ones(200), mechanism)
+    >>> float(draw.params) <= 1 - math.exp(-4)
+    True
+    """
+    least = max(math.exp(mechanism.low), 1 - math.exp(mechanism.high))
+    check(least < 0.5, "low and high", (mechanism.low, mechanism.high), "around -log 2")
+    total = mechanism.scale * jnp.sum(family.statistic(records), dtype=float)
+    zeros = mechanism.scale * len(records) - total
+    ones_shape, zeros_shape = family.alpha + total, family.beta + zeros
+
+    def log_accept(theta: jax.Array) -> jax.Array:
+        return jnp.where((theta >= least) & (theta <= 1 - least), 0.0, -jnp.inf)
+
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.beta(key, ones_shape, zeros_shape)
+
+    return PosteriorDraw(_first_accepted(draw, log_accept, as_key(key), max_draws), mechanism, True)
+
+
+def markov_chain_sample(
+    key: jax.Array,
+    log_likelihood: LogLikelihood,
+    log_prior: LogPrior,
+    params: Any,
+    data: Any,
+    mechanism: OnePosteriorSample,
+    *,
+    num_steps: int = 1_000,
+) -> PosteriorDraw:
+    """Draws from the tempered posterior by NUTS: **not** an exact sample, so not private.
+
+    The likelihood is clipped and tempered as by `rejection_sample`. The result's ``label`` is "not
+    pure DP", and its ``certificate`` raises an error.
+
+    Args:
+      key: a JAX key.
+      log_likelihood: ``log_likelihood(params, example) -> scalar``.
+      log_prior: ``log_prior(params) -> scalar``.
+      params: initial state of the chain.
+      data: any tree of arrays with a leading axis of records.
+      mechanism: bounds on the log-likelihood, and its exponent.
+      num_steps: steps of numpyro's NUTS, all of them warm-up.
+
+    >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
+    >>> draw = markov_chain_sample(jax.random.key(0), lambda w, x: -(w - x) ** 2,
+    ...                            lambda w: -(w**2), jnp.zeros(()), jnp.ones(6), mechanism,
+    ...                            num_steps=10)
+    >>> draw.label
+    'not pure DP: the last state of a finite Markov chain is not an exact sample'
+    """
+    check_count("num_steps", num_steps)
+    clipped = clipped_log_likelihood(log_likelihood, mechanism)
+
+    def potential(params: Any) -> jax.Array:
+        return -log_prior(params) - mechanism.scale * clipped(params, data).sum()
+
+    chain = MCMC(
+        NUTS(potential_fn=potential), num_warmup=num_steps, num_samples=1, progress_bar=False
+    )
+    chain.run(as_key(key), init_params=params)
+    last = jax.tree.map(lambda leaf: leaf[-1], chain.get_samples())
+    return PosteriorDraw(last, mechanism, is_exact=False)
+
+
+def _first_accepted(
+    draw: Draw, log_accept: Callable[[Any], jax.Array], key: jax.Array, max_draws: int
+) -> Any:
+    check_count("max_draws", max_draws)
+    accepted, params = jax.jit(rejection_loop(draw, log_accept, max_draws))(key)
+    if not accepted:
+        raise ValueError(
+            f"max_draws must be large enough for one accepted draw, got {max_draws:,}: nothing was"
+            " released. The posterior is too far from these proposals; markov_chain_sample samples"
+            " any posterior, but is not pure DP"
+        )
+    return params
+
+
+def bernoulli_exp(key: jax.Array, log_probability: jax.Array) -> jax.Array:
+    """Draws from Bernoulli(exp(log_probability)), accurately for small probabilities.
+
+    Comparing one uniform number with a small probability rounds it to a multiple of 2^-23, or to
+    zero, and the rounding can reveal a record. So the draw is the product of independent draws with
+    probability exp(-1) each and one for the remainder. None of these probabilities is below
+    exp(-1), so steps of 2^-23 change each by a factor within 5e-7 of one. In single precision
+    epsilon is exceeded by less than 5e-7 epsilon + 2e-6, beside the rounding of
+    ``log_probability`` itself.
+    """
+
+    def draw(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        key, left, _ = carry
+        key, draw_key = jax.random.split(key)
+        part = jnp.minimum(left, 1)  # subtracting it is exact
+        return key, left - part, jax.random.bernoulli(draw_key, jnp.exp(-part))
+
+    def continues(carry: tuple[Any, ...]) -> jax.Array:
+        return carry[2] & ~(carry[1] <= 0)  # NaN is drawn as well, and gives False
+
+    return jax.lax.while_loop(continues, draw, (key, -log_probability, jnp.array(True)))[2]
+
+
+def rejection_loop(
+    draw: Draw, log_accept: Callable[[Any], jax.Array], max_draws: int
+) -> Callable[[jax.Array], tuple[jax.Array, Any]]:
+    """Returns ``f(key)``: whether one of ``max_draws`` draws was accepted, and the first such."""
+
+    def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        key, tried, _, _ = carry
+        key, draw_key, accept_key = jax.random.split(key, 3)
+        params = draw(draw_key)
+        return key, tried + 1, bernoulli_exp(accept_key, log_accept(params)), params
+
+    def continues(carry: tuple[Any, ...]) -> jax.Array:
+        return ~carry[2] & (carry[1] < max_draws)
+
+    def first_accepted(key: jax.Array) -> tuple[jax.Array, Any]:
+        shapes = jax.eval_shape(draw, key)
+        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        start = (key, jnp.int32(0), jnp.array(False), empty)
+        _, _, accepted, params = jax.lax.while_loop(continues, attempt, start)
+        return accepted, params
+
+    return first_accepted

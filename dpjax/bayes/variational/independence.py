@@ -1,0 +1,207 @@
+"""Checks that a record's log-densities depend on that record alone, on synthetic records.
+
+DP-VI evaluates model and guide on one record at a time. A model that mixes records (a lagged value,
+a rank, a mean over the records) would be fitted as another model. Synthetic records come from fixed
+keys, and of the records only shapes and dtypes are used, so a refusal is no function of the data.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from numpyro.handlers import seed, substitute, trace
+
+from dpjax._validation import is_traced
+from dpjax.bayes.variational.elbo import Problem, ResizePlate, log_prob
+from dpjax.bayes.variational.model_trace import (
+    Arguments,
+    Layout,
+    batch_of_one,
+    in_plate,
+    initial_value,
+)
+
+# Enough records for a lag of a month in hours, fewer where records are large.
+_MAX_RECORDS, _MAX_ENTRIES = 2048, 2**22
+
+# Float records inside (0, 1), close together, heavy-tailed, and whole numbers: log-densities are
+# finite on one of these at least. Integer records: from the first number up to the second.
+_FLOATS: tuple[Callable[..., jax.Array], ...] = (
+    lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, 0.05, 0.95),
+    lambda key, shape, dtype: 0.5 + 0.01 * jax.random.normal(key, shape, dtype),
+    lambda key, shape, dtype: jax.random.t(key, 1.0, shape, dtype),
+    lambda key, shape, dtype: jax.random.randint(key, shape, 0, 4).astype(dtype),
+)
+_INTEGERS = ((0, 2), (1, 4), (0, 100), (0, 10))
+
+_TO_DO = (
+    "each record's term is evaluated by itself, so another model would be fitted. Pass what it"
+    " takes from other records, and the number or position of records, as arguments: public values,"
+    " or arrays with one entry for each record"
+)
+
+
+class LocalSites(NamedTuple):
+    """Sample sites under the plate over the records, by name, the records' axis first.
+
+    Attributes:
+      latents: values of the latent variables.
+      log_probs: log-densities of all sites.
+    """
+
+    latents: dict[str, jax.Array]
+    log_probs: dict[str, jax.Array]
+
+
+@contextmanager
+def explain_failure(count: int) -> Iterator[None]:
+    """Turns errors of a model or guide that is shown ``count`` of its records into a refusal."""
+    try:
+        yield
+    except (TypeError, ValueError, IndexError, AssertionError, ZeroDivisionError) as error:
+        raise ValueError(
+            "model and guide must run on any number of records, as each record's term is evaluated"
+            f" by itself, but shown {count} they raise {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_independence(problem: Problem, params: Any, arguments: Arguments) -> None:
+    """Refuses models and guides in which a record's log-density depends on other records.
+
+    Args:
+      problem: model and guide.
+      params: unconstrained parameters; they are perturbed, as many start at zero.
+      arguments: of model and guide; of the records shapes and dtypes are used.
+
+    Raises:
+      ValueError: naming the site and what is allowed.
+    """
+    flat, unravel = ravel_pytree(params)
+    noise = jax.random.normal(jax.random.key(1), flat.shape, flat.dtype)
+    values = problem.constrain(unravel(flat + 0.1 * noise)) if params else {}
+    check_program(problem.model, initial_value, problem.plate, values, arguments)
+    check_program(problem.guide, lambda _: None, problem.plate, values, arguments)
+
+
+def check_program(
+    program: Callable[..., Any],
+    fill: Callable[[Any], Any],
+    plate: str,
+    values: Any,
+    arguments: Arguments,
+) -> None:
+    """Tests model or guide on each kind of synthetic records; see `check_independence`.
+
+    ``fill(site)`` gives values of latent variables, or None to sample them; ``values`` are those of
+    param sites.
+
+    Replacing half of the records must leave the log-densities of the others as they are (in one
+    compiled program, so rounding is the same); and a record by itself must have the log-densities
+    that it has among the others (up to rounding).
+    """
+    count, arrays = _num_synthetic(arguments.records), arguments.arrays
+    among_others, by_itself = _local_site_functions(program, fill, plate, arguments.layout)
+    for kind in range(len(_FLOATS)):
+        pair = [_synthetic(arguments.records, count, kind, draw) for draw in range(2)]
+        order = jax.random.permutation(jax.random.key(kind), count)
+        half = partial(_choose, order < count // 2)
+        records = (*pair, jax.tree.map(half, *pair))
+        with explain_failure(count):
+            if not jax.eval_shape(among_others, pair[0], arrays, values).log_probs:
+                return  # a guide without local latent variables
+            first, second, mixed = (among_others(shown, arrays, values) for shown in records)
+            single = by_itself(pair[0], first.latents, arrays, values)
+        expected = jax.tree.map(half, first, second)
+        for name in first.log_probs:
+            for before, after in zip(expected, mixed, strict=True):
+                if name in before and not _equal(before[name], after[name]):
+                    raise ValueError(
+                        f"site {name!r} must depend on one record alone under plate {plate!r}, but"
+                        f" changes with other records: {_TO_DO}"
+                    )
+            if not _close(first.log_probs[name], single[name]):
+                raise ValueError(
+                    f"site {name!r} must have the same log-density for a record by itself and among"
+                    f" others under plate {plate!r}, but changes with the number or the position of"
+                    " records (len, shape, arange), or with latent variables of other records:"
+                    f" {_TO_DO}"
+                )
+
+
+def _local_site_functions(
+    program: Callable[..., Any], fill: Callable[[Any], Any], plate: str, layout: Layout
+) -> tuple[Callable[..., LocalSites], Callable[..., dict[str, jax.Array]]]:
+    """The local sites of all records at once; log-densities of each by itself, at given latents."""
+    axes: dict[str, int] = {}  # the records' axis in the values of each latent variable
+
+    def local_sites(records: Any, arrays: Any, values: Any) -> LocalSites:
+        key, found = jax.random.key(0), LocalSites({}, {})
+        resized = seed(ResizePlate(program, plate, len(records[0]), key), key)
+        filled = substitute(substitute(resized, substitute_fn=fill), data=values)
+        args, kwargs = layout.arguments(records, arrays)
+        for name, site in trace(filled).get_trace(*args, **kwargs).items():
+            if site["type"] != "sample" or not in_plate(site, plate):
+                continue
+            dim = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
+            found.log_probs[name] = jnp.moveaxis(log_prob(site), dim, 0)
+            if not site["is_observed"]:
+                axes[name] = dim - site["fn"].event_dim
+                found.latents[name] = jnp.moveaxis(site["value"], axes[name], 0)
+        return found
+
+    def of_one(record: Any, latents: Any, arrays: Any, values: Any) -> dict[str, jax.Array]:
+        own = {name: jnp.expand_dims(value, axes[name]) for name, value in latents.items()}
+        log_probs = local_sites(batch_of_one(record), arrays, {**values, **own}).log_probs
+        return {name: value[0] for name, value in log_probs.items()}
+
+    return jax.jit(local_sites), jax.jit(jax.vmap(of_one, (0, 0, None, None)))
+
+
+def _num_synthetic(records: Sequence[jax.Array]) -> int:
+    entries = max(math.prod(leaf.shape[1:]) for leaf in records)
+    return min(len(records[0]), _MAX_RECORDS, max(8, _MAX_ENTRIES // max(1, entries)))
+
+
+def _synthetic(records: Sequence[jax.Array], count: int, kind: int, draw: int) -> list[jax.Array]:
+    """``count`` records of the same dtypes and shapes of one record, drawn from fixed keys."""
+    made = []
+    for number, leaf in enumerate(records):
+        shape, dtype = (count, *leaf.shape[1:]), leaf.dtype
+        key = jax.random.fold_in(jax.random.key(2 * kind + draw), number)
+        if jnp.issubdtype(dtype, jnp.bool_):
+            made.append(jax.random.bernoulli(key, 0.5, shape))
+        elif jnp.issubdtype(dtype, jnp.floating):
+            made.append(_FLOATS[kind](key, shape, dtype))
+        else:
+            made.append(jax.random.randint(key, shape, *_INTEGERS[kind]).astype(dtype))
+    return made
+
+
+def _choose(chosen: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Entries of ``first`` along its leading axis where ``chosen``, else of ``second``."""
+    return jnp.where(chosen.reshape(-1, *[1] * (first.ndim - 1)), first, second)
+
+
+def _equal(a: jax.Array, b: jax.Array) -> bool:
+    """Up to the rounding that devices without a fixed order of summation differ by."""
+    return a.shape == b.shape and _holds(jnp.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True))
+
+
+def _close(a: jax.Array, b: jax.Array) -> bool:
+    """Up to rounding in a computation of another shape, where both are finite."""
+    if a.shape != b.shape:
+        return False
+    finite = jnp.isfinite(a) & jnp.isfinite(b)
+    count = jnp.maximum(1, jnp.sum(finite, dtype=a.dtype))
+    size = jnp.abs(a) + jnp.sum(jnp.where(finite, jnp.abs(a), 0)) / count
+    return _holds(jnp.all(~finite | (jnp.abs(a - b) <= 0.01 * size)))
+
+
+def _holds(condition: jax.Array) -> bool:
+    """The condition; True where a traced value that the model closes over leaves it unknown."""
+    return is_traced(condition) or bool(condition)

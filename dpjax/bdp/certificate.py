@@ -1,0 +1,253 @@
+"""BDP certificates: the BDP epsilon of a run, always with the DP certificate of the same run."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpjax._extras import requires_extra
+from dpjax._validation import check
+from dpjax.bdp.accountant import AccountantState
+from dpjax.bdp.conversion import (
+    SHARES,
+    BDPAndDP,
+    PopulationEpsilon,
+    attack_success,
+    best_order,
+    population_epsilons,
+)
+from dpjax.certificates.certificate import Certificate, certify
+from dpjax.certificates.text import Table, format_size, render_html, render_text, round_up
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_PROTECTED = (
+    "The BDP epsilon holds only for records drawn from the same distribution as the data, and only"
+    " for the stated share of them. An outlier, a record from another source and a record chosen by"
+    " an adversary have the DP epsilon only.",
+    "The BDP epsilon is computed from the private records and is not part of the release:"
+    " publishing it leaks information that it does not account for.",
+)
+_NOT_PROTECTED_HEADING = "Not covered by the BDP epsilon"
+ASSUMPTIONS: Mapping[str, str] = {
+    "records": "the record in question and the records in the data are drawn from the same"
+    " distribution (exchangeable)",
+    "samples": "the examples of a batch are independent samples of that distribution, although the"
+    " parameters depend on most of them through earlier steps",
+    "steps": "the cost along the steps that were taken is that of steps fixed in advance, as the"
+    " composition theorem requires",
+}
+_ESTIMATORS = {
+    "student": "each step's cost is overestimated with probability 1 - {:.3g}, if the sample mean"
+    " follows Student's distribution (Triastcyn & Faltings 2020, Theorem 4). Exponentials of norms"
+    " rarely satisfy this: records of large norm that no batch contains are not accounted for, and"
+    " choosing the best order favours orders at which the cost is underestimated, so that epsilon"
+    " may be too small even without outliers",
+    "empirical_bernstein": "each step's cost is overestimated with probability 1 - {:.3g}, for any"
+    " distribution of independent samples under the clip bound (Maurer & Pontil 2009, Theorem 4)",
+}
+
+
+@dataclass(frozen=True)
+class BDPCertificate:
+    """The BDP epsilon and the DP certificate of one run. Quote both, or DP alone.
+
+    Attributes:
+      dp_certificate: the DP certificate of the same steps, for every record.
+      share: share of the population for which ``epsilon.bdp`` holds.
+      epsilon: both epsilons, at the DP certificate's delta. Where the BDP epsilon is the larger, it
+        adds nothing to the DP guarantee.
+      population_epsilons: BDP epsilons for other shares of the population.
+      order: the order lambda of ``epsilon.bdp``.
+      num_planned: the number of steps that the composition was planned for.
+      failure_probability: probability that an estimate was too small; included in delta.
+      assumptions: the assumptions of the BDP epsilon, as heading and text.
+    """
+
+    dp_certificate: Certificate
+    share: float
+    epsilon: BDPAndDP
+    population_epsilons: tuple[PopulationEpsilon, ...]
+    order: int
+    num_planned: int
+    failure_probability: float
+    assumptions: Mapping[str, str]
+
+    @property
+    def attack_success(self) -> BDPAndDP:
+        """Upper bounds on the success probability of membership inference with a uniform prior."""
+        delta = self.dp_certificate.delta
+        return BDPAndDP(*(float(attack_success(value, delta)) for value in self.epsilon))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
+        return {
+            "epsilon": {name: _json(value) for name, value in self.epsilon._asdict().items()},
+            "attack_success": self.attack_success._asdict(),
+            "share": self.share,
+            "population_epsilons": [
+                [share, _json(value)] for share, value in self.population_epsilons
+            ],
+            "order": self.order,
+            "num_planned": self.num_planned,
+            "failure_probability": self.failure_probability,
+            "assumptions": dict(self.assumptions),
+            "not_protected": list(NOT_PROTECTED),
+            "dp_certificate": self.dp_certificate.to_dict(),
+        }
+
+    def paragraph(self) -> str:
+        """Returns the certificate as one paragraph for a paper, with the DP guarantee first."""
+        return (
+            f"{self.dp_certificate.paragraph()} Under Bayesian differential privacy (BDP; Triastcyn"
+            f" & Faltings 2020) the same steps have epsilon {round_up(self.epsilon.bdp)} at the"
+            f" same delta, for all but a share of {1 - self.share:.3g} of the records drawn from"
+            f" the distribution of the data; this is {_comparison(self)}.{_attack_sentence(self)}"
+            " The BDP epsilon is not a differential privacy guarantee. It assumes:"
+            f" {'; '.join(self.assumptions.values())}. {' '.join(NOT_PROTECTED)}"
+        )
+
+    def plot(self) -> "Figure":
+        """Returns a figure of the BDP epsilon by share of the population, and of the DP epsilon."""
+        with requires_extra("plot"):
+            from matplotlib.figure import Figure
+
+        shares, epsilons = np.array(self.population_epsilons).T
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(1 - shares, epsilons, marker="o", label="BDP, for a share of the population")
+        axes.axhline(self.epsilon.dp, color="black", label="DP, for every record")
+        axes.set(
+            xscale="log",
+            xlabel="share of the population not covered",
+            ylabel=f"epsilon at delta = {self.dp_certificate.delta:g}",
+            ylim=(0, None),
+        )
+        axes.invert_xaxis()
+        axes.legend()
+        return figure
+
+    def __str__(self) -> str:
+        own = render_text(_title(self), _tables(self), _NOT_PROTECTED_HEADING, NOT_PROTECTED)
+        return f"{own}\n\nThe DP certificate of the same run\n\n{self.dp_certificate}"
+
+    def _repr_html_(self) -> str:
+        own = render_html(_title(self), _tables(self), NOT_PROTECTED)
+        return own + self.dp_certificate._repr_html_()
+
+
+def certificate(
+    state: AccountantState,
+    delta: float,
+    *,
+    share: float = 0.99999,
+    shares: Sequence[float] = SHARES,
+) -> BDPCertificate:
+    """Returns the BDP and the DP guarantee of the accumulated steps.
+
+    Args:
+      state: of at least one step.
+      delta: of both guarantees.
+      share: share of the population for which the BDP epsilon is to hold: epsilon is evaluated at
+        the BDP delta (1 - share) ``delta``.
+      shares: shares of ``BDPCertificate.population_epsilons``.
+
+    Raises:
+      ValueError: a number is out of range, or ``delta`` is so small that the estimators' failure
+        probability exceeds the BDP delta.
+
+    Source: Triastcyn & Faltings (2020), Sections 4.2 to 4.4.
+
+    >>> import dpjax
+    >>> from dpjax import bdp
+    >>> sampling = dpjax.PoissonSampling(60_000, 256 / 60_000)
+    >>> mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.1, 1_000, "add_remove")
+    >>> state = bdp.update(bdp.init(mechanism), np.full((1_000, 256), 0.3))
+    >>> certificate(state, delta=1e-5).epsilon.bdp > bdp.epsilon(state, 1e-5).bdp
+    True
+    """
+    check(0 <= share < 1, "share", share, "in [0, 1)")
+    dp_certificate = certify(state.completed_mechanism, delta)
+    failure = state.total_failure_probability
+    mean_delta = (1 - share) * delta
+    allowed = f"so large that (1 - share) delta exceeds the failure probability {failure:g}"
+    check(mean_delta > failure, "delta", delta, allowed)
+    (own,) = population_epsilons(state, delta, (share,))
+    return BDPCertificate(
+        dp_certificate=dp_certificate,
+        share=share,
+        epsilon=BDPAndDP(own.epsilon, dp_certificate.epsilon),
+        population_epsilons=population_epsilons(state, delta, shares),
+        order=best_order(state, mean_delta, definition="weak"),
+        num_planned=state.mechanism.num_releases,
+        failure_probability=failure,
+        assumptions={
+            **ASSUMPTIONS,
+            "estimator": _ESTIMATORS[state.estimator].format(state.failure_probability),
+        },
+    )
+
+
+def _comparison(certificate: BDPCertificate) -> str:
+    """Returns how the BDP epsilon compares with the DP epsilon."""
+    bdp, dp = certificate.epsilon
+    if bdp >= dp:
+        return "not below the DP epsilon, which also holds for these records, so BDP adds nothing"
+    return f"below the DP epsilon by {round_up(dp - bdp)}"
+
+
+def _attack_sentence(certificate: BDPCertificate) -> str:
+    bdp, dp = certificate.attack_success
+    if bdp >= dp:
+        return ""
+    return (
+        " An attacker with a uniform prior decides correctly whether such a record is in the data"
+        f" with probability at most {round_up(bdp)} (for any record: {round_up(dp)})."
+    )
+
+
+def _title(certificate: BDPCertificate) -> str:
+    bdp, dp = map(round_up, certificate.epsilon)
+    return (
+        f"DP epsilon {dp} for every record; BDP epsilon {bdp} for a share of"
+        f" {certificate.share:.7g} of the population"
+    )
+
+
+def _tables(certificate: BDPCertificate) -> list[Table]:
+    own = certificate.dp_certificate
+    success = certificate.attack_success
+    comparison = [
+        ("DP epsilon", f"{round_up(certificate.epsilon.dp)}, for every record"),
+        (
+            "BDP epsilon",
+            f"{round_up(certificate.epsilon.bdp)}, for records drawn from the data distribution",
+        ),
+        ("BDP against DP", _comparison(certificate)),
+        ("attack success, DP", f"at most {round_up(success.dp)} (uniform prior)"),
+        ("attack success, BDP", f"at most {round_up(success.bdp)} (uniform prior)"),
+    ]
+    accounting = [
+        ("adjacency", own.adjacency),
+        ("unit of privacy", own.unit),
+        ("number of records", format_size(own)),
+        ("steps", f"{own.num_releases} of {certificate.num_planned} planned"),
+        ("order lambda", str(certificate.order)),
+        ("failure probability", f"{certificate.failure_probability:.3g}, included in delta"),
+    ]
+    shares = [
+        (f"share {share:.7g}", round_up(value)) for share, value in certificate.population_epsilons
+    ]
+    return [
+        (f"Epsilon at delta = {own.delta:g}", comparison),
+        ("BDP accountant", accounting),
+        (f"BDP epsilon at delta = {own.delta:g} by share of the population", shares),
+        ("Assumptions of the BDP epsilon", list(certificate.assumptions.items())),
+    ]
+
+
+def _json(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value

@@ -1,0 +1,183 @@
+"""Converts accumulated BDP cost to (epsilon, delta), with the DP guarantee alongside.
+
+Source: Triastcyn & Faltings (2020), Definitions 1 and 2, Corollary 1 and Section 4.4.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from dpjax._validation import check, check_choice, check_delta, check_non_negative
+from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.accounting.releases.base import is_nonprivate
+from dpjax.bdp.accountant import AccountantState
+
+Definition = Literal["strong", "weak"]
+
+SHARES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+
+
+class BDPAndDP(NamedTuple):
+    """One quantity of the same run under BDP and under DP. Quote the DP value in every report.
+
+    Attributes:
+      bdp: for a record drawn from the data distribution, under the estimator's assumption.
+      dp: for every record, as `dpjax.certificates.certify` certifies it.
+    """
+
+    bdp: float
+    dp: float
+
+
+class PopulationEpsilon(NamedTuple):
+    """An epsilon that holds for a share of the population.
+
+    Attributes:
+      share: share of the records drawn from the data distribution for which epsilon holds.
+      epsilon: each of these records has (epsilon, delta)-DP, at the delta that was given.
+    """
+
+    share: float
+    epsilon: float
+
+
+def epsilon(state: AccountantState, delta: float, *, definition: Definition = "strong") -> BDPAndDP:
+    """Returns the epsilon at ``delta`` of the accumulated steps, under BDP and under DP.
+
+    The BDP epsilon is at least zero, and the estimators' failure probability is included in delta.
+    It is the minimum over the orders of *estimates*; Student's are too small where the cost has
+    tails that the sample does not contain, see `estimators.student_upper_bound`.
+
+    Args:
+      state: of at least one step.
+      delta: in (0, 1), of both guarantees.
+      definition: ``"strong"``: Pr[privacy loss >= epsilon] <= delta over release *and* record, by
+        Chernoff's bound, the minimum over the orders of (costs - log delta) / lambda. ``"weak"``:
+        Pr[release in S] <= e^epsilon Pr[other release in S] + delta, which is closed under
+        post-processing, unlike the strong one, and has a sharper conversion.
+
+    Raises:
+      ValueError: ``delta`` is not in (0, 1), or not above the estimators' failure probability; or
+        no step was accumulated.
+
+    Source: Triastcyn & Faltings (2020), Definitions 1 and 2, Corollary 1 and Equation 17. The
+    sharper conversion is Canonne, Kamath & Steinke (2020), Proposition 12, which needs only the
+    mean of exp(lambda loss).
+
+    >>> import dpjax
+    >>> from dpjax import bdp
+    >>> sampling = dpjax.PoissonSampling(60_000, 256 / 60_000)
+    >>> mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.1, 1_000, "add_remove")
+    >>> state = bdp.update(bdp.init(mechanism), np.full((1_000, 256), 0.3))
+    >>> found = epsilon(state, delta=1e-5)
+    >>> round(found.bdp, 2), round(found.dp, 2)
+    (0.38, 0.6)
+    """
+    check_delta(delta)
+    mechanism = state.completed_mechanism
+    certified = guarantee(mechanism.event, delta, mechanism.adjacency)[1]
+    check_choice("definition", definition, get_args(Definition))
+    return BDPAndDP(_epsilon(state, delta, definition), certified)
+
+
+def delta(state: AccountantState, epsilon: float, *, definition: Definition = "strong") -> BDPAndDP:
+    """Returns the delta at ``epsilon`` of the accumulated steps, under BDP and under DP, at most 1.
+
+    See `epsilon` for the definitions.
+
+    Raises:
+      ValueError: ``epsilon`` is negative, or no step was accumulated.
+
+    Source: Triastcyn & Faltings (2020), Theorem 2 and Equation 17.
+    """
+    check_non_negative("epsilon", epsilon)
+    mechanism = state.completed_mechanism
+    if is_nonprivate(mechanism.event):
+        certified = 1.0
+    else:
+        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+        certified = float(curve.delta(epsilon))
+    check_choice("definition", definition, get_args(Definition))
+    exponents = state.costs - np.asarray(state.orders, float) * epsilon
+    exponents = exponents - _conversion_gain(state) * (definition == "weak")
+    tail = math.exp(min(0.0, float(np.min(exponents))))
+    return BDPAndDP(min(1.0, tail + state.total_failure_probability), certified)
+
+
+def best_order(state: AccountantState, delta: float, *, definition: Definition = "strong") -> int:
+    """Returns the order lambda that minimises the BDP epsilon.
+
+    If it is the largest of the orders, larger ones give a smaller epsilon: pass more to `init`.
+    """
+    return state.orders[int(np.argmin(_epsilon_at_orders(state, delta, definition)))]
+
+
+def population_epsilons(
+    state: AccountantState, delta: float, shares: Sequence[float] = SHARES
+) -> tuple[PopulationEpsilon, ...]:
+    """Returns the epsilons at ``delta`` that hold for given shares of the population.
+
+    For a record x' let delta(x') be the smallest with which (epsilon, delta(x'))-DP holds for it.
+    Its mean over the population is at most the BDP delta (of the weak definition), so by Markov's
+    inequality at most a share delta_mu / delta of the population has a delta(x') above ``delta``.
+    For a share s, epsilon is therefore evaluated at delta_mu = (1 - s) ``delta``. It is infinite
+    where delta_mu is not above the estimators' failure probability.
+
+    Raises:
+      ValueError: ``delta`` is not in (0, 1), or a share is not in [0, 1).
+
+    Source: Triastcyn & Faltings (2020), Section 4.4.1.
+    """
+    check_delta(delta)
+    for share in shares:
+        check(0 <= share < 1, "shares", share, "in [0, 1)")
+    means = ((share, (1 - share) * delta) for share in shares)
+    failure = state.total_failure_probability
+    return tuple(
+        PopulationEpsilon(share, _epsilon(state, mean, "weak") if mean > failure else math.inf)
+        for share, mean in means
+    )
+
+
+def attack_success(epsilon: Any, delta: float = 0.0) -> Any:
+    """Returns (e^epsilon + delta) / (1 + e^epsilon), elementwise: a bound on membership inference.
+
+    It bounds the probability that an attacker with a uniform prior correctly decides whether a
+    record is in the data, from a release that is (``epsilon``, ``delta``)-DP for that record. The
+    published formula has no ``delta``.
+
+    Source: Triastcyn & Faltings (2020), Equation 1.
+
+    >>> [round(float(attack_success(value)), 3) for value in (1.0, 2.0, 5.0)]
+    [0.731, 0.881, 0.993]
+    """
+    value = np.asarray(epsilon, float)
+    return 1.0 - (1.0 - delta) / (1.0 + np.exp(np.minimum(value, 700.0)))
+
+
+def _epsilon(state: AccountantState, delta: float, definition: Definition) -> float:
+    return max(0.0, float(np.min(_epsilon_at_orders(state, delta, definition))))
+
+
+def _epsilon_at_orders(
+    state: AccountantState, delta: float, definition: Definition
+) -> npt.NDArray[np.float64]:
+    """Returns the BDP epsilon at each order."""
+    failure = state.total_failure_probability
+    allowed = f"above the estimators' failure probability over all steps, {failure:.3g}"
+    check(delta > failure, "delta", delta, allowed)
+    costs = state.costs - _conversion_gain(state) * (definition == "weak")
+    return (costs - math.log(delta - failure)) / np.asarray(state.orders, float)
+
+
+def _conversion_gain(state: AccountantState) -> npt.NDArray[np.float64]:
+    """Returns the difference of log delta between the strong and the weak definition.
+
+    (1 - e^(epsilon - L))_+ is at most e^(lambda (L - epsilon)) times the largest (1 - u) u^lambda.
+    """
+    orders = np.asarray(state.orders, float)
+    return (orders + 1) * np.log(orders + 1) - orders * np.log(orders)

@@ -1,0 +1,134 @@
+"""Rényi divergence of the estimator's mean and variance when one sample changes.
+
+A BDP epsilon is computed from the mean M and the standard deviation S of N samples, one for each
+record, so publishing it leaks about each record. Triastcyn & Faltings (2020), Section 4.4.3, bound
+this leakage *under an assumption*: that M and S are distributed as those of N normal samples with
+the mean and the variance of the given ones. Then M is normal with variance S^2 / N, N S^2 is a
+scaled chi-square with N - 1 degrees of freedom, and both are independent. No noise is added, so
+**without the assumption there is no bound**: the other N - 1 samples and M determine the last
+sample exactly. A BDP epsilon should therefore not be published, or only with added noise.
+
+Samples, ranges and standard deviations are in the same, arbitrary unit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpjax._validation import check_count
+from dpjax.bdp.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
+
+Array = npt.NDArray[np.float64]
+
+
+def mean_log_moments(
+    orders: Sequence[int],
+    num_draws: int,
+    shift: npt.ArrayLike,
+    std: npt.ArrayLike,
+    other_std: npt.ArrayLike,
+) -> Array:
+    """Returns the log moments of the means of two samples that differ in one value.
+
+    It assumes that both means are normal; see this module.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      num_draws: N, at least 2.
+      shift: difference of the one value; the means differ by ``shift / num_draws``.
+      std: standard deviation > 0 of the first sample.
+      other_std: standard deviation > 0 of the second sample; the three arrays broadcast.
+
+    Returns:
+      Numbers >= 0 or infinity, orders on a last axis behind those of the arrays.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Source: Triastcyn & Faltings (2020), Section 4.4.3; Gil, Alajaji & Linder (2013), Table 2.
+
+    >>> mean_log_moments((1, 2), num_draws=100, shift=5.0, std=1.0, other_std=1.0)
+    array([0.25, 0.75])
+    """
+    check_count("num_draws", num_draws, 2)
+    moved = check_finite("shift", shift) / np.sqrt(num_draws)
+    return _normal_log_moments(orders, moved, std, other_std)
+
+
+def variance_log_moments(
+    orders: Sequence[int], num_draws: int, std: npt.ArrayLike, other_std: npt.ArrayLike
+) -> Array:
+    """Returns the log moments of the variances of two samples of these standard deviations.
+
+    It assumes that both are scaled chi-squares; see this module. Their divergence is that of the
+    N - 1 normal variables whose squares they sum.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      num_draws: N, at least 2.
+      std: standard deviation > 0 of the first sample.
+      other_std: standard deviation > 0 of the second sample; the two arrays broadcast.
+
+    Returns:
+      Numbers >= 0 or infinity, orders on a last axis behind those of the arrays.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Source: Triastcyn & Faltings (2020), Section 4.4.3; Gil, Alajaji & Linder (2013), Table 2.
+
+    >>> variance_log_moments((1, 4), num_draws=101, std=1.0, other_std=1.05)
+    array([0.4340..., ...])
+    """
+    check_count("num_draws", num_draws, 2)
+    return (num_draws - 1) * _normal_log_moments(orders, 0.0, std, other_std)
+
+
+def worst_case_log_moments(
+    orders: Sequence[int], num_draws: int, width: npt.ArrayLike, std: npt.ArrayLike
+) -> Array:
+    """Returns an upper bound on the log moments of mean and variance when any one value changes.
+
+    All values are in a range of the given ``width``, by clipping. So the mean changes by at most
+    width / N and the variance by at most (N - 1) width^2 / N^2; the largest log moment is at the
+    largest changes, in either direction. It is infinite where one value can account for all of the
+    variance, and decreases as 1 / N for large N. It assumes that the samples are normal, see this
+    module, and is for the statistics of one step.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      num_draws: N, at least 2.
+      width: width > 0 of the range of a value.
+      std: standard deviation > 0 of the sample; the two arrays broadcast.
+
+    Returns:
+      Numbers >= 0 or infinity, orders on a last axis behind those of the arrays.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Source: Triastcyn & Faltings (2020), Section 4.4.3.
+
+    >>> worst_case_log_moments((1, 4), num_draws=10_000, width=5.0, std=1.0)
+    array([0.0339..., 0.3409...])
+    """
+    check_count("num_draws", num_draws, 2)
+    reach = check_scales("width", width) / check_scales("std", std)
+    change = np.square(reach) * (num_draws - 1) / num_draws**2
+    one, wide = np.ones_like(reach), np.sqrt(1 + change)
+    narrow = np.sqrt(np.where(change < 1, 1 - change, 1.0))
+    cases = [
+        mean_log_moments(orders, num_draws, reach, first, second)
+        + variance_log_moments(orders, num_draws, first, second)
+        for first, second in ((one, narrow), (narrow, one), (one, wide), (wide, one))
+    ]
+    return np.where((change < 1)[..., None], np.max(cases, axis=0), np.inf)
+
+
+def _normal_log_moments(
+    orders: Sequence[int], shift: npt.ArrayLike, std: npt.ArrayLike, other_std: npt.ArrayLike
+) -> Array:
+    first, second = check_scales("std", std), check_scales("other_std", other_std)
+    moved, zero = np.asarray(shift, float)[..., None], np.zeros(1)
+    return diagonal_gaussian_log_moments(orders, zero, first[..., None], moved, second[..., None])

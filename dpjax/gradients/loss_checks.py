@@ -1,0 +1,232 @@
+"""Rejects losses that mix examples: batch normalisation, collectives, non-scalar losses.
+
+Differential privacy requires that an example's gradient depends on that example alone. A loss is
+called on one example at a time, so batch normalisation would subtract the example from itself, and
+a collective would mix examples of several devices. Both are detected when the loss is traced, at no
+cost to the compiled step.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+
+from dpjax._typing import ArrayTree, LossFn
+from dpjax._validation import check
+from dpjax.gradients.shard_map import one_example
+
+# Primitives that name a mesh axis without communication.
+_LOCAL = frozenset({"axis_index", "pvary"})
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
+_NORMALISING = frozenset({"sub", "mul", "div"})
+# Primitives that map entries to entries.
+_ENTRYWISE = frozenset(
+    "add sub mul div neg abs sign exp log log1p expm1 square sqrt rsqrt integer_pow pow max min"
+    " tanh logistic erf select_n convert_element_type stop_gradient broadcast_in_dim reshape"
+    " squeeze transpose copy clamp".split()
+)
+
+
+def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
+    """Traces ``loss_fn`` on one example and rejects losses without per-example gradients.
+
+    Raises:
+      ValueError: if a parameter is not a float array or is a batch statistic, if the loss is not
+        one real number, or if it mixes examples.
+    """
+    check_params(params)
+    jaxpr = _trace(loss_fn, params, jax.tree.map(one_example, batch))
+    _check_scalar(jaxpr)
+    _check_no_collectives(jaxpr.jaxpr)
+    num_inputs = len(jax.tree.leaves(batch))
+    _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
+
+
+def _trace(loss_fn: LossFn, params: ArrayTree, example: Any) -> ClosedJaxpr:
+    linen = _imported("flax.linen")
+    try:
+        with linen.intercept_methods(_refuse_batch_norm) if linen else nullcontext():
+            return jax.make_jaxpr(loss_fn)(params, example)
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise ValueError(
+            f"loss_fn must see one example at a time: {error} (a collective)"
+        ) from error
+    except Exception as error:
+        # flax.errors.TraceContextError, by name: flax may not be imported.
+        if type(error).__name__ != "TraceContextError" or "BatchStat" not in str(error):
+            raise
+        raise ValueError(_BATCH_NORM.format(where="an nnx.BatchStat is updated")) from error
+
+
+def _imported(module: str) -> Any:
+    """Returns a module if it is already imported, else None: flax is never imported here."""
+    return sys.modules.get(module)
+
+
+_BATCH_NORM = (
+    "loss_fn must see one example at a time, but it normalises over the batch axis ({where}): a"
+    " per-example gradient does not exist under batch normalisation. Use GroupNorm or LayerNorm, or"
+    " batch normalisation with fixed statistics (use_running_average=True)"
+)
+
+
+def _refuse_batch_norm(next_method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    from flax import linen as nn
+
+    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+        frozen = nn.merge_param(
+            "use_running_average",
+            context.module.use_running_average,
+            kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
+        )
+        if not frozen:
+            raise ValueError(_BATCH_NORM.format(where="flax.linen.BatchNorm updates batch_stats"))
+    return next_method(*args, **kwargs)
+
+
+def _is_batch_stat(node: Any) -> bool:
+    nnx = _imported("flax.nnx")
+    return nnx is not None and isinstance(node, nnx.BatchStat)
+
+
+def check_params(params: Any) -> None:
+    """Raises ValueError for parameters that are not float arrays, or are batch statistics."""
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat)
+    check(bool(leaves), "params", params, "a tree with at least one float array")
+    for path, leaf in leaves:
+        name = f"params{jax.tree_util.keystr(path)}"
+        if _is_batch_stat(leaf) or "batch_stats" in name:
+            raise ValueError(
+                f"params must hold trained parameters alone, but {name} is a batch statistic: batch"
+                " statistics mix examples; keep them out of params, or use GroupNorm or LayerNorm"
+            )
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
+            raise ValueError(
+                f"params must be float arrays, but {name} is of type {type(leaf).__name__}:"
+                " separate the leaves that are not trained, as in"
+                " equinox.partition(model, equinox.is_inexact_array), and combine both in loss_fn"
+            )
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"params must be float arrays, but {name} has dtype {jnp.result_type(leaf)}"
+            )
+
+
+def _check_scalar(jaxpr: ClosedJaxpr) -> None:
+    outputs = jaxpr.out_avals
+    if len(outputs) != 1 or outputs[0].shape or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
+        shapes = ", ".join(str(output) for output in outputs) or "nothing"
+        raise ValueError(f"loss_fn must return one float scalar for one example, got {shapes}")
+
+
+def check_local(compute: Callable[..., Any], *args: Any) -> None:
+    """Raises ValueError if autodiff sums gradients over devices of an enclosing ``shard_map``.
+
+    It does so for parameters replicated over devices, which the jaxpr of the loss does not show.
+    """
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        _check_no_collectives(jax.make_jaxpr(compute)(*args).jaxpr)
+
+
+def _check_no_collectives(jaxpr: Jaxpr) -> None:
+    found = sorted(set(_collectives(jaxpr)))
+    if found:
+        raise ValueError(
+            "loss_fn must see one example at a time, but it, or its gradient, calls the collective"
+            f" {', '.join(found)}, which mixes the examples of several devices; pass arrays"
+            " that differ between devices in batch, not in a closure"
+        )
+
+
+def _collectives(jaxpr: Jaxpr) -> Iterator[str]:
+    """Names of the primitives, at any depth, that communicate over a named axis."""
+    for equation in jaxpr.eqns:
+        over = jax.tree.leaves([equation.params.get(key) for key in ("axes", "axis_name")])
+        named = not all(isinstance(axis, Integral) for axis in over)
+        if named and equation.primitive.name not in _LOCAL:
+            yield equation.primitive.name
+        for inner in jaxprs_in_params(equation.params):
+            yield from _collectives(inner)
+
+
+class _Normalisation:
+    """Detects ``x - mean(x)`` where the mean is over a leading axis of length one.
+
+    For each value that depends on the example: the activations it is an entrywise function of
+    (``of``) and those it is a statistic of (``statistic_of``). An entrywise operation that combines
+    a statistic with its own activation is a normalisation. Reductions over *all* axes (a loss, a
+    per-image mean) and values that depend on parameters alone are not counted as statistics.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[Var, frozenset[int]] = {}
+        self.statistic_of: dict[Var, frozenset[int]] = {}
+        self.new_activation = (frozenset({number}) for number in itertools.count())
+
+    def visit(self, jaxpr: Jaxpr, inputs: Sequence[Var]) -> None:
+        """Visits a jaxpr whose ``inputs`` depend on the example."""
+        self.of.update({value: next(self.new_activation) for value in inputs})
+        self._follow(jaxpr)
+
+    def _follow(self, jaxpr: Jaxpr) -> None:
+        for equation in jaxpr.eqns:
+            inner = list(jaxprs_in_params(equation.params))
+            if len(inner) == 1 and len(inner[0].invars) == len(equation.invars):
+                self._enter(equation, inner[0])
+                for result, outer in zip(inner[0].outvars, equation.outvars, strict=True):
+                    self._pass_on(result, outer)
+                continue
+            for body in inner:
+                self._enter(equation, body)
+            self._step(equation)
+
+    def _enter(self, equation: JaxprEqn, body: Jaxpr) -> None:
+        # The branches of a cond, the body of a while take the last of the inputs.
+        for outer, parameter in zip(reversed(equation.invars), reversed(body.invars), strict=False):
+            self._pass_on(outer, parameter)
+        self._follow(body)
+
+    def _pass_on(self, source: Any, target: Var) -> None:
+        self.of[target] = self._activations(source)
+        self.statistic_of[target] = self._statistics(source)
+
+    def _activations(self, value: Any) -> frozenset[int]:
+        return frozenset() if isinstance(value, Literal) else self.of.get(value, frozenset())
+
+    def _statistics(self, value: Any) -> frozenset[int]:
+        return (
+            frozenset() if isinstance(value, Literal) else self.statistic_of.get(value, frozenset())
+        )
+
+    def _step(self, equation: JaxprEqn) -> None:
+        name, inputs = equation.primitive.name, equation.invars
+        of = frozenset[int]().union(*map(self._activations, inputs))
+        statistic_of = frozenset[int]().union(*map(self._statistics, inputs))
+        if name in _NORMALISING:
+            self._check(*inputs)
+        if name in _REDUCTIONS and _over_a_batch_of_one(equation):
+            of, statistic_of = frozenset(), of
+        elif name not in _ENTRYWISE:
+            of, statistic_of = next(self.new_activation) if of | statistic_of else of, frozenset()
+        for output in equation.outvars:
+            self.of[output], self.statistic_of[output] = of, statistic_of
+
+    def _check(self, left: Any, right: Any) -> None:
+        for statistic, activation in ((left, right), (right, left)):
+            if self._statistics(statistic) & self._activations(activation):
+                raise ValueError(_BATCH_NORM.format(where="it has length one here"))
+
+
+def _over_a_batch_of_one(equation: JaxprEqn) -> bool:
+    """Over a leading axis of length one, or (an example without that axis) over no axis at all."""
+    operand: Any = equation.invars[0].aval
+    axes = equation.params["axes"]
+    return len(axes) < operand.ndim and (not axes or (0 in axes and operand.shape[0] == 1))

@@ -1,0 +1,87 @@
+"""Losses of flax nnx modules and losses with randomness, as functions of parameters and example."""
+
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._validation import as_key
+
+_RANDOM = (
+    "loss_fn draws from the module's own random streams, whose state is the same for every example:"
+    " pass key=, from which each example's streams are then seeded"
+)
+
+
+class LossInput(NamedTuple):
+    """How a loss is called (static under ``jit``).
+
+    Attributes:
+      graphdef: of the nnx module; ``None`` if the parameters are a plain tree.
+      keyed: whether each example has a key.
+    """
+
+    graphdef: Any
+    keyed: bool
+
+    def bind(self, loss_fn: LossFn, constants: Any) -> LossFn:
+        """Returns the loss as a function of trained parameters and one example (with its key)."""
+
+        def loss(params: Any, example: Any) -> jax.Array:
+            inputs = example if self.keyed else (example,)
+            if self.graphdef is None:
+                return loss_fn(params, *inputs)
+            return _loss_of_module(loss_fn, self.graphdef, params, constants, *inputs)
+
+        return loss
+
+
+def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any, Any]:
+    """Splits an nnx module into trained parameters and constants; other trees are all trained.
+
+    flax is not imported here: if it is not imported yet, ``params`` is no module.
+    """
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(params, nnx.Module):
+        if wrt is not None:
+            raise ValueError(
+                f"wrt is a filter for the variables of an nnx.Module, got {wrt!r} with params of"
+                f" type {type(params).__name__}"
+            )
+        return LossInput(None, keyed), params, ()
+    graphdef, trained, constants = nnx.split(params, nnx.Param if wrt is None else wrt, ...)
+    return LossInput(graphdef, keyed), trained, constants
+
+
+def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax.Array]:
+    """Returns ``(batch, keys)`` with a key for each slot: ``fold_in(key, slot)``."""
+    return batch, jax.vmap(jax.random.fold_in, (None, 0))(as_key(key), jnp.arange(size))
+
+
+def _loss_of_module(
+    loss_fn: LossFn,
+    graphdef: Any,
+    params: Any,
+    constants: Any,
+    example: Any,
+    key: Any = None,
+) -> jax.Array:
+    """The loss of a copy of the module, so that changes of its state are discarded."""
+    from flax import nnx
+
+    model = nnx.merge(graphdef, params, constants, copy=True)
+    streams = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngStream)]
+    if key is not None:
+        for number, stream in enumerate(streams):
+            stream.key.set_value(jax.random.fold_in(key, number))
+            stream.count.set_value(jnp.zeros_like(stream.count.get_value()))
+        return loss_fn(model, example, key)
+    counts = [stream.count.get_value() for stream in streams]
+    loss = loss_fn(model, example)
+    if any(
+        stream.count.get_value() is not count for stream, count in zip(streams, counts, strict=True)
+    ):
+        raise ValueError(_RANDOM)
+    return loss

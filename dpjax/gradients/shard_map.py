@@ -1,0 +1,60 @@
+"""Types of arrays inside ``shard_map``, with which per-example gradients stay on their device.
+
+There, autodiff sums the gradient of a *replicated* parameter over all devices, which would mix
+per-example gradients of different devices before they are clipped. So parameters are cast to
+*varying* first.
+"""
+
+from typing import Any
+
+import jax
+from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
+
+
+def varying_axes(tree: Any) -> frozenset[str]:
+    """The mesh axes along which values in ``tree`` may differ; none outside ``shard_map``.
+
+    >>> varying_axes(jax.numpy.ones(2))
+    frozenset()
+    """
+    return frozenset[str]().union(*map(_axes, jax.tree.leaves(tree)))
+
+
+def as_varying(tree: Any, axes: frozenset[str]) -> Any:
+    """Returns ``tree`` typed as varying along ``axes``; values do not change.
+
+    >>> as_varying(1.5, frozenset())
+    1.5
+    """
+
+    def cast(leaf: Any) -> Any:
+        missing = tuple(sorted(axes - _axes(leaf)))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+def abstract(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array that varies along ``axes``, for tracing."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    anywhere = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    varying = ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=anywhere, manual_axis_type=varying)
+
+
+def one_example(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one entry of the leading axis, for tracing.
+
+    >>> one_example(jax.numpy.ones((5, 2)))
+    ShapeDtypeStruct(shape=(2,), dtype=float32)
+    """
+    aval = jax.typeof(leaf)
+    return abstract(aval.shape[1:], aval.dtype, _axes(aval))
+
+
+def _axes(value: Any) -> frozenset[str]:
+    """The axes along which an array or its abstract value varies."""
+    described = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
+    kind = described.manual_axis_type
+    return frozenset() if kind is None else kind.varying

@@ -1,0 +1,245 @@
+"""Releases computed on the host, on a public grid, by exact integer arithmetic.
+
+Floating-point noise beside a floating-point value is no guarantee: the sum is rounded to the
+value's spacing, which reveals the value, and removes all noise beside a large one (Mironov 2012).
+Here a value is rounded to a multiple of a public power of two, noise is drawn exactly on that grid,
+both are added as integers, and only the sum becomes a float: post-processing. So the guarantee
+holds for the floating-point output and for every input.
+
+With grid g, d entries, sensitivity D and scale s (public numbers), rounding moves the sensitivity
+to at most D + d g in L1, D + sqrt(d) g in L2 and D + g in L-infinity; call it D (1 + r). The noise
+is drawn at the integer scale T = ceil((s / g) (1 + r)) + 1, in units of g. Then:
+
+- Discrete Laplace. The shift is at most m = D (1 + r) / g units, and moving it by one unit is
+  (1 / T)-DP, so a path of m units is as private as the m-fold group (Dong, Roth & Su 2022, Theorem
+  2.14), which noise in one dimension attains: delta is 1 - exp(-i / T) at epsilon = (m - 2 i) / T,
+  and linear in exp(epsilon) between these points. Chords over a ratio exp(2 / T) lie above the
+  curve 1 - exp((epsilon - m / T) / 2) of continuous noise by a factor of at most
+  1 - (exp(2 / T) - 1)^2 / 32, about 1 / (8 T^2), on exp((epsilon - m / T) / 2); the "+ 1" in T
+  lowers m / T by at least 1 / T^2. So continuous Laplace noise of scale s is an upper bound.
+- Discrete Gaussian. A real x, rounded to k with probability proportional to
+  exp(-(k - x)^2 / (2 v)) for v = 2^20, turns Gaussian noise of variance T^2 - v into discrete
+  Gaussian noise of variance T^2, but for factors within 1 +- 10^(-10^6) in each entry (Poisson
+  summation). Since T^2 - v > (T - 1)^2, continuous Gaussian noise of scale s is an upper bound.
+- Selection: see `dpjax.mechanisms.selection`.
+
+The grid is at most 2^-32 of the scale, and of the sensitivity over d (or sqrt(d)): noise is larger
+than stated by less than one part in 10^9.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from numbers import Rational
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from dpjax._validation import as_key, check, is_traced
+
+Array = npt.NDArray[Any]
+# What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.
+HostFunction = Callable[[npt.NDArray[np.uint32], list[Array]], list[Array]]
+_GRID_BITS = 32
+_LARGEST_UNITS = 2.0**62
+
+
+class Grid(NamedTuple):
+    """A public grid for one release.
+
+    Attributes:
+      exponent: the grid's spacing is two to the power of this.
+      scale: of the noise, in units of the spacing, enlarged for the rounding of the value.
+    """
+
+    exponent: int
+    scale: Fraction
+
+    def noise_scale(self, weight: float = 1.0) -> int:
+        """The integer scale T of the noise on an entry of this weight."""
+        return math.ceil(self.scale / Fraction(weight)) + 1
+
+
+def exact(number: Any) -> Fraction:
+    """Returns the rational number that a float, integer or fraction is."""
+    return Fraction(number if isinstance(number, Rational) else float(number))
+
+
+def grid_for(scale: Any, sensitivity: Any, moved_units: int, rounding: float = 0.0) -> Grid:
+    """Returns the grid of a release and the scale of the noise on it; all arguments are public.
+
+    Args:
+      scale: of the noise, as stated.
+      sensitivity: of the value, as stated.
+      moved_units: by how many units at most rounding to the grid moves two neighbours apart, in
+        the sensitivity's norm.
+      rounding: by how much more than stated the value moves, over the sensitivity.
+    """
+    stated, moves = exact(scale), exact(sensitivity)
+    exponent = _floor_log2(min(stated, moves / moved_units)) - _GRID_BITS
+    spacing = Fraction(2) ** exponent
+    excess = Fraction(rounding) + moved_units * spacing / moves
+    return Grid(exponent, stated / spacing * (1 + excess))
+
+
+def to_units(value: Array, exponent: int) -> Array:
+    """Returns ``value`` over 2^exponent, rounded to integers without overflow or other rounding.
+
+    What is not finite becomes zero, a public constant: no refusal may depend on a private value.
+
+    Args:
+      value: float64, integers of any dtype, or Python numbers with dtype object.
+      exponent: of the grid.
+
+    Returns:
+      Integers below 2^62 in size as int64, or larger ones as Python integers.
+    """
+    if value.dtype.kind in "biu" and np.all(np.abs(value.astype(np.float64)) < 2.0**53):
+        value = value.astype(np.float64)
+    if value.dtype.kind == "f":
+        value = np.where(np.isfinite(value), value, 0.0)
+        with np.errstate(over="ignore", under="ignore"):
+            units = np.ldexp(value, -exponent)
+        if np.all(np.abs(units) < _LARGEST_UNITS):
+            return np.rint(units).astype(np.int64)
+    spacing = Fraction(2) ** exponent
+    units = np.array([round(Fraction(v) / spacing) for v in value.ravel().tolist()], object)
+    return units.reshape(value.shape)
+
+
+def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
+    """Returns ``units`` times 2^exponent as float64: infinite where that is too large."""
+    units = np.asarray(units)
+    if units.dtype != object:
+        with np.errstate(over="ignore", under="ignore"):
+            return np.ldexp(units.astype(np.float64), exponent)
+    floats = [_as_float(Fraction(unit) * Fraction(2) ** exponent) for unit in units.ravel()]
+    return np.array(floats, np.float64).reshape(units.shape)
+
+
+def as_float64(numbers: Array) -> npt.NDArray[np.float64]:
+    """Returns numbers in float64: infinite where a Python integer is too large for it."""
+    return from_units(numbers, 0) if numbers.dtype == object else numbers.astype(np.float64)
+
+
+def as_numbers(leaf: Any, name: str = "value") -> Any:
+    """Returns ``leaf`` as an exact array: float64, integers, or Python integers; tracers as is.
+
+    Raises:
+      ValueError: not real numbers: complex ones, strings, objects, floats of more than 64 bits.
+    """
+    allowed = "real numbers: integers, booleans or floats of at most 64 bits"
+    if is_traced(leaf):
+        check(_is_real(leaf.dtype), name, leaf.dtype, allowed)
+        return leaf
+    if isinstance(leaf, int):
+        return np.asarray(leaf, np.int64 if -(2**63) <= leaf < 2**63 else object)
+    key = isinstance(leaf, jax.Array) and not isinstance(leaf.dtype, np.dtype)
+    try:
+        array = np.zeros(()) if key else np.asarray(leaf)
+    except ValueError as error:  # rows of unequal lengths
+        raise ValueError(f"{name} must be {allowed}: {error}") from error
+    if array.dtype == object and all(isinstance(number, int) for number in array.ravel()):
+        return array
+    check(not key and _is_real(array.dtype), name, getattr(leaf, "dtype", array.dtype), allowed)
+    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+
+def float_dtype(leaf: Any) -> np.dtype[Any]:
+    """Returns the dtype of a release of ``leaf``: its own if of floats, else the default one."""
+    if isinstance(leaf, int | float):
+        return np.dtype(np.float64)
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.dtype(dtype)
+    return np.dtype(jnp.asarray(0.0).dtype if isinstance(leaf, jax.Array) else np.float64)
+
+
+def key_words(key: jax.Array) -> jax.Array:
+    """Returns two random words from a key, uint32 ``(2,)``: the seed of a release on the host."""
+    return jax.random.bits(as_key(key), (2,), jnp.uint32)
+
+
+def call_on_host(
+    function: HostFunction,
+    key: jax.Array,
+    values: Sequence[Any],
+    results: Sequence[jax.ShapeDtypeStruct],
+) -> list[Any]:
+    """Returns ``function(words, arrays)``: directly, or through a callback under jit and vmap.
+
+    Args:
+      function: takes random words ``(..., 2)`` and numpy arrays, returns numpy arrays, all with the
+        same leading axes of a batch. It must not call JAX, which could wait for itself.
+      key: a JAX key.
+      values: arrays as of `as_numbers`; those that are not traced reach the function exactly.
+      results: shapes and dtypes without the axes of a batch.
+
+    Returns:
+      Numpy arrays, or traced ones if the key or a value is traced.
+    """
+    words = key_words(key)
+    traced = [is_traced(value) for value in values]
+    if not any(traced) and not is_traced(words):
+        found = function(np.asarray(words), list(values))
+        return [_cast_or_keep(a, result.dtype) for a, result in zip(found, results, strict=True)]
+    shapes = [
+        jax.ShapeDtypeStruct(r.shape, jax.dtypes.canonicalize_dtype(r.dtype)) for r in results
+    ]
+    ranks = [len(np.shape(value)) for value in values]
+
+    def callback(words: Any, *operands: Any) -> list[Array]:
+        given = iter(operands)
+        arrays = [
+            as_numbers(next(given)) if from_device else value
+            for from_device, value in zip(traced, values, strict=True)
+        ]
+        words = np.asarray(words)
+        axes = [a.shape[: a.ndim - rank] for a, rank in zip(arrays, ranks, strict=True)]
+        batch = np.broadcast_shapes(words.shape[:-1], *axes)
+        words = np.broadcast_to(words, (*batch, 2))
+        arrays = [
+            np.broadcast_to(a, batch + a.shape[a.ndim - rank :])
+            for a, rank in zip(arrays, ranks, strict=True)
+        ]
+        found = function(words, arrays)
+        return [_cast(array, s.dtype) for array, s in zip(found, shapes, strict=True)]
+
+    operands = [value for value in values if is_traced(value)]
+    return jax.pure_callback(callback, shapes, words, *operands, vmap_method="expand_dims")
+
+
+def _cast(array: Array, dtype: Any) -> Array:
+    """Floats may become infinite, and integers the nearest that the dtype holds."""
+    if np.dtype(dtype).kind == "i":
+        info = np.iinfo(dtype)
+        array = np.asarray(np.clip(array, info.min, info.max))
+    with np.errstate(over="ignore", under="ignore"):
+        return array.astype(dtype)
+
+
+def _cast_or_keep(array: Array, dtype: Any) -> Array:
+    """As `_cast`, but integers that the dtype does not hold stay Python integers."""
+    cast = _cast(array, dtype)
+    return cast if array.dtype != object or np.all(cast == array) else array
+
+
+def _is_real(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, jnp.integer):
+        return True
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize <= 8
+
+
+def _floor_log2(number: Fraction) -> int:
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
+    return exponent if number >= Fraction(2) ** exponent else exponent - 1
+
+
+def _as_float(number: Fraction) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

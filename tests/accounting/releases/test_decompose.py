@@ -1,0 +1,112 @@
+import math
+
+import pytest
+from accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
+from dp_accounting import dp_event
+
+from dpjax.accounting.releases.base import (
+    UnsupportedEventError,
+    decompose,
+    event_name,
+    is_nonprivate,
+)
+
+Gaussian, Composed = dp_event.GaussianDpEvent, dp_event.ComposedDpEvent
+
+
+def _over_sensitivity(event, adjacency):
+    (part,) = decompose(event, adjacency)
+    return part.release.over_sensitivity
+
+
+@pytest.mark.parametrize("event", [gaussian(3.0), laplace(3.0)])
+def test_replacing_halves_the_noise_over_the_sensitivity(event):
+    assert _over_sensitivity(event, "add_remove").noise_multiplier == 3.0
+    assert _over_sensitivity(event, "replace_one").noise_multiplier == 1.5
+
+
+def test_the_factor_reaches_the_inside_of_every_event():
+    assert _over_sensitivity(poisson(3.0, 0.1, 4), "replace_one").event == Gaussian(1.5)
+    assert _over_sensitivity(fixed_size(3.0, 2, 9, 4), "replace_one").event == Gaussian(1.5)
+    assert _over_sensitivity(truncated(3.0, 30), "replace_one").noise_multiplier == 1.5
+    discrete = dp_event.DiscreteLaplaceDpEvent(0.5, 3)
+    assert _over_sensitivity(discrete, "replace_one").sensitivity == 6
+    selected = dp_event.RepeatAndSelectDpEvent(Composed([gaussian(3.0, 2), laplace(5.0)]), 10, 1)
+    inner = _over_sensitivity(selected, "replace_one").event
+    assert inner == Composed([gaussian(1.5, 2), laplace(2.5)])
+
+
+def test_what_speaks_of_neighbours_itself_is_left_alone():
+    for event in (dp_event.RandomizedResponseDpEvent(0.5, 3), dp_event.ZCDpEvent(0.1)):
+        assert _over_sensitivity(event, "replace_one") == event
+
+
+def test_the_event_over_the_clip_bound_is_kept():
+    (part,) = decompose(poisson(3.0, 0.1, 4), "replace_one")
+    assert part.release.event == poisson(3.0, 0.1, 4).event
+    assert part.count == 4
+
+
+def test_unknown_events_are_not_silently_left_unscaled():
+    for event in (dp_event.MixtureOfGaussiansDpEvent(1.0, [1.0], [1.0]), dp_event.DpEvent()):
+        with pytest.raises(UnsupportedEventError, match=f"sensitivity of {event_name(event)}"):
+            decompose(event, "replace_one")
+
+
+def test_nested_compositions_are_flattened_and_counted():
+    step = poisson(1.0, 0.1, 3)
+    event = dp_event.SelfComposedDpEvent(Composed([step, laplace(2.0), step]), 5)
+    counts = {event_name(part.release.event): part.count for part in decompose(event, "add_remove")}
+    assert counts == {"PoissonSampledDpEvent of GaussianDpEvent": 30, "LaplaceDpEvent": 5}
+
+
+def test_gaussians_on_the_same_data_are_one_gaussian():
+    event = Composed([gaussian(2.0, 4), gaussian(3.0), Gaussian(6)])
+    (part,) = decompose(event, "add_remove")
+    assert part.count == 1
+    assert part.release.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
+    joint = dp_event.PoissonSampledDpEvent(0.1, Composed([Gaussian(2.0), gaussian(2.0, 3)]))
+    (part,) = decompose(joint, "add_remove")
+    assert part.release.event.event.noise_multiplier == pytest.approx(1.0)
+
+
+def test_what_depends_on_no_data_is_dropped():
+    nothing = [
+        dp_event.NoOpDpEvent(),
+        poisson(0.0, 0.0, 3),
+        gaussian(1.0, 0),
+        response(1.0, 4),
+        response(0.5, 1),
+        Composed([]),
+    ]
+    assert decompose(Composed(nothing), "replace_one") == ()
+    assert not is_nonprivate(Composed(nothing))
+
+
+def test_sampling_everything_is_no_sampling():
+    assert decompose(poisson(10.0, 1.0, 100), "replace_one") == decompose(
+        gaussian(10.0, 100), "replace_one"
+    )
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_event.NonPrivateDpEvent(),
+        gaussian(0.0),
+        laplace(0),
+        poisson(0.0, 0.1, 2),
+        fixed_size(0.0, 1, 10, 2),
+        truncated(0.0, 30),
+        response(0.0, 2),
+        Composed([gaussian(1.0), gaussian(0.0)]),
+        dp_event.RepeatAndSelectDpEvent(dp_event.NonPrivateDpEvent(), 10, 1),
+    ],
+)
+def test_releases_without_noise_are_found(event):
+    assert is_nonprivate(event)
+
+
+def test_noisy_releases_are_not_called_noiseless():
+    noisy = [gaussian(0.1), response(0.5, 3), dp_event.ZCDpEvent(0.1), poisson(math.pi, 0.1, 2)]
+    assert not is_nonprivate(Composed(noisy))

@@ -1,0 +1,176 @@
+"""Loss distributions of single releases: E[e^-loss] is one, and the profile is the release's."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from dpjax.accounting import gdp
+from dpjax.accounting.loss_distribution import subsampled_loss, unsampled_loss
+from dpjax.accounting.releases import laplace as laplace_release
+from dpjax.accounting.releases import subsampled_gaussian as subsampled
+from dpjax.accounting.releases.base import release_of
+from dpjax.accounting.releases.gaussian import gaussian_loss_distribution
+
+TAIL = 1e-14
+
+
+def poisson(mu, rate, direction):
+    return gaussian_loss_distribution(mu, rate, TAIL, direction)
+
+
+def replacement(mu, rate):
+    return subsampled.replacement_loss_distribution(mu, rate, TAIL)
+
+
+def fixed_size(mu, rate):
+    inner = dp_event.GaussianDpEvent(2 / mu)
+    event = dp_event.SampledWithoutReplacementDpEvent(1_000, round(1_000 * rate), inner)
+    return release_of(event, "replace_one").loss_distribution("remove", TAIL)
+
+
+def laplace(bound, rate, direction):
+    return laplace_release._loss_distribution(bound, rate, direction)
+
+
+def discrete(event, adjacency):
+    return release_of(event, adjacency).loss_distribution("remove", TAIL)
+
+
+DISTRIBUTIONS = {
+    "gaussian": poisson(2.0, 1.0, "remove"),
+    "remove": poisson(2.0, 0.01, "remove"),
+    "remove nearly all": poisson(0.5, 1 - 1e-12, "remove"),
+    "add": poisson(2.0, 0.01, "add"),
+    "replace": replacement(0.7, 0.2),
+    "replace little": replacement(3.0, 1e-4),
+    "fixed size": fixed_size(1.5, 0.1),
+    "fixed size, hardly any noise": fixed_size(20.0, 0.1),
+    "laplace": laplace(1.5, 1.0, "remove"),
+    "laplace remove": laplace(1.5, 0.2, "remove"),
+    "laplace add": laplace(1.5, 0.2, "add"),
+    "laplace, hardly any noise": laplace(30.0, 0.2, "remove"),
+    "discrete laplace": discrete(dp_event.DiscreteLaplaceDpEvent(0.5, 3), "add_remove"),
+    "response": discrete(dp_event.RandomizedResponseDpEvent(0.3, 5), "replace_one"),
+}
+
+
+def _delta(distribution, epsilon, interval=1e-4):
+    first, masses = distribution.masses(interval)
+    losses = (first + np.arange(masses.size)) * interval
+    return float(masses @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - losses))))
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_masses_of_p_and_q_are_one(name):
+    """E[1] and E[e^-Y], the mass of Q, are one but for what P hardly reaches."""
+    losses, weights = DISTRIBUTIONS[name].nodes
+    assert np.sum(weights) == pytest.approx(1, abs=1e-12)
+    dropped = {"replace little": 1e-6, "fixed size, hardly any noise": 0.1}.get(name, 1e-9)
+    assert 1 - dropped <= weights @ np.exp(-losses) + 1e-12 <= 1 + 2e-12
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_cells_and_nodes_agree(name):
+    distribution, interval = DISTRIBUTIONS[name], 1e-3
+    losses, weights = distribution.nodes
+    first, masses = distribution.masses(interval)
+    lattice = (first + np.arange(masses.size)) * interval
+    assert np.all(masses >= -1e-16)
+    assert np.sum(masses) == pytest.approx(np.sum(weights), abs=1e-12)
+    assert masses @ lattice == pytest.approx(weights @ losses, abs=interval / 2)
+    assert masses @ lattice**2 == pytest.approx(weights @ losses**2, rel=1e-3, abs=1e-6)
+
+
+def _excess(first, second, epsilon):
+    """The mass of first - e^epsilon second where that is positive."""
+
+    def density(x):
+        return first(x) - math.exp(epsilon) * second(x)
+
+    grid = np.linspace(-14, 14, 4_001)
+    signs = np.sign(density(grid))
+    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
+    cuts = [-14, *(brentq(density, grid[i], grid[i + 1], xtol=1e-14) for i in changes), 14]
+    pieces = itertools.pairwise(cuts)
+    return sum(max(quad(density, *piece, epsabs=1e-13, limit=200)[0], 0.0) for piece in pieces)
+
+
+def _mixture(rate, mu):
+    return lambda x: (1 - rate) * norm.pdf(x) + rate * norm.pdf(x, mu)
+
+
+@pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])
+def test_sampled_gaussians_against_integration(epsilon):
+    mu, rate = 1.2, 0.3
+    centre, up, down = norm.pdf, _mixture(rate, mu), _mixture(rate, -mu)
+    cases = (
+        (poisson(mu, rate, "remove"), up, centre),
+        (poisson(mu, rate, "add"), centre, up),
+        (replacement(mu, rate), up, down),
+    )
+    for distribution, first, second in cases:
+        assert _delta(distribution, epsilon) == pytest.approx(
+            _excess(first, second, epsilon), abs=1e-7
+        )
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.4])
+def test_sampled_laplace_noise_against_integration(epsilon):
+    bound, rate = 1.5, 0.2
+
+    def at(centre):
+        return lambda x: bound / 2 * np.exp(-bound * np.abs(x - centre))
+
+    def mixed(x):
+        return (1 - rate) * at(0)(x) + rate * at(1)(x)
+
+    for removed, pair in ((True, (mixed, at(0))), (False, (at(0), mixed))):
+        distribution = laplace(bound, rate, "remove" if removed else "add")
+        assert _delta(distribution, epsilon) == pytest.approx(_excess(*pair, epsilon), abs=1e-4)
+    whole = laplace(bound, 1.0, "remove")
+    assert _delta(whole, epsilon) == pytest.approx(
+        max(0, -math.expm1((epsilon - bound) / 2)), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0, 2.5])
+def test_samples_of_fixed_size_have_the_curve_of_the_symmetrised_mixture(epsilon):
+    mu, rate = 1.5, 0.1
+    distribution = fixed_size(mu, rate)
+    above = rate * gdp.delta(mu, math.log1p(math.expm1(epsilon) / rate))
+    assert _delta(distribution, epsilon) == pytest.approx(above, abs=1e-8)
+    below = 1 - math.exp(-epsilon) * (1 - above)
+    assert _delta(distribution, -epsilon) == pytest.approx(below, abs=1e-8)
+    # It covers both directions of the mixture, and at epsilon != 0 one of the two is smaller.
+    for removed in (True, False):
+        one = poisson(mu, rate, "remove" if removed else "add")
+        assert _delta(distribution, epsilon) >= _delta(one, epsilon) - 1e-9
+
+
+def test_discrete_losses_are_those_of_the_definition():
+    parameter, sensitivity = 0.5, 3
+    outcomes = np.arange(-80, 81)
+    noise = np.exp(-parameter * np.abs(outcomes)) / np.sum(np.exp(-parameter * np.abs(outcomes)))
+    ratio = parameter * (np.abs(outcomes - sensitivity) - np.abs(outcomes))
+    for loss, mass in DISTRIBUTIONS["discrete laplace"].atoms:
+        assert mass == pytest.approx(np.sum(noise[np.isclose(ratio, loss)]), abs=1e-12)
+    assert DISTRIBUTIONS["response"].atoms[0] == pytest.approx((math.log(0.76 / 0.06), 0.76))
+    assert DISTRIBUTIONS["response"].atoms[1] == pytest.approx((0.0, 0.18))
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.3, 0.9, 1 - 1e-9, 1.0])
+def test_the_loss_and_its_inverse_undo_each_other(rate):
+    x = np.concatenate([np.linspace(-8, 8, 101), [50.0, 99.0, 150.0, 1e4]])
+    y = subsampled_loss(x, rate)
+    np.testing.assert_allclose(unsampled_loss(y, rate), x, rtol=1e-6, atol=2e-16 / rate**2 * 3e3)
+    assert (
+        np.all(np.isneginf(unsampled_loss(np.array([math.log(1 - rate) - 1e-3]), rate)))
+        if (rate < 1)
+        else True
+    )

@@ -1,0 +1,172 @@
+"""Runs, what they keep compiled, and what is made of their result."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from dpsvi_cases import (
+    RECORDS,
+    X,
+    Y,
+    flat,
+    private,
+    quick_compiling,  # noqa: F401
+)
+
+from dpjax.bayes.variational import to_arviz
+from dpjax.bayes.variational.clipping import parameter_coordinates
+from dpjax.bayes.variational.step import with_index
+from dpjax.sampling import PoissonSampling
+
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    svi = private(
+        optim=optax.adam(0.1),
+        sampling=PoissonSampling(RECORDS, 0.5),
+        num_steps=100,
+        l2_clip=1.0,
+        noise_multiplier=0.5,
+    )
+    return svi, svi.run(KEY, 100, X, Y, progress_bar=False)
+
+
+def test_a_run_is_its_updates(fitted):
+    svi, result = fitted
+    state = svi.init(KEY, X, Y)
+    for _ in range(100):
+        state, _ = svi.update(state, X, Y)
+    np.testing.assert_allclose(flat(svi.get_params(state)), flat(result.params), rtol=1e-4)
+    assert int(state.num_releases) == int(result.state.num_releases) == 100
+    assert result.losses.shape == (100,)
+
+
+def test_a_second_run_sees_its_own_records(fitted):
+    svi, result = fitted
+    other = svi.run(KEY, 100, X, 1 - Y, progress_bar=False)
+    alone = private(
+        optim=optax.adam(0.1),
+        sampling=PoissonSampling(RECORDS, 0.5),
+        num_steps=100,
+        l2_clip=1.0,
+        noise_multiplier=0.5,
+    ).run(KEY, 100, X, 1 - Y, progress_bar=False)
+    np.testing.assert_array_equal(flat(other.params), flat(alone.params))
+    assert np.abs(flat(other.params) - flat(result.params)).max() > 0.1
+
+
+def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
+    svi, _ = fitted
+    state = svi.init(KEY, X, Y)
+    moved, info = svi.update_with_info(state, X, Y)
+    sampling, key = svi.mechanism.sampling, jax.random.split(state.rng_key)[1]
+    batch = sampling.batch(sampling.draw(state.sampler)[0], 0)
+    problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
+    where = parameter_coordinates(problem, svi.optim.get_params(state.optim_state), [], key)
+    grads = jax.vmap(jax.grad(where.loss), (None, 0))(where.point, with_index([X, Y]))
+    norms = np.sqrt(sum(np.sum(np.square(leaf), axis=1) for leaf in jax.tree.leaves(grads)))
+    expected = np.where(batch.mask, norms[batch.indices], 0)
+    np.testing.assert_allclose(info.norms[: len(expected)], expected, rtol=1e-4)
+    assert expected.max() > svi.mechanism.l2_clip  # they are not clipped
+    np.testing.assert_array_equal(
+        flat(svi.get_params(moved)), flat(svi.get_params(svi.update(state, X, Y)[0]))
+    )
+
+
+def test_a_second_run_or_update_compiles_nothing(fitted, caplog):
+    svi, result = fitted
+    svi.update(result.state, X, Y)
+    with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+        svi.run(jax.random.key(6), 100, X, Y, progress_bar=False)
+        svi.update(result.state, X + 1, Y)
+    assert "Finished XLA compilation" not in caplog.text
+    with jax.log_compiles(True), caplog.at_level(logging.WARNING):
+        jnp.linspace(0.0, 1.0, 7919).sum().block_until_ready()  # power: compiling is seen
+    assert "Finished XLA compilation" in caplog.text
+
+
+def test_a_run_goes_on_from_a_state(fitted, capsys):
+    svi, result = fitted
+    before = svi.init(KEY, X, Y)
+    half = svi.run(KEY, 50, X, Y, init_state=before)
+    whole = svi.run(KEY, 50, X, Y, init_state=half.state)
+    np.testing.assert_allclose(flat(whole.params), flat(result.params), rtol=1e-4)
+    assert int(before.num_releases) == 0  # what was passed in is not consumed
+    assert "50/50" in capsys.readouterr().err
+
+
+def test_posterior_samples_are_draws_of_the_guide_for_arviz(fitted):
+    svi, result = fitted
+    samples = svi.posterior_samples(KEY, result.params, 2000)
+    assert {name: draws.shape for name, draws in samples.items()} == {"w": (1, 2000, 3)}
+    np.testing.assert_allclose(samples["w"][0].mean(0), result.params["loc"], atol=0.2)
+    np.testing.assert_allclose(samples["w"][0].std(0), result.params["scale"], rtol=0.15)
+    again = svi.posterior_samples(KEY, result.state, 2000)
+    np.testing.assert_array_equal(again["w"], samples["w"])
+    assert to_arviz(samples).posterior["w"].dims == ("chain", "draw", "w_dim_0")
+
+
+def test_predictions_at_new_inputs(fitted):
+    svi, result = fitted
+    new = np.array([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0]], np.float32)
+    drawn = svi.predict(KEY, result.params, 500, new)["y"]
+    assert drawn.shape == (500, 2)
+    assert drawn[:, 0].mean() > 0.8 > 0.2 > drawn[:, 1].mean()
+
+
+def test_the_clipping_report_tells_a_bias_from_a_shorter_step(fitted):
+    svi, result = fitted
+    report = svi.clipping_report(KEY, result.state, X, Y)
+    assert 0 < report.share_clipped < 1
+    lengths = [np.linalg.norm(flat(g)) for g in (report.clipped, report.unclipped, report.bias)]
+    assert lengths[0] < 1
+    assert report.relative_bias == pytest.approx(lengths[2] / lengths[1], rel=1e-4)
+    none = private(optim=optax.adam(0.1))
+    none.init(KEY, X, Y)
+    unclipped = none.clipping_report(KEY, result.state, X, Y)  # a bound of 10^6
+    assert unclipped.share_clipped == 0
+    assert unclipped.cosine == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(flat(unclipped.clipped), flat(report.unclipped), rtol=1e-4)
+
+
+def test_the_certificate_is_the_mechanisms(fitted):
+    svi, _ = fitted
+    assert svi.certificate(1e-3).epsilon == svi.mechanism.certificate(1e-3).epsilon
+    assert svi.mechanism.num_steps == 100
+    assert svi.mechanism.sampling.sampling_rate == 0.5
+
+
+def effects(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    with numpyro.plate("records", len(y)):
+        effect = numpyro.sample("effect", dist.Normal(mean, 1))
+        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
+
+
+def amortised(y):
+    positive = dist.constraints.positive
+    loc, scale = numpyro.param("loc", 0.0), numpyro.param("scale", 0.3, constraint=positive)
+    numpyro.sample("mean", dist.Normal(loc, scale))
+    slope, offset = numpyro.param("slope", 0.1), numpyro.param("offset", 0.0)
+    local_scale = numpyro.param("local_scale", 0.5, constraint=positive)
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("effect", dist.Normal(slope * y + offset, local_scale))
+
+
+def test_an_amortised_guide_finds_the_exact_posterior():
+    """y | mean ~ N(mean, 2); the effect given both is N((mean + y) / 2, 1/2)."""
+    y = 3 + np.sqrt(2) * np.random.default_rng(0).normal(size=RECORDS).astype(np.float32)
+    y = y.astype(np.float32)
+    svi = private(effects, amortised, optax.adam(0.02), num_steps=2000)
+    params = svi.run(KEY, 2000, y, progress_bar=False).params
+    assert params["loc"] == pytest.approx(y.mean(), abs=0.15)
+    assert params["slope"] == pytest.approx(0.5, abs=0.1)
+    assert params["local_scale"] == pytest.approx(np.sqrt(0.5), abs=0.1)
+    assert set(svi.posterior_samples(KEY, params, 5)) == {"mean"}

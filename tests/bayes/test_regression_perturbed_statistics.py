@@ -1,0 +1,341 @@
+"""Perturbed statistics: sensitivities, noise, event and split of the budget."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpjax.accounting import gdp
+from dpjax.bayes.regression import (
+    AssumedModel,
+    PerturbedStatistics,
+    RegressionBounds,
+    RegressionStatistics,
+    optimal_budget_shares,
+    repair,
+    statistics_sensitivities,
+    sufficient_statistics,
+    unknown_noise_posterior,
+)
+
+FALSE_ALARM = 1e-6
+R, B = 2.0, 3.0
+BOUNDS = RegressionBounds(x_norm=R, y_size=B)
+ADJACENCIES = ("add_remove", "replace_one")
+
+
+def mechanism(delta=1e-4, adjacency="add_remove", num_features=3, epsilon=1.0, **more):
+    return PerturbedStatistics.from_epsilon(
+        BOUNDS, epsilon, delta, adjacency, num_features=num_features, **more
+    )
+
+
+def moves(one, other):
+    """How a replacement of ``other`` by ``one`` (zeros: none) moves the three statistics."""
+    (x, y), (z, t) = one, other
+    triangle = np.triu_indices(len(x))
+    xtx = np.outer(x, x) - np.outer(z, z)
+    return xtx[triangle], xtx, x * y - z * t, np.array([y * y - t * t])
+
+
+def distances(one, other, norm):
+    upper, whole, xty, yty = moves(one, other)
+    if norm == "l2":
+        # What the mechanism's weights make of the triangle, which bounds the triangle's own norm.
+        assert np.linalg.norm(upper) <= np.linalg.norm(whole) + 1e-12
+        return np.linalg.norm(whole), np.linalg.norm(xty), np.linalg.norm(yty)
+    return np.abs(upper).sum(), np.abs(xty).sum(), np.abs(yty).sum()
+
+
+NOTHING = (np.zeros(3), 0.0)
+numbers = st.floats(-1, 1, allow_subnormal=False)
+
+
+@st.composite
+def records(draw):
+    x = np.array(draw(st.lists(numbers, min_size=3, max_size=3)))
+    x = x / max(np.linalg.norm(x), 1e-3) * R * draw(st.sampled_from([1.0, 1.0, 0.6]))
+    x = x / max(1.0, np.linalg.norm(x) / R)
+    return x, B * draw(numbers)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@given(one=records(), other=records())
+def test_no_pair_of_neighbours_is_farther_apart_than_stated(norm, one, other):
+    for adjacency, z in (("add_remove", NOTHING), ("replace_one", other)):
+        stated = statistics_sensitivities(BOUNDS, 3, norm=norm, adjacency=adjacency)
+        for distance, sensitivity in zip(distances(one, z, norm), stated, strict=True):
+            assert distance <= sensitivity.value * (1 + 1e-9)
+
+
+E = np.eye(3) * R
+EVEN = np.full(3, R / math.sqrt(3))
+# For each sensitivity a pair of neighbours that attains it, the xtx, xty and yty in turn.
+WORST = {
+    ("l2", "add_remove"): [((E[0], B), NOTHING)] * 3,
+    ("l2", "replace_one"): [((E[0], B), (E[1], B)), ((E[0], B), (E[0], -B)), ((E[0], B), NOTHING)],
+    ("l1", "add_remove"): [((EVEN, B), NOTHING)] * 3,
+    ("l1", "replace_one"): [None, ((EVEN, B), (EVEN, -B)), ((EVEN, B), NOTHING)],
+}
+
+
+@pytest.mark.parametrize(("norm", "adjacency"), WORST)
+def test_some_pair_of_neighbours_attains_what_is_stated(norm, adjacency):
+    stated = statistics_sensitivities(BOUNDS, 3, norm=norm, adjacency=adjacency)
+    for at, pair in enumerate(WORST[norm, adjacency]):
+        if pair is not None:
+            assert distances(*pair, norm)[at] >= 0.99 * stated[at].value
+
+
+@pytest.mark.parametrize(("d", "share"), [(1, 0.99), (2, 0.99), (3, 0.95), (6, 0.95), (12, 0.95)])
+def test_the_bound_of_a_replacement_in_l1_is_nearly_attained(d, share):
+    rng = np.random.default_rng(0)
+    best = max(climb(rng.normal(size=(2, d)), 30) for _ in range(400)) if d > 1 else R**2
+    stated = statistics_sensitivities(BOUNDS, d, norm="l1", adjacency="replace_one").xtx.value
+    assert share * stated <= best <= stated * (1 + 1e-9)
+
+
+def climb(pair, steps):
+    """Alternates between the signs of x x^T - z z^T and the vectors that suit these signs best."""
+    x, z = pair / np.linalg.norm(pair, axis=1, keepdims=True)
+    for _ in range(steps):
+        signs = np.sign(np.outer(x, x) - np.outer(z, z))
+        matrix = (signs + np.diag(np.diag(signs))) / 2
+        vectors = np.linalg.eigh(matrix)[1]
+        x, z = vectors[:, -1], vectors[:, 0]
+    return R**2 * np.abs(np.triu(np.outer(x, x) - np.outer(z, z))).sum()
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("delta", [1e-4, 0.0])
+def test_the_certificate_is_what_was_asked_for(delta, adjacency):
+    made = mechanism(delta, adjacency)
+    certified = made.certificate(1e-4)
+    assert certified.adjacency == made.adjacency == adjacency
+    if delta:
+        assert certified.epsilon == pytest.approx(1.0, rel=1e-3)
+    else:
+        pure = sum(part.pure_epsilon for part in made.parts)
+        assert pure == pytest.approx(1.0, rel=1e-12)
+        assert 0.95 < certified.epsilon <= 1.0 + 1e-6
+    assert made.num_releases == 3
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_the_event_is_that_of_the_noise_on_every_entry(adjacency):
+    # The worst neighbours, seen through the noise entry by entry, are just mu apart.
+    made = mechanism(adjacency=adjacency)
+    scales = made.noise_scales
+    triangle = np.triu_indices(3)
+    (upper, _, _, _), (_, _, xty, _), (_, _, _, yty) = (
+        moves(*pair) for pair in WORST["l2", adjacency]
+    )
+    shifts = (upper / scales.xtx[triangle], xty / scales.xty, yty / scales.yty)
+    mu = math.sqrt(sum(np.sum(shift**2) for shift in shifts))
+    assert gdp.delta(mu, 1.0) == pytest.approx(1e-4, rel=1e-6)
+    # A dense record gains nothing from the smaller noise off the diagonal.
+    dense = moves((EVEN, B), NOTHING)[0] / scales.xtx[triangle]
+    size = np.sum((R**2 / scales.xtx[0, 0]) ** 2)
+    assert np.sum(dense**2) == pytest.approx(size)
+
+
+def spreads(made, num=20_000):
+    zeros = RegressionStatistics(jnp.zeros((3, 3)), jnp.zeros(3), jnp.zeros(()))
+    keys = jax.random.split(jax.random.key(0), num)
+    return jax.jit(jax.vmap(lambda key: made.release(key, zeros)))(keys)
+
+
+def agrees(samples, standard_deviation, kurtosis):
+    """Whether the mean square is not surely another, by the normal limit; of false alarm 1e-6."""
+    squares = np.asarray(samples, float).ravel() ** 2 / standard_deviation**2
+    error = math.sqrt((kurtosis - 1) / squares.size)
+    return abs(squares.mean() - 1) / error < stats.norm.isf(FALSE_ALARM / 2)
+
+
+@pytest.mark.parametrize(("delta", "kurtosis"), [(1e-4, 3), (0.0, 6)])
+def test_the_noise_is_as_large_as_stated_and_symmetric(delta, kurtosis):
+    made = mechanism(delta)
+    seen, stated = spreads(made), made.noise_scales
+    np.testing.assert_array_equal(seen.xtx, np.swapaxes(seen.xtx, 1, 2))
+
+    def all_agree(seen):
+        entries = [(seen.xtx[:, i, j], stated.xtx[i, j]) for i in range(3) for j in range(i, 3)]
+        rest = [(seen.xty, stated.xty), (seen.yty, stated.yty)]
+        return [agrees(samples, std, kurtosis) for samples, std in entries + rest]
+
+    assert all(all_agree(seen))
+    # The power check.
+    assert not any(all_agree(jax.tree.map(lambda leaf: 1.1 * leaf, seen)))
+    correlations = np.corrcoef(np.asarray(seen.xtx).reshape(-1, 9)[:, [0, 1, 2, 4, 5, 8]].T)
+    assert np.abs(correlations - np.eye(6)).max() < 0.04
+
+
+def test_off_the_diagonal_gaussian_noise_is_smaller_and_laplace_noise_is_not():
+    gaussian, laplace = mechanism(1e-4).noise_scales.xtx, mechanism(0.0).noise_scales.xtx
+    assert gaussian[0, 0] / gaussian[0, 1] == pytest.approx(math.sqrt(2))
+    assert laplace[0, 0] == laplace[0, 1]
+
+
+def test_release_is_a_function_of_key_and_value_under_jit_and_vmap():
+    made, key = mechanism(), jax.random.key(3)
+    exact = sufficient_statistics(jnp.ones((4, 3)), jnp.ones(4))
+    stacked = jax.tree.map(lambda leaf: leaf[None], exact)
+    several = jax.jit(jax.vmap(made.release))(key[None], stacked)
+    for again in (jax.jit(made.release)(key, exact), made.release(key, exact)):
+        for part, other in zip(again, several, strict=True):
+            np.testing.assert_allclose(part, other[0], rtol=1e-5)
+
+
+def test_without_yty_its_budget_goes_to_the_others():
+    split = AssumedModel(1.0, 1.0, noise_known=True)
+    made = mechanism(split=split)
+    exact = sufficient_statistics(jnp.ones((4, 3)), jnp.ones(4))
+    assert made.release(jax.random.key(0), exact).yty is None
+    assert made.noise_scales.yty is None
+    assert made.num_releases == 2
+    assert made.certificate(1e-4).epsilon == pytest.approx(1.0, rel=1e-3)
+    with_yty = mechanism(split=replace(split, noise_known=False))
+    assert made.scales.xtx < with_yty.scales.xtx
+    assert made.scales.xty < with_yty.scales.xty
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.0])
+def test_a_split_that_is_given_is_kept(delta):
+    made = mechanism(delta, split=RegressionStatistics(0.5, 0.3, 0.2))
+    if delta:
+        mus = np.array([part.mu**2 for part in made.parts])
+    else:
+        mus = np.array([part.pure_epsilon for part in made.parts])
+    np.testing.assert_allclose(mus / mus.sum(), [0.5, 0.3, 0.2], rtol=1e-9)
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_the_optimal_split_is_where_the_stated_loss_is_least(law):
+    d, b, v = 5, 0.7, 0.3
+    sizes = RegressionStatistics(4.0, 6.0, 9.0)
+    shares = np.array(optimal_budget_shares(sizes, AssumedModel(b, math.sqrt(v)), R, d, law))
+
+    def loss(shares):
+        variances = np.square(sizes) / shares ** (1 if law == "gaussian" else 2)
+        if law == "gaussian":
+            variances[0] *= (1 + 1 / d) / 2
+        xtx, xty, yty = variances
+        of_coefficients = d**2 * (xty + b**2 * xtx) / (2 * R**2 * v)
+        return of_coefficients + (yty + 4 * b**2 * xty + b**4 * xtx) / (4 * v**2)
+
+    least = loss(shares)
+    assert least < 0.95 * loss(np.full(3, 1 / 3))
+    for step in ([0.02, -0.02, 0], [-0.02, 0.02, 0], [0.02, 0, -0.02], [-0.02, 0, 0.02]):
+        assert loss(shares + np.array(step)) > least
+
+
+def test_the_default_split_has_a_smaller_error_than_an_even_one():
+    def error(split):
+        d, n = 10, 3_000
+        bounds = RegressionBounds(x_norm=math.sqrt(d), y_size=2.0)
+        made = PerturbedStatistics.from_epsilon(
+            bounds, 1.0, 1e-4, "add_remove", num_features=d, split=split
+        )
+        rng = np.random.default_rng(0)
+        x, beta = rng.normal(size=(n, d)), np.full(d, 1 / math.sqrt(d))
+        y = x @ beta + rng.normal(size=n)
+        exact = sufficient_statistics(*bounds.clip(x, y))
+        best = np.linalg.solve(exact.xtx, exact.xty)
+        keys = jax.random.split(jax.random.key(1), 500)
+        seen = jax.jit(jax.vmap(lambda key: made.release(key, exact)))(keys)
+        fits = jnp.linalg.solve(seen.xtx, seen.xty[..., None])[..., 0]
+        return float(jnp.mean((fits - best) ** 2))
+
+    assert error(None) < 0.85 * error(RegressionStatistics(1 / 3, 1 / 3, 1 / 3))
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.0])
+def test_with_epsilon_large_the_posterior_is_the_exact_one(x64, delta):
+    made = mechanism(delta, epsilon=1e16)
+    rng = np.random.default_rng(0)
+    x, y = np.clip(rng.normal(size=(50, 3)), -1, 1), np.clip(rng.normal(size=50), -3, 3)
+    released = made.release_records(jax.random.key(0), x, y)
+    prior = {"prior_precision": 1.0, "noise_shape": 1.0, "noise_rate": 1.0}
+    found = unknown_noise_posterior(repair(released, 1e-3), 50, **prior)
+    precision = np.eye(3) + x.T @ x
+    mean = np.linalg.solve(precision, x.T @ y)
+    np.testing.assert_allclose(found.precision, precision, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.rate, 1 + (y @ y - mean @ precision @ mean) / 2, rtol=1e-6)
+
+
+def test_records_are_clipped_whatever_they_are():
+    made = mechanism(epsilon=1e6, delta=0.5)
+    nothing = made.release_records(jax.random.key(0), jnp.zeros((0, 3)), jnp.zeros(0))
+    assert max(float(jnp.abs(part).max()) for part in nothing) < 0.1
+    one = made.release_records(jax.random.key(0), jnp.array([[100.0, 0, 0]]), jnp.array([-50.0]))
+    np.testing.assert_allclose(one.xtx[0, 0], R**2, atol=0.1)
+    np.testing.assert_allclose(one.xty[0], -R * B, atol=0.1)
+    bad = jnp.array([[jnp.nan, 1.0, 1.0], [jnp.inf, 0, 0]])
+    odd = made.release_records(jax.random.key(0), bad, jnp.array([jnp.nan, jnp.inf]))
+    np.testing.assert_allclose(odd.xtx, nothing.xtx, atol=1e-3)
+    np.testing.assert_allclose(odd.yty, 2 * B**2, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be a finite number > 0"),
+        ({"epsilon": -1.0, "delta": 0.0}, "epsilon must be a finite number > 0"),
+        ({"delta": 1.0}, "delta must be in"),
+        ({"adjacency": "both"}, "adjacency must be"),
+        ({"num_features": 0}, "num_features must be"),
+        ({"split": RegressionStatistics(0.5, 0.4, 0.2)}, "shares must be numbers that add up"),
+        ({"split": RegressionStatistics(1.2, -0.2, None)}, "shares must be a finite number > 0"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        mechanism(**change)
+
+
+def test_a_guess_is_of_positive_numbers():
+    with pytest.raises(ValueError, match="coefficient_norm must be a finite number > 0"):
+        AssumedModel(0.0, 1.0)
+    with pytest.raises(ValueError, match="noise_std must be a finite number > 0"):
+        AssumedModel(1.0, math.inf)
+
+
+def test_statistics_of_another_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"statistics\.xtx must be of shape \(3, 3\)"):
+        mechanism().release(jax.random.key(0), sufficient_statistics(jnp.ones((4, 2)), jnp.ones(4)))
+
+
+def test_words_name_clipping_weights_and_noise():
+    words = mechanism().describe()
+    assert words["records"] == "3 features and a target each, clipped: x to L2 norm 2, |y| to 3"
+    assert "sqrt(2)" in words["weights"]
+    assert "weights" not in mechanism(0.0).describe()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_statistics_of_half_precision_are_not_rounded(dtype):
+    # In steps of four a record would move them by four times their sensitivity.
+    for n in range(3000, 3010):
+        found = sufficient_statistics(jnp.ones((n, 1), dtype), jnp.ones(n, dtype))
+        assert [float(jnp.sum(part)) for part in found] == [n, n, n]
+
+
+def test_products_are_not_rounded_to_fewer_bits_on_accelerators():
+    jaxpr = jax.make_jaxpr(sufficient_statistics)(jnp.ones((5, 3)), jnp.ones(5))
+    precisions = [e.params["precision"] for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert precisions == [(jax.lax.Precision.HIGHEST,) * 2] * 3
+
+
+def test_whole_statistics_get_the_same_noise_as_floats():
+    mechanism = PerturbedStatistics.from_epsilon(BOUNDS, 1.0, 1e-4, "add_remove", num_features=2)
+    floats = RegressionStatistics(jnp.eye(2) * 9, jnp.ones(2), jnp.array(5.0))
+    whole = RegressionStatistics(*(part.astype(int) for part in floats))
+    released = [mechanism.release(jax.random.key(0), part) for part in (floats, whole)]
+    jax.tree.map(np.testing.assert_array_equal, *released)

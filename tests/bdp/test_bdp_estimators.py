@@ -1,0 +1,239 @@
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.bdp.estimators import (
+    beta_upper_bound,
+    empirical_bernstein_upper_bound,
+    student_upper_bound,
+)
+
+GAMMA = 0.05
+TRIALS = 4_000
+DRAWS = 100
+
+
+def plain_student(values, gamma):
+    """Theorem 4 word for word."""
+    quantile = stats.t.ppf(1 - gamma, len(values) - 1)
+    return np.mean(values) + quantile * np.std(values) / math.sqrt(len(values) - 1)
+
+
+def plain_bernstein(values, gamma, bound):
+    count, level = len(values), math.log(2 / gamma)
+    near = math.sqrt(2 * np.var(values, ddof=1) * level / count)
+    return np.mean(values) + near + 7 * bound * level / (3 * (count - 1))
+
+
+def coverage(estimates, mean):
+    """How often log estimates of a mean are above it."""
+    return float(np.mean(estimates[..., 0] >= math.log(mean)))
+
+
+def covers(share):
+    """Whether 4,000 trials are in line with 1 - gamma: 5 standard errors, wrong once in 3e6."""
+    return share >= 1 - GAMMA - 5 * math.sqrt(GAMMA * (1 - GAMMA) / TRIALS)
+
+
+def normal_draws():
+    return np.random.default_rng(1).normal(10.0, 1.0, (TRIALS, DRAWS, 1))
+
+
+def rare_draws():
+    """One draw in 1,000 is 10^4, others are 1: the mean, 10.999, shows in one batch of ten."""
+    rare = np.random.default_rng(2).random((TRIALS, DRAWS, 1)) < 1e-3
+    return np.where(rare, 1e4, 1.0)
+
+
+RARE_MEAN = 1e-3 * 1e4 + (1 - 1e-3)
+
+
+@pytest.mark.parametrize("gamma", [0.3, 1e-3, 1e-8])
+def test_the_plain_formulas(gamma):
+    values = np.random.default_rng(0).exponential(2.0, (3, 400, 2))
+    logs, bound = np.log(values), 30.0
+    ours = np.exp(student_upper_bound(logs, gamma))
+    bernstein = np.exp(empirical_bernstein_upper_bound(logs, gamma, math.log(bound)))
+    for row, column in np.ndindex(3, 2):
+        draws = values[row, :, column]
+        assert ours[row, column] == pytest.approx(plain_student(draws, gamma), rel=1e-7)
+        expected = min(bound, plain_bernstein(draws, gamma, bound))
+        assert bernstein[row, column] == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("gamma", [1e-12, 1e-15, 1e-16])
+@pytest.mark.parametrize("count", [2, 5, 1_024])
+def test_the_smallest_failure_probabilities_keep_their_quantile(gamma, count):
+    """Of draws with M = 1 and S = 1 / (2 sqrt(N - 1)), the estimate less 1 is t / (2 (N - 1))."""
+    mean_and_spread = np.full(count, 1.0)
+    mean_and_spread[:2] += np.array([1, -1]) * math.sqrt(count / 8 / (count - 1))
+    quantile = (
+        np.expm1(student_upper_bound(np.log(mean_and_spread)[:, None], gamma)[0]) * 2 * (count - 1)
+    )
+    with mpmath.workdps(40):
+        half, share = (
+            mpmath.mpf(count - 1) / 2,
+            (count - 1) / (count - 1 + mpmath.mpf(quantile) ** 2),
+        )
+        tail = mpmath.betainc(half, 0.5, 0, share, regularized=True) / 2
+    assert float(tail) == pytest.approx(gamma, rel=1e-9, abs=0)
+
+
+def test_logs_beyond_floats_move_the_estimate_along():
+    logs = np.random.default_rng(3).normal(0, 2, (50, 4))
+    shifts = np.array([0.0, 1e5, -1e5, 700.0])
+    np.testing.assert_allclose(
+        student_upper_bound(logs + shifts, GAMMA),
+        student_upper_bound(logs, GAMMA) + shifts,
+        rtol=1e-12,
+    )
+    np.testing.assert_allclose(
+        empirical_bernstein_upper_bound(logs + shifts, GAMMA, 9.0 + shifts),
+        empirical_bernstein_upper_bound(logs, GAMMA, 9.0) + shifts,
+        rtol=1e-12,
+    )
+
+
+def test_draws_that_are_all_alike_are_their_own_estimate():
+    assert student_upper_bound(np.full((30, 1), 3e4), 1e-15) == 3e4
+    assert student_upper_bound(np.zeros((30, 1)), 1e-15) == 0
+
+
+def test_masked_draws_count_for_nothing():
+    rng = np.random.default_rng(4)
+    logs, mask = rng.normal(0, 1, (6, 40, 3)), rng.random((6, 40)) < 0.6
+    spoilt = np.where(mask[..., None], logs, 1e9)
+    masked = (
+        student_upper_bound(spoilt, GAMMA, mask),
+        empirical_bernstein_upper_bound(spoilt, GAMMA, 8.0, mask),
+    )
+    for row in range(6):
+        left = logs[row][mask[row]]
+        np.testing.assert_allclose(masked[0][row], student_upper_bound(left, GAMMA), rtol=1e-12)
+        np.testing.assert_allclose(
+            masked[1][row], empirical_bernstein_upper_bound(left, GAMMA, 8.0), rtol=1e-12
+        )
+    np.testing.assert_array_equal(
+        student_upper_bound(logs, GAMMA, np.ones((6, 40), bool)), student_upper_bound(logs, GAMMA)
+    )
+
+
+def test_fewer_than_two_draws_say_nothing():
+    logs, mask = np.ones((3, 5, 2)), np.zeros((3, 5), bool)
+    mask[1, 0] = mask[2, 0] = mask[2, 3] = True
+    np.testing.assert_array_equal(
+        student_upper_bound(logs, GAMMA, mask)[:, 0], [np.inf, np.inf, 1.0]
+    )
+    bounds = empirical_bernstein_upper_bound(logs, GAMMA, [2.0, 3.0], mask)
+    np.testing.assert_array_equal(bounds[:2], [[2.0, 3.0], [2.0, 3.0]])
+    assert student_upper_bound(np.ones((1, 1)), GAMMA) == np.inf
+    assert student_upper_bound(np.ones((0, 1)), GAMMA) == np.inf
+    assert student_upper_bound(np.ones((4, 0, 7)), GAMMA).shape == (4, 7)
+    assert student_upper_bound(np.ones((0, 5, 7)), GAMMA, np.ones((0, 5), bool)).shape == (0, 7)
+    assert student_upper_bound(np.full((5, 1), -np.inf), GAMMA) == -np.inf
+
+
+def test_a_draw_without_a_moment_has_no_finite_estimate():
+    logs = np.array([[0.0], [1.0], [np.inf]])
+    assert student_upper_bound(logs, GAMMA) == np.inf
+    assert empirical_bernstein_upper_bound(logs, GAMMA, np.inf) == np.inf
+    assert student_upper_bound(logs, GAMMA, np.array([True, True, False])) < np.inf
+
+
+def test_the_distribution_free_bound_never_exceeds_the_largest_value():
+    logs = np.random.default_rng(5).uniform(-3, 2, (20, 50, 4))
+    bounds = np.array([2.0, 2.5, 4.0, np.inf])
+    values = empirical_bernstein_upper_bound(logs, 1e-15, bounds)
+    assert np.all(values <= bounds)
+    assert np.all(values[..., :3] == bounds[:3])  # 50 draws are too few for 1e-15
+    many = empirical_bernstein_upper_bound(np.tile(logs, (1, 100, 1)), 1e-15, bounds)
+    assert np.all(many[..., :2] < bounds[:2] - 0.2)
+
+
+def test_student_covers_normal_draws_where_their_mean_does_not():
+    draws = normal_draws()
+    share = coverage(student_upper_bound(np.log(draws), GAMMA), 10.0)
+    assert covers(share)
+    assert share <= 1 - GAMMA + 5 * math.sqrt(GAMMA * (1 - GAMMA) / TRIALS)  # nor is it loose
+    assert not covers(coverage(np.log(draws.mean(axis=1)), 10.0))
+
+
+def test_student_fails_on_rare_large_draws_where_the_distribution_free_bound_holds():
+    logs = np.log(rare_draws())
+    assert not covers(coverage(student_upper_bound(logs, GAMMA), RARE_MEAN))
+    assert (
+        coverage(student_upper_bound(logs, GAMMA), RARE_MEAN) < 0.15
+    )  # 1 - 0.999^100 of the batches have one
+    assert covers(coverage(empirical_bernstein_upper_bound(logs, GAMMA, math.log(1e4)), RARE_MEAN))
+
+
+def test_the_distribution_free_bound_is_of_use_with_many_draws():
+    draws = np.random.default_rng(6).beta(0.5, 8.0, (100, 20_000, 1))
+    bounds = empirical_bernstein_upper_bound(np.log(draws), GAMMA, 0.0)
+    assert coverage(bounds, 0.5 / 8.5) == 1.0
+    assert np.all(np.exp(bounds) < 1.1 * 0.5 / 8.5)
+    assert coverage(np.log(draws.mean(axis=1)), 0.5 / 8.5) < 0.7
+
+
+def test_a_hundred_zeros_never_give_zero():
+    gammas = np.array([1e-300, 1e-15, 0.05, 0.5, 1 - 1e-9])
+    values = beta_upper_bound(0, 100, gammas)
+    assert np.all(values > 0)
+    assert beta_upper_bound(0, 100, 1.0) == 0
+    assert beta_upper_bound(0, 100, 0.0) == 1
+    np.testing.assert_allclose(values, -np.expm1(np.log(gammas) / 101), rtol=1e-6)
+
+
+def test_a_hundred_zeros_and_a_mean_of_one_in_a_hundred():
+    """Its failure probability is that of no one among 101 draws."""
+    assert beta_upper_bound(0, 100, 0.99**101) == pytest.approx(0.01, rel=1e-12)
+    assert round(0.99**101, 2) == 0.36
+
+
+def test_the_binary_estimate_is_a_quantile_of_the_mean_given_the_draws():
+    """By Bayes' rule in a simulation: of means drawn evenly, those that give 3 ones in 10 draws."""
+    rng = np.random.default_rng(7)
+    means = rng.random(400_000)
+    means = means[rng.binomial(10, means) == 3]
+    share = np.mean(beta_upper_bound(3, 7, GAMMA) > means)
+    error = math.sqrt(GAMMA * (1 - GAMMA) / len(means))
+    assert abs(share - (1 - GAMMA)) < 5 * error
+    assert abs(np.mean(means < 0.3) - (1 - GAMMA)) > 5 * error  # the mean of the draws is not
+
+
+def test_the_binary_estimate_broadcasts_and_grows_with_ones():
+    values = beta_upper_bound(np.arange(5), 100, np.array([[1e-2], [1e-15]]))
+    assert values.shape == (2, 5)
+    assert np.all(np.diff(values, axis=1) > 0)
+    assert np.all(values[1] > values[0])
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.6, math.nan, "0.1"])
+def test_bad_failure_probabilities_are_refused(gamma):
+    with pytest.raises(ValueError, match=r"^failure_probability must be in \(0, 1"):
+        student_upper_bound(np.zeros((3, 1)), gamma)
+
+
+def test_other_bad_arguments_are_refused_by_name():
+    logs = np.zeros((3, 1))
+    with pytest.raises(ValueError, match=r"^failure_probability must be in \[0, 1\], got 1\.5"):
+        beta_upper_bound(0, 1, 1.5)
+    with pytest.raises(ValueError, match=r"^ones must be whole numbers >= 0, got -1"):
+        beta_upper_bound(-1, 1, 0.1)
+    with pytest.raises(ValueError, match=r"^zeros must be whole numbers >= 0, got 0\.5"):
+        beta_upper_bound(1, 0.5, 0.1)
+    with pytest.raises(ValueError, match=r"^log_values must be of shape"):
+        student_upper_bound(np.zeros(3), 0.1)
+    with pytest.raises(ValueError, match=r"^log_values must be numbers"):
+        student_upper_bound(logs * math.nan, 0.1)
+    with pytest.raises(ValueError, match=r"^mask must be of shape \(3,\), got \(2,\)"):
+        student_upper_bound(logs, 0.1, np.ones(2, bool))
+    with pytest.raises(ValueError, match=r"^mask must be an array of booleans"):
+        student_upper_bound(logs, 0.1, np.ones(3))
+    with pytest.raises(ValueError, match=r"^log_bound must be at least every sample's log"):
+        empirical_bernstein_upper_bound(logs, 0.1, -0.1)
+    with pytest.raises(ValueError, match="at least every sample's log, got nan"):
+        empirical_bernstein_upper_bound(logs, 0.1, math.nan)

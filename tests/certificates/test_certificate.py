@@ -1,0 +1,214 @@
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from accounting_cases import FakeMechanism, Noiseless, gaussian
+from dp_accounting import dp_event
+
+from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
+from dpjax.certificates import certify
+from dpjax.certificates.text import round_down, round_up
+
+DELTA = 1e-5
+
+
+class Selection(FakeMechanism):
+    """The best of several releases, of which no privacy loss distribution is known."""
+
+    @property
+    def event(self):
+        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    return FakeMechanism(noise_multiplier=1.0).certificate(DELTA)
+
+
+@pytest.fixture(scope="module")
+def without_replacement():
+    mechanism = FakeMechanism(1.0, sampling="fixed_size", adjacency="replace_one")
+    return mechanism.certificate(DELTA)
+
+
+def test_the_guarantee_is_the_privacy_loss_distribution(certificate):
+    event = FakeMechanism(1.0).event
+    assert certificate.accountant == "pld"
+    assert certificate.epsilon == epsilon(event, DELTA, adjacency="add_remove")
+    kinds = {estimate.accountant: estimate.kind for estimate in certificate.estimates}
+    assert kinds == {
+        "pld": "guarantee",
+        "rdp": "bound",
+        "moments": "bound",
+        "gdp_clt": "approximation",
+    }
+
+
+def test_every_estimate_is_its_accountants_epsilon(certificate):
+    for estimate in certificate.estimates:
+        value = epsilon(
+            FakeMechanism(1.0).event, DELTA, adjacency="add_remove", method=estimate.accountant
+        )
+        assert estimate.epsilon == value
+
+
+def test_without_replacement_the_guarantee_is_that_of_the_curve(without_replacement):
+    assert without_replacement.accountant == "pld"
+    estimates = {one.accountant: one for one in without_replacement.estimates}
+    assert estimates["pld"].epsilon == without_replacement.epsilon < estimates["rdp"].epsilon
+
+
+def test_where_there_is_no_distribution_the_renyi_bound_is_the_guarantee_and_is_named():
+    selection = Selection(4.0).certificate(DELTA)
+    assert selection.accountant == "rdp"
+    estimates = {one.accountant: one for one in selection.estimates}
+    assert estimates["pld"].kind == "unavailable"
+    assert estimates["pld"].epsilon is None
+    assert "RepeatAndSelectDpEvent" in estimates["pld"].note
+    assert estimates["rdp"].epsilon == selection.epsilon
+    text = " ".join(str(selection).split())
+    assert "accountant rdp (Rényi DP" in text
+    assert selection.epsilon_lower is None
+    assert "epsilon, lower bound not available (the loss of RepeatAndSelectDpEvent" in text
+
+
+@pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
+def test_the_lower_bound_is_close(fixture, request):
+    certificate = request.getfixturevalue(fixture)
+    assert 0.997 * certificate.epsilon < certificate.epsilon_lower < certificate.epsilon
+    assert "not a guarantee" in certificate.epsilon_lower_note
+
+
+def test_the_approximation_is_compared_to_the_bounds(certificate):
+    limit = certificate.estimates[-1]
+    bounds = f"[{round_down(certificate.epsilon_lower)}, {round_up(certificate.epsilon)}]"
+    share = 1 - limit.epsilon / certificate.epsilon_lower
+    assert limit.note.endswith(f"not a guarantee; below the bounds {bounds} by {share:.2%}")
+    loose = FakeMechanism(0.5, 2_000).certificate(DELTA)
+    share = loose.estimates[-1].epsilon / loose.epsilon - 1
+    assert loose.estimates[-1].note.endswith(f"by {share:.2%}")
+    assert "; above the bounds [" in loose.estimates[-1].note
+    exact = FakeMechanism(5.0, sampling="none").certificate(DELTA).estimates[-1]
+    assert exact.epsilon == pytest.approx(gdp.epsilon(2.0, DELTA))
+    assert "; within the bounds [" in exact.note
+
+
+def test_the_risks_are_those_of_the_trade_off_functions(certificate):
+    found = {one.name: one for one in certificate.risks}
+    assert list(found) == [
+        "advantage",
+        "accuracy at prior 0.5",
+        "accuracy at prior 0.1",
+        "TPR at FPR 0.01",
+        "TPR at FPR 0.001",
+        "TPR at FPR 1e-05",
+        "sum of errors",
+    ]
+    for name, metric in (
+        ("advantage", risk.advantage),
+        ("accuracy at prior 0.1", lambda curve: risk.bayes_accuracy(curve, 0.1)),
+        ("TPR at FPR 1e-05", lambda curve: risk.true_positive_rate(curve, 1e-5)),
+    ):
+        assert found[name].upper == metric(certificate.curve)
+        assert found[name].lower == metric(certificate.curve_upper)
+    for one in certificate.risks:
+        assert one.lower <= one.upper <= 1.01 * one.lower
+    assert found["sum of errors"].lower == 1 - found["advantage"].upper
+    assert certificate.curve.epsilon(DELTA) == pytest.approx(certificate.epsilon, rel=2e-3)
+
+
+def test_gaussian_risks_are_exact():
+    certificate = FakeMechanism(5.0, sampling="none").certificate(DELTA)
+    assert certificate.curve == certificate.curve_upper
+    assert certificate.curve.mu == pytest.approx(2.0)
+
+
+def test_without_an_upper_curve_the_note_gives_the_reason():
+    selection = Selection(4.0).certificate(DELTA)
+    assert selection.curve_upper is None
+    assert "the other bounds are not computed: dp-accounting has no privacy" in selection.risks_note
+    assert all(one.lower is None for one in selection.risks[:-1])
+    assert selection.risks[-1].upper is None
+    assert selection.risks[-1].lower == 1 - selection.risks[0].upper
+    assert "not computed" in " ".join(str(selection).split())
+    # A looser account is a weaker guarantee, never a stronger one.
+    once = tradeoff.Gaussian(FakeMechanism(4.0).noise_multiplier ** -1)
+    assert selection.risks[0].upper > risk.advantage(once)
+
+
+def test_more_caveats_keep_the_curve(certificate):
+    changed = dataclasses.replace(certificate, caveats=("Seeded.",))
+    assert changed.risks == certificate.risks
+    assert changed.paragraph().endswith("Seeded.")
+
+
+def test_the_text_names_everything(certificate):
+    text = " ".join(str(certificate).split())
+    for part in (
+        "pld (privacy loss distribution",
+        "add_remove: one record is added or removed",
+        "one <image>",
+        "each batch is drawn by poisson sampling",
+        "delta 1e-05",
+        "releases 100",
+        f"epsilon, lower bound {round_down(certificate.epsilon_lower)} (not a guarantee",
+        "approximation: central limit theorem of Gaussian DP",
+        "bound: Rényi DP, conversion of Canonne, Kamath & Steinke 2020",
+        "conversion of Abadi et al. 2016",
+        *certificate.caveats,
+    ):
+        assert part in text
+    assert "replace_one: one record is replaced by any other" in str(
+        FakeMechanism(4.0, sampling="none", adjacency="replace_one").certificate(DELTA)
+    )
+
+
+def test_html_is_escaped(certificate):
+    page = certificate._repr_html_()
+    assert "one &lt;image&gt;" in page
+    assert "<image>" not in page
+    assert page.count("<tr>") == page.count("</tr>") == 8 + 1 + 4 + 8
+    assert "at most " + round_up(certificate.risks[0].upper) in page
+
+
+@pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
+def test_json_round_trip(fixture, request):
+    certificate = request.getfixturevalue(fixture)
+    restored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
+    assert restored == certificate.to_dict()
+    assert restored["epsilon"] == certificate.epsilon
+    assert restored["epsilon_lower"] == certificate.epsilon_lower
+    assert restored["num_releases"] == 100
+    assert restored["risks"][0]["upper"] == certificate.risks[0].upper
+    assert restored["risks_note"] == certificate.risks_note
+    assert [estimate["accountant"] for estimate in restored["estimates"]] == [
+        "pld",
+        "rdp",
+        "moments",
+        "gdp_clt",
+    ]
+
+
+def test_no_noise_is_infinite_in_words_and_in_json():
+    certificate = Noiseless(1.0).certificate(DELTA)
+    assert certificate.epsilon == certificate.epsilon_lower == math.inf
+    assert "(inf, 1e-05)-differential privacy" in str(certificate)
+    assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["epsilon"] == "inf"
+
+
+def test_nothing_is_certified_without_a_bound():
+    with pytest.raises(UnsupportedEventError, match="no guarantee"):
+        FakeMechanism(1.0, sampling="fixed_size").certificate(DELTA)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan, "small"])
+def test_bad_deltas_are_refused(delta):
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
+        certify(FakeMechanism(1.0), delta)
+
+
+def test_the_mechanisms_can_be_imported_before_the_accounting():
+    subprocess.run([sys.executable, "-c", "import dpjax.mechanisms.base"], check=True)

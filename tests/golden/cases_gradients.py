@@ -1,0 +1,64 @@
+"""Clipped sums of the zoo of losses in float64: by the usual routes and by ghost norms.
+
+That the other ways to a clipped sum agree with these is tested beside the zoo itself.
+"""
+
+from functools import partial
+
+import api
+import jax
+import jax.numpy as jnp
+import numpy as np
+from zoo import ZOO, build
+
+MASK = np.array([True, True, True, False])
+LARGE = 256
+# Compiling is what takes the time, not running.
+_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def _sums(name):
+    """Sums at a bound that some of the examples exceed, and each example's norm and loss."""
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        usual, ghost = _routes(case)
+
+        @_jit
+        def compute(clip, *arguments):
+            by_usual = api.clipped_sum(case.loss, clip, *arguments)
+            if ghost == usual:
+                return by_usual, None
+            with api.preferring_ghost_norms():
+                return by_usual, api.clipped_sum(case.loss, clip, *arguments)
+
+        arguments = case.params, case.batch, MASK
+        norms = np.asarray(compute(1.0, *arguments)[0][1])
+        clip = float(np.median(norms[norms > 0])) if np.any(norms > 0) else 1.0
+        first, second = compute(clip, *arguments)
+        found = {"clip": clip, "routes": usual, "sum": _leaves(first[0], LARGE)}
+        found |= {"norms": first[1], "losses": first[2]}
+        if second is not None:
+            found |= {"ghost routes": ghost, "ghost norms": second[1]}
+            found |= {"ghost sum": _leaves(second[0], 3)}
+        return found
+
+
+def _routes(case):
+    usual = api.routes_of(*case)
+    with api.preferring_ghost_norms():
+        return usual, api.routes_of(*case)
+
+
+def _leaves(tree, most):
+    """The leaves, flat; of one with more entries its norm and two random projections."""
+    return [_compact(np.asarray(leaf).ravel(), most) for leaf in jax.tree.leaves(tree)]
+
+
+def _compact(flat, most):
+    if flat.size <= most:
+        return flat
+    directions = np.random.default_rng(0).normal(size=(2, flat.size))
+    return np.append(directions @ flat, np.linalg.norm(flat))
+
+
+CASES = {name: partial(_sums, name) for name in ZOO}

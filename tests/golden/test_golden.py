@@ -1,0 +1,81 @@
+"""Nothing that dpjax computes has changed since it was recorded: see ``record``."""
+
+import copy
+
+import jax
+import pytest
+import record
+
+# Of the groups whose time is spent in compiling, what stands for each kind of case.
+QUICK = {
+    "gradients": (
+        "mlp regularised embedding tied_embedding image_network pooled layer_norm scattered"
+        " scan_over_layers unused siamese weight_normalisation"
+    ).split(),
+    "inference": [
+        "train sgd",
+        "steps fixed size",
+        "sgld transformation",
+        "sghmc transformation",
+        "psgld transformation",
+        "rejection sample add_remove",
+        "dpsvi normal, particles 1",
+        "regression perturbed add_remove",
+        "regression adassp replace_one",
+        "conjugate normal replace_one",
+    ],
+}
+
+
+def _parameters():
+    for group in record.GROUPS:
+        for name in record.cases(group):
+            slow = name not in QUICK.get(group, [name])
+            yield pytest.param(group, name, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiling():
+    """As it is recorded."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize(("group", "name"), list(_parameters()))
+def test_is_as_recorded(group, name):
+    new = record.compute(group, name)
+    changed = list(record.differences(record.load(group)[name], new, record.tolerance(group)))
+    assert not changed, "changed; where on purpose, record it and name it in the CHANGELOG"
+
+
+@pytest.mark.parametrize("group", list(record.GROUPS))
+def test_every_recorded_case_is_computed(group):
+    assert set(record.load(group)) == set(record.cases(group))
+
+
+RECORDED = {"a": 2.0, "b": [1.0, -3.0], "c": [[1, 2], [3]], "d": None, "e": ["inf", 1.0]}
+CHANGES = {
+    "a": 2.0 * (1 + 2e-12),
+    "b": [1.0, -3.0 - 1e-11],
+    "c": [[1, 2], [4]],
+    "d": 0.0,
+    "e": [1e300, 1.0],
+}
+
+
+@pytest.mark.parametrize("key", list(RECORDED))
+def test_a_change_is_found(key):
+    new = copy.deepcopy(RECORDED)
+    assert not list(record.differences(RECORDED, new, record.HOST))
+    new[key] = CHANGES[key]
+    (found,) = record.differences(RECORDED, new, record.HOST)
+    assert found.startswith(f"/{key}")
+    del new[key]
+    assert list(record.differences(RECORDED, new, record.HOST))
+
+
+def test_rounding_within_the_tolerance_is_no_change():
+    new = {**RECORDED, "a": 2.0 * (1 + 1e-13), "b": [1.0 + 1e-12, -3.0]}
+    assert not list(record.differences(RECORDED, new, record.HOST))
+    assert len(list(record.differences(RECORDED, new, 0.0))) == 2

@@ -1,0 +1,290 @@
+"""Losses without a per-example gradient: each must be refused when it is traced, in plain words."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dpjax import clipped_grad
+from dpjax.gradients.loss_checks import check_loss
+
+pytestmark = pytest.mark.usefixtures("strict_numerics")
+
+KEY = jax.random.key(0)
+X = jax.random.normal(KEY, (4, 5))
+IMAGES = jax.random.normal(KEY, (4, 6, 6, 3))
+W = jnp.ones((5, 4))
+BATCH_AXIS = r"^loss_fn must see one example .* normalises over the batch axis .* GroupNorm or Lay"
+
+
+class TestWhatIsNoLoss:
+    @pytest.mark.parametrize(
+        ("loss", "got"),
+        [
+            (lambda w, x: x @ w, r"float32\[4\]"),
+            (lambda w, x: (x @ w).sum(keepdims=True), r"float32\[1\]"),
+            (lambda w, x: ((x @ w).sum(), x), r"float32\[\], float32\[5\]"),
+            (lambda w, x: None, "nothing"),
+            (lambda w, x: jnp.argmax(x @ w), r"int32\[\]"),
+            (lambda w, x: (x @ w).sum().astype(jnp.complex64), r"complex64\[\]"),
+        ],
+    )
+    def test_it_must_be_one_real_number(self, loss, got):
+        with pytest.raises(
+            ValueError, match=rf"^loss_fn must return one float scalar .* got {got}"
+        ):
+            clipped_grad(loss, 1.0)(W, X)
+
+    @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
+    def test_parameters_are_floats(self, dtype):
+        params = {"w": W, "steps": {"n": jnp.ones(2, dtype)}}
+        with pytest.raises(
+            ValueError, match=rf"params\['steps'\]\['n'\] has dtype {dtype.__name__}"
+        ):
+            check_loss(lambda p, x: (x @ p["w"]).sum(), params, X)
+
+    @pytest.mark.parametrize("params", [{}, None, []])
+    def test_there_are_parameters(self, params):
+        with pytest.raises(ValueError, match=r"^params must be a tree with at least one float arr"):
+            check_loss(lambda p, x: x.sum(), params, X)
+
+    def test_the_losss_own_errors_are_its_own(self):
+        def loss(w, x):
+            raise NameError("name 'accuracy' is not defined")
+
+        with pytest.raises(NameError, match="accuracy"):
+            check_loss(loss, W, X)
+
+
+class LinenNet(nn.Module):
+    """Batch normalisation in each of the three ways to say how it is used."""
+
+    frozen: bool
+    said: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        if self.said == "when built":
+            return nn.BatchNorm(use_running_average=self.frozen)(x)
+        if self.said == "by name":
+            return nn.BatchNorm()(x, use_running_average=self.frozen)
+        return nn.BatchNorm()(x, self.frozen)
+
+
+@pytest.mark.parametrize("said", ["when built", "by name", "by place"])
+@pytest.mark.parametrize("batched", [True, False], ids=["x[None]", "x"])
+class TestLinenBatchNorm:
+    @staticmethod
+    def loss(said, batched, frozen, **options):
+        variables = LinenNet(True, said).init(KEY, X)
+
+        def loss(params, x):
+            inputs = {"params": params, "batch_stats": variables["batch_stats"]}
+            out = LinenNet(frozen, said).apply(inputs, x[None] if batched else x, **options)
+            return jnp.sum((out[0] if options else out) ** 2)
+
+        return loss, variables["params"]
+
+    @pytest.mark.parametrize("options", [{"mutable": ["batch_stats"]}, {}], ids=str)
+    def test_in_training_mode_it_is_refused(self, said, batched, options):
+        loss, params = self.loss(said, batched, False, **options)
+        with pytest.raises(ValueError, match=r"flax\.linen\.BatchNorm updates batch_stats"):
+            check_loss(loss, params, X)
+
+    def test_with_fixed_statistics_it_is_not(self, said, batched):
+        check_loss(*self.loss(said, batched, True), X)
+
+
+def test_batch_statistics_among_the_parameters_of_linen():
+    variables = LinenNet(True, "when built").init(KEY, X)
+    with pytest.raises(ValueError, match=r"params\['batch_stats'\].* is a batch statistic"):
+        check_loss(lambda p, x: LinenNet(True, "by name").apply(p, x).sum(), variables, X)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(5, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.sum(self.norm(self.linear(x)) ** 2)
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["merge", "merge copy=True"])
+@pytest.mark.parametrize("batched", [True, False], ids=["x[None]", "x"])
+class TestNnxBatchNorm:
+    @staticmethod
+    def loss(copy, batched, train):
+        model = NnxNet(nnx.Rngs(0))
+        (model.train if train else model.eval)()
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss(params, x):
+            return nnx.merge(graph, params, rest, copy=copy)(x[None] if batched else x)
+
+        return loss, params
+
+    def test_in_training_mode_it_is_refused(self, copy, batched):
+        with pytest.raises(ValueError, match=BATCH_AXIS):
+            check_loss(*self.loss(copy, batched, train=True), X)
+
+    def test_in_evaluation_mode_it_is_not(self, copy, batched):
+        check_loss(*self.loss(copy, batched, train=False), X)
+
+
+def test_batch_statistics_among_the_parameters_of_nnx():
+    graph, state = nnx.split(NnxNet(nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"params.*norm.* is a batch statistic: .* mix examples"):
+        check_loss(lambda p, x: nnx.merge(graph, p, copy=True)(x[None]), state, X)
+
+
+def normalise(x, axis):
+    mean = jnp.mean(x, axis, keepdims=True)
+    return (x - mean) / jnp.sqrt(jnp.var(x, axis, keepdims=True) + 1e-5)
+
+
+@jax.custom_jvp
+def with_own_jvp(x):
+    return normalise(x, 0)
+
+
+with_own_jvp.defjvp(lambda primals, tangents: (with_own_jvp(*primals), tangents[0]))
+
+
+@jax.custom_vjp
+def with_own_vjp(x):
+    return normalise(x, 0)
+
+
+with_own_vjp.defvjp(lambda x: (with_own_vjp(x), None), lambda _, g: (g,))
+
+
+def in_a_cond(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda x: normalise(x, 0), lambda x: x, x)
+
+
+def in_a_switch(x):
+    return jax.lax.switch(1, [jnp.sin, lambda x: normalise(x, 0), jnp.cos], x)
+
+
+def in_a_scan(x):
+    return jax.lax.scan(lambda carry, _: (normalise(carry, 0), None), x, length=2)[0]
+
+
+def over_the_inputs_of_a_scan(x):
+    def step(carry, x):
+        return carry + normalise(x, 0), None
+
+    return jax.lax.scan(step, jnp.zeros_like(x), x[None])[0]
+
+
+def in_a_while(x):
+    return jax.lax.while_loop(lambda c: jnp.sum(c) < 1, lambda c: normalise(c, 0), x)
+
+
+NORMALISATIONS = {
+    "plain": lambda x: normalise(x, 0),
+    "negative axis": lambda x: normalise(x, -2),
+    "mean alone": lambda x: x - x.mean(0),
+    "scale alone": lambda x: x / jnp.sqrt(jnp.mean(x * x, 0)),
+    "largest": lambda x: x / jnp.max(jnp.abs(x), 0),
+    "fast variance": lambda x: (x - x.mean(0)) * jax.lax.rsqrt((x**2).mean(0) - x.mean(0) ** 2 + 1),
+    "affine": lambda x: 2 * normalise(x, 0) + 1,
+    "of an activation": lambda x: normalise(jax.nn.relu(x) * 3, 0),
+    "jax.nn.standardize": lambda x: jax.nn.standardize(x, axis=0),
+    "jit": jax.jit(lambda x: normalise(x, 0)),
+    "jit in jit": jax.jit(lambda x: jnp.sin(jax.jit(normalise, static_argnums=1)(x, 0))),
+    "mean and difference in two jits": lambda x: x - jax.jit(lambda x: x.mean(0))(x),
+    "remat": jax.checkpoint(lambda x: normalise(x, 0)),
+    "custom_jvp": with_own_jvp,
+    "custom_vjp": with_own_vjp,
+    "cond": in_a_cond,
+    "switch": in_a_switch,
+    "scan": in_a_scan,
+    "inputs of a scan": over_the_inputs_of_a_scan,
+    "while": in_a_while,
+    "vmap over features": jax.vmap(lambda x: x - x.mean(0), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_batch_normalisation_by_hand(name):
+    """Under the standard promotion of ranks, as most users have it."""
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(ValueError, match=BATCH_AXIS),
+    ):
+        check_loss(lambda w, x: jnp.sum(NORMALISATIONS[name](x[None] @ w) ** 2), W, X)
+
+
+@pytest.mark.parametrize("axes", [0, (0, 1, 2), (0, 1), (0, 3)], ids=str)
+def test_batch_normalisation_of_images_by_hand(axes):
+    with pytest.raises(ValueError, match=BATCH_AXIS):
+        check_loss(lambda w, x: jnp.sum(w[0, 0] * normalise(x[None], axes)), W, IMAGES)
+
+
+def test_a_mean_over_no_axis_is_batch_normalisation_of_one_example():
+    """What batch normalisation over all axes but the last does to a vector: it removes it."""
+    with pytest.raises(ValueError, match=BATCH_AXIS):
+        check_loss(lambda w, x: jnp.sum(normalise(x @ w, ())), W, X)
+
+
+COLLECTIVES = {
+    "psum": lambda x: jax.lax.psum(x, "i"),
+    "pmean": lambda x: jax.lax.pmean(x, "i"),
+    "pmax": lambda x: jax.lax.pmax(jax.lax.stop_gradient(x), "i"),
+    "all_gather": lambda x: jax.lax.all_gather(x, "i"),
+    "ppermute": lambda x: jax.lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+    "all_to_all": lambda x: jax.lax.all_to_all(x.reshape(2, 2), "i", 0, 0),
+    "psum_scatter": lambda x: jax.lax.psum_scatter(x.reshape(2, 2), "i"),
+    "psum in jit": lambda x: jax.jit(lambda x: jax.lax.psum(x, "i"))(x),
+    "psum in scan": lambda x: jax.lax.scan(lambda c, x: (c, jax.lax.psum(x, "i")), 0.0, x)[1],
+    "psum in cond": lambda x: jax.lax.cond(
+        x[0] > 0, lambda: jax.lax.psum(x, "i"), lambda: jax.lax.psum(2 * x, "i")
+    ),
+}
+SEES_ONE = r"^loss_fn must see one example at a time"
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+class TestCollectives:
+    @staticmethod
+    def loss(name):
+        return lambda w, x: jnp.sum(COLLECTIVES[name](x @ w))
+
+    def test_with_no_axis_of_that_name(self, name):
+        with pytest.raises(
+            ValueError, match=rf"{SEES_ONE}: .*unbound axis name: i.*\(a collective"
+        ):
+            check_loss(self.loss(name), W, X)
+
+    def test_over_the_axis_of_a_vmap(self, name):
+        with pytest.raises(
+            ValueError, match=rf"{SEES_ONE}.* calls the collective p?(sum|a|red|max|p)"
+        ):
+            jax.vmap(lambda b: check_loss(self.loss(name), W, b), axis_name="i")(jnp.stack([X, X]))
+
+    @pytest.mark.parametrize("check_vma", [True, False])
+    def test_inside_shard_map(self, name, check_vma):
+        mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.sharding.PartitionSpec
+        compute = jax.shard_map(
+            lambda w, b: clipped_grad(self.loss(name), 1.0)(w, b)[0],
+            mesh=mesh,
+            in_specs=(spec(), spec("i")),
+            out_specs=spec("i"),
+            check_vma=check_vma,
+        )
+        with pytest.raises(ValueError, match=rf"{SEES_ONE}.* calls the collective"):
+            compute(W, X)
+
+
+def test_a_refusal_costs_nothing_afterwards():
+    """What was refused did not leave the interception of flax's modules behind."""
+    loss, params = TestLinenBatchNorm.loss("by name", True, False, mutable=["batch_stats"])
+    with pytest.raises(ValueError, match="BatchNorm"):
+        check_loss(loss, params, X)
+    assert np.isfinite(loss(params, X[0]))

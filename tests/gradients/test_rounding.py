@@ -1,0 +1,164 @@
+"""Clipped sums of up to a million examples: rounding included, one example moves them by its bound.
+
+Designs: gradients beyond the bound (so that each is clipped to it), of which a new one goes first,
+which changes every later rounding, or last.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bookkeeping_checks import preferring
+
+import dpjax
+from dpjax.gradients import clipping, summation
+from dpjax.gradients.clipping import clip_and_sum
+from dpjax.gradients.summation import CompensatedSum, rounding_margin, sum_in_parts
+from dpjax.sampling import PoissonSampling
+from dpjax.training.step import sum_over_draw
+from dpjax.transforms import clip_per_example
+
+CLIP, DIMENSION = 1.0, 4
+
+
+def linear(w, x):
+    return jnp.vdot(w, x)
+
+
+def dense(w, x):
+    return jnp.sum(x @ w[:, None])
+
+
+def lookup(w, x):
+    return jnp.vdot(w[None][jnp.zeros((), jnp.int32)], x)
+
+
+def by_gradient(loss, **options):
+    compute = dpjax.clipped_grad(loss, CLIP, **options)
+    return lambda grads: compute(jnp.zeros(DIMENSION), grads)[0]
+
+
+def by_instantiated_gradients(grads):
+    with preferring("instantiate"):
+        return by_gradient(dense, method="bookkeeping")(grads)
+
+
+def by_optax(grads):
+    clip = clip_per_example(CLIP)
+    return clip.update(grads, clip.init(None))[0]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def by_physical_batches(grads, physical_batch_size=25_000):
+    sampling = PoissonSampling(len(grads), 1.0, physical_batch_size)
+    most = sampling.usual_batches * physical_batch_size
+    clipped_sum = dpjax.clipped_grad(linear, CLIP, max_batch_size=most)
+    draw, _ = sampling.draw(sampling.init(jax.random.key(0)))
+    return sum_over_draw(clipped_sum, sampling, draw, jnp.zeros(DIMENSION), grads)[0]
+
+
+WAYS = {
+    "vmap": by_gradient(linear, method="vmap"),
+    "product": by_gradient(linear),
+    "ghost": by_gradient(dense),
+    "instantiate": by_instantiated_gradients,
+    "lookup": by_gradient(lookup),
+    "micro-batches": by_gradient(linear, microbatch_size=1_000),
+    "optax": by_optax,
+    "physical batches": by_physical_batches,
+}
+
+
+@functools.cache
+def neighbours(num_examples):
+    """Triples: all but one example, and these with the one first, and with the one last."""
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=DIMENSION)
+    sizes = np.where(rng.random((num_examples, 2)) < 0.5, 1, [0.137, 0.05]).prod(1, keepdims=True)
+    designs = [
+        np.tile(7 * direction, (num_examples, 1)),
+        5 * np.abs(rng.normal(size=(num_examples, DIMENSION))),
+        7 * direction * sizes,
+        np.where(np.arange(num_examples)[:, None] % 2, 9 * direction, 9 * direction[::-1]),
+    ]
+    triples = []
+    for grads in (np.float32(design) for design in designs):
+        # Zero for the example that is not there: of one shape, nothing compiles twice.
+        without = np.concatenate([grads, np.zeros_like(grads[:1])])
+        one = np.float32(7 * direction)[None]
+        triples.append((without, np.concatenate([one, grads]), np.concatenate([grads, one])))
+    return triples
+
+
+def farthest(clipped_sum, num_examples):
+    """How far one example moves the sum, at most, over the clip bound."""
+    moved = []
+    for without, *with_one in neighbours(num_examples):
+        base = np.float64(clipped_sum(without))
+        moved += [np.linalg.norm(np.float64(clipped_sum(grads)) - base) for grads in with_one]
+    return max(moved) / CLIP
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_sum_of_many_moves_by_no_more_than_the_bound(way):
+    moved = farthest(WAYS[way], 99_999)
+    assert 0.95 < moved <= 1
+
+
+@pytest.mark.parametrize("way", ["vmap", "ghost", "micro-batches"])
+def test_the_sum_of_a_million_moves_by_no_more_than_the_bound(way):
+    assert 0.7 < farthest(WAYS[way], 999_999) <= 1
+
+
+@pytest.mark.parametrize("size", [1, 255, 1_500])
+def test_the_sum_of_few_moves_by_no_more_than_the_bound(size):
+    for way in ("vmap", "ghost"):
+        assert 1 - 2 * rounding_margin(size + 1) < farthest(WAYS[way], size) <= 1
+
+
+def test_without_the_margin_the_bound_is_exceeded(monkeypatch):
+    monkeypatch.setattr(clipping, "rounding_margin", lambda *_: 0.0)
+    assert farthest(by_gradient(linear, method="vmap"), 99_999) > 1 + 1e-4
+
+
+def test_without_compensation_the_bound_is_exceeded_by_far(monkeypatch):
+    def add(self, term):
+        return CompensatedSum(jax.tree.map(jnp.add, self.total, term), self.error)
+
+    monkeypatch.setattr(CompensatedSum, "add", add)
+    by_parts = by_gradient(linear, microbatch_size=1_000)
+    assert farthest(by_parts, 999_999) > 1.1
+
+
+def test_compensation_survives_compilation():
+    """2^24 + 1 + ... + 1: each of the ones is lost by a plain sum of float32."""
+    ones = jnp.ones(summation.PART_SIZE * 3).at[0].set(2.0**24)
+
+    def first_of_part(factor, array):
+        return jnp.max(factor * array)  # 2^24, then 1
+
+    assert jax.jit(sum_in_parts, static_argnums=0)(first_of_part, ones, ones * 0 + 1) == 2**24 + 2
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 1300])
+def test_parts_cover_every_example_once(size):
+    weights = jnp.arange(1.0, size + 1)
+    total = sum_in_parts(lambda w, x: jnp.dot(w, x), weights, jnp.ones(size))
+    assert total == size * (size + 1) / 2
+
+
+def test_the_margin_follows_the_sum_and_not_the_call():
+    """Of parts that are added up, each is clipped for the whole."""
+    grads = jnp.full((8, DIMENSION), 3.0)
+    compute = dpjax.clipped_grad(linear, CLIP, max_batch_size=1_000_000)
+    total = np.linalg.norm(compute(jnp.zeros(DIMENSION), grads)[0])
+    assert total == pytest.approx(8 / (1 + rounding_margin(1_000_000)), rel=1e-6)
+    alone = np.linalg.norm(clip_and_sum(grads, CLIP, np.ones(8, bool))[0])
+    assert alone == pytest.approx(8, rel=2 * rounding_margin(8))
+
+
+def test_the_most_examples_are_a_count():
+    with pytest.raises(ValueError, match="max_batch_size must be a whole number"):
+        dpjax.clipped_grad(linear, CLIP, max_batch_size=1.5)

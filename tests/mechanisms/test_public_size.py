@@ -1,0 +1,142 @@
+"""A certificate says whether the number of records is public, and prints it only where it is."""
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+from dpjax import bdp
+from dpjax.bayes import DPSVI
+from dpjax.bayes.sgmcmc import SGLD
+from dpjax.mechanisms import Composition, Gaussian, SubsampledGaussian
+from dpjax.sampling import PoissonSampling, ShuffledEpochs, TruncatedPoissonSampling
+from dpjax.sensitivity import of_count, of_mean
+
+N, IN_WORDS = 54_321, "54,321"
+WITHOUT_SIZE = PoissonSampling(N, 0.01, expected_batch_size=500)
+DERIVED = PoissonSampling(N, 0.01)
+
+
+def gaussian(sampling, adjacency):
+    return SubsampledGaussian(sampling, 1.0, 2.0, 10, adjacency)
+
+
+def printed(certificate):
+    return " ".join([str(certificate), certificate.paragraph(), str(certificate.to_dict())])
+
+
+def assert_size_private(certificate):
+    assert not certificate.is_size_public
+    assert "number of records private" in " ".join(str(certificate).split())
+    assert "the number of records is private" in certificate.paragraph()
+    assert IN_WORDS not in printed(certificate)
+    assert str(N) not in printed(certificate)
+
+
+def assert_said_to_be_public(certificate):
+    (caveat,) = [c for c in certificate.caveats if "number of records was used" in c]
+    assert "adjacency 'zero_out'" in caveat
+    assert certificate.is_size_public
+    assert "number of records public: used to compute" in " ".join(str(certificate).split())
+    assert caveat in certificate.paragraph()
+
+
+def test_with_a_constant_divisor_the_size_stays_private():
+    certificate = gaussian(WITHOUT_SIZE, "add_remove").certificate(1e-5)
+    assert_size_private(certificate)
+    # Computing the divisor from the size is what makes the difference.
+    with pytest.raises(AssertionError):
+        assert_size_private(gaussian(DERIVED, "add_remove").certificate(1e-5))
+
+
+def test_the_divisor_given_is_the_one_used():
+    summed = {"w": jnp.full(2, 1_000.0)}
+    for sampling, expected in ((WITHOUT_SIZE, 2.0), (DERIVED, 1_000 / 543.21)):
+        noiseless = SubsampledGaussian(sampling, 1.0, 0.0, 10, "add_remove")
+        optimizer = noiseless.private_optimizer(optax.scale(1.0), jax.random.key(0))
+        updates, _ = optimizer.update(summed, optimizer.init(summed), summed)
+        assert updates["w"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        gaussian(DERIVED, "add_remove"),
+        gaussian(TruncatedPoissonSampling(N, 0.01, 700, expected_batch_size=500), "add_remove"),
+        SGLD(WITHOUT_SIZE, 1.0, 1e-3, 3, "add_remove"),
+        Composition((gaussian(WITHOUT_SIZE, "add_remove"), gaussian(DERIVED, "add_remove"))),
+        bdp.UnclippedGaussian(DERIVED, 2.0, 3),
+    ],
+    ids=["divisor", "truncated", "sgld", "composition", "unclipped"],
+)
+def test_what_is_computed_from_the_size_is_a_caveat(mechanism):
+    assert_said_to_be_public(mechanism.certificate(1e-3))
+
+
+def test_variational_inference_scales_by_the_size():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    settings = {"num_steps": 3, "l2_clip": 1.0, "noise_multiplier": 2.0}
+    for sampling in (WITHOUT_SIZE, DERIVED):
+        svi = DPSVI(
+            model,
+            AutoNormal(model),
+            optax.sgd(0.1),
+            sampling=sampling,
+            adjacency="add_remove",
+            **settings,
+        )
+        assert_said_to_be_public(svi.certificate(1e-5))
+        assert_said_to_be_public(svi.mechanism.certificate(1e-5))
+        both = Composition((svi.mechanism, svi.mechanism))
+        assert_said_to_be_public(both.certificate(1e-5))
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_where_neighbours_are_of_one_size_it_is_public_and_no_caveat(adjacency):
+    for sampling in (DERIVED, WITHOUT_SIZE, ShuffledEpochs(N, 500)):
+        certificate = gaussian(sampling, adjacency).certificate(1e-5)
+        assert certificate.is_size_public
+        assert certificate.constants_from_size == ()
+        assert "number of records public" in " ".join(str(certificate).split())
+        assert IN_WORDS in " ".join(str(certificate).split())
+
+
+def test_zeroing_a_record_costs_what_removing_it_does():
+    removed, zeroed = (
+        gaussian(DERIVED, adjacency).certificate(1e-5) for adjacency in ("add_remove", "zero_out")
+    )
+    assert removed.epsilon == zeroed.epsilon
+    assert removed.epsilon_lower == zeroed.epsilon_lower
+    assert [e.epsilon for e in removed.estimates] == [e.epsilon for e in zeroed.estimates]
+
+
+def test_one_statistic_has_the_line_too():
+    count = Gaussian(of_count(norm="l2", adjacency="add_remove"), 3.0).certificate(1e-5)
+    assert not count.is_size_public
+    mean = of_mean((0, 1), 50, norm="l2", adjacency="zero_out")
+    assert Gaussian(mean, 1.0).certificate(1e-5).is_size_public
+
+
+def test_the_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
+    norms = jnp.array([[0.2, 0.7, 3.0]])
+    costs = [
+        bdp.update(bdp.init(gaussian(DERIVED, adjacency)), norms).costs
+        for adjacency in ("add_remove", "zero_out")
+    ]
+    assert (costs[0] == costs[1]).all()
+    with pytest.raises(ValueError, match="adjacency must be 'add_remove' or 'zero_out'"):
+        bdp.update(bdp.init(gaussian(DERIVED, "replace_one")), norms)
+
+
+def test_a_rate_of_a_batch_size_over_n_is_found_whatever_it_rounds_to():
+    n, batch_size = 1_161, 100
+    assert batch_size / n * n != batch_size
+    given = PoissonSampling(n, batch_size / n, expected_batch_size=batch_size)
+    assert_said_to_be_public(gaussian(given, "add_remove").certificate(1e-5))

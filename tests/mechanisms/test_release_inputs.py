@@ -1,0 +1,154 @@
+"""What releases take and refuse, and that jit, vmap and scan change nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.mechanisms import (
+    DiscreteGaussian,
+    DiscreteLaplace,
+    ExponentialMechanism,
+    Gaussian,
+    Laplace,
+    NoisyMax,
+    RandomizedResponse,
+)
+from dpjax.mechanisms.host import exact, from_units, grid_for, to_units
+from dpjax.sensitivity import Sensitivity
+
+KEY = jax.random.key(3)
+CLASSES = (Laplace, Gaussian, DiscreteLaplace, DiscreteGaussian, NoisyMax, ExponentialMechanism)
+
+
+def mechanism(cls, scale=2.5):
+    return cls(Sensitivity(1, cls.norm, "add_remove"), scale)
+
+
+def every_mechanism():
+    return [*map(mechanism, CLASSES), RandomizedResponse(3, 0.4, "replace_one")]
+
+
+@pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
+def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
+    keys = jax.random.split(KEY, 5)
+    values = jnp.arange(20).reshape(5, 4) % 3
+    together = jax.jit(jax.vmap(used.release))(keys, values)
+    nested = jax.vmap(jax.vmap(used.release, (None, 0)), (0, None))(keys, values)
+    _, scanned = jax.lax.scan(lambda c, kv: (c, used.release(*kv)), 0, (keys, values))
+    for i in range(5):
+        alone = np.asarray(used.release(keys[i], values[i]))
+        for released in (
+            together[i],
+            nested[i, i],
+            scanned[i],
+            jax.jit(used.release)(keys[i], values[i]),
+        ):
+            np.testing.assert_array_equal(np.asarray(released, alone.dtype), alone)
+
+
+def test_a_large_array_is_released_under_jit():
+    released = jax.jit(mechanism(Laplace).release)(KEY, jnp.zeros((3, 50_000)))
+    assert np.unique(released).size > 140_000  # and the callback returns at all
+
+
+def test_the_second_call_does_not_compile():
+    traced = []
+    release = jax.jit(
+        lambda key, value: traced.append(1) or mechanism(Gaussian).release(key, value)
+    )
+    for seed in range(3):
+        release(jax.random.key(seed), jnp.zeros(3))
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1j, np.ones(2, complex), "3", ["a"], np.array([1, "x"], object), np.array([None]), KEY, b"1"],
+)
+@pytest.mark.parametrize("cls", CLASSES)
+def test_what_is_no_array_of_real_numbers_is_refused(cls, value):
+    with pytest.raises(ValueError, match=r"(value|utilities) must be|could not convert"):
+        mechanism(cls).release(KEY, value)
+
+
+def test_complex_input_is_refused_under_jit_too():
+    with pytest.raises(ValueError, match="value must be real numbers"):
+        jax.jit(mechanism(Gaussian).release)(KEY, jnp.ones(2, complex))
+
+
+def test_numeric_pandas_columns_are_taken():
+    pandas = pytest.importorskip("pandas")
+    column = pandas.Series([1, 2, 10**18])
+    exact_noise = mechanism(DiscreteLaplace).release(KEY, np.zeros(3, int))
+    released = mechanism(DiscreteLaplace).release(KEY, column)
+    assert (released - exact_noise).tolist() == [1, 2, 10**18]
+    with pytest.raises(ValueError, match="value must be real numbers"):
+        mechanism(Laplace).release(KEY, pandas.Series(["a"]))
+
+
+@pytest.mark.parametrize("cls", [Laplace, Gaussian])
+def test_what_is_not_finite_is_released_as_zero(cls):
+    used = mechanism(cls)
+    strange = used.release(KEY, np.array([np.nan, np.inf, -np.inf, 1.0]))
+    np.testing.assert_array_equal(strange, used.release(KEY, np.array([0.0, 0.0, 0.0, 1.0])))
+
+
+@pytest.mark.parametrize("cls", [NoisyMax, ExponentialMechanism])
+def test_candidates_without_a_finite_utility_are_excluded(cls):
+    keys = jax.random.split(KEY, 300)
+    select = jax.vmap(mechanism(cls, 100.0).release, (0, None))
+    assert set(select(keys, jnp.array([jnp.nan, 0.0, jnp.inf, 5.0, -jnp.inf])).tolist()) == {1, 3}
+    assert set(select(keys, jnp.full(3, jnp.nan)).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("exponent", [-80, -32, 0, 7, 100])
+def test_units_are_within_half_a_unit_of_the_value(exponent):
+    values = [0.0, 1.0, -0.3, 1e300, -1e-300, 2.0**62, 3e18, 5e-324]
+    for array in (np.array(values), np.array([10**30, -7], object), np.array([2**63 - 1, 5])):
+        units = to_units(array, exponent)
+        for unit, value in zip(units.tolist(), array.tolist(), strict=True):
+            assert abs(unit - exact(value) / exact(2) ** exponent) <= exact(0.5)
+    assert from_units(np.array([3, -1]), -1).tolist() == [1.5, -0.5]
+    assert from_units(np.array([10**400, -(10**400)], object), 0).tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("scale", [1e-300, 0.3, 1.0, 7e20])
+@pytest.mark.parametrize("entries", [1, 1000, 10**6])
+def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
+    grid = grid_for(scale, 0.7 * scale, entries)
+    enlarged = grid.noise_scale() * exact(2) ** grid.exponent / exact(scale)
+    rounding = entries * exact(2) ** grid.exponent / exact(0.7 * scale)
+    assert 1 + rounding < enlarged < 1 + exact(1e-9)
+    # power: without its last unit the scale does not cover the discreteness of the noise
+    assert (grid.noise_scale() - 2) * exact(2) ** grid.exponent < exact(scale) * (1 + rounding)
+
+
+def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():
+    """The proof in `dpjax.mechanisms.host`, in numbers, on grids coarse enough to see."""
+    for units, scale in ((3, 2.0), (10, 4.0), (40, 40.0)):
+        for last, below in ((1.0, True), (0.0, False)):
+            parameter = 1 / (scale + last)
+            i = np.arange(units + 1)
+            corners = np.exp((units - 2 * i) * parameter)[::-1]
+            deltas = (1 - np.exp(-i * parameter))[::-1]
+            ratios = np.exp(np.linspace(-units / scale, units / scale, 2001)[1:-1])
+            inside = (ratios > corners[0]) & (ratios < corners[-1])
+            discrete = np.interp(ratios[inside], corners, deltas)
+            continuous = 1 - np.sqrt(ratios[inside] / np.exp(units / scale))
+            assert np.all(discrete <= continuous + 1e-15) == below
+
+
+@pytest.mark.parametrize("answers", [2**70, [-(2**70), 1]])
+def test_an_answer_beyond_int64_becomes_a_category(answers):
+    released = RandomizedResponse(3, 0.4, "replace_one").release(KEY, answers)
+    assert released.shape == np.shape(answers)
+    assert np.isin(released, range(3)).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_traced_scales_that_make_no_noise_are_refused(scale):
+    sensitivity = Sensitivity(1.0, "l1", "add_remove")
+    release = jax.jit(lambda scale: Laplace(sensitivity, scale).release(KEY, 5.0))
+    with pytest.raises(Exception, match="scale must be a finite number > 0"):
+        release(scale).block_until_ready()

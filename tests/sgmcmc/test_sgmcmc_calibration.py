@@ -1,0 +1,108 @@
+"""Budgets: the smallest floor, the largest steps, the published bounds, and the hybrid."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax import Composition, PoissonSampling
+from dpjax.accounting.accountants import guarantee
+from dpjax.bayes.sgmcmc import (
+    PUBLISHED_TEMPERATURE,
+    SGLD,
+    CyclicalCosine,
+    OnePosteriorSample,
+    calibrate_min_noise,
+    calibrate_step_size,
+    certified_step_size,
+    hybrid,
+    step_size_bound_2015,
+    step_size_bound_2017,
+)
+
+CHAIN = SGLD(PoissonSampling(10_000, 0.02), 2.0, CyclicalCosine(4.0, 3), 300, "add_remove")
+SLIDES = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
+
+
+def certified(mechanism):
+    return guarantee(mechanism.event, 1e-5, mechanism.adjacency)[1]
+
+
+def test_the_floor_meets_the_budget_and_no_smaller_one_does():
+    noisier = calibrate_min_noise(CHAIN, epsilon=1.0, delta=1e-5)
+    assert certified(CHAIN) > 1.05
+    assert 0.99 <= certified(noisier) <= 1
+    assert (
+        certified(
+            dataclasses.replace(noisier, min_noise_multiplier=0.98 * noisier.min_noise_multiplier)
+        )
+        > 1
+    )
+    np.testing.assert_array_equal(noisier.step_sizes, CHAIN.step_sizes)
+    assert noisier.excess_temperatures[0] > 0
+
+
+def test_a_chain_that_is_private_enough_gets_no_floor():
+    assert calibrate_min_noise(CHAIN, epsilon=50.0, delta=1e-5).min_noise_multiplier == 0
+
+
+@pytest.mark.parametrize(("floor", "is_kept"), [(20.0, True), (1.5, False)])
+def test_a_floor_that_the_chain_has_is_never_lowered(floor, is_kept):
+    chain = dataclasses.replace(CHAIN, min_noise_multiplier=floor)
+    noisier = calibrate_min_noise(chain, epsilon=1.0, delta=1e-5)
+    assert certified(noisier) <= 1
+    assert (noisier.min_noise_multiplier == floor) == is_kept
+    assert noisier.min_noise_multiplier >= floor
+
+
+def test_the_steps_meet_the_budget_at_the_same_temperature():
+    slower = calibrate_step_size(CHAIN, epsilon=1.0, delta=1e-5)
+    assert 0.99 <= certified(slower) <= 1
+    ratios = slower.step_sizes / CHAIN.step_sizes
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-6)
+    assert ratios[0] < 1
+    assert (slower.excess_temperatures == 0).all()
+
+
+def test_several_chains_leave_each_less():
+    one, two = (
+        certified_step_size(dataclasses.replace(CHAIN, num_chains=n), epsilon=1.0, delta=1e-5)[0]
+        for n in (1, 2)
+    )
+    assert two < 0.7 * one
+
+
+def test_the_certified_step_lies_between_the_published_bounds():
+    sampling, half = PoissonSampling(50_000, 0.02), PUBLISHED_TEMPERATURE
+    chain = SGLD(sampling, 4.0, 0.1, 10_000, "add_remove", temperature=half)
+    ours = certified_step_size(chain, epsilon=0.1, delta=1e-5)[0]
+    assert ours == pytest.approx(3.2e-4, rel=0.05)
+    oldest = step_size_bound_2015(0.1, 1e-5, **SLIDES)
+    assert oldest == pytest.approx(9.2e-8, rel=0.01)
+    assert oldest < ours < 0.106
+
+
+def test_the_slides_bound_falls_as_t_to_the_third_and_with_the_square_of_epsilon():
+    bounds = step_size_bound_2017([1, 8, 27], 0.1, 1e-5, **SLIDES, constant=0.235)
+    np.testing.assert_allclose(bounds, bounds[0] / [1, 2, 3])
+    assert bounds[0] == pytest.approx(0.106, rel=0.01)
+    twice = step_size_bound_2017(1, 0.2, 1e-5, **SLIDES, constant=0.235)
+    assert twice == pytest.approx(4 * bounds[0])
+
+
+def test_bounds_refuse_what_is_out_of_range():
+    with pytest.raises(ValueError, match="delta"):
+        step_size_bound_2015(0.1, 0.0, **SLIDES)
+    with pytest.raises(ValueError, match="step"):
+        step_size_bound_2017([0], 0.1, 1e-5, **SLIDES, constant=1.0)
+
+
+@pytest.mark.parametrize("keep_steps", [True, False])
+def test_the_hybrid_spends_half_on_each(keep_steps):
+    start = OnePosteriorSample(9.0, -3.0, 0.0, "add_remove")
+    both = hybrid(start, CHAIN, epsilon=2.0, delta=1e-5, keep_steps=keep_steps)
+    assert isinstance(both, Composition)
+    assert both.parts[0].epsilon == 1.0
+    assert 0.99 <= certified(both.parts[1]) <= 1
+    assert 1 < certified(both) <= 2
+    assert (both.parts[1].min_noise_multiplier > 0) == keep_steps

@@ -1,0 +1,72 @@
+"""``import dpjax`` imports nothing heavy, and optional dependencies only where they are used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpjax
+from dpjax._extras import requires_extra
+
+ROOT = Path(dpjax.__file__).parents[1]
+OPTIONAL = "matplotlib tensorflow tensorflow_datasets sklearn PIL arviz_base arviz_stats jinja2"
+UNTIL_USED = f"{OPTIONAL} flax orbax.checkpoint"
+HEAVY = f"{UNTIL_USED} jax optax numpyro scipy dp_accounting tqdm chex"
+
+
+def imported_by(code: str, modules: str) -> list[str]:
+    """Returns which of ``modules`` a fresh interpreter holds after ``code``."""
+    report = f"import sys; print(*[name for name in {modules.split()} if name in sys.modules])"
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], cwd=ROOT, check=True, capture_output=True
+    )
+    return process.stdout.decode().split()
+
+
+def test_import_dpjax_imports_nothing_heavy():
+    assert imported_by("import dpjax", HEAVY) == []
+
+
+def test_public_names_import_no_optional_dependency_and_neither_flax_nor_orbax():
+    every_name = "import dpjax; [getattr(dpjax, name) for name in dpjax.__all__]"
+    assert imported_by(every_name, UNTIL_USED) == []
+
+
+def test_a_planted_import_is_found():
+    assert imported_by("import dpjax; import optax", HEAVY) != []
+    assert imported_by("import dpjax; dpjax.Laplace", "dp_accounting") == ["dp_accounting"]
+
+
+def test_names_for_mypy_are_the_names_exported():
+    """The imports under ``TYPE_CHECKING`` and the table of exports list the same names."""
+    tree = ast.parse(Path(dpjax.__file__).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
+    for_mypy = {(node.module, alias.name) for node in imports for alias in node.names}
+    exported = {(module, name) for name, module in dpjax._MODULE_OF.items()}
+    modules = {tuple(path.rsplit(".", 1)) for path in dpjax._SUBPACKAGES.values()}
+    assert for_mypy == exported | modules
+
+
+@pytest.mark.parametrize("name", dpjax.__all__)
+def test_every_public_name_is_there_and_listed(name):
+    assert getattr(dpjax, name) is not None
+    assert name in dir(dpjax)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        dpjax.no_such_name  # noqa: B018
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"sklearn.*pip install 'dpjax\[data\]'"):
+        dpjax.datasets.diabetes.read_diabetes()
+
+
+def test_other_import_errors_pass_unchanged():
+    with pytest.raises(ImportError, match="broken"), requires_extra("plot"):
+        raise ImportError("broken")

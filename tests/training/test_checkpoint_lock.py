@@ -1,0 +1,130 @@
+"""One run at a time on one checkpoint folder: other processes and threads are refused."""
+
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import dpjax.training.checkpoint
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import PoissonSampling
+from dpjax.training import checkpoint_lock, train
+from dpjax.training.checkpoint import CheckpointStore, Identity
+from dpjax.training.checkpoint_lock import lock_checkpoint_dir
+
+IDENTITY = Identity("a", "b", "c")
+MECHANISM = SubsampledGaussian(PoissonSampling(8, 0.5), 1.0, 1.0, 4, "add_remove")
+# The module alone, without dpjax and JAX: a child that starts at once.
+HOLD = f"""
+import pathlib, runpy, sys, time
+lock_checkpoint_dir = runpy.run_path({checkpoint_lock.__file__!r})["lock_checkpoint_dir"]
+lock = lock_checkpoint_dir(pathlib.Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def run(folder, **options):
+    def loss(w, x):
+        return jnp.sum((w - x) ** 2)
+
+    options = {"steps_per_call": 2, "progress": False, "checkpoint_dir": folder, **options}
+    key = jax.random.key(0)
+    return train(loss, jnp.zeros(2), jnp.ones((8, 2)), MECHANISM, optax.sgd(0.1), key, **options)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has the folder."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, holder):
+    words = f"checkpoint_dir '{tmp_path}' is in use by process {holder.pid}: two runs"
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"lock"}  # nothing was touched
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / "lock").read_text() == str(holder.pid)  # left behind, and locks nothing
+    assert run(tmp_path).mechanism == MECHANISM
+
+
+def test_a_second_run_of_the_same_process_is_refused(tmp_path):
+    refused = []
+
+    def second(report):
+        with ThreadPoolExecutor(1) as pool:
+            error = pool.submit(run, tmp_path).exception()
+        refused.append(str(error))
+
+    run(tmp_path, on_report=second)
+    assert len(refused) == 2
+    assert all("in use by another run of this process" in words for words in refused)
+    assert run(tmp_path).mechanism == MECHANISM  # and the end of the first releases it
+
+
+def test_of_many_threads_one_gets_the_folder(tmp_path):
+    start, outcomes = threading.Barrier(8), []
+
+    def attempt():
+        start.wait()
+        try:
+            lock = lock_checkpoint_dir(tmp_path)
+        except ValueError:
+            outcomes.append(None)
+        else:
+            outcomes.append(lock)
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (lock,) = [outcome for outcome in outcomes if outcome]
+    lock.close()
+    lock_checkpoint_dir(tmp_path).close()
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
+    with CheckpointStore(tmp_path, IDENTITY, True) as store:
+        store.save(jnp.zeros(2), 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="another data"):
+            CheckpointStore(tmp_path, IDENTITY._replace(data="other"), True)
+
+
+def test_without_the_lock_two_runs_are_accepted(tmp_path, monkeypatch):
+    """The refusal above comes from the lock."""
+    monkeypatch.setattr(
+        dpjax.training.checkpoint, "lock_checkpoint_dir", lambda folder: nullcontext()
+    )
+    with (
+        CheckpointStore(tmp_path, IDENTITY, True),
+        CheckpointStore(tmp_path, IDENTITY, True),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    import fcntl
+
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ValueError, match=f"'{tmp_path}' cannot be locked .*No locks available"):
+        lock_checkpoint_dir(tmp_path)
