@@ -1,0 +1,117 @@
+"""Sphinx configuration: `make docs` builds the site offline, with warnings as errors.
+
+Environment switches: DPJAX_DOCS_EXECUTE=1 executes the notebooks while building,
+DPJAX_DOCS_ONLINE=1 resolves links to other projects by their whole inventories.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from sphinx.domains.python import PyObject
+from sphinx.util import logging
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+import inventories  # noqa: E402
+from public_names import public_names  # noqa: E402
+
+import dpjax  # noqa: E402
+
+project = "dpjax"
+author = "the dpjax authors"
+copyright = author
+version = release = dpjax.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+]
+
+# Google-style docstrings, with the sections that dpjax adds to them.
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+napoleon_custom_sections = ["Privacy", "Source", "Sources"]
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = True
+default_role = "py:obj"
+python_maximum_signature_line_length = 88
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "force" if os.environ.get("DPJAX_DOCS_EXECUTE") else "off"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+
+intersphinx_mapping = (
+    inventories.ONLINE
+    if os.environ.get("DPJAX_DOCS_ONLINE")
+    else inventories.write(ROOT / "build" / "docs" / "inventories")
+)
+
+html_theme = "sphinx_book_theme"
+html_title = f"dpjax {release}"
+html_theme_options = {"show_toc_level": 1, "home_page_in_toc": True}
+html_static_path = ["_static"]
+html_css_files = ["dpjax.css"]
+
+
+def copy_notebooks(_app: Any) -> None:
+    """Copies the notebooks of the repository beside the page that lists them."""
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        shutil.copy2(notebook, DOCS / "tutorials" / notebook.name)
+
+
+def skip_tuple_fields(_app: Any, _what: Any, _name: Any, value: object, *_: Any) -> bool | None:
+    """Leaves out the fields of a NamedTuple: its docstring's "Attributes" describe them."""
+    return True if type(value).__name__ == "_tuplegetter" else None
+
+
+def escape_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: Any) -> None:
+    """Escapes what docstrings write as mathematics, |x| and ``s``^2, outside of doctests."""
+    paragraphs = "\n".join(lines).split("\n\n")
+    lines[:] = "\n\n".join(map(_escape_paragraph, paragraphs)).split("\n")
+
+
+def _escape_paragraph(paragraph: str) -> str:
+    if ">>>" in paragraph:
+        return paragraph
+    parts = paragraph.split("``")  # literals are the parts with an odd index
+    for i in range(0, len(parts), 2):
+        text = parts[i].replace("|", r"\|")
+        text = re.sub(r"^(?=[\w^|*\\])", r"\\ ", text) if i else text
+        parts[i] = re.sub(r"(?<=[\w^|*])$", r"\\ ", text) if i + 1 < len(parts) else text
+    return "``".join(parts)
+
+
+def check_reference(_app: Any, env: Any) -> None:
+    """Warns of each public name that no page of the reference documents."""
+    documented = env.get_domain("py").objects
+    described = {id(value) for name, value in public_names().items() if name in documented}
+    for name, value in public_names().items():
+        if name not in documented and id(value) not in described:
+            logging.getLogger(__name__).warning("the reference does not document %s", name)
+
+
+def setup(app: Any) -> None:
+    """Connects the functions above to the build."""
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
+    app.connect("builder-inited", copy_notebooks)
+    app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("autodoc-process-docstring", escape_text, priority=400)  # before napoleon
+    app.connect("env-check-consistency", check_reference)
