@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.records import load_records
-from experiments.registry import PROFILES, Experiment, load_experiments, select
-from experiments.report import write_report
-from experiments.runner import Plan, run_experiment
-from experiments.tables import finished_records, lines_of, text_table
+from experiments.lib.records import load_records
+from experiments.lib.registry import PROFILES, Experiment, load_experiments, select
+from experiments.lib.report import write_report
+from experiments.lib.runner import Plan, run_experiment
+from experiments.lib.tables import finished_records, lines_of, text_table
 
 
 def main(argv: Sequence[str] | None = None, experiments: Sequence[Experiment] | None = None) -> int:

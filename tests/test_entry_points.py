@@ -31,8 +31,8 @@ from dpjax.transforms import (
 )
 
 NUM_EXAMPLES, DIMENSION, CLIP, STEP_SIZE = 12, 3, 0.5, 0.5
-SAMPLING = PoissonSampling(NUM_EXAMPLES, 0.25, 8)
-NEARLY_NEVER = PoissonSampling(NUM_EXAMPLES, 2.0**-20, 8)
+SAMPLING = PoissonSampling(NUM_EXAMPLES, 0.25, physical_batch_size=8)
+NEARLY_NEVER = PoissonSampling(NUM_EXAMPLES, 2.0**-20, physical_batch_size=8)
 START = jnp.zeros(DIMENSION)
 DIRECTION = np.array([3, -4, 12], np.float32) / 13
 SMALL, HUGE = 0.25 * DIRECTION, 1e6 * DIRECTION  # below the bound and far above
@@ -44,7 +44,9 @@ def loss(w, x):
 
 
 def mechanism_for(sampling):
-    return SubsampledGaussian(sampling, CLIP, 1.0, 1, "add_remove")
+    return SubsampledGaussian(
+        sampling, l2_clip=CLIP, noise_multiplier=1.0, num_steps=1, adjacency="add_remove"
+    )
 
 
 # Each takes (records, key, sampling) and returns the noisy sum that it stepped along, over its own
@@ -54,12 +56,12 @@ def mechanism_for(sampling):
 def by_train(records, key, sampling):
     options = {"progress": False, "steps_per_call": 1}
     sgd = optax.sgd(1.0)
-    return train(loss, START, records, mechanism_for(sampling), sgd, key, **options).params
+    return train(key, loss, START, records, mechanism_for(sampling), sgd, **options).params
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def by_private_step(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key)
+    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
     return step.update(step.init(START), records)[0].params
 
 
@@ -242,13 +244,13 @@ def keeps_nonfinite(monkeypatch):
 
 
 def divides_by_the_draw(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key)
+    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
     state, info = step.update(step.init(START), records)
     return state.params * sampling.expected_batch_size / jnp.maximum(info.batch_size, 1)
 
 
 def without_noise_where_empty(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key)
+    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
     state, info = step.update(step.init(START), records)
     return state.params * (info.batch_size > 0)
 

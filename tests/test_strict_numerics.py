@@ -30,7 +30,7 @@ BOUNDS = regression.RegressionBounds(x_norm=1.0, y_size=1.0)
 PRIOR = {"prior_precision": 1.0, "noise_shape": 2.0, "noise_rate": 1.0}
 STATISTICS = {
     law: regression.PerturbedStatistics.from_epsilon(
-        BOUNDS, 1.0, delta, "replace_one", num_features=2
+        BOUNDS, epsilon=1.0, delta=delta, adjacency="replace_one", num_features=2
     )
     for law, delta in (("gaussian", 1e-5), ("laplace", 0.0))
 }
@@ -69,10 +69,12 @@ def releases(mechanism):
 
 
 def train_with(sampling, adjacency="add_remove"):
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 2.0, 2, adjacency)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=2, adjacency=adjacency
+    )
     options = {"progress": False}
     return dpjax.train(
-        squared_error, {"w": jnp.zeros(2)}, (X, Y), mechanism, optax.sgd(0.1), KEY, **options
+        KEY, squared_error, {"w": jnp.zeros(2)}, (X, Y), mechanism, optax.sgd(0.1), **options
     ).params
 
 
@@ -153,12 +155,16 @@ def closed_forms():
 
 
 def private_bounds():
-    mechanism = regression.PrivateBounds((1.0, 2.0), (1.0, 2.0), 0.9, 1.0, "add_remove")
+    mechanism = regression.PrivateBounds(
+        x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=1.0, adjacency="add_remove"
+    )
     return mechanism.release_positions(KEY, X, Y)
 
 
 def adassp():
-    mechanism = regression.AdaSSP.from_epsilon(BOUNDS, 1.0, 1e-5, "add_remove", num_features=2)
+    mechanism = regression.AdaSSP.from_epsilon(
+        BOUNDS, epsilon=1.0, delta=1e-5, adjacency="add_remove", num_features=2
+    )
     return mechanism.release_records(KEY, X, Y)
 
 
@@ -174,10 +180,14 @@ ENTRY_POINTS = {
     "Laplace": lambda: releases(dpjax.Laplace(SUM, 1.0)),
     "Gaussian": lambda: releases(dpjax.Gaussian(L2, 1.0)),
     "DiscreteLaplace": lambda: dpjax.DiscreteLaplace(COUNT, 1.0).release(KEY, 3),
-    "NoisyMax": lambda: releases(dpjax.NoisyMax.from_epsilon(LINF, 1.0)),
-    "ExponentialMechanism": lambda: releases(dpjax.ExponentialMechanism.from_epsilon(LINF, 1.0)),
+    "NoisyMax": lambda: releases(dpjax.NoisyMax.from_epsilon(LINF, epsilon=1.0)),
+    "ExponentialMechanism": lambda: releases(
+        dpjax.ExponentialMechanism.from_epsilon(LINF, epsilon=1.0)
+    ),
     "Poisson": lambda: train_with(dpjax.PoissonSampling(40, 0.25)),
-    "truncated Poisson": lambda: train_with(dpjax.TruncatedPoissonSampling(40, 0.25, 20)),
+    "truncated Poisson": lambda: train_with(
+        dpjax.TruncatedPoissonSampling(40, 0.25, truncated_batch_size=20)
+    ),
     "shuffled": lambda: train_with(dpjax.ShuffledEpochs(40, 10), "replace_one"),
     "clipped_grad": clipped,
     "clipped_grad, scanned": lambda: clipped(microbatch_size=10),
@@ -185,21 +195,32 @@ ENTRY_POINTS = {
         dpjax.add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
     ),
     "sgld": lambda: langevin(
-        dpjax.bayes.sgmcmc.SGLD(dpjax.PoissonSampling(40, 0.25), 1.0, 0.01, 2, "add_remove")
+        dpjax.bayes.sgmcmc.SGLD(
+            dpjax.PoissonSampling(40, 0.25),
+            l2_clip=1.0,
+            step_size=0.01,
+            num_steps=2,
+            adjacency="add_remove",
+        )
     ),
     "sghmc": lambda: langevin(
         dpjax.bayes.sgmcmc.SGHMC(
-            dpjax.PoissonSampling(40, 0.25), 1.0, 0.01, 2, "add_remove", friction=0.5
+            dpjax.PoissonSampling(40, 0.25),
+            l2_clip=1.0,
+            step_size=0.01,
+            num_steps=2,
+            adjacency="add_remove",
+            friction=0.5,
         )
     ),
     "psgld": lambda: langevin(
         dpjax.bayes.sgmcmc.PSGLD(
             dpjax.PoissonSampling(40, 0.25),
-            1.0,
-            0.01,
-            2,
-            "add_remove",
-            preconditioner=dpjax.bayes.sgmcmc.RMSProp(0.1, 5.0),
+            l2_clip=1.0,
+            step_size=0.01,
+            num_steps=2,
+            adjacency="add_remove",
+            preconditioner=dpjax.bayes.sgmcmc.RMSProp(min_value=0.1, max_value=5.0),
         )
     ),
     "DPSVI": variational,

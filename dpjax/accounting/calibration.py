@@ -148,7 +148,10 @@ def calibrate(
         scale of the noise reaches it.
 
     >>> from dpjax import PoissonSampling, SubsampledGaussian
-    >>> mechanism = SubsampledGaussian(PoissonSampling(1_000, 0.1), 1.0, 1.0, 100, "zero_out")
+    >>> mechanism = SubsampledGaussian(
+    ...     PoissonSampling(1_000, 0.1), l2_clip=1.0, noise_multiplier=1.0, num_steps=100,
+    ...     adjacency="zero_out"
+    ... )
     >>> round(calibrate(mechanism, epsilon=2.0, delta=1e-5).noise_multiplier, 1)
     2.3
     >>> round(calibrate(mechanism, advantage=0.1).noise_multiplier, 1)

@@ -99,7 +99,7 @@ def _decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, .
 def _closed_form(event: DpEvent, parts: tuple[RepeatedRelease, ...]) -> TradeOff | None:
     """Returns the exact trade-off function where it has a closed form."""
     if is_nonprivate(event):
-        return ApproximateDP(0.0, 1.0)
+        return ApproximateDP(0.0, slack=1.0)
     if not parts:
         return Identity()
     return parts[0].release.tradeoff() if len(parts) == parts[0].count == 1 else None

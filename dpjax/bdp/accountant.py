@@ -110,7 +110,10 @@ def init(
 
     >>> from dpjax import PoissonSampling, SubsampledGaussian
     >>> sampling = PoissonSampling(60_000, 256 / 60_000)
-    >>> mechanism = SubsampledGaussian(sampling, 1.0, 1.1, 2, "add_remove", "one image")
+    >>> mechanism = SubsampledGaussian(
+    ...     sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=2, adjacency="add_remove",
+    ...     unit="one image"
+    ... )
     >>> state = init(mechanism)
     >>> state = update(state, np.full((2, 256), 0.3))  # the gradient norms of two batches
     >>> state.num_done, bool(np.all(state.costs > 0))
@@ -226,11 +229,14 @@ class TrainingAccountant:
     >>> import jax, jax.numpy as jnp, optax, dpjax
     >>> from dpjax import bdp
     >>> mechanism = dpjax.SubsampledGaussian(
-    ...     dpjax.PoissonSampling(64, 0.25), 1.0, 2.0, 20, "add_remove")
+    ...     dpjax.PoissonSampling(64, 0.25), l2_clip=1.0, noise_multiplier=2.0,
+    ...     num_steps=20, adjacency="add_remove")
     >>> accountant = TrainingAccountant(bdp.init(mechanism))
     >>> loss = lambda w, x: 0.01 * jnp.sum((w - x) ** 2)
-    >>> result = dpjax.train(loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
-    ...                      jax.random.key(0), on_report=accountant, progress=False)
+    >>> result = dpjax.train(
+    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
+    ...     on_report=accountant, progress=False
+    ... )
     >>> epsilon = bdp.epsilon(accountant.state, 1e-3)
     >>> epsilon.bdp < epsilon.dp
     True

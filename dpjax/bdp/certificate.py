@@ -164,7 +164,9 @@ def certificate(
     >>> import dpjax
     >>> from dpjax import bdp
     >>> sampling = dpjax.PoissonSampling(60_000, 256 / 60_000)
-    >>> mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.1, 1_000, "add_remove")
+    >>> mechanism = dpjax.SubsampledGaussian(
+    ...     sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=1_000, adjacency="add_remove"
+    ... )
     >>> state = bdp.update(bdp.init(mechanism), np.full((1_000, 256), 0.3))
     >>> certificate(state, delta=1e-5).epsilon.bdp > bdp.epsilon(state, 1e-5).bdp
     True

@@ -71,7 +71,9 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     >>> import dpjax
     >>> from dpjax import bdp
     >>> sampling = dpjax.PoissonSampling(60_000, 256 / 60_000)
-    >>> mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.1, 1_000, "add_remove")
+    >>> mechanism = dpjax.SubsampledGaussian(
+    ...     sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=1_000, adjacency="add_remove"
+    ... )
     >>> state = bdp.update(bdp.init(mechanism), np.full((1_000, 256), 0.3))
     >>> found = epsilon(state, delta=1e-5)
     >>> round(found.bdp, 2), round(found.dp, 2)

@@ -80,7 +80,7 @@ class GradientPairs(NamedTuple):
         return jnp.sqrt((self.norms - self.other_norms) ** 2 + 2 * cross)
 
 
-def sample_disjoint_pairs(key: jax.Array, num_examples: int, num_pairs: int) -> jax.Array:
+def sample_disjoint_pairs(key: jax.Array, num_examples: int, *, num_pairs: int) -> jax.Array:
     """Returns indices ``(2, num_pairs)`` of random pairs of records, no record in two pairs.
 
     All pairs of one sample would be more, but they are not independent, as the estimators assume.

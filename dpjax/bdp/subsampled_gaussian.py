@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ class UnclippedGaussian(Mechanism):
     """
 
     sampling: PoissonSampling
+    _: KW_ONLY
     noise_std: float
     num_steps: int
     unit: str = "one record"

@@ -106,7 +106,7 @@ def _epsilon_delta_curve(certificate: "Certificate") -> TradeOff | None:
     """Returns the trade-off function of (epsilon, delta)-DP alone, if epsilon is finite."""
     if math.isinf(certificate.epsilon):
         return None
-    return ApproximateDP(certificate.epsilon, certificate.delta)
+    return ApproximateDP(certificate.epsilon, slack=certificate.delta)
 
 
 def _epsilon_delta_label(certificate: "Certificate") -> str:

@@ -21,7 +21,10 @@ class Composition(Mechanism):
 
     >>> from dpjax.mechanisms import SubsampledGaussian
     >>> from dpjax.sampling import PoissonSampling
-    >>> once = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 2.0, 1, "add_remove")
+    >>> once = SubsampledGaussian(
+    ...     PoissonSampling(100, 1.0), l2_clip=1.0, noise_multiplier=2.0, num_steps=1,
+    ...     adjacency="add_remove"
+    ... )
     >>> both = Composition((once, once))
     >>> both.num_releases, both.certificate(1e-5).epsilon > once.certificate(1e-5).epsilon
     (2, True)

@@ -45,7 +45,7 @@ class Gaussian(AdditiveNoise):
 
     @classmethod
     def from_epsilon(
-        cls, sensitivity: Sensitivity, epsilon: float, delta: float, unit: str = "one record"
+        cls, sensitivity: Sensitivity, *, epsilon: float, delta: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is (epsilon, delta)-private.
 

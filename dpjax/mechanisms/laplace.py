@@ -47,7 +47,7 @@ class Laplace(AdditiveNoise):
 
     @classmethod
     def from_epsilon(
-        cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
+        cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
         check_positive("epsilon", epsilon)
@@ -120,7 +120,7 @@ class DiscreteLaplace(DiscreteNoise):
 
     @classmethod
     def from_epsilon(
-        cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
+        cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
 

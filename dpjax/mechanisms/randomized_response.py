@@ -74,7 +74,7 @@ class RandomizedResponse(Mechanism):
 
     @classmethod
     def from_epsilon(
-        cls, num_categories: int, epsilon: float, adjacency: Adjacency, unit: str = "one answer"
+        cls, num_categories: int, *, epsilon: float, adjacency: Adjacency, unit: str = "one answer"
     ) -> Self:
         """Returns the mechanism that tells the truth as often as ``epsilon`` allows."""
         check_positive("epsilon", epsilon)
@@ -107,7 +107,10 @@ class RandomizedResponse(Mechanism):
     def scale_noise(self, factor: float) -> Self:
         """The same mechanism with its pure epsilon divided by ``factor``."""
         quieter = self.from_epsilon(
-            self.num_categories, self.pure_epsilon / factor, self.adjacency, self.unit
+            self.num_categories,
+            epsilon=self.pure_epsilon / factor,
+            adjacency=self.adjacency,
+            unit=self.unit,
         )
         return dataclasses.replace(self, keep_probability=quieter.keep_probability)
 

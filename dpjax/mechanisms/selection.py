@@ -46,7 +46,7 @@ class Selection(OneStatistic):
 
     @classmethod
     def from_epsilon(
-        cls, sensitivity: Sensitivity, epsilon: float, unit: str = "one record"
+        cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
     ) -> Self:
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
         check_positive("epsilon", epsilon)

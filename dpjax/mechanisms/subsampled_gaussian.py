@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -51,6 +51,7 @@ class SubsampledGaussian(Mechanism):
     """
 
     sampling: Sampling
+    _: KW_ONLY
     l2_clip: Any
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
@@ -99,7 +100,7 @@ class SubsampledGaussian(Mechanism):
         return add_gaussian_noise(noise_multiplier=schedule, l2_clip=self.l2_clip, key=key)
 
     def private_optimizer(
-        self, optimizer: optax.GradientTransformation, key: jax.Array
+        self, optimizer: optax.GradientTransformation, *, key: jax.Array
     ) -> optax.GradientTransformationExtraArgs:
         """Noise, division by the expected batch size and ``optimizer``, on clipped sums."""
         return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
@@ -247,7 +248,12 @@ def mechanism_of(
     _check_readable(description, sampling)
     noise_multiplier = _evaluate(description.noise_multiplier, num_steps)
     return SubsampledGaussian(
-        sampling, description.l2_clip, noise_multiplier, num_steps, adjacency, unit
+        sampling,
+        l2_clip=description.l2_clip,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency=adjacency,
+        unit=unit,
     )
 
 

@@ -1,7 +1,7 @@
 """Poisson sampling, plain and truncated to a maximal batch size."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -82,6 +82,7 @@ class PoissonSampling(Sampling):
 
     num_examples: int
     sampling_rate: float
+    _: KW_ONLY
     physical_batch_size: int = 0
     expected_batch_size: float = 0.0
 
@@ -203,6 +204,7 @@ class TruncatedPoissonSampling(Sampling):
 
     num_examples: int
     sampling_rate: float
+    _: KW_ONLY
     truncated_batch_size: int
     expected_batch_size: float = 0.0
 
@@ -277,6 +279,6 @@ class TruncatedPoissonSampling(Sampling):
         return PoissonSampling(
             self.num_examples,
             self.sampling_rate,
-            self.truncated_batch_size,
-            self.expected_batch_size,
+            physical_batch_size=self.truncated_batch_size,
+            expected_batch_size=self.expected_batch_size,
         )

@@ -49,7 +49,10 @@ def mechanism_hash(mechanism: Any) -> str:
 
     >>> from dpjax.mechanisms import SubsampledGaussian
     >>> from dpjax.sampling import PoissonSampling
-    >>> one = SubsampledGaussian(PoissonSampling(100, 0.1), 1.0, 1.1, 10, "add_remove")
+    >>> one = SubsampledGaussian(
+    ...     PoissonSampling(100, 0.1), l2_clip=1.0, noise_multiplier=1.1, num_steps=10,
+    ...     adjacency="add_remove"
+    ... )
     >>> mechanism_hash(one) == mechanism_hash(one.scale_noise(1.01))
     False
     """

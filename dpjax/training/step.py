@@ -70,8 +70,8 @@ def private_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     mechanism: SubsampledGaussian,
-    key: PRNGKey,
     *,
+    key: PRNGKey,
     method: str = "auto",
     microbatch_size: int | None = None,
 ) -> PrivateStep:
@@ -90,9 +90,12 @@ def private_step(
       ``num_steps`` the parameters become NaN. `StepInfo` is not released.
 
     >>> from dpjax.sampling import PoissonSampling
-    >>> mechanism = SubsampledGaussian(PoissonSampling(8, 0.5), 1.0, 1.0, 10, "add_remove")
+    >>> mechanism = SubsampledGaussian(
+    ...     PoissonSampling(8, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=10,
+    ...     adjacency="add_remove"
+    ... )
     >>> loss = lambda w, x: jnp.sum((w - x) ** 2)
-    >>> step = private_step(loss, optax.sgd(0.1), mechanism, jax.random.key(0))
+    >>> step = private_step(loss, optax.sgd(0.1), mechanism, key=jax.random.key(0))
     >>> state, info = jax.jit(step.update)(step.init(jnp.zeros(2)), jnp.ones((8, 2)))
     >>> int(state.num_releases)
     1
@@ -106,7 +109,7 @@ def private_step(
         max_batch_size=sampling.usual_batches * sampling.physical_batch_size,
     )
     sampler_key, noise_key = jax.random.split(as_key(key))
-    private_optimizer = mechanism.private_optimizer(optimizer, noise_key)
+    private_optimizer = mechanism.private_optimizer(optimizer, key=noise_key)
 
     def init(params: ArrayTree) -> TrainState:
         state = TrainState(params, private_optimizer.init(params), sampling.init(sampler_key))

@@ -68,12 +68,12 @@ class TrainResult:
 
 
 def train(
+    key: PRNGKey,
     loss_fn: LossFn,
     params: Params,
     data: ArrayTree,
     mechanism: SubsampledGaussian,
     optimizer: optax.GradientTransformation,
-    key: PRNGKey,
     *,
     wrt: Any = None,
     method: str = "auto",
@@ -87,6 +87,7 @@ def train(
     """Trains ``params`` on ``data`` by ``mechanism``.
 
     Args:
+      key: a JAX key; `dpjax.release_key()` for a real release.
       loss_fn: ``loss_fn(params, example) -> scalar``.
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
@@ -94,7 +95,6 @@ def train(
         the device once.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
-      key: a JAX key; `dpjax.release_key()` for a real release.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
@@ -118,10 +118,15 @@ def train(
       OSError: a checkpoint cannot be written, for example on a full disk.
 
     >>> from dpjax.sampling import PoissonSampling
-    >>> mechanism = SubsampledGaussian(PoissonSampling(64, 0.25), 1.0, 2.0, 20, "add_remove")
+    >>> mechanism = SubsampledGaussian(
+    ...     PoissonSampling(64, 0.25), l2_clip=1.0, noise_multiplier=2.0, num_steps=20,
+    ...     adjacency="add_remove"
+    ... )
     >>> loss = lambda w, x: jnp.sum((w - x) ** 2)
-    >>> result = train(loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
-    ...                jax.random.key(0), progress=False)
+    >>> result = train(
+    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
+    ...     progress=False
+    ... )
     >>> result.mechanism.num_steps, result.certificate(1e-3).epsilon < 4
     (20, True)
     """
@@ -131,7 +136,7 @@ def train(
     loss_fn = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
-        loss_fn, optimizer, mechanism, key, method=method, microbatch_size=microbatch_size
+        loss_fn, optimizer, mechanism, key=key, method=method, microbatch_size=microbatch_size
     )
     data = jax.device_put(data)
     state = step.init(params)

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.figures import MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
 _REPEATS = 200_000
@@ -36,7 +36,7 @@ def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
     1.2
     """
     moved = dpjax.sensitivity.of_mean(WEIGHTS, students, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.from_epsilon(moved, epsilon, unit="one student's weight")
+    return dpjax.Laplace.from_epsilon(moved, epsilon=epsilon, unit="one student's weight")
 
 
 def both_means(epsilon: float, students: int) -> tuple[dpjax.Laplace, dpjax.Laplace]:

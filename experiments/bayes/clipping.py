@@ -26,9 +26,9 @@ from experiments.bayes.wine_runs import (
     score,
     sums,
 )
-from experiments.figures import CERTIFIED, MEASURED, SOURCE, new_figure
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _EPSILON, _DELTA = 1.0, 1e-4
 _NUM_RECORDS, _NUM_FEATURES, _NUM_TRAIN = 4_878, 10, 1_000

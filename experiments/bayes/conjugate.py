@@ -22,7 +22,7 @@ from experiments.bayes.conjugate_models import (
     release_of,
     repeated_data,
 )
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _LEVEL = 0.9
 # In which noise-aware intervals are to be, and below which naive ones fall where noise matters.
@@ -150,7 +150,9 @@ def _run_coverage(release: StatisticRelease, settings: Any) -> tuple[Any, Any]:
     (data,) = repeated_data(data_key, MODELS[family], release, parameters, (n,))
     public_n = n if release.adjacency == "replace_one" else None
     naive = naive_posterior(release, data.released, public_n)
-    aware = noise_aware_posterior(particle_key, release, data.released, public_n, _NUM_PARTICLES)
+    aware = noise_aware_posterior(
+        particle_key, release, data.released, num_examples=public_n, num_particles=_NUM_PARTICLES
+    )
     measured = {
         "naive coverage %": coverage(naive, parameters),
         "noise-aware coverage %": coverage(aware, parameters),

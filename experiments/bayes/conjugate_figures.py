@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import MEASURED, PALETTE, SOURCE, new_figure
-from experiments.formatting import format_value
-from experiments.registry import Record
+from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record
 
 _NAIVE = PALETTE[1]
 _CONSISTENCY = (

@@ -63,17 +63,19 @@ MODELS = {
         lambda key, theta, n: jax.random.choice(key, 3, (n,), p=theta),
     ),
     "gamma-Poisson": Model(
-        GammaPoisson(6.0, 2.0, largest_count=12),
+        GammaPoisson(shape=6.0, rate=2.0, largest_count=12),
         3.0,
         lambda key, theta, n: jax.random.poisson(key, theta, (n,)),
     ),
     "normal, known variance": Model(
-        NormalKnownVariance((-5.0, 5.0), 1.0, prior_mean=0.0, prior_variance=1.0),
+        NormalKnownVariance((-5.0, 5.0), variance=1.0, prior_mean=0.0, prior_variance=1.0),
         0.5,
         lambda key, theta, n: theta + jax.random.normal(key, (n,)),
     ),
     "normal, unknown variance": Model(
-        NormalUnknownVariance((-5.0, 5.0), 0.0, 10.0, prior_shape=10.0, prior_scale=9.0),
+        NormalUnknownVariance(
+            (-5.0, 5.0), prior_mean=0.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+        ),
         (0.3, 1.0),
         lambda key, theta, n: theta[0] + jnp.sqrt(theta[1]) * jax.random.normal(key, (n,)),
     ),
@@ -88,9 +90,9 @@ def release_of(family: str, noise: str, epsilon: float, adjacency: Any) -> Stati
     known = MODELS[family].family
     if noise == "Laplace":
         of_sums = known.sensitivity(norm="l1", adjacency=adjacency)
-        return StatisticRelease(known, Laplace.from_epsilon(of_sums, epsilon))
+        return StatisticRelease(known, Laplace.from_epsilon(of_sums, epsilon=epsilon))
     of_sums = known.sensitivity(norm="l2", adjacency=adjacency)
-    return StatisticRelease(known, Gaussian.from_epsilon(of_sums, epsilon, DELTA))
+    return StatisticRelease(known, Gaussian.from_epsilon(of_sums, epsilon=epsilon, delta=DELTA))
 
 
 def from_prior(key: jax.Array, family: str, repeats: int) -> jax.Array:

@@ -32,8 +32,8 @@ from dpjax.bayes.regression import (
 from dpjax.bayes.regression.posterior import Prediction
 from dpjax.certificates import Certificate
 from dpjax.mechanisms.base import Interval
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _LEVEL = 0.9
 _SIZES = {
@@ -85,7 +85,7 @@ def _mechanism(
 ) -> PerturbedStatistics:
     bounds = RegressionBounds(x_norm=1.0, y_size=y_size)
     return PerturbedStatistics.from_epsilon(
-        bounds, epsilon, delta, "replace_one", num_features=num_features
+        bounds, epsilon=epsilon, delta=delta, adjacency="replace_one", num_features=num_features
     )
 
 
@@ -154,7 +154,7 @@ def _compiled_fit(*settings: Any) -> Any:
             chain_key,
             mechanism,
             released,
-            n,
+            num_examples=n,
             **_PRIOR,
             num_draws=num_draws,
             num_warmup=num_warmup,

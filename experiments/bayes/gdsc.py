@@ -19,7 +19,7 @@ from dpjax.datasets.gdsc import DrugResponses, load_gdsc
 from experiments.bayes.gdsc_data import Lines, chosen_features, repeats, spearman
 from experiments.bayes.gdsc_methods import METHODS, UNIT, Method, Settings, ridge_solution
 from experiments.bayes.gdsc_report import BY_EPSILON, BY_SIZE, figures, remarks
-from experiments.registry import Experiment, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Result, Row, RowContext
 
 # The table's figures are those at the two epsilons; the picture by size is that at the second.
 _SHOWN = (1.0, 2.0)

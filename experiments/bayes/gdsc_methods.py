@@ -134,9 +134,9 @@ def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
     rest = gdp.epsilon(mu, settings.delta)
     fit = PerturbedStatistics.from_epsilon(
         UNIT,
-        rest,
-        settings.delta,
-        "replace_one",
+        epsilon=rest,
+        delta=settings.delta,
+        adjacency="replace_one",
         num_features=dim,
         split=_GUESS,
         unit=_UNIT_OF_PRIVACY,
@@ -161,7 +161,7 @@ def _by_output(settings: Settings, dim: int, epsilon: float) -> Method:
 
 def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
     share, delta = settings.mean_share, settings.delta / 2
-    mean = Gaussian.from_epsilon(_ONE, share * epsilon, delta, _UNIT_OF_PRIVACY)
+    mean = Gaussian.from_epsilon(_ONE, epsilon=share * epsilon, delta=delta, unit=_UNIT_OF_PRIVACY)
     ridge = BallRidge(UNIT, settings.ridge, _RADIUS)
     fit = ObjectivePerturbation.from_epsilon(ridge, (1 - share) * epsilon, delta)
     return Method(mean, fit, lambda key, fit, exact: fit.release(key, exact))
@@ -169,7 +169,7 @@ def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
 
 def _split(settings: Settings, epsilon: float) -> tuple[float, float]:
     """Returns mu for the mean and for the regression, whose squares add up to the budget's."""
-    mu = Gaussian.from_epsilon(_ONE, epsilon, settings.delta).mu
+    mu = Gaussian.from_epsilon(_ONE, epsilon=epsilon, delta=settings.delta).mu
     return mu * math.sqrt(settings.mean_share), mu * math.sqrt(1 - settings.mean_share)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import PALETTE, SOURCE, new_figure
-from experiments.formatting import format_value
-from experiments.registry import Record
+from experiments.lib.figures import PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record
 
 BY_EPSILON = "Spearman by ε"
 BY_SIZE = "Spearman by number of lines, ε = 2"

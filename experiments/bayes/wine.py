@@ -24,7 +24,7 @@ from experiments.bayes.wine_runs import (
     scaled,
     score,
 )
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _DELTA = 1e-4
 _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _ERRORS = (
     "Mean absolute error of the grade against ε (δ = 1e-4; Laplace: δ = 0), mean over 40 splits;"

@@ -63,7 +63,7 @@ def adassp(records: Records, splits: Splits, key: jax.Array, epsilon: float, del
     """AdaSSP, which releases no sum of squared targets: their noise is guessed."""
     d = records.x.shape[1]
     mechanism = AdaSSP.from_epsilon(
-        records.bounds, epsilon, delta, ADJACENCY, num_features=d, unit=UNIT
+        records.bounds, epsilon=epsilon, delta=delta, adjacency=ADJACENCY, num_features=d, unit=UNIT
     )
 
     def posterior(key: jax.Array, one: RegressionStatistics):  # type: ignore[no-untyped-def]
@@ -79,7 +79,14 @@ def bought_bounds(
 ) -> Fit:
     """Gaussian noise, with bounds near a quantile for which a fifth of epsilon is paid."""
     paid = _SHARE_FOR_BOUNDS * epsilon
-    bounds = PrivateBounds(_CANDIDATES, _CANDIDATES, _QUANTILE, paid, ADJACENCY, UNIT)
+    bounds = PrivateBounds(
+        x_norms=_CANDIDATES,
+        y_sizes=_CANDIDATES,
+        quantile=_QUANTILE,
+        epsilon=paid,
+        adjacency=ADJACENCY,
+        unit=UNIT,
+    )
     for_bounds, for_noise = jax.random.split(key)
     chosen = jax.vmap(bounds.release_positions)(
         run_keys(for_bounds, splits), records.x[splits.train], records.y[splits.train]
@@ -147,9 +154,9 @@ def _perturbation(
 ) -> PerturbedStatistics:
     return PerturbedStatistics.from_epsilon(
         records.bounds,
-        epsilon,
-        delta,
-        ADJACENCY,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=ADJACENCY,
         num_features=records.x.shape[1],
         split=split,
         unit=UNIT,
@@ -178,9 +185,9 @@ def _release_all(
 
 def _of_record(bounds: RegressionBounds, epsilon: float, delta: float) -> tuple[Gaussian, Gaussian]:
     """The mechanisms of one record's x and y: with it or without, as an absent holder's noise."""
-    half = Gaussian.from_epsilon(Sensitivity(1.0, "l2", ADJACENCY), epsilon, delta).mu / math.sqrt(
-        2
-    )
+    half = Gaussian.from_epsilon(
+        Sensitivity(1.0, "l2", ADJACENCY), epsilon=epsilon, delta=delta
+    ).mu / math.sqrt(2)
     of_x, of_y = (
         Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, UNIT)
         for size in (bounds.x_norm, bounds.y_size)

@@ -29,8 +29,8 @@ from experiments.bayes.attack_rates import (
     clopper_pearson,
 )
 from experiments.bayes.wishart_figures import figures
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 EPSILON, DELTA = 1.0, 1e-4
 _DRAWS, _NUM_THRESHOLDS = 100_000, 19
@@ -56,14 +56,14 @@ def mechanism_of(noise: str, dimension: int) -> Any:
             x_norm=math.sqrt(1 - 1 / dimension), y_size=math.sqrt(1 / dimension)
         )
         return WishartNoise.from_epsilon(
-            bounds, EPSILON, DELTA, "add_remove", num_features=dimension - 1
+            bounds, epsilon=EPSILON, delta=DELTA, adjacency="add_remove", num_features=dimension - 1
         )
     if noise == "Gaussian":
         moved = dpjax.sensitivity.of_second_moment(1.0, adjacency="add_remove")
-        return dpjax.Gaussian.from_epsilon(moved, EPSILON, DELTA)
+        return dpjax.Gaussian.from_epsilon(moved, epsilon=EPSILON, delta=DELTA)
     box = np.full(dimension, dimension**-0.5)
     entries = dpjax.sensitivity.of_second_moment_in_box((-box, box), adjacency="add_remove")
-    return dpjax.Laplace.from_epsilon(entries, EPSILON)
+    return dpjax.Laplace.from_epsilon(entries, epsilon=EPSILON)
 
 
 def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
@@ -114,7 +114,7 @@ def _attack_row(noise: str, dimension: int) -> Row:
 
 
 def _constant_row(epsilon: float) -> Row:
-    degrees = sheffet_degrees_of_freedom(_FEATURES + 1, epsilon, DELTA)
+    degrees = sheffet_degrees_of_freedom(_FEATURES + 1, epsilon=epsilon, delta=DELTA)
     settings = {"dimension": _FEATURES + 1, "epsilon": epsilon, "delta": DELTA}
     return Row(f"constant, ε = {epsilon:g}", settings, {DEGREES: degrees})
 
@@ -161,10 +161,16 @@ def _certified(noise: str, dimension: int) -> tuple[dict[str, float], str]:
 def _run_constant(row: Row) -> Result:
     bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     epsilon, degrees = row.settings["epsilon"], row.source[DEGREES]
-    add = WishartNoise(bounds, _FEATURES, degrees, 2.0, "add_remove")
-    replace = WishartNoise(bounds, _FEATURES, degrees, 2.0, "replace_one")
+    add = WishartNoise(
+        bounds, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency="add_remove"
+    )
+    replace = WishartNoise(
+        bounds, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency="replace_one"
+    )
     found = [
-        WishartNoise.from_epsilon(bounds, epsilon, DELTA, used.adjacency, num_features=_FEATURES)
+        WishartNoise.from_epsilon(
+            bounds, epsilon=epsilon, delta=DELTA, adjacency=used.adjacency, num_features=_FEATURES
+        )
         for used in (add, replace)
     ]
     return Result(

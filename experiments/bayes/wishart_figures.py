@@ -10,8 +10,8 @@ from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import RegressionBounds, WishartNoise, sheffet_degrees_of_freedom
 from experiments.bayes.attack_rates import Counts
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _LEVELS = np.geomspace(1e-5, 1, 200)
 _EPSILONS = np.geomspace(0.05, 0.99, 14)
@@ -70,7 +70,7 @@ def _draw_tests(axes: Axes, record: Record) -> None:
 
 def _degrees_figure() -> Figure:
     figure, (axes,) = new_figure(height=3.8)
-    asked = [sheffet_degrees_of_freedom(1, float(e), _DELTA) - 1 for e in _EPSILONS]
+    asked = [sheffet_degrees_of_freedom(1, epsilon=float(e), delta=_DELTA) - 1 for e in _EPSILONS]
     axes.loglog(_EPSILONS, asked, color=SOURCE, label="Sheffet 2019")
     axes.loglog(_EPSILONS, _fewest("replace_one"), color=MEASURED, label="replace one")
     axes.loglog(_EPSILONS, _fewest("add_remove"), color=CERTIFIED, label="add or remove")
@@ -84,7 +84,9 @@ def _degrees_figure() -> Figure:
 def _fewest(adjacency: Adjacency) -> list[int]:
     bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     made = [
-        WishartNoise.from_epsilon(bounds, float(epsilon), _DELTA, adjacency, num_features=1)
+        WishartNoise.from_epsilon(
+            bounds, epsilon=float(epsilon), delta=_DELTA, adjacency=adjacency, num_features=1
+        )
         for epsilon in _EPSILONS
     ]
     return [mechanism.degrees_of_freedom - mechanism.dimension for mechanism in made]

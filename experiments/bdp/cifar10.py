@@ -16,7 +16,7 @@ from dpjax.datasets.cifar10 import load_cifar10
 from experiments.bdp.cifar10_features import NUM_FEATURES, scattering
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
 from experiments.bdp.table import DESCRIPTION, figures, published_row, remarks, run_row
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _EPOCHS = 50
 _SIZES = {"quick": (10_000, 2_500), "paper": (50_000, 10_000)}

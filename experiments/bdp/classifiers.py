@@ -17,7 +17,7 @@ from dpjax.bdp.replace_one import gradient_pairs, sample_disjoint_pairs
 from dpjax.datasets import Dataset
 from dpjax.training import PrivateStep, private_step
 from dpjax.training.loop import compile_steps
-from experiments.models import accuracy_percent, cross_entropy
+from experiments.lib.models import accuracy_percent, cross_entropy
 
 PLAIN, MEAN, EXAMPLES = "not private", "mean clipped", "examples clipped"
 ORDERS = (*range(1, 33), 40, 48, 64, 96, 128)
@@ -68,7 +68,7 @@ class Settings:
         the ball to the other: its bound is ``2 l2_clip batch_size``.
         """
         sampling = dpjax.PoissonSampling(
-            num_examples, self.batch_size / num_examples, _PHYSICAL_BATCH_SIZE
+            num_examples, self.batch_size / num_examples, physical_batch_size=_PHYSICAL_BATCH_SIZE
         )
         of_mean = self.way == MEAN
         bound = 2 * self.l2_clip * self.batch_size if of_mean else self.l2_clip
@@ -76,7 +76,14 @@ class Settings:
         if self.noise_std is not None:
             multiplier = self.noise_std * (self.batch_size if of_mean else 1) / bound
         steps = self.epochs * num_examples // self.batch_size
-        mechanism = dpjax.SubsampledGaussian(sampling, bound, multiplier, steps, "zero_out", unit)
+        mechanism = dpjax.SubsampledGaussian(
+            sampling,
+            l2_clip=bound,
+            noise_multiplier=multiplier,
+            num_steps=steps,
+            adjacency="zero_out",
+            unit=unit,
+        )
         if self.target is None:
             return mechanism
         return dpjax.calibrate(mechanism, epsilon=self.target[0], delta=self.target[1])
@@ -162,12 +169,12 @@ def _step(
             _only(kept), getattr(optax, settings.optimizer)(settings.learning_rate)
         )
         if settings.way == EXAMPLES:
-            return private_step(loss, optimizer, mechanism, key)
+            return private_step(loss, optimizer, mechanism, key=key)
         # The noise, if any, comes after the mean is clipped, so that of the sum is zero.
         silent = dataclasses.replace(mechanism, l2_clip=_NO_CLIP, noise_multiplier=0.0)
         if settings.way == MEAN:
             optimizer = optax.chain(_clip_mean(settings, mechanism, noise_key), optimizer)
-        return private_step(loss, optimizer, silent, key)
+        return private_step(loss, optimizer, silent, key=key)
 
     def update(state: Any, data: Any) -> Any:
         kept = None
@@ -232,7 +239,7 @@ def _pair_distances(
     """How far the gradients of disjoint pairs of examples are apart, over the drawn weights."""
     num_examples = len(examples[1])
     num_pairs = min(_NUM_PAIRS, num_examples // 2)
-    pairs = sample_disjoint_pairs(keys[0], num_examples, num_pairs)
+    pairs = sample_disjoint_pairs(keys[0], num_examples, num_pairs=num_pairs)
     kept = draw_weights(keys[1], params, settings.share_of_weights)
     x, y = examples
     first, second = ((x[rows], y[rows]) for rows in pairs)

@@ -17,8 +17,8 @@ from scipy.spatial.distance import pdist
 
 from dpjax.bdp.replace_one import gradient_pairs, sample_disjoint_pairs
 from dpjax.datasets import Dataset, Split
-from experiments.figures import MEASURED, PALETTE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import MEASURED, PALETTE, new_figure
+from experiments.lib.registry import Record
 
 _NUM_PAIRS, _NUM_EXAMPLES, _NUM_BINS = 500, 100, 40
 _MOST_COLUMNS = 3
@@ -49,7 +49,7 @@ def compare(loss_fn: Any, params: Any, data: Dataset, key: jax.Array) -> dict[st
 
 def _disjoint(loss_fn: Any, params: Any, part: Split, key: jax.Array) -> np.ndarray:
     num_pairs = min(_NUM_PAIRS, len(part.y) // 2)
-    pairs = np.asarray(sample_disjoint_pairs(key, len(part.y), num_pairs))
+    pairs = np.asarray(sample_disjoint_pairs(key, len(part.y), num_pairs=num_pairs))
     first, second = ((part.x[rows], part.y[rows]) for rows in pairs)
     return np.asarray(gradient_pairs(loss_fn, params, first, second).distances, float)
 

@@ -16,8 +16,8 @@ from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import figures_accounts as accounts
 from experiments.bdp.costs import ORDERS
 from experiments.bdp.figures_drawn import figures
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24

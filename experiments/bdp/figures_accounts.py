@@ -146,12 +146,24 @@ def certified_epsilon(noise_multiplier: float, num_steps: int, adjacency: Adjace
       adjacency: whether a record is added or removed, or replaced.
     """
     sampling = dpjax.PoissonSampling(round(BATCH / RATE), RATE)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, noise_multiplier, num_steps, adjacency)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency=adjacency,
+    )
     return mechanism.certificate(DELTA).epsilon
 
 
 def certified_long_epsilon(distance: float) -> float:
     """Returns the tight DP epsilon of the ten thousand steps of Figure 5, under add/remove."""
     sampling = dpjax.PoissonSampling(60_000, _LONG_RATE)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1 / distance, _LONG_STEPS, "add_remove")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=1 / distance,
+        num_steps=_LONG_STEPS,
+        adjacency="add_remove",
+    )
     return mechanism.certificate(DELTA).epsilon

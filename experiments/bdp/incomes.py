@@ -13,7 +13,7 @@ from dpjax.bdp import attack_success
 from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp import incomes_town as town
 from experiments.bdp.incomes_drawn import figures
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _RELEASES = {"quick": 100_000, "paper": 1_000_000}
 # Equation 1 at these epsilons, as printed.

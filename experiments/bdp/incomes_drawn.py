@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.bdp import incomes_town as town
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _COLOURS = {town.AT_OUTLIER: CERTIFIED, town.AT_PERCENTILE: MEASURED, town.UNCLIPPED: PALETTE[1]}
 

@@ -77,7 +77,7 @@ def release_of(way: str, epsilon: float) -> Release:
     """
     bound = OUTLIER if way == AT_OUTLIER else float(income_at(-math.log(0.01)))
     moved = dpjax.sensitivity.of_sum((0.0, bound), norm="l1", adjacency="add_remove")
-    mechanism = dpjax.Laplace.from_epsilon(moved, epsilon, unit="one resident")
+    mechanism = dpjax.Laplace.from_epsilon(moved, epsilon=epsilon, unit="one resident")
     return Release(mechanism, math.inf if way == UNCLIPPED else bound)
 
 

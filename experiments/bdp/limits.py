@@ -14,8 +14,8 @@ from experiments.bdp import limits_composition as composition
 from experiments.bdp import limits_draws as draws
 from experiments.bdp.limits_drawn import figures
 from experiments.bdp.limits_populations import RECORDS, SIZES, num_too_small, populations
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _COUNTS: Mapping[str, dict[str, int]] = {
     "quick": {"trials": 4_000, "repeats": 10, "losses": 400_000},

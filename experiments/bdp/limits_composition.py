@@ -97,5 +97,7 @@ def epsilon_of(moments: Array) -> float:
 def certified_epsilon() -> float:
     """Returns the tight DP epsilon of the model's run: the largest norm is the clip bound."""
     sampling = dpjax.PoissonSampling(NUM_RECORDS, RATE)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, NOISE, NUM_STEPS, "zero_out")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=NOISE, num_steps=NUM_STEPS, adjacency="zero_out"
+    )
     return mechanism.certificate(DELTA).epsilon

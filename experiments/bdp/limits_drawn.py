@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from experiments.bdp.costs import ORDERS
 from experiments.bdp.limits_populations import share_bounds
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _STUDENT, _FREE = PALETTE[1], MEASURED
 _ESTIMATORS: Mapping[str, dict[str, Any]] = {

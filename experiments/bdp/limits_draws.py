@@ -35,7 +35,13 @@ _ENDS = (5, 50, 95)
 def certified_epsilon() -> float:
     """Returns the tight DP epsilon of the run."""
     sampling = dpjax.PoissonSampling(60_000, RUN["sampling_rate"])
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, RUN["noise_std"], NUM_STEPS, "zero_out")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=RUN["noise_std"],
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+    )
     return mechanism.certificate(DELTA).epsilon
 
 

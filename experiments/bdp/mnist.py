@@ -12,8 +12,8 @@ import dpjax
 from dpjax.datasets import Dataset
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
 from experiments.bdp.table import DESCRIPTION, figures, published_row, remarks, run_row
-from experiments.models import MnistCNN
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.models import MnistCNN
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _EPOCHS = 50
 _BASELINE = published_row(99.0)

@@ -12,10 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from dpjax import bdp
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Run, Settings, Task, train
 from experiments.bdp.distances import CAPTION, compare, distances_figure, p_values
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.formatting import format_value
-from experiments.models import cross_entropy
-from experiments.registry import Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.models import cross_entropy
+from experiments.lib.registry import Record, Result, Row, RowContext
 
 ACCURACY = "test accuracy %"
 DP, BDP, DP_ATTACK, BDP_ATTACK = "DP ε", "BDP ε", "DP attack", "BDP attack"

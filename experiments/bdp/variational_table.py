@@ -17,8 +17,8 @@ from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK, publ
 from experiments.bdp.variational_runs import Watched, score, watched_runs
 from experiments.dpvi.accounts import mechanism
 from experiments.dpvi.sweep import Point
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.registry import Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
+from experiments.lib.registry import Record, Result, Row, RowContext
 
 PLAIN, SOURCE_WAY = "not private", "source's protocol (reconstructed)"
 _DELTA, _POPULATION_DELTA = 1e-5, 1e-10

@@ -20,7 +20,7 @@ from experiments.bench.tables import text
 from experiments.bench.timing import Effort
 from experiments.bench.torch_peer import torch_worker
 from experiments.bench.ways import why_missing
-from experiments.runner import versions
+from experiments.lib.runner import versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

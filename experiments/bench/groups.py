@@ -83,8 +83,10 @@ def _loops(subject: Subject) -> Group:
     """The loop on the host against that on the device: what `compile_steps` chooses between."""
     data, params = batch_of(subject, _LOOP_DATA), subject.init()
     sampling = dpjax.PoissonSampling(_LOOP_DATA, _LOOP_BATCH / _LOOP_DATA)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.1, 10**6, "zero_out")
-    step = dpjax.private_step(subject.loss, optax.sgd(0.1), mechanism, jax.random.key(0))
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=10**6, adjacency="zero_out"
+    )
+    step = dpjax.private_step(subject.loss, optax.sgd(0.1), mechanism, key=jax.random.key(0))
 
     def case(name: str, loop: Any) -> Case:
         run = loop(step.update, step.init(params), data, _LOOP_STEPS)

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.bench.groups import Group
 from experiments.bench.timing import Case, Effort, Times, interleaved
 from experiments.bench.ways import NOISY
-from experiments.records import write_atomically
+from experiments.lib.records import write_atomically
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from experiments.bench.measurements import Bench, Measurement, load
 from experiments.bench.tables import Table, tables_of
 from experiments.bench.ways import PRIVATE
-from experiments.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
+from experiments.lib.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
 
 _SHOWN_BATCH = 256
 

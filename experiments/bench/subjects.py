@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.models import MnistCNN
+from experiments.lib.models import MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
 Arrays = tuple[np.ndarray, np.ndarray]

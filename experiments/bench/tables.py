@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from experiments.bench.measurements import Bench, Measurement
-from experiments.formatting import ABSENT
+from experiments.lib.formatting import ABSENT
 
 COLUMNS = ("ms", "× plain", "× noisy", "examples/s", "peak MiB", "runs")
 _FIRST = {"steps": "× plain", "loops": "× host"}

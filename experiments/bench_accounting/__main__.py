@@ -22,7 +22,7 @@ from experiments.bench_accounting.measurements import (
 )
 from experiments.bench_accounting.section import text
 from experiments.bench_accounting.ways import PRV, SETTINGS, many_ways, single_ways
-from experiments.runner import versions
+from experiments.lib.runner import versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.bench.timing import Case, Effort, interleaved
 from experiments.bench_accounting.ways import ManyWay, Setting, Way, many_settings
-from experiments.records import write_atomically
+from experiments.lib.records import write_atomically
 
 MANY = "many settings"
 

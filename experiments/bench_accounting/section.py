@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from experiments.bench.tables import Row, short, table_lines
 from experiments.bench_accounting.measurements import MANY, AccountingBench, Measurement, load
-from experiments.formatting import ABSENT, format_value
+from experiments.lib.formatting import ABSENT, format_value
 
 _ONE = ("ms", "ε", "× certified", "runs")
 _MANY = ("settings", "ms", "ms a setting", "runs")

@@ -50,7 +50,7 @@ def _block(
     subject: Subject, mechanism: dpjax.SubsampledGaussian, *, keep: bool, count: bool
 ) -> Callable[[], float]:
     """Seconds of a block of steps, and of their account where it is counted."""
-    step = dpjax.private_step(subject.loss, optax.sgd(0.01), mechanism, jax.random.key(0))
+    step = dpjax.private_step(subject.loss, optax.sgd(0.01), mechanism, key=jax.random.key(0))
     data = jax.device_put(subject.data(_NUM_EXAMPLES))
 
     def update(state: Any, data: Any) -> tuple[Any, Any]:
@@ -73,7 +73,9 @@ def _block(
 
 def _mechanism(num_steps: int, rate: float, num_examples: int = 60_000) -> dpjax.SubsampledGaussian:
     sampling = dpjax.PoissonSampling(num_examples, rate)
-    return dpjax.SubsampledGaussian(sampling, 1.0, 1.1, num_steps, "zero_out")
+    return dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=num_steps, adjacency="zero_out"
+    )
 
 
 def main() -> None:

@@ -106,7 +106,14 @@ def data() -> tuple[jax.Array, jax.Array]:
 
 
 def _dpjax(l2_clip: float) -> Run:
-    chain = SGLD(SAMPLING, l2_clip, STEP_SIZE, STEPS, "zero_out", num_chains=CHAINS)
+    chain = SGLD(
+        SAMPLING,
+        l2_clip=l2_clip,
+        step_size=STEP_SIZE,
+        num_steps=STEPS,
+        adjacency="zero_out",
+        num_chains=CHAINS,
+    )
     records = data()
 
     @jax.jit

@@ -21,8 +21,8 @@ from dpjax.sensitivity import (
     of_sum,
     parallel_databases,
 )
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _ENTRIES, _EPSILON, _SEED = 5_000, 0.5, 0
 EMPIRICAL, TRUE = "sensitivity, empirical", "sensitivity, true"
@@ -96,7 +96,7 @@ def answers(query: Query, entries: jax.Array) -> tuple[jax.Array, jax.Array]:
 def mechanisms(query: Query, entries: int, epsilon: float) -> tuple[dpjax.Laplace, dpjax.Laplace]:
     """Laplace noise for an answer on all entries, and for one on all but one."""
     whole, part = (
-        dpjax.Laplace.from_epsilon(query.sensitivity(n), epsilon, unit="one entry")
+        dpjax.Laplace.from_epsilon(query.sensitivity(n), epsilon=epsilon, unit="one entry")
         for n in (entries, entries - 1)
     )
     return whole, part

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.figures import PALETTE, new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import PALETTE, new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 SHARE = 0.3
 _REPEATS = 1_000
@@ -30,13 +30,15 @@ def local_mechanism(epsilon: float) -> dpjax.RandomizedResponse:
     >>> round(local_mechanism(math.log(3)).keep_probability, 9)
     0.5
     """
-    return dpjax.RandomizedResponse.from_epsilon(2, epsilon, "replace_one", unit="one answer")
+    return dpjax.RandomizedResponse.from_epsilon(
+        2, epsilon=epsilon, adjacency="replace_one", unit="one answer"
+    )
 
 
 def global_mechanism(epsilon: float, answers: int) -> dpjax.Laplace:
     """Who holds all answers adds noise to their mean, once."""
     moved = dpjax.sensitivity.of_mean((0, 1), answers, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.from_epsilon(moved, epsilon, unit="one answer")
+    return dpjax.Laplace.from_epsilon(moved, epsilon=epsilon, unit="one answer")
 
 
 def local_error(epsilon: float, answers: int) -> float:

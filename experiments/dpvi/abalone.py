@@ -12,7 +12,7 @@ from dpjax.datasets.abalone import load_abalone
 from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, remarks
 from experiments.dpvi.study_figures import figures
-from experiments.registry import Experiment
+from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))
 # Means over ten runs, in the order of _SIGMAS; then over five runs, by (sigma, c).

@@ -36,7 +36,13 @@ def mechanism(
     3.0
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
-    return dpjax.SubsampledGaussian(sampling, l2_clip, 2 * sigma, num_steps, "add_remove")
+    return dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=l2_clip,
+        noise_multiplier=2 * sigma,
+        num_steps=num_steps,
+        adjacency="add_remove",
+    )
 
 
 def spent(mechanism: dpjax.SubsampledGaussian, delta: float) -> Spent:

@@ -12,7 +12,7 @@ from dpjax.datasets.adult_attributes import load_adult_attributes
 from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, remarks
 from experiments.dpvi.study_figures import figures
-from experiments.registry import Experiment
+from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(-0.3, 3.0, 10)))
 # Means over five runs, by (sigma, c) at q = 0.001, and by (sigma, q) at c = 50.

@@ -22,7 +22,9 @@ def chain_of(
     29.8
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
-    return SGLD(sampling, l2_clip, step_size, num_steps, "zero_out")
+    return SGLD(
+        sampling, l2_clip=l2_clip, step_size=step_size, num_steps=num_steps, adjacency="zero_out"
+    )
 
 
 def chain_accuracies(data: Dataset, chain: SGLD, repeats: int, seed: int) -> np.ndarray:

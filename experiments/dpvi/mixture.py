@@ -22,8 +22,8 @@ from experiments.dpvi.mixture_model import (
     true_log_density,
 )
 from experiments.dpvi.sweep import Maker, Point, fit, inference
-from experiments.figures import CERTIFIED, PALETTE, SOURCE, new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _SIGMAS = {"quick": (0.8, 2.0, 6.0, 20.0), "paper": (0.8, 1.3, 2.0, 3.2, 6.0, 12.0, 20.0)}
 _REPEATS = {"quick": 3, "paper": 10}

@@ -14,7 +14,7 @@ from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
 from experiments.dpvi.langevin import chain_accuracies, chain_of
 from experiments.dpvi.logistic_runs import accuracies
 from experiments.dpvi.sweep import Point
-from experiments.registry import Record, Result, Row, RowContext
+from experiments.lib.registry import Record, Result, Row, RowContext
 
 LANGEVIN_WORDS = (
     "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip and number of"

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from experiments.dpvi.accounts import ADD, REPLACE
 from experiments.dpvi.study import ACCURACY, ERROR, LANGEVIN, PLAIN
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _ACCURACY = (
     "Test accuracy of the same runs against ε by three accounts, and of Langevin chains. Left,"

@@ -33,8 +33,8 @@ from experiments.gdp.training import (
     train_plainly,
     train_privately,
 )
-from experiments.models import TabularMLP, accuracy_percent
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.models import TabularMLP, accuracy_percent
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 PUBLISHED_SIZE = 29_305
 PRIVATE = PrivateSettings(

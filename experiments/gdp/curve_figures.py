@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import CERTIFIED, MEASURED, SOURCE, new_figure
-from experiments.formatting import format_value
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record
 
 # At which the records hold each curve.
 LEVELS = np.concatenate([np.logspace(-6, -1, 80, endpoint=False), np.linspace(0.1, 1, 91)])

@@ -14,11 +14,11 @@ import numpy as np
 import dpjax
 from dpjax.accounting import gdp, moments_accountant, tradeoff
 from dpjax.accounting.tradeoff import TradeOff
-from experiments.formatting import format_value
 from experiments.gdp import mnist
 from experiments.gdp.curve_figures import LEVELS, figures
 from experiments.gdp.mnist_training import PUBLISHED_SIZE, Settings
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _DELTA = 1e-5
 # Of the profile that is computed, and of it what a picture needs.
@@ -54,7 +54,7 @@ def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
       **settings: noise multiplier, sampling rate and number of steps, as ``moments`` takes them.
     """
     pair = tradeoff.ApproximateDP(
-        moments_accountant.compute_epsilon(**settings, delta=_DELTA), _DELTA
+        moments_accountant.compute_epsilon(**settings, delta=_DELTA), slack=_DELTA
     )
     return pair, tradeoff.from_profile(*moments_accountant.compute_profile(**settings))
 

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 import dpjax
 from dpjax.datasets import Dataset
 from dpjax.datasets.imdb import NUM_TOKENS
-from experiments.formatting import format_value
 from experiments.gdp.reporting import (
     ACCURACY,
     DIVISOR_REMARK,
@@ -34,8 +33,9 @@ from experiments.gdp.training import (
     train_plainly,
     train_privately,
 )
-from experiments.models import MeanEmbeddingClassifier
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.models import MeanEmbeddingClassifier
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 PUBLISHED_SIZE = 25_000
 PRIVATE = PrivateSettings(

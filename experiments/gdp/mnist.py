@@ -12,10 +12,10 @@ from decimal import ROUND_CEILING
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.formatting import format_value
 from experiments.gdp.mnist_training import PUBLISHED_SIZE, Settings, load_mnist, note, train
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _SHORT_EPOCHS = 3
 

@@ -10,7 +10,7 @@ import optax
 
 import dpjax
 from dpjax.datasets import Dataset
-from experiments.models import MnistCNN, accuracy_percent, cross_entropy
+from experiments.lib.models import MnistCNN, accuracy_percent, cross_entropy
 
 PUBLISHED_SIZE = 60_000
 # Two of these hold nearly every draw, and each keeps XLA's buffers small.
@@ -47,7 +47,9 @@ class Settings:
         """NoisySGD's mechanism: ``floor(epochs n / B)`` steps, one image the unit of privacy."""
         return dpjax.SubsampledGaussian(
             sampling=dpjax.PoissonSampling(
-                num_examples, self.expected_batch_size / num_examples, _PHYSICAL_BATCH_SIZE
+                num_examples,
+                self.expected_batch_size / num_examples,
+                physical_batch_size=_PHYSICAL_BATCH_SIZE,
             ),
             l2_clip=self.l2_clip,
             noise_multiplier=self.noise_multiplier,
@@ -83,12 +85,12 @@ def train(
             file.write(f"{report.num_releases} {accuracy(report.params, data.test)}\n")
 
     result = dpjax.train(
+        key,
         cross_entropy(model),
         params,
         tuple(data.train),
         mechanism,
         optax.sgd(settings.learning_rate),
-        key,
         steps_per_call=steps_per_epoch,
         on_report=note_accuracy,
         checkpoint_dir=folder / "checkpoints",

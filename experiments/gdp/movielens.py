@@ -22,8 +22,8 @@ from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, us
 from experiments.gdp.movielens_report import figures, remarks
 from experiments.gdp.training import Curve, accounts
 from experiments.gdp.user_level import group_guarantee
-from experiments.models import cross_entropy
-from experiments.registry import Experiment, Result, Row, RowContext
+from experiments.lib.models import cross_entropy
+from experiments.lib.registry import Experiment, Result, Row, RowContext
 
 _CURVE = "RMSE by epoch"
 _NUM_REPORTS = 20
@@ -220,12 +220,12 @@ def _train(
             file.write(f"{epoch} {error(report.params)}\n")
 
     trained = dpjax.train(
+        key,
         task.loss(model),
         params,
         task.records,
         task.mechanism,
         optax.adam(task.settings.learning_rate),
-        key,
         steps_per_call=-(-task.mechanism.num_steps // _NUM_REPORTS),
         on_report=note_error,
         checkpoint_dir=context.folder / "checkpoints",

@@ -5,9 +5,9 @@ from decimal import ROUND_CEILING
 
 from matplotlib.figure import Figure
 
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.formatting import format_value
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record
 
 _GROUPS = ("the fewest that are a group", "the median user", "the most active user")
 

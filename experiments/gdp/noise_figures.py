@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures import CERTIFIED, MEASURED, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _COLOURS = {"MA": SOURCE, "CLT": MEASURED, "PLD": CERTIFIED}
 _LABELS = {"MA": "moments accountant", "CLT": "central limit", "PLD": "certified (PLD)"}

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.formatting import format_value
 from experiments.gdp.mnist_training import Curve, Settings, load_mnist, note, train
 from experiments.gdp.noise_accounts import (
     ACCOUNTS,
@@ -22,7 +21,8 @@ from experiments.gdp.noise_accounts import (
     least_noise,
 )
 from experiments.gdp.noise_figures import figures
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _QUICK_EPOCHS = {"top": 4, "bottom": 0}
 _LEVELS = (95, 96, 97)

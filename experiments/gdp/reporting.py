@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.formatting import format_value
 from experiments.gdp.training import PrivateSettings, Run, Task, accounts, spending
-from experiments.registry import Record, Result
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record, Result
 
 ACCURACY = "test accuracy %"
 CERTIFIED_EPSILON = "ε, published size"

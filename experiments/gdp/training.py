@@ -18,7 +18,7 @@ import optax
 import dpjax
 from dpjax.datasets import Dataset
 from dpjax.training import Report
-from experiments.models import accuracy_percent, cross_entropy
+from experiments.lib.models import accuracy_percent, cross_entropy
 
 Curve = list[tuple[float, float]]
 
@@ -151,12 +151,12 @@ def _train_privately(task: Task, settings: PrivateSettings, seed: int, folder: P
             file.write(f"{epoch} {accuracy(report.params, data.test)}\n")
 
     result = dpjax.train(
+        key,
         cross_entropy(task.model),
         params,
         tuple(data.train),
         settings.mechanism(len(data.train.y), task.unit),
         task.optimizer(settings.learning_rate),
-        key,
         steps_per_call=-(-len(data.train.y) // settings.expected_batch_size),
         on_report=note_accuracy,
         checkpoint_dir=folder / "checkpoints",

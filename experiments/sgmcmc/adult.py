@@ -16,8 +16,8 @@ import dpjax
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD, step_size_bound_2017
 from dpjax.datasets import Dataset, Split
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.sgmcmc.adult_figures import figures
 from experiments.sgmcmc.adult_methods import (
     DELTA,
@@ -122,8 +122,8 @@ def _of_chain(chain: SGLD) -> dict[str, float]:
     """The time that a chain travels, and the epsilon that the source's formula claims for it."""
     bound = step_size_bound_2017(
         1,
-        1.0,
-        DELTA,
+        epsilon=1.0,
+        delta=DELTA,
         num_examples=chain.sampling.num_examples,
         num_steps=chain.num_steps,
         l2_clip=chain.l2_clip,

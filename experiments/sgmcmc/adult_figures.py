@@ -6,8 +6,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 
 _CAPTION = (
     "Test accuracy (left) and mean negative log-likelihood (right) against the certified ε at"

@@ -69,7 +69,15 @@ def langevin(
 ) -> SGLD:
     """Returns one chain of the experiment's length, on its Poisson batches."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
-    return SGLD(sampling, l2_clip, step_size, NUM_STEPS, "zero_out", temperature, unit="one person")
+    return SGLD(
+        sampling,
+        l2_clip=l2_clip,
+        step_size=step_size,
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+        temperature=temperature,
+        unit="one person",
+    )
 
 
 def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
@@ -106,16 +114,23 @@ def _scaled(chain: SGLD, epsilon: float) -> SGLD:
 def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
     """The last iterates of NoisySGD, its noise calibrated."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
-    one = dpjax.SubsampledGaussian(sampling, CLIP, 1.0, NUM_STEPS, "zero_out", "one person")
+    one = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=CLIP,
+        noise_multiplier=1.0,
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+        unit="one person",
+    )
     mechanism = dpjax.calibrate(one, epsilon=epsilon, delta=DELTA)
 
     def run(key: jax.Array) -> Any:
         return dpjax.train(
+            optax.sgd(_LEARNING_RATE),
             lambda weights, example: -log_likelihood(weights, example),
             jnp.zeros(train.x.shape[1]),
             tuple(train),
             mechanism,
-            optax.sgd(_LEARNING_RATE),
             key,
             steps_per_call=NUM_STEPS,
             progress=False,

@@ -20,8 +20,8 @@ from dpjax.bayes.sgmcmc import (
     step_size_bound_2015,
     step_size_bound_2017,
 )
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.sgmcmc.bounds_figures import figures
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
@@ -46,10 +46,10 @@ def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> S
     sampling = PoissonSampling(SETTING["num_examples"], batch / SETTING["num_examples"])
     return SGLD(
         sampling,
-        SETTING["l2_clip"],
-        step_size,
-        SETTING["num_steps"],
-        "zero_out",
+        l2_clip=SETTING["l2_clip"],
+        step_size=step_size,
+        num_steps=SETTING["num_steps"],
+        adjacency="zero_out",
         temperature=temperature,
         unit="one image",
         **chains,
@@ -156,10 +156,10 @@ def _run_steps(settings: Mapping[str, Any]) -> Result:
 
 
 def _measured(epsilon: float, constant: Mapping[int, float]) -> dict[str, float]:
-    slides = step_size_bound_2017(1, epsilon, DELTA, **SETTING, constant=CONSTANT)
+    slides = step_size_bound_2017(1, epsilon=epsilon, delta=DELTA, **SETTING, constant=CONSTANT)
     return {
         BY_SLIDES: float(slides),
-        BY_2015: step_size_bound_2015(epsilon, DELTA, **SETTING),
+        BY_2015: step_size_bound_2015(epsilon=epsilon, delta=DELTA, **SETTING),
         **{CERTIFIED_STEP.format(batch): eta for batch, eta in constant.items()},
     }
 
@@ -212,7 +212,7 @@ _TEMPERATURE = (
 def _step_remarks(record: Record) -> list[str]:
     largest = [record.measured[CERTIFIED_STEP.format(batch)] for batch in BATCHES]
     formula = record.measured[BY_2015]
-    at_one = step_size_bound_2015(CLAIMED, DELTA, **{**SETTING, "l2_clip": 1.0})
+    at_one = step_size_bound_2015(epsilon=CLAIMED, delta=DELTA, **{**SETTING, "l2_clip": 1.0})
     return [
         f"A constant step that is certified at ε = {CLAIMED:g} is {min(largest) / 2:.2g} to"
         f" {max(largest) / 2:.2g} with the noise as printed, by batch: the printed"

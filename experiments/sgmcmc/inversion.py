@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 
 from dpjax.datasets import Dataset
-from experiments.figures import new_figure
-from experiments.formatting import format_value
-from experiments.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.figures import new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.sgmcmc.inversion_attack import class_means, correlations, invert
 from experiments.sgmcmc.inversion_models import (
     NUM_CLASSES,

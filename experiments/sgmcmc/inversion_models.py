@@ -44,7 +44,14 @@ class Settings:
     def chain(self, num_examples: int) -> SGLD:
         """SGLD at temperature 1, with the largest step size that is certified."""
         sampling = dpjax.PoissonSampling(num_examples, self.sampling_rate)
-        chain = SGLD(sampling, self.l2_clip, 0.02, self.num_steps, "zero_out", unit="one image")
+        chain = SGLD(
+            sampling,
+            l2_clip=self.l2_clip,
+            step_size=0.02,
+            num_steps=self.num_steps,
+            adjacency="zero_out",
+            unit="one image",
+        )
         if self.epsilon is None:
             return chain
         return calibrate_step_size(chain, epsilon=self.epsilon, delta=self.delta)

@@ -8,7 +8,7 @@ from typing import Any
 
 import dpjax
 from dpjax.datasets import Dataset
-from experiments.registry import Experiment, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Result, Row, RowContext
 from experiments.sgmcmc.calibration import (
     calibration_error_percent,
     detection_percent,

@@ -17,7 +17,7 @@ import dpjax
 from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
 from dpjax.datasets import Dataset, Split
 from experiments.gdp.training import PlainSettings, Task, train_plainly
-from experiments.models import MnistCNN, cross_entropy
+from experiments.lib.models import MnistCNN, cross_entropy
 
 QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SGLD", "SGHMC"
 NUM_EXAMPLES = 50_000
@@ -93,15 +93,18 @@ class Settings:
     def chain(self, num_examples: int, num_steps: int) -> Langevin:
         """The chain on so many images; of DP-SGD, the SGLD whose noise it borrows."""
         sampling = dpjax.PoissonSampling(num_examples, min(1.0, self.batch_size / num_examples))
-        arguments = (sampling, self.l2_clip, self.step_size, num_steps, "zero_out")
-        chain: Langevin = SGLD(*arguments, self.temperature, unit=UNIT)  # type: ignore[arg-type]
-        if self.method == HAMILTONIAN:
-            chain = SGHMC(
-                *arguments,  # type: ignore[arg-type]
-                self.temperature,
-                unit=UNIT,
-                friction=self.friction,
-            )
+        is_hamiltonian = self.method == HAMILTONIAN
+        sampler: Callable[..., Langevin] = SGHMC if is_hamiltonian else SGLD
+        chain = sampler(
+            sampling,
+            l2_clip=self.l2_clip,
+            step_size=self.step_size,
+            num_steps=num_steps,
+            adjacency="zero_out",
+            temperature=self.temperature,
+            unit=UNIT,
+            **({"friction": self.friction} if is_hamiltonian else {}),
+        )
         if self.target is None:
             return chain
         return calibrate_step_size(chain, epsilon=self.target, delta=self.delta)
@@ -177,12 +180,12 @@ def mechanism_of_noisy_sgd(chain: Langevin) -> dpjax.SubsampledGaussian:
 def _noisy_sgd(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
     chain = settings.chain(len(data.train.y), settings.num_steps)
     result = dpjax.train(
+        key,
         cross_entropy(settings.model),
         params,
         tuple(data.train),
         mechanism_of_noisy_sgd(chain),
         optax.sgd(settings.learning_rate),
-        key,
         checkpoint_dir=folder,
     )
     return [result.params]

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.registry import Record
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.registry import Record
 from experiments.sgmcmc.mnist_table import ACCURACY, AS_RUN, FRONTIER
 
 RELIABILITY, ENTROPY = "reliability", "mean entropy"

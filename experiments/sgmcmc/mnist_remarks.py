@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING
 
 from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE
-from experiments.formatting import format_value
-from experiments.registry import Record
+from experiments.lib.formatting import format_value
+from experiments.lib.registry import Record
 from experiments.sgmcmc.mnist_table import (
     ACCURACY,
     AS_RUN,

@@ -7,7 +7,7 @@ from typing import Any
 
 import dpjax
 from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE
-from experiments.registry import Row
+from experiments.lib.registry import Row
 from experiments.sgmcmc.mnist_chains import (
     HAMILTONIAN,
     LANGEVIN,

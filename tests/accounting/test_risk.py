@@ -37,12 +37,14 @@ def test_gaussians_against_the_closed_forms(mu):
 
 def test_the_row_of_the_table():
     assert 100 * risk.minimum_error_sum(Gaussian(0.57)) == pytest.approx(77.6, abs=0.05)
-    assert 100 * risk.minimum_error_sum(ApproximateDP(3.01, 1e-5)) == pytest.approx(9.4, abs=0.05)
+    assert 100 * risk.minimum_error_sum(ApproximateDP(3.01, slack=1e-5)) == pytest.approx(
+        9.4, abs=0.05
+    )
 
 
 def test_budgets_against_the_closed_forms():
     budget, slack = 1.0, 0.01
-    curve = ApproximateDP(budget, slack)
+    curve = ApproximateDP(budget, slack=slack)
     assert risk.advantage(curve) == pytest.approx(slack + (1 - slack) * math.tanh(budget / 2))
     assert risk.true_positive_rate(curve, 0.05) == pytest.approx(slack + math.e * 0.05)
     assert risk.epsilon(curve, slack) == pytest.approx(budget)

@@ -81,7 +81,7 @@ def test_the_hull_of_a_discrete_pair_is_its_conjugate_twice(pair):
         Gaussian(0.4),
         Gaussian(6.0),
         Laplace(0.7),
-        ApproximateDP(1.0, 1e-9),
+        ApproximateDP(1.0, slack=1e-9),
         mixture(Gaussian(2.0), 0.3),
         Discrete([0.2, 0.5, 0.3], [0.6, 0.4, 0.0]),
     ],
@@ -95,7 +95,7 @@ def test_the_profiles_alone_give_the_curve(curve):
 
 @given(st.floats(0, 20), st.floats(1e-12, 0.99))
 def test_a_budget_to_its_curve_and_back(budget, slack):
-    curve = ApproximateDP(budget, slack)
+    curve = ApproximateDP(budget, slack=slack)
     assert curve.delta(budget) == slack
     assert curve.epsilon(slack) == pytest.approx(budget, rel=1e-9, abs=1e-3 * slack)
     assert curve.epsilon(0.0) == (math.inf if slack > 0 else budget)

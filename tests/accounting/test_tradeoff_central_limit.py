@@ -87,9 +87,9 @@ def test_losses_without_end_are_infinite_where_they_have_mass():
     values = functionals(Discrete([0.0, 1.0], [0.1, 0.9]))
     assert values.kl_tilde == values.kappa2_tilde == math.inf
     assert values.kl == pytest.approx(-math.log(0.9))
-    assert functionals(mixture(ApproximateDP(1.0, 0.1), 0.5)).kl_tilde == math.inf
+    assert functionals(mixture(ApproximateDP(1.0, slack=0.1), 0.5)).kl_tilde == math.inf
     with pytest.raises(ValueError, match="moments must be finite, got"):
-        clt_mu(functionals(ApproximateDP(1.0, 0.1)), 5)
+        clt_mu(functionals(ApproximateDP(1.0, slack=0.1)), 5)
 
 
 def test_the_published_limit_by_the_general_theorem():

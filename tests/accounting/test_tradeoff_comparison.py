@@ -18,7 +18,7 @@ def test_curves_of_one_family_are_ordered():
     families = [
         [Identity(), Gaussian(0.1), Gaussian(0.1001), Gaussian(5.0)],
         [Identity(), Laplace(2.0), Laplace(1.99), Laplace(0.1)],
-        [ApproximateDP(0.0), ApproximateDP(0.0, 0.1), ApproximateDP(1.0, 0.1)],
+        [ApproximateDP(0.0), ApproximateDP(0.0, slack=0.1), ApproximateDP(1.0, slack=0.1)],
         [subsample(Gaussian(1.0), 0.1), subsample(Gaussian(1.0), 0.11), Gaussian(1.0)],
     ]
     for family in families:

@@ -112,7 +112,12 @@ def test_an_asymmetric_step_composed_against_a_fine_product(rate):
 
 
 def test_curves_of_several_kinds():
-    parts = (Laplace(1.0), Gaussian(0.7), ApproximateDP(0.5, 1e-3), mixture(Gaussian(2.0), 0.1))
+    parts = (
+        Laplace(1.0),
+        Gaussian(0.7),
+        ApproximateDP(0.5, slack=1e-3),
+        mixture(Gaussian(2.0), 0.1),
+    )
     lower, upper = compose(*parts)
     assert not compose(*parts).is_exact
     assert is_at_least(upper, lower)
@@ -127,7 +132,9 @@ def test_curves_of_several_kinds():
 
 @settings(max_examples=15)
 @given(
-    st.lists(st.sampled_from([Laplace(0.3), Gaussian(9.0), ApproximateDP(0.0, 0.2)]), min_size=2)
+    st.lists(
+        st.sampled_from([Laplace(0.3), Gaussian(9.0), ApproximateDP(0.0, slack=0.2)]), min_size=2
+    )
 )
 def test_strong_and_degenerate_curves_stay_curves(parts):
     for curve in compose(*parts[:3], mixture(Identity(), 0.5), grid_size=64):

@@ -60,11 +60,11 @@ def test_an_approximate_budget_is_the_largest_of_three_lines(budget, slack):
     steep = 1 - slack - np.exp(budget) * LEVELS
     flat = np.exp(-budget) * (1 - slack - LEVELS)
     expected = np.maximum(0, np.maximum(steep, flat))
-    np.testing.assert_allclose(ApproximateDP(budget, slack)(LEVELS), expected, atol=1e-15)
+    np.testing.assert_allclose(ApproximateDP(budget, slack=slack)(LEVELS), expected, atol=1e-15)
 
 
 def test_the_discrete_forms_are_the_same_curves():
-    for curve in (Identity(), ApproximateDP(1.5, 0.01), ApproximateDP(0.0, 1.0)):
+    for curve in (Identity(), ApproximateDP(1.5, slack=0.01), ApproximateDP(0.0, slack=1.0)):
         pair = curve.as_discrete()
         np.testing.assert_allclose(pair(LEVELS), curve(LEVELS), rtol=1e-9, atol=1e-15)
         np.testing.assert_allclose(pair.delta(LOSSES), curve.delta(LOSSES), atol=1e-15)
@@ -73,10 +73,10 @@ def test_the_discrete_forms_are_the_same_curves():
 
 def test_the_degenerate_curves_are_perfect_or_no_privacy():
     perfect = Identity()(LEVELS)
-    for curve in (Gaussian(0.0), ApproximateDP(0.0), ApproximateDP(0.0, 0.0)):
+    for curve in (Gaussian(0.0), ApproximateDP(0.0), ApproximateDP(0.0, slack=0.0)):
         np.testing.assert_allclose(curve(LEVELS), perfect, atol=1e-15)
         assert curve.epsilon(1e-12) == 0
-    for curve in (Gaussian(1e3), ApproximateDP(1.0, 1.0), Laplace(1e-3)):
+    for curve in (Gaussian(1e3), ApproximateDP(1.0, slack=1.0), Laplace(1e-3)):
         np.testing.assert_array_equal(curve(LEVELS[1:]), 0.0)
 
 
@@ -93,4 +93,4 @@ def test_bad_arguments_are_refused(bad):
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
 def test_a_slack_that_is_no_probability_is_refused(bad):
     with pytest.raises(ValueError, match=r"slack must be in \[0, 1\], got"):
-        ApproximateDP(1.0, bad)
+        ApproximateDP(1.0, slack=bad)

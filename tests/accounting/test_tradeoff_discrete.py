@@ -133,4 +133,4 @@ def test_nearly_disjoint_pairs_can_be_symmetrized():
 
 def test_delta_at_infinity_is_the_mass_of_infinite_losses():
     assert Discrete([0.5, 0.5], [1.0, 0.0]).delta(math.inf) == 0.0
-    assert ApproximateDP(1.0, 0.1).as_discrete().delta(math.inf) == pytest.approx(0.1)
+    assert ApproximateDP(1.0, slack=0.1).as_discrete().delta(math.inf) == pytest.approx(0.1)

@@ -18,9 +18,11 @@ from dpjax.mechanisms import Laplace
 FAMILIES = {
     "beta-binomial": BetaBinomial(1.0, 2.0),
     "dirichlet-multinomial": DirichletMultinomial((1.0, 2.0, 1.5)),
-    "gamma-poisson": GammaPoisson(6.0, 2.0, largest_count=12),
-    "normal": NormalKnownVariance((-4.0, 6.0), 1.0, prior_mean=1.0, prior_variance=0.5),
-    "normal-unknown": NormalUnknownVariance((-4.0, 6.0), 1.0, 10.0, 10.0, 9.0),
+    "gamma-poisson": GammaPoisson(shape=6.0, rate=2.0, largest_count=12),
+    "normal": NormalKnownVariance((-4.0, 6.0), variance=1.0, prior_mean=1.0, prior_variance=0.5),
+    "normal-unknown": NormalUnknownVariance(
+        (-4.0, 6.0), prior_mean=1.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+    ),
 }
 ADJACENCIES = ("add_remove", "replace_one")
 DRAW = {
@@ -36,7 +38,7 @@ DRAW = {
 
 def laplace_release(family, adjacency, epsilon):
     sensitivity = family.sensitivity(norm="l1", adjacency=adjacency)
-    return StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon))
+    return StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon=epsilon))
 
 
 def exact_sums(family, records):

@@ -44,7 +44,11 @@ def test_intervals_cover_as_they_say_and_naive_ones_do_not(name):
         inside = np.mean(np.abs(posterior.cdf(parameters) - 0.5) <= 0.45, axis=0)
         return np.all((inside >= 0.87) & (inside <= 0.93)), np.min(inside)
 
-    assert covers(noise_aware_posterior(jax.random.key(4), release, released, public, 200))[0]
+    assert covers(
+        noise_aware_posterior(
+            jax.random.key(4), release, released, num_examples=public, num_particles=200
+        )
+    )[0]
     # Power: the same fails for the posterior that ignores the noise.
     right, least = covers(naive_posterior(release, released, public))
     assert not right

@@ -45,9 +45,11 @@ def families(draw):
             [
                 BetaBinomial(1.0, 1.0),
                 DirichletMultinomial((1.0,) * draw(st.integers(2, 5))),
-                GammaPoisson(1.0, 1.0, draw(st.integers(1, 30))),
-                NormalKnownVariance(bounds, 1.0, 0.0, 1.0),
-                NormalUnknownVariance(bounds, 0.0, 1.0, 2.0, 1.0),
+                GammaPoisson(shape=1.0, rate=1.0, largest_count=draw(st.integers(1, 30))),
+                NormalKnownVariance(bounds, variance=1.0, prior_mean=0.0, prior_variance=1.0),
+                NormalUnknownVariance(
+                    bounds, prior_mean=0.0, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
+                ),
             ]
         )
     )
@@ -109,7 +111,7 @@ def test_no_records_give_the_prior_and_strange_ones_are_clipped(name):
 
 
 def test_sums_that_would_overflow_are_refused_under_jit():
-    family = GammaPoisson(1.0, 1.0, 2**30)
+    family = GammaPoisson(shape=1.0, rate=1.0, largest_count=2**30)
     assert family.sums(jnp.full(3, 2.0**30)).total.tolist() == [3 * 2**30]  # exact outside jit
     with pytest.raises(ValueError, match=r"records must be so few that their sum is below 2\^31"):
         jax.jit(lambda records: family.sums(records).total)(jnp.ones(2))
@@ -210,11 +212,31 @@ def test_repair_leaves_possible_sums_alone_and_makes_others_possible(name):
         (lambda: BetaBinomial(0.0, 1.0), "alpha must be"),
         (lambda: DirichletMultinomial((1.0,)), "concentration must be"),
         (lambda: DirichletMultinomial((1.0, -1.0)), "concentration must be"),
-        (lambda: GammaPoisson(1.0, 1.0, 2.5), "largest_count must be"),
-        (lambda: NormalKnownVariance((1.0, 0.0), 1.0, 0.0, 1.0), "bounds must be"),
-        (lambda: NormalKnownVariance((0.0, 1.0), 0.0, 0.0, 1.0), "variance must be"),
-        (lambda: NormalUnknownVariance((0.0, np.inf), 0.0, 1.0, 1.0, 1.0), "bounds must be"),
-        (lambda: NormalUnknownVariance((0.0, 1.0), np.nan, 1.0, 1.0, 1.0), "prior_mean must be"),
+        (lambda: GammaPoisson(shape=1.0, rate=1.0, largest_count=2.5), "largest_count must be"),
+        (
+            lambda: NormalKnownVariance(
+                (1.0, 0.0), variance=1.0, prior_mean=0.0, prior_variance=1.0
+            ),
+            "bounds must be",
+        ),
+        (
+            lambda: NormalKnownVariance(
+                (0.0, 1.0), variance=0.0, prior_mean=0.0, prior_variance=1.0
+            ),
+            "variance must be",
+        ),
+        (
+            lambda: NormalUnknownVariance(
+                (0.0, np.inf), prior_mean=0.0, prior_strength=1.0, prior_shape=1.0, prior_scale=1.0
+            ),
+            "bounds must be",
+        ),
+        (
+            lambda: NormalUnknownVariance(
+                (0.0, 1.0), prior_mean=np.nan, prior_strength=1.0, prior_shape=1.0, prior_scale=1.0
+            ),
+            "prior_mean must be",
+        ),
     ],
 )
 def test_bad_priors_and_bounds_are_named(make, text):
@@ -225,6 +247,6 @@ def test_bad_priors_and_bounds_are_named(make, text):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sums_of_half_precision_are_not_rounded(dtype):
     # In steps of four a record would move the sum by four times its sensitivity.
-    family = NormalKnownVariance((0.0, 1.0), 1.0, 0.0, 1.0)
+    family = NormalKnownVariance((0.0, 1.0), variance=1.0, prior_mean=0.0, prior_variance=1.0)
     sums = [float(family.sums(jnp.ones(n, dtype)).total[0]) for n in range(3000, 3010)]
     assert sums == [float(n) for n in range(3000, 3010)]

@@ -52,7 +52,9 @@ def test_beta_binomial_is_the_sum_over_all_counts(kind, noisy, scale):
     family, n = FAMILIES["beta-binomial"], 12
     sensitivity = family.sensitivity(norm=kind.norm, adjacency="replace_one")
     release = StatisticRelease(family, kind(sensitivity, scale))
-    aware = noise_aware_posterior(KEY, release, [float(noisy)], n, PARTICLES)
+    aware = noise_aware_posterior(
+        KEY, release, [float(noisy)], num_examples=n, num_particles=PARTICLES
+    )
     ones = np.arange(n + 1)
     weights = stats.betabinom.pmf(ones, n, 1, 2)
     weights = weights * density(release.mechanism, (noisy - ones)[:, None])
@@ -79,7 +81,7 @@ def test_histograms_are_summed_over_all_counts_of_n(epsilon):
     family, n = FAMILIES["dirichlet-multinomial"], 12
     release = laplace_release(family, "replace_one", epsilon)
     noisy = np.array([8.0, 1.5, -0.5])
-    aware = noise_aware_posterior(KEY, release, noisy, n, PARTICLES)
+    aware = noise_aware_posterior(KEY, release, noisy, num_examples=n, num_particles=PARTICLES)
     counts = np.array([c for c in itertools.product(range(n + 1), repeat=3) if sum(c) == n])
     prior = np.array(family.concentration)
     weights = stats.dirichlet_multinomial.pmf(counts, prior, n)
@@ -90,11 +92,11 @@ def test_histograms_are_summed_over_all_counts_of_n(epsilon):
 
 
 def test_gaussian_noise_on_normal_sums_adds_to_their_variance():
-    family = NormalKnownVariance((-50.0, 50.0), 4.0, prior_mean=1.0, prior_variance=9.0)
+    family = NormalKnownVariance((-50.0, 50.0), variance=4.0, prior_mean=1.0, prior_variance=9.0)
     sensitivity = family.sensitivity(norm="l2", adjacency="replace_one")
     release = StatisticRelease(family, Gaussian(sensitivity, 0.3))
     noisy, n = np.array([10.4]), 20  # of a sum in units of 100, from -50
-    aware = noise_aware_posterior(KEY, release, noisy, n, PARTICLES)
+    aware = noise_aware_posterior(KEY, release, noisy, num_examples=n, num_particles=PARTICLES)
     precision = 1 / 9 + n**2 / (n * 4 + (0.3 * 100) ** 2)
     weighted = 1 / 9 + n * (100 * noisy[0] - n * 50) / (n * 4 + 30**2)
     law = stats.norm(weighted / precision, precision**-0.5)
@@ -108,7 +110,7 @@ def test_sum_and_squares_agree_with_an_independent_sampler():
     family, n = FAMILIES["normal-unknown"], 30
     release = laplace_release(family, "replace_one", 1.0)
     noisy = np.array([-1.0, 3.0])
-    aware = noise_aware_posterior(KEY, release, noisy, n, PARTICLES)
+    aware = noise_aware_posterior(KEY, release, noisy, num_examples=n, num_particles=PARTICLES)
 
     def model():
         variance = numpyro.sample("variance", dist.InverseGamma(10.0, 9.0))
@@ -141,7 +143,7 @@ def test_without_noise_it_is_the_exact_posterior(name, adjacency):
     released = family.encode(exact_sums(family, records), adjacency)
     public = 40 if adjacency == "replace_one" else None
     aware, exact = (
-        noise_aware_posterior(KEY, release, released, public, 50),
+        noise_aware_posterior(KEY, release, released, num_examples=public, num_particles=50),
         (family.exact_posterior(records)),
     )
     np.testing.assert_allclose(aware.mean, exact.mean, rtol=1e-6)
@@ -154,22 +156,24 @@ def test_with_nothing_but_noise_it_is_nearly_the_prior(name):
     release = laplace_release(family, "replace_one", 1e-3)
     prior = family.exact_posterior(jnp.zeros(0))
     released = np.zeros(len(family.encoding("replace_one").offset))
-    aware = noise_aware_posterior(KEY, release, released, 20, PARTICLES)
+    aware = noise_aware_posterior(KEY, release, released, num_examples=20, num_particles=PARTICLES)
     for level in (0.2, 0.5, 0.8):
         np.testing.assert_allclose(aware.cdf(prior.quantile(level)), level, atol=0.05)
 
 
 def test_batches_keep_their_shape_and_errors_are_named():
     release = laplace_release(FAMILIES["normal-unknown"], "replace_one", 1.0)
-    aware = noise_aware_posterior(KEY, release, np.zeros((3, 4, 2)), 10, 60)
+    aware = noise_aware_posterior(
+        KEY, release, np.zeros((3, 4, 2)), num_examples=10, num_particles=60
+    )
     assert aware.mean.shape == (3, 4, 2)
     assert aware.effective_sample_size.shape == (3, 4)
     with pytest.raises(ValueError, match="num_particles must be a whole number"):
-        noise_aware_posterior(KEY, release, np.zeros(2), 10, 0)
+        noise_aware_posterior(KEY, release, np.zeros(2), num_examples=10, num_particles=0)
     with pytest.raises(ValueError, match="num_particles must be more: no particle is possible"):
-        noise_aware_posterior(KEY, release, np.zeros(2), 1, 60)
+        noise_aware_posterior(KEY, release, np.zeros(2), num_examples=1, num_particles=60)
     with pytest.raises(TypeError, match="key must be"):
-        noise_aware_posterior(0, release, np.zeros(2), 10, 60)
+        noise_aware_posterior(0, release, np.zeros(2), num_examples=10, num_particles=60)
 
 
 class Unheard(DiscreteNoise):
@@ -184,4 +188,4 @@ def test_other_noise_is_refused():
     sensitivity = family.sensitivity(norm="l1", adjacency="replace_one")
     release = StatisticRelease(family, Unheard(sensitivity, 1.0))
     with pytest.raises(TypeError, match="mechanism must add Laplace or Gaussian noise"):
-        noise_aware_posterior(KEY, release, [1.0], 4)
+        noise_aware_posterior(KEY, release, [1.0], num_examples=4)

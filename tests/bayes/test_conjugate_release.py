@@ -54,7 +54,9 @@ def test_the_certificate_is_the_mechanisms_and_says_what_is_public():
         assert certificate.description["number of records"].startswith(word)
         assert "zeros and ones" in certificate.description["records"]
         assert certificate.adjacency == adjacency
-    gaussian = Gaussian.from_epsilon(BETA.sensitivity(norm="l2", adjacency="add_remove"), 1.0, 1e-6)
+    gaussian = Gaussian.from_epsilon(
+        BETA.sensitivity(norm="l2", adjacency="add_remove"), epsilon=1.0, delta=1e-6
+    )
     release = StatisticRelease(BETA, gaussian)
     assert release.certificate(1e-6).epsilon == pytest.approx(1.0, rel=5e-3)
     louder = release.scale_noise(2.0)
@@ -65,7 +67,7 @@ def test_the_certificate_is_the_mechanisms_and_says_what_is_public():
 
 def test_discrete_noise_of_whole_numbers():
     sensitivity = BETA.sensitivity(norm="l1", adjacency="add_remove")
-    release = StatisticRelease(BETA, DiscreteLaplace.from_epsilon(sensitivity, 0.5))
+    release = StatisticRelease(BETA, DiscreteLaplace.from_epsilon(sensitivity, epsilon=0.5))
     records = jnp.array([1, 1, 0, np.nan])
     noisy = release.release(jax.random.key(0), records)
     assert noisy.dtype == np.int64
@@ -87,7 +89,9 @@ def test_a_mechanism_that_understates_the_sensitivity_is_refused():
     with pytest.raises(ValueError, match="the statistics are not integers"):
         StatisticRelease(normal, DiscreteLaplace(whole, 1.0))
     with pytest.raises(TypeError, match="mechanism must add noise"):
-        StatisticRelease(BETA, RandomizedResponse.from_epsilon(2, 1.0, "replace_one"))
+        StatisticRelease(
+            BETA, RandomizedResponse.from_epsilon(2, epsilon=1.0, adjacency="replace_one")
+        )
 
 
 @pytest.mark.parametrize("name", FAMILIES)

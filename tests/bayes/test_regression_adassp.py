@@ -17,7 +17,9 @@ FALSE_ALARM = 1e-6
 
 
 def mechanism(adjacency="add_remove", epsilon=1.0, delta=1e-4):
-    return AdaSSP.from_epsilon(BOUNDS, epsilon, delta, adjacency, num_features=D)
+    return AdaSSP.from_epsilon(
+        BOUNDS, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=D
+    )
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

@@ -30,9 +30,15 @@ from dpjax.bayes.regression import (
 
 PRIOR = {"prior_precision": 1.0, "noise_shape": 10.0, "noise_rate": 2.25}
 BOUNDS = RegressionBounds(x_norm=1.0, y_size=2.5)
-GAUSSIAN = PerturbedStatistics.from_epsilon(BOUNDS, 1.0, 1e-5, "replace_one", num_features=2)
-PRIVATE_BOUNDS = PrivateBounds((1.0, 2.0), (1.0, 2.0), 0.9, 1.0, "add_remove")
-LAPLACE = PerturbedStatistics.from_epsilon(BOUNDS, 2.0, 0.0, "replace_one", num_features=2)
+GAUSSIAN = PerturbedStatistics.from_epsilon(
+    BOUNDS, epsilon=1.0, delta=1e-5, adjacency="replace_one", num_features=2
+)
+PRIVATE_BOUNDS = PrivateBounds(
+    x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=1.0, adjacency="add_remove"
+)
+LAPLACE = PerturbedStatistics.from_epsilon(
+    BOUNDS, epsilon=2.0, delta=0.0, adjacency="replace_one", num_features=2
+)
 
 
 ALMOST_EXACT = PerturbedStatistics(
@@ -62,7 +68,7 @@ def records():
 
 def test_without_noise_it_is_the_posterior_of_exact_statistics(records):
     exact = sufficient_statistics(*(part[:60] for part in records))
-    draws = noise_aware_posterior(jax.random.key(1), ALMOST_EXACT, exact, 60, **PRIOR)
+    draws = noise_aware_posterior(jax.random.key(1), ALMOST_EXACT, exact, num_examples=60, **PRIOR)
     closed = unknown_noise_posterior(exact, 60, **PRIOR)
     # Draws are independent here: means of 2,000 are off by 4.5 standard errors once in 10^5 times.
     error = 4.5 * np.sqrt(np.diagonal(closed.covariance) / 2_000)
@@ -189,7 +195,7 @@ def test_records_that_are_not_real_numbers_are_refused_by_name(x):
         shape = np.shape(getattr(FINE, name))
         bad = FINE._replace(**{name: np.full(shape, "a")})
         with pytest.raises(TypeError, match=rf"\.{name} must be an array of real numbers"):
-            noise_aware_posterior(jax.random.key(0), GAUSSIAN, bad, 10, **PRIOR)
+            noise_aware_posterior(jax.random.key(0), GAUSSIAN, bad, num_examples=10, **PRIOR)
         with pytest.raises(TypeError, match=rf"\.{name} must be an array of real numbers"):
             unknown_noise_posterior(bad, 10, **PRIOR)
 
@@ -235,7 +241,14 @@ def intervals(keys, released, new_x):
     def one(key, released, new_x):
         keys = jax.random.split(key)
         draws = noise_aware_posterior(
-            keys[0], GAUSSIAN, released, 2_000, **PRIOR, num_draws=300, num_warmup=150, num_chains=1
+            keys[0],
+            GAUSSIAN,
+            released,
+            num_examples=2_000,
+            **PRIOR,
+            num_draws=300,
+            num_warmup=150,
+            num_chains=1,
         )
         new = prediction_interval(keys[1], draws, new_x, LEVEL)
         return coefficient_interval(draws, LEVEL), new, naive_interval(released, 2_000)
@@ -280,7 +293,7 @@ def test_known_moments_of_the_features_narrow_the_posterior(records):
 
 def test_a_release_that_no_records_have_is_no_trouble():
     released = RegressionStatistics(-50 * jnp.eye(2), jnp.array([30.0, -9.0]), jnp.array(-80.0))
-    draws = noise_aware_posterior(jax.random.key(0), GAUSSIAN, released, 100, **PRIOR)
+    draws = noise_aware_posterior(jax.random.key(0), GAUSSIAN, released, num_examples=100, **PRIOR)
     assert bool(jnp.isfinite(draws.beta).all())
     assert bool((draws.sigma2 > 0).all())
     # The chain moves: the release is far from what records can have, but no draw is stuck.

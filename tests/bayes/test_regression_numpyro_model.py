@@ -21,8 +21,12 @@ NUM_RECORDS, NUM_DRAWS = 2_000, 700
 PRIOR = {"prior_precision": 1.0, "noise_shape": 5.0, "noise_rate": 1.0}
 BOUNDS = RegressionBounds(x_norm=1.0, y_size=2.5)
 MECHANISMS = {
-    "gaussian": PerturbedStatistics.from_epsilon(BOUNDS, 1.0, 1e-5, "replace_one", num_features=1),
-    "laplace": PerturbedStatistics.from_epsilon(BOUNDS, 1.0, 0.0, "replace_one", num_features=1),
+    "gaussian": PerturbedStatistics.from_epsilon(
+        BOUNDS, epsilon=1.0, delta=1e-5, adjacency="replace_one", num_features=1
+    ),
+    "laplace": PerturbedStatistics.from_epsilon(
+        BOUNDS, epsilon=1.0, delta=0.0, adjacency="replace_one", num_features=1
+    ),
 }
 
 

@@ -32,7 +32,7 @@ ADJACENCIES = ("add_remove", "replace_one")
 
 def mechanism(delta=1e-4, adjacency="add_remove", num_features=3, epsilon=1.0, **more):
     return PerturbedStatistics.from_epsilon(
-        BOUNDS, epsilon, delta, adjacency, num_features=num_features, **more
+        BOUNDS, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=num_features, **more
     )
 
 
@@ -193,7 +193,7 @@ def test_release_is_a_function_of_key_and_value_under_jit_and_vmap():
 
 
 def test_without_yty_its_budget_goes_to_the_others():
-    split = AssumedModel(1.0, 1.0, noise_known=True)
+    split = AssumedModel(coefficient_norm=1.0, noise_std=1.0, noise_known=True)
     made = mechanism(split=split)
     exact = sufficient_statistics(jnp.ones((4, 3)), jnp.ones(4))
     assert made.release(jax.random.key(0), exact).yty is None
@@ -219,7 +219,15 @@ def test_a_split_that_is_given_is_kept(delta):
 def test_the_optimal_split_is_where_the_stated_loss_is_least(law):
     d, b, v = 5, 0.7, 0.3
     sizes = RegressionStatistics(4.0, 6.0, 9.0)
-    shares = np.array(optimal_budget_shares(sizes, AssumedModel(b, math.sqrt(v)), R, d, law))
+    shares = np.array(
+        optimal_budget_shares(
+            sizes,
+            AssumedModel(coefficient_norm=b, noise_std=math.sqrt(v)),
+            x_norm=R,
+            num_features=d,
+            noise_distribution=law,
+        )
+    )
 
     def loss(shares):
         variances = np.square(sizes) / shares ** (1 if law == "gaussian" else 2)
@@ -240,7 +248,7 @@ def test_the_default_split_has_a_smaller_error_than_an_even_one():
         d, n = 10, 3_000
         bounds = RegressionBounds(x_norm=math.sqrt(d), y_size=2.0)
         made = PerturbedStatistics.from_epsilon(
-            bounds, 1.0, 1e-4, "add_remove", num_features=d, split=split
+            bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=d, split=split
         )
         rng = np.random.default_rng(0)
         x, beta = rng.normal(size=(n, d)), np.full(d, 1 / math.sqrt(d))
@@ -302,9 +310,9 @@ def test_bad_arguments_are_refused(change, message):
 
 def test_a_guess_is_of_positive_numbers():
     with pytest.raises(ValueError, match="coefficient_norm must be a finite number > 0"):
-        AssumedModel(0.0, 1.0)
+        AssumedModel(coefficient_norm=0.0, noise_std=1.0)
     with pytest.raises(ValueError, match="noise_std must be a finite number > 0"):
-        AssumedModel(1.0, math.inf)
+        AssumedModel(coefficient_norm=1.0, noise_std=math.inf)
 
 
 def test_statistics_of_another_dimension_are_refused():
@@ -334,7 +342,9 @@ def test_products_are_not_rounded_to_fewer_bits_on_accelerators():
 
 
 def test_whole_statistics_get_the_same_noise_as_floats():
-    mechanism = PerturbedStatistics.from_epsilon(BOUNDS, 1.0, 1e-4, "add_remove", num_features=2)
+    mechanism = PerturbedStatistics.from_epsilon(
+        BOUNDS, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=2
+    )
     floats = RegressionStatistics(jnp.eye(2) * 9, jnp.ones(2), jnp.array(5.0))
     whole = RegressionStatistics(*(part.astype(int) for part in floats))
     released = [mechanism.release(jax.random.key(0), part) for part in (floats, whole)]

@@ -14,7 +14,13 @@ CANDIDATES = (0.5, 1.0, 2.0, 4.0)
 
 
 def mechanism(epsilon=1.0, adjacency="add_remove", quantile=0.8):
-    return PrivateBounds(CANDIDATES, CANDIDATES, quantile, epsilon, adjacency)
+    return PrivateBounds(
+        x_norms=CANDIDATES,
+        y_sizes=CANDIDATES,
+        quantile=quantile,
+        epsilon=epsilon,
+        adjacency=adjacency,
+    )
 
 
 sizes = st.floats(0, 5)
@@ -76,7 +82,9 @@ def test_the_certificate_holds_bounds_and_statistics_together(adjacency):
         Composition(
             (
                 bought,
-                PerturbedStatistics.from_epsilon(bounds, 0.8, 1e-4, adjacency, num_features=2),
+                PerturbedStatistics.from_epsilon(
+                    bounds, epsilon=0.8, delta=1e-4, adjacency=adjacency, num_features=2
+                ),
             )
         )
         for bounds in (

@@ -29,7 +29,13 @@ ADJACENCIES = ("add_remove", "replace_one")
 
 
 def mechanism(degrees_of_freedom=8, adjacency="add_remove", scale=SQUARE, num_features=2):
-    return WishartNoise(BOUNDS, num_features, degrees_of_freedom, scale, adjacency)
+    return WishartNoise(
+        BOUNDS,
+        num_features,
+        degrees_of_freedom=degrees_of_freedom,
+        scale=scale,
+        adjacency=adjacency,
+    )
 
 
 @functools.cache
@@ -175,7 +181,9 @@ def test_debiasing_takes_the_mean_away():
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
-    made = WishartNoise.from_epsilon(BOUNDS, epsilon, 1e-5, adjacency, num_features=11)
+    made = WishartNoise.from_epsilon(
+        BOUNDS, epsilon=epsilon, delta=1e-5, adjacency=adjacency, num_features=11
+    )
     assert made.scale == pytest.approx(SQUARE)
     assert made.delta(epsilon) <= 1e-5
     assert made._with_more(-1).delta(epsilon) > 1e-5
@@ -197,7 +205,7 @@ def test_the_sources_degrees_of_freedom_are_safe_and_many_times_too_many(adjacen
     for dimension in (1, 2, 12):
         for epsilon in (0.02, 0.1, 0.5, 0.9, 0.999):
             for delta in (1e-12, 1e-6, 1e-3, 0.3):
-                degrees = sheffet_degrees_of_freedom(dimension, epsilon, delta)
+                degrees = sheffet_degrees_of_freedom(dimension, epsilon=epsilon, delta=delta)
                 event = WishartDpEvent(degrees - dimension + 1, 1.0)
                 assert wishart_curve(event, adjacency).delta(epsilon) < delta
                 fewer = WishartDpEvent((degrees - dimension) // 5 + 1, 1.0)
@@ -209,11 +217,11 @@ def test_the_sources_condition_on_epsilon_is_needed():
     degrees = math.floor(14 / 25 * 2 * math.log(4 / 1e-4)) + 1
     assert wishart_curve(WishartDpEvent(degrees, 1.0), "replace_one").delta(5.0) > 1e-4
     with pytest.raises(ValueError, match="epsilon must be in"):
-        sheffet_degrees_of_freedom(2, 1.0, 1e-4)
+        sheffet_degrees_of_freedom(2, epsilon=1.0, delta=1e-4)
     with pytest.raises(
         ValueError, match=r"delta must be in \(0, 1 / e\), for which the theorem is"
     ):
-        sheffet_degrees_of_freedom(2, 0.5, 0.4)
+        sheffet_degrees_of_freedom(2, epsilon=0.5, delta=0.4)
 
 
 def test_what_is_no_mechanism_is_refused():

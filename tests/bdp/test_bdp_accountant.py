@@ -19,7 +19,14 @@ ORDERS = (1, 2, 3, 5, 8, 13, 21, 32)
 
 def mechanism(num_steps=STEPS, noise=NOISE, rate=RATE, clip=CLIP, adjacency="add_remove"):
     sampling = dpjax.PoissonSampling(1_000, rate)
-    return dpjax.SubsampledGaussian(sampling, clip, noise, num_steps, adjacency, "one row")
+    return dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=clip,
+        noise_multiplier=noise,
+        num_steps=num_steps,
+        adjacency=adjacency,
+        unit="one row",
+    )
 
 
 def exact_costs(norms, num_steps=STEPS):
@@ -64,7 +71,13 @@ def test_epsilon_and_delta_are_each_others_inverse_on_both_sides():
 
 def test_the_weak_definition_has_the_sharper_conversion():
     """Against the privacy loss itself: one Gaussian release of a record of known norm."""
-    released = dpjax.SubsampledGaussian(dpjax.PoissonSampling(10, 1.0), 1.0, 0.8, 1, "add_remove")
+    released = dpjax.SubsampledGaussian(
+        dpjax.PoissonSampling(10, 1.0),
+        l2_clip=1.0,
+        noise_multiplier=0.8,
+        num_steps=1,
+        adjacency="add_remove",
+    )
     account = bdp.init(released, orders=range(1, 200))
     account = bdp.update(account, np.full(30, 1.0))
     exact = dpjax.accounting.tradeoff.Gaussian(1 / 0.8).epsilon(1e-5)
@@ -247,7 +260,9 @@ def test_a_given_bound_is_not_exceeded():
 
 
 def test_unclipped_sums_have_a_finite_bdp_epsilon_and_an_infinite_dp_one():
-    released = bdp.UnclippedGaussian(dpjax.PoissonSampling(1_000, 0.01), 2.0, 10)
+    released = bdp.UnclippedGaussian(
+        dpjax.PoissonSampling(1_000, 0.01), noise_std=2.0, num_steps=10
+    )
     account = bdp.update(bdp.init(released), np.full((10, 100), 0.5))
     both = bdp.epsilon(account, 1e-5)
     assert both.bdp < 2
@@ -262,7 +277,10 @@ def test_unclipped_sums_have_a_finite_bdp_epsilon_and_an_infinite_dp_one():
     [
         ({"adjacency": "replace_one"}, "update_from_log_moments and replace_one_log_moments"),
         ({"noise_multiplier": 0.0}, "noise must be above zero"),
-        ({"sampling": dpjax.TruncatedPoissonSampling(1_000, 0.02, 40)}, "PoissonSampling"),
+        (
+            {"sampling": dpjax.TruncatedPoissonSampling(1_000, 0.02, truncated_batch_size=40)},
+            "PoissonSampling",
+        ),
     ],
 )
 def test_mechanisms_whose_cost_norms_do_not_determine_are_refused(change, message):
@@ -298,13 +316,17 @@ def training(num_steps, **options):
     """A short run on data of which some records are far from the others."""
     data = jnp.concatenate([jnp.zeros((60, 3)), 30 * jnp.ones((4, 3))])
     described = dpjax.SubsampledGaussian(
-        dpjax.PoissonSampling(64, 0.25), 1.0, 2.0, num_steps, "add_remove"
+        dpjax.PoissonSampling(64, 0.25),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=num_steps,
+        adjacency="add_remove",
     )
     run = dict(progress=False, steps_per_call=5, **options)
     loss = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)  # noqa: E731
     key = jax.random.key(0)
     return described, lambda accountant: dpjax.train(
-        loss, jnp.zeros(3), data, described, optax.sgd(0.01), key, on_report=accountant, **run
+        key, loss, jnp.zeros(3), data, described, optax.sgd(0.01), on_report=accountant, **run
     )
 
 
@@ -354,7 +376,9 @@ def test_the_best_order_chosen_afterwards_can_be_one_that_is_estimated_too_small
     """A limit of Student's estimator, shown: norms without outliers, and epsilon is too small."""
     planned, rate, population = 1_000, 0.01, np.random.default_rng(5)
     sampling = dpjax.PoissonSampling(25_600, rate)
-    released = dpjax.SubsampledGaussian(sampling, 1.0, 1.0, planned, "add_remove")
+    released = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=planned, adjacency="add_remove"
+    )
     grid = np.clip(np.linspace(-0.5, 1.1, 4_001), 0, 1)
     weights = np.exp(-0.5 * ((np.linspace(-0.5, 1.1, 4_001) - 0.3) / 0.1) ** 2)
     moments_ = bdp.subsampled_gaussian_log_moments(

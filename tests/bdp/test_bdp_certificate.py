@@ -15,7 +15,14 @@ from dpjax.certificates.text import round_up
 @pytest.fixture(scope="module")
 def account():
     sampling = dpjax.PoissonSampling(10_000, 0.02)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 1.0, 100, "add_remove", "one person")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=100,
+        adjacency="add_remove",
+        unit="one person",
+    )
     norms = np.random.default_rng(0).uniform(0, 0.5, (60, 200))
     return bdp.update(bdp.init(mechanism), norms)
 
@@ -50,7 +57,9 @@ def test_population_epsilons_increase_with_the_share_to_infinity(account):
 def test_markovs_inequality_holds_on_a_known_population():
     """The share of records whose own delta exceeds the certificate's is at most what is said."""
     sampling = dpjax.PoissonSampling(10_000, 0.05)
-    mechanism = dpjax.SubsampledGaussian(sampling, 2.0, 1.0, 30, "add_remove")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=2.0, noise_multiplier=1.0, num_steps=30, adjacency="add_remove"
+    )
     norms = np.random.default_rng(1).exponential(0.35, 20_000)
     account = bdp.init(mechanism, failure_probability=1e-9)
     account = bdp.update(account, np.tile(norms, (30, 1)))
@@ -112,7 +121,9 @@ def test_a_bdp_epsilon_above_the_dp_one_adds_nothing(account, certificate):
 
 
 def test_an_infinite_dp_epsilon_is_stated():
-    released = bdp.UnclippedGaussian(dpjax.PoissonSampling(1_000, 0.01), 2.0, 10)
+    released = bdp.UnclippedGaussian(
+        dpjax.PoissonSampling(1_000, 0.01), noise_std=2.0, num_steps=10
+    )
     account = bdp.update(bdp.init(released), np.full((10, 100), 0.5))
     text = str(bdp.certificate(account, 1e-5))
     assert "DP epsilon inf for every record" in text

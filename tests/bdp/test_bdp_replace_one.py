@@ -282,7 +282,7 @@ def test_gradients_that_vanish_or_are_not_finite_contribute_nothing():
 
 
 def test_no_record_is_in_two_pairs_and_all_are_as_likely():
-    drawn = [sample_disjoint_pairs(jax.random.key(seed), 12, 3) for seed in range(400)]
+    drawn = [sample_disjoint_pairs(jax.random.key(seed), 12, num_pairs=3) for seed in range(400)]
     assert all(len(np.unique(pairs)) == 6 for pairs in drawn)
     counts = np.bincount(np.ravel(drawn), minlength=12)  # 200 each, standard deviation 10
     assert np.abs(counts - 200).max() < 50
@@ -296,7 +296,9 @@ def test_replacing_a_record_can_cost_more_than_the_published_formula():
     published = bdp.subsampled_gaussian_log_moments((1, 3), pairs.distances, **settings)
     assert np.mean(own[:, 0] > published[:, 0]) > 0.2
     sampling = dpjax.PoissonSampling(1_000, 0.05)
-    mechanism = dpjax.SubsampledGaussian(sampling, 1.0, 0.8, 1, "replace_one")
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=0.8, num_steps=1, adjacency="replace_one"
+    )
     account = bdp.init(mechanism, orders=(1, 3))
     both = bdp.epsilon(bdp.update_from_log_moments(account, own), 1e-5)
     assert 0 < both.dp < np.inf
@@ -309,7 +311,7 @@ def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match="l2_clip"):
         gradient_pairs(loss, params, first, second, l2_clip=0.0)
     with pytest.raises(ValueError, match="num_pairs must be at most 5"):
-        sample_disjoint_pairs(jax.random.key(0), 10, 6)
+        sample_disjoint_pairs(jax.random.key(0), 10, num_pairs=6)
 
 
 def test_pairs_of_equal_records_have_no_cost():

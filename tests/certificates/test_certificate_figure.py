@@ -41,7 +41,7 @@ def test_the_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn
     x, y = lines["guessing"].get_data()
     np.testing.assert_allclose(x + y, 1.0)
     x, y = lines[f"({round_up(certificate.epsilon)}, 1e-05)-DP only"].get_data()
-    np.testing.assert_array_equal(y, ApproximateDP(certificate.epsilon, 1e-5)(x))
+    np.testing.assert_array_equal(y, ApproximateDP(certificate.epsilon, slack=1e-5)(x))
     (least,) = (line for label, line in lines.items() if label.startswith("minimum sum"))
     assert 2 * least.get_xdata()[0] == pytest.approx(certificate.risks[-1].lower)
 

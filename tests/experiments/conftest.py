@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.figures import new_figure
-from experiments.registry import Experiment, Record, Result, Row, RowContext
-from experiments.runner import Plan
+from experiments.lib.figures import new_figure
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.runner import Plan
 
 
 @dataclass

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.bayes import bob
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 
 @pytest.fixture(scope="module")

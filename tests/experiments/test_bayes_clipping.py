@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.bayes import clipping
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.registry import rows_of
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.registry import rows_of
+from experiments.lib.runner import Plan, run_experiment
 
 RUN_HERE = ("simulated, B_x", "simulated, both")
 

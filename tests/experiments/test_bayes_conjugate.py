@@ -7,9 +7,9 @@ import pytest
 
 from experiments.bayes import conjugate
 from experiments.bayes.conjugate_models import DELTA, MODELS, release_of
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 ROWS = {row.name: row for row in conjugate.EXPERIMENT.rows("quick")}
 # The others are like these.

@@ -8,9 +8,9 @@ import pytest
 
 from dpjax.mechanisms.base import Interval
 from experiments.bayes import coverage
-from experiments.figures import draw_figures
-from experiments.registry import Row
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Row
+from experiments.lib.runner import Plan, run_row
 
 SMALL = {"num_data_sets": 60, "num_draws": 300, "num_warmup": 200}
 

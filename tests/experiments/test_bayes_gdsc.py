@@ -16,9 +16,9 @@ from dpjax.bayes.regression import RegressionBounds, RegressionStatistics, suffi
 from dpjax.datasets import gdsc as loader
 from experiments.bayes import gdsc, gdsc_data, gdsc_methods
 from experiments.bayes.gdsc_baselines import BallRidge, ObjectivePerturbation, output_perturbation
-from experiments.figures import draw_figures
-from experiments.registry import Row
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Row
+from experiments.lib.runner import Plan, run_row
 
 # Two features keep the examples quick; the bounds are asymmetric on purpose.
 BOUNDS = RegressionBounds(x_norm=1.5, y_size=2.0)

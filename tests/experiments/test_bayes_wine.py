@@ -11,10 +11,10 @@ import pytest
 
 from dpjax.bayes.regression import RegressionBounds, sufficient_statistics
 from experiments.bayes import wine, wine_fits, wine_runs
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.registry import rows_of
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.registry import rows_of
+from experiments.lib.runner import Plan, run_experiment
 
 GAUSSIAN = "trusted, Gaussian"
 RUN_HERE = ("not private", GAUSSIAN, "naive, every holder's record", f"{GAUSSIAN}, n = 500")

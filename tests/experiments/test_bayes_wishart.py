@@ -6,9 +6,9 @@ import pytest
 
 from experiments.bayes import wishart
 from experiments.bayes.attack_rates import Counts, attacked_epsilon, clopper_pearson
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 
 def _fewer_draws(profile):

@@ -9,9 +9,9 @@ from dpjax import bdp
 from dpjax.datasets import Dataset, Split
 from experiments.bdp import abalone, variational_source, variational_table
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
-from experiments.figures import draw_figures
-from experiments.registry import Record, rows_of
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Record, rows_of
+from experiments.lib.runner import Plan, run_row
 
 
 def small_data(num_train=60, num_test=20, num_features=3):

@@ -6,7 +6,7 @@ from dpjax.accounting import moments_accountant
 from experiments.bdp import abalone, adult
 from experiments.bdp.table import BDP, DP, published_row
 from experiments.dpvi.accounts import mechanism
-from experiments.registry import rows_of
+from experiments.lib.registry import rows_of
 
 
 @pytest.mark.parametrize(

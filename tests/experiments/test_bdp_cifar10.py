@@ -10,7 +10,7 @@ from dpjax.datasets import cifar10 as loader
 from experiments.bdp import cifar10, table
 from experiments.bdp.cifar10_features import NUM_FEATURES, _wavelets, scattering
 from experiments.bdp.classifiers import Settings
-from experiments.registry import Row, RowContext
+from experiments.lib.registry import Row, RowContext
 
 RNG = np.random.default_rng(0)
 CELLS = 16

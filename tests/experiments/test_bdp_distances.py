@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 
 from dpjax.datasets import Split, load_digits
 from experiments.bdp.distances import _all_pairs, _disjoint, _tested, compare, distances_figure
-from experiments.registry import Record
+from experiments.lib.registry import Record
 
 RNG = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import costs, figures
 from experiments.bdp import figures_accounts as accounts
 from experiments.bdp import figures_gradients as gradients
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 ROWS = {row.name: row for row in figures.EXPERIMENT.rows("quick")}
 FIRST, LAST = "1: 0.05 quantile", "1: 0.99 quantile"

@@ -10,9 +10,9 @@ import pytest
 from dpjax.accounting import risk, tradeoff_curve
 from experiments.bdp import incomes
 from experiments.bdp import incomes_town as town
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 RELEASES = 40_000
 

@@ -17,8 +17,8 @@ from experiments.bdp import limits_composition as composition
 from experiments.bdp import limits_draws as draws
 from experiments.bdp import limits_populations as populations
 from experiments.bdp.limits_populations import num_too_small, share_bounds
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 KNOWN = populations.populations()
 GAMMAS = (0.05, 0.001)

@@ -13,8 +13,8 @@ from dpjax import bdp
 from dpjax.datasets import Split, load_digits
 from experiments.bdp import classifiers, mnist, table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
-from experiments.models import cross_entropy
-from experiments.registry import Record, Row, RowContext
+from experiments.lib.models import cross_entropy
+from experiments.lib.registry import Record, Row, RowContext
 
 
 class Linear(nn.Module):

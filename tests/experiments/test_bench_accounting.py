@@ -22,7 +22,7 @@ from experiments.bench_accounting.ways import (
     many_ways,
     single_ways,
 )
-from experiments.report import write_report
+from experiments.lib.report import write_report
 
 QUICK = Effort(0.01, 3)
 BENCH = AccountingBench(

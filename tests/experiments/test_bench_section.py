@@ -4,8 +4,8 @@ import pytest
 
 from experiments.bench.measurements import Bench, Measurement, save
 from experiments.bench.section import bench_section, draw
-from experiments.figures import MEASURED
-from experiments.report import write_report
+from experiments.lib.figures import MEASURED
+from experiments.lib.report import write_report
 
 NAMES = ("plain", "plain + noise", "dpjax")
 

@@ -10,9 +10,9 @@ from scipy import stats
 
 from dpjax.mechanisms import Laplace
 from experiments.course import differencing
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 FALSE_ALARM = 1e-6
 ENTRIES = 1_000
@@ -57,7 +57,7 @@ def test_noise_for_the_empirical_sensitivity_would_be_too_small(records):
     assert far.measured[differencing.EXACT] < 60
     with pytest.raises(TypeError, match="only a lower bound"):
         Laplace.from_epsilon(
-            differencing.empirical_sensitivity(jnp.sum, jnp.ones(3), norm="l1"), 1.0
+            differencing.empirical_sensitivity(jnp.sum, jnp.ones(3), norm="l1"), epsilon=1.0
         )
 
 

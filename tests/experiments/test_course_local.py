@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from experiments.course import local
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 # Root mean squares of 1,000 errors: their deviation is at most 3.6 % (Laplace), so five and more.
 _TOLERANCE = 0.2

@@ -20,9 +20,9 @@ from experiments.dpvi.logistic_model import (
 )
 from experiments.dpvi.logistic_runs import maker
 from experiments.dpvi.sweep import Point, stacked
-from experiments.figures import draw_figures
-from experiments.registry import Record, rows_of
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Record, rows_of
+from experiments.lib.runner import Plan, run_row
 
 
 def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():

@@ -13,8 +13,8 @@ from experiments.dpvi.mixture_model import (
     predictive_log_density,
     true_log_density,
 )
-from experiments.figures import draw_figures
-from experiments.registry import Record, rows_of
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Record, rows_of
 
 TRUTH = {"weights": jnp.full(5, 0.2), "means": MEANS, "variances": jnp.full(5, VARIANCE)}
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.__main__ import main
-from experiments.records import load_records
+from experiments.lib.records import load_records
 
 
 @pytest.fixture

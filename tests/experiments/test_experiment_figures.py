@@ -6,9 +6,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments.figures import DPI, draw_figures, new_figure
-from experiments.records import load_records
-from experiments.runner import run_experiment
+from experiments.lib.figures import DPI, draw_figures, new_figure
+from experiments.lib.records import load_records
+from experiments.lib.runner import run_experiment
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 
 import pytest
 
-from experiments.formatting import format_seconds, format_value, label, num_decimals
+from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.records import (
+from experiments.lib.records import (
     decode,
     encode,
     find_record,
@@ -18,7 +18,7 @@ from experiments.records import (
     save_record,
     write_atomically,
 )
-from experiments.registry import Record, Row
+from experiments.lib.registry import Record, Row
 
 RECORD = Record(
     experiment="toy_table",

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from experiments.records import encode
-from experiments.registry import (
+from experiments.lib.records import encode
+from experiments.lib.registry import (
     MODULES,
     PROFILES,
     Experiment,

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.registry import Result
-from experiments.report import make_section, render, write_report
-from experiments.runner import run_experiment
+from experiments.lib.registry import Result
+from experiments.lib.report import make_section, render, write_report
+from experiments.lib.runner import run_experiment
 
 
 class Page(HTMLParser):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.records import load_records
-from experiments.registry import Result
-from experiments.runner import run_experiment
+from experiments.lib.records import load_records
+from experiments.lib.registry import Result
+from experiments.lib.runner import run_experiment
 
 
 def records(plan):

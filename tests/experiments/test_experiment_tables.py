@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from experiments.records import load_records
-from experiments.registry import Result, Row
-from experiments.runner import run_experiment
-from experiments.tables import (
+from experiments.lib.records import load_records
+from experiments.lib.registry import Result, Row
+from experiments.lib.runner import run_experiment
+from experiments.lib.tables import (
     cells_of,
     columns_of,
     finished_records,

@@ -7,12 +7,12 @@ import optax
 import pytest
 
 import dpjax
-from experiments.figures import draw_figures
 from experiments.gdp import adult
 from experiments.gdp.training import Task, train_privately
-from experiments.models import TabularMLP
-from experiments.registry import Record, Row
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.models import TabularMLP
+from experiments.lib.registry import Record, Row
+from experiments.lib.runner import Plan, run_row
 
 
 def test_the_accounts_have_the_digits_of_the_source():

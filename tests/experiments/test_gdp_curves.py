@@ -7,10 +7,10 @@ import pytest
 
 import dpjax
 from dpjax.accounting import profile_bounds, tradeoff
-from experiments.figures import draw_figures
 from experiments.gdp import curves
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 
 ROWS = {row.name: row for row in curves.EXPERIMENT.rows("quick")}
 # The others are like these, and take a second each.
@@ -66,7 +66,11 @@ def test_the_bounds_hold_the_certified_epsilon_and_the_moments_stay_outside(reco
 def test_the_bounds_hold_a_curve_that_is_known_and_no_other():
     # Whole batches: four Gaussian releases of noise 2 are exactly 1-GDP.
     mechanism = dpjax.SubsampledGaussian(
-        dpjax.PoissonSampling(10, 1.0), 1.0, 2.0, num_steps=4, adjacency="add_remove"
+        dpjax.PoissonSampling(10, 1.0),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=4,
+        adjacency="add_remove",
     )
     bounds = curves.true_curve(mechanism, largest_epsilon=12.0)
     levels = np.linspace(0.001, 0.999, 200)
@@ -90,7 +94,11 @@ def test_one_epoch_agrees_with_an_independent_composition():
     settings = ROWS["A.1"].settings
     sampling = dpjax.PoissonSampling(10**9, settings["sampling_rate"])
     mechanism = dpjax.SubsampledGaussian(
-        sampling, 1.0, settings["noise_multiplier"], settings["num_steps"], "add_remove"
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=settings["noise_multiplier"],
+        num_steps=settings["num_steps"],
+        adjacency="add_remove",
     )
     epsilons = np.array([-1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
     bounds = curves.one_epoch(**settings)

@@ -11,12 +11,12 @@ import pytest
 import dpjax
 from dpjax.datasets import Dataset, Split
 from dpjax.gradients import clipped_grad
-from experiments.figures import draw_figures
 from experiments.gdp import imdb
 from experiments.gdp.training import Task, train_privately
-from experiments.models import MeanEmbeddingClassifier, cross_entropy
-from experiments.registry import Row
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.models import MeanEmbeddingClassifier, cross_entropy
+from experiments.lib.registry import Row
+from experiments.lib.runner import Plan, run_row
 
 
 def test_the_accounts_have_the_printed_digits():

@@ -16,10 +16,10 @@ from experiments.gdp import movielens
 from experiments.gdp import movielens_baselines as baselines
 from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, user_records
 from experiments.gdp.user_level import group_guarantee
-from experiments.models import cross_entropy
-from experiments.records import load_records
-from experiments.registry import PROFILES, Row
-from experiments.runner import Plan, run_experiment
+from experiments.lib.models import cross_entropy
+from experiments.lib.records import load_records
+from experiments.lib.registry import PROFILES, Row
+from experiments.lib.runner import Plan, run_experiment
 
 NUM_USERS, NUM_ITEMS = 30, 20
 MECHANISM = movielens.Settings().mechanism(800_167)

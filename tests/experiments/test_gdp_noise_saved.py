@@ -6,13 +6,13 @@ import math
 import pytest
 
 import dpjax
-from experiments.figures import draw_figures
 from experiments.gdp import noise_saved
 from experiments.gdp.mnist_training import PUBLISHED_SIZE, Settings
 from experiments.gdp.noise_accounts import epsilon, least_noise
-from experiments.records import load_records
-from experiments.registry import Row
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.registry import Row
+from experiments.lib.runner import Plan, run_experiment
 
 HALVES = list(noise_saved.HALVES)
 

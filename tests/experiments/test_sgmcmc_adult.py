@@ -12,9 +12,9 @@ from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import SGLD
 from dpjax.datasets import Split
 from dpjax.mechanisms import Composition
-from experiments.figures import draw_figures
-from experiments.registry import Row
-from experiments.runner import Plan, run_row
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Row
+from experiments.lib.runner import Plan, run_row
 from experiments.sgmcmc import adult, adult_methods
 
 STAND_IN = dpjax.datasets.adult._stand_in()
@@ -109,7 +109,13 @@ def adult_sigmoid(logit):
 def test_the_hybrid_begins_where_its_sample_lies():
     starts = jnp.array([[50.0, 0.0], [0.0, -50.0]])
     train = Split(np.eye(2, dtype=np.float32)[[0, 1] * 8], np.array([0, 1] * 8))
-    chain = SGLD(dpjax.PoissonSampling(16, 0.5), 1.0, 1e-4, 20, "add_remove")
+    chain = SGLD(
+        dpjax.PoissonSampling(16, 0.5),
+        l2_clip=1.0,
+        step_size=1e-4,
+        num_steps=20,
+        adjacency="add_remove",
+    )
     kept = adult_methods._chains_from(starts, train, chain, jax.random.key(0))
     assert kept.shape == (2, 1, 2)
     np.testing.assert_allclose(kept[:, 0], starts, atol=0.3)

@@ -7,9 +7,9 @@ import pytest
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE, PolynomialDecay
-from experiments.figures import draw_figures
-from experiments.records import load_records
-from experiments.runner import Plan, run_experiment
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.runner import Plan, run_experiment
 from experiments.sgmcmc import bounds
 
 

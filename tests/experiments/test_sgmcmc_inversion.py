@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.registry import Record, Row, RowContext
+from experiments.lib.registry import Record, Row, RowContext
 from experiments.sgmcmc import inversion
 from experiments.sgmcmc.inversion_attack import class_means, correlations, invert
 from experiments.sgmcmc.inversion_models import Images, Settings, two_groups

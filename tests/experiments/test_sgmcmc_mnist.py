@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.registry import Record, Row, RowContext
+from experiments.lib.registry import Record, Row, RowContext
 from experiments.sgmcmc import calibration, mnist
 from experiments.sgmcmc.mnist_chains import (
     QUOTED,

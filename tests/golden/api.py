@@ -38,7 +38,7 @@ ROUTES = {
 
 
 def poisson(n, rate, physical=0):
-    return dpjax.PoissonSampling(n, rate, physical)
+    return dpjax.PoissonSampling(n, rate, physical_batch_size=physical)
 
 
 def truncated_poisson(n, rate, cut):
@@ -128,7 +128,11 @@ def from_epsilon(kind, *args, **kwargs):
         "noisy max": dpjax.NoisyMax,
         "randomized response": dpjax.RandomizedResponse,
     }
-    return kinds[kind].from_epsilon(*args, **kwargs)
+    names = {"gaussian": ("epsilon", "delta"), "randomized response": ("epsilon", "adjacency")}
+    first, *rest = args
+    return kinds[kind].from_epsilon(
+        first, **dict(zip(names.get(kind, ("epsilon",)), rest, strict=False)), **kwargs
+    )
 
 
 def composition(*parts):
@@ -139,18 +143,30 @@ def chain(kind, sampling, *, clip, step_size, steps, adjacency, temperature=1.0,
     """``more``: ``num_chains``, ``batches``; ``friction`` of sghmc, ``gains`` of psgld."""
     kinds = {"sgld": sgmcmc.SGLD, "sghmc": sgmcmc.SGHMC, "psgld": sgmcmc.PSGLD}
     if "gains" in more:
-        more["preconditioner"] = sgmcmc.RMSProp(*more.pop("gains"))
+        more["preconditioner"] = _preconditioner(more.pop("gains"))
     return kinds[kind](
-        sampling, clip, step_size, steps, adjacency, temperature, min_noise_multiplier=floor, **more
+        sampling,
+        l2_clip=clip,
+        step_size=step_size,
+        num_steps=steps,
+        adjacency=adjacency,
+        temperature=temperature,
+        min_noise_multiplier=floor,
+        **more,
     )
 
 
+def _preconditioner(gains):
+    names = ("min_value", "max_value", "decay", "damping")
+    return sgmcmc.RMSProp(**dict(zip(names, gains, strict=False)))
+
+
 def decreasing(first, exponent):
-    return sgmcmc.PolynomialDecay(first, exponent)
+    return sgmcmc.PolynomialDecay(first, exponent=exponent)
 
 
 def cyclical(largest, period):
-    return sgmcmc.CyclicalCosine(largest, period)
+    return sgmcmc.CyclicalCosine(largest, period=period)
 
 
 def one_posterior_sample(epsilon, low, high, adjacency):
@@ -176,25 +192,37 @@ def perturbed_known_noise(*, epsilon, delta, adjacency):
     bounds = regression.RegressionBounds(x_norm=1.5, y_size=2.0)
     split = regression.RegressionStatistics(0.4, 0.6, None)
     return regression.PerturbedStatistics.from_epsilon(
-        bounds, epsilon, delta, adjacency, num_features=3, split=split
+        bounds, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=3, split=split
     )
 
 
 def wishart(*, degrees_of_freedom, scale, adjacency, d=3):
     bounds = regression.RegressionBounds(x_norm=1.0, y_size=1.0)
-    return regression.WishartNoise(bounds, d, degrees_of_freedom, scale, adjacency)
+    return regression.WishartNoise(
+        bounds, d, degrees_of_freedom=degrees_of_freedom, scale=scale, adjacency=adjacency
+    )
 
 
 def private_bounds(*, epsilon, adjacency):
-    return regression.PrivateBounds((0.5, 1.0, 2.0), (1.0, 2.0, 4.0), 0.9, epsilon, adjacency)
+    return regression.PrivateBounds(
+        x_norms=(0.5, 1.0, 2.0),
+        y_sizes=(1.0, 2.0, 4.0),
+        quantile=0.9,
+        epsilon=epsilon,
+        adjacency=adjacency,
+    )
 
 
 FAMILIES = {
     "beta-binomial": conjugate.BetaBinomial(1.0, 2.0),
     "dirichlet-multinomial": conjugate.DirichletMultinomial((1.0, 2.0, 1.5)),
-    "gamma-poisson": conjugate.GammaPoisson(6.0, 2.0, largest_count=12),
-    "normal": conjugate.NormalKnownVariance((-4.0, 6.0), 1.0, prior_mean=1.0, prior_variance=0.5),
-    "normal-unknown": conjugate.NormalUnknownVariance((-4.0, 6.0), 1.0, 10.0, 10.0, 9.0),
+    "gamma-poisson": conjugate.GammaPoisson(shape=6.0, rate=2.0, largest_count=12),
+    "normal": conjugate.NormalKnownVariance(
+        (-4.0, 6.0), variance=1.0, prior_mean=1.0, prior_variance=0.5
+    ),
+    "normal-unknown": conjugate.NormalUnknownVariance(
+        (-4.0, 6.0), prior_mean=1.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+    ),
 }
 
 
@@ -298,8 +326,10 @@ def chain_for(how, mechanism, *, epsilon, delta):
 def published_step_size_bounds(*, epsilon, delta, n, steps, clip):
     options = {"num_examples": n, "num_steps": steps, "l2_clip": clip}
     return {
-        "2015": sgmcmc.step_size_bound_2015(epsilon, delta, **options),
-        "slides": sgmcmc.step_size_bound_2017(3, epsilon, delta, constant=1.5, **options),
+        "2015": sgmcmc.step_size_bound_2015(epsilon=epsilon, delta=delta, **options),
+        "slides": sgmcmc.step_size_bound_2017(
+            3, epsilon=epsilon, delta=delta, constant=1.5, **options
+        ),
     }
 
 
@@ -381,7 +411,7 @@ def bdp_at_bound(account, steps):
 
 
 def bdp_unclipped(noise_std, rate, steps):
-    return bdp.UnclippedGaussian(noise_std, rate, steps)
+    return bdp.UnclippedGaussian(noise_std, noise_std=rate, num_steps=steps)
 
 
 def bdp_numbers(account, delta, share=0.99):
@@ -539,7 +569,7 @@ def noise_aware_regression(key, mechanism, released, n, *, draws, warmup):
             key,
             mechanism,
             released,
-            n,
+            num_examples=n,
             prior_precision=1.0,
             noise_shape=2.0,
             noise_rate=0.5,
@@ -556,7 +586,9 @@ def naive_conjugate(mechanism, released, n):
 
 
 def noise_aware_conjugate(key, mechanism, released, n):
-    found = conjugate.noise_aware_posterior(key, mechanism, released, n, num_particles=200)
+    found = conjugate.noise_aware_posterior(
+        key, mechanism, released, num_examples=n, num_particles=200
+    )
     return {"mean": found.mean, "effective size": found.effective_sample_size}
 
 
@@ -567,13 +599,13 @@ def exact_conjugate(family, records):
 
 def train(loss, params, data, mechanism, optimizer, key, *, on_report=None):
     result = dpjax.train(
-        loss, params, data, mechanism, optimizer, key, on_report=on_report, progress=False
+        key, loss, params, data, mechanism, optimizer, on_report=on_report, progress=False
     )
     return result.params
 
 
 def private_step(loss, optimizer, mechanism, key) -> Any:
-    return dpjax.private_step(loss, optimizer, mechanism, key)
+    return dpjax.private_step(loss, optimizer, mechanism, key=key)
 
 
 def step_numbers(state, info):
@@ -604,7 +636,7 @@ def sample_chain(log_likelihood, log_prior, start, data, mechanism, key, *, burn
 def chain_transformation(kind, step_size, *, n, batch_size, clip, key, log_prior, **more):
     kinds = {"sgld": sgmcmc.sgld, "sghmc": sgmcmc.sghmc, "psgld": sgmcmc.psgld}
     if "gains" in more:
-        more["preconditioner"] = sgmcmc.RMSProp(*more.pop("gains"))
+        more["preconditioner"] = _preconditioner(more.pop("gains"))
     return kinds[kind](
         step_size,
         num_examples=n,

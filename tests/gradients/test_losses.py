@@ -235,13 +235,17 @@ class TestOptimizer:
 
     def test_train_takes_a_module(self):
         mechanism = dpjax.SubsampledGaussian(
-            dpjax.PoissonSampling(5, 0.5), 0.5, 1.0, 2, "add_remove"
+            dpjax.PoissonSampling(5, 0.5),
+            l2_clip=0.5,
+            noise_multiplier=1.0,
+            num_steps=2,
+            adjacency="add_remove",
         )
         model = Net(nnx.Rngs(0))
         run = functools.partial(dpjax.train, progress=False)
-        result = run(loss, model, (X, Y), mechanism, optax.sgd(0.1), KEY)
+        result = run(KEY, loss, model, (X, Y), mechanism, optax.sgd(0.1))
         split_loss, params = functional(model)
-        expected = run(split_loss, params, (X, Y), mechanism, optax.sgd(0.1), KEY)
+        expected = run(KEY, split_loss, params, (X, Y), mechanism, optax.sgd(0.1))
         jax.tree.map(np.testing.assert_array_equal, result.params, expected.params)
         nnx.update(model, result.params)
         np.testing.assert_array_equal(model.out.bias[...], result.params["out"]["bias"][...])

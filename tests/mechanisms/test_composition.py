@@ -8,8 +8,20 @@ from dpjax.mechanisms import Composition, SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
 DELTA = 1e-5
-FULL = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "add_remove")
-SAMPLED = SubsampledGaussian(PoissonSampling(100, 0.1), 2.0, 1.5, 30, "add_remove")
+FULL = SubsampledGaussian(
+    PoissonSampling(100, 1.0),
+    l2_clip=1.0,
+    noise_multiplier=4.0,
+    num_steps=2,
+    adjacency="add_remove",
+)
+SAMPLED = SubsampledGaussian(
+    PoissonSampling(100, 0.1),
+    l2_clip=2.0,
+    noise_multiplier=1.5,
+    num_steps=30,
+    adjacency="add_remove",
+)
 
 
 class Selection(SubsampledGaussian):
@@ -46,8 +58,20 @@ def test_two_halves_are_the_whole():
 
 
 def test_different_samplers_compose():
-    fixed = SubsampledGaussian(FixedSizeSampling(100, 10), 1.0, 2.0, 3, "replace_one")
-    shuffled = SubsampledGaussian(ShuffledEpochs(100, 10), 1.0, 9.0, 3, "replace_one")
+    fixed = SubsampledGaussian(
+        FixedSizeSampling(100, 10),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
+    shuffled = SubsampledGaussian(
+        ShuffledEpochs(100, 10),
+        l2_clip=1.0,
+        noise_multiplier=9.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
     both = Composition((fixed, shuffled)).certificate(DELTA)
     assert both.accountant == "pld"
     assert both.epsilon > fixed.certificate(DELTA).epsilon
@@ -55,7 +79,13 @@ def test_different_samplers_compose():
 
 def test_parts_that_no_one_accountant_takes_have_no_certificate():
     selection = Selection(PoissonSampling(100, 0.1), 1.0, 2.0, 3, "replace_one")
-    poisson = SubsampledGaussian(PoissonSampling(100, 0.1), 1.0, 2.0, 3, "replace_one")
+    poisson = SubsampledGaussian(
+        PoissonSampling(100, 0.1),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
     with pytest.raises(UnsupportedEventError, match=r"has no guarantee: 'pld': .*; 'rdp': "):
         Composition((selection, poisson)).certificate(DELTA)
 
@@ -75,8 +105,21 @@ def test_every_part_is_described():
 
 
 def test_parts_of_different_adjacency_or_unit_are_refused():
-    replaced = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "replace_one")
-    person = SubsampledGaussian(PoissonSampling(100, 1.0), 1.0, 4.0, 2, "add_remove", "a person")
+    replaced = SubsampledGaussian(
+        PoissonSampling(100, 1.0),
+        l2_clip=1.0,
+        noise_multiplier=4.0,
+        num_steps=2,
+        adjacency="replace_one",
+    )
+    person = SubsampledGaussian(
+        PoissonSampling(100, 1.0),
+        l2_clip=1.0,
+        noise_multiplier=4.0,
+        num_steps=2,
+        adjacency="add_remove",
+        unit="a person",
+    )
     with pytest.raises(ValueError, match="parts' adjacency must be the same in every part"):
         Composition((FULL, replaced))
     with pytest.raises(ValueError, match=r"parts' unit must be the same .* \['a person', 'one re"):

@@ -50,7 +50,7 @@ def test_a_fine_grid_costs_time_but_hardly_epsilon(adjacency, value):
 
 def test_epsilon_is_exact_for_the_geometric_mechanism():
     count = sensitivity.of_count(norm="l1", adjacency="replace_one")
-    used = DiscreteLaplace.from_epsilon(count, 0.1)
+    used = DiscreteLaplace.from_epsilon(count, epsilon=0.1)
     assert used.scale == 1 / Fraction(0.1)
     assert used.pure_epsilon == 0.1
 
@@ -149,7 +149,7 @@ def test_a_sum_on_a_grid_is_released_without_rounding():
     bounds = sensitivity.to_grid((0, 2), 0.01)
     stated = sensitivity.of_sum(bounds, norm="l1", adjacency="replace_one")
     assert stated.value == 200
-    used = DiscreteLaplace.from_epsilon(stated, 1.0)
+    used = DiscreteLaplace.from_epsilon(stated, epsilon=1.0)
     noise = used.release(KEY, 0)
     assert used.release(KEY, records.sum()) - noise == 31 + 200 + 0
 
@@ -184,7 +184,7 @@ def test_the_descriptions_have_every_number():
 
 def test_any_kind_of_float_is_taken_for_the_fraction_that_it_is():
     one = Sensitivity(np.float32(1), "l1", "add_remove")
-    assert DiscreteLaplace.from_epsilon(one, np.float32(0.5)).scale == 2
+    assert DiscreteLaplace.from_epsilon(one, epsilon=np.float32(0.5)).scale == 2
     DiscreteLaplace(one, np.float32(2.5)).release(KEY, 3)
 
 

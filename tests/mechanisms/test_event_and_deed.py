@@ -44,7 +44,7 @@ def releases(mechanism: SubsampledGaussian, in_clips: float, seed: int) -> np.nd
 @partial(jax.jit, static_argnums=0)
 def _params_after_one_step(mechanism: SubsampledGaussian, keys, gradients):
     def params(key):
-        step = private_step(lambda w, x: w @ x, optax.sgd(1.0), mechanism, key)
+        step = private_step(lambda w, x: w @ x, optax.sgd(1.0), mechanism, key=key)
         return step.update(step.init(jnp.zeros(1)), gradients)[0].params[0]
 
     return jax.vmap(params)(keys)
@@ -86,19 +86,21 @@ DELTAS = (0.1, 0.05, 0.02, 0.005)
 NEIGHBOURS = {"add_remove": (1.0, 0.0), "replace_one": (1.0, -1.0)}
 
 HONEST = [
-    (PoissonSampling(6, 0.3, 4), "add_remove"),
-    (PoissonSampling(6, 0.3, 4), "replace_one"),
-    (TruncatedPoissonSampling(6, 0.5, 2), "add_remove"),
-    (TruncatedPoissonSampling(6, 0.5, 2), "replace_one"),
+    (PoissonSampling(6, 0.3, physical_batch_size=4), "add_remove"),
+    (PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one"),
+    (TruncatedPoissonSampling(6, 0.5, truncated_batch_size=2), "add_remove"),
+    (TruncatedPoissonSampling(6, 0.5, truncated_batch_size=2), "replace_one"),
     (FixedSizeSampling(6, 2), "replace_one"),
     (ShuffledEpochs(6, 2), "replace_one"),
 ]
 HALF_THE_NOISE = {"noise_multiplier": 0.5}
-TWICE_THE_RATE = {"sampling": PoissonSampling(6, 0.6, 4)}
+TWICE_THE_RATE = {"sampling": PoissonSampling(6, 0.6, physical_batch_size=4)}
 
 
 def mechanism(sampling, adjacency, noise_multiplier=1.0):
-    return SubsampledGaussian(sampling, 0.5, noise_multiplier, 3, adjacency)
+    return SubsampledGaussian(
+        sampling, l2_clip=0.5, noise_multiplier=noise_multiplier, num_steps=3, adjacency=adjacency
+    )
 
 
 @cache
@@ -128,18 +130,18 @@ def test_no_attack_beats_the_certificate(sampling, adjacency):
     ],
 )
 def test_power_a_step_that_does_not_do_what_its_event_says_is_beaten(broken, adjacency):
-    described = mechanism(PoissonSampling(6, 0.3, 4), adjacency)
+    described = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), adjacency)
     run = dataclasses.replace(described, **broken)
     assert beats(*neighbours(run), curve(described))
 
 
 def test_power_one_clip_where_a_replacement_moves_two_is_beaten():
-    run = mechanism(PoissonSampling(6, 0.3, 4), "replace_one")
+    run = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one")
     claimed = dataclasses.replace(run, adjacency="add_remove")
     assert beats(*neighbours(run), curve(claimed))
 
 
 def test_power_amplification_where_nothing_is_sampled_is_beaten():
     run = mechanism(ShuffledEpochs(6, 6), "replace_one")
-    claimed = mechanism(PoissonSampling(6, 0.3, 4), "replace_one")
+    claimed = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one")
     assert beats(*neighbours(run), curve(claimed))

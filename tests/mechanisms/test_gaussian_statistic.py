@@ -37,7 +37,7 @@ def test_delta_is_exact(mu, epsilon):
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.2])
 def test_calibration_spends_delta_and_no_more(epsilon, delta):
-    used = Gaussian.from_epsilon(stated(), epsilon, delta)
+    used = Gaussian.from_epsilon(stated(), epsilon=epsilon, delta=delta)
     spent = float(exact_delta(2.0 / used.scale, epsilon))
     assert spent == pytest.approx(delta, rel=1e-10)
     assert used.delta(epsilon) <= delta * (1 + 1e-14)
@@ -48,13 +48,13 @@ def test_calibration_spends_delta_and_no_more(epsilon, delta):
 def test_the_classical_rule_is_wrong_where_analytic_calibration_is_right():
     classical = 2.0 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 20.0
     assert Gaussian(stated(), classical).delta(20.0) > 1e-3
-    assert Gaussian.from_epsilon(stated(), 20.0, 1e-5).scale > classical
+    assert Gaussian.from_epsilon(stated(), epsilon=20.0, delta=1e-5).scale > classical
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.3, 4.0])
 def test_the_certificate_is_the_closed_form(adjacency, epsilon):
-    used = Gaussian.from_epsilon(stated(adjacency), epsilon, 1e-6)
+    used = Gaussian.from_epsilon(stated(adjacency), epsilon=epsilon, delta=1e-6)
     certificate = used.certificate(1e-6)
     assert certificate.adjacency == adjacency
     assert epsilon * (1 - 1e-9) <= certificate.epsilon <= epsilon * 1.01
@@ -63,7 +63,7 @@ def test_the_certificate_is_the_closed_form(adjacency, epsilon):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_numerical_calibration_agrees(adjacency):
-    exact = Gaussian.from_epsilon(stated(adjacency), 1.5, 1e-5)
+    exact = Gaussian.from_epsilon(stated(adjacency), epsilon=1.5, delta=1e-5)
     found = calibrate(Gaussian(stated(adjacency), 1.0), epsilon=1.5, delta=1e-5)
     assert exact.scale <= found.scale <= 1.01 * exact.scale
 

@@ -17,7 +17,7 @@ ADJACENCIES = ("add_remove", "replace_one")
 
 
 def mechanism(adjacency="add_remove", epsilon=0.8, value=30.0):
-    return Laplace.from_epsilon(Sensitivity(value, "l1", adjacency), epsilon)
+    return Laplace.from_epsilon(Sensitivity(value, "l1", adjacency), epsilon=epsilon)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -47,7 +47,7 @@ def test_the_published_scales_of_the_mean_weight():
     """Weights in [30, 60] kg: the mean absolute error is the scale."""
     for epsilon, students, error in ((1, 25, 1.2), (10, 25, 0.12), (0.1, 25, 12), (1, 250, 0.12)):
         mean = sensitivity.of_mean((30, 60), students, norm="l1", adjacency="replace_one")
-        assert Laplace.from_epsilon(mean, epsilon).scale == pytest.approx(error)
+        assert Laplace.from_epsilon(mean, epsilon=epsilon).scale == pytest.approx(error)
 
 
 def test_calibration_agrees_with_the_closed_form():

@@ -81,7 +81,7 @@ NEIGHBOURS = {
 @pytest.mark.parametrize("name", NEIGHBOURS)
 def test_continuous_mechanisms_hide_a_unit_in_a_large_value(name):
     value, neighbour, distance = NEIGHBOURS[name]
-    laplace = Laplace.from_epsilon(Sensitivity(distance, "l1", "add_remove"), 1.0)
+    laplace = Laplace.from_epsilon(Sensitivity(distance, "l1", "add_remove"), epsilon=1.0)
     assert attack_neighbours(laplace.release, value, neighbour) <= 1.0
     gaussian = Gaussian(Sensitivity(distance, "l2", "add_remove"), 2.0 * distance)
     assert attack_neighbours(gaussian.release, value, neighbour) <= GAUSSIAN_LIMIT
@@ -135,9 +135,9 @@ def test_selection_hides_a_unit_in_large_utilities(cls, pair):
 
 def statistic_release(name):
     if name == "wishart":
-        return WishartNoise(UNIT, 2, 12, 2.0, "add_remove")
+        return WishartNoise(UNIT, 2, degrees_of_freedom=12, scale=2.0, adjacency="add_remove")
     if name == "adassp":
-        return AdaSSP(UNIT, 2, 0.5, 1e-5, "add_remove")
+        return AdaSSP(UNIT, 2, mu=0.5, delta=1e-5, adjacency="add_remove")
     scales = RegressionStatistics(3.0, 3.0, 3.0)
     return PerturbedStatistics(UNIT, 2, scales, name, "add_remove")
 
@@ -172,7 +172,7 @@ def test_regression_releases_hide_a_unit_in_large_statistics(name, dtype):
 
 
 def test_a_conjugate_release_hides_a_record_among_large_counts():
-    family = GammaPoisson(1.0, 1.0, largest_count=2**30)
+    family = GammaPoisson(shape=1.0, rate=1.0, largest_count=2**30)
     moves = family.sensitivity(norm="l1", adjacency="replace_one")
     used = StatisticRelease(family, Laplace(moves, moves.value))
     ones = np.full(64, 2.0**30)
@@ -189,7 +189,9 @@ def test_no_record_is_too_large_for_a_regression(name):
 
 
 def test_no_record_is_too_large_for_private_bounds():
-    bounds = PrivateBounds((1.0, 2.0), (1.0, 2.0), 0.9, 50.0, "add_remove")
+    bounds = PrivateBounds(
+        x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=50.0, adjacency="add_remove"
+    )
     sizes = np.array([2] * 99 + [10**400], object)
     assert bounds.release(jax.random.key(0), sizes[:, None], -sizes) == RegressionBounds(
         x_norm=2.0, y_size=2.0

@@ -42,7 +42,14 @@ def test_clip_and_noise_are_the_transformations_own(name, clip):
         adjacency="add_remove",
         unit="one image",
     )
-    assert found == SubsampledGaussian(POISSON, clip, 1.1, 7, "add_remove", "one image")
+    assert found == SubsampledGaussian(
+        POISSON,
+        l2_clip=clip,
+        noise_multiplier=1.1,
+        num_steps=7,
+        adjacency="add_remove",
+        unit="one image",
+    )
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -69,8 +76,10 @@ def test_a_schedule_is_the_noise_that_is_added():
 def test_the_mean_over_the_batchs_length_needs_a_public_length():
     aggregate = differentially_private_aggregate(0.7, 1.1, key=0)
     found = mechanism_of(aggregate, sampling=FIXED, num_steps=3, adjacency="replace_one")
-    assert found == SubsampledGaussian(FIXED, 0.7, 1.1, 3, "replace_one")
-    for sampling in (POISSON, TruncatedPoissonSampling(100, 0.1, 15)):
+    assert found == SubsampledGaussian(
+        FIXED, l2_clip=0.7, noise_multiplier=1.1, num_steps=3, adjacency="replace_one"
+    )
+    for sampling in (POISSON, TruncatedPoissonSampling(100, 0.1, truncated_batch_size=15)):
         with pytest.raises(ValueError, match=f"private under {type(sampling).__name__}"):
             mechanism_of(aggregate, sampling=sampling, num_steps=3, adjacency="replace_one")
 

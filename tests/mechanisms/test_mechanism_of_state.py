@@ -87,7 +87,9 @@ WRAPPED = {
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrapped_noise_is_described_by_the_state(name):
     state = run(WRAPPED[name])
-    assert read(state) == SubsampledGaussian(POISSON, CLIP, SIGMA, 3, "add_remove")
+    assert read(state) == SubsampledGaussian(
+        POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=3, adjacency="add_remove"
+    )
     assert read(state, num_steps=50).num_steps == 50
     with pytest.raises(ValueError, match=r"num_steps must be at least the 3 releases made, got 2"):
         read(state, num_steps=2)
@@ -95,7 +97,13 @@ def test_wrapped_noise_is_described_by_the_state(name):
 
 def test_a_chain_without_clip_takes_the_bound_of_the_noise():
     state = run(optax.chain(noise(l2_clip={"w": 3.0, "b": 4.0}), optax.sgd(0.1)), PARAMS, steps=1)
-    expected = SubsampledGaussian(POISSON, {"w": 3.0, "b": 4.0}, SIGMA, 1, "add_remove")
+    expected = SubsampledGaussian(
+        POISSON,
+        l2_clip={"w": 3.0, "b": 4.0},
+        noise_multiplier=SIGMA,
+        num_steps=1,
+        adjacency="add_remove",
+    )
     assert read(state) == expected
 
 
@@ -114,8 +122,10 @@ def test_a_schedule_is_evaluated_at_the_releases():
 
 @pytest.mark.parametrize("sigma", [1.1, (3.0, 1.0, 2.0)])
 def test_the_state_of_a_mechanisms_own_noise_gives_the_mechanism_back(sigma):
-    mechanism = SubsampledGaussian(POISSON, CLIP, sigma, 3, "add_remove")
-    optimizer = mechanism.private_optimizer(optax.adam(0.1), KEY)
+    mechanism = SubsampledGaussian(
+        POISSON, l2_clip=CLIP, noise_multiplier=sigma, num_steps=3, adjacency="add_remove"
+    )
+    optimizer = mechanism.private_optimizer(optax.adam(0.1), key=KEY)
     state = run(optimizer, PARAMS, steps=2)
     assert read(state, num_steps=3) == mechanism
     assert read(state) == mechanism.prefix(2)
@@ -142,7 +152,9 @@ class TestMultiSteps:
     def test_releases_are_counted_not_micro_steps(self):
         outputs, state = self.micro_steps()
         assert [bool(np.any(output)) for output in outputs] == 2 * [False, False, True] + [False]
-        assert read(state) == SubsampledGaussian(POISSON, CLIP, SIGMA, 2, "add_remove")
+        assert read(state) == SubsampledGaussian(
+            POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=2, adjacency="add_remove"
+        )
 
     def test_the_noise_of_each_release_is_new_and_that_of_the_bare_transformation(self):
         outputs, _ = self.micro_steps()
@@ -319,7 +331,13 @@ def test_power_a_reader_of_the_first_description_accepts_what_is_refused(name):
     described = lambda node: hasattr(node, "num_releases")  # noqa: E731
     nodes = jax.tree.leaves(state, is_leaf=described)
     first = next(node for node in nodes if described(node)).description
-    SubsampledGaussian(POISSON, first.l2_clip, first.noise_multiplier, 5, "add_remove")
+    SubsampledGaussian(
+        POISSON,
+        l2_clip=first.l2_clip,
+        noise_multiplier=first.noise_multiplier,
+        num_steps=5,
+        adjacency="add_remove",
+    )
 
 
 def test_models_side_by_side_are_refused():
@@ -339,7 +357,9 @@ def test_the_mean_over_a_fixed_batch_in_a_chain():
     fixed = FixedSizeSampling(100, 4)
     state = run(optax.chain(aggregate, optax.adam(0.1)))
     found = read(state, fixed, 3, "replace_one")
-    assert found == SubsampledGaussian(fixed, CLIP, SIGMA, 3, "replace_one")
+    assert found == SubsampledGaussian(
+        fixed, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=3, adjacency="replace_one"
+    )
     with pytest.raises(ValueError, match="num_steps must be given"):
         read(state, fixed, None, "replace_one")
 
@@ -365,7 +385,9 @@ class TestOptimizersOfFlax:
         sums = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
         for _ in range(2):
             optimizer.update(model, sums)
-        expected = SubsampledGaussian(POISSON, CLIP, SIGMA, 2, "add_remove")
+        expected = SubsampledGaussian(
+            POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=2, adjacency="add_remove"
+        )
         assert read(optimizer) == read(optimizer.opt_state) == expected
 
     def test_linen(self):
@@ -373,7 +395,9 @@ class TestOptimizersOfFlax:
         params = dense.init(jax.random.key(1), jnp.ones(2))["params"]
         state = TrainState.create(apply_fn=dense.apply, params=params, tx=optax.chain(*CHAIN[1:]))
         state = state.apply_gradients(grads=jax.tree.map(jnp.zeros_like, params))
-        assert read(state) == SubsampledGaussian(POISSON, CLIP, SIGMA, 1, "add_remove")
+        assert read(state) == SubsampledGaussian(
+            POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=1, adjacency="add_remove"
+        )
 
 
 class TestStatesAsTrees:

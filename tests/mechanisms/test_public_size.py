@@ -21,7 +21,9 @@ DERIVED = PoissonSampling(N, 0.01)
 
 
 def gaussian(sampling, adjacency):
-    return SubsampledGaussian(sampling, 1.0, 2.0, 10, adjacency)
+    return SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=10, adjacency=adjacency
+    )
 
 
 def printed(certificate):
@@ -55,8 +57,10 @@ def test_with_a_constant_divisor_the_size_stays_private():
 def test_the_divisor_given_is_the_one_used():
     summed = {"w": jnp.full(2, 1_000.0)}
     for sampling, expected in ((WITHOUT_SIZE, 2.0), (DERIVED, 1_000 / 543.21)):
-        noiseless = SubsampledGaussian(sampling, 1.0, 0.0, 10, "add_remove")
-        optimizer = noiseless.private_optimizer(optax.scale(1.0), jax.random.key(0))
+        noiseless = SubsampledGaussian(
+            sampling, l2_clip=1.0, noise_multiplier=0.0, num_steps=10, adjacency="add_remove"
+        )
+        optimizer = noiseless.private_optimizer(optax.scale(1.0), key=jax.random.key(0))
         updates, _ = optimizer.update(summed, optimizer.init(summed), summed)
         assert updates["w"] == pytest.approx(expected)
 
@@ -65,10 +69,13 @@ def test_the_divisor_given_is_the_one_used():
     "mechanism",
     [
         gaussian(DERIVED, "add_remove"),
-        gaussian(TruncatedPoissonSampling(N, 0.01, 700, expected_batch_size=500), "add_remove"),
-        SGLD(WITHOUT_SIZE, 1.0, 1e-3, 3, "add_remove"),
+        gaussian(
+            TruncatedPoissonSampling(N, 0.01, truncated_batch_size=700, expected_batch_size=500),
+            "add_remove",
+        ),
+        SGLD(WITHOUT_SIZE, l2_clip=1.0, step_size=1e-3, num_steps=3, adjacency="add_remove"),
         Composition((gaussian(WITHOUT_SIZE, "add_remove"), gaussian(DERIVED, "add_remove"))),
-        bdp.UnclippedGaussian(DERIVED, 2.0, 3),
+        bdp.UnclippedGaussian(DERIVED, noise_std=2.0, num_steps=3),
     ],
     ids=["divisor", "truncated", "sgld", "composition", "unclipped"],
 )

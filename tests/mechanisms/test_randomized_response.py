@@ -71,7 +71,7 @@ def test_no_attack_beats_the_event_and_a_broken_twin_is_beaten(used):
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 6.0, 30.0])
 @pytest.mark.parametrize("k", [2, 10])
 def test_the_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
-    used = RandomizedResponse.from_epsilon(k, epsilon, "replace_one")
+    used = RandomizedResponse.from_epsilon(k, epsilon=epsilon, adjacency="replace_one")
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-3 if epsilon > 20 else 1e-12)
     assert used.scale_noise(2.0).pure_epsilon == pytest.approx(used.pure_epsilon / 2, rel=1e-12)
 
@@ -187,6 +187,6 @@ def test_a_keep_probability_near_one_is_not_rounded_to_one():
     used = RandomizedResponse(2, keep, "replace_one")
     drawn = np.asarray(used.release(jax.random.key(0), np.zeros(50_000, int)))
     assert 0 < drawn.mean() < 3e-4
-    nearest = RandomizedResponse.from_epsilon(2, 36.0, "replace_one")
+    nearest = RandomizedResponse.from_epsilon(2, epsilon=36.0, adjacency="replace_one")
     assert nearest.keep_probability < 1
     assert nearest.release(jax.random.key(0), np.array([1, 0])).tolist() == [1, 0]

@@ -57,7 +57,7 @@ def perturbed(law):
 
 
 def ridge_regression():
-    used = AdaSSP(BOUNDS, 2, 0.7, 1e-5, "replace_one")
+    used = AdaSSP(BOUNDS, 2, mu=0.7, delta=1e-5, adjacency="replace_one")
     xtx, xty, eigenvalue = map(std_of, used.composition.parts)
     large = RegressionStatistics(1e4 * jnp.eye(2), jnp.zeros(2), None)
 
@@ -99,7 +99,7 @@ def conjugate(family, cls):
 
 
 def wishart():
-    used = WishartNoise(BOUNDS, 2, 400, 2.0, "add_remove")
+    used = WishartNoise(BOUNDS, 2, degrees_of_freedom=400, scale=2.0, adjacency="add_remove")
     scale = used.event.scale_over_square * (1.5**2 + 2.0**2)
     diagonal, off = scale * np.sqrt(2 * 400), scale * np.sqrt(400)
 
@@ -110,7 +110,9 @@ def wishart():
     return release, [diagonal, off, diagonal, off, off, diagonal]
 
 
-NORMAL = NormalUnknownVariance((0.0, 1.0), 0.5, 1.0, 2.0, 1.0)
+NORMAL = NormalUnknownVariance(
+    (0.0, 1.0), prior_mean=0.5, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
+)
 CATEGORIES = DirichletMultinomial((1.0, 1.0, 1.0))
 CASES = {
     "perturbed, gaussian": lambda: perturbed("gaussian"),
@@ -199,7 +201,9 @@ CANDIDATES = (0.25, 0.5, 0.75, 1.0)
 @cache
 def positions():
     """Both choices for equal sizes of x and y, so that equal noise would mean equal choices."""
-    bounds = PrivateBounds(CANDIDATES, CANDIDATES, 0.5, 0.5, "add_remove")
+    bounds = PrivateBounds(
+        x_norms=CANDIDATES, y_sizes=CANDIDATES, quantile=0.5, epsilon=0.5, adjacency="add_remove"
+    )
     keys = jax.random.split(jax.random.key(12), MANY)
     release = jax.vmap(lambda key: bounds.release_positions(key, SIZES[:, None], -SIZES))
     return bounds, [np.asarray(at) for at in release(keys)]
@@ -236,7 +240,7 @@ def test_power_one_key_for_both_choices_is_seen(monkeypatch):
 
 
 def test_wishart_clips_both_features_and_target():
-    used = WishartNoise(BOUNDS, 2, 12, 2.0, "add_remove")
+    used = WishartNoise(BOUNDS, 2, degrees_of_freedom=12, scale=2.0, adjacency="add_remove")
     key = jax.random.key(0)
     x, y = np.array([[100.0, 0.0]]), np.array([50.0])
     far, near = used.release_records(key, x, y), used.release_records(key, x / 50, y / 20)

@@ -100,7 +100,7 @@ def test_what_was_not_described_is_not_released(sigma):
 
 def test_private_optimizer_divides_the_noisy_sum_by_the_expected_batch_size():
     described = mechanism(noise_multiplier=0.0)
-    optimizer = described.private_optimizer(optax.sgd(0.5), jax.random.key(0))
+    optimizer = described.private_optimizer(optax.sgd(0.5), key=jax.random.key(0))
     params = jnp.zeros(2)
     updates, _ = optimizer.update(jnp.array([300.0, -40.0]), optimizer.init(params), params)
     np.testing.assert_allclose(updates, [-1.5, 0.2], rtol=1e-6)
@@ -195,7 +195,7 @@ def test_certificate_of_full_batches_is_the_gaussians_own(sampling, adjacency, c
 def test_certificates_name_what_gives_the_guarantee():
     samplers = (
         PoissonSampling(100, 0.1),
-        TruncatedPoissonSampling(100, 0.1, 20),
+        TruncatedPoissonSampling(100, 0.1, truncated_batch_size=20),
         FixedSizeSampling(100, 10),
         ShuffledEpochs(100, 10),
     )

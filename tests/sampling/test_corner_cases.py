@@ -18,11 +18,11 @@ from dpjax.sampling import (
 SAMPLERS = [
     PoissonSampling(1, 1.0),
     PoissonSampling(1, 1e-4),
-    PoissonSampling(7, 1.0, 7),
-    TruncatedPoissonSampling(1, 1.0, 1),
-    TruncatedPoissonSampling(7, 1.0, 7),
-    TruncatedPoissonSampling(7, 1.0, 1),
-    TruncatedPoissonSampling(7, 1e-4, 1),
+    PoissonSampling(7, 1.0, physical_batch_size=7),
+    TruncatedPoissonSampling(1, 1.0, truncated_batch_size=1),
+    TruncatedPoissonSampling(7, 1.0, truncated_batch_size=7),
+    TruncatedPoissonSampling(7, 1.0, truncated_batch_size=1),
+    TruncatedPoissonSampling(7, 1e-4, truncated_batch_size=1),
     FixedSizeSampling(1, 1),
     FixedSizeSampling(7, 7),
     FixedSizeSampling(7, 1),
@@ -39,9 +39,17 @@ def test_every_setting_has_an_epsilon_or_is_refused(sampling, adjacency):
     for noise, steps in ((0.0, 3), (0.5, 1), (1e6, 3)):
         if adjacency == "add_remove" and isinstance(sampling, FixedSizeSampling | ShuffledEpochs):
             with pytest.raises(ValueError, match="must be 'replace_one' or 'zero_out' for"):
-                SubsampledGaussian(sampling, 1.0, noise, steps, adjacency)
+                SubsampledGaussian(
+                    sampling,
+                    l2_clip=1.0,
+                    noise_multiplier=noise,
+                    num_steps=steps,
+                    adjacency=adjacency,
+                )
             continue
-        mechanism = SubsampledGaussian(sampling, 1.0, noise, steps, adjacency)
+        mechanism = SubsampledGaussian(
+            sampling, l2_clip=1.0, noise_multiplier=noise, num_steps=steps, adjacency=adjacency
+        )
         certificate = mechanism.certificate(DELTA)
         if noise == 0:
             assert math.isinf(certificate.epsilon)
@@ -61,8 +69,13 @@ def test_every_setting_draws(sampling):
 
 
 def test_hardly_any_noise_is_refused_in_words():
-    for sampling in (PoissonSampling(7, 0.5), TruncatedPoissonSampling(7, 0.5, 3)):
-        mechanism = SubsampledGaussian(sampling, 1.0, 1e-9, 1, "replace_one")
+    for sampling in (
+        PoissonSampling(7, 0.5),
+        TruncatedPoissonSampling(7, 0.5, truncated_batch_size=3),
+    ):
+        mechanism = SubsampledGaussian(
+            sampling, l2_clip=1.0, noise_multiplier=1e-9, num_steps=1, adjacency="replace_one"
+        )
         with pytest.raises(UnsupportedEventError, match="too large a grid of losses"):
             mechanism.certificate(DELTA)
 

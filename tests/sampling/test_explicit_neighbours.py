@@ -66,7 +66,7 @@ def test_the_oracle_is_the_gaussian_profile_where_that_is_known():
 def test_truncated_poisson_sampling(size, adjacency):
     for rate, most in itertools.product(RATES, {1, (size + 1) // 2, size}):
         noise = NOISES[most % 2]
-        event = TruncatedPoissonSampling(size, rate, most).step_event(noise)
+        event = TruncatedPoissonSampling(size, rate, truncated_batch_size=most).step_event(noise)
         truth = largest(poisson_pairs(adjacency, size, rate, most), EPSILONS, noise)
         assert_bounded(event, truth, adjacency)
 
@@ -113,7 +113,7 @@ def test_shuffled_epochs_of_two_batches(adjacency, z):
 def test_power_the_larger_neighbour_is_seen(rate, noise, delta):
     """Accounting for n records alone, as for n and n - 1, is too little under add/remove."""
     size = 20
-    event = TruncatedPoissonSampling(size, rate, size).step_event(noise)
+    event = TruncatedPoissonSampling(size, rate, truncated_batch_size=size).step_event(noise)
     pairs = poisson_pairs("add_remove", size, rate, size)
     certified = np.array([epsilon(event, delta, adjacency="add_remove")])
     assert_at_most(np.maximum(*largest(pairs, certified, noise).values()), np.array([delta]))
@@ -135,12 +135,12 @@ def test_power_zeroing_in_a_fixed_sample_costs_more_than_the_sampled_clip_bound(
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_the_bound_of_truncation_is_tight_at_both_ends(adjacency):
     """Without truncation it is Poisson sampling's; where all is truncated the truth attains it."""
-    never = TruncatedPoissonSampling(100, 0.1, 90).step_event(1.0)
+    never = TruncatedPoissonSampling(100, 0.1, truncated_batch_size=90).step_event(1.0)
     poisson = PoissonSampling(100, 0.1).step_event(1.0)
     of_poisson = epsilon(poisson, 1e-3, adjacency=adjacency)
     assert epsilon(never, 1e-3, adjacency=adjacency) == pytest.approx(of_poisson, rel=2e-3)
     size = 20 if adjacency == "replace_one" else 21
-    always = TruncatedPoissonSampling(size, 1.0, 5).step_event(2.0)
+    always = TruncatedPoissonSampling(size, 1.0, truncated_batch_size=5).step_event(2.0)
     pairs = poisson_pairs(adjacency, size, 1.0, 5)
     if adjacency != "zero_out":
         upper = profile_bounds(always, EPSILONS, adjacency=adjacency).upper

@@ -12,7 +12,7 @@ from dpjax.training.step import sum_over_draw
 
 FALSE_ALARM = 1e-6
 N, RATE = 40, 0.05  # usual batches hold 7 of them, rounded up to 8: a full draw is five times that
-SAMPLING = PoissonSampling(N, RATE, 4)
+SAMPLING = PoissonSampling(N, RATE, physical_batch_size=4)
 MOST = SAMPLING.usual_batches * SAMPLING.physical_batch_size
 
 

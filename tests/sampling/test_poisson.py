@@ -62,7 +62,7 @@ def violated(sampling) -> set[str]:
 
 @pytest.mark.parametrize("physical_batch_size", [0, 4, 50])
 def test_draws_are_independent_coins(physical_batch_size):
-    assert violated(PoissonSampling(N, RATE, physical_batch_size)) == set()
+    assert violated(PoissonSampling(N, RATE, physical_batch_size=physical_batch_size)) == set()
 
 
 def test_draws_are_independent_coins_on_one_record_and_at_a_high_rate():
@@ -100,7 +100,7 @@ def test_power_pairs_that_go_together_are_seen():
 
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 50])
 def test_physical_batches_hold_the_whole_draw_each_record_once(physical_batch_size):
-    sampling = PoissonSampling(50, 0.5, physical_batch_size)
+    sampling = PoissonSampling(50, 0.5, physical_batch_size=physical_batch_size)
     for seed in range(5):
         draw, num_batches, parts = laid_out(sampling, seed, 50)
         records = members(draw)
@@ -114,12 +114,14 @@ def test_physical_batches_hold_the_whole_draw_each_record_once(physical_batch_si
 
 
 def test_what_is_drawn_does_not_depend_on_the_padded_shape():
-    small, large = (drawn(PoissonSampling(N, RATE, size), 100, seed=3) for size in (2, N))
+    small, large = (
+        drawn(PoissonSampling(N, RATE, physical_batch_size=size), 100, seed=3) for size in (2, N)
+    )
     assert (small == large).all()
 
 
 def test_rate_one_takes_everyone_and_a_tiny_rate_nobody():
-    assert (drawn(PoissonSampling(N, 1.0, 7), 20) == 1).all()
+    assert (drawn(PoissonSampling(N, 1.0, physical_batch_size=7), 20) == 1).all()
     for rate in (1e-7, 1e-12):
         draw, num_batches, parts = laid_out(PoissonSampling(N, rate), 0, 2)
         assert int(draw.size) == int(num_batches) == 0
@@ -144,7 +146,7 @@ def test_sizes_follow_from_the_rate():
     # mean 6 and standard deviation 2.19: 12.6, and up to the next multiple of 8
     assert POISSON.physical_batch_size == 16
     assert POISSON.usual_batches == 1
-    assert PoissonSampling(N, RATE, 5).usual_batches == 4
+    assert PoissonSampling(N, RATE, physical_batch_size=5).usual_batches == 4
     assert PoissonSampling(N, 1.0).physical_batch_size == N
 
 

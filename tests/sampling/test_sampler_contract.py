@@ -18,8 +18,8 @@ from dpjax.sampling import (
 from dpjax.sampling.base import check_data, compose, repeated
 
 SAMPLERS = [
-    PoissonSampling(13, 0.3, 4),
-    TruncatedPoissonSampling(13, 0.5, 5),
+    PoissonSampling(13, 0.3, physical_batch_size=4),
+    TruncatedPoissonSampling(13, 0.5, truncated_batch_size=5),
     FixedSizeSampling(13, 5),
     ShuffledEpochs(13, 5),
 ]

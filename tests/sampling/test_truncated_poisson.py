@@ -21,7 +21,7 @@ from dpjax.sampling import PoissonSampling, TruncatedPoissonSampling
 from dpjax.sampling.poisson import TruncatedDraw
 
 N, RATE, LIMIT, DRAWS = 20, 0.5, 9, 20_000
-TRUNCATED = TruncatedPoissonSampling(N, RATE, LIMIT)
+TRUNCATED = TruncatedPoissonSampling(N, RATE, truncated_batch_size=LIMIT)
 
 
 class Cut:
@@ -38,7 +38,7 @@ class KeepsTheFirst(TruncatedPoissonSampling):
 
     def draw(self, state):
         next_state, key = jax.random.split(state)
-        poisson = PoissonSampling(N, RATE, LIMIT)
+        poisson = PoissonSampling(N, RATE, physical_batch_size=LIMIT)
         draw, _ = poisson.draw(key)
         kept = poisson.batch(draw, 0).indices
         return TruncatedDraw(kept, jnp.minimum(draw.size, LIMIT)), next_state
@@ -82,7 +82,7 @@ def test_draws_do_not_depend_on_one_another():
 
 
 def test_without_a_cut_it_is_poisson_sampling():
-    counts = drawn(TruncatedPoissonSampling(N, 0.2, N), DRAWS)
+    counts = drawn(TruncatedPoissonSampling(N, 0.2, truncated_batch_size=N), DRAWS)
     assert inclusion_p(counts, 0.2) > FALSE_ALARM
     assert size_p(counts, stats.binom(N, 0.2)) > FALSE_ALARM
     assert records_p(counts) > FALSE_ALARM
@@ -98,9 +98,11 @@ def test_one_physical_batch_holds_the_draw():
 
 
 def test_rates_at_the_ends():
-    assert (drawn(TruncatedPoissonSampling(N, 1.0, N), 20) == 1).all()
-    assert (drawn(TruncatedPoissonSampling(N, 1.0, 3), 20).sum(axis=1) == 3).all()
-    assert drawn(TruncatedPoissonSampling(N, 1e-9, 3), 20).sum() == 0
+    assert (drawn(TruncatedPoissonSampling(N, 1.0, truncated_batch_size=N), 20) == 1).all()
+    assert (
+        drawn(TruncatedPoissonSampling(N, 1.0, truncated_batch_size=3), 20).sum(axis=1) == 3
+    ).all()
+    assert drawn(TruncatedPoissonSampling(N, 1e-9, truncated_batch_size=3), 20).sum() == 0
 
 
 def test_its_event_names_what_it_does():

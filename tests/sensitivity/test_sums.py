@@ -99,7 +99,7 @@ def test_released_records_are_the_clipped_statistics_plus_noise_under_jit_too():
 
 def test_conjugate_sums_are_those_of_the_records_whatever_their_number():
     records = np.random.default_rng(2).uniform(size=MANY)
-    normal = NormalKnownVariance((0.0, 1.0), 1.0, 0.0, 1.0)
+    normal = NormalKnownVariance((0.0, 1.0), variance=1.0, prior_mean=0.0, prior_variance=1.0)
     moves = normal.sensitivity(norm="l1", adjacency="replace_one")
     released = StatisticRelease(normal, Laplace(moves, 1e-9)).release(jax.random.key(0), records)
     exact = np.asarray(records, np.float32).sum(dtype=np.float64)

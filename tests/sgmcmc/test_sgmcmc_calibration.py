@@ -20,7 +20,13 @@ from dpjax.bayes.sgmcmc import (
     step_size_bound_2017,
 )
 
-CHAIN = SGLD(PoissonSampling(10_000, 0.02), 2.0, CyclicalCosine(4.0, 3), 300, "add_remove")
+CHAIN = SGLD(
+    PoissonSampling(10_000, 0.02),
+    l2_clip=2.0,
+    step_size=CyclicalCosine(4.0, period=3),
+    num_steps=300,
+    adjacency="add_remove",
+)
 SLIDES = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 
 
@@ -74,32 +80,39 @@ def test_several_chains_leave_each_less():
 
 def test_the_certified_step_lies_between_the_published_bounds():
     sampling, half = PoissonSampling(50_000, 0.02), PUBLISHED_TEMPERATURE
-    chain = SGLD(sampling, 4.0, 0.1, 10_000, "add_remove", temperature=half)
+    chain = SGLD(
+        sampling,
+        l2_clip=4.0,
+        step_size=0.1,
+        num_steps=10_000,
+        adjacency="add_remove",
+        temperature=half,
+    )
     ours = certified_step_size(chain, epsilon=0.1, delta=1e-5)[0]
     assert ours == pytest.approx(3.2e-4, rel=0.05)
-    oldest = step_size_bound_2015(0.1, 1e-5, **SLIDES)
+    oldest = step_size_bound_2015(epsilon=0.1, delta=1e-5, **SLIDES)
     assert oldest == pytest.approx(9.2e-8, rel=0.01)
     assert oldest < ours < 0.106
 
 
 def test_the_slides_bound_falls_as_t_to_the_third_and_with_the_square_of_epsilon():
-    bounds = step_size_bound_2017([1, 8, 27], 0.1, 1e-5, **SLIDES, constant=0.235)
+    bounds = step_size_bound_2017([1, 8, 27], epsilon=0.1, delta=1e-5, **SLIDES, constant=0.235)
     np.testing.assert_allclose(bounds, bounds[0] / [1, 2, 3])
     assert bounds[0] == pytest.approx(0.106, rel=0.01)
-    twice = step_size_bound_2017(1, 0.2, 1e-5, **SLIDES, constant=0.235)
+    twice = step_size_bound_2017(1, epsilon=0.2, delta=1e-5, **SLIDES, constant=0.235)
     assert twice == pytest.approx(4 * bounds[0])
 
 
 def test_bounds_refuse_what_is_out_of_range():
     with pytest.raises(ValueError, match="delta"):
-        step_size_bound_2015(0.1, 0.0, **SLIDES)
+        step_size_bound_2015(epsilon=0.1, delta=0.0, **SLIDES)
     with pytest.raises(ValueError, match="step"):
-        step_size_bound_2017([0], 0.1, 1e-5, **SLIDES, constant=1.0)
+        step_size_bound_2017([0], epsilon=0.1, delta=1e-5, **SLIDES, constant=1.0)
 
 
 @pytest.mark.parametrize("keep_steps", [True, False])
 def test_the_hybrid_spends_half_on_each(keep_steps):
-    start = OnePosteriorSample(9.0, -3.0, 0.0, "add_remove")
+    start = OnePosteriorSample(9.0, low=-3.0, high=0.0, adjacency="add_remove")
     both = hybrid(start, CHAIN, epsilon=2.0, delta=1e-5, keep_steps=keep_steps)
     assert isinstance(both, Composition)
     assert both.parts[0].epsilon == 1.0

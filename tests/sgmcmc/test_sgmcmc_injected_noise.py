@@ -33,7 +33,7 @@ COMMON = {
     "l2_clip": CLIP,
     "key": jax.random.key(7),
 }
-PRECONDITIONER = RMSProp(0.1, 5.0)
+PRECONDITIONER = RMSProp(min_value=0.1, max_value=5.0)
 
 
 def described(kind, step_size=ETA, **changes):
@@ -77,7 +77,7 @@ def test_the_noise_in_the_parameters_is_what_is_described(kind, variance, min_no
     drift = chain.optimizer(None, jax.random.key(1))
     for optimizer in (
         transformation(kind, min_noise_multiplier=min_noise_multiplier),
-        chain.gaussian.private_optimizer(drift, jax.random.key(2)),
+        chain.gaussian.private_optimizer(drift, key=jax.random.key(2)),
     ):
         ratio = noise_of_a_step(optimizer).var() / (variance * raised)
         assert abs(ratio - 1) < WITHIN
@@ -109,7 +109,9 @@ def test_a_small_preconditioner_gets_the_noise_it_lacks(gain):
 
 def test_the_preconditioner_sees_released_gradients_alone():
     optimizer = psgld(
-        ETA, preconditioner=RMSProp(0.1, 5.0, decay=0.5), **{**COMMON, "l2_clip": 1e-3}
+        ETA,
+        preconditioner=RMSProp(min_value=0.1, max_value=5.0, decay=0.5),
+        **{**COMMON, "l2_clip": 1e-3},
     )
     zeros = jnp.zeros(ENTRIES)
     _, state = optimizer.update(zeros, optimizer.init(zeros), zeros)

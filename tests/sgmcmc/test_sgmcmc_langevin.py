@@ -23,7 +23,10 @@ N = 50_000
 def slides(batch=1_000, **changes):
     """The slides' MNIST setting."""
     sampling = PoissonSampling(N, batch / N)
-    return dataclasses.replace(SGLD(sampling, 4.0, 0.1, 10_000, "add_remove"), **changes)
+    return dataclasses.replace(
+        SGLD(sampling, l2_clip=4.0, step_size=0.1, num_steps=10_000, adjacency="add_remove"),
+        **changes,
+    )
 
 
 def certified(chain, delta=1e-5):
@@ -55,11 +58,26 @@ def test_eight_chains_are_counted(batches, epsilon):
 def test_the_noise_of_each_sampler_by_its_formula():
     sgld = slides(temperature=0.7)
     assert sgld.gaussian.noise_multiplier == pytest.approx(1_000 * np.sqrt(2 * 0.7 / (0.1 * N)) / 4)
-    sghmc = SGHMC(sgld.sampling, 4.0, 0.1, 5, "add_remove", temperature=0.7, friction=0.2)
+    sghmc = SGHMC(
+        sgld.sampling,
+        l2_clip=4.0,
+        step_size=0.1,
+        num_steps=5,
+        adjacency="add_remove",
+        temperature=0.7,
+        friction=0.2,
+    )
     assert sghmc.gaussian.noise_multiplier == pytest.approx(
         1_000 * np.sqrt(2 * 0.2 * 0.7 / (0.1 * N)) / 4
     )
-    psgld = PSGLD(sgld.sampling, 4.0, 0.1, 5, "add_remove", preconditioner=RMSProp(0.1, 5.0))
+    psgld = PSGLD(
+        sgld.sampling,
+        l2_clip=4.0,
+        step_size=0.1,
+        num_steps=5,
+        adjacency="add_remove",
+        preconditioner=RMSProp(min_value=0.1, max_value=5.0),
+    )
     assert psgld.gaussian.noise_multiplier == pytest.approx(1_000 * np.sqrt(2 / (0.1 * N * 5)) / 4)
 
 
@@ -146,8 +164,10 @@ def test_what_is_out_of_range_is_named(changes, named):
 def test_friction_and_preconditioner_are_checked():
     sampling = PoissonSampling(10, 1.0)
     with pytest.raises(ValueError, match="friction"):
-        SGHMC(sampling, 1.0, 0.1, 5, "add_remove", friction=1.5)
+        SGHMC(
+            sampling, l2_clip=1.0, step_size=0.1, num_steps=5, adjacency="add_remove", friction=1.5
+        )
     with pytest.raises(ValueError, match="max_value"):
-        RMSProp(1.0, 0.5)
+        RMSProp(min_value=1.0, max_value=0.5)
     with pytest.raises(ValueError, match="decay"):
-        RMSProp(0.1, 0.5, decay=1.0)
+        RMSProp(min_value=0.1, max_value=0.5, decay=1.0)

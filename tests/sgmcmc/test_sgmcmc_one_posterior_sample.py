@@ -28,7 +28,7 @@ GRID = np.linspace(0.0, 1.0, 20_001)
 
 
 def mechanism(epsilon=2.0, low=-3.0, high=0.0, adjacency="replace_one"):
-    return OnePosteriorSample(epsilon, low, high, adjacency)
+    return OnePosteriorSample(epsilon, low=low, high=high, adjacency=adjacency)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,14 @@ def log_prior(params):
 
 
 def chain_of(num_steps=12, **changes):
-    return SGLD(PoissonSampling(12, 0.5), 1.0, 0.3, num_steps, "add_remove", **changes)
+    return SGLD(
+        PoissonSampling(12, 0.5),
+        l2_clip=1.0,
+        step_size=0.3,
+        num_steps=num_steps,
+        adjacency="add_remove",
+        **changes,
+    )
 
 
 def run(chain, seed=0, params=START, **options):

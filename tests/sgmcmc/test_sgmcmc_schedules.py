@@ -21,7 +21,7 @@ def test_decreasing_is_the_power():
 
 
 def test_cyclical_repeats_and_stays_above_zero():
-    sizes = evaluate_step_sizes(CyclicalCosine(0.3, 10), 30)
+    sizes = evaluate_step_sizes(CyclicalCosine(0.3, period=10), 30)
     np.testing.assert_allclose(sizes[:10], sizes[10:20])
     assert sizes[0] == np.float32(0.3)
     assert (np.diff(sizes[:10]) < 0).all()
@@ -29,7 +29,7 @@ def test_cyclical_repeats_and_stays_above_zero():
 
 
 @pytest.mark.parametrize(
-    "schedule", [PolynomialDecay(0.3), CyclicalCosine(0.3, 4), optax.constant_schedule(1.0)]
+    "schedule", [PolynomialDecay(0.3), CyclicalCosine(0.3, period=4), optax.constant_schedule(1.0)]
 )
 def test_schedules_trace_and_agree_with_their_values(schedule):
     sizes = evaluate_step_sizes(schedule, 9)

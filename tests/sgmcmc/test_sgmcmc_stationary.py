@@ -43,7 +43,7 @@ def last_states(
         SGLD: {},
         SGHMC: {"friction": FRICTION},
         # So much damping that every entry is the smallest: half as large as the noise assumes.
-        PSGLD: {"preconditioner": RMSProp(0.5, 1.0, damping=10.0)},
+        PSGLD: {"preconditioner": RMSProp(min_value=0.5, max_value=1.0, damping=10.0)},
     }[sampler]
     chain = sampler(
         PoissonSampling(40, sampling_rate),

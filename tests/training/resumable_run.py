@@ -18,7 +18,13 @@ from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import Report, TrainResult, train
 
-MECHANISM = SubsampledGaussian(PoissonSampling(60, 0.2), 1.0, 1.5, 24, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(60, 0.2),
+    l2_clip=1.0,
+    noise_multiplier=1.5,
+    num_steps=24,
+    adjacency="add_remove",
+)
 
 
 def dense_loss(params, example):
@@ -44,12 +50,12 @@ def run(model: str, folder: str | None) -> TrainResult:
     params = {name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()}
     data = (rng.normal(size=(60, 6, 6)).astype(np.float32), rng.normal(size=60).astype(np.float32))
     return train(
+        jax.random.key(11),
         loss,
         params,
         data,
         MECHANISM,
         optax.adam(0.01),
-        jax.random.key(11),
         steps_per_call=2,
         checkpoint_dir=folder,
         on_report=publish if folder else None,

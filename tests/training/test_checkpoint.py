@@ -22,7 +22,13 @@ KEY = jax.random.key(5)
 DELTA = 1e-3
 _RNG = np.random.default_rng(0)
 DATA = (_RNG.normal(size=(30, 3)).astype(np.float32), _RNG.normal(size=30).astype(np.float32))
-MECHANISM = SubsampledGaussian(PoissonSampling(30, 0.3), 1.0, 2.0, 12, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(30, 0.3),
+    l2_clip=1.0,
+    noise_multiplier=2.0,
+    num_steps=12,
+    adjacency="add_remove",
+)
 SCALES = np.linspace(1, 2, 2000, dtype=np.float32)
 
 
@@ -38,12 +44,12 @@ def loss(params, example):
 def run(folder=None, mechanism=MECHANISM, data=DATA, key=KEY, loss=loss, **options):
     options = {"steps_per_call": 3, "progress": False, "optimizer": optax.sgd(0.1), **options}
     return train(
+        key,
         loss,
         {"w": jnp.zeros(3)},
         data,
         mechanism,
         options.pop("optimizer"),
-        key,
         checkpoint_dir=folder,
         **options,
     )
@@ -100,7 +106,13 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
 
 
 def test_the_samplers_state_is_resumed_too(tmp_path):
-    mechanism = SubsampledGaussian(ShuffledEpochs(30, 8), 1.0, 2.0, 10, "replace_one")
+    mechanism = SubsampledGaussian(
+        ShuffledEpochs(30, 8),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=10,
+        adjacency="replace_one",
+    )
     resumed = run(interrupted(tmp_path, mechanism=mechanism), mechanism=mechanism)
     assert (resumed.params["w"] == run(mechanism=mechanism).params["w"]).all()
 
@@ -141,7 +153,15 @@ ONE_VALUE_CHANGED = (DATA[0], np.where(np.arange(30) == 17, np.nextafter(DATA[1]
         ({"mechanism": MECHANISM.scale_noise(1.0001)}, "another mechanism, another program"),
         ({"mechanism": MECHANISM.prefix(11)}, "another mechanism, another program"),
         (
-            {"mechanism": SubsampledGaussian(MECHANISM.sampling, 1.0, 2.0, 12, "replace_one")},
+            {
+                "mechanism": SubsampledGaussian(
+                    MECHANISM.sampling,
+                    l2_clip=1.0,
+                    noise_multiplier=2.0,
+                    num_steps=12,
+                    adjacency="replace_one",
+                )
+            },
             "another mechanism",
         ),
         ({"data": ONE_VALUE_CHANGED}, "another data"),
@@ -172,13 +192,20 @@ def test_constants_that_a_loss_closes_over_are_part_of_the_program(tmp_path):
 
 
 def described(sampling=MECHANISM.sampling, l2_clip=1.0, noise_multiplier=2.0, unit="one record"):
-    return SubsampledGaussian(sampling, l2_clip, noise_multiplier, 12, "replace_one", unit)
+    return SubsampledGaussian(
+        sampling,
+        l2_clip=l2_clip,
+        noise_multiplier=noise_multiplier,
+        num_steps=12,
+        adjacency="replace_one",
+        unit=unit,
+    )
 
 
 def test_identities_name_every_field_and_its_type():
     different = [
         described(),
-        described(sampling=PoissonSampling(30, 0.3, 9)),
+        described(sampling=PoissonSampling(30, 0.3, physical_batch_size=9)),
         described(sampling=PoissonSampling(30, 0.30000000000000004)),
         described(sampling=ShuffledEpochs(30, 9)),
         described(sampling=FixedSizeSampling(30, 9)),

@@ -20,7 +20,9 @@ from dpjax.training.checkpoint import CheckpointStore, Identity
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 IDENTITY = Identity("a", "b", "c")
-MECHANISM = SubsampledGaussian(PoissonSampling(8, 0.5), 1.0, 1.0, 4, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(8, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=4, adjacency="add_remove"
+)
 # The module alone, without dpjax and JAX: a child that starts at once.
 HOLD = f"""
 import pathlib, runpy, sys, time
@@ -37,7 +39,7 @@ def run(folder, **options):
 
     options = {"steps_per_call": 2, "progress": False, "checkpoint_dir": folder, **options}
     key = jax.random.key(0)
-    return train(loss, jnp.zeros(2), jnp.ones((8, 2)), MECHANISM, optax.sgd(0.1), key, **options)
+    return train(key, loss, jnp.zeros(2), jnp.ones((8, 2)), MECHANISM, optax.sgd(0.1), **options)
 
 
 @pytest.fixture

@@ -39,8 +39,14 @@ def problem(loss):
         conv_loss: {"kernel": (2, 1, 2, 2), "out": (18,)},
     }[loss]
     params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
-    mechanism = SubsampledGaussian(PoissonSampling(20, 0.3), 1.0, 1.0, 50, "add_remove")
-    step = private_step(loss, optax.sgd(0.1, momentum=0.9), mechanism, jax.random.key(1))
+    mechanism = SubsampledGaussian(
+        PoissonSampling(20, 0.3),
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=50,
+        adjacency="add_remove",
+    )
+    step = private_step(loss, optax.sgd(0.1, momentum=0.9), mechanism, key=jax.random.key(1))
     return step, params, data
 
 

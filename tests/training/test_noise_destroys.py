@@ -34,11 +34,17 @@ def own_pixels(split) -> tuple[np.ndarray, np.ndarray]:
 def accuracy(digits, noise_multiplier, seed) -> float:
     """Of a model trained for 120 steps, on the held-out digits."""
     sampling = PoissonSampling(len(digits.train.y), 0.1)
-    mechanism = SubsampledGaussian(sampling, 1.0, noise_multiplier, 120, "add_remove")
+    mechanism = SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=120,
+        adjacency="add_remove",
+    )
     key, init_key = jax.random.split(jax.random.key(seed))
     (x, labels), data = own_pixels(digits.test), own_pixels(digits.train)
     params = MODEL.init(init_key, x[0])["params"]
-    result = train(loss, params, data, mechanism, optax.sgd(1.0), key, progress=False)
+    result = train(key, loss, params, data, mechanism, optax.sgd(1.0), progress=False)
     return float(np.mean(MODEL.apply({"params": result.params}, x).argmax(axis=-1) == labels))
 
 

@@ -16,7 +16,13 @@ from dpjax.transforms import add_gaussian_noise
 from dpjax.transforms.description import PrivateTransformation
 
 DATA = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
-MECHANISM = SubsampledGaussian(PoissonSampling(30, 0.3), 1.0, 2.0, 12, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(30, 0.3),
+    l2_clip=1.0,
+    noise_multiplier=2.0,
+    num_steps=12,
+    adjacency="add_remove",
+)
 
 
 class Crash(Exception):
@@ -25,11 +31,11 @@ class Crash(Exception):
 
 def run(folder):
     train(
+        optax.sgd(0.1),
         lambda params, x: jnp.sum((params["w"] - x) ** 2),
         {"w": jnp.zeros(3)},
         DATA,
         MECHANISM,
-        optax.sgd(0.1),
         jax.random.key(5),
         steps_per_call=3,
         checkpoint_dir=folder,

@@ -19,7 +19,13 @@ KEY = jax.random.key(0)
 DELTA = 1e-3
 _RNG = np.random.default_rng(0)
 DATA = (_RNG.normal(size=(40, 3)).astype(np.float32), _RNG.normal(size=40).astype(np.float32))
-MECHANISM = SubsampledGaussian(PoissonSampling(40, 0.25), 1.0, 2.0, 10, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(40, 0.25),
+    l2_clip=1.0,
+    noise_multiplier=2.0,
+    num_steps=10,
+    adjacency="add_remove",
+)
 
 
 def loss(params, example):
@@ -30,12 +36,12 @@ def loss(params, example):
 def run(params=None, mechanism=MECHANISM, key=KEY, data=DATA, loss=loss, **options):
     params = {"w": jnp.zeros(3)} if params is None else params
     options = {"steps_per_call": 4, "progress": False, **options}
-    return train(loss, params, data, mechanism, optax.sgd(0.1), key, **options)
+    return train(key, loss, params, data, mechanism, optax.sgd(0.1), **options)
 
 
 def test_a_run_is_its_steps_one_after_the_other():
     result = run()
-    step = private_step(loss, optax.sgd(0.1), MECHANISM, KEY)
+    step = private_step(loss, optax.sgd(0.1), MECHANISM, key=KEY)
     update, state = jax.jit(step.update), step.init({"w": jnp.zeros(3)})
     for _ in range(10):
         state, _ = update(state, DATA)
@@ -65,12 +71,12 @@ def test_optimizers_whose_state_is_the_parameters_themselves_are_taken():
     # Their state holds one buffer twice, which may not be donated twice.
     with jax.numpy_dtype_promotion("standard"):
         result = train(
+            KEY,
             loss,
             {"w": jnp.zeros(3)},
             DATA,
             MECHANISM,
             optax.contrib.prodigy(),
-            KEY,
             progress=False,
         )
     assert np.isfinite(result.params["w"]).all()
@@ -160,7 +166,9 @@ def test_the_bar_shows_steps_alone(capsys):
     "sampling", [PoissonSampling(40, 0.25), ShuffledEpochs(40, 15)], ids=["poisson", "shuffled"]
 )
 def test_a_budget_stops_before_the_release_that_would_exceed_it(sampling):
-    mechanism = SubsampledGaussian(sampling, 1.0, 2.0, 10, "replace_one")
+    mechanism = SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=10, adjacency="replace_one"
+    )
     epsilon = 1.001 * mechanism.prefix(6).certificate(DELTA).epsilon
     result = run(mechanism=mechanism, budget=Budget(epsilon, DELTA))
     assert result.mechanism == mechanism.prefix(6)

@@ -23,7 +23,13 @@ KEY = jax.random.key(0)
 SIZE = 4
 # Schedules are part of a state's structure and compared by identity.
 FALLING, CONSTANT = optax.linear_schedule(0.5, 0.1, 9), optax.constant_schedule(0.5)
-MECHANISM = SubsampledGaussian(PoissonSampling(40, 0.1), 1.0, 0.5, 100, "add_remove")
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(40, 0.1),
+    l2_clip=1.0,
+    noise_multiplier=0.5,
+    num_steps=100,
+    adjacency="add_remove",
+)
 
 
 class Case(NamedTuple):
@@ -112,7 +118,7 @@ CASES = {
     ),
     "SubsampledGaussian.noise": Case(MECHANISM.noise, False, ends_like_params=False),
     "SubsampledGaussian.private_optimizer": Case(
-        lambda key: MECHANISM.private_optimizer(optax.adam(0.1), key), False, strict=False
+        lambda key: MECHANISM.private_optimizer(optax.adam(0.1), key=key), False, strict=False
     ),
 }
 

@@ -158,7 +158,9 @@ class TestItsMechanism:
     AGGREGATE = differentially_private_aggregate(1.5, 0.7, key=0)
 
     @pytest.mark.parametrize(
-        "sampling", [PoissonSampling(100, 0.1), TruncatedPoissonSampling(100, 0.1, 20)], ids=repr
+        "sampling",
+        [PoissonSampling(100, 0.1), TruncatedPoissonSampling(100, 0.1, truncated_batch_size=20)],
+        ids=repr,
     )
     def test_refused_where_the_size_of_the_batch_is_private(self, sampling):
         with pytest.raises(

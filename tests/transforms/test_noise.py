@@ -101,7 +101,11 @@ class TestWhatFloat32CannotHold:
         with pytest.raises(ValueError, match=words):
             differentially_private_aggregate(l2_clip, noise_multiplier, KEY)
         mechanism = SubsampledGaussian(
-            PoissonSampling(9, 0.5), l2_clip, (1.0, noise_multiplier), 2, "add_remove"
+            PoissonSampling(9, 0.5),
+            l2_clip=l2_clip,
+            noise_multiplier=(1.0, noise_multiplier),
+            num_steps=2,
+            adjacency="add_remove",
         )
         with pytest.raises(ValueError, match=words):
             mechanism.noise(KEY)
@@ -129,7 +133,13 @@ class TestWhatFloat32CannotHold:
         self, num_examples, noise_multiplier, fine
     ):
         sampling = PoissonSampling(num_examples, 1.0)
-        described = SubsampledGaussian(sampling, 3.0, noise_multiplier, 1, "add_remove")
+        described = SubsampledGaussian(
+            sampling,
+            l2_clip=3.0,
+            noise_multiplier=noise_multiplier,
+            num_steps=1,
+            adjacency="add_remove",
+        )
         if fine:
             described.noise(KEY)
             return
@@ -142,7 +152,13 @@ class TestMechanism:
     @staticmethod
     def mechanism(noise_multiplier, num_steps, l2_clip=2.0):
         sampling = PoissonSampling(50, 0.2)
-        return SubsampledGaussian(sampling, l2_clip, noise_multiplier, num_steps, "add_remove")
+        return SubsampledGaussian(
+            sampling,
+            l2_clip=l2_clip,
+            noise_multiplier=noise_multiplier,
+            num_steps=num_steps,
+            adjacency="add_remove",
+        )
 
     def test_its_noise_is_that_of_add_noise(self):
         described, _ = releases(self.mechanism(1.5, 4).noise(KEY), 3)
@@ -167,7 +183,7 @@ class TestMechanism:
         assert state.num_releases == 4
 
     def test_its_optimizer_divides_by_the_expected_size(self):
-        optimizer = self.mechanism(1.5, 4).private_optimizer(optax.sgd(1.0), KEY)
+        optimizer = self.mechanism(1.5, 4).private_optimizer(optax.sgd(1.0), key=KEY)
         updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
         moved, _ = optimizer.update(updates, optimizer.init(PARAMS), PARAMS)
         (noisy,), _ = releases(
@@ -178,7 +194,9 @@ class TestMechanism:
     def test_noise_is_the_same_whatever_the_adjacency(self):
         """The multiplier is over the clip bound; that two bounds may move is the accountant's."""
         sampling = FixedSizeSampling(50, 10)
-        replace = SubsampledGaussian(sampling, 2.0, 1.5, 4, "replace_one")
+        replace = SubsampledGaussian(
+            sampling, l2_clip=2.0, noise_multiplier=1.5, num_steps=4, adjacency="replace_one"
+        )
         noise, _ = releases(replace.noise(KEY), 1)
         expected, _ = releases(self.mechanism(1.5, 4).noise(KEY), 1)
         assert_scaled(noise[0], expected[0], 1.0)
@@ -326,7 +344,11 @@ def test_a_traced_noise_multiplier_stays_out_of_the_states_metadata():
 
     def releases_of(noise_multiplier):
         mechanism = SubsampledGaussian(
-            PoissonSampling(10, 0.5), 1.0, noise_multiplier, 2, "zero_out"
+            PoissonSampling(10, 0.5),
+            l2_clip=1.0,
+            noise_multiplier=noise_multiplier,
+            num_steps=2,
+            adjacency="zero_out",
         )
         return count(mechanism.noise(KEY).init(jnp.zeros(3)))
 

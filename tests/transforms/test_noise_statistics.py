@@ -81,7 +81,13 @@ def key(seed=0):
 
 def mechanism():
     sampling = PoissonSampling(50, 0.1)
-    return SubsampledGaussian(sampling, L2_CLIP, MULTIPLIER, STEPS, "add_remove")
+    return SubsampledGaussian(
+        sampling,
+        l2_clip=L2_CLIP,
+        noise_multiplier=MULTIPLIER,
+        num_steps=STEPS,
+        adjacency="add_remove",
+    )
 
 
 EXAMPLES = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), PARAMS)
@@ -95,7 +101,7 @@ DRAWS: dict[str, Callable[[], Draws]] = {
     ),
     "SubsampledGaussian.noise": lambda: draw(mechanism().noise(key())),
     "SubsampledGaussian.private_optimizer": lambda: draw(
-        mechanism().private_optimizer(optax.sgd(2.0), key()),
+        mechanism().private_optimizer(optax.sgd(2.0), key=key()),
         deviation=2.0 * MULTIPLIER * L2_CLIP / 5,
     ),
     "noisy_sgd": lambda: draw(

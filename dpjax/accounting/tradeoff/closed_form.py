@@ -1,6 +1,6 @@
 """Trade-off functions of perfect privacy, Laplace noise and (epsilon, delta)-DP, in closed form."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from scipy.special import expit
@@ -82,11 +82,12 @@ class ApproximateDP(Symmetric):
       budget: epsilon >= 0.
       slack: delta in [0, 1].
 
-    >>> ApproximateDP(0.0, 0.1)(0.25)
+    >>> ApproximateDP(0.0, slack=0.1)(0.25)
     0.65
     """
 
     budget: float
+    _: KW_ONLY
     slack: float = 0.0
 
     def __post_init__(self) -> None:

@@ -136,7 +136,7 @@ class DirichletMultinomial(ConjugateFamily):
         return np.concatenate([sums.total, last[..., None]], axis=-1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GammaPoisson(BoundedSum):
     """Poisson counts with rate theta ~ Gamma(``shape``, ``rate``), of mean shape / rate.
 

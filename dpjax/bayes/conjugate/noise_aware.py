@@ -27,6 +27,7 @@ def noise_aware_posterior(
     key: jax.Array,
     release: StatisticRelease,
     released: Any,
+    *,
     num_examples: int | None = None,
     num_particles: int = 1000,
 ) -> Mixture:

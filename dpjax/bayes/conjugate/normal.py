@@ -1,7 +1,7 @@
 """Conjugate families of normal records, and the sensitivity of their first two moments."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, cast
 
 import jax
@@ -33,12 +33,15 @@ class NormalKnownVariance(BoundedSum):
       prior_mean: of theta.
       prior_variance: of theta.
 
-    >>> family = NormalKnownVariance((0.0, 60.0), 25.0, prior_mean=30.0, prior_variance=100.0)
+    >>> family = NormalKnownVariance(
+    ...     (0.0, 60.0), variance=25.0, prior_mean=30.0, prior_variance=100.0
+    ... )
     >>> round(float(family.exact_posterior(jnp.array([40.0, 42.0])).mean), 2)
     39.78
     """
 
     bounds: tuple[float, float]
+    _: KW_ONLY
     variance: float
     prior_mean: float
     prior_variance: float
@@ -99,7 +102,9 @@ class NormalUnknownVariance(ConjugateFamily):
       prior_shape: of the variance, whose prior mean is finite above one.
       prior_scale: of the variance, in its units.
 
-    >>> family = NormalUnknownVariance((0.0, 10.0), 5.0, 1.0, prior_shape=2.0, prior_scale=1.0)
+    >>> family = NormalUnknownVariance(
+    ...     (0.0, 10.0), prior_mean=5.0, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
+    ... )
     >>> family.exact_posterior(jnp.array([4.0, 5.0, 6.0])).mean.round(3).tolist()
     [5.0, 0.8]
     >>> family.sensitivity(norm="l1", adjacency="replace_one").value
@@ -107,6 +112,7 @@ class NormalUnknownVariance(ConjugateFamily):
     """
 
     bounds: tuple[float, float]
+    _: KW_ONLY
     prior_mean: float
     prior_strength: float
     prior_shape: float

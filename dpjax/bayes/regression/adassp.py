@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -77,7 +77,9 @@ class AdaSSP(Mechanism):
     classical Gaussian calibration; here a third of mu^2, which is as private with less noise.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
-    >>> mechanism = AdaSSP.from_epsilon(bounds, 1.0, 1e-4, "add_remove", num_features=3)
+    >>> mechanism = AdaSSP.from_epsilon(
+    ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=3
+    ... )
     >>> released = mechanism.release_records(jax.random.key(0), jnp.eye(3), jnp.ones(3))
     >>> bool((jnp.linalg.eigvalsh(released.ridged.xtx) > 0).all())
     True
@@ -85,6 +87,7 @@ class AdaSSP(Mechanism):
 
     bounds: RegressionBounds
     num_features: int
+    _: KW_ONLY
     mu: float
     delta: float
     adjacency: Adjacency
@@ -100,16 +103,18 @@ class AdaSSP(Mechanism):
     def from_epsilon(
         cls,
         bounds: RegressionBounds,
+        *,
         epsilon: float,
         delta: float,
         adjacency: Adjacency,
-        *,
         num_features: int,
         unit: str = "one record",
     ) -> Self:
         """Returns the mechanism that is (epsilon, delta)-private; arguments as the attributes."""
-        whole = Gaussian.from_epsilon(Sensitivity(1.0, "l2", adjacency), epsilon, delta)
-        return cls(bounds, num_features, whole.mu, delta, adjacency, unit)
+        whole = Gaussian.from_epsilon(
+            Sensitivity(1.0, "l2", adjacency), epsilon=epsilon, delta=delta
+        )
+        return cls(bounds, num_features, mu=whole.mu, delta=delta, adjacency=adjacency, unit=unit)
 
     @property
     def parts(self) -> tuple[Gaussian, Gaussian, Gaussian]:

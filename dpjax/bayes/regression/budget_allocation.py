@@ -17,7 +17,7 @@ NoiseDistribution = Literal["gaussian", "laplace"]
 _POWERS = {"gaussian": 1, "laplace": 2}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AssumedModel:
     """Publicly assumed regression model, for which the budget shares are optimised.
 
@@ -50,12 +50,13 @@ class AssumedModel:
         AssumedModel(coefficient_norm=0.5, noise_std=0.5, noise_known=False)
         """
         half = bounds.y_size / 2
-        return cls(math.sqrt(num_features) * half / bounds.x_norm, half)
+        return cls(coefficient_norm=math.sqrt(num_features) * half / bounds.x_norm, noise_std=half)
 
 
 def optimal_budget_shares(
     sensitivities: RegressionStatistics,
     model: AssumedModel,
+    *,
     x_norm: float,
     num_features: int,
     noise_distribution: NoiseDistribution,
@@ -84,7 +85,10 @@ def optimal_budget_shares(
       Shares that add up to one; that of yty is ``None`` where the variance is known.
 
     >>> ones = RegressionStatistics(1.0, 1.0, 1.0)
-    >>> shares = optimal_budget_shares(ones, AssumedModel(0.5, 0.5), 1.0, 12, "gaussian")
+    >>> shares = optimal_budget_shares(
+    ...     ones, AssumedModel(coefficient_norm=0.5, noise_std=0.5), x_norm=1.0, num_features=12,
+    ...     noise_distribution="gaussian"
+    ... )
     >>> [round(share, 2) for share in shares]
     [0.25, 0.67, 0.08]
     """

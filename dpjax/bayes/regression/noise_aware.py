@@ -59,8 +59,8 @@ def noise_aware_posterior(
     key: jax.Array,
     mechanism: PerturbedStatistics,
     released: RegressionStatistics,
-    num_examples: Any,
     *,
+    num_examples: Any,
     prior_precision: Any,
     noise_shape: Any,
     noise_rate: Any,
@@ -113,11 +113,14 @@ def noise_aware_posterior(
 
     >>> from dpjax.bayes.regression import RegressionBounds
     >>> mechanism = PerturbedStatistics.from_epsilon(
-    ...     RegressionBounds(x_norm=1.0, y_size=1.0), 1.0, 1e-5, "replace_one", num_features=1
+    ...     RegressionBounds(x_norm=1.0, y_size=1.0), epsilon=1.0, delta=1e-5,
+    ...     adjacency="replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
     >>> draws = noise_aware_posterior(
-    ...     jax.random.key(0), mechanism, mechanism.release(jax.random.key(1), data), 900,
+    ...     jax.random.key(0), mechanism, mechanism.release(
+    ...         jax.random.key(1), data
+    ...     ), num_examples=900,
     ...     prior_precision=1.0, noise_shape=1.0, noise_rate=0.1,
     ... )  # fmt: skip
     >>> draws.beta.shape, round(float(draws.beta.mean()), 1), bool((draws.ess > 200).all())

@@ -50,7 +50,8 @@ def released_regression(
 
     >>> from dpjax.bayes.regression import RegressionBounds
     >>> mechanism = PerturbedStatistics.from_epsilon(
-    ...     RegressionBounds(x_norm=1.0, y_size=1.0), 1.0, 1e-5, "replace_one", num_features=1
+    ...     RegressionBounds(x_norm=1.0, y_size=1.0), epsilon=1.0, delta=1e-5,
+    ...     adjacency="replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
     >>> released = mechanism.release(jax.random.key(1), data)

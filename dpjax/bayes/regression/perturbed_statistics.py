@@ -96,10 +96,10 @@ class PerturbedStatistics(Mechanism):
     def from_epsilon(
         cls,
         bounds: RegressionBounds,
+        *,
         epsilon: float,
         delta: float,
         adjacency: Adjacency,
-        *,
         num_features: int,
         split: RegressionStatistics | AssumedModel | None = None,
         unit: str = "one record",
@@ -119,7 +119,9 @@ class PerturbedStatistics(Mechanism):
         """
         noise_distribution: NoiseDistribution = "gaussian" if delta else "laplace"
         if delta:
-            budget = Gaussian.from_epsilon(Sensitivity(1.0, "l2", adjacency), epsilon, delta).mu
+            budget = Gaussian.from_epsilon(
+                Sensitivity(1.0, "l2", adjacency), epsilon=epsilon, delta=delta
+            ).mu
         else:
             check_positive("epsilon", epsilon)
             budget = epsilon
@@ -301,7 +303,11 @@ def _scales(
     else:
         model = AssumedModel.from_bounds(bounds, num_features) if split is None else split
         shares = optimal_budget_shares(
-            sizes, model, bounds.x_norm, num_features, noise_distribution
+            sizes,
+            model,
+            x_norm=bounds.x_norm,
+            num_features=num_features,
+            noise_distribution=noise_distribution,
         )
     # Shares of a Gaussian budget are of mu^2.
     parts = _each(math.sqrt, shares) if noise_distribution == "gaussian" else shares

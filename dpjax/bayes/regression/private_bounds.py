@@ -22,7 +22,7 @@ from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrivateBounds(Mechanism):
     """Selects bounds near a quantile of the records' sizes, among public candidates.
 
@@ -46,7 +46,10 @@ class PrivateBounds(Mechanism):
 
     Source: Smith (2011), for the private quantile.
 
-    >>> mechanism = PrivateBounds((1.0, 2.0, 4.0), (1.0, 2.0, 4.0), 0.9, 1.0, "add_remove")
+    >>> mechanism = PrivateBounds(
+    ...     x_norms=(1.0, 2.0, 4.0), y_sizes=(1.0, 2.0, 4.0), quantile=0.9, epsilon=1.0,
+    ...     adjacency="add_remove"
+    ... )
     >>> x, y = jnp.linspace(0, 1.5, 500)[:, None], jnp.linspace(-3, 3, 500)
     >>> mechanism.release(jax.random.key(0), x, y)
     RegressionBounds(x_norm=2.0, y_size=4.0)
@@ -71,7 +74,9 @@ class PrivateBounds(Mechanism):
         """The exponential mechanism of each bound."""
         largest = max(self.quantile, 1 - self.quantile) if self.adjacency == "add_remove" else 1.0
         sensitivity = Sensitivity(largest, "linf", self.adjacency)
-        return ExponentialMechanism.from_epsilon(sensitivity, self.epsilon / 2, self.unit)
+        return ExponentialMechanism.from_epsilon(
+            sensitivity, epsilon=self.epsilon / 2, unit=self.unit
+        )
 
     def release(self, key: jax.Array, x: Any, y: Any) -> RegressionBounds:
         """Returns the chosen bounds of features ``(n, d)`` and targets ``(n,)``, on the host."""

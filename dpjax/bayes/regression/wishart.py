@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import jax
@@ -76,6 +76,7 @@ class WishartNoise(Mechanism):
 
     bounds: RegressionBounds
     num_features: int
+    _: KW_ONLY
     degrees_of_freedom: int
     scale: float
     adjacency: Adjacency
@@ -92,10 +93,10 @@ class WishartNoise(Mechanism):
     def from_epsilon(
         cls,
         bounds: RegressionBounds,
+        *,
         epsilon: float,
         delta: float,
         adjacency: Adjacency,
-        *,
         num_features: int,
         unit: str = "one record",
     ) -> Self:
@@ -116,10 +117,10 @@ class WishartNoise(Mechanism):
         first = cls(
             bounds,
             num_features,
-            num_features + 1 + _LEAST_SURPLUS,
-            _square(bounds),
-            adjacency,
-            unit,
+            degrees_of_freedom=num_features + 1 + _LEAST_SURPLUS,
+            scale=_square(bounds),
+            adjacency=adjacency,
+            unit=unit,
         )
 
         def is_private(surplus: int) -> bool:

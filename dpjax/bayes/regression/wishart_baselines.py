@@ -9,7 +9,7 @@ from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.bayes.regression.wishart import wishart_noise
 
 
-def sheffet_degrees_of_freedom(dimension: int, epsilon: float, delta: float) -> int:
+def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) -> int:
     """Returns the published degrees of freedom floor(d + (14 / epsilon^2) 2 log(4 / delta)).
 
     With a scale of the largest squared norm of a row it is (epsilon, delta)-private under
@@ -37,7 +37,7 @@ _ROUNDING = 1e-5
 
 
 def nonprivate_wishart_noise(
-    key: jax.Array, num_features: int, x_norm: float, epsilon: float
+    key: jax.Array, num_features: int, *, x_norm: float, epsilon: float
 ) -> jax.Array:
     """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
 

@@ -34,7 +34,10 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
 
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
-    >>> chain = SGLD(PoissonSampling(50_000, 0.02), 4.0, 0.1, 10_000, "add_remove")
+    >>> chain = SGLD(
+    ...     PoissonSampling(50_000, 0.02), l2_clip=4.0, step_size=0.1, num_steps=10_000,
+    ...     adjacency="add_remove"
+    ... )
     >>> noisier = calibrate_min_noise(chain, epsilon=1.0, delta=1e-5)
     >>> round(noisier.min_noise_multiplier, 1), round(float(noisier.excess_temperatures[0]), 1)
     (7.5, 1.3)
@@ -60,7 +63,10 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
 
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
-    >>> chain = SGLD(PoissonSampling(50_000, 0.02), 4.0, 0.1, 10_000, "add_remove")
+    >>> chain = SGLD(
+    ...     PoissonSampling(50_000, 0.02), l2_clip=4.0, step_size=0.1, num_steps=10_000,
+    ...     adjacency="add_remove"
+    ... )
     >>> round(calibrate_step_size(chain, epsilon=1.0, delta=1e-5).step_size, 3)
     0.044
     """
@@ -119,7 +125,7 @@ class _MinNoise(Mechanism):
 
 
 def step_size_bound_2015(
-    epsilon: float, delta: float, *, num_examples: int, num_steps: int, l2_clip: float
+    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: float
 ) -> float:
     """Published bound ``epsilon^2 N / (128 T L^2 log(2.5 T / delta) log(2 / delta))`` on eta.
 
@@ -138,7 +144,9 @@ def step_size_bound_2015(
 
     Source: Wang, Fienberg & Smola (2015), as stated by Li, Chen & Liu (2017).
 
-    >>> f"{step_size_bound_2015(0.1, 1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0):.1e}"
+    >>> f"{step_size_bound_2015(
+    ...     epsilon=0.1, delta=1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0
+    ... ):.1e}"
     '9.2e-08'
     """
     _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
@@ -148,9 +156,9 @@ def step_size_bound_2015(
 
 def step_size_bound_2017(
     step: Any,
+    *,
     epsilon: float,
     delta: float,
-    *,
     num_examples: int,
     num_steps: int,
     l2_clip: float,
@@ -178,8 +186,11 @@ def step_size_bound_2017(
 
     Source: Li, Chen & Liu (2017), presentation slides, "Our results".
 
-    >>> float(step_size_bound_2017(8, 0.1, 1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0,
-    ...                              constant=0.235))
+    >>> published = step_size_bound_2017(
+    ...     8, epsilon=0.1, delta=1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0,
+    ...     constant=0.235
+    ... )
+    >>> float(published)
     0.053
     """
     _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
@@ -229,8 +240,11 @@ def hybrid(
 
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
-    >>> start = OnePosteriorSample(1.0, -2.0, 0.0, "add_remove")
-    >>> chain = SGLD(PoissonSampling(1_000, 0.1), 1.0, 0.1, 100, "add_remove")
+    >>> start = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="add_remove")
+    >>> chain = SGLD(
+    ...     PoissonSampling(1_000, 0.1), l2_clip=1.0, step_size=0.1, num_steps=100,
+    ...     adjacency="add_remove"
+    ... )
     >>> both = hybrid(start, chain, epsilon=1.0, delta=1e-5)
     >>> both.parts[0].epsilon, both.certificate(1e-5).epsilon < 1
     (0.5, True)

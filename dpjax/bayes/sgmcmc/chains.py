@@ -47,7 +47,10 @@ def private_chains(
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
-    >>> chain = SGLD(PoissonSampling(8, 0.5), 1.0, 0.1, 10, "add_remove", num_chains=3)
+    >>> chain = SGLD(
+    ...     PoissonSampling(8, 0.5), l2_clip=1.0, step_size=0.1, num_steps=10,
+    ...     adjacency="add_remove", num_chains=3
+    ... )
     >>> step = private_chains(jax.random.key(0), lambda w, x: -jnp.sum((w - x) ** 2), None, chain)
     >>> state = step.init(jnp.zeros(2))
     >>> jax.eval_shape(step.update, state, jnp.ones((8, 2)))[0].params.shape
@@ -58,12 +61,12 @@ def private_chains(
 
     def one_chain(key: jax.Array) -> PrivateStep:
         step_key, update_key = jax.random.split(key)
-        optimizer: optax.GradientTransformation = chain.optimizer(log_prior, update_key)
+        optimizer: optax.GradientTransformation = chain.optimizer(log_prior, key=update_key)
         return private_step(
             lambda params, example: -log_likelihood(params, example),
             optimizer,
             chain.gaussian,
-            step_key,
+            key=step_key,
             method=method,
             microbatch_size=microbatch_size,
         )

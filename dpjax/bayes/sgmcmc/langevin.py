@@ -10,7 +10,7 @@ the sampler injects is the noise of the mechanism.
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -105,6 +105,7 @@ class Langevin(Mechanism):
     """
 
     sampling: Sampling
+    _: KW_ONLY
     l2_clip: Any
     step_size: StepSize
     num_steps: int
@@ -133,7 +134,7 @@ class Langevin(Mechanism):
         """``variance_factor`` of `injected_noise_multiplier`."""
 
     @abc.abstractmethod
-    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
         """Returns the sampler's update from noisy mean gradients, as an optax optimizer.
 
         Args:
@@ -184,7 +185,12 @@ class Langevin(Mechanism):
         first = float(noises[0])
         noise = first if (noises == first).all() else tuple(noises.tolist())
         return SizeScaledSubsampledGaussian(
-            self.sampling, self.l2_clip, noise, self.num_steps, self.adjacency, self.unit
+            self.sampling,
+            l2_clip=self.l2_clip,
+            noise_multiplier=noise,
+            num_steps=self.num_steps,
+            adjacency=self.adjacency,
+            unit=self.unit,
         )
 
     @property

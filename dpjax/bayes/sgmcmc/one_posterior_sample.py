@@ -7,7 +7,7 @@ arithmetic; NUTS is there for comparison and is not exact.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -61,6 +61,7 @@ class OnePosteriorSample(Mechanism):
     """
 
     target_epsilon: float
+    _: KW_ONLY
     low: float
     high: float
     adjacency: Adjacency

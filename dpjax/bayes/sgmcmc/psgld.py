@@ -22,7 +22,7 @@ from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import gaussian_like
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RMSProp:
     """RMSprop preconditioner ``G = 1 / (damping + sqrt(v))``, clipped to a public range.
 
@@ -96,7 +96,7 @@ class PSGLD(Langevin):
 
     >>> from dpjax.sampling import PoissonSampling
     >>> chain = PSGLD(PoissonSampling(50_000, 0.02), l2_clip=4.0, step_size=0.01, num_steps=100,
-    ...               adjacency="add_remove", preconditioner=RMSProp(0.1, 10.0))
+    ...               adjacency="add_remove", preconditioner=RMSProp(min_value=0.1, max_value=10.0))
     >>> chain.gaussian.noise_multiplier
     5.0
     """
@@ -109,7 +109,7 @@ class PSGLD(Langevin):
         """One over the upper bound on the preconditioner."""
         return 1 / self.preconditioner.max_value
 
-    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
         """Returns `psgld_update`."""
         clip_over_size = total_l2_clip(self.l2_clip) / self.sampling.expected_batch_size
         noises = jnp.asarray(self.noise_multipliers * clip_over_size, float)
@@ -157,7 +157,9 @@ def psgld(
 
     Source: Li, Chen, Carlson & Carin (2016), Algorithm 1.
 
-    >>> optimizer = psgld(0.01, preconditioner=RMSProp(0.1, 10.0), num_examples=50_000,
+    >>> optimizer = psgld(0.01, preconditioner=RMSProp(
+    ...     min_value=0.1, max_value=10.0
+    ... ), num_examples=50_000,
     ...                   expected_batch_size=1_000, l2_clip=4.0, key=jax.random.key(0))
     >>> optimizer.description.noise_multiplier
     5.0

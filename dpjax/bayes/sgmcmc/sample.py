@@ -50,7 +50,10 @@ class ChainResult:
         >>> import numpy as np
         >>> from dpjax.bayes.sgmcmc import SGLD
         >>> from dpjax.sampling import PoissonSampling
-        >>> chain = SGLD(PoissonSampling(8, 0.5), 1.0, 0.1, 4, "add_remove", num_chains=2)
+        >>> chain = SGLD(
+        ...     PoissonSampling(8, 0.5), l2_clip=1.0, step_size=0.1, num_steps=4,
+        ...     adjacency="add_remove", num_chains=2
+        ... )
         >>> samples = {"w": np.zeros((2, 4, 3))}
         >>> list(ChainResult(samples, chain, True).to_arviz().posterior.data_vars)
         ['w']
@@ -151,7 +154,10 @@ def sample(
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.sgmcmc import SGLD
     >>> from dpjax.sampling import PoissonSampling
-    >>> chain = SGLD(PoissonSampling(64, 0.25), 4.0, 0.5, 30, "add_remove", num_chains=2)
+    >>> chain = SGLD(
+    ...     PoissonSampling(64, 0.25), l2_clip=4.0, step_size=0.5, num_steps=30,
+    ...     adjacency="add_remove", num_chains=2
+    ... )
     >>> result = sample(jax.random.key(0), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), None,
     ...                 jnp.zeros(3), jnp.ones((64, 3)), chain, burn_in=10, thinning=5,
     ...                 progress=False)

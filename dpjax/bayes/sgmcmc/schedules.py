@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ class PolynomialDecay:
     """
 
     initial: float
+    _: KW_ONLY
     exponent: float = 1 / 3
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class CyclicalCosine:
     """
 
     initial: float
+    _: KW_ONLY
     period: int
 
     def __post_init__(self) -> None:

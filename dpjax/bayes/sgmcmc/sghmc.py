@@ -65,7 +65,7 @@ class SGHMC(Langevin):
         """The friction."""
         return self.friction
 
-    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
         """Returns `sghmc_update`, which needs no key."""
         del key
         schedule, num_examples = self.schedule(), self.sampling.num_examples

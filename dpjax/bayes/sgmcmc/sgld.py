@@ -51,7 +51,7 @@ class SGLD(Langevin):
         """One."""
         return 1.0
 
-    def optimizer(self, log_prior: Any, key: jax.Array) -> optax.GradientTransformation:
+    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
         """Returns `sgld_update`, which needs no key."""
         del key
         return sgld_update(self.schedule(), self.sampling.num_examples, log_prior)

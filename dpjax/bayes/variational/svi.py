@@ -129,7 +129,12 @@ class DPSVI:
         check_loss(loss)
         check_optimizer(optim)
         self.mechanism = SizeScaledSubsampledGaussian(
-            sampling, l2_clip, noise_multiplier, num_steps, adjacency, unit
+            sampling,
+            l2_clip=l2_clip,
+            noise_multiplier=noise_multiplier,
+            num_steps=num_steps,
+            adjacency=adjacency,
+            unit=unit,
         )
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)

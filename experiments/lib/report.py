@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import jinja2
 
-from experiments import tables
 from experiments.bench.section import BenchSection, bench_section
 from experiments.bench_accounting.section import AccountingSection, accounting_section
-from experiments.figures import SavedFigure, draw_figures
-from experiments.formatting import format_value, label
-from experiments.records import load_records, write_atomically
-from experiments.registry import PROFILES, Experiment, Record
-from experiments.tables import Line
+from experiments.lib import tables
+from experiments.lib.figures import SavedFigure, draw_figures
+from experiments.lib.formatting import format_value, label
+from experiments.lib.records import load_records, write_atomically
+from experiments.lib.registry import PROFILES, Experiment, Record
+from experiments.lib.tables import Line
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.formatting import format_seconds
-from experiments.records import encode, find_record, is_current, load_records, save_record
-from experiments.registry import Experiment, Record, Result, Row, RowContext, rows_of
+from experiments.lib.formatting import format_seconds
+from experiments.lib.records import encode, find_record, is_current, load_records, save_record
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, rows_of
 
 _FAILED = Result(measured={}, certified={})
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
-from experiments.registry import Experiment, Record, check_stem
+from experiments.lib.registry import Experiment, Record, check_stem
 
 # Okabe and Ito (2008). The first three are those of the report's column groups.
 SOURCE, MEASURED, CERTIFIED = "#6b6f76", "#0072b2", "#009e73"

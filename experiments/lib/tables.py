@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import Any, NamedTuple
 
-from experiments.formatting import format_seconds, format_value, label, num_decimals
-from experiments.records import encode, find_record, is_current
-from experiments.registry import Experiment, Record, Row, rows_of
+from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
+from experiments.lib.records import encode, find_record, is_current
+from experiments.lib.registry import Experiment, Record, Row, rows_of
 
 Justify = Callable[[str, int], str]
 GROUPS = ("source", "measured", "certified")

@@ -1,0 +1,1 @@
+"""Shared by the experiments: registry, records, report, tables, figures and models."""
