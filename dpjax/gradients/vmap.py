@@ -25,6 +25,7 @@ def clipped_sum(
     params: ArrayTree,
     batch: ArrayTree,
     mask: jax.Array,
+    *,
     max_batch_size: int | None = None,
 ) -> tuple[Any, ClippedGradInfo]:
     """Clipped gradient sum over the unmasked examples of one physical batch.

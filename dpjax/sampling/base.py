@@ -84,9 +84,9 @@ class Sampling(abc.ABC):
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate, without n if n is private."""
 
-    def event(self, noise: NoiseRuns) -> DpEvent:
-        """Returns the event of all steps: ``noise`` lists (noise multiplier, number of steps)."""
-        return compose([repeated(self.step_event(sigma), count) for sigma, count in noise])
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
+        """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
+        return compose([repeated(self.step_event(sigma), count) for sigma, count in noise_runs])
 
 
 def repeated(event: DpEvent, count: int) -> DpEvent:

@@ -160,9 +160,9 @@ class ShuffledEpochs(_FixedSize):
         """Returns the event of one step alone: a Gaussian release on all records."""
         return GaussianDpEvent(noise_multiplier)
 
-    def event(self, noise: NoiseRuns) -> DpEvent:
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns one Gaussian release for each epoch begun, with the least noise of its steps."""
-        steps = [sigma for sigma, count in noise for _ in range(count)]
+        steps = [sigma for sigma, count in noise_runs for _ in range(count)]
         starts = range(0, len(steps), self.steps_per_epoch)
         least = itertools.groupby(min(steps[i : i + self.steps_per_epoch]) for i in starts)
         return compose([repeated(self.step_event(s), len(list(group))) for s, group in least])

@@ -128,7 +128,7 @@ def test_the_drift_is_the_gradient_of_the_potential_over_n():
         return -sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
 
     tiny = transformation(SGLD, log_prior=log_prior)
-    cold = sgld(ETA, 1e-12, **COMMON, log_prior=log_prior)
+    cold = sgld(ETA, temperature=1e-12, **COMMON, log_prior=log_prior)
     updates, _ = cold.update(summed, cold.init(params), params)
     for name, leaf in params.items():
         np.testing.assert_allclose(
@@ -139,7 +139,7 @@ def test_the_drift_is_the_gradient_of_the_potential_over_n():
 
 
 def test_sghmc_keeps_its_velocity():
-    optimizer = sghmc(ETA, 1e-12, friction=0.25, **COMMON)
+    optimizer = sghmc(ETA, temperature=1e-12, friction=0.25, **COMMON)
     params = jnp.zeros(2)
     state, velocity = optimizer.init(params), 0.0
     for force in (1.0, 2.0, 3.0):

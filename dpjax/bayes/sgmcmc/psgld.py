@@ -126,8 +126,8 @@ class PSGLD(Langevin):
 
 def psgld(
     step_size: StepSize,
-    temperature: float = POSTERIOR_TEMPERATURE,
     *,
+    temperature: float = POSTERIOR_TEMPERATURE,
     preconditioner: RMSProp,
     num_examples: int,
     expected_batch_size: float,

@@ -74,8 +74,8 @@ class SGHMC(Langevin):
 
 def sghmc(
     step_size: StepSize,
-    temperature: float = POSTERIOR_TEMPERATURE,
     *,
+    temperature: float = POSTERIOR_TEMPERATURE,
     friction: float,
     num_examples: int,
     expected_batch_size: float,

@@ -59,8 +59,8 @@ class SGLD(Langevin):
 
 def sgld(
     step_size: StepSize,
-    temperature: float = POSTERIOR_TEMPERATURE,
     *,
+    temperature: float = POSTERIOR_TEMPERATURE,
     num_examples: int,
     expected_batch_size: float,
     l2_clip: Any,
