@@ -51,7 +51,7 @@ def transformation(kind, step_size=ETA, **changes):
         SGHMC: (sghmc, {"friction": 0.2}),
         PSGLD: (psgld, {"preconditioner": PRECONDITIONER}),
     }[kind]
-    return function(step_size, TEMPERATURE, **options, **COMMON, **changes)
+    return function(step_size, temperature=TEMPERATURE, **options, **COMMON, **changes)
 
 
 def noise_of_a_step(optimizer, state=None):
