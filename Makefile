@@ -5,6 +5,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 PEERS   := build/peers
+EXECUTED := $(patsubst %,build/%,$(wildcard notebooks/*.ipynb))
 BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 
 # Keep freed memory: otherwise glibc returns XLA's large buffers after every step and faults their
@@ -53,12 +54,17 @@ bench-setup:
 	$(PEERS)/bin/python -m pip install --quiet --constraint $(PEERS)/constraints.txt --editable '.[bench]'
 	touch $(PEERS)/.ready
 
+# Every tutorial, from a fresh kernel; the executed copies go to build/notebooks.
 notebooks: setup
 	$(BIN)/python -m notebooks
 
-# The site, offline, in build/docs/html: any warning is an error. DPJAX_DOCS_EXECUTE=1 runs notebooks.
-docs: setup
+build/notebooks/%.ipynb: notebooks/%.ipynb | setup
+	$(BIN)/python -m notebooks $<
+
+# The site, offline, in build/docs/html: any warning is an error. Tutorials are shown with the outputs
+# in build/notebooks; those that are missing, or older than their source, are executed first.
+docs: setup $(EXECUTED)
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
 
 clean:
-	rm -rf $(VENV) .cache results
+	rm -rf $(VENV) .cache results build/docs build/notebooks

@@ -1,6 +1,5 @@
 """Sphinx configuration: `make docs` builds the site offline, with warnings as errors.
 
-Environment switches: DPJAX_DOCS_EXECUTE=1 executes the notebooks while building,
 DPJAX_DOCS_ONLINE=1 resolves links to other projects by their whole inventories.
 """
 
@@ -52,9 +51,7 @@ toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
-nb_execution_mode = "force" if os.environ.get("DPJAX_DOCS_EXECUTE") else "off"
-nb_execution_timeout = 600
-nb_execution_raise_on_error = True
+nb_execution_mode = "off"  # `make docs` executes them beforehand
 
 intersphinx_mapping = (
     inventories.ONLINE
@@ -70,9 +67,11 @@ html_css_files = ["dpjax.css"]
 
 
 def copy_notebooks(_app: Any) -> None:
-    """Copies the notebooks of the repository beside the page that lists them."""
+    """Copies the notebooks beside the page that lists them, executed ones where there are any."""
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        shutil.copy2(notebook, DOCS / "tutorials" / notebook.name)
+        executed = ROOT / "build" / "notebooks" / notebook.name
+        source = executed if executed.exists() else notebook
+        shutil.copy2(source, DOCS / "tutorials" / notebook.name)
 
 
 def skip_tuple_fields(_app: Any, _what: Any, _name: Any, value: object, *_: Any) -> bool | None:

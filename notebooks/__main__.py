@@ -1,25 +1,51 @@
-"""Executes every notebook from a fresh kernel; the executed copies go to results/notebooks."""
+"""Executes the tutorials: ``python -m notebooks``, or with the paths of some of them.
+
+Each is a notebook without outputs and its pair in MyST Markdown, which must have the same cells. The
+executed copies go to build/notebooks, from where the documentation takes them.
+"""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import jupytext
 import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
-OUT = Path("results/notebooks")
+OUT = HERE.parent / "build" / "notebooks"
 
 
-def main() -> None:
-    """Executes all; the first cell that raises ends the command with its traceback."""
+def find_difference(path: Path) -> str | None:
+    """Returns the first cell in which a notebook and its Markdown pair differ, or ``None``."""
+    cells, pair = (
+        [(cell.cell_type, cell.source.strip()) for cell in notebook.cells]
+        for notebook in (nbformat.read(path, as_version=4), jupytext.read(path.with_suffix(".md")))
+    )
+    if cells == pair:
+        return None
+    equal = [one == other for one, other in zip(cells, pair, strict=False)]
+    number = equal.index(False) if False in equal else len(equal)
+    return (
+        f"{path} and its pair {path.stem}.md differ in cell {number};"
+        " `jupytext --sync notebooks/*.ipynb` copies the newer to the older"
+    )
+
+
+def main(arguments: Sequence[str]) -> str | None:
+    """Compares pairs, then executes; a cell that raises ends the command with its traceback."""
+    paths = [Path(name) for name in arguments] or sorted(HERE.glob("*.ipynb"))
+    if differences := [text for path in paths if (text := find_difference(path))]:
+        return "\n".join(differences)
     OUT.mkdir(parents=True, exist_ok=True)
-    for path in sorted(HERE.glob("*.ipynb")):
+    for path in paths:
         print(f"{path.name} ...", end=" ", flush=True)
         notebook = nbformat.read(path, as_version=4)
         NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
         nbformat.write(notebook, OUT / path.name)
         print("executed")
+    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

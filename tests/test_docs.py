@@ -3,19 +3,23 @@
 import contextlib
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
-
-import dpjax
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
+NOTEBOOKS = sorted(DOCS.parent.glob("notebooks/*.ipynb"))
 REFERENCE = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("reference/*.md")))
 
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+import api_table  # noqa: E402
 from public_names import public_names  # noqa: E402
+
+from notebooks.__main__ import find_difference  # noqa: E402
 
 
 def problem(name: str, value: object, reference: str) -> str | None:
@@ -47,14 +51,30 @@ def test_every_public_name_is_documented():
     assert problems(names) == []
 
 
-def test_the_table_of_the_reference_lists_what_dpjax_exports():
-    table = (DOCS / "reference" / "index.md").read_text("utf-8")
-    rows = [
-        f"{{py:obj}}`dpjax.{name} <{dpjax._MODULE_OF[name]}.{name}>`" for name in dpjax._MODULE_OF
+def test_the_api_table_is_that_of_the_code():
+    """After a change of signatures or first sentences: ``python docs/api_table.py``."""
+    assert api_table.PAGE.read_text("utf-8") == api_table.render()
+    assert len(api_table.rows(public_names())) > 200
+
+
+class Draws:
+    """Draws records. Its second sentence is not shown."""
+
+    def draw(self, key, size):
+        pass
+
+
+def draw(loss, size, *, key=None) -> tuple[int | None, ...]:
+    """Draws ``size`` records."""
+
+
+def test_a_row_of_the_api_table():
+    table = api_table.rows({"dpjax.here.Draws": Draws, "dpjax.here.draw": draw})
+    assert [row[2:] for row in table] == [
+        ("Draws records.", "`draw`", ""),
+        ("Draws `size` records.", "keyword", r"`tuple[int \| None, ...]`"),
     ]
-    rows += [f"{{py:mod}}`dpjax.{name}`" for name in dpjax._SUBPACKAGES]
-    assert [row for row in rows if row not in table] == []
-    assert table.count("| {py:") == len(rows)
+    assert table[0][:2] == ("here", "{py:obj}`here.Draws <dpjax.here.Draws>`")
 
 
 class WithDocstring:
@@ -91,10 +111,32 @@ def test_python_blocks_of_the_pages_run(path):
         exec(compile(block, str(path), "exec"), {})
 
 
+def test_every_notebook_agrees_with_its_markdown():
+    assert NOTEBOOKS
+    assert [text for path in NOTEBOOKS if (text := find_difference(path))] == []
+
+
+@pytest.mark.parametrize("change", ["# A title", "```{code-cell}\n1 + 1\n```\n\n# A title"])
+def test_a_notebook_that_differs_from_its_markdown_is_found(change, tmp_path):
+    path = Path(shutil.copy(NOTEBOOKS[0], tmp_path))
+    markdown = NOTEBOOKS[0].with_suffix(".md").read_text("utf-8")
+    path.with_suffix(".md").write_text(markdown, "utf-8")
+    assert find_difference(path) is None
+    path.with_suffix(".md").write_text(markdown + f"\n+++\n\n{change}\n", "utf-8")
+    assert "differ in cell" in find_difference(path)
+
+
+def test_notebooks_have_no_outputs():
+    cells = [cell for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells]
+    assert [
+        cell.source for cell in cells if cell.get("outputs") or cell.get("execution_count")
+    ] == []
+
+
 def test_every_page_is_in_a_table_of_contents():
     toctrees = "\n".join(path.read_text("utf-8") for path in DOCS.rglob("*.md"))
     pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
-    pages += [Path("tutorials", path.stem) for path in DOCS.parent.glob("notebooks/*.ipynb")]
+    pages += [Path("tutorials", path.stem) for path in NOTEBOOKS]
     listed = re.findall(
         r"^[\w/]+$", "\n".join(re.findall(r"```{toctree}\n(.*?)```", toctrees, re.DOTALL)), re.M
     )
