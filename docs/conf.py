@@ -17,6 +17,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
+import benchmark_tables  # noqa: E402
 import inventories  # noqa: E402
 from public_names import public_names  # noqa: E402
 
@@ -74,6 +75,13 @@ def copy_notebooks(_app: Any) -> None:
         shutil.copy2(source, DOCS / "tutorials" / notebook.name)
 
 
+def write_benchmarks(_app: Any) -> None:
+    """Writes the tables that the benchmarks page includes."""
+    page = ROOT / "build" / "docs" / "benchmarks.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(benchmark_tables.render(ROOT / "results"), "utf-8")
+
+
 def skip_tuple_fields(_app: Any, _what: Any, _name: Any, value: object, *_: Any) -> bool | None:
     """Leaves out the fields of a NamedTuple: its docstring's "Attributes" describe them."""
     return True if type(value).__name__ == "_tuplegetter" else None
@@ -111,6 +119,7 @@ def setup(app: Any) -> None:
         if field.name == "variable":
             field.label = "Attributes"
     app.connect("builder-inited", copy_notebooks)
+    app.connect("builder-inited", write_benchmarks)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("autodoc-process-docstring", escape_text, priority=400)  # before napoleon
     app.connect("env-check-consistency", check_reference)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import json
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ REFERENCE = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("refe
 
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 import api_table  # noqa: E402
+import benchmark_tables  # noqa: E402
 from public_names import public_names  # noqa: E402
 
 from notebooks.__main__ import find_difference  # noqa: E402
@@ -55,6 +57,34 @@ def test_the_api_table_is_that_of_the_code():
     """After a change of signatures or first sentences: ``python docs/api_table.py``."""
     assert api_table.PAGE.read_text("utf-8") == api_table.render()
     assert len(api_table.rows(public_names())) > 200
+
+
+def test_the_tables_of_the_benchmarks(tmp_path):
+    assert "make bench" in benchmark_tables.render(tmp_path)
+    case = {"kind": "steps", "subject": "MLP", "batch": 1024, "repetitions": 50, "note": ""}
+    skipped = case | {"case": "vmap", "values": {}, "repetitions": 0, "note": "takes 9 GiB"}
+    benchmark = {
+        "part": "steps",
+        "versions": {"jax": "1.0"},
+        "device": "2 CPU cores",
+        "missing": {"torch": "not installed"},
+        "measurements": [case | {"case": "plain", "values": {"ms": 1.2345, "× plain": 1}}, skipped],
+    }
+    (tmp_path / "benchmarks_steps.json").write_text(json.dumps(benchmark), "utf-8")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "benchmarks.png").touch()
+    assert benchmark_tables.render(tmp_path).splitlines() == [
+        "### Training steps",
+        "",
+        "2 CPU cores; jax 1.0. Not measured: torch (not installed).",
+        "",
+        "| MLP, batch 1,024 | ms | × plain | runs |  |",
+        "| --- | ---: | ---: | ---: | --- |",
+        "| plain | 1.23 | 1 | 50 |  |",
+        "| vmap | – | – | – | takes 9 GiB |",
+        "",
+        f"![Training steps]({tmp_path}/figures/benchmarks.png)",
+    ]
 
 
 class Draws:
