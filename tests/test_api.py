@@ -109,10 +109,14 @@ def bases_in_dpjax(value: type) -> list[type]:
     return [base for base in value.__mro__ if base is value or base.__module__[:5] == "dpjax"]
 
 
+def function_of(member: Any) -> Any:
+    """Returns the function of a method or property, and anything else as it is."""
+    return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+
+
 def describe(name: str, value: Any, owner: type | None = None) -> PublicCallable:
     """Returns a public object, or the member that ``owner`` defines, with what is checked of it."""
-    function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-    signature = inspect.signature(function)
+    signature = inspect.signature(function_of(value))
     documented = [value]
     if isinstance(value, type):
         documented = bases_in_dpjax(value)
@@ -122,27 +126,38 @@ def describe(name: str, value: Any, owner: type | None = None) -> PublicCallable
         if not isinstance(value, staticmethod):
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     docstrings = [inspect.cleandoc(text) for one in documented if (text := one.__doc__)]
-    return PublicCallable(name, function, signature, docstrings, isinstance(value, property))
+    is_property = isinstance(value, property)
+    return PublicCallable(name, function_of(value), signature, docstrings, is_property)
 
 
-def public_callables(names: dict[str, object]) -> Iterator[PublicCallable]:
-    """Yields functions, classes and the classes' public members, each once."""
-    members = (types.FunctionType, classmethod, staticmethod, property)
+def public_members(value: type) -> Iterator[tuple[str, Any, type]]:
+    """Yields name, value and class of the public methods and properties that dpjax defines."""
+    kinds = (types.FunctionType, classmethod, staticmethod, property)
+    for base in bases_in_dpjax(value):
+        for name, member in vars(base).items():
+            if name[0] == "_" or not isinstance(member, kinds):
+                continue
+            # Not a function from elsewhere that the class has as a constant.
+            if function_of(member).__qualname__.startswith(base.__qualname__):
+                yield name, member, base
+
+
+def public_callables(names: dict[str, Any]) -> Iterator[PublicCallable]:
+    """Yields functions, classes and the members of classes, each once."""
     seen = set()
-    for name, value in names.items():
-        if not (inspect.isclass(value) or inspect.isroutine(value)) or id(value) in seen:
-            continue
-        seen.add(id(value))
+    for full, value in names.items():
         is_class = inspect.isclass(value)
-        is_protocol = getattr(value, "_is_protocol", False)
-        if not (is_protocol or (is_class and issubclass(value, Exception))):
-            yield describe(name, value)
-        for base in bases_in_dpjax(value) if is_class else []:
-            for short, member in vars(base).items():
-                if short[0] != "_" and isinstance(member, members) and id(member) not in seen:
-                    seen.add(id(member))
-                    full = f"{name if base is value else base.__module__ + '.' + base.__name__}"
-                    yield describe(f"{full}.{short}", member, base)
+        if not (is_class or inspect.isroutine(value)) or value in seen:
+            continue
+        seen.add(value)
+        has_constructor = not (is_class and issubclass(value, Exception))
+        if has_constructor and not getattr(value, "_is_protocol", False):
+            yield describe(full, value)
+        for name, member, owner in public_members(value) if is_class else ():
+            if member not in seen:
+                seen.add(member)
+                owner_name = full if owner is value else f"{owner.__module__}.{owner.__name__}"
+                yield describe(f"{owner_name}.{name}", member, owner)
 
 
 def check_key(function: PublicCallable) -> Iterator[str]:
@@ -190,13 +205,14 @@ def check_docstring(function: PublicCallable) -> Iterator[str]:
     The only parameter of a function may be named in the first paragraph instead of a section.
     """
     summaries = [" ".join(text.partition("\n\n")[0].split()) for text in function.docstrings]
-    if not summaries or not summaries[0].endswith("."):
+    if not summaries or not summaries[0].rstrip("*").endswith("."):
         yield "the docstring does not begin with a sentence"
         return
     parameters = function.signature.parameters
     named = {name for text in function.docstrings for name in described(text)}
     if len(parameters) == 1:
-        named |= {name for text in summaries for name in re.findall(r"``(\w+)``", text)}
+        literals = [text for summary in summaries for text in re.findall("``(.+?)``", summary)]
+        named |= {name for text in literals for name in re.findall(r"\w+", text)}
     if missing := [name for name in parameters if name not in named]:
         yield f"the docstring does not describe {', '.join(missing)}"
     returns = any(text.startswith(("Returns", "Yields")) for text in summaries)
