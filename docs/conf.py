@@ -53,6 +53,7 @@ toc_object_entries_show_parents = "hide"
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make docs` executes them beforehand
+nb_output_stderr = "remove"
 
 intersphinx_mapping = (
     inventories.ONLINE
