@@ -11,7 +11,8 @@ from dpjax._validation import as_key
 
 _RANDOM = (
     "loss_fn draws from the module's own random streams, whose state is the same for every example:"
-    " pass key=, from which each example's streams are then seeded"
+    " pass key= (in train and private_step loss_takes_key=True), with which the streams of each"
+    " example are seeded, and a loss_fn of params, example and key"
 )
 
 

@@ -104,6 +104,8 @@ class OneStatistic(Mechanism):
     scale: float
     unit: str = "one record"
     norm: ClassVar[Norm]
+    num_releases: ClassVar[int] = 1
+    has_exact_noise: ClassVar[bool] = True  # on a public grid, by integer arithmetic
 
     def __post_init__(self) -> None:
         check_sensitivity(self.sensitivity, self.norm)
@@ -112,19 +114,9 @@ class OneStatistic(Mechanism):
         check(normal, "scale", self.scale, f"at least {_LEAST_SCALE:.3g}, a normal float64")
 
     @property
-    def has_exact_noise(self) -> bool:
-        """True: on a public grid, by integer arithmetic."""
-        return True
-
-    @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
         """The adjacency of the sensitivity."""
         return self.sensitivity.adjacency
-
-    @property
-    def num_releases(self) -> int:
-        """One release."""
-        return 1
 
     def scale_noise(self, factor: float) -> Self:
         """The same mechanism with ``scale`` times ``factor``."""

@@ -1,12 +1,12 @@
 """The Gaussian mechanism with analytic calibration, and the discrete Gaussian mechanism."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
-from dp_accounting import DpEvent, ZCDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, ZCDpEvent
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
@@ -15,7 +15,6 @@ from dpjax.accounting import gdp
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
-from dpjax.mechanisms.statistic_events import gaussian_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 
@@ -69,7 +68,7 @@ class Gaussian(AdditiveNoise):
     @property
     def event(self) -> DpEvent:
         """One Gaussian release."""
-        return gaussian_event(self.sensitivity, self.scale)
+        return GaussianDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
     def standard_deviation(self) -> float:
@@ -168,18 +167,12 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     def excess(log_mu: float) -> float:
         return gdp.delta(math.exp(log_mu), epsilon) / delta - 1
 
-    low, high = _around_zero(excess)
-    root = float(brentq(excess, low, high, xtol=1e-15, rtol=1e-15))
-    while excess(root) > 0:
-        root -= 1e-15 * max(1.0, abs(root))
-    return math.exp(root)
-
-
-def _around_zero(excess: Callable[[float], float]) -> tuple[float, float]:
-    """Returns logs of mu a factor e apart between which the increasing ``excess`` is zero."""
-    high = 0.0
+    high = 0.0  # the increasing excess is zero between high - 1 and high
     while excess(high) < 0:
         high += 1.0
     while excess(high - 1.0) >= 0:
         high -= 1.0
-    return high - 1.0, high
+    root = float(brentq(excess, high - 1.0, high, xtol=1e-15, rtol=1e-15))
+    while excess(root) > 0:
+        root -= 1e-15 * max(1.0, abs(root))
+    return math.exp(root)

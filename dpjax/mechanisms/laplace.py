@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, LaplaceDpEvent
 
 from dpjax._validation import check, check_positive
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level, pure_in_words
 from dpjax.mechanisms.host import exact
-from dpjax.mechanisms.statistic_events import discrete_laplace_event, laplace_event
+from dpjax.mechanisms.statistic_events import discrete_laplace_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 
@@ -61,7 +61,7 @@ class Laplace(AdditiveNoise):
     @property
     def event(self) -> DpEvent:
         """One Laplace release."""
-        return laplace_event(self.sensitivity, self.scale)
+        return LaplaceDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
     def standard_deviation(self) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
-from dpjax.mechanisms.host import Array, as_numbers, call_on_host, exact
+from dpjax.mechanisms.host import Array, as_integers, call_on_host, exact
 
 
 class Frequencies(NamedTuple):
@@ -64,6 +64,8 @@ class RandomizedResponse(Mechanism):
     keep_probability: float
     adjacency: Adjacency
     unit: str = "one answer"
+    num_releases: ClassVar[int] = 1  # for each record
+    has_exact_noise: ClassVar[bool] = True  # by integer arithmetic
 
     def __post_init__(self) -> None:
         check_count("num_categories", self.num_categories, minimum=2)
@@ -76,7 +78,14 @@ class RandomizedResponse(Mechanism):
     def from_epsilon(
         cls, num_categories: int, *, epsilon: float, adjacency: Adjacency, unit: str = "one answer"
     ) -> Self:
-        """Returns the mechanism that tells the truth as often as ``epsilon`` allows."""
+        """Returns the mechanism that keeps as many answers unchanged as ``epsilon`` allows.
+
+        Args:
+          num_categories: at least two.
+          epsilon: of pure differential privacy, a finite number above zero.
+          adjacency: ``"replace_one"``.
+          unit: the unit of privacy, a noun phrase: who gives one answer.
+        """
         check_positive("epsilon", epsilon)
         gain = -math.expm1(-epsilon)
         return cls(
@@ -88,16 +97,6 @@ class RandomizedResponse(Mechanism):
         """Epsilon at delta zero: log(1 + k p / (1 - p)) for k categories and keep probability p."""
         odds = self.keep_probability / (1 - self.keep_probability)
         return math.log1p(self.num_categories * odds)
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """True: by integer arithmetic."""
-        return True
-
-    @property
-    def num_releases(self) -> int:
-        """One release for each record."""
-        return 1
 
     @property
     def event(self) -> DpEvent:
@@ -121,11 +120,11 @@ class RandomizedResponse(Mechanism):
           key: a JAX key; a secret.
           answers: whole numbers in 0 .. ``num_categories`` - 1, or booleans. Others are
             mapped to a category too, since an error would reveal an answer.
+
+        Raises:
+          ValueError: ``answers`` are not integers or booleans, or are masked.
         """
-        numbers = as_numbers(answers, "answers")
-        whole = numbers.dtype == object or np.issubdtype(numbers.dtype, np.integer)
-        whole |= numbers.dtype == np.bool_
-        check(whole, "answers", numbers.dtype, "integers or booleans")
+        numbers = as_integers(answers, "answers")
         result = [jax.ShapeDtypeStruct(np.shape(numbers), np.int32)]
         return jnp.asarray(call_on_host(self._randomize, key, [numbers], result)[0])
 
@@ -156,8 +155,10 @@ class RandomizedResponse(Mechanism):
         size = jnp.size(released)
         by_chance = (1 - self.keep_probability) / self.num_categories
         estimate = (counts / size - by_chance) / self.keep_probability
-        variance = self._answer_variance(jnp.clip(estimate, 0, 1)) / size
-        return Frequencies(estimate, jnp.sqrt(variance) / self.keep_probability)
+        # Mean variance of the reported indicator of a category with this share of the records.
+        share, if_true = jnp.clip(estimate, 0, 1), self.keep_probability + by_chance
+        variance = share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)
+        return Frequencies(estimate, jnp.sqrt(variance / size) / self.keep_probability)
 
     def confidence_interval(self, released: Any, level: float) -> Interval:
         """Returns confidence intervals for the frequencies; post-processing.
@@ -180,9 +181,3 @@ class RandomizedResponse(Mechanism):
             "noise": f"the truth with probability {self.keep_probability:.4g}, else any category",
             "guarantee": pure_in_words(self.pure_epsilon),
         }
-
-    def _answer_variance(self, share: jax.Array) -> jax.Array:
-        """Mean variance of the reported indicator of a category with this ``share`` of records."""
-        by_chance = (1 - self.keep_probability) / self.num_categories
-        if_true = self.keep_probability + by_chance
-        return share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)

@@ -16,16 +16,6 @@ from dpjax.sensitivity.base import Sensitivity
 _MOST_LOSSES = 4096
 
 
-def gaussian_event(sensitivity: Sensitivity, standard_deviation: float) -> DpEvent:
-    """Gaussian noise on a statistic of this L2 sensitivity."""
-    return dp_event.GaussianDpEvent(standard_deviation / sensitivity.clip_bound)
-
-
-def laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
-    """Laplace noise on a statistic of this L1 sensitivity."""
-    return dp_event.LaplaceDpEvent(scale / sensitivity.clip_bound)
-
-
 def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
     """Discrete Laplace noise on whole numbers of this whole L1 sensitivity.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax.datasets.fingerprint import fingerprint
+from dpjax.datasets.base import fingerprint
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
@@ -69,14 +69,20 @@ class CheckpointStore:
         (whose keys are then used), else as passed.
 
     Raises:
-      ValueError: if another run has locked the folder, if the folder holds checkpoints of another
-        mechanism, data or program, or if the newest one is damaged.
+      ValueError: if the path is that of a file, if another run has locked the folder, if the folder
+        holds checkpoints of another mechanism, data or program, or if the newest one is damaged.
     """
 
     def __init__(self, checkpoint_dir: str | Path, identity: Identity, seeded: bool) -> None:
         import orbax.checkpoint as ocp
 
         self._path = Path(checkpoint_dir).absolute()
+        for path in (self._path, *self._path.parents):
+            if path.exists() and not path.is_dir():
+                raise ValueError(
+                    "checkpoint_dir must be a folder, or a path at which one can be made, got"
+                    f" {str(checkpoint_dir)!r}, where {str(path)!r} is a file"
+                )
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._identity = identity
         self.seeded = seeded

@@ -76,6 +76,7 @@ def train(
     optimizer: optax.GradientTransformation,
     *,
     wrt: Any = None,
+    loss_takes_key: bool = False,
     method: str = "auto",
     microbatch_size: int | None = None,
     steps_per_call: int = 100,
@@ -88,7 +89,8 @@ def train(
 
     Args:
       key: a JAX key; `dpjax.release_key()` for a real release.
-      loss_fn: ``loss_fn(params, example) -> scalar``.
+      loss_fn: ``loss_fn(params, example) -> scalar``, or ``loss_fn(params, example, key)`` with
+        ``loss_takes_key``.
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
       data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
@@ -96,6 +98,9 @@ def train(
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
+      loss_takes_key: whether the loss draws random numbers (dropout) from a key, which is then
+        another one for each step and each example drawn in it, and the same in a resumed run. The
+        random streams of an ``nnx.Module`` start from it.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
       steps_per_call: steps between two checkpoints and reports.
@@ -132,11 +137,17 @@ def train(
     """
     check_count("steps_per_call", steps_per_call)
     check_data(mechanism.sampling, data)
-    loss_input, params, constants = split_params(params, wrt, keyed=False)
-    loss_fn = loss_input.bind(loss_fn, constants)
+    loss_input, params, constants = split_params(params, wrt, keyed=loss_takes_key)
+    loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
-        loss_fn, optimizer, mechanism, key=key, method=method, microbatch_size=microbatch_size
+        (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
+        optimizer,
+        mechanism,
+        key=key,
+        loss_takes_key=loss_takes_key,
+        method=method,
+        microbatch_size=microbatch_size,
     )
     data = jax.device_put(data)
     state = step.init(params)
