@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax._validation import as_numbers, check, check_positive, is_traced
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
@@ -36,7 +37,7 @@ class AdditiveNoise(NoisyStatistic):
 
     sampler: ClassVar[Sampler]
 
-    def release(self, key: jax.Array, value: Any) -> Any:
+    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:
@@ -53,7 +54,7 @@ class AdditiveNoise(NoisyStatistic):
             masked.
         """
         leaves, treedef = jax.tree.flatten(value)
-        numbers = [as_numbers(leaf) for leaf in leaves]
+        numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
         results = [
             jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
             for number, leaf in zip(numbers, leaves, strict=True)
@@ -71,7 +72,7 @@ class AdditiveNoise(NoisyStatistic):
         ]
         return jax.tree.unflatten(treedef, same_kind)
 
-    def release_symmetric(self, key: jax.Array, value: Any) -> Any:
+    def release_symmetric(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns symmetric matrices plus symmetric noise; works under jit and vmap.
 
         The noise of the upper triangle, diagonal included, is drawn once and mirrored. So the
@@ -81,6 +82,12 @@ class AdditiveNoise(NoisyStatistic):
         Args:
           key: as for ``release``.
           value: a tree of arrays ``(..., d, d)``. Only the upper triangle is read.
+
+        Returns:
+          The same tree of symmetric matrices, with the dtypes of ``release``.
+
+        Raises:
+          ValueError: the matrices are not square, or as for ``release``.
         """
         return jax.tree.map(mirror, self.release(key, jax.tree.map(upper_triangle, value)))
 
@@ -89,7 +96,7 @@ class AdditiveNoise(NoisyStatistic):
         words: npt.NDArray[np.uint32],
         arrays: list[Array],
         *,
-        scale: Any = None,
+        scale: npt.ArrayLike | None = None,
         weights: Array | None = None,
         rounding: float = 0.0,
     ) -> list[Array]:
@@ -102,6 +109,12 @@ class AdditiveNoise(NoisyStatistic):
           weights: public, of at least one, for the entries of every array: the sensitivity is that
             of the value times the weights, and an entry's noise has scale ``scale / weight``.
           rounding: by how much more than stated the value moves, over the sensitivity.
+
+        Returns:
+          Arrays of the shapes of ``arrays``.
+
+        Raises:
+          ValueError: ``scale`` is not one finite number above zero.
         """
         scales = np.unique(np.asarray(self.scale if scale is None else scale)).tolist()
         check(len(scales) == 1, "scale", scales, "one number for the whole batch")
@@ -133,7 +146,7 @@ class DiscreteNoise(NoisyStatistic):
 
     sampler: ClassVar[Sampler]
 
-    def release(self, key: jax.Array, value: Any) -> Any:
+    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:

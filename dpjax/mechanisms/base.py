@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 from dp_accounting import DpEvent
 
+from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_delta, check_positive, is_traced
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate, certify
@@ -64,7 +65,11 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def scale_noise(self, factor: float) -> "Mechanism":
-        """Returns the same mechanism with every noise standard deviation times ``factor``."""
+        """Returns the same mechanism with every noise standard deviation times ``factor``.
+
+        Args:
+          factor: a finite number above zero.
+        """
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, str]:
@@ -75,6 +80,13 @@ class Mechanism(abc.ABC):
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.
+
+        Returns:
+          A `Certificate`: bounds on epsilon at ``delta``, attack risks, and the sentences of
+          ``describe``.
+
+        Raises:
+          ValueError: ``delta`` is out of range, or no accountant supports the event.
         """
         return certify(self, delta)
 
@@ -82,7 +94,7 @@ class Mechanism(abc.ABC):
 class Interval(NamedTuple):
     """Lower and upper ends of confidence intervals, each shaped like the released value."""
 
-    low: Any
+    low: Any  # the structure of the released tree, as the caller has it
     high: Any
 
 
@@ -138,7 +150,7 @@ class NoisyStatistic(OneStatistic):
     def half_width(self, level: float) -> float:
         """Bound on the absolute noise on one entry that holds with probability ``level``."""
 
-    def confidence_interval(self, released: Any, level: float) -> Interval:
+    def confidence_interval(self, released: ArrayTree, level: float) -> Interval:
         """Returns confidence intervals for the statistic without noise, entry by entry.
 
         Post-processing, at no privacy cost. Sampling error of the statistic is not included.
@@ -155,7 +167,7 @@ class NoisyStatistic(OneStatistic):
         return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
 
 
-def check_level(level: Any) -> None:
+def check_level(level: float) -> None:
     """Raises ValueError for a confidence level outside (0, 1)."""
     check_delta(level, "level")
 

@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import as_key, as_numbers, check, is_traced
 
 Array = npt.NDArray[Any]
@@ -69,7 +70,9 @@ def exact(number: Any) -> Fraction:
     return Fraction(number if isinstance(number, Rational) else float(number))
 
 
-def grid_for(scale: Any, sensitivity: Any, moved_units: int, rounding: float = 0.0) -> Grid:
+def grid_for(
+    scale: Numeric | Fraction, sensitivity: Numeric, moved_units: int, rounding: float = 0.0
+) -> Grid:
     """Returns the grid of a release and the scale of the noise on it; all arguments are public.
 
     Args:
@@ -165,7 +168,7 @@ def float_dtype(value: Any) -> np.dtype[Any]:
 
 def call_on_host(
     function: HostFunction,
-    key: jax.Array,
+    key: PRNGKey,
     values: Sequence[Any],
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:

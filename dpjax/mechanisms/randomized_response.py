@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from scipy.special import ndtri
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
@@ -113,7 +114,7 @@ class RandomizedResponse(Mechanism):
         )
         return dataclasses.replace(self, keep_probability=quieter.keep_probability)
 
-    def release(self, key: jax.Array, answers: Any) -> jax.Array:
+    def release(self, key: PRNGKey, answers: npt.ArrayLike) -> jax.Array:
         """Returns the randomized answers, int32, shaped like ``answers``; works under jit and vmap.
 
         Args:
@@ -143,7 +144,7 @@ class RandomizedResponse(Mechanism):
         others = lanes.below(np.full(lanes.size, self.num_categories), every)
         return [np.where(kept, truth.ravel(), others).reshape(truth.shape)]
 
-    def frequencies(self, released: Any) -> Frequencies:
+    def frequencies(self, released: jax.Array) -> Frequencies:
         """Returns the debiased frequency of each category; post-processing, works under jit.
 
         For the coins it is 2 mean - 1/2.
@@ -160,7 +161,7 @@ class RandomizedResponse(Mechanism):
         variance = share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)
         return Frequencies(estimate, jnp.sqrt(variance / size) / self.keep_probability)
 
-    def confidence_interval(self, released: Any, level: float) -> Interval:
+    def confidence_interval(self, released: jax.Array, level: float) -> Interval:
         """Returns confidence intervals for the frequencies; post-processing.
 
         By the normal approximation, so for some hundred answers or more.

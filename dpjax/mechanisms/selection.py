@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import as_floats, as_numbers, check, check_positive
 from dpjax.mechanisms.base import OneStatistic, pure_in_words
 from dpjax.mechanisms.exact_sampling import (
@@ -123,7 +124,7 @@ class Selection(OneStatistic):
         """An event of pure differential privacy."""
         return pure_event(self.pure_epsilon, self.adjacency)
 
-    def release(self, key: jax.Array, utilities: Any) -> jax.Array:
+    def release(self, key: PRNGKey, utilities: npt.ArrayLike) -> jax.Array:
         """Returns the index of the selected candidate, int32; works under jit and vmap.
 
         Args:
@@ -203,7 +204,7 @@ class ExponentialMechanism(Selection):
     noise_in_words: ClassVar[str] = "Gumbel noise"
     select_units: ClassVar[SelectUnits] = staticmethod(exponential_selection)
 
-    def log_probabilities(self, utilities: Any) -> jax.Array:
+    def log_probabilities(self, utilities: npt.ArrayLike) -> jax.Array:
         """Returns the log of each candidate's probability: ``utilities / scale``, normalised.
 
         Args:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from dp_accounting import DpEvent
 
+from dpjax._typing import ClipBound, Numeric
 from dpjax._validation import check, check_count, check_non_negative, check_positive
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
@@ -52,7 +53,7 @@ class SubsampledGaussian(Mechanism):
 
     sampling: Sampling
     _: KW_ONLY
-    l2_clip: Any
+    l2_clip: ClipBound
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
     adjacency: Adjacency
@@ -152,7 +153,7 @@ class _NoiseSchedule:
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
 
-    def __call__(self, num_releases: Any) -> jax.Array:
+    def __call__(self, num_releases: Numeric) -> jax.Array:
         multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
         index = jnp.minimum(num_releases, self.num_steps - 1)
         multiplier = multipliers[index] if multipliers.ndim else multipliers

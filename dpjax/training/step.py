@@ -33,8 +33,8 @@ class TrainState(NamedTuple):
         ``None`` if the loss takes no key.
     """
 
-    params: Any
-    optimizer: Any
+    params: Any  # the structure that the caller gave
+    optimizer: optax.OptState
     sampler: Any
     loss_key: PRNGKey | None = None
 
@@ -60,15 +60,15 @@ class StepInfo(NamedTuple):
     batch_size: jax.Array
     loss_sum: jax.Array
     num_nonfinite: jax.Array
-    norms: Any
+    norms: ArrayTree
     mask: jax.Array
 
 
 class PrivateStep(NamedTuple):
     """``init(params) -> state`` and ``update(state, data) -> (state, info)``, both jittable."""
 
-    init: Callable[[Any], TrainState]
-    update: Callable[[TrainState, Any], tuple[TrainState, StepInfo]]
+    init: Callable[[ArrayTree], TrainState]
+    update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
 
 
 def private_step(
@@ -150,7 +150,7 @@ def sum_over_draw(
     params: ArrayTree,
     data: ArrayTree,
     key: PRNGKey | None = None,
-) -> tuple[ArrayTree, StepInfo]:
+) -> tuple[Any, StepInfo]:
     """The clipped sum over all physical batches of a draw.
 
     Args:
@@ -167,7 +167,7 @@ def sum_over_draw(
       is added here.
     """
 
-    def sum_of_part(part: Any) -> tuple[Any, StepInfo]:
+    def sum_of_part(part: jax.Array) -> tuple[Any, StepInfo]:
         batch = sampling.batch(draw, part)
         part_key = None if key is None else jax.random.fold_in(key, part)
         examples = gather(data, batch.indices)
@@ -177,7 +177,7 @@ def sum_over_draw(
         loss_sum = finite_losses.sum()
         return summed, StepInfo(drawn, loss_sum, info.num_nonfinite, info.norms, batch.mask)
 
-    def add(summed: CompensatedSum, part: Any) -> tuple[CompensatedSum, StepInfo]:
+    def add(summed: CompensatedSum, part: jax.Array) -> tuple[CompensatedSum, StepInfo]:
         more, info = sum_of_part(part)
         return summed.add(more), info
 

@@ -137,7 +137,7 @@ def train(
     """
     check_count("steps_per_call", steps_per_call)
     check_data(mechanism.sampling, data)
-    loss_input, params, constants = split_params(params, wrt, keyed=loss_takes_key)
+    loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
@@ -150,7 +150,7 @@ def train(
         microbatch_size=microbatch_size,
     )
     data = jax.device_put(data)
-    state = step.init(params)
+    state = step.init(trained)
     seeded = is_seeded(as_key(key))
     with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
         state = store.restore(state) if store else state
