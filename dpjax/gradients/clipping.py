@@ -41,7 +41,13 @@ class ClippedGradInfo(NamedTuple):
 
 
 def total_l2_clip(l2_clip: ClipBound) -> Any:
-    """The largest L2 norm of one clipped example over the whole tree.
+    """Returns the largest L2 norm of one clipped example over the whole tree.
+
+    Args:
+      l2_clip: a number, or a prefix tree of numbers, one for each group of leaves.
+
+    Raises:
+      ValueError: a bound that is not a finite number of at least 1e-12.
 
     >>> total_l2_clip({"conv": 3.0, "dense": 4.0})
     5.0
@@ -53,7 +59,11 @@ def total_l2_clip(l2_clip: ClipBound) -> Any:
 
 
 def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
-    """L2 sensitivity of a clipped sum: the total clip bound, doubled under replace-one.
+    """Returns the L2 sensitivity of a clipped sum: the total clip bound, doubled in replace-one.
+
+    Args:
+      l2_clip: as in `total_l2_clip`.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
     >>> l2_sensitivity(1.5, "add_remove"), l2_sensitivity(1.5, "replace_one")
     (1.5, 3.0)

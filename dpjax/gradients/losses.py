@@ -43,6 +43,17 @@ def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any,
     """Splits an nnx module into trained parameters and constants; other trees are all trained.
 
     flax is not imported here: if it is not imported yet, ``params`` is no module.
+
+    Args:
+      params: a tree, or an nnx module.
+      wrt: a filter for the variables of the module that are trained; ``None`` for ``nnx.Param``.
+      keyed: whether each example has a key.
+
+    Returns:
+      How the loss is called, the trained parameters, and the constants.
+
+    Raises:
+      ValueError: ``wrt`` is given for a tree.
     """
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is None or not isinstance(params, nnx.Module):

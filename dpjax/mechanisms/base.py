@@ -73,7 +73,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, str]:
-        """Sentences for the certificate, by heading."""
+        """Returns sentences for the certificate, by heading."""
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate at ``delta``, by every accountant that supports the event.
@@ -131,7 +131,7 @@ class OneStatistic(Mechanism):
         return self.sensitivity.adjacency
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with ``scale`` times ``factor``."""
+        """Returns the same mechanism with ``scale`` times ``factor``."""
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def _sensitivity_in_words(self) -> str:
@@ -148,7 +148,14 @@ class NoisyStatistic(OneStatistic):
 
     @abc.abstractmethod
     def half_width(self, level: float) -> float:
-        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``.
+
+        Args:
+          level: in (0, 1).
+
+        Raises:
+          ValueError: ``level`` is out of range.
+        """
 
     def confidence_interval(self, released: ArrayTree, level: float) -> Interval:
         """Returns confidence intervals for the statistic without noise, entry by entry.
@@ -161,6 +168,9 @@ class NoisyStatistic(OneStatistic):
 
         Returns:
           Both ends, shaped like ``released``.
+
+        Raises:
+          ValueError: ``level`` is out of range.
         """
         width = self.half_width(level)
         low = jax.tree.map(lambda leaf: leaf - width, released)

@@ -55,6 +55,9 @@ class Gaussian(AdditiveNoise):
           epsilon: any finite number above zero.
           delta: in (0, 1).
           unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: a number out of range, or a sensitivity in another norm.
         """
         check_positive("epsilon", epsilon)
         check_delta(delta)
@@ -76,16 +79,16 @@ class Gaussian(AdditiveNoise):
         return self.scale
 
     def delta(self, epsilon: float) -> float:
-        """Returns the exact delta at ``epsilon``, in closed form."""
+        """Returns the exact delta at ``epsilon >= 0``, in closed form (Balle and Wang 2018)."""
         return gdp.delta(self.mu, epsilon)
 
     def half_width(self, level: float) -> float:
-        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
         check_level(level)
         return -self.scale * float(ndtri((1 - level) / 2))
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic and noise, for the certificate."""
+        """Returns sentences on statistic and noise, for the certificate."""
         return {
             "statistic": f"one release, of {self._sensitivity_in_words()}",
             "noise": f"Gaussian of standard deviation {self.scale:.4g} on every entry",
@@ -146,7 +149,7 @@ class DiscreteGaussian(DiscreteNoise):
         return math.sqrt(2 * moment / (1 + 2 * sum(weights)))
 
     def half_width(self, level: float) -> float:
-        """An integer that the noise on one entry exceeds with probability at most 1 - ``level``.
+        """Returns an integer that absolute noise exceeds with probability at most 1 - ``level``.
 
         The tail beyond m is at most that of the normal distribution beyond m - 1.
         """
@@ -154,7 +157,7 @@ class DiscreteGaussian(DiscreteNoise):
         return float(math.ceil(-float(self.scale) * float(ndtri((1 - level) / 2))))
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic, noise and rho, for the certificate."""
+        """Returns sentences on statistic, noise and rho, for the certificate."""
         return {
             **self._noise_in_words("discrete Gaussian"),
             "guarantee": f"zero-concentrated differential privacy, rho = {self.rho:.4g}",

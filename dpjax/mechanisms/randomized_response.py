@@ -105,7 +105,7 @@ class RandomizedResponse(Mechanism):
         return RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories)
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with its pure epsilon divided by ``factor``."""
+        """Returns the same mechanism with its pure epsilon divided by ``factor``."""
         quieter = self.from_epsilon(
             self.num_categories,
             epsilon=self.pure_epsilon / factor,
@@ -176,7 +176,7 @@ class RandomizedResponse(Mechanism):
         return Interval(estimate - width, estimate + width)
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on answers, randomization and pure guarantee, for the certificate."""
+        """Returns sentences on answers, randomization and pure guarantee, for the certificate."""
         return {
             "statistic": f"each record's category, of {self.num_categories}, randomized on its own",
             "noise": f"the truth with probability {self.keep_probability:.4g}, else any category",

@@ -165,7 +165,7 @@ class Selection(OneStatistic):
         return chosen.reshape(words.shape[:-1])
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on selection, noise and pure guarantee, for the certificate."""
+        """Returns sentences on selection, noise and pure guarantee, for the certificate."""
         end = ", monotone" if self.sensitivity.monotone else ""
         return {
             "statistic": f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",

@@ -57,15 +57,15 @@ class Sampling(abc.ABC):
         return ()
 
     def init(self, key: PRNGKey) -> Any:
-        """Returns the sampler's first state: by default the key of the first draw."""
+        """Returns the sampler's first state: by default ``key``, that of the first draw."""
         return as_key(key)
 
     @abc.abstractmethod
     def draw(self, state: Any) -> tuple[Any, Any]:
-        """Returns one draw and the next state."""
+        """Returns one draw and the next state; the same state gives the same draw."""
 
     def num_batches(self, draw: Any) -> jax.Array | int:
-        """Returns the number of physical batches that the draw fills, int32 (at least 0); or 1."""
+        """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
         return 1
 
     @abc.abstractmethod
@@ -74,7 +74,7 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """Returns the event of one step's noisy sum over the draw."""
+        """Returns the event of one step's noisy sum, with the noise over one clip bound."""
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Raises ValueError for an adjacency under which the sampler has no guarantee."""

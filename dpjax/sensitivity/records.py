@@ -16,7 +16,7 @@ _LEAST_BOUND = 1e-12
 
 
 def clip_to(records: Any, bounds: Any) -> jax.Array:
-    """Clips every entry of ``records`` to its bounds; NaN becomes the lower bound.
+    """Returns ``records`` with every entry clipped to its bounds; NaN becomes the lower bound.
 
     NaN must not reach a statistic, where noise would not hide it, and must not raise an error
     either, since the error would reveal the record.
@@ -39,13 +39,16 @@ def clip_to(records: Any, bounds: Any) -> jax.Array:
 
 
 def clip_norm_to(records: Any, l2_bound: float) -> jax.Array:
-    """Clips the rows of ``records`` to an L2 norm of at most ``l2_bound``.
+    """Returns ``records`` with its rows clipped to an L2 norm of at most ``l2_bound``.
 
     A row whose norm is not finite becomes zero.
 
     Args:
       records: floats ``(n, d)``; those of half precision become float32.
       l2_bound: a finite number of at least 1e-12. The norms keep it up to the rounding of float32.
+
+    Raises:
+      ValueError: a bound out of range, or ``records`` that are not rows of real numbers.
 
     >>> clip_norm_to(jnp.array([[3.0, 4.0], [jnp.nan, 0.0]]), 1.0).round(3).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
@@ -68,6 +71,10 @@ def to_grid(records: Any, grid: float) -> npt.NDArray[np.int64]:
     Sums of what it returns are exact, and discrete mechanisms take them. Records are rounded
     *before* they are summed: rounding a sum would add to its sensitivity. What was within bounds
     is within ``to_grid(bounds, grid)``; multiply the release by ``grid`` to go back.
+
+    Args:
+      records: finite numbers, of any shape.
+      grid: the spacing, above zero; public.
 
     Raises:
       ValueError: ``grid`` is not a finite number above zero, or a record is not finite or more

@@ -94,6 +94,10 @@ def private_step(
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
 
+    Returns:
+      ``init(params) -> TrainState`` and ``update(state, data) -> (TrainState, StepInfo)``, where
+      ``data`` holds all records, on the leading axis of every array.
+
     Privacy:
       Each update releases new parameters through one step of ``mechanism``; past its
       ``num_steps`` the parameters become NaN. `StepInfo` is not released. The keys of the loss are

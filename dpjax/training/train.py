@@ -63,7 +63,11 @@ class TrainResult:
     seeded: bool
 
     def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate of the run at ``delta``; it states if the noise was seeded."""
+        """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
+
+        Args:
+          delta: in (0, 1); customarily well below one over the number of records.
+        """
         return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
 
 
