@@ -151,8 +151,8 @@ class DiscreteNoise(NoisyStatistic):
 
         Args:
           key: a JAX key, of whose bits all noise is made; a secret.
-          value: a tree of integers or arrays of integers (or booleans), at most as sensitive as
-            stated, all together; Python integers of any size.
+          value: a tree of integers or arrays of integers, at most as sensitive as stated, all
+            together; Python integers of any size.
 
         Returns:
           The same tree of int64 arrays; of Python integers, with dtype object, where int64 does not

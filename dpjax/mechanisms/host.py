@@ -143,8 +143,10 @@ def as_float64(numbers: Array) -> npt.NDArray[np.float64]:
     return np.array(floats, np.float64).reshape(numbers.shape)
 
 
-def as_integers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
-    """Returns ``value`` as `as_numbers` does, of integers or booleans.
+def as_integers(
+    value: Any, name: str = "value", *, booleans: bool = False
+) -> np.ndarray | jax.Array:
+    """Returns ``value`` as `as_numbers` does, of integers, or also of ``booleans``.
 
     Raises:
       ValueError: it is of anything else.
@@ -153,8 +155,8 @@ def as_integers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
     if numbers.dtype == object:
         whole = all(isinstance(number, int) for number in numbers.ravel())
     else:
-        whole = numbers.dtype == bool or jnp.issubdtype(numbers.dtype, jnp.integer)
-    check(whole, name, numbers.dtype, "integers or booleans")
+        whole = jnp.issubdtype(numbers.dtype, jnp.integer) or (booleans and numbers.dtype == bool)
+    check(whole, name, numbers.dtype, "integers or booleans" if booleans else "integers")
     return numbers
 
 

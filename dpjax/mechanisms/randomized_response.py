@@ -125,7 +125,7 @@ class RandomizedResponse(Mechanism):
         Raises:
           ValueError: ``answers`` are not integers or booleans, or are masked.
         """
-        numbers = as_integers(answers, "answers")
+        numbers = as_integers(answers, "answers", booleans=True)
         result = [jax.ShapeDtypeStruct(np.shape(numbers), np.int32)]
         return jnp.asarray(call_on_host(self._randomize, key, [numbers], result)[0])
 
