@@ -1,7 +1,7 @@
 """``train``: a run of differentially private training, with checkpoints and a certificate."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,50 +157,43 @@ def train(
     state = step.init(trained)
     seeded = is_seeded(as_key(key))
     with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
-        state = store.restore(state) if store else state
-        run = _Run(step, mechanism, data, num_steps, steps_per_call, store, on_report)
-        state = run(state, progress)
+        start = store.restore(state) if store else state
+        state = start
+        for done, state, infos in _run(step, start, data, num_steps, steps_per_call, progress):
+            if store:  # before it is reported, so that a crash loses no reported state
+                store.save(state, done)
+            if on_report:
+                copied = jax.tree.map(jnp.array, state.params)
+                on_report(Report(done, copied, infos, mechanism))
     executed = mechanism.prefix(int(state.num_releases))
     return TrainResult(state.params, executed, store.seeded if store else seeded)
 
 
-class _Run(NamedTuple):
-    """A training run from a given state to its last step."""
-
-    step: PrivateStep
-    mechanism: SubsampledGaussian
-    data: Any
-    num_steps: int
-    steps_per_call: int
-    store: CheckpointStore | None
-    on_report: Callable[[Report], None] | None
-
-    def __call__(self, state: TrainState, progress: bool) -> TrainState:
-        done = int(state.num_releases)
-        if done > self.num_steps:
-            raise ValueError(
-                f"budget must admit the {done} releases that the checkpoint has already spent,"
-                f" got one that admits {self.num_steps}"
-            )
-        if done == self.num_steps:
-            return state
-        run = compile_steps(self.step.update, state, self.data, self.steps_per_call)
-        with tqdm(total=self.num_steps, initial=done, unit="step", disable=not progress) as bar:
-            while done < self.num_steps:
-                count = min(self.steps_per_call, self.num_steps - done)
-                state, infos = jax.block_until_ready(run(state, self.data, count))
-                done += count
-                self._report(done, state, infos)
-                bar.update(count)
-        return state
-
-    def _report(self, done: int, state: TrainState, infos: StepInfo) -> None:
-        """Reports a state only after it is saved, so a crash loses no reported state."""
-        if self.store:
-            self.store.save(state, done)
-        if self.on_report:
-            params = jax.tree.map(jnp.array, state.params)
-            self.on_report(Report(done, params, infos, self.mechanism))
+def _run(
+    step: PrivateStep,
+    state: TrainState,
+    data: ArrayTree,
+    num_steps: int,
+    steps_per_call: int,
+    progress: bool,
+) -> Iterator[tuple[int, TrainState, StepInfo]]:
+    """Yields the number of steps done, the state and the new steps' infos, call by call."""
+    done = int(state.num_releases)
+    if done > num_steps:
+        raise ValueError(
+            f"budget must admit the {done} releases that the checkpoint has already spent,"
+            f" got one that admits {num_steps}"
+        )
+    if done == num_steps:
+        return
+    run = compile_steps(step.update, state, data, steps_per_call)
+    with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
+        while done < num_steps:
+            count = min(steps_per_call, num_steps - done)
+            state, infos = jax.block_until_ready(run(state, data, count))
+            done += count
+            yield done, state, infos
+            bar.update(count)
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:

@@ -52,9 +52,14 @@ class NoiseDescription:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l2_clip", _static_bounds(self.l2_clip))
-        noise = self.noise_multiplier
-        static = _static_schedule(noise) if callable(noise) else _static_number(noise)
-        object.__setattr__(self, "noise_multiplier", static)
+        noise: Any = self.noise_multiplier
+        # Metadata must be comparable, which numbers and schedules that hold JAX arrays are not.
+        held = list(getattr(noise, "__dict__", {}).values()) if callable(noise) else noise
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held)):
+            noise = None
+        elif noise is not None and not callable(noise):
+            noise = float(noise)
+        object.__setattr__(self, "noise_multiplier", noise)
 
 
 @jax.tree_util.register_static
@@ -109,16 +114,6 @@ def check_description(found: Any, own: Any) -> None:
                 f" {name} = {other!r}, the transformation has {value!r}. Changed noise or clipping"
                 " needs a new state, and the releases of both count"
             )
-
-
-def _static_number(value: Any) -> float | None:
-    return None if value is None or isinstance(value, jax.Array) else float(value)
-
-
-def _static_schedule(schedule: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
-    """Returns the schedule, or ``None`` if it holds JAX arrays: metadata must be comparable."""
-    held = jax.tree.leaves(list(getattr(schedule, "__dict__", {}).values()))
-    return None if any(isinstance(leaf, jax.Array) for leaf in held) else schedule
 
 
 def _static_bounds(l2_clip: Any) -> Any:
