@@ -3,20 +3,22 @@
 import math
 import operator
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import ArrayTree, PRNGKey
 
-def check(ok: bool, name: str, value: Any, allowed: str) -> None:
+
+def check(ok: bool, name: str, value: object, allowed: str) -> None:
     """Raises ``ValueError`` naming the argument, its value and what is allowed, unless ``ok``."""
     if not ok:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Whether ``value`` is a tracer, which has no concrete value."""
     return isinstance(value, jax.core.Tracer)
 
@@ -53,7 +55,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     check(value in choices, name, value, "one of " + ", ".join(map(repr, choices)))
 
 
-def as_key(key: Any, name: str = "key") -> jax.Array:
+def as_key(key: object, name: str = "key") -> PRNGKey:
     """Returns ``key`` as a typed JAX key; accepts a typed key or a raw uint32 one.
 
     Raises:
@@ -71,7 +73,7 @@ def as_key(key: Any, name: str = "key") -> jax.Array:
     )
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> TypeGuard[PRNGKey]:
     """Whether ``value`` is one typed JAX key."""
     return (
         isinstance(value, jax.Array)
@@ -80,7 +82,7 @@ def is_key(value: Any) -> bool:
     )
 
 
-def check_unmasked(name: str, value: Any) -> None:
+def check_unmasked(name: str, value: object) -> None:
     """Raises ValueError for a numpy masked array, whose mask JAX and ``numpy.asarray`` drop."""
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(
@@ -154,7 +156,7 @@ def as_seed(seed: Any, name: str = "seed") -> int:
     return operator.index(seed)
 
 
-def batch_length(batch: Any, name: str = "batch") -> int:
+def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     """Returns the length of the leading axis shared by every leaf of ``batch``."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     check(bool(leaves), name, batch, "a tree with at least one array")
@@ -170,7 +172,7 @@ def batch_length(batch: Any, name: str = "batch") -> int:
     return next(iter(lengths.values()))
 
 
-def _without_secrets(value: Any) -> str:
+def _without_secrets(value: object) -> str:
     """``repr``, but only dtype and shape of an array, which may be a key."""
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array of dtype {value.dtype} and shape {value.shape}"

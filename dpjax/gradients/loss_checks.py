@@ -48,7 +48,7 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
 
 
-def _trace(loss_fn: LossFn, params: ArrayTree, example: Any) -> ClosedJaxpr:
+def _trace(loss_fn: LossFn, params: ArrayTree, example: ArrayTree) -> ClosedJaxpr:
     linen: Any = sys.modules.get("flax.linen")  # flax is not imported here
     try:
         with linen.intercept_methods(_refuse_batch_norm) if linen else nullcontext():
@@ -87,12 +87,12 @@ def _refuse_batch_norm(next_method: Any, args: Any, kwargs: Any, context: Any) -
     return next_method(*args, **kwargs)
 
 
-def _is_batch_stat(node: Any) -> bool:
+def _is_batch_stat(node: object) -> bool:
     nnx: Any = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.BatchStat)
 
 
-def check_params(params: Any) -> None:
+def check_params(params: ArrayTree) -> None:
     """Raises ValueError for parameters that are not float arrays, or are batch statistics."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat)
     check(bool(leaves), "params", params, "a tree with at least one float array")

@@ -27,10 +27,10 @@ class LossInput(NamedTuple):
     graphdef: Any
     keyed: bool
 
-    def bind(self, loss_fn: LossFn, constants: Any) -> LossFn:
+    def bind(self, loss_fn: LossFn, constants: ArrayTree) -> LossFn:
         """Returns the loss as a function of trained parameters and one example (with its key)."""
 
-        def loss(params: Any, example: Any) -> jax.Array:
+        def loss(params: ArrayTree, example: Any) -> jax.Array:
             inputs = example if self.keyed else (example,)
             if self.graphdef is None:
                 return loss_fn(params, *inputs)
@@ -75,10 +75,10 @@ def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax
 def _loss_of_module(
     loss_fn: LossFn,
     graphdef: Any,
-    params: Any,
-    constants: Any,
-    example: Any,
-    key: Any = None,
+    params: ArrayTree,
+    constants: ArrayTree,
+    example: ArrayTree,
+    key: PRNGKey | None = None,
 ) -> jax.Array:
     """The loss of a copy of the module, so that changes of its state are discarded."""
     from flax import nnx

@@ -69,7 +69,7 @@ class Sampling(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def batch(self, draw: Any, part: Any) -> Batch:
+    def batch(self, draw: Any, part: jax.Array | int) -> Batch:
         """Returns physical batch number ``part`` of the draw, all masked past the last one."""
 
     @abc.abstractmethod

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class _FixedSize(Sampling):
         """``batch_size``."""
         return float(self.batch_size)
 
-    def batch(self, draw: Batch, part: Any) -> Batch:
+    def batch(self, draw: Batch, part: jax.Array | int) -> Batch:
         """Returns the draw as batch 0; any other is masked."""
         return Batch(draw.indices, draw.mask & (part == 0))
 

@@ -1,6 +1,6 @@
 """Sets of record indices on the device: packed bit sets, and uniformly random subsets."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ def pack(chosen: jax.Array) -> PackedSet:
     return _from_words(jnp.sum(bits, axis=1, dtype=jnp.uint32))
 
 
-def random_subset(key: PRNGKey, population: Any, size: int, limit: int) -> jax.Array:
+def random_subset(key: PRNGKey, population: jax.Array | int, size: int, limit: int) -> jax.Array:
     """Returns ``size`` different integers of ``range(population)``, every subset equally likely.
 
     Args:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ class PoissonSampling(Sampling):
         """Returns ``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
 
-    def batch(self, draw: PoissonDraw, part: Any) -> Batch:
+    def batch(self, draw: PoissonDraw, part: jax.Array | int) -> Batch:
         """Returns ``physical_batch_size`` records at a time, each set in the order of the data."""
         size = self.physical_batch_size
         ranks = part * size + jnp.arange(size, dtype=jnp.int32)
@@ -234,7 +234,7 @@ class TruncatedPoissonSampling(Sampling):
         indices = jnp.minimum(drawn.records_at(ranks), self.num_examples - 1)
         return TruncatedDraw(indices, jnp.minimum(drawn.size, limit)), next_key
 
-    def batch(self, draw: TruncatedDraw, part: Any) -> Batch:
+    def batch(self, draw: TruncatedDraw, part: jax.Array | int) -> Batch:
         """Returns the draw as batch 0; any other is masked."""
         size = self.truncated_batch_size
         slots = part * size + jnp.arange(size, dtype=jnp.int32)

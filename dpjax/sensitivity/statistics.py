@@ -5,11 +5,11 @@ public: computed from the private data, they are a release of their own.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import Bounds
 from dpjax._validation import check, check_count, check_positive
 from dpjax.adjacency import (
     Adjacency,
@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 _ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 
 
-def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     """Returns the sensitivity of the sum of records in a box.
 
     Adding, removing or zeroing a record moves the sum by the record, so by as much as the bound
@@ -50,7 +50,7 @@ def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign)
 
 
-def of_mean(bounds: Any, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     """Returns the sensitivity of the mean of ``num_examples`` records in a box.
 
     A zeroed record still counts in the number, which is public.
@@ -133,7 +133,7 @@ def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(factor * float(l2_bound) ** 2, "l2", adjacency)
 
 
-def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity:
+def of_second_moment_in_box(bounds: Bounds, *, adjacency: Adjacency) -> Sensitivity:
     """Returns the L1 sensitivity of the sum of x x^T over records in a box, by its upper triangle.
 
     With u = x + z and v = x - z, 2 (x x^T - z z^T) is u v^T + v u^T, and |u_i| + |v_i| is twice the
@@ -163,7 +163,7 @@ def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity
     return Sensitivity(min(farthest, _ranges_of_products(low, high)), "l1", adjacency)
 
 
-def checked_bounds(bounds: Any) -> tuple[Array, Array]:
+def checked_bounds(bounds: Bounds) -> tuple[Array, Array]:
     """Returns both bounds in float64, of one shape; raises ValueError unless low <= high."""
     allowed = "(low, high), finite numbers or arrays of one for each entry, with low <= high"
     try:

@@ -116,7 +116,7 @@ def _noisy(
 def _like_params() -> optax.GradientTransformation:
     """Casts updates to the dtypes of the parameters."""
 
-    def cast(updates: Any, params: Any) -> Any:
+    def cast(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         if params is None:
             return updates
         return jax.tree.map(lambda update, p: update.astype(p.dtype), updates, params)

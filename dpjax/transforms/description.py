@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ArrayTree, ClipBound
+
 Divisor = Literal["none", "public constant", "batch length"]
 
 
@@ -71,7 +73,7 @@ class LeafShapes(tuple[tuple[int, ...] | None, ...]):
     """
 
     @classmethod
-    def of(cls, tree: Any) -> Self:
+    def of(cls, tree: ArrayTree) -> Self:
         """Returns the shapes of the leaves of ``tree``."""
         leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
         return cls(None if _is_masked(leaf) else jnp.shape(leaf) for leaf in leaves)
@@ -94,14 +96,21 @@ class PrivateTransformation(optax.GradientTransformationExtraArgs):
     description: NoiseDescription
 
     @classmethod
-    def of(cls, init: Any, update: Any, description: NoiseDescription) -> Self:
+    def of(
+        cls,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        description: NoiseDescription,
+    ) -> Self:
         """Returns the transformation ``(init, update)`` with its description."""
         transformation = cls(init, update)
         transformation.description = description
         return transformation
 
 
-def check_description(found: Any, own: Any) -> None:
+def check_description(
+    found: ClipDescription | NoiseDescription, own: ClipDescription | NoiseDescription
+) -> None:
     """Raises ValueError for the state of another transformation.
 
     Schedules are not compared.
@@ -116,11 +125,11 @@ def check_description(found: Any, own: Any) -> None:
             )
 
 
-def _static_bounds(l2_clip: Any) -> Any:
+def _static_bounds(l2_clip: ClipBound) -> ClipBound | None:
     if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
         return None
     return jax.tree.map(float, l2_clip)
 
 
-def _is_masked(node: Any) -> bool:
+def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
