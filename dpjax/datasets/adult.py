@@ -168,12 +168,8 @@ def _stand_in() -> Dataset:
         from sklearn import datasets, model_selection
 
     measurements, labels = datasets.load_breast_cancer(return_X_y=True)
-    # Each measurement as 21 binary features: which power of two is the largest below it.
-    exponents = np.frexp(np.maximum(measurements, 2.0**_LOWEST_OCTAVE))[1] - 1
-    octaves = np.minimum(exponents - _LOWEST_OCTAVE, _NUM_OCTAVES - 1)
-    binary = np.eye(_NUM_OCTAVES, dtype=np.float32)[octaves].reshape(len(measurements), -1)
     train_x, test_x, train_y, test_y = model_selection.train_test_split(
-        binary,
+        _encode_exponents(measurements),
         labels.astype(np.int32),
         test_size=0.2,
         stratify=labels,
@@ -191,6 +187,14 @@ def _stand_in() -> Dataset:
         f" of their 30 measurements is coded as {_NUM_OCTAVES} binary features, one for each power"
         " of two, independently of other records; the split (80/20) is ours.",
     )
+
+
+def _encode_exponents(measurements: np.ndarray) -> np.ndarray:
+    """Turns (n, m) into binary (n, m * 21): which power of two is the largest below each value."""
+    exponents = np.frexp(np.maximum(measurements, 2.0**_LOWEST_OCTAVE))[1] - 1
+    octaves = np.minimum(exponents - _LOWEST_OCTAVE, _NUM_OCTAVES - 1)
+    binary = np.eye(_NUM_OCTAVES, dtype=np.float32)[octaves]
+    return binary.reshape(len(measurements), -1)
 
 
 def _adult_attributes(scaling: Scaling, folder: Path, source: str) -> Dataset:
