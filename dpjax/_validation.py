@@ -108,16 +108,21 @@ def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
         unequal lengths, and masked arrays, whose mask would be lost.
     """
     allowed = "real numbers: integers, booleans or floats of at most 64 bits"
-    if isinstance(value, list | tuple):
-        leaves = jax.tree.leaves(value)
-        if any(isinstance(leaf, jax.Array) for leaf in leaves):
-            value = jnp.asarray(value)
-        elif any(isinstance(leaf, int) and abs(leaf) > 2**53 for leaf in leaves):
-            value = np.array(value, object)  # numpy would round integers beside floats
-    check_unmasked(name, value)
+    is_list = isinstance(value, list | tuple)
+    leaves = jax.tree.leaves(value) if is_list else [value]
+    for leaf in leaves:
+        check_unmasked(name, leaf)
     try:
+        if is_list and any(map(is_traced, leaves)):
+            value = jnp.asarray(value)
+        elif is_list:
+            value = jax.tree.map(
+                lambda x: np.asarray(x).tolist() if isinstance(x, jax.Array) else x, value
+            )
+            if any(isinstance(leaf, int) and abs(leaf) > 2**53 for leaf in leaves):
+                value = np.array(value, object)  # numpy would round integers beside floats
         array = value if isinstance(value, jax.Array) else np.asarray(value)
-    except ValueError as error:  # rows of unequal lengths
+    except (TypeError, ValueError, OverflowError) as error:  # of rows of unequal lengths, keys
         raise ValueError(f"{name} must be {allowed}: {error}") from error
     if array.dtype == object:
         numbers = [entry.item() if hasattr(entry, "item") else entry for entry in array.ravel()]
