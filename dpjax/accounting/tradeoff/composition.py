@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff._search import LARGEST_LOSS, Array, least_argument
-from dpjax.accounting.tradeoff.base import TradeOff
+from dpjax.accounting.tradeoff.base import LARGEST_LOSS, Array, TradeOff, least_argument
 from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete, tangent_masses
 from dpjax.accounting.tradeoff.gaussian import Gaussian
