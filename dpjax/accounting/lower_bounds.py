@@ -40,7 +40,7 @@ from scipy.special import logsumexp
 
 from dpjax.accounting import pld
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction, LossDistribution
-from dpjax.accounting.noise_schedule import coarsen_noise_schedule
+from dpjax.accounting.pld import coarsen_noise_schedule
 from dpjax.accounting.releases.base import RepeatedRelease
 
 Steps = Sequence[tuple[LossDistribution, int]]

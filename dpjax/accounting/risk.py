@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dpjax._validation import check
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.accounting.tradeoff._search import scalar
+from dpjax.accounting.tradeoff.base import scalar
 
 
 def advantage(curve: TradeOff) -> float:

@@ -5,7 +5,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as loss
 
-from dpjax.accounting import discretized_pld
+from dpjax.accounting import loss_distribution
 from dpjax.accounting.releases.base import release_of
 
 
@@ -27,7 +27,7 @@ def test_sampled_gaussians(noise, rate, count):
     ours = subsampled(noise, rate, interval).self_compose(count)
     for direction, pmf in (("add", theirs._pmf_add), ("remove", theirs._pmf_remove)):
         np.testing.assert_allclose(
-            discretized_pld.hockey_stick_divergence(ours, EPSILONS, direction),
+            loss_distribution.hockey_stick_divergence(ours, EPSILONS, direction),
             pmf.get_delta_for_epsilon(EPSILONS),
             rtol=1e-6,
             atol=1e-12,
@@ -37,7 +37,7 @@ def test_sampled_gaussians(noise, rate, count):
 @pytest.mark.parametrize("direction", [None, "add", "remove"])
 def test_deltas_at_once_are_those_one_by_one(direction):
     total = loss.from_gaussian_mechanism(0.8, sampling_prob=0.1).self_compose(20)
-    found = discretized_pld.hockey_stick_divergence(total, EPSILONS.reshape(2, 3), direction)
+    found = loss_distribution.hockey_stick_divergence(total, EPSILONS.reshape(2, 3), direction)
     each = [
         [pmf.get_delta_for_epsilon(float(e)) for e in EPSILONS]
         for pmf in (total._pmf_add, total._pmf_remove)
@@ -48,7 +48,9 @@ def test_deltas_at_once_are_those_one_by_one(direction):
 
 def test_the_largest_losses_do_not_overflow():
     total = loss.from_gaussian_mechanism(0.02, value_discretization_interval=1.0)
-    found = discretized_pld.hockey_stick_divergence(total, [-2_000.0, 0.0, 1_250.0, 2_000.0], None)
+    found = loss_distribution.hockey_stick_divergence(
+        total, [-2_000.0, 0.0, 1_250.0, 2_000.0], None
+    )
     assert np.all(np.isfinite(found))
     assert found[1] == pytest.approx(1.0)
     assert found[2] == pytest.approx(0.5, abs=0.01)

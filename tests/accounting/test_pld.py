@@ -219,5 +219,5 @@ def test_a_step_seen_before_gives_the_same_answer():
 
 
 def test_hardly_any_noise_is_left_to_the_renyi_bound():
-    with pytest.raises(UnsupportedEventError, match=r"0.0001 needs too large a grid.*'rdp'"):
+    with pytest.raises(UnsupportedEventError, match=r"must be at least 0.01, .* got 0.0001.*'rdp'"):
         epsilon(gaussian(1e-4), DELTA, adjacency="add_remove")

@@ -354,7 +354,7 @@ def curve(kind, *args):
         "gaussian": tradeoff.Gaussian,
         "laplace": tradeoff.Laplace,
         "identity": tradeoff.Identity,
-        "approximate": tradeoff.ApproximateDP,
+        "approximate": lambda budget, slack: tradeoff.ApproximateDP(budget, slack=slack),
         "chi square": ChiSquare,
         "distributions": tradeoff.from_distributions,
         "profile": tradeoff.from_profile,

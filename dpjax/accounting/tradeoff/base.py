@@ -29,6 +29,7 @@ _GOLDEN_STEPS = 75
 _BISECTIONS = 64
 _DOUBLINGS = 60
 
+
 @dataclass(frozen=True)
 class TradeOff(abc.ABC):
     """A trade-off function f = T(P, Q): convex, non-increasing, at most 1 - alpha.
