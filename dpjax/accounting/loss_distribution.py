@@ -66,10 +66,12 @@ def normal_mixture(
         parts = tuple(zip(weights, means, strict=True))
         return lambda z: sum((w * component(z - mean) for w, mean in parts), start=np.zeros(()))
 
+    peaks = mix(lambda x: np.exp(-(x**2) / 2))
+
     coordinate = Coordinate(
         below=mix(ndtr),
         above=mix(lambda x: ndtr(-x)),
-        density=mix(lambda x: np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)),
+        density=lambda z: peaks(z) / math.sqrt(2 * math.pi),
     )
     beyond = -float(ndtri(tail))
     return coordinate, min(means) - beyond, max(means) + beyond

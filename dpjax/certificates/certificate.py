@@ -15,11 +15,11 @@ from dpjax.accounting.bounds import epsilon_lower_bound
 from dpjax.accounting.calibration import Accountable
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.releases.base import UnsupportedEventError
+from dpjax.accounting.risk import Risk, attack_risks
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.certificates import text
 from dpjax.certificates.figure import plot_certificate
-from dpjax.certificates.risks import Risk, attack_risks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -249,13 +249,21 @@ def certify(mechanism: Certifiable, delta: float) -> Certificate:
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
     repetition and selection, it is that of Rényi DP. ``Certificate.accountant`` names which.
 
+    Args:
+      mechanism: any dpjax mechanism; it is not run.
+      delta: in (0, 1).
+
     Raises:
       UnsupportedEventError: neither accountant supports the mechanism's event.
       ValueError: ``delta`` is not in (0, 1).
     """
     check_delta(delta)
     method, certified = guarantee(mechanism.event, delta, mechanism.adjacency)
-    lower, note = _lower_bound(mechanism, delta, certified)
+    lower, note = None, _LOWER_BOUND_NOTE
+    try:
+        lower = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)
+    except UnsupportedEventError as reason:
+        note = str(reason)
     certificate = Certificate(
         delta=float(delta),
         adjacency=mechanism.adjacency,
@@ -274,17 +282,6 @@ def certify(mechanism: Certifiable, delta: float) -> Certificate:
         caveats=(_EXACT_NOISE_CAVEAT, *CAVEATS[1:]) if mechanism.has_exact_noise else CAVEATS,
     )
     return certificate.with_size_caveat(*mechanism.constants_from_size)
-
-
-def _lower_bound(
-    mechanism: Certifiable, delta: float, certified: float
-) -> tuple[float | None, str]:
-    """Returns the lower bound on epsilon and its note, or None and why it is not available."""
-    try:
-        value = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)
-    except UnsupportedEventError as reason:
-        return None, str(reason)
-    return value, _LOWER_BOUND_NOTE
 
 
 def _estimate(

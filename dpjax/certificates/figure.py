@@ -7,9 +7,8 @@ import numpy as np
 
 from dpjax._extras import requires_extra
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.risk import minimum_error_sum
+from dpjax.accounting.risk import FALSE_POSITIVE_RATES, minimum_error_sum
 from dpjax.accounting.tradeoff import ApproximateDP, TradeOff
-from dpjax.certificates.risks import FALSE_POSITIVE_RATES
 from dpjax.certificates.text import attack_goal, round_down, round_up
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from dpjax.certificates.risks import (
+from dpjax.accounting.risk import (
     ADVANTAGE,
     ERROR_SUM,
     FALSE_POSITIVE_RATES,
@@ -78,11 +78,18 @@ def render_html(title: str, tables: Sequence[Table], lines: Iterable[str]) -> st
 
 def format_paragraph(certificate: "Certificate") -> str:
     """Returns one paragraph: mechanism, guarantee, attack risk, caveats."""
+    count = certificate.num_releases
+    described = "; ".join(f"{key}: {text}" for key, text in certificate.description.items())
+    approximations = (
+        f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
+        for estimate in certificate.estimates
+        if estimate.kind == "approximation"
+    )
     sentences = [
-        _mechanism_sentence(certificate),
+        f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'} ({described}).",
         _guarantee_sentence(certificate),
         _risk_sentence(certificate),
-        *_approximation_sentences(certificate),
+        *approximations,
         *certificate.caveats,
     ]
     return " ".join(sentences)
@@ -207,14 +214,6 @@ def _wrapped(heading: str, text: str, width: int) -> str:
     )
 
 
-def _mechanism_sentence(certificate: "Certificate") -> str:
-    count = certificate.num_releases
-    described = "; ".join(f"{key}: {text}" for key, text in certificate.description.items())
-    return (
-        f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'} ({described})."
-    )
-
-
 def _guarantee_sentence(certificate: "Certificate") -> str:
     lower = certificate.epsilon_lower
     other = (
@@ -247,11 +246,3 @@ def _risk_sentence(certificate: "Certificate") -> str:
         f" {uppers[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
         f" {', '.join(rates[:-1])} and {rates[-1]}."
     )
-
-
-def _approximation_sentences(certificate: "Certificate") -> list[str]:
-    return [
-        f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
-        for estimate in certificate.estimates
-        if estimate.kind == "approximation"
-    ]

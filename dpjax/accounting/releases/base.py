@@ -37,9 +37,9 @@ PLDBuilder = Callable[[float], PrivacyLossDistribution]
 
 # Losses of a smaller probability do not set the scale of a grid.
 TAIL = 1e-12
-# A smaller noise multiplier counts as none: its square is near the least float, and epsilon beyond
-# 1e100 in any case.
-_LEAST_NOISE = 1e-100
+# A smaller noise multiplier counts as none, a larger one as this: their squares are near the ends
+# of the range of floats, and epsilon is beyond 1e100 in the one case and zero in the other.
+_LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e100
 _KINDS: list["type[Release]"] = []
 
 
@@ -295,9 +295,9 @@ def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:
     """Returns the Gaussian release equivalent to all of ``gaussians`` together."""
-    noises = [float(leaf.noise_multiplier) for leaf, _ in gaussians]
-    if min(noises) == 0 or (len(noises) == 1 and gaussians[0][1] == 1):
-        return GaussianDpEvent(min(noises))
-    # Squares of noise multipliers may overflow or vanish.
-    parts = zip(noises, gaussians, strict=True)
-    return GaussianDpEvent(1 / math.hypot(*(count**0.5 / noise for noise, (_, count) in parts)))
+    noises = [min(float(leaf.noise_multiplier), _LARGEST_NOISE) for leaf, _ in gaussians]
+    least = min(noises)
+    if least < _LEAST_NOISE or (len(noises) == 1 and gaussians[0][1] == 1):
+        return GaussianDpEvent(least if least >= _LEAST_NOISE else 0.0)
+    precision = sum(count / noise**2 for noise, (_, count) in zip(noises, gaussians, strict=True))
+    return GaussianDpEvent(precision**-0.5)
