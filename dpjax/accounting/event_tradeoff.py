@@ -50,6 +50,13 @@ def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
     Source: Dong, Roth, Su 2022, Proposition 2.13 in the preprint's numbering (from a profile to its
     curve); Doroshenko et al. 2022 (upper profile); Gopi, Lee, Wutschitz 2021 (lower profile).
 
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      Both curves, symmetric; the same one twice where it is exact.
+
     Raises:
       UnsupportedEventError: no lower bound on the event's epsilon, as for selection, and so
         no upper curve; ``tradeoff_curve`` has what is guaranteed.
@@ -75,6 +82,13 @@ def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
 
     It is the lower curve of ``tradeoff_bounds`` where there is a privacy loss distribution, else
     the looser one of the Rényi bound.
+
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      A symmetric curve; f = 0 where something is released without noise.
 
     Raises:
       UnsupportedEventError: neither takes the event.
@@ -162,6 +176,6 @@ def _epsilons(parts: tuple[RepeatedRelease, ...]) -> Array:
     pld.check_supported(parts)
     count = sum(part.count for part in parts)
     deviation = pld.loss_deviation(parts) * math.sqrt(count)
-    near = min(deviation**2 / 2 + _DEVIATIONS * deviation, _LARGEST_EPSILON)
+    near = min(max(deviation**2 / 2 + _DEVIATIONS * deviation, 1e-100), _LARGEST_EPSILON)
     far = np.geomspace(near / _NEAR_POINTS, _LARGEST_EPSILON, _FAR_POINTS)
     return np.unique(np.append(np.linspace(0.0, near, _NEAR_POINTS), far))

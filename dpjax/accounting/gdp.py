@@ -26,6 +26,13 @@ def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
     samples (add/remove) and on samples of fixed size without replacement (replace-one; Dong, Roth
     & Su 2022, Section 5). A composition has the root of the sum of the squares.
 
+    Args:
+      event: what is released.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      mu >= 0; infinity where something is released without noise.
+
     Raises:
       UnsupportedEventError: any other event.
 

@@ -19,6 +19,7 @@ from dpjax._validation import check, check_choice
 from dpjax.accounting import gaussian_moments
 from dpjax.accounting.loss_distribution import DIRECTIONS, Direction
 from dpjax.accounting.releases.base import RepeatedRelease
+from dpjax.accounting.tradeoff.base import scalar
 
 ORDERS = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
@@ -66,7 +67,7 @@ def compute_log_moment(
     check(_all(order, lambda value: value > 1), "order", order, "a finite number > 1")
     check_choice("direction", direction, DIRECTIONS)
     _check_release(noise_multiplier, sampling_rate)
-    return _scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
+    return scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
 
 
 def compute_rdp(
@@ -76,6 +77,12 @@ def compute_rdp(
     orders: Sequence[float] = ORDERS,
 ) -> npt.NDArray[np.float64]:
     """Returns the Rényi divergences of ``num_steps`` releases, the larger of both directions.
+
+    Args:
+      noise_multiplier: positive, the noise's standard deviation over the clip bound.
+      sampling_rate: in (0, 1].
+      num_steps: the number of releases, at least 1.
+      orders: numbers above 1.
 
     Returns:
       One for each order, on a last axis behind those of the other arguments.
@@ -101,6 +108,16 @@ def compute_epsilon(
 
     It is the least over the orders a of RDP(a) + log(1 / delta) / (a - 1).
 
+    Args:
+      noise_multiplier: positive, the noise's standard deviation over the clip bound.
+      sampling_rate: in (0, 1].
+      num_steps: the number of releases, at least 1.
+      delta: in (0, 1).
+      orders: numbers above 1.
+
+    Returns:
+      The epsilons, of the arguments' common shape; scalars give a scalar.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -111,7 +128,7 @@ def compute_epsilon(
     """
     check(_all(delta, lambda value: (value > 0) & (value < 1)), "delta", delta, "in (0, 1)")
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    return _scalar(_epsilon(moments, np.asarray(orders, float), np.asarray(delta, float)))
+    return scalar(_epsilon(moments, np.asarray(orders, float), np.asarray(delta, float)))
 
 
 def compute_delta(
@@ -125,6 +142,16 @@ def compute_delta(
 
     It is the least over the orders a of exp((a - 1) (RDP(a) - epsilon)).
 
+    Args:
+      noise_multiplier: positive, the noise's standard deviation over the clip bound.
+      sampling_rate: in (0, 1].
+      num_steps: the number of releases, at least 1.
+      epsilon: finite numbers >= 0.
+      orders: numbers above 1.
+
+    Returns:
+      The deltas, of the arguments' common shape; scalars give a scalar.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -137,7 +164,7 @@ def compute_delta(
     check(_all(epsilon, lambda value: value >= 0), "epsilon", epsilon, "finite numbers >= 0")
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
     gaps = moments - (np.asarray(orders, float) - 1) * np.asarray(epsilon, float)[..., None]
-    return _scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
+    return scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
 
 
 def compute_profile(
@@ -151,6 +178,12 @@ def compute_profile(
     Together they are a trade-off curve: the envelope of the curves f_(epsilon, delta). Any of the
     pairs holds, so the curve is a guarantee however coarse the grid.
 
+    Args:
+      noise_multiplier: one positive number, the noise's standard deviation over the clip bound.
+      sampling_rate: one number in (0, 1].
+      num_steps: one number of releases, at least 1.
+      orders: numbers above 1.
+
     Returns:
       4,001 epsilons at equal distances, from 0 to where delta is 1e-15, and their deltas.
 
@@ -162,9 +195,9 @@ def compute_profile(
     0.369
     """
     settings = noise_multiplier, sampling_rate, num_steps
-    check(np.ndim(settings[0]) == 0, "noise_multiplier", noise_multiplier, "one number")
-    check(np.ndim(settings[1]) == 0, "sampling_rate", sampling_rate, "one number")
-    check(np.ndim(settings[2]) == 0, "num_steps", num_steps, "one number")
+    names = "noise_multiplier", "sampling_rate", "num_steps"
+    for name, value in zip(names, settings, strict=True):
+        check(np.ndim(value) == 0, name, value, "one number")
     largest = compute_epsilon(*settings, _LEAST_PROFILE_DELTA, orders)
     epsilons = np.linspace(0.0, largest, _PROFILE_POINTS)
     return epsilons, compute_delta(*settings, epsilons, orders)
@@ -238,7 +271,3 @@ def _all(values: Any, allowed: Callable[[npt.NDArray[np.float64]], Any]) -> bool
     if array.dtype.kind not in "iuf":
         return False
     return bool(np.all(np.isfinite(array) & allowed(array.astype(float))))
-
-
-def _scalar(values: npt.NDArray[np.float64]) -> Any:
-    return values.item() if np.ndim(values) == 0 else values

@@ -22,7 +22,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from dpjax.accounting import UnsupportedEventError, epsilon, gdp, pld
+from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, pld
+from dpjax.accounting.accountants import METHODS, guarantee
 from dpjax.accounting.releases.base import decompose
 
 DELTA = 1e-5
@@ -219,5 +220,44 @@ def test_a_step_seen_before_gives_the_same_answer():
 
 
 def test_hardly_any_noise_is_left_to_the_renyi_bound():
-    with pytest.raises(UnsupportedEventError, match=r"must be at least 0.01, .* got 0.0001.*'rdp'"):
+    with pytest.raises(
+        UnsupportedEventError, match=r"must be at least 0.01 for .* got 0.0001.*'rdp'"
+    ):
         epsilon(gaussian(1e-4), DELTA, adjacency="add_remove")
+    with pytest.raises(
+        UnsupportedEventError, match=r"must be at most 10000 for .* got 1e\+08.*'rdp'"
+    ):
+        epsilon(laplace(1e-8), DELTA, adjacency="add_remove")
+    sampled = dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1e-3))
+    with pytest.raises(UnsupportedEventError, match=r"must be at most 700 for .* got 1000"):
+        epsilon(sampled, DELTA, adjacency="add_remove")
+
+
+@pytest.mark.parametrize("noise", [9e-3, 1e-3, 1e-50, 1e-99])
+@pytest.mark.parametrize("event", [gaussian, lambda noise: gaussian(noise, 100)])
+def test_the_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
+    """Grids of these took minutes and gigabytes, and their squares were divided by."""
+    for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
+        method, value = guarantee(event(noise), DELTA, adjacency)
+        mu = clips * math.sqrt(event(noise).count) / noise
+        assert method == "rdp"
+        assert gdp.epsilon(mu, DELTA) * (1 - 1e-12) <= value <= 1.2 * gdp.epsilon(mu, DELTA)
+        with pytest.raises(UnsupportedEventError, match=r"must be at least 0.01"):
+            epsilon_bounds(event(noise), DELTA, adjacency=adjacency)
+
+
+@pytest.mark.parametrize("noise", [1e-101, 1e-300, 5e-324])
+@pytest.mark.parametrize("event", [gaussian, laplace, lambda noise: poisson(noise, 0.01, 100)])
+def test_noise_whose_square_vanishes_counts_as_none(event, noise):
+    for count in (event(noise), dp_event.ComposedDpEvent([event(noise), gaussian(1.0, 3)])):
+        for method in METHODS:
+            assert epsilon(count, DELTA, adjacency="add_remove", method=method) == math.inf
+        # Some epsilon may be finite, though no float certifies it: nothing is claimed from below.
+        assert epsilon_bounds(count, DELTA, adjacency="add_remove") == (0.0, math.inf)
+    assert epsilon_bounds(gaussian(0.0), DELTA, adjacency="add_remove") == (math.inf, math.inf)
+
+
+def test_noise_whose_square_overflows_is_private():
+    for adjacency in ("add_remove", "replace_one"):
+        value = epsilon(gaussian(1e200, 4), DELTA, adjacency=adjacency)
+        assert value == pytest.approx(0.0, abs=1e-9)

@@ -62,8 +62,8 @@ def check_noise(noise: float) -> float:
     """
     if noise < _LEAST_NOISE:
         raise UnsupportedEventError(
-            f"noise_multiplier over the sensitivity must be at least {_LEAST_NOISE:g}, as the grid"
-            f" of losses grows as 1 / noise_multiplier**2, got {noise:g}"
+            f"noise_multiplier over the sensitivity must be at least {_LEAST_NOISE:g} for a privacy"
+            f" loss distribution, got {noise:g}"
         )
     return float(noise)
 

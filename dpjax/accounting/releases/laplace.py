@@ -19,8 +19,8 @@ from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEvent
 from dpjax.accounting.releases.compound import Compound
 from dpjax.accounting.tradeoff.closed_form import Laplace
 
-# The exponential of a larger loss overflows.
-_LARGEST_LOSS = 700.0
+# Of larger losses the grid does not fit in memory; under sampling, their exponentials overflow.
+_LARGEST_LOSS, _LARGEST_SAMPLED_LOSS = 1e4, 700.0
 
 
 class LaplaceRelease(Release):
@@ -62,7 +62,7 @@ class PoissonSampledLaplace(Compound):
         if self.clips != 1:
             return super().pld_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
-        _check_loss(1 / noise)
+        _check_loss(1 / noise, _LARGEST_SAMPLED_LOSS)
         return lambda interval: pld.from_laplace_mechanism(
             noise, value_discretization_interval=interval, sampling_prob=rate
         )
@@ -117,12 +117,12 @@ class DiscreteLaplaceRelease(Release):
         return LossDistribution(atoms=tuple(zip(losses.tolist(), map(float, masses), strict=True)))
 
 
-def _check_loss(largest: float) -> None:
-    """Refuses noise so small that the exponential of its pure epsilon overflows."""
-    if largest > _LARGEST_LOSS:
+def _check_loss(largest: float, allowed: float = _LARGEST_LOSS) -> None:
+    """Refuses a release of Laplace noise whose pure epsilon is too large for a distribution."""
+    if largest > allowed:
         raise UnsupportedEventError(
-            f"the pure epsilon of Laplace noise must be at most {_LARGEST_LOSS:g}, as larger losses"
-            f" overflow, got {largest:g}"
+            f"the pure epsilon of Laplace noise must be at most {allowed:g} for a privacy loss"
+            f" distribution, got {largest:g}"
         )
 
 
