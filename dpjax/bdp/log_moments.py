@@ -8,7 +8,6 @@ All arithmetic is float64 on the host: in single precision a log-sum-exp of term
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +103,14 @@ def gaussian_log_moments(
 
     It holds under any adjacency: the distance is that of the two statistics before noise.
 
+    Args:
+      orders: whole numbers lambda >= 1.
+      distances: finite numbers >= 0.
+      noise_std: standard deviation of the noise, in the units of the distances; broadcasts.
+
+    Returns:
+      Numbers >= 0, orders on a last axis behind those of ``distances``.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -122,6 +129,14 @@ def laplace_log_moments(
 
     It is for one number with Laplace noise of the given ``scale``; those of independent numbers
     add up.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      distances: finite numbers >= 0.
+      scale: scale of the noise, in the units of the distances; broadcasts.
+
+    Returns:
+      Numbers >= 0, orders on a last axis behind those of ``distances``.
 
     Raises:
       ValueError: an argument is out of range.
@@ -220,7 +235,7 @@ def _squares(distances: npt.ArrayLike, noise_std: npt.ArrayLike) -> Array:
 
 
 @_LIMITS
-def _log_binomial(n: Any, k: Array, rate: float) -> Array:
+def _log_binomial(n: Array, k: Array, rate: float) -> Array:
     """Returns the log probabilities of k of n, minus infinity for k > n."""
     rest = np.maximum(n - k, 0)
     log_choices = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)
