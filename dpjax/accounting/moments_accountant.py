@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpjax._validation import check, check_choice
 from dpjax.accounting import gaussian_moments
-from dpjax.accounting.loss_distribution import DIRECTIONS, Direction
+from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.releases.base import RepeatedRelease
 from dpjax.accounting.tradeoff.base import scalar
 
@@ -75,7 +75,7 @@ def compute_rdp(
     sampling_rate: npt.ArrayLike,
     num_steps: npt.ArrayLike = 1,
     orders: Sequence[float] = ORDERS,
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Returns the Rényi divergences of ``num_steps`` releases, the larger of both directions.
 
     Args:
@@ -172,7 +172,7 @@ def compute_profile(
     sampling_rate: float,
     num_steps: int,
     orders: Sequence[float] = ORDERS,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[Array, Array]:
     """Returns the pairs (epsilon, delta) that the moments guarantee, all of them at once.
 
     Together they are a trade-off curve: the envelope of the curves f_(epsilon, delta). Any of the
@@ -223,7 +223,7 @@ def _composed(
     sampling_rate: npt.ArrayLike,
     num_steps: npt.ArrayLike,
     orders: Sequence[float],
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Checks the arguments and returns the log moments of all steps, orders on the last axis."""
     _check_release(noise_multiplier, sampling_rate)
     whole = _all(num_steps, lambda value: (value >= 1) & (value == np.round(value)))
@@ -239,7 +239,7 @@ def _log_moments(
     noise_multiplier: npt.ArrayLike,
     sampling_rate: npt.ArrayLike,
     direction: Direction = "remove",
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Returns the log moments of one release, orders on the last axis."""
     noise, rate = np.broadcast_arrays(
         np.asarray(noise_multiplier, float), np.asarray(sampling_rate, float)
@@ -249,11 +249,7 @@ def _log_moments(
     return np.stack(values, axis=-1).reshape(*noise.shape, len(powers))
 
 
-def _epsilon(
-    moments: npt.NDArray[np.float64],
-    orders: npt.NDArray[np.float64],
-    delta: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
+def _epsilon(moments: Array, orders: Array, delta: Array) -> Array:
     """Returns the least epsilon over the orders, by the classical conversion."""
     return np.asarray(np.min((moments - np.log(delta)[..., None]) / (orders - 1), axis=-1))
 
@@ -265,7 +261,7 @@ def _check_release(noise_multiplier: npt.ArrayLike, sampling_rate: npt.ArrayLike
     check(rates, "sampling_rate", sampling_rate, "in (0, 1]")
 
 
-def _all(values: Any, allowed: Callable[[npt.NDArray[np.float64]], Any]) -> bool:
+def _all(values: npt.ArrayLike, allowed: Callable[[Array], npt.NDArray[np.bool_]]) -> bool:
     """Whether ``values`` are finite numbers that are all ``allowed``."""
     array = np.asarray(values)
     if array.dtype.kind not in "iuf":

@@ -214,10 +214,12 @@ class Certificate:
         return plot_certificate(self)
 
     def __str__(self) -> str:
-        return text.format_text(self)
+        title, tables = text.certificate_title(self), text.certificate_tables(self)
+        return text.render_text(title, tables, "Caveats", self.caveats)
 
     def _repr_html_(self) -> str:
-        return text.format_html(self)
+        title, tables = text.certificate_title(self), text.certificate_tables(self)
+        return text.render_html(title, tables, self.caveats)
 
 
 class Certifiable(Accountable, Protocol):

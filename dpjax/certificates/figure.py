@@ -37,10 +37,8 @@ def plot_certificate(certificate: "Certificate") -> "Figure":
     errors, rates = figure.subplots(1, 2)
     _plot_tradeoff(errors, certificate)
     _plot_roc(rates, certificate)
-    figure.suptitle(
-        f"{_epsilon_delta_label(certificate)}: any attack that decides {attack_goal(certificate)}",
-        fontsize=10,
-    )
+    name, _ = _epsilon_delta(certificate)
+    figure.suptitle(f"{name}: any attack that decides {attack_goal(certificate)}", fontsize=10)
     return figure
 
 
@@ -51,9 +49,9 @@ def _plot_tradeoff(axes: "Axes", certificate: "Certificate") -> None:
     axes.plot(alphas, certificate.curve(alphas), color=_CURVE, label="certified trade-off function")
     if certificate.curve_upper is not None:
         _shade(axes, alphas, certificate.curve(alphas), certificate.curve_upper(alphas))
-    allowed = _epsilon_delta_curve(certificate)
+    name, allowed = _epsilon_delta(certificate)
     if allowed is not None:
-        label = f"{_epsilon_delta_label(certificate)} only"
+        label = f"{name} only"
         axes.plot(alphas, allowed(alphas), "--", color=_EPSILON_DELTA, label=label)
     total = minimum_error_sum(certificate.curve)
     label = f"minimum sum of errors: {round_down(total)}"
@@ -71,9 +69,9 @@ def _plot_roc(axes: "Axes", certificate: "Certificate") -> None:
     axes.loglog(levels, detected, color=_CURVE, label="certified upper bound")
     if certificate.curve_upper is not None:
         _shade(axes, levels, certificate.curve_upper.true_positive_rate(levels), detected)
-    allowed = _epsilon_delta_curve(certificate)
+    name, allowed = _epsilon_delta(certificate)
     if allowed is not None:
-        label = f"{_epsilon_delta_label(certificate)} only"
+        label = f"{name} only"
         rates = allowed.true_positive_rate(levels)
         axes.loglog(levels, rates, "--", color=_EPSILON_DELTA, label=label)
     marks = np.array(FALSE_POSITIVE_RATES)
@@ -101,12 +99,9 @@ def _shade(axes: "Axes", levels: Array, low: Array, high: Array) -> None:
     )
 
 
-def _epsilon_delta_curve(certificate: "Certificate") -> TradeOff | None:
-    """Returns the trade-off function of (epsilon, delta)-DP alone, if epsilon is finite."""
+def _epsilon_delta(certificate: "Certificate") -> tuple[str, TradeOff | None]:
+    """Returns the name of the guarantee, and its trade-off function if epsilon is finite."""
+    label = f"({round_up(certificate.epsilon)}, {certificate.delta:g})-DP"
     if math.isinf(certificate.epsilon):
-        return None
-    return ApproximateDP(certificate.epsilon, slack=certificate.delta)
-
-
-def _epsilon_delta_label(certificate: "Certificate") -> str:
-    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-DP"
+        return label, None
+    return label, ApproximateDP(certificate.epsilon, slack=certificate.delta)

@@ -41,14 +41,24 @@ _ATTACK_GOALS = {
 Table = tuple[str, list[tuple[str, str]]]
 
 
-def format_text(certificate: "Certificate") -> str:
-    """Returns the certificate as tables of plain text."""
-    return render_text(_title(certificate), _tables(certificate), "Caveats", certificate.caveats)
+def certificate_title(certificate: "Certificate") -> str:
+    """Returns the guarantee, as the heading of a certificate."""
+    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
 
 
-def format_html(certificate: "Certificate") -> str:
-    """Returns the certificate as HTML, for notebooks and reports."""
-    return render_html(_title(certificate), _tables(certificate), certificate.caveats)
+def certificate_tables(certificate: "Certificate") -> list[Table]:
+    """Returns the certificate as titled tables of two columns."""
+    risks = [(risk.name, _format_risk(risk)) for risk in certificate.risks]
+    risks.append(("computed from", certificate.risks_note))
+    return [
+        ("Guarantee", _guarantee_rows(certificate)),
+        ("Mechanism", list(certificate.description.items())),
+        (
+            f"Epsilon at delta = {certificate.delta:g} by accountant",
+            [_estimate_row(estimate) for estimate in certificate.estimates],
+        ),
+        (f"Attack risk: any attack that decides {attack_goal(certificate)}", risks),
+    ]
 
 
 def render_text(title: str, tables: Sequence[Table], heading: str, lines: Iterable[str]) -> str:
@@ -148,25 +158,6 @@ def _rounded(value: float, context: Context) -> str:
     if math.isinf(value):
         return "inf"
     return f"{float(context.create_decimal(str(float(value)))):.4g}"
-
-
-def _title(certificate: "Certificate") -> str:
-    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
-
-
-def _tables(certificate: "Certificate") -> list[Table]:
-    """The certificate as titled tables of two columns."""
-    risks = [(risk.name, _format_risk(risk)) for risk in certificate.risks]
-    risks.append(("computed from", certificate.risks_note))
-    return [
-        ("Guarantee", _guarantee_rows(certificate)),
-        ("Mechanism", list(certificate.description.items())),
-        (
-            f"Epsilon at delta = {certificate.delta:g} by accountant",
-            [_estimate_row(estimate) for estimate in certificate.estimates],
-        ),
-        (f"Attack risk: any attack that decides {attack_goal(certificate)}", risks),
-    ]
 
 
 def _guarantee_rows(certificate: "Certificate") -> list[tuple[str, str]]:

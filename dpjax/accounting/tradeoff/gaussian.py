@@ -146,7 +146,7 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     return -jnp.exp(first) * jnp.expm1(second - first)
 
 
-def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
+def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
     """Returns log delta through the Mills ratio R = (1 - Phi) / phi, accurate in the tail.
 
     With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
