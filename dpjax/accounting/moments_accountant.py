@@ -79,10 +79,7 @@ def compute_rdp(
     """Returns the Rényi divergences of ``num_steps`` releases, the larger of both directions.
 
     Args:
-      noise_multiplier: positive, the noise's standard deviation over the clip bound.
-      sampling_rate: in (0, 1].
-      num_steps: the number of releases, at least 1.
-      orders: numbers above 1.
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
 
     Returns:
       One for each order, on a last axis behind those of the other arguments.
@@ -143,11 +140,8 @@ def compute_delta(
     It is the least over the orders a of exp((a - 1) (RDP(a) - epsilon)).
 
     Args:
-      noise_multiplier: positive, the noise's standard deviation over the clip bound.
-      sampling_rate: in (0, 1].
-      num_steps: the number of releases, at least 1.
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
       epsilon: finite numbers >= 0.
-      orders: numbers above 1.
 
     Returns:
       The deltas, of the arguments' common shape; scalars give a scalar.
@@ -179,10 +173,7 @@ def compute_profile(
     pairs holds, so the curve is a guarantee however coarse the grid.
 
     Args:
-      noise_multiplier: one positive number, the noise's standard deviation over the clip bound.
-      sampling_rate: one number in (0, 1].
-      num_steps: one number of releases, at least 1.
-      orders: numbers above 1.
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`, numbers.
 
     Returns:
       4,001 epsilons at equal distances, from 0 to where delta is 1e-15, and their deltas.

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_choice, check_count, check_delta
+from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
 from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps
 from dpjax.mechanisms.base import Mechanism
@@ -34,7 +35,6 @@ from dpjax.mechanisms.base import Mechanism
 if TYPE_CHECKING:
     from dpjax.training.train import Report
 
-Array = npt.NDArray[np.float64]
 Estimator = Literal["student", "empirical_bernstein"]
 
 ORDERS = tuple(range(1, 33))

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from dpjax._validation import check, check_choice, check_delta, check_non_negative
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.releases.base import is_nonprivate
 from dpjax.bdp.accountant import AccountantState
 
-Array = npt.NDArray[np.float64]
 Definition = Literal["strong", "weak"]
 
 SHARES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)

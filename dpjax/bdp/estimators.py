@@ -24,8 +24,8 @@ import numpy.typing as npt
 from scipy.special import betainccinv, stdtrit
 
 from dpjax._validation import check, check_delta
+from dpjax.accounting.loss_distribution import Array
 
-Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, xlog1py
 
 from dpjax._validation import check, check_rate
-from dpjax.accounting.gaussian_moments import log_h
-
-Array = npt.NDArray[np.float64]
+from dpjax.accounting.gaussian_moments import log_binomial, log_h
+from dpjax.accounting.loss_distribution import Array
 
 # Numbers processed at a time, to stay in a core's cache.
 _CHUNK = 2**16
@@ -66,7 +64,7 @@ def subsampled_gaussian_log_moments(
     numbers = check_orders(orders)
     check_rate("sampling_rate", sampling_rate)
     k = np.arange(2, numbers.max() + 2)
-    log_weights = _log_binomial(numbers[:, None] + 1, k, sampling_rate)
+    log_weights = log_binomial(numbers[:, None] + 1, k, sampling_rate)
     return _log_means(log_weights, _squares(distances, noise_std))
 
 
@@ -92,7 +90,7 @@ def published_reverse_log_moments(
     numbers = check_orders(orders)
     check_rate("sampling_rate", sampling_rate)
     k = np.arange(1, numbers.max() + 1)  # exponents k (k + 1) / 2 are those of the next k above
-    log_weights = _log_binomial(numbers[:, None], k, sampling_rate)
+    log_weights = log_binomial(numbers[:, None], k, sampling_rate)
     return _log_means(log_weights, _squares(distances, noise_std))
 
 
@@ -232,15 +230,6 @@ def check_scales(name: str, value: npt.ArrayLike) -> Array:
 def _squares(distances: npt.ArrayLike, noise_std: npt.ArrayLike) -> Array:
     ratio = check_lengths("distances", distances) / check_scales("noise_std", noise_std)
     return np.asarray(np.square(ratio))
-
-
-@_LIMITS
-def _log_binomial(n: Array, k: Array, rate: float) -> Array:
-    """Returns the log probabilities of k of n, minus infinity for k > n."""
-    rest = np.maximum(n - k, 0)
-    log_choices = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)
-    log_values = log_choices + k * np.log(rate) + xlog1py(rest, -rate)
-    return np.where(k <= n, log_values, -np.inf)
 
 
 @_LIMITS

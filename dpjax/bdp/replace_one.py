@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, gammaln, logit, xlog1py
+from scipy.special import expit, logit
 
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import (
@@ -41,10 +41,15 @@ from dpjax._validation import (
     check_positive,
     check_rate,
 )
-from dpjax.accounting.gaussian_moments import log_excess, log_expm1, log_ratio
+from dpjax.accounting.gaussian_moments import (
+    log_binomial,
+    log_excess,
+    log_expm1,
+    log_ratio,
+    log_sum,
+)
+from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.log_moments import check_finite, check_lengths, check_orders, check_scales
-
-Array = npt.NDArray[np.float64]
 
 _PAIRS_PER_BATCH = 16
 _WIDEST_SPACING = 0.45
@@ -219,7 +224,7 @@ def _directed(power: float, u: Array, v: Array, cosine: Array, rate: Array) -> A
         step = ((high - low)[rows] / (len(node) - 1))[:, None]
         y = low[rows, None] + step * node
         logs = _log_integrand(power, y, along[rows, None], across[rows, None], v[rows, None], rate)
-        values[rows] = np.logaddexp(0, _log_sum(logs) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
+        values[rows] = np.logaddexp(0, log_sum(logs) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
     return values
 
 
@@ -256,17 +261,9 @@ def _log_integrand(
 def _log_spread(power: float, exponent: Array, across: Array, rate: Array) -> Array:
     """Returns log sum_{k >= 2} B(k) exp(k exponent) (exp(k (k - 1) across^2 / 2) - 1)."""
     k = np.arange(2, power + 1)
-    log_choices = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    log_weights = log_choices + k * np.log(rate) + xlog1py(power - k, -rate)
+    log_weights = log_binomial(np.asarray(power), k, rate)
     log_weights = log_weights + log_expm1(k * (k - 1) / 2 * across**2)
-    return _log_sum(log_weights[:, None, :] + exponent[..., None] * k)
-
-
-def _log_sum(terms: Array) -> Array:
-    """Returns the log of the sum of the exponentials along the last axis."""
-    largest = np.max(terms, axis=-1)
-    shift = np.where(np.isfinite(largest), largest, 0.0)
-    return shift + np.log(np.sum(np.exp(terms - shift[..., None]), axis=-1))
+    return log_sum(log_weights[:, None, :] + exponent[..., None] * k)
 
 
 @functools.partial(jax.jit, static_argnums=0)

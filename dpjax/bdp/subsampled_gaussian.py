@@ -11,14 +11,13 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dpjax._typing import ArrayTree, ClipBound
 from dpjax._validation import check, check_count, check_positive
+from dpjax.accounting.loss_distribution import Array
 from dpjax.adjacency import Adjacency
 from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
