@@ -225,11 +225,8 @@ def max_num_steps(
 
     Args:
       mechanism: a mechanism of several steps, such as `SubsampledGaussian`.
-      epsilon: the budget's epsilon, finite and above zero; with ``delta``.
-      delta: in (0, 1), of ``epsilon``.
-      advantage: the budget's advantage, in (0, 1).
-      true_positive_rate: the budget's true positive rate, in (``false_positive_rate``, 1).
-      false_positive_rate: in (0, 1), of ``true_positive_rate``.
+      epsilon, delta, advantage, true_positive_rate, false_positive_rate: the budget, as the target
+        of `calibrate`.
 
     Returns:
       The number of steps; zero where a single one is beyond the budget.

@@ -1,15 +1,12 @@
 """Loss distributions of single releases: exact, and on a grid against dp-accounting's own."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
+from accounting_cases import hockey_stick, normal_mixture
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from dpjax.accounting import gdp, loss_distribution
 from dpjax.accounting.loss_distribution import subsampled_loss, unsampled_loss
@@ -88,37 +85,18 @@ def test_cells_and_nodes_agree(name):
     assert masses @ lattice**2 == pytest.approx(weights @ losses**2, rel=1e-3, abs=1e-6)
 
 
-def _excess(first, second, epsilon):
-    """The mass of first - e^epsilon second where that is positive."""
-
-    def density(x):
-        return first(x) - math.exp(epsilon) * second(x)
-
-    grid = np.linspace(-14, 14, 4_001)
-    signs = np.sign(density(grid))
-    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
-    cuts = [-14, *(brentq(density, grid[i], grid[i + 1], xtol=1e-14) for i in changes), 14]
-    pieces = itertools.pairwise(cuts)
-    return sum(max(quad(density, *piece, epsabs=1e-13, limit=200)[0], 0.0) for piece in pieces)
-
-
-def _mixture(rate, mu):
-    return lambda x: (1 - rate) * norm.pdf(x) + rate * norm.pdf(x, mu)
-
-
 @pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])
 def test_sampled_gaussians_against_integration(epsilon):
     mu, rate = 1.2, 0.3
-    centre, up, down = norm.pdf, _mixture(rate, mu), _mixture(rate, -mu)
+    centre, up, down = (normal_mixture(rate, 1.0, shift) for shift in (0, mu, -mu))
     cases = (
         (poisson(mu, rate, "remove"), up, centre),
         (poisson(mu, rate, "add"), centre, up),
         (replacement(mu, rate), up, down),
     )
     for distribution, first, second in cases:
-        assert _delta(distribution, epsilon) == pytest.approx(
-            _excess(first, second, epsilon), abs=1e-7
-        )
+        exact = hockey_stick(epsilon, first, second, reach=14)
+        assert _delta(distribution, epsilon) == pytest.approx(exact, abs=1e-7)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.4])
@@ -133,7 +111,8 @@ def test_sampled_laplace_noise_against_integration(epsilon):
 
     for removed, pair in ((True, (mixed, at(0))), (False, (at(0), mixed))):
         distribution = laplace(bound, rate, "remove" if removed else "add")
-        assert _delta(distribution, epsilon) == pytest.approx(_excess(*pair, epsilon), abs=1e-4)
+        exact = hockey_stick(epsilon, *pair, reach=14)
+        assert _delta(distribution, epsilon) == pytest.approx(exact, abs=1e-4)
     whole = laplace(bound, 1.0, "remove")
     assert _delta(whole, epsilon) == pytest.approx(
         max(0, -math.expm1((epsilon - bound) / 2)), abs=1e-6

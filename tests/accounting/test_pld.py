@@ -1,6 +1,5 @@
 """The certified epsilon against closed forms and integrals: never below, at most 1 % above."""
 
-import itertools
 import math
 
 import numpy as np
@@ -10,17 +9,18 @@ from accounting_cases import (
     MNIST_ROWS,
     fixed_size,
     gaussian,
+    hockey_stick,
     laplace,
     mnist_steps,
+    normal_mixture,
     poisson,
     response,
     truncated,
 )
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
 from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, pld
 from dpjax.accounting.accountants import METHODS, guarantee
@@ -34,32 +34,14 @@ def _check_tight(value: float, exact: float) -> None:
     assert exact * (1 - 1e-9) <= value <= exact * 1.01
 
 
-def _hockey_stick(epsilon, above, below, reach):
-    """The integral of (above - e^epsilon below)+, cut where the integrand changes sign."""
-
-    def excess(x):
-        return above(x) - math.exp(epsilon) * below(x)
-
-    grid = np.linspace(-reach, reach, 4_002)
-    signs = np.sign(excess(grid))
-    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
-    cuts = [-reach, *(brentq(excess, grid[i], grid[i + 1]) for i in changes), reach]
-    pieces = itertools.pairwise(cuts)
-    return sum(max(quad(excess, *piece, epsabs=1e-13, limit=500)[0], 0.0) for piece in pieces)
-
-
 def _exact_delta(epsilon, first, second, reach):
     """The delta between two densities, in whichever direction it is larger."""
-    return max(_hockey_stick(epsilon, *pair, reach) for pair in ((first, second), (second, first)))
-
-
-def _mixture(rate, noise, shift):
-    return lambda x: (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, shift, noise)
+    return max(hockey_stick(epsilon, *pair, reach) for pair in ((first, second), (second, first)))
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.01), (1.0, 0.1), (2.0, 0.5)])
 def test_one_sampled_step_against_integration(noise, rate):
-    centre, up, down = (_mixture(rate, noise, shift) for shift in (0, 1, -1))
+    centre, up, down = (normal_mixture(rate, noise, shift) for shift in (0, 1, -1))
     event, reach = poisson(noise, rate, 1), 14 * noise + 1
     for adjacency, pair in (("add_remove", (centre, up)), ("replace_one", (up, down))):
         value = epsilon(event, DELTA, adjacency=adjacency)
@@ -176,7 +158,7 @@ def test_both_ends_of_a_profile_are_safe_and_tight():
 @pytest.mark.parametrize("noise", [0.9, 1.0, 1.02, 1.2])
 def test_near_zero_the_grid_is_as_fine_as_delta_asks(noise):
     """One step whose delta at zero is near 0.2: refining for epsilon's sake would never end."""
-    centre, moved = (_mixture(0.3, noise, shift) for shift in (-1, 1))
+    centre, moved = (normal_mixture(0.3, noise, shift) for shift in (-1, 1))
     value = epsilon(poisson(noise, 0.3, 1), 0.2, adjacency="replace_one")
     assert _exact_delta(value, centre, moved, 14 * noise + 1) <= 0.2
     if value:
