@@ -40,12 +40,12 @@ _RENYI_EPSILONS = np.append(0.0, np.geomspace(1e-3, _LARGEST_EPSILON, 300))
 def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
     """Returns lower and upper bounds on the trade-off function of ``event``, for both orders.
 
-    The lower curve is a guarantee: no test that tells two neighbours apart is better. No accountant
-    can certify a curve that passes the upper one. Their advantages and true positive rates are some
-    0.2 % apart, down to false positive rates of 1e-5, unless there are more than 128 different
-    noises; of Gaussian releases on the whole data both are exact, and of one Wishart release under
-    add/remove. For samples without replacement the upper curve bounds the curve composed of the
-    steps', which the mechanism itself may not attain.
+    The lower curve is a guarantee: no test of two neighbours is better. No accountant can certify a
+    curve that passes the upper one. Their advantages and true positive rates are some 0.2 % apart,
+    down to false positive rates of 1e-5, unless there are more than 128 different noises; of
+    Gaussian releases on the whole data both are exact, and of one Wishart release under add/remove.
+    For samples without replacement the upper curve bounds the curve composed of the steps', which
+    the mechanism itself may not attain.
 
     Source: Dong, Roth, Su 2022, Proposition 2.13 in the preprint's numbering (from a profile to its
     curve); Doroshenko et al. 2022 (upper profile); Gopi, Lee, Wutschitz 2021 (lower profile).

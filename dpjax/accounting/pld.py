@@ -37,7 +37,7 @@ _PROFILE_INTERVAL, _COARSER = 1 / 32, 2.0
 _COARSEST_INTERVAL = 4.0
 # A change of epsilon changes delta by no more than itself, so near zero delta sets the scale.
 _LEAST_CHANGE, _LEAST_CHANGE_OF_DELTA = 0.01, 0.001
-# What reading a profile off a long list of masses rounds, relative.
+# The relative rounding error of a profile summed from a long list of masses.
 _SUMMATION = 2.0**-40
 # No finer grid changes these.
 _ENDS = (0.0, math.inf)

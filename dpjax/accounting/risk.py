@@ -1,6 +1,6 @@
 """Attack risk of a trade-off function: advantage, TPR at a given FPR, Bayes accuracy.
 
-The attacker sees the release, knows everything but one record, and tests H0 against H1. Under
+The attacker sees the release, has all data but one record, and tests H0 against H1. Under
 add/remove and zero-out, H0 is that the record is absent and H1 that it is present (or the reverse:
 the curves of ``tradeoff_curve`` are symmetric): membership inference. Under replace-one, H0 and H1
 are two values of the record, the two that are easiest to distinguish. Type I errors are false

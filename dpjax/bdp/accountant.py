@@ -224,7 +224,7 @@ def update_from_log_moments(
 
 
 def update_worst_case(state: AccountantState, num_steps: int) -> AccountantState:
-    """Adds steps whose norms were lost, say in a crash, at the cost of the worst-case record.
+    """Adds steps whose norms were lost, as in a crash, at the cost of the worst-case record.
 
     Args:
       state: of a mechanism with `PoissonSampling` under add/remove or zero-out.

@@ -198,8 +198,8 @@ def diagonal_gaussian_log_moments(
 def check_orders(orders: Sequence[int]) -> Array:
     """Returns ``orders`` as floats; refuses what is not a sequence of whole numbers >= 1."""
     values = np.asarray(orders)
-    known = values.dtype.kind in "iuf" and values.ndim == 1 and values.size > 0
-    whole = known and np.all(np.isfinite(values) & (values >= 1) & (values == np.round(values)))
+    numbers = values.dtype.kind in "iuf" and values.ndim == 1 and values.size > 0
+    whole = numbers and np.all(np.isfinite(values) & (values >= 1) & (values == np.round(values)))
     check(bool(whole), "orders", orders, "whole numbers >= 1")
     return values.astype(float)
 

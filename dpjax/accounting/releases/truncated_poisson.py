@@ -151,7 +151,7 @@ def inclusion_rate(event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
 
 
 def largest_loss(event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency) -> float:
-    """Returns a loss that is exceeded, either way round, with a probability of some 1e-23."""
+    """Returns a loss that is exceeded, in either direction, with a probability of some 1e-23."""
     mu, q = 1 / event.noise_multiplier, event.sampling_probability
     losses = [0.0]
     for cut, rate in _cuts(event, adjacency):

@@ -4,9 +4,9 @@ Let N be Wishart with k degrees of freedom and scale matrix s I in d dimensions,
 row v of squared norm c s. Its presence moves N to N + v v^T. The ratio of the two densities at M is
 a function of v^T M^-1 v alone, whose reciprocal over |v|^2 / s is chi-square with k - d + 1 degrees
 of freedom for M = N, and that shifted by c for M = N + v v^T (Muirhead 1982, Theorem 3.2.12). So in
-every dimension telling the two releases apart is telling a chi-square variable from the same
-variable shifted. A longer row shifts it farther, which is easier to tell: the worst row has the
-largest norm.
+every dimension a test of the two releases is a test of a chi-square variable against the same
+variable shifted. A longer row shifts it farther, so that the test has a smaller error: the worst
+row has the largest norm.
 """
 
 import math
@@ -86,8 +86,46 @@ class WishartRelease(Release):
         return lambda interval: pld_from_profiles(profile, None, -2 * losses[0], interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact under add/remove; under replace-one the row may be exchanged for zeros."""
-        return _loss_distribution(self.event.presence, tail, direction)
+        """Exact under add/remove; under replace-one the row may be exchanged for zeros.
+
+        With x the logarithm of the outcome less the shift, the coordinate is x where the row is
+        present, so that e^x is chi-square, and -x where it is absent, so that e^x + shift is.
+        """
+        curve = self.event.presence
+        shape, shift = curve.degrees_of_freedom / 2, curve.shift
+        revealed = float(gammainc(shape, shift / 2))
+        moved, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
+
+        def half(z: Array) -> Array:
+            return (np.exp(sign * z) + moved) / 2
+
+        def density(z: Array) -> Array:
+            logs = (shape - 1) * np.log(half(z)) - half(z) - gammaln(shape)
+            return np.exp(logs + sign * z) / 2
+
+        def loss(z: Array) -> Array:
+            return sign * (shift / 2 - (shape - 1) * np.log1p(shift * np.exp(-sign * z)))
+
+        def inverse(y: Array) -> Array:
+            gap = np.maximum(shift / 2 - sign * y, 0.0)
+            with np.errstate(divide="ignore"):
+                return -sign * np.log(np.expm1(gap / (shape - 1)) / shift)
+
+        first, second = (gammainc, gammaincc)[::sign]
+        coordinate = Coordinate(
+            below=lambda z: np.asarray(first(shape, half(z)), np.float64),
+            above=lambda z: np.asarray(second(shape, half(z)), np.float64),
+            density=density,
+        )
+        outcomes = 2 * gammaincinv(shape, hidden + tail), 2 * gammainccinv(shape, tail)
+        low, high = sorted(
+            sign * math.log(max(m - moved, _LEAST * m)) for m in map(float, outcomes)
+        )
+        segment = Segment(coordinate, loss, inverse, low, high, min(1.0, shape**-0.5))
+        if direction == "remove":
+            return LossDistribution((segment,))
+        # An infinite loss counts as the largest finite one, which is less.
+        return LossDistribution((segment,), ((float(loss(np.array(high))), revealed),))
 
     def tradeoff(self) -> TradeOff | None:
         """Exact under add/remove."""
@@ -122,8 +160,8 @@ def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
 class ChiSquare(TradeOff):
     """T(X, X + shift) of a chi-square X, in closed form: the best tests are thresholds.
 
-    P is X and Q is X moved up. Their supports differ, so that Q tells P with an infinite loss where
-    X is below ``shift``: ``delta`` stays bounded by half the shift in epsilon, but that of
+    P is X and Q is X moved up. Their supports differ: the loss of P to Q is infinite where X is
+    below ``shift``, so that ``delta`` stays bounded by half the shift in epsilon, but that of
     ``inverse()`` never falls below the mass that X has there.
 
     Attributes:
@@ -197,7 +235,7 @@ class ExchangedChiSquare(Symmetric):
 
     With f = T(third, either) it is f(1 - f^-1(alpha)): to replace a record is to take one out and
     to put another in. It holds whatever the two records are, in both orders; two that are far from
-    opposite may be told apart less well.
+    opposite may be harder to distinguish.
 
     Attributes:
       curve: f.
@@ -220,43 +258,3 @@ class ExchangedChiSquare(Symmetric):
         ends = np.full_like(epsilon, -shift - 1.0), np.full_like(epsilon, shift / 2)
         best = maximum(lambda first: -bound(first), *ends, steps=_SEARCH_STEPS)
         return np.minimum(-best, 1.0)
-
-
-def _loss_distribution(curve: ChiSquare, tail: float, direction: Direction) -> LossDistribution:
-    """Returns the finite losses of Q to P of T(P, Q) for ``"remove"``, else of P to Q.
-
-    With x the logarithm of the outcome less the shift, the coordinate is x where the row is
-    present, so that e^x is chi-square, and -x where it is absent, so that e^x + shift is.
-    """
-    shape, shift = curve.degrees_of_freedom / 2, curve.shift
-    revealed = float(gammainc(shape, shift / 2))
-    moved, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
-
-    def half(z: Array) -> Array:
-        return (np.exp(sign * z) + moved) / 2
-
-    def density(z: Array) -> Array:
-        logs = (shape - 1) * np.log(half(z)) - half(z) - gammaln(shape)
-        return np.exp(logs + sign * z) / 2
-
-    def loss(z: Array) -> Array:
-        return sign * (shift / 2 - (shape - 1) * np.log1p(shift * np.exp(-sign * z)))
-
-    def inverse(y: Array) -> Array:
-        gap = np.maximum(shift / 2 - sign * y, 0.0)
-        with np.errstate(divide="ignore"):
-            return -sign * np.log(np.expm1(gap / (shape - 1)) / shift)
-
-    first, second = (gammainc, gammaincc)[::sign]
-    coordinate = Coordinate(
-        below=lambda z: np.asarray(first(shape, half(z)), np.float64),
-        above=lambda z: np.asarray(second(shape, half(z)), np.float64),
-        density=density,
-    )
-    outcomes = 2 * gammaincinv(shape, hidden + tail), 2 * gammainccinv(shape, tail)
-    low, high = sorted(sign * math.log(max(m - moved, _LEAST * m)) for m in map(float, outcomes))
-    segment = Segment(coordinate, loss, inverse, low, high, min(1.0, shape**-0.5))
-    if direction == "remove":
-        return LossDistribution((segment,))
-    # An infinite loss counts as the largest finite one, which is less.
-    return LossDistribution((segment,), ((float(loss(np.array(high))), revealed),))

@@ -1,8 +1,8 @@
 """Moments of the privacy loss (kl, kappa2, kappa3) and the central limit of composition.
 
 With L = log(dQ / dP), the functionals of f = T(P, Q) are the first three moments of L under P and
-under Q. Integrated by parts they are integrals of the two profiles against polynomials, so that a
-curve need only know its profiles, and small moments do not come from differences of large numbers.
+under Q. Integrated by parts they are integrals of the two profiles against polynomials, so that the
+profiles suffice, and small moments do not come from differences of large numbers.
 """
 
 import math

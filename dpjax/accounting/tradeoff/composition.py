@@ -157,7 +157,7 @@ class _Grid(NamedTuple):
     """Masses under P and Q of outcomes numbered from ``start``, and of infinite losses.
 
     Tails too small to carry on go to infinite losses, if the grid is that of a lower curve, or else
-    to the outcome next to them: an observer tells them better apart, or worse.
+    to the outcome next to them: the two are easier to distinguish, or harder.
     """
 
     start: int

@@ -105,7 +105,7 @@ class Discrete(TradeOff):
         return np.where(alpha < 0.5, low, high), detected
 
     def _knots(self, values: Array) -> tuple[Array, Array]:
-        """The knots, but of several at level 0 the last: such outcomes are detected for free."""
+        """The knots, but of several at level 0 the last: such outcomes cost no false positive."""
         first = int(np.sum(self.p == 0))
         return self.alphas[first:], values[first:]
 
