@@ -5,14 +5,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import DpEvent
 
 from dpjax._validation import check_delta
 from dpjax.accounting.accountants import METHODS, epsilon_or_reason, guarantee
 from dpjax.accounting.bounds import epsilon_lower_bound
-from dpjax.accounting.calibration import Accountable
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.releases.base import UnsupportedEventError
 from dpjax.accounting.risk import Risk, attack_risks
@@ -23,6 +22,8 @@ from dpjax.certificates.figure import plot_certificate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dpjax.mechanisms.base import Mechanism
 
 
 Kind = Literal["guarantee", "bound", "approximation", "unavailable"]
@@ -222,30 +223,7 @@ class Certificate:
         return text.render_html(title, tables, self.caveats)
 
 
-class Certifiable(Accountable, Protocol):
-    """Protocol of the mechanisms that `certify` accepts."""
-
-    @property
-    def unit(self) -> str:
-        """Description of the unit of privacy."""
-
-    @property
-    def num_releases(self) -> int:
-        """The number of noisy values that are published."""
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether noise is sampled exactly."""
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Descriptions of published values computed from the number of records."""
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns the mechanism's sampling, clipping, noise and so on, as heading and text."""
-
-
-def certify(mechanism: Certifiable, delta: float) -> Certificate:
+def certify(mechanism: "Mechanism", delta: float) -> Certificate:
     """Returns the privacy certificate of ``mechanism`` at ``delta``.
 
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
@@ -287,7 +265,7 @@ def certify(mechanism: Certifiable, delta: float) -> Certificate:
 
 
 def _estimate(
-    mechanism: Certifiable, delta: float, method: str, bounds: tuple[float | None, float]
+    mechanism: "Mechanism", delta: float, method: str, bounds: tuple[float | None, float]
 ) -> Estimate:
     """Returns the estimate of an accountant other than the one that certifies epsilon."""
     try:
