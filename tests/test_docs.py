@@ -85,6 +85,7 @@ def test_a_planted_violation_is_found(name, value, message):
     assert message in found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
 def test_python_blocks_of_the_pages_run(path):
     for block in re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL):

@@ -16,7 +16,6 @@ from dpsvi_cases import (
     logistic,
     logistic_guide,
     private,
-    quick_compiling,  # noqa: F401
     step_of,
 )
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
