@@ -1,7 +1,6 @@
 import math
 
 import pytest
-
 from experiments.bench.timing import Effort
 from experiments.bench_accounting import __main__ as command
 from experiments.bench_accounting.measurements import (
@@ -22,6 +21,7 @@ from experiments.bench_accounting.ways import (
     many_ways,
     single_ways,
 )
+
 from experiments.lib.report import write_report
 
 QUICK = Effort(0.01, 3)

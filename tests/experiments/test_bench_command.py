@@ -2,7 +2,6 @@ import json
 import sys
 
 import pytest
-
 from experiments.bench import __main__ as command
 from experiments.bench.groups import Group, Selection, make_groups
 from experiments.bench.measurements import Bench, Measurement, load, measure, save

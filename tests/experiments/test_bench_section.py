@@ -1,9 +1,9 @@
 import base64
 
 import pytest
-
 from experiments.bench.measurements import Bench, Measurement, save
 from experiments.bench.section import bench_section, draw
+
 from experiments.lib.figures import MEASURED
 from experiments.lib.report import write_report
 

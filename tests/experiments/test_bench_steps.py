@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from experiments.bench.steps import Limits, Skipped, default_limits, step_cases
 from experiments.bench.subjects import SUBJECTS, Mlp, Transformer, batch_of
 from experiments.bench.timing import Case

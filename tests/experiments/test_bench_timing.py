@@ -1,7 +1,6 @@
 import itertools
 
 import jax.numpy as jnp
-
 from experiments.bench.timing import FEWEST, Case, Effort, Times, blocking, has_turn, interleaved
 
 

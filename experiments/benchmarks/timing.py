@@ -1,34 +1,38 @@
-"""Timing the cases of one group in turn, as often as their speed allows."""
+"""Interleaved timing of the cases of one table."""
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 FEWEST = 3  # repetitions
 QUICK, SETTLE = 0.1, 0.02  # seconds
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Case(NamedTuple):
-    """One way of doing what a group compares.
+    """One of the alternatives that a table compares.
 
     Attributes:
-      name: unique in the group.
-      seconds: does it once and returns how long that took.
-      peak_mib: memory that it needs at its peak, where known.
+      name: unique in the table.
+      seconds: runs the case once and returns the seconds that took; None where it is skipped.
+      values: further quantities by column, such as peak memory.
+      note: why the case is skipped, or what a reader must know of its values.
     """
 
     name: str
-    seconds: Callable[[], float]
-    peak_mib: float | None = None
+    seconds: Callable[[], float] | None
+    values: Mapping[str, float] = _NONE
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much time a case may take.
+    """Time budget of each case.
 
     Attributes:
       seconds: for all timed repetitions of one case, about.
@@ -41,7 +45,7 @@ class Effort:
     slow: float = 15.0
 
     def count(self, first: float) -> int:
-        """Returns how often to time a case whose first call took this many seconds.
+        """Returns how often to time a case whose first call took ``first`` seconds.
 
         >>> [Effort().count(first) for first in (0.001, 0.5, 9.0)]
         [50, 10, 3]
@@ -66,51 +70,50 @@ class Times(NamedTuple):
         return 1e3 * min(self.seconds)
 
 
-def blocking(function: Callable[[], Any]) -> Callable[[], float]:
-    """Returns what calls a JAX function, waits for its result and returns the seconds it took."""
+def blocking(function: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
+    """Returns a function that runs ``function``, waits for JAX and returns the seconds it took."""
 
     def seconds() -> float:
         start = time.perf_counter()
-        jax.block_until_ready(function())
+        jax.block_until_ready(function(*arguments))
         return time.perf_counter() - start
 
     return seconds
 
 
 def interleaved(cases: Sequence[Case], effort: Effort) -> dict[str, Times]:
-    """Times the cases in turn, after a call or two each to warm up.
+    """Times the cases in turn, after a call or two each to warm up; skipped ones are left out.
 
     A case that is timed less often than others has its turns spread evenly among theirs.
     """
-    first = {case.name: _warm_up(case) for case in cases}
-    slow = {name: (seconds,) for name, seconds in first.items() if seconds > effort.slow}
-    counts = {name: effort.count(first[name]) for name in first if name not in slow}
-    timed: dict[str, list[float]] = {name: [] for name in counts}
+    timed = {case.name: case.seconds for case in cases if case.seconds}
+    first = {name: _warm_up(seconds) for name, seconds in timed.items()}
+    counts = {name: effort.count(first[name]) for name in first if first[name] <= effort.slow}
+    found: dict[str, list[float]] = {name: [] for name in counts}
     rounds = max(counts.values(), default=0)
     for number in range(rounds):
-        for case in cases:
-            if case.name in counts and has_turn(number, rounds, counts[case.name]):
-                timed[case.name].append(_one_turn(case, first[case.name]))
-    every = slow | {name: tuple(seconds) for name, seconds in timed.items()}
-    return {case.name: Times(every[case.name], case.name in slow) for case in cases}
+        for name, count in counts.items():
+            if has_turn(number, rounds, count):
+                found[name].append(_one_turn(timed[name], first[name]))
+    return {name: Times(tuple(found.get(name, [first[name]])), name not in found) for name in timed}
 
 
-def _warm_up(case: Case) -> float:
+def _warm_up(seconds: Callable[[], float]) -> float:
     """Seconds of a first call; of a second one where the first is soon over."""
-    seconds = case.seconds()
-    return case.seconds() if seconds < 1 else seconds
+    first = seconds()
+    return seconds() if first < 1 else first
 
 
-def _one_turn(case: Case, first: float) -> float:
+def _one_turn(seconds: Callable[[], float], first: float) -> float:
     """Times one call; of a quick case the first that comes when the case before has settled.
 
     It leaves cold caches, and threads that wait for more work, spinning, for some milliseconds.
     """
     start = time.perf_counter()
-    seconds = case.seconds()
+    found = seconds()
     while first < QUICK and time.perf_counter() < start + SETTLE:
-        seconds = case.seconds()
-    return seconds
+        found = seconds()
+    return found
 
 
 def has_turn(number: int, rounds: int, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""What is trained in the benchmark: networks, the loss of one example, and made-up data."""
+"""Networks of the benchmarks, and synthetic data of the shapes they take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax._typing import Params
 from experiments.lib.models import MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
@@ -17,11 +18,11 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A network and data of the shape it takes.
+class Model:
+    """A network, and data of the shape it takes.
 
     Attributes:
-      name: in lower case, for the command line.
+      name: in lower case, as the torch worker names it too.
       title: for readers.
       network: takes a batch, returns logits.
       data: from a number of examples to ``(inputs, labels)``, the same at each call.
@@ -32,7 +33,7 @@ class Subject:
     network: nn.Module
     data: Callable[[int], Arrays]
 
-    def init(self) -> Any:
+    def init(self) -> Params:
         """Returns initial parameters."""
         inputs, _ = self.data(1)
         return jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
@@ -40,18 +41,23 @@ class Subject:
     def loss(self, params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         """Cross entropy of one example ``(x, label)``; the mean over tokens where each has one."""
         x, label = example
-        logits: Any = self.network.apply({"params": params}, x[None])
+        logits = jnp.asarray(self.network.apply({"params": params}, x[None]))
         return optax.softmax_cross_entropy_with_integer_labels(logits[0], label).mean()
+
+    def batch(self, size: int) -> tuple[jax.Array, jax.Array]:
+        """Returns one batch, on the device."""
+        inputs, labels = self.data(size)
+        return jnp.asarray(inputs), jnp.asarray(labels)
 
 
 class Mlp(nn.Module):
-    """Dense layers with relu between them, on images."""
+    """Dense layers with ReLU between them, on images; logits ``(batch, 10)``."""
 
     widths: tuple[int, ...]
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the logits, ``(batch, 10)``."""
+        """Returns the logits."""
         x = images.reshape(len(images), -1)
         for width in self.widths:
             x = nn.relu(nn.Dense(width)(x))
@@ -59,23 +65,26 @@ class Mlp(nn.Module):
 
 
 class ReviewClassifier(nn.Module):
-    """The mean of the words' embeddings, and two dense layers."""
+    """The mean of the words' embeddings, and two dense layers; logits ``(batch, 2)``."""
 
     @nn.compact
     def __call__(self, words: jax.Array) -> jax.Array:
-        """Returns the logits, ``(batch, 2)``."""
+        """Returns the logits."""
         x = nn.Embed(VOCABULARY, 16)(words).mean(axis=1)
         return nn.Dense(2)(nn.relu(nn.Dense(16)(x)))
 
 
 class Transformer(nn.Module):
-    """Two causal pre-norm blocks of width 128; its output is not tied to the embedding."""
+    """Two causal pre-norm blocks of width 128; its output is not tied to the embedding.
+
+    Logits of each next token, ``(batch, length, vocabulary)``.
+    """
 
     width: int = 128
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the logits of each next token, ``(batch, length, vocabulary)``."""
+        """Returns the logits."""
         x = nn.Embed(VOCABULARY, self.width)(tokens) + sinusoids(tokens.shape[1], self.width)
         for _ in range(2):
             attention = nn.MultiHeadDotProductAttention(num_heads=4)
@@ -86,7 +95,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Fixed encodings of positions, ``(length, width)``.
+    """Returns fixed encodings of positions, ``(length, width)``.
 
     >>> sinusoids(128, 16).shape
     (128, 16)
@@ -116,16 +125,13 @@ def _words(generator: np.random.Generator, count: int, length: int) -> np.ndarra
     return (generator.zipf(1.3, (count, length)) % VOCABULARY).astype(np.int32)
 
 
-SUBJECTS = (
-    Subject("mlp", "MLP 784-256-10", Mlp((256,)), _images),
-    Subject("wide_mlp", "MLP 784-1024-1024-10", Mlp((1024, 1024)), _images),
-    Subject("cnn", "tutorial CNN", MnistCNN(), _images),
-    Subject("embedding", "IMDb embedding", ReviewClassifier(), _reviews),
-    Subject("transformer", "transformer", Transformer(), _texts),
-)
-
-
-def batch_of(subject: Subject, size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns one batch, on the device."""
-    inputs, labels = subject.data(size)
-    return jnp.asarray(inputs), jnp.asarray(labels)
+MODELS = {
+    model.name: model
+    for model in (
+        Model("mlp", "MLP 784-256-10", Mlp((256,)), _images),
+        Model("wide_mlp", "MLP 784-1024-1024-10", Mlp((1024, 1024)), _images),
+        Model("cnn", "tutorial CNN", MnistCNN(), _images),
+        Model("embedding", "IMDb embedding", ReviewClassifier(), _reviews),
+        Model("transformer", "transformer", Transformer(), _texts),
+    )
+}

@@ -1,6 +1,6 @@
-"""Torch and Opacus in a process of their own, whose steps take turns with JAX's.
+"""Torch and Opacus in a separate process, whose steps take turns with JAX's.
 
-Apart, neither's threads nor memory disturb the other's. Messages are pickled tuples through pipes.
+Neither's threads nor memory disturb the other's. Messages are pickled tuples through pipes.
 """
 
 import pickle
@@ -13,15 +13,15 @@ from typing import IO, Any
 
 import jax
 
-from experiments.bench.subjects import Subject
+from experiments.benchmarks.models import Model
 
-TORCH_WAYS = ("torch, plain", "Opacus, hooks", "Opacus, ew", "Opacus, ghost")
-FORMS_GRADIENTS = frozenset({"Opacus, hooks", "Opacus, ew"})
+TORCH_METHODS = ("torch, plain", "Opacus, hooks", "Opacus, ew", "Opacus, ghost")
+PER_EXAMPLE_METHODS = frozenset({"Opacus, hooks", "Opacus, ew"})
 
 
 @contextmanager
 def torch_worker() -> "Iterator[TorchWorker]":
-    """Gives a worker, started at the first request, and ends it."""
+    """Yields a worker, started at the first request, and ends it."""
     with tempfile.TemporaryFile() as log:
         worker = TorchWorker(log)
         try:
@@ -31,14 +31,14 @@ def torch_worker() -> "Iterator[TorchWorker]":
 
 
 class TorchWorker:
-    """This side's end of the worker. One that ended is started again at the next request."""
+    """Client of the worker process; one that ended is started again at the next request."""
 
     def __init__(self, log: IO[bytes]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = log  # the worker's standard error
 
-    def prepare(self, way: str, subject: Subject, size: int) -> float | None:
-        """Makes one way's model and optimiser and runs a first step.
+    def prepare(self, method: str, model: Model, size: int) -> float | None:
+        """Makes one method's model and optimiser and runs a first step.
 
         Returns:
           The memory of a step at its peak in MiB, parameters and batch included.
@@ -47,11 +47,11 @@ class TorchWorker:
           RuntimeError: if the worker cannot do it, with its reason.
         """
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-        return self._ask("prepare", way, subject.name, subject.data(size), device)
+        return self._ask("prepare", method, model.name, model.data(size), device)
 
-    def step(self, way: str) -> float:
+    def step(self, method: str) -> float:
         """Runs one step of what was prepared and returns the seconds it took in the worker."""
-        return self._ask("step", way)
+        return self._ask("step", method)
 
     def forget(self) -> None:
         """Frees what was prepared."""
@@ -65,26 +65,21 @@ class TorchWorker:
             self._process = None
 
     def _ask(self, *request: Any) -> Any:
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if self._process is None:
+            command = [sys.executable, "-m", "experiments.benchmarks.torch_worker"]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log)
+        process: Any = self._process
         try:
             pickle.dump(request, process.stdin)
             process.stdin.flush()
             error, answer = pickle.load(process.stdout)
         except (EOFError, OSError) as problem:
             self.stop()
-            raise RuntimeError(f"the torch worker ended: {self._last_words()}") from problem
+            self._log.seek(0)
+            lines = self._log.read().decode(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else "it was killed, perhaps for its memory"
+            raise RuntimeError(f"the torch worker ended: {reason}") from problem
         if error:
             raise RuntimeError(error)
         return answer
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "experiments.bench.torch_worker"]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log)
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it was killed, perhaps for its memory"

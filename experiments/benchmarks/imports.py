@@ -1,0 +1,37 @@
+"""Time of ``import dpjax`` beside that of the libraries it builds on, in fresh processes."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from experiments.benchmarks.results import Group, Groups, Values, ratio
+from experiments.benchmarks.timing import Case, Effort, Times
+
+DPJAX, BASELINE = "import dpjax", "import numpyro, optax"
+
+
+def import_groups() -> Groups:
+    """Yields the one group."""
+    yield "import times", import_group
+
+
+def import_group() -> Group:
+    """Returns the imports to compare; a process is started for each repetition."""
+
+    def case(statement: str) -> Case:
+        program = (
+            f"import time; start = time.perf_counter(); {statement};"
+            " print(time.perf_counter() - start)"
+        )
+        command = [sys.executable, "-c", program]
+
+        def seconds() -> float:
+            return float(subprocess.run(command, check=True, capture_output=True).stdout)
+
+        return Case(statement, seconds)
+
+    def columns(case: Case, times: Mapping[str, Times]) -> Values:
+        return {"ms": times[case.name].median, "× numpyro, optax": ratio(times, case, BASELINE)}
+
+    cases = [case(BASELINE), case(DPJAX)]
+    return Group("statement", "import times", cases, columns, Effort(seconds=60.0, repetitions=15))

@@ -1,0 +1,211 @@
+"""Measurements of a benchmark, their file and their tables."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.benchmarks.timing import Case, Effort, Times, interleaved
+from experiments.lib.formatting import ABSENT, format_value
+from experiments.lib.records import write_atomically
+
+Values = Mapping[str, float | None]
+# Title of each group, and what makes it: compiled one at a time, a group is freed again.
+Groups = Iterator[tuple[str, Callable[[], "Group"]]]
+
+
+class Group(NamedTuple):
+    """The cases of one table, which are timed in turn.
+
+    Attributes:
+      kind: what the cases are, the heading of their names.
+      subject: what is compared.
+      cases: timed or skipped, in order.
+      columns: from a timed case and the times of all cases to the values of its row.
+      effort: by default of the command.
+      batch: examples in a batch, where there is one.
+    """
+
+    kind: str
+    subject: str
+    cases: Sequence[Case]
+    columns: Callable[[Case, Mapping[str, Times]], Values]
+    effort: Effort = Effort()
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case of one table.
+
+    Attributes:
+      kind: of the group.
+      subject: of the group.
+      batch: of the group.
+      case: its name.
+      values: by column; none of a case that was skipped, as ``note`` says.
+      repetitions: how many were timed.
+      note: why it was skipped or timed once, or what kind of number a value is.
+    """
+
+    kind: str
+    subject: str
+    batch: int | None
+    case: str
+    values: Values = field(default_factory=dict)
+    repetitions: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The measurements of one part.
+
+    Attributes:
+      part: a name of the command line, such as ``"steps"``.
+      versions: of what was measured.
+      device: in words.
+      missing: the libraries that could not be measured, and why.
+      measurements: in the order they were made.
+    """
+
+    part: str
+    versions: Mapping[str, str]
+    device: str
+    missing: Mapping[str, str]
+    measurements: tuple[Measurement, ...] = ()
+
+
+class Row(NamedTuple):
+    """One line of a table: the case, its cells and its note."""
+
+    case: str
+    cells: tuple[str, ...]
+    note: str
+
+
+class Table(NamedTuple):
+    """A group as a reader sees it: one row for each case."""
+
+    kind: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def ratio(times: Mapping[str, Times], case: Case, baseline: str) -> float | None:
+    """Returns the case's median time over that of ``baseline``; None where that was skipped."""
+    return times[case.name].median / times[baseline].median if baseline in times else None
+
+
+def measure(group: Group, effort: Effort | None = None) -> list[Measurement]:
+    """Times a group, with its own effort by default; a skipped case keeps its place."""
+    times = interleaved(group.cases, effort or group.effort)
+    found = []
+    for case in group.cases:
+        values, repetitions, note = {}, 0, case.note
+        if case.name in times:
+            values = dict(group.columns(case, times))
+            repetitions = len(times[case.name].seconds)
+            note = "slow: its first call alone" if times[case.name].slow else note
+        found.append(
+            Measurement(
+                group.kind, group.subject, group.batch, case.name, values, repetitions, note
+            )
+        )
+    return found
+
+
+def title(subject: str, batch: int | None) -> str:
+    """Returns the title of a table.
+
+    >>> title("tutorial CNN", 64)
+    'tutorial CNN, batch 64'
+    """
+    return subject if batch is None else f"{subject}, batch {batch:,}"
+
+
+def path_of(results: Path, part: str) -> Path:
+    """Returns where the results of a part lie."""
+    return results / f"benchmarks_{part}.json"
+
+
+def save(results: Path, benchmark: Benchmark) -> None:
+    """Writes the results of a part."""
+    text = json.dumps(asdict(benchmark), indent=1, ensure_ascii=False)
+    write_atomically(path_of(results, benchmark.part), text + "\n")
+
+
+def load(results: Path, part: str) -> Benchmark | None:
+    """Returns what :func:`save` wrote; None where there is nothing.
+
+    Raises:
+      ValueError: if the file holds something else.
+
+    >>> load(Path("no_such_folder"), "steps") is None
+    True
+    """
+    path = path_of(results, part)
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        measurements = tuple(Measurement(**item) for item in content.pop("measurements"))
+        return Benchmark(**content, measurements=measurements)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} must be a benchmark's results; remove it") from error
+
+
+def make_tables(measurements: Iterable[Measurement]) -> tuple[Table, ...]:
+    """Returns one table for each group, in order; columns in the order of their appearance."""
+    tables = []
+    for key, group in groupby(measurements, lambda m: (m.kind, m.subject, m.batch)):
+        members = list(group)
+        names = tuple(dict.fromkeys(name for m in members for name in m.values))
+        rows = tuple(
+            Row(
+                m.case,
+                (
+                    *(format_cell(name, m.values.get(name)) for name in names),
+                    str(m.repetitions or ABSENT),
+                ),
+                m.note,
+            )
+            for m in members
+        )
+        tables.append(Table(key[0], title(*key[1:]), (*names, "runs"), rows))
+    return tuple(tables)
+
+
+def format_cell(column: str, value: float | None) -> str:
+    """Writes a value with three significant digits, of a whole part all; epsilon with four.
+
+    >>> format_cell("ms", 1234.5), format_cell("ms", 0.5), format_cell("× certified", 0.9653)
+    ('1,234', '0.50', '0.965')
+    """
+    if value is None:
+        return ABSENT
+    if column == "ε":
+        return format_value(value)
+    decimals = 3 if column == "× certified" else max(0, 3 - len(str(int(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def format_text(benchmark: Benchmark) -> str:
+    """Returns every table as the terminal shows it, and the libraries that are missing."""
+    blocks = []
+    for table in make_tables(benchmark.measurements):
+        rows = (Row("", table.columns, ""), *table.rows)
+        columns = zip(*((row.case, *row.cells) for row in rows), strict=True)
+        first, *others = (max(map(len, column)) for column in columns)
+        lines = [
+            "  ".join(
+                [row.case.ljust(first), *map(str.rjust, row.cells, others), row.note]
+            ).rstrip()
+            for row in rows
+        ]
+        blocks.append("\n".join([table.title, *lines]))
+    missing = [f"not measured: {name} ({why})" for name, why in benchmark.missing.items()]
+    return "\n\n".join([*blocks, *missing])

@@ -1,0 +1,117 @@
+"""The benchmarks' sections of the report: tables, and one figure of the training steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from experiments.benchmarks.methods import PRIVATE
+from experiments.benchmarks.results import Benchmark, Measurement, Table, load, make_tables
+from experiments.lib.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
+
+_SHOWN_BATCH = 256
+_SPEED = "× plain"
+# Heading and text of each part.
+_TEXTS = {
+    "steps": (
+        "What privacy costs in time and memory",
+        "One training step by several methods: the median, and how many times that of the plain"
+        " step in JAX (SGD on the mean loss) and of the plain step with the same noise. Every case"
+        " but the plain ones clips and adds noise, unless it is named clipping alone. Peak memory"
+        " holds parameters, batch and every buffer of the step; it is counted, not sampled. A ratio"
+        " compares within its table only.",
+    ),
+    "accounting": (
+        "What an epsilon costs, and how tight it is",
+        "The accountants of dpjax and of other libraries on the settings of the published tables:"
+        " the median time of an answer that no cache holds, the answer, and how many times the"
+        " certified epsilon it is. All of them are upper bounds under add/remove unless a note says"
+        " otherwise.",
+    ),
+    "inference": (
+        "What private inference costs",
+        "The Bayesian account beside training, a step of DP-SVI beside numpyro's on the same"
+        " batches, and the effective samples per second of Langevin chains.",
+    ),
+    "imports": ("What an import costs", "Import times in fresh processes."),
+}
+
+
+class Section(NamedTuple):
+    """One part of the benchmarks in the report."""
+
+    anchor: str
+    heading: str
+    text: str
+    benchmark: Benchmark
+    tables: tuple[Table, ...]
+    figures: tuple[SavedFigure, ...]
+
+
+def benchmark_sections(results: Path) -> list[Section]:
+    """Returns a section for each part that was run, and draws the figure.
+
+    >>> benchmark_sections(Path("no_such_folder"))
+    []
+    """
+    sections = []
+    for part, (heading, text) in _TEXTS.items():
+        benchmark = load(results, part)
+        if benchmark:
+            timed = [
+                m for m in benchmark.measurements if m.kind == "steps" and m.values.get(_SPEED)
+            ]
+            figures = (_save_figure(timed, results / "figures"),) if timed else ()
+            tables = make_tables(benchmark.measurements)
+            anchor = f"benchmarks-{part}"
+            sections.append(Section(anchor, heading, text, benchmark, tables, figures))
+    return sections
+
+
+def _save_figure(timed: Sequence[Measurement], folder: Path) -> SavedFigure:
+    batch = min({m.batch or 0 for m in timed}, key=lambda size: abs(size - _SHOWN_BATCH))
+    figure = draw([m for m in timed if m.batch == batch])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "benchmarks.png"
+    figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+    caption = (
+        f"One step at batch {batch:,}: how many times as long as the plain step in JAX, on a"
+        " logarithmic scale. Blue: dpjax, clipping and noise included."
+    )
+    return SavedFigure(path, caption, round(96 * figure.get_figwidth()))
+
+
+def draw(timed: Sequence[Measurement]) -> Figure:
+    """Returns a figure with one panel for each model, one line for each case.
+
+    Args:
+      timed: of one batch size, all with a ratio.
+    """
+    models = list(dict.fromkeys(m.subject for m in timed))
+    cases = list(dict.fromkeys(m.case for m in timed))[::-1]
+    figure, panels = new_figure(1, len(models), 3.2 + 1.65 * len(models), 1.1 + 0.24 * len(cases))
+    for panel, model in zip(panels, models, strict=True):
+        _draw_panel(panel, cases, [m for m in timed if m.subject == model])
+        panel.set_title(model.replace(" ", "\n", 1), fontsize=9)
+        panel.tick_params(labelleft=panel is panels[0])
+    figure.supxlabel("times the plain step", fontsize=10)
+    return figure
+
+
+def _draw_panel(panel: Axes, cases: Sequence[str], members: Sequence[Measurement]) -> None:
+    places = [cases.index(m.case) for m in members]
+    ratios = [m.values[_SPEED] or 1.0 for m in members]
+    colours = [MEASURED if m.case == PRIVATE else SOURCE for m in members]
+    panel.hlines(places, 1, ratios, colors=colours, linewidth=1.5)
+    panel.scatter(ratios, places, c=colours, s=22, zorder=3)
+    panel.set_xscale("log")
+    panel.set_xlim(min(0.5, 0.7 * min(ratios)), 1.6 * max(2.0, *ratios))
+    panel.axvline(1, color="#9a9da3", linewidth=0.8)
+    panel.set_yticks(range(len(cases)), cases)
+    panel.set_ylim(-0.6, len(cases) - 0.4)
+    panel.xaxis.set_major_locator(LogLocator(10, numticks=4))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())
