@@ -1,10 +1,10 @@
 """The two accountants of Bu et al. (2020) beside the certified epsilon, and sentences on them."""
 
-from decimal import ROUND_CEILING
+from collections.abc import Mapping
 from typing import Any
 
 import dpjax
-from experiments.lib.formatting import format_value
+from experiments.lib.verdicts import format_upper_bound, judge_claim
 
 DIVISOR_REMARK = (
     "The printed algorithm divides by the drawn batch size, which is private under Poisson"
@@ -36,8 +36,8 @@ def compute_accounts(
     return costs, certificate.epsilon
 
 
-def account_remarks(row: str, clt: float, costs: dict[str, Any], certified: float) -> list[str]:
-    """Returns what the central limit and the moments accountant are worth for one row.
+def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: float) -> list[str]:
+    """Compares the source's accountants of one row with the certified epsilon.
 
     Args:
       row: its name.
@@ -45,14 +45,9 @@ def account_remarks(row: str, clt: float, costs: dict[str, Any], certified: floa
       costs: as from :func:`compute_accounts`.
       certified: epsilon of the same mechanism.
     """
-    upper = format_value(certified, rounding=ROUND_CEILING)
-    verdict = (
-        "promises too much: an approximation is no guarantee."
-        if clt < certified
-        else "errs to the safe side here."
-    )
     return [
-        f"{row}: the source's CLT ε = {clt:.2f}, against a certified {upper}, {verdict}",
+        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {judge_claim(clt, certified)},"
+        f" against a certified {format_upper_bound(certified)}.",
         f"{row}: the moments accountant is loose by its conversion: the classical one gives"
         f" {costs['MA ε']:.2f}, the improved one {costs['Rényi ε, improved']:.2f}.",
     ]

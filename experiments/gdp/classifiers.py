@@ -10,13 +10,13 @@ import flax.linen as nn
 import numpy as np
 import optax
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 import dpjax
 from dpjax.datasets import Dataset
 from experiments.gdp.accounts import account_remarks, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_curve, set_epoch_axis
 from experiments.lib.registry import Record, Result
 from experiments.lib.training import ShuffledEpochs, Training, classification, initialize, train
 
@@ -150,22 +150,22 @@ def training_figure(records: Sequence[Record], published: Mapping[str, float]) -
     for record, colour in zip(trained, PALETTE, strict=False):
         curves = np.array(record.series[_ACCURACY_CURVES])
         epochs, accuracies = curves[0, :, 0], curves[:, :, 1]
-        left.plot(epochs, accuracies.mean(axis=0), color=colour, label=record.row)
         band = accuracies.min(axis=0), accuracies.max(axis=0)
-        left.fill_between(epochs, *band, color=colour, alpha=0.2, linewidth=0)
+        style = {"color": colour, "label": record.row, "marker": ""}
+        draw_curve(left, epochs, accuracies.mean(axis=0), band, **style)
         if record.row in published:
             left.axhline(published[record.row], color=colour, linestyle=":", linewidth=1)
-    left.set(xlabel="epoch", ylabel="test accuracy (%)")
+    left.set_ylabel("test accuracy (%)")
     for record in [record for record in trained if record.certified][:1]:
         colours = {"MA ε": SOURCE, "certified": CERTIFIED, "CLT ε": MEASURED}
         for name, colour in colours.items():
             points = zip(*record.series[_EPSILON_CURVES][name], strict=True)
             right.plot(*points, color=colour, label=name)
         delta = format_value(record.settings["delta"])
-        right.set(xlabel="epoch", ylabel=f"{record.row}: ε at δ = {delta}", ylim=(0, None))
+        right.set(ylabel=f"{record.row}: ε at δ = {delta}", ylim=(0, None))
     for axes in (left, right):
         axes.legend(loc="lower right")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        set_epoch_axis(axes)
     return figure
 
 
@@ -175,6 +175,6 @@ def mean_accuracy(record: Record, epoch: int) -> float:
 
 
 def private_remarks(record: Record) -> list[str]:
-    """Returns what the source's accounts of a private row are worth."""
+    """Compares the source's accountants of a private row with the certified epsilon."""
     measured, certified = record.measured, record.certified[CERTIFIED_EPSILON]
-    return account_remarks(record.row, measured["CLT ε"], dict(measured), certified)
+    return account_remarks(record.row, measured["CLT ε"], measured, certified)

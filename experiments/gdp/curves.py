@@ -5,8 +5,8 @@ trained.
 """
 
 import math
-from collections.abc import Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from collections.abc import Callable, Sequence
+from decimal import ROUND_FLOOR
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,9 @@ from dpjax.accounting.tradeoff import TradeOff
 from experiments.gdp import mnist
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import legend_below, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import format_upper_bound
 
 _DELTA = 1e-5
 # Of the profile that is computed, and of it what a figure needs.
@@ -227,8 +229,8 @@ def _profiles_figure(record: Record) -> Figure:
 
 
 def _trade_offs_figure(records: Sequence[Record]) -> Figure:
-    figure, axes = new_figure(2, 3, width=9.6, height=6.6)
-    for axis, record in zip(axes, records, strict=False):
+    figure, axes = panel_grid(len(records), 3, width=9.6, height=3.3 * -(-len(records) // 3))
+    for axis, record in zip(axes, records, strict=True):
         curves = {name: 1 - rates for name, rates in _detection_rates(record).items()}
         axis.plot([0, 1], [1, 0], color=_PALE, linewidth=1, label="perfect privacy")
         axis.plot(_LEVELS, curves["MA pair"], color=SOURCE, linestyle=":", label="MA, one pair")
@@ -246,20 +248,14 @@ def _trade_offs_figure(records: Sequence[Record]) -> Figure:
         ]
         for place, (text, colour) in enumerate(lines):
             axis.text(0.97, 0.92 - 0.09 * place, text, color=colour, ha="right", fontsize=9)
-        axis.set_title(_label(record))
+        axis.set_title(mnist.row_label(record))
         _name_axes(axis)
-    for axis in axes[len(records) :]:
-        axis.set_axis_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    legend_below(figure, axes)
     return figure
 
 
 def _detection_rates(record: Record) -> dict[str, np.ndarray]:
     return {name: np.array(rates) for name, rates in record.series["detected"].items()}
-
-
-def _label(record: Record) -> str:
-    return f"row {record.row}: σ = {record.settings['noise_multiplier']}"
 
 
 def _name_axes(axes: Axes) -> None:
@@ -272,7 +268,7 @@ def _attacks_figure(records: Sequence[Record]) -> Figure:
     for record in records:
         rates = _detection_rates(record)
         least, most = rates["upper"] / rates["CLT"], rates["lower"] / rates["CLT"]
-        (line,) = axes.loglog(_LEVELS, most, linewidth=1, label=_label(record))
+        (line,) = axes.loglog(_LEVELS, most, linewidth=1, label=mnist.row_label(record))
         axes.fill_between(_LEVELS, least, most, color=line.get_color(), alpha=0.4, linewidth=0)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_yticks(_RATIOS, labels=map(str, _RATIOS))
@@ -311,29 +307,15 @@ def _remarks(records: Sequence[Record]) -> list[str]:
             f" the moments accountant guarantee {measured['errors, MA envelope %']:.1f} %, and"
             f" {certified} % is certified."
         )
-    errors = [
-        (
-            r.row,
-            r.measured["errors, CLT %"] > r.certified["errors, upper %"],
-            r.measured["errors, CLT %"] <= r.certified["errors, lower %"],
-        )
-        for r in table
-    ]
-    epsilons = [
-        (
-            r.row,
-            r.measured["CLT ε"] < r.certified["ε, lower"],
-            r.measured["CLT ε"] >= r.certified["ε"],
-        )
-        for r in table
-    ]
-    remarks += _verdicts("The central limit's sum of errors", errors)
-    remarks += _verdicts("The central limit's ε at δ = 1e-5", epsilons)
+    for verdict, holds in _VERDICTS.items():
+        names = [record.row for record in table if holds(record)]
+        if names:
+            plural = "rows" if len(names) > 1 else "row"
+            remarks.append(f"The central limit's {verdict} in {plural} {', '.join(names)}.")
     if _ONE_EPOCH in rows:
         rates = _detection_rates(rows[_ONE_EPOCH])
         excess = float(np.max(rates["upper"] - rates["CLT"]))
-        bound = rows[_ONE_EPOCH].certified["sup |f − G|"]
-        distance = format_value(bound, rounding=ROUND_CEILING)
+        distance = format_upper_bound(rows[_ONE_EPOCH].certified["sup |f − G|"])
         remarks.append(
             f"A.1: after one epoch the curve and its limit are nowhere more than {distance} apart;"
             f" at small levels tests detect up to {excess:.4f} more often than the limit says."
@@ -341,17 +323,20 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
-def _verdicts(subject: str, rows: Sequence[tuple[str, bool, bool]]) -> list[str]:
-    """Returns a sentence on the rows whose second entry is true, one on those whose third is."""
-    verdicts = {
-        "promises more than is true": [name for name, too_much, _ in rows if too_much],
-        "is on the safe side": [name for name, _, safe in rows if safe],
-    }
-    return [
-        f"{subject} {verdict} in {'rows' if len(names) > 1 else 'row'} {', '.join(names)}."
-        for verdict, names in verdicts.items()
-        if names
-    ]
+_VERDICTS: dict[str, Callable[[Record], bool]] = {
+    "sum of errors promises more than is true": lambda record: (
+        record.measured["errors, CLT %"] > record.certified["errors, upper %"]
+    ),
+    "sum of errors is on the safe side": lambda record: (
+        record.measured["errors, CLT %"] <= record.certified["errors, lower %"]
+    ),
+    "ε at δ = 1e-5 promises more than is true": lambda record: (
+        record.measured["CLT ε"] < record.certified["ε, lower"]
+    ),
+    "ε at δ = 1e-5 is on the safe side": lambda record: (
+        record.measured["CLT ε"] >= record.certified["ε"]
+    ),
+}
 
 
 EXPERIMENT = Experiment(

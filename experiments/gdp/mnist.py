@@ -19,6 +19,7 @@ from dpjax.datasets import Dataset
 from experiments.gdp.accounts import DIVISOR_REMARK, account_remarks, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
+from experiments.lib.plots import draw_series
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, train
 
@@ -153,15 +154,18 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 def _accuracy_figure(records: Sequence[Record]) -> Figure:
     figure, (axes,) = new_figure()
+    draw_series(axes, records, CURVE, row_label)
     for record, colour in zip(records, PALETTE, strict=False):
-        label = f"row {record.row}: σ = {record.settings['noise_multiplier']}"
-        points = zip(*record.series[CURVE], strict=True)
-        axes.plot(*points, color=colour, marker="o", markersize=3, label=label)
         if record.settings["epochs"] == record.settings["published_epochs"]:
             axes.axhline(record.source[ACCURACY], color=colour, linestyle=":", linewidth=1)
     axes.set(xlabel="epoch", ylabel="test accuracy (%)")
     axes.legend(loc="lower right")
     return figure
+
+
+def row_label(record: Record) -> str:
+    """Returns the label of a row's curve: its number and its noise."""
+    return f"row {record.row}: σ = {record.settings['noise_multiplier']}"
 
 
 def _epsilon_figure(records: Sequence[Record]) -> Figure:
@@ -181,7 +185,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         account_remarks(
             f"Row {record.row}",
             record.source["CLT ε"],
-            dict(record.measured),
+            record.measured,
             record.certified[_CERTIFIED_EPSILON],
         )
         for record in records

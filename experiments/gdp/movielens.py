@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,13 @@ from dpjax._validation import check_count, check_delta, check_positive
 from dpjax.datasets import RatingsDataset
 from experiments.gdp import movielens_models as models
 from experiments.gdp.accounts import compute_accounts
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
+from experiments.lib.plots import draw_series
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.training import Task, initialize, train
+from experiments.lib.verdicts import format_upper_bound
 
 _PRIVATE, _BY_USER = "private networks", "private networks, by user"
 _PLAIN = "non-private networks"
@@ -227,9 +228,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 def _training_figure(records: Sequence[Record]) -> Figure:
     figure, (axes,) = new_figure()
-    for record, colour in zip(records, PALETTE, strict=False):
-        points = zip(*record.series[_CURVE], strict=True)
-        axes.plot(*points, color=colour, marker="o", markersize=3, label=record.row)
+    draw_series(axes, records, _CURVE)
     axes.set(xlabel="passes over the training data", ylabel="test RMSE", xscale="log")
     axes.legend(loc="best")
     return figure
@@ -255,10 +254,10 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     remarks = _unit_remarks(private) if private else []
     if by_user:
         beside = f" beside {format_value(private.measured['RMSE'])}" if private else ""
+        certified = format_upper_bound(by_user.certified["ε, one user"])
         remarks.append(
-            "With each user's gradient clipped as one, the certified ε ="
-            f" {_upward(by_user.certified['ε, one user'])} holds for all ratings of a user at once;"
-            f" the price is an RMSE of {format_value(by_user.measured['RMSE'])}{beside}. At most"
+            f"With each user's gradient clipped as one, the certified ε = {certified} holds for all"
+            f" ratings of a user at once; the price is an RMSE of {format_value(by_user.measured['RMSE'])}{beside}. At most"
             f" {by_user.settings['num_kept']} of a user's ratings count."
         )
     remarks += [
@@ -277,25 +276,22 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 def _unit_remarks(private: Record) -> list[str]:
     """The guarantees for one rating, and for all ratings of one user by group privacy."""
+    source, certified = private.source, format_upper_bound(private.certified["ε, one rating"])
     remarks = [
-        f"The source's CLT ε = {private.source['CLT ε']} is below the certified"
-        f" {_upward(private.certified['ε, one rating'])}: it promises too much. Its MA ε ="
-        f" {private.source['MA ε']} is a bound, and a loose one. All three are for one rating."
+        f"The source's CLT ε = {source['CLT ε']} is below the certified {certified}: it promises"
+        f" too much. Its MA ε = {source['MA ε']} is a bound, and a loose one. All three are for one"
+        " rating."
     ]
     users = ("the fewest that are a group", "the median user", "the most active user")
     for user, (size, epsilon, delta, limit) in zip(users, private.series[_GROUPS], strict=True):
         worth = "which says nothing" if delta >= 1 else "which says little"
         remarks.append(
             f"For a user of {size:,} ratings ({user}), group privacy makes of the one-rating"
-            f" guarantee ε = {_upward(epsilon)} at δ = {_upward(delta)}, {worth}; the central"
-            f" limit's G_kμ, an approximation and no guarantee, has ε = {format_value(limit)} at"
-            f" δ = {private.settings['delta']:g}."
+            f" guarantee ε = {format_upper_bound(epsilon)} at δ = {format_upper_bound(delta)},"
+            f" {worth}; the central limit's G_kμ, an approximation and no guarantee, has ε ="
+            f" {format_value(limit)} at δ = {private.settings['delta']:g}."
         )
     return remarks
-
-
-def _upward(value: float) -> str:
-    return format_value(value, rounding=ROUND_CEILING)
 
 
 EXPERIMENT = Experiment(

@@ -8,13 +8,11 @@ and 70 epochs with each noise; expect test accuracies of about 95 and 97 %).
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from scipy.optimize import brentq
 
 import dpjax
@@ -29,9 +27,10 @@ from experiments.gdp.mnist import (
     note,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
-from experiments.lib.formatting import format_value
+from experiments.lib.plots import set_epoch_axis
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.training import Curve
+from experiments.lib.verdicts import format_upper_bound
 
 # The moments accountant, the central limit, and the tight account, which alone is certified.
 ACCOUNTS = {
@@ -225,7 +224,7 @@ def _training_figure(halves: Mapping[str, Mapping[str, Record]]) -> Figure:
     for place, (name, half) in enumerate(halves.items()):
         left, right = axes[2 * place : 2 * place + 2]
         _draw_accuracies(left, half)
-        left.set(title=f"{name}: accuracy", xlabel="epoch", ylabel="test accuracy (%)")
+        left.set(title=f"{name}: accuracy", ylabel="test accuracy (%)")
         for account, record in half.items():
             style, spent = _style(record), record.series["ε by epoch"]
             right.plot(*zip(*spent["PLD"], strict=True), **style)
@@ -234,9 +233,9 @@ def _training_figure(halves: Mapping[str, Mapping[str, Record]]) -> Figure:
                 right.plot(*points, color=style["color"], linestyle="--")
         right.axhline(_target(half), color="black", linestyle=":", linewidth=1)
         right.legend(loc="lower right")
-        right.set(title=f"{name}: ε at δ = 1e-5", xlabel="epoch", ylabel="ε", ylim=(0, None))
-        for axis in (left, right):
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        right.set(title=f"{name}: ε at δ = 1e-5", ylabel="ε", ylim=(0, None))
+        set_epoch_axis(left)
+        set_epoch_axis(right)
     return figure
 
 
@@ -293,8 +292,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
             continue
         noise = {account: half[account].settings["noise_multiplier"] for account in ACCOUNTS}
         cost = {
-            account: format_value(half[account].certified["ε"], rounding=ROUND_CEILING)
-            for account in ACCOUNTS
+            account: format_upper_bound(record.certified["ε"]) for account, record in half.items()
         }
         share = (noise["MA"] - noise["PLD"]) / (noise["MA"] - noise["CLT"])
         remarks.append(

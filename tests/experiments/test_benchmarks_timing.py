@@ -1,7 +1,16 @@
 import itertools
 
 import jax.numpy as jnp
-from experiments.bench.timing import FEWEST, Case, Effort, Times, blocking, has_turn, interleaved
+
+from experiments.benchmarks.timing import (
+    FEWEST,
+    Case,
+    Effort,
+    Times,
+    blocking,
+    has_turn,
+    interleaved,
+)
 
 
 def recorded(durations):
@@ -29,7 +38,7 @@ def test_cases_take_turns_after_one_call_each_to_warm_up():
 
 def test_only_the_last_call_of_a_quick_cases_turn_counts(monkeypatch):
     clock = itertools.count(step=0.015)  # it is read once before a turn, and after each call
-    monkeypatch.setattr("experiments.bench.timing.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("experiments.benchmarks.timing.time.perf_counter", lambda: next(clock))
     cases, calls = recorded({"quick": [0.9, 0.01, *[0.5, 0.01] * 4], "other": [1.0]})
     times = interleaved(cases, Effort(seconds=0.04))
     assert times["quick"].seconds == (0.01,) * 4
@@ -69,3 +78,10 @@ def test_median_and_least_are_in_milliseconds():
 
 def test_blocking_returns_seconds():
     assert 0 < blocking(lambda: jnp.ones(3) + 1)() < 60
+    assert 0 < blocking(jnp.add, 1, 2)() < 60
+
+
+def test_a_skipped_case_is_left_out():
+    cases, calls = recorded({"a": [1.0]})
+    assert list(interleaved([Case("skipped", None), *cases], Effort(seconds=3.0))) == ["a"]
+    assert calls == ["a"] * (1 + FEWEST)

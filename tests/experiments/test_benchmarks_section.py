@@ -1,9 +1,9 @@
 import base64
 
 import pytest
-from experiments.bench.measurements import Bench, Measurement, save
-from experiments.bench.section import bench_section, draw
 
+from experiments.benchmarks.results import Benchmark, Measurement, save
+from experiments.benchmarks.section import benchmark_sections, draw
 from experiments.lib.figures import MEASURED
 from experiments.lib.report import write_report
 
@@ -12,7 +12,7 @@ NAMES = ("plain", "plain + noise", "dpjax")
 
 def steps(model, batch, ratios):
     return [
-        Measurement("steps", model, batch, case, 2.0 * ratio, 1.0, ratio, ratio, 9.0, 3.0, 5)
+        Measurement("steps", model, batch, case, {"ms": 2.0 * ratio, "× plain": ratio}, 5)
         for case, ratio in ratios.items()
     ]
 
@@ -24,10 +24,11 @@ def results(tmp_path):
         *steps("MLP", 64, {"plain": 1.0, "dpjax": 7.0}),
         *steps("CNN", 256, {"plain": 1.0, "dpjax": 1.5, "peer": 123.0}),
         evil,
-        Measurement("loops", "CNN", 64, "host loop", 5.0, 4.0, 1.0, None, 256.0, None, 5),
+        Measurement("loops", "CNN", 64, "host loop", {"ms": 5.0, "× host": 1.0}, 5),
     ]
-    bench = Bench({"JAX": "0.10.2"}, "2 CPU cores", {"torch": "not there"}, tuple(measurements))
-    save(tmp_path, bench)
+    missing = {"torch": "not there"}
+    found = tuple(measurements)
+    save(tmp_path, Benchmark("steps", {"JAX": "0.10.2"}, "2 CPU cores", missing, found))
     return tmp_path
 
 
@@ -44,26 +45,27 @@ def test_the_report_shows_every_table_and_one_picture(results):
         "<td>123</td>",
         "&lt;script&gt;",
         "takes &lt;b&gt;9&lt;/b&gt; GiB",
-        '<a href="#bench">',
+        '<a href="#benchmarks-steps">',
     ):
         assert part in html
-    image = base64.b64encode((results / "figures" / "bench.png").read_bytes()).decode()
+    image = base64.b64encode((results / "figures" / "benchmarks.png").read_bytes()).decode()
     assert html.count(image) == 1
 
 
 def test_without_a_run_there_is_no_section(tmp_path):
     path, _ = write_report([], tmp_path)
-    assert 'id="bench"' not in path.read_text(encoding="utf-8")
+    assert 'id="benchmarks' not in path.read_text(encoding="utf-8")
 
 
 def test_the_picture_is_of_the_batch_nearest_to_256(results):
-    section = bench_section(results)
+    (section,) = benchmark_sections(results)
     assert "One step at batch 256" in section.figures[0].caption
 
 
 def test_without_a_timed_step_there_is_no_picture(tmp_path):
-    save(tmp_path, Bench({}, "", {}, (Measurement("loops", "m", None, "host loop", 1.0),)))
-    assert bench_section(tmp_path).figures == ()
+    loop = Measurement("loops", "m", None, "host loop", {"ms": 1.0})
+    save(tmp_path, Benchmark("steps", {}, "", {}, (loop,)))
+    assert benchmark_sections(tmp_path)[0].figures == ()
 
 
 def test_one_panel_for_each_model_and_dpjax_stands_out():
