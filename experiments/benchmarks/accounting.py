@@ -2,8 +2,7 @@
 
 import functools
 import importlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,9 +17,15 @@ from dpjax.accounting import gdp, moments_accountant
 from dpjax.accounting.accountants import guarantee
 from experiments.benchmarks.methods import why_missing
 from experiments.benchmarks.results import Group, Groups, Values
-from experiments.benchmarks.timing import Case, Effort, Times
+from experiments.benchmarks.timing import Case, Effort, Times, blocking
 
-PRV, MANY = "prv_accountant", "many settings"
+PRV, _PRV_NAME, MANY = "prv_accountant", "prv-accountant", "many settings"
+# Of numbers that are no upper bounds on epsilon.
+_NOTES = {
+    "dpjax, gdp_clt": "an approximation, no guarantee",
+    "dpjax, both ends": "the lower end of the bracket, no guarantee",
+    _PRV_NAME: "the upper end of its interval",
+}
 _EFFORT = Effort(seconds=1.0, repetitions=10)
 
 
@@ -60,40 +65,29 @@ SETTINGS = (
 )
 
 
-class Method(NamedTuple):
-    """One accountant, and how it is called.
-
-    Attributes:
-      name: for readers.
-      epsilon: of a setting.
-      note: what kind of number it is, where it is not an upper bound.
-    """
-
-    name: str
-    epsilon: Callable[[Setting], float]
-    note: str = ""
+Accountant = Callable[[Setting], float]
+ArrayAccountant = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def single_methods() -> Iterator[Method]:
-    """Yields the accountants of one setting; prv-accountant only where it is installed."""
-    for name in accounting.accountants.METHODS:
-        note = "an approximation, no guarantee" if name == "gdp_clt" else ""
-        yield Method(f"dpjax, {name}", functools.partial(_by_dpjax, name), note)
-    yield Method(
-        "dpjax, both ends",
-        lambda s: accounting.epsilon_bounds(s.event, s.delta, adjacency="add_remove").lower,
-        "the lower end of the bracket, no guarantee",
-    )
-    yield Method(
-        "dpjax, moments_accountant.epsilon",
-        lambda setting: moments_accountant.compute_epsilon(*setting[1:]),
-    )
-    for accountant in (PLDAccountant, RdpAccountant):
-        name = f"dp-accounting, {accountant.__name__}"
-        yield Method(name, functools.partial(_by_dp_accounting, accountant))
+def single_methods() -> dict[str, Accountant]:
+    """Returns the accountants of one setting; prv-accountant only where it is installed."""
+    methods: dict[str, Accountant] = {
+        f"dpjax, {name}": functools.partial(_by_dpjax, name)
+        for name in accounting.accountants.METHODS
+    }
+    methods |= {
+        "dpjax, both ends": lambda s: (
+            accounting.epsilon_bounds(s.event, s.delta, adjacency="add_remove").lower
+        ),
+        "dpjax, moments_accountant.epsilon": lambda s: moments_accountant.compute_epsilon(
+            s.noise_multiplier, s.sampling_rate, s.num_steps, s.delta
+        ),
+        "dp-accounting, PLDAccountant": functools.partial(_by_dp_accounting, PLDAccountant),
+        "dp-accounting, RdpAccountant": functools.partial(_by_dp_accounting, RdpAccountant),
+    }
     for error in () if why_missing(PRV) else (0.1, 0.02):
-        name = f"prv-accountant, error {error:g}"
-        yield Method(name, functools.partial(_by_prv, error), "the upper end of its interval")
+        methods[f"{_PRV_NAME}, error {error:g}"] = functools.partial(_by_prv, error)
+    return methods
 
 
 def _by_dpjax(method: str, setting: Setting) -> float:
@@ -118,41 +112,30 @@ def _by_prv(error: float, setting: Setting) -> float:
     return accountant.compute_epsilon(setting.delta, [setting.num_steps])[2]
 
 
-class ManyMethod(NamedTuple):
-    """One accountant of many settings.
+def array_methods() -> dict[str, tuple[ArrayAccountant, int]]:
+    """Returns the accountants of many settings, and how many settings one call has.
 
-    Attributes:
-      name: for readers.
-      epsilons: of noise multipliers, sampling rates and numbers of steps, at delta 1e-5.
-      num_settings: in one call.
+    They take noise multipliers, sampling rates and numbers of steps, and return epsilons at delta
+    1e-5; one without arrays is called for each setting.
     """
-
-    name: str
-    epsilons: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-    num_settings: int
-
-
-def many_methods() -> Iterator[ManyMethod]:
-    """Yields the accountants of many settings; those without arrays are called for each."""
-    yield ManyMethod(
-        "dpjax, moments_accountant.epsilon, one call",
-        lambda noise, rate, steps: moments_accountant.compute_epsilon(noise, rate, steps, 1e-5),
-        1_000,
-    )
-    yield ManyMethod(
-        "dpjax, gdp.clt_mu and gdp.epsilon",
-        lambda noise, rate, steps: gdp.epsilon(gdp.clt_mu(noise, rate, steps), 1e-5),
-        1_000,
-    )
 
     def rdp_epsilon(noise: float, rate: float, steps: float) -> float:
         return _by_dp_accounting(RdpAccountant, Setting("", noise, rate, int(steps)))
 
-    name = "dp-accounting, RdpAccountant, one by one"
-    yield ManyMethod(name, np.vectorize(rdp_epsilon), 20)
+    return {
+        "dpjax, moments_accountant.epsilon, one call": (
+            lambda noise, rate, steps: moments_accountant.compute_epsilon(noise, rate, steps, 1e-5),
+            1_000,
+        ),
+        "dpjax, gdp.clt_mu and gdp.epsilon": (
+            lambda noise, rate, steps: gdp.epsilon(gdp.clt_mu(noise, rate, steps), 1e-5),
+            1_000,
+        ),
+        "dp-accounting, RdpAccountant, one by one": (np.vectorize(rdp_epsilon), 20),
+    }
 
 
-def many_settings(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def random_settings(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns noise multipliers from 0.5 to 5, rates from 1e-4 to 0.1 and steps from 10 to 1e5."""
     random = np.random.default_rng(0)
     noise = np.exp(random.uniform(np.log(0.5), np.log(5), number))
@@ -164,51 +147,43 @@ def accounting_groups() -> Groups:
     """Yields every setting by itself, and many settings in one call."""
     logging.set_verbosity(logging.ERROR)  # of the orders that dp-accounting leaves out
     for setting in SETTINGS:
-        yield setting.name, functools.partial(single_group, setting)
-    yield MANY, many_group
+        yield setting.name, functools.partial(single_group, setting, single_methods())
+    yield MANY, lambda: many_group(array_methods())
 
 
-def single_group(setting: Setting, methods: Sequence[Method] | None = None) -> Group:
+def single_group(setting: Setting, methods: Mapping[str, Accountant]) -> Group:
     """Returns the epsilon of one setting by every method, and the time of an answer."""
-    methods = methods or tuple(single_methods())
     certified, noise = setting.certified, setting.noise_multiplier
 
-    def case(method: Method) -> Case:
-        epsilon = method.epsilon(setting)
-        values = {"ε": epsilon, "× certified": epsilon / certified}
-        seconds = _timed(lambda x: method.epsilon(setting._replace(noise_multiplier=x)), noise)
-        return Case(method.name, seconds, values, method.note)
+    def case(name: str, solve: Accountant) -> Case:
+        epsilon = solve(setting)
+        seconds = _timed(lambda x: solve(setting._replace(noise_multiplier=x)), noise)
+        note = _NOTES.get(name.partition(", error")[0], "")
+        return Case(name, seconds, {"ε": epsilon, "× certified": epsilon / certified}, note)
 
     def columns(case: Case, times: Mapping[str, Times]) -> Values:
         return {"ms": times[case.name].median, **case.values}
 
-    return Group("accountant", setting.name, [case(m) for m in methods], columns, _EFFORT)
+    cases = [case(*method) for method in methods.items()]
+    return Group("accountant", setting.name, cases, columns, _EFFORT)
 
 
-def many_group(methods: Sequence[ManyMethod] | None = None) -> Group:
+def many_group(methods: Mapping[str, tuple[ArrayAccountant, int]]) -> Group:
     """Returns the time of the epsilons of many settings by every method."""
-    methods = methods or tuple(many_methods())
 
-    def case(method: ManyMethod) -> Case:
-        noise, rate, steps = many_settings(method.num_settings)
-        seconds = _timed(lambda x: method.epsilons(x, rate, steps), noise)
-        return Case(method.name, seconds, {"settings": method.num_settings})
+    def case(name: str, solve: ArrayAccountant, size: int) -> Case:
+        noise, rate, steps = random_settings(size)
+        return Case(name, _timed(lambda x: solve(x, rate, steps), noise), {"settings": size})
 
     def columns(case: Case, times: Mapping[str, Times]) -> Values:
         median = times[case.name].median
         return {**case.values, "ms": median, "ms a setting": median / case.values["settings"]}
 
-    return Group("accountant", MANY, [case(m) for m in methods], columns, _EFFORT)
+    cases = [case(name, *method) for name, method in methods.items()]
+    return Group("accountant", MANY, cases, columns, _EFFORT)
 
 
 def _timed(solve: Callable[[Any], Any], noise: Any) -> Callable[[], float]:
     """Times ``solve`` of the noise times a factor next to 1, another each time, against caches."""
     factors = (1 + 1e-9 * number for number in count(1))
-
-    def seconds() -> float:
-        question = noise * next(factors)
-        start = time.perf_counter()
-        solve(question)
-        return time.perf_counter() - start
-
-    return seconds
+    return lambda: blocking(solve, noise * next(factors))()

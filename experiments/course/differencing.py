@@ -142,9 +142,10 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.set_yticks(range(40, 101, 20))
     right.legend(ncols=2)
     caption = (
-        "Left: how far deleting one of these entries moves an answer, at most, and how far replacing"
-        " one entry of any database can. A threshold that is far off does not move at all here, and"
-        " noise set by that would be none. Right: entries recovered from answers with and without them."
+        "Left: how far deleting one of these entries moves an answer, at most, and how far"
+        " replacing one entry of any database can. A threshold that is far off does not move at all"
+        " here, and noise set by that would be none. Right: entries recovered from answers with and"
+        " without them."
     )
     return {"attack": (figure, caption)}
 

@@ -257,7 +257,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         certified = format_upper_bound(by_user.certified["ε, one user"])
         remarks.append(
             f"With each user's gradient clipped as one, the certified ε = {certified} holds for all"
-            f" ratings of a user at once; the price is an RMSE of {format_value(by_user.measured['RMSE'])}{beside}. At most"
+            " ratings of a user at once; the price is an RMSE of"
+            f" {format_value(by_user.measured['RMSE'])}{beside}. At most"
             f" {by_user.settings['num_kept']} of a user's ratings count."
         )
     remarks += [
