@@ -85,10 +85,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
         parts = {ACCURACY: split.test, _OTHER_ACCURACY: data.test}
         return Result({name: 100 * score(*part) for name, part in parts.items()}, {}, data.note)
     problem = Problem(TabularMLP(data.num_classes), optax.sgd, split, "one person", PUBLISHED_SIZE)
-    kind: type[PrivateSettings | PlainSettings] = PlainSettings
-    if row.name == _PRIVATE_ROW:
-        kind = PrivateSettings
-    settings = kind(**row.settings)
+    private = row.name == _PRIVATE_ROW
+    settings = PrivateSettings(**row.settings) if private else PlainSettings(**row.settings)
     runs = fit(problem, settings, context.folder)
     accuracy = accuracy_percent(problem.model)
     others = [accuracy(run.params, data.test) for run in runs]

@@ -298,8 +298,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         remarks.append(
             f"{name.capitalize()}: for ({_target(half)}, 1e-5) the source lowers σ from"
             f" {noise['MA']} to {noise['CLT']}. A tight account allows {noise['PLD']}: {share:.0%}"
-            f" of that is honest gain. With the rest the promise is broken: σ = {noise['CLT']}"
-            f" costs {cost['CLT']}, while σ = {noise['MA']} costs only {cost['MA']}."
+            f" of that reduction. The rest exceeds the target: σ = {noise['CLT']} costs"
+            f" {cost['CLT']}, while σ = {noise['MA']} costs only {cost['MA']}."
         )
         if all(CURVE in record.series for record in half.values()):
             accuracies = [f"{half[account].measured[ACCURACY]:.1f}" for account in ACCOUNTS]
@@ -312,14 +312,14 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 EXPERIMENT = Experiment(
     name="gdp_noise_saved",
-    title="Less noise for the same promise, on MNIST",
+    title="Less noise for the same target epsilon, on MNIST",
     source="Bu, Dong, Long and Su (2020), Figure 4",
     description=(
-        "The CNN of Table 1, η = 0.15, R = 1.5. A promise is made, (1.34, 1e-5) after 20 epochs"
-        " (top) or (8.68, 1e-5) after 70 (bottom), and σ is what each account asks for it: MA, the"
-        " moments accountant; CLT, the central limit, with which the source replaces it; and PLD,"
-        " the tight account, which the source has not and which alone is certified.\n\n"
-        "Measured σ is solved for the promise; each run uses the source's rounded one, or for PLD"
+        "The CNN of Table 1, η = 0.15, R = 1.5. The target is (1.34, 1e-5) after 20 epochs (top) or"
+        " (8.68, 1e-5) after 70 (bottom), and σ is the noise that each account needs for it: MA,"
+        " the moments accountant; CLT, the central limit, with which the source replaces it; and"
+        " PLD, a tight account, which the source does not have and which alone is certified.\n\n"
+        "Measured σ is solved for the target; each run uses the source's rounded one, or for PLD"
         " the calibrated one rounded up. Every ε is for the published number of epochs on 60,000"
         " images but for the one as run."
     ),

@@ -98,5 +98,5 @@ def test_rows_run_are_certified_and_drawn(experiment, tmp_path):
     assert [epoch for epoch, _ in trained.series["accuracy % by epoch"]] == [1.0, 2.0, 3.0]
     assert len(draw_figures(experiment, records, tmp_path)) == 2
     (remark,) = experiment.remarks(records)
-    assert "87% of that is honest gain" in remark
+    assert "87% of that reduction" in remark
     assert "costs 1.409" in remark
