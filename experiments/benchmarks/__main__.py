@@ -84,8 +84,7 @@ def run(name: str, arguments: argparse.Namespace) -> Benchmark:
         changes = {key: vars(arguments)[key] for key in ("seconds", "repetitions")}
         given = {key: value for key, value in changes.items() if value is not None}
         effort: Effort = replace(group.effort, **given)
-        measurements = (*benchmark.measurements, *measure(group, effort))
-        benchmark = replace(benchmark, measurements=measurements)
+        benchmark = replace(benchmark, tables=(*benchmark.tables, measure(group, effort)))
         save(arguments.results, benchmark)
         jax.clear_caches()
     return benchmark

@@ -1,9 +1,8 @@
 """Measurements of a benchmark, their file and their tables."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,26 +36,45 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One case of one table.
+class Row:
+    """One case of a table.
 
     Attributes:
-      kind: of the group.
-      subject: of the group.
-      batch: of the group.
       case: its name.
       values: by column; none of a case that was skipped, as ``note`` says.
       repetitions: how many were timed.
       note: why it was skipped or timed once, or what kind of number a value is.
     """
 
-    kind: str
-    subject: str
-    batch: int | None
     case: str
     values: Values = field(default_factory=dict)
     repetitions: int = 0
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The measurements of one group, whose attributes it has; a row for each case."""
+
+    kind: str
+    subject: str
+    batch: int | None
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """Heading of the table."""
+        return title(self.subject, self.batch)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of the cells, in the order of their appearance."""
+        return (*dict.fromkeys(name for row in self.rows for name in row.values), "runs")
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Returns the row's values as a reader sees them."""
+        values = (format_cell(name, row.values.get(name)) for name in self.columns[:-1])
+        return (*values, str(row.repetitions or ABSENT))
 
 
 @dataclass(frozen=True)
@@ -68,54 +86,14 @@ class Benchmark:
       versions: of what was measured.
       device: in words.
       missing: the libraries that could not be measured, and why.
-      measurements: in the order they were made.
+      tables: in the order they were made.
     """
 
     part: str
     versions: Mapping[str, str]
     device: str
     missing: Mapping[str, str]
-    measurements: tuple[Measurement, ...] = ()
-
-
-class Row(NamedTuple):
-    """One line of a table: the case, its cells and its note."""
-
-    case: str
-    cells: tuple[str, ...]
-    note: str
-
-
-class Table(NamedTuple):
-    """A group as a reader sees it: one row for each case."""
-
-    kind: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-
-
-def ratio(times: Mapping[str, Times], case: Case, baseline: str) -> float | None:
-    """Returns the case's median time over that of ``baseline``; None where that was skipped."""
-    return times[case.name].median / times[baseline].median if baseline in times else None
-
-
-def measure(group: Group, effort: Effort | None = None) -> list[Measurement]:
-    """Times a group, with its own effort by default; a skipped case keeps its place."""
-    times = interleaved(group.cases, effort or group.effort)
-    found = []
-    for case in group.cases:
-        values, repetitions, note = {}, 0, case.note
-        if case.name in times:
-            values = dict(group.columns(case, times))
-            repetitions = len(times[case.name].seconds)
-            note = "slow: its first call alone" if times[case.name].slow else note
-        found.append(
-            Measurement(
-                group.kind, group.subject, group.batch, case.name, values, repetitions, note
-            )
-        )
-    return found
+    tables: tuple[Table, ...] = ()
 
 
 def title(subject: str, batch: int | None) -> str:
@@ -125,6 +103,25 @@ def title(subject: str, batch: int | None) -> str:
     'tutorial CNN, batch 64'
     """
     return subject if batch is None else f"{subject}, batch {batch:,}"
+
+
+def ratio(times: Mapping[str, Times], case: Case, baseline: str) -> float | None:
+    """Returns the case's median time over that of ``baseline``; None where that was skipped."""
+    return times[case.name].median / times[baseline].median if baseline in times else None
+
+
+def measure(group: Group, effort: Effort | None = None) -> Table:
+    """Times a group, with its own effort by default; a skipped case keeps its place."""
+    times = interleaved(group.cases, effort or group.effort)
+    rows = []
+    for case in group.cases:
+        if case.name not in times:
+            rows.append(Row(case.name, note=case.note))
+            continue
+        found = times[case.name]
+        note = "slow: its first call alone" if found.slow else case.note
+        rows.append(Row(case.name, dict(group.columns(case, times)), len(found.seconds), note))
+    return Table(group.kind, group.subject, group.batch, tuple(rows))
 
 
 def path_of(results: Path, part: str) -> Path:
@@ -152,31 +149,13 @@ def load(results: Path, part: str) -> Benchmark | None:
         return None
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        measurements = tuple(Measurement(**item) for item in content.pop("measurements"))
-        return Benchmark(**content, measurements=measurements)
+        tables = tuple(
+            Table(**{**table, "rows": tuple(Row(**row) for row in table["rows"])})
+            for table in content.pop("tables")
+        )
+        return Benchmark(**content, tables=tables)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} must be a benchmark's results; remove it") from error
-
-
-def make_tables(measurements: Iterable[Measurement]) -> tuple[Table, ...]:
-    """Returns one table for each group, in order; columns in the order of their appearance."""
-    tables = []
-    for key, group in groupby(measurements, lambda m: (m.kind, m.subject, m.batch)):
-        members = list(group)
-        names = tuple(dict.fromkeys(name for m in members for name in m.values))
-        rows = tuple(
-            Row(
-                m.case,
-                (
-                    *(format_cell(name, m.values.get(name)) for name in names),
-                    str(m.repetitions or ABSENT),
-                ),
-                m.note,
-            )
-            for m in members
-        )
-        tables.append(Table(key[0], title(*key[1:]), (*names, "runs"), rows))
-    return tuple(tables)
 
 
 def format_cell(column: str, value: float | None) -> str:
@@ -196,16 +175,14 @@ def format_cell(column: str, value: float | None) -> str:
 def format_text(benchmark: Benchmark) -> str:
     """Returns every table as the terminal shows it, and the libraries that are missing."""
     blocks = []
-    for table in make_tables(benchmark.measurements):
-        rows = (Row("", table.columns, ""), *table.rows)
-        columns = zip(*((row.case, *row.cells) for row in rows), strict=True)
-        first, *others = (max(map(len, column)) for column in columns)
-        lines = [
-            "  ".join(
-                [row.case.ljust(first), *map(str.rjust, row.cells, others), row.note]
-            ).rstrip()
-            for row in rows
+    for table in benchmark.tables:
+        lines = [("", *table.columns, "")]
+        lines += [(row.case, *table.cells(row), row.note) for row in table.rows]
+        first, *others, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+        padded = [
+            "  ".join([case.ljust(first), *map(str.rjust, cells, others), note]).rstrip()
+            for case, *cells, note in lines
         ]
-        blocks.append("\n".join([table.title, *lines]))
+        blocks.append("\n".join([table.title, *padded]))
     missing = [f"not measured: {name} ({why})" for name, why in benchmark.missing.items()]
     return "\n\n".join([*blocks, *missing])

@@ -1,6 +1,6 @@
 """The benchmarks' sections of the report: tables, and one figure of the training steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.benchmarks.methods import PRIVATE
-from experiments.benchmarks.results import Benchmark, Measurement, Table, load, make_tables
+from experiments.benchmarks.results import Benchmark, Table, load
 from experiments.lib.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
 
 _SHOWN_BATCH = 256
-_SPEED = "× plain"
 # Heading and text of each part.
 _TEXTS = {
     "steps": (
@@ -47,7 +46,6 @@ class Section(NamedTuple):
     heading: str
     text: str
     benchmark: Benchmark
-    tables: tuple[Table, ...]
     figures: tuple[SavedFigure, ...]
 
 
@@ -61,19 +59,21 @@ def benchmark_sections(results: Path) -> list[Section]:
     for part, (heading, text) in _TEXTS.items():
         benchmark = load(results, part)
         if benchmark:
-            timed = [
-                m for m in benchmark.measurements if m.kind == "steps" and m.values.get(_SPEED)
-            ]
-            figures = (_save_figure(timed, results / "figures"),) if timed else ()
-            tables = make_tables(benchmark.measurements)
-            anchor = f"benchmarks-{part}"
-            sections.append(Section(anchor, heading, text, benchmark, tables, figures))
+            steps = [t for t in benchmark.tables if t.kind == "steps" and _ratios(t)]
+            figures = (_save_figure(steps, results / "figures"),) if steps else ()
+            sections.append(Section(f"benchmarks-{part}", heading, text, benchmark, figures))
     return sections
 
 
-def _save_figure(timed: Sequence[Measurement], folder: Path) -> SavedFigure:
-    batch = min({m.batch or 0 for m in timed}, key=lambda size: abs(size - _SHOWN_BATCH))
-    figure = draw([m for m in timed if m.batch == batch])
+def _ratios(table: Table) -> dict[str, float]:
+    """Returns the times of the plain step by case, without the cases that have no such ratio."""
+    ratios = ((row.case, row.values.get("× plain")) for row in table.rows)
+    return {case: ratio for case, ratio in ratios if ratio}
+
+
+def _save_figure(tables: Sequence[Table], folder: Path) -> SavedFigure:
+    batch = min({t.batch or 0 for t in tables}, key=lambda size: abs(size - _SHOWN_BATCH))
+    figure = draw([table for table in tables if table.batch == batch])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "benchmarks.png"
     figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
@@ -84,27 +84,26 @@ def _save_figure(timed: Sequence[Measurement], folder: Path) -> SavedFigure:
     return SavedFigure(path, caption, round(96 * figure.get_figwidth()))
 
 
-def draw(timed: Sequence[Measurement]) -> Figure:
-    """Returns a figure with one panel for each model, one line for each case.
+def draw(tables: Sequence[Table]) -> Figure:
+    """Returns a figure with one panel for each table, one line for each case.
 
     Args:
-      timed: of one batch size, all with a ratio.
+      tables: of steps at one batch size.
     """
-    models = list(dict.fromkeys(m.subject for m in timed))
-    cases = list(dict.fromkeys(m.case for m in timed))[::-1]
-    figure, panels = new_figure(1, len(models), 3.2 + 1.65 * len(models), 1.1 + 0.24 * len(cases))
-    for panel, model in zip(panels, models, strict=True):
-        _draw_panel(panel, cases, [m for m in timed if m.subject == model])
+    every = {table.subject: _ratios(table) for table in tables}
+    cases = list(dict.fromkeys(case for ratios in every.values() for case in ratios))[::-1]
+    figure, panels = new_figure(1, len(every), 3.2 + 1.65 * len(every), 1.1 + 0.24 * len(cases))
+    for panel, (model, ratios) in zip(panels, every.items(), strict=True):
+        _draw_panel(panel, cases, ratios)
         panel.set_title(model.replace(" ", "\n", 1), fontsize=9)
         panel.tick_params(labelleft=panel is panels[0])
     figure.supxlabel("times the plain step", fontsize=10)
     return figure
 
 
-def _draw_panel(panel: Axes, cases: Sequence[str], members: Sequence[Measurement]) -> None:
-    places = [cases.index(m.case) for m in members]
-    ratios = [m.values[_SPEED] or 1.0 for m in members]
-    colours = [MEASURED if m.case == PRIVATE else SOURCE for m in members]
+def _draw_panel(panel: Axes, cases: Sequence[str], by_case: Mapping[str, float]) -> None:
+    places, ratios = [cases.index(case) for case in by_case], list(by_case.values())
+    colours = [MEASURED if case == PRIVATE else SOURCE for case in by_case]
     panel.hlines(places, 1, ratios, colors=colours, linewidth=1.5)
     panel.scatter(ratios, places, c=colours, s=22, zorder=3)
     panel.set_xscale("log")

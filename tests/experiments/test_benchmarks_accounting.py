@@ -14,7 +14,8 @@ from experiments.benchmarks.accounting import (
 )
 from experiments.benchmarks.results import (
     Benchmark,
-    Measurement,
+    Row,
+    Table,
     format_text,
     load,
     measure,
@@ -27,8 +28,8 @@ from experiments.lib.report import write_report
 QUICK = Effort(0.01, 3)
 
 
-def answer(subject, case, note="", **values):
-    return Measurement("accountant", subject, None, case, values, 5, note)
+def answers(subject, *rows):
+    return Table("accountant", subject, None, rows)
 
 
 BENCHMARK = Benchmark(
@@ -37,14 +38,12 @@ BENCHMARK = Benchmark(
     "2 CPU cores",
     {"peer": "not there"},
     (
-        answer("row <1>", "dpjax, pld", **{"ms": 200.0, "ε": 0.8646, "× certified": 1.0}),
-        answer(
+        answers(
             "row <1>",
-            "clt",
-            "an approximation",
-            **{"ms": 0.5, "ε": 0.8346, "× certified": 0.9653},
+            Row("dpjax, pld", {"ms": 200.0, "ε": 0.8646, "× certified": 1.0}, 5),
+            Row("clt", {"ms": 0.5, "ε": 0.8346, "× certified": 0.9653}, 5, "an approximation"),
         ),
-        answer(MANY, "at once", **{"settings": 1_000, "ms": 180.0, "ms a setting": 0.18}),
+        answers(MANY, Row("at once", {"settings": 1_000, "ms": 180.0, "ms a setting": 0.18}, 5)),
     ),
 )
 
@@ -53,7 +52,8 @@ def test_a_small_run_writes_what_it_prints(tmp_path, capsys):
     argv = ["accounting", "--only", "MNIST row 1", "--repetitions", "3", "--seconds", "0.01"]
     assert command.main([*argv, "--results", str(tmp_path)]) == 0
     benchmark = load(tmp_path, "accounting")
-    found = {m.case: m for m in benchmark.measurements}
+    (table,) = benchmark.tables
+    found = {row.case: row for row in table.rows}
     assert found["dpjax, pld"].values["× certified"] == 1
     moments = found["dpjax, moments"].values["ε"]
     assert round(moments, 2) == 1.19
@@ -63,7 +63,7 @@ def test_a_small_run_writes_what_it_prints(tmp_path, capsys):
     tight = found["dp-accounting, PLDAccountant"].values["× certified"]
     assert tight == pytest.approx(1, abs=0.01)
     assert found["dp-accounting, RdpAccountant"].values["× certified"] > 1.05
-    assert all(m.values["ms"] > 0 and m.repetitions == 3 for m in benchmark.measurements)
+    assert all(m.values["ms"] > 0 and m.repetitions == 3 for m in table.rows)
     assert {"JAX", "numpy", "dp-accounting"} <= benchmark.versions.keys()
     assert capsys.readouterr().out == format_text(benchmark) + "\n"
 
@@ -75,14 +75,14 @@ def test_no_question_is_timed_twice():
         asked.append(setting.noise_multiplier)
         return 2 * SETTINGS[0].certified
 
-    (measured,) = measure(single_group(SETTINGS[0], {"method": epsilon}), QUICK)
+    (measured,) = measure(single_group(SETTINGS[0], {"method": epsilon}), QUICK).rows
     assert len(asked) > 3
     assert len(set(asked)) == len(asked)
     assert max(asked) < 1.3001
     assert measured.values["× certified"] == pytest.approx(2)
     asked.clear()
     many = {"many": (lambda noise, rate, steps: asked.append(noise[0]), 5)}
-    (measured,) = measure(many_group(many), QUICK)
+    (measured,) = measure(many_group(many), QUICK).rows
     assert measured.values["settings"] == 5
     assert "ε" not in measured.values
     assert len(set(asked)) == len(asked)

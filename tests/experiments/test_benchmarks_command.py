@@ -17,7 +17,7 @@ from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import (
     Benchmark,
     Group,
-    Measurement,
+    Row,
     format_text,
     load,
     measure,
@@ -52,13 +52,15 @@ def test_a_small_run_writes_what_it_prints(tmp_path, capsys, no_peers):
     argv = [argument.replace("\xa0", " ") for argument in argv]
     assert command.main([*argv, "--results", str(tmp_path)]) == 0
     benchmark = load(tmp_path, "steps")
-    assert [m.case for m in benchmark.measurements][:3] == [PLAIN, NOISY, PRIVATE]
-    plain, noisy = (m.values["ms"] for m in benchmark.measurements[:2])
-    for m in benchmark.measurements:
-        assert (m.kind, m.subject, m.batch, m.repetitions) == ("steps", "MLP 784-256-10", 4, 3)
-        assert m.values["examples/s"] == pytest.approx(4e3 / m.values["ms"])
-        assert m.values["× plain"] == pytest.approx(m.values["ms"] / plain)
-        assert m.values["× noisy"] == pytest.approx(m.values["ms"] / noisy)
+    (table,) = benchmark.tables
+    assert (table.kind, table.subject, table.batch) == ("steps", "MLP 784-256-10", 4)
+    assert [row.case for row in table.rows][:3] == [PLAIN, NOISY, PRIVATE]
+    plain, noisy = (row.values["ms"] for row in table.rows[:2])
+    for row in table.rows:
+        assert row.repetitions == 3
+        assert row.values["examples/s"] == pytest.approx(4e3 / row.values["ms"])
+        assert row.values["× plain"] == pytest.approx(row.values["ms"] / plain)
+        assert row.values["× noisy"] == pytest.approx(row.values["ms"] / noisy)
     assert {"JAX", "Python", "dpjax", "optax"} <= benchmark.versions.keys()
     said = capsys.readouterr()
     assert said.out == format_text(benchmark) + "\n"
@@ -93,32 +95,32 @@ def test_an_interrupted_run_keeps_the_groups_before(tmp_path, monkeypatch, capsy
 
     monkeypatch.setitem(command.PARTS, "steps", command.Part(groups, ("optax",)))
     assert command.main(["steps", "--results", str(tmp_path)]) == 130
-    assert len(load(tmp_path, "steps").measurements) == 3
+    assert len(load(tmp_path, "steps").tables) == 1
     assert "the groups finished so far are kept" in capsys.readouterr().err
 
 
 def test_ratios_are_to_the_plain_steps_of_the_group():
-    plain, noisy, skipped = measure(GROUP, THREE)
+    plain, noisy, skipped = measure(GROUP, THREE).rows
     ratios = [m.values[name] for m in (plain, noisy) for name in ("× plain", "× noisy")]
     assert ratios == [1, 0.5, 2, 1]
     assert [noisy.values[name] for name in ("ms", "examples/s", "peak MiB")] == [1000, 8, 10]
-    assert skipped == Measurement("steps", "toy", 8, "vmap", note="too large")
+    assert skipped == Row("vmap", note="too large")
 
 
 def test_without_the_plain_step_there_is_no_ratio():
     group = GROUP._replace(cases=[SKIPPED._replace(name=PLAIN), case(PRIVATE, 0.5)])
-    _, private = measure(group, THREE)
+    _, private = measure(group, THREE).rows
     assert private.values["ms"] == 500
     assert private.values["× plain"] is private.values["× noisy"] is None
 
 
 def test_a_slow_case_says_that_it_was_timed_once():
-    slow = measure(GROUP._replace(cases=[case(PLAIN, 20.0)]))[0]
+    (slow,) = measure(GROUP._replace(cases=[case(PLAIN, 20.0)])).rows
     assert (slow.repetitions, slow.note) == (1, "slow: its first call alone")
 
 
 def test_the_terminals_table():
-    found = tuple(measure(GROUP, THREE))
+    found = (measure(GROUP, THREE),)
     benchmark = Benchmark("steps", {}, "", {"torch": "not there"}, found)
     assert format_text(benchmark).splitlines() == [
         "toy, batch 8",
@@ -132,13 +134,13 @@ def test_the_terminals_table():
 
 
 def test_saved_and_loaded_again(tmp_path):
-    found = tuple(measure(GROUP, THREE))
+    found = (measure(GROUP, THREE),)
     benchmark = Benchmark("steps", {"JAX": "1"}, "2 CPU cores", {}, found)
     save(tmp_path, benchmark)
     assert load(tmp_path, "steps") == benchmark
 
 
-@pytest.mark.parametrize("content", ["nothing", "[]", "{}", json.dumps({"measurements": [1]})])
+@pytest.mark.parametrize("content", ["nothing", "[]", "{}", json.dumps({"tables": [1]})])
 def test_another_file_of_this_name_is_named(tmp_path, content):
     path_of(tmp_path, "steps").write_text(content)
     with pytest.raises(ValueError, match="must be a benchmark's results"):
@@ -150,7 +152,7 @@ def test_loops_are_compared(no_peers):
     assert titles[-2:] == ["MLP 784-256-10, loops", "tutorial CNN, loops"]
     loops = loop_group(MODELS["mlp"])
     assert [case.name for case in loops.cases] == ["host loop", "device loop"]
-    host, device = measure(loops, Effort(0.01, 3))
+    host, device = measure(loops, Effort(0.01, 3)).rows
     assert host.values["× host"] == 1
     assert device.values["× host"] == pytest.approx(device.values["ms"] / host.values["ms"])
 
@@ -179,7 +181,7 @@ def test_imports_are_timed_in_fresh_processes(monkeypatch):
     assert [case.name for case in group.cases] == [BASELINE, DPJAX]
     assert 0.05 < group.cases[0].seconds() < 600
     fast = [case._replace(seconds=lambda: 2.0) for case in group.cases]
-    _, dpjax = measure(group._replace(cases=fast), THREE)
+    _, dpjax = measure(group._replace(cases=fast), THREE).rows
     assert dpjax.values == {"ms": 2000.0, "× numpyro, optax": 1.0}
 
 
@@ -187,11 +189,11 @@ def test_inference_has_a_table_for_each_comparison(monkeypatch):
     titles = [title for title, _ in inference_groups()]
     assert len(titles) == len(set(titles)) == 8
     monkeypatch.setattr("experiments.benchmarks.inference.ACCOUNT_STEPS", 200)
-    whole, part = measure(account_group(), Effort(0.01, 3))
+    whole, part = measure(account_group(), Effort(0.01, 3)).rows
     assert (whole.case, part.case) == ("200 steps of 1,024 norms", "2 steps of 1,024 norms")
     guide = next(make for title, make in inference_groups() if "AutoNormal" in title)
     assert guide.func is svi_group
-    found = measure(guide(), Effort(0.01, 3))
+    found = measure(guide(), Effort(0.01, 3)).rows
     assert [m.case for m in found][:1] == [NUMPYRO]
     assert found[0].values["× numpyro"] == 1
     assert all(m.values["least ms"] <= m.values["ms"] for m in found)

@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from experiments.benchmarks.results import Benchmark, Measurement, save
+from experiments.benchmarks.results import Benchmark, Row, Table, save
 from experiments.benchmarks.section import benchmark_sections, draw
 from experiments.lib.figures import MEASURED
 from experiments.lib.report import write_report
@@ -10,24 +10,20 @@ from experiments.lib.report import write_report
 NAMES = ("plain", "plain + noise", "dpjax")
 
 
-def steps(model, batch, ratios):
-    return [
-        Measurement("steps", model, batch, case, {"ms": 2.0 * ratio, "× plain": ratio}, 5)
-        for case, ratio in ratios.items()
-    ]
+def steps(model, batch, ratios, *others):
+    rows = [Row(case, {"ms": 2.0 * ratio, "× plain": ratio}, 5) for case, ratio in ratios.items()]
+    return Table("steps", model, batch, (*rows, *others))
 
 
 @pytest.fixture
 def results(tmp_path):
-    evil = Measurement("steps", "CNN", 256, "<script>", note="takes <b>9</b> GiB")
-    measurements = [
-        *steps("MLP", 64, {"plain": 1.0, "dpjax": 7.0}),
-        *steps("CNN", 256, {"plain": 1.0, "dpjax": 1.5, "peer": 123.0}),
-        evil,
-        Measurement("loops", "CNN", 64, "host loop", {"ms": 5.0, "× host": 1.0}, 5),
-    ]
+    evil = Row("<script>", note="takes <b>9</b> GiB")
+    found = (
+        steps("MLP", 64, {"plain": 1.0, "dpjax": 7.0}),
+        steps("CNN", 256, {"plain": 1.0, "dpjax": 1.5, "peer": 123.0}, evil),
+        Table("loops", "CNN", 64, (Row("host loop", {"ms": 5.0, "× host": 1.0}, 5),)),
+    )
     missing = {"torch": "not there"}
-    found = tuple(measurements)
     save(tmp_path, Benchmark("steps", {"JAX": "0.10.2"}, "2 CPU cores", missing, found))
     return tmp_path
 
@@ -63,15 +59,15 @@ def test_the_picture_is_of_the_batch_nearest_to_256(results):
 
 
 def test_without_a_timed_step_there_is_no_picture(tmp_path):
-    loop = Measurement("loops", "m", None, "host loop", {"ms": 1.0})
+    loop = Table("loops", "m", None, (Row("host loop", {"ms": 1.0}, 3),))
     save(tmp_path, Benchmark("steps", {}, "", {}, (loop,)))
     assert benchmark_sections(tmp_path)[0].figures == ()
 
 
 def test_one_panel_for_each_model_and_dpjax_stands_out():
+    others = {"plain": 1.0, "dpjax": 3.0, "peer": 1000.0}
     figure = draw(
-        steps("MLP", 64, dict.fromkeys(NAMES, 1.0))
-        + steps("CNN", 64, {"plain": 1.0, "dpjax": 3.0, "peer": 1000.0})
+        [steps("MLP", 64, dict.fromkeys(NAMES, 1.0)), steps("CNN", 64, others, Row("skipped"))]
     )
     mlp, cnn = figure.axes
     assert [panel.get_title() for panel in (mlp, cnn)] == ["MLP", "CNN"]
