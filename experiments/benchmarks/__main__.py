@@ -18,7 +18,6 @@ from experiments.benchmarks.inference import inference_groups
 from experiments.benchmarks.methods import why_missing
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
 from experiments.benchmarks.steps import step_groups
-from experiments.benchmarks.timing import Effort
 from experiments.lib.runner import versions
 
 
@@ -81,9 +80,9 @@ def run(name: str, arguments: argparse.Namespace) -> Benchmark:
             continue
         _say(title)
         group = make()
-        changes = {key: vars(arguments)[key] for key in ("seconds", "repetitions")}
-        given = {key: value for key, value in changes.items() if value is not None}
-        effort: Effort = replace(group.effort, **given)
+        options = {key: vars(arguments)[key] for key in ("seconds", "repetitions")}
+        given = {key: value for key, value in options.items() if value is not None}
+        effort = replace(group.effort, **given)
         benchmark = replace(benchmark, tables=(*benchmark.tables, measure(group, effort)))
         save(arguments.results, benchmark)
         jax.clear_caches()

@@ -16,7 +16,7 @@ from dpjax import accounting
 from dpjax.accounting import gdp, moments_accountant
 from dpjax.accounting.accountants import guarantee
 from experiments.benchmarks.methods import why_missing
-from experiments.benchmarks.results import Group, Groups, Values
+from experiments.benchmarks.results import Group, Groups, Values, median_values
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
 
 PRV, _PRV_NAME, MANY = "prv_accountant", "prv-accountant", "many settings"
@@ -161,11 +161,8 @@ def single_group(setting: Setting, methods: Mapping[str, Accountant]) -> Group:
         note = _NOTES.get(name.partition(", error")[0], "")
         return Case(name, seconds, {"ε": epsilon, "× certified": epsilon / certified}, note)
 
-    def columns(case: Case, times: Mapping[str, Times]) -> Values:
-        return {"ms": times[case.name].median, **case.values}
-
     cases = [case(*method) for method in methods.items()]
-    return Group("accountant", setting.name, cases, columns, _EFFORT)
+    return Group("accountant", setting.name, cases, median_values, _EFFORT)
 
 
 def many_group(methods: Mapping[str, tuple[ArrayAccountant, int]]) -> Group:

@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
 
-from experiments.benchmarks.results import Group, Groups, Values, ratio
-from experiments.benchmarks.timing import Case, Effort, Times
+from experiments.benchmarks.results import Group, Groups, values_over
+from experiments.benchmarks.timing import Case, Effort
 
 DPJAX, BASELINE = "import dpjax", "import numpyro, optax"
 
@@ -30,8 +29,5 @@ def import_group() -> Group:
 
         return Case(statement, seconds)
 
-    def columns(case: Case, times: Mapping[str, Times]) -> Values:
-        return {"ms": times[case.name].median, "× numpyro, optax": ratio(times, case, BASELINE)}
-
-    cases = [case(BASELINE), case(DPJAX)]
-    return Group("statement", "import times", cases, columns, Effort(seconds=60.0, repetitions=15))
+    cases, effort = [case(BASELINE), case(DPJAX)], Effort(seconds=60.0, repetitions=15)
+    return Group("statement", "import times", cases, values_over(BASELINE), effort)

@@ -37,7 +37,7 @@ from dpjax.sampling import gather
 from dpjax.training.loop import Update, compile_steps
 from experiments.benchmarks.methods import why_missing
 from experiments.benchmarks.models import MODELS
-from experiments.benchmarks.results import Group, Groups, Values, ratio
+from experiments.benchmarks.results import Group, Groups, Values, median_values, ratio, values_over
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
 
 Data = tuple[jax.Array, jax.Array]
@@ -77,16 +77,6 @@ def inference_groups() -> Groups:
     yield "Langevin chains", chain_group
 
 
-def _values_over(baseline: str, case: Case, times: Mapping[str, Times]) -> Values:
-    mine = times[case.name]
-    return {
-        "ms": mine.median,
-        "least ms": mine.least,
-        f"× {baseline}": ratio(times, case, baseline),
-        "×, least": mine.least / times[baseline].least,
-    }
-
-
 def account_group() -> Group:
     """Returns the accounts of 10,000 steps of 1,024 norms, and of a hundredth of them."""
     norms = np.random.default_rng(0).exponential(0.5, (ACCOUNT_STEPS, DRAWS)).astype(np.float32)
@@ -96,12 +86,9 @@ def account_group() -> Group:
         account = blocking(lambda: bdp.update(bdp.init(mechanism), norms[:steps]).num_done)
         return Case(f"{steps:,} steps of {DRAWS:,} norms", account)
 
-    def columns(case: Case, times: Mapping[str, Times]) -> Values:
-        return {"ms": times[case.name].median}
-
     cases = [case(ACCOUNT_STEPS), case(ACCOUNT_STEPS // 100)]
     effort = Effort(seconds=10.0, slow=60.0)
-    return Group("account", "Bayesian account alone", cases, columns, effort)
+    return Group("account", "Bayesian account alone", cases, median_values, effort)
 
 
 def training_group(subject: str, name: str, batch: int) -> Group:
@@ -135,8 +122,7 @@ def training_group(subject: str, name: str, batch: int) -> Group:
         Case("norms returned", block(keep=True, count=False)),
         Case("norms returned and accounted for", block(keep=True, count=True)),
     ]
-    columns = functools.partial(_values_over, _DISCARDED)
-    return Group("ten steps", subject, cases, columns, Effort(seconds=20.0))
+    return Group("ten steps", subject, cases, values_over(_DISCARDED), Effort(seconds=20.0))
 
 
 def _mechanism(num_steps: int, rate: float, num_examples: int = 60_000) -> dpjax.SubsampledGaussian:
@@ -149,10 +135,9 @@ def _mechanism(num_steps: int, rate: float, num_examples: int = 60_000) -> dpjax
 def svi_group(subject: str, guide: Callable[..., Any], attributes: int) -> Group:
     """Returns a step of variational inference with and without privacy, and the draw alone."""
     data = synthetic_records(attributes)
-    columns = functools.partial(_values_over, NUMPYRO)
     effort = Effort(seconds=1.0, repetitions=30)
     cases = [*svi_cases(guide(svi_model), data), draw_case(data)]
-    return Group("step", subject, cases, columns, effort)
+    return Group("step", subject, cases, values_over(NUMPYRO), effort)
 
 
 def svi_model(x: jax.Array, y: jax.Array, mask: Any = True) -> None:
@@ -233,11 +218,11 @@ def _svi_case(name: str, update: Update, state: Any, data: Data) -> Case:
 
 def chain_group() -> Group:
     """Returns every sampler that is installed, with its effective samples per second."""
-    key, note = jax.random.key(1), why_missing("blackjax")
+    key = jax.random.key(1)
     runs = {
         "dpjax SGLD, nothing clipped": _dpjax_chains(NO_CLIP),
         f"dpjax SGLD, clipped to {CLIP:g}": _dpjax_chains(CLIP),
-        **({} if note else {"blackjax SGLD": _blackjax_chains()}),
+        **({} if why_missing("blackjax") else {"blackjax SGLD": _blackjax_chains()}),
         "numpyro NUTS, all records": _numpyro_chains(),
     }
     cases = [

@@ -11,6 +11,8 @@ from experiments.lib.formatting import ABSENT, format_value
 from experiments.lib.records import write_atomically
 
 Values = Mapping[str, float | None]
+# From a timed case and the times of all cases to the values of its row.
+Columns = Callable[[Case, Mapping[str, Times]], Values]
 # Title of each group, and what makes it: compiled one at a time, a group is freed again.
 Groups = Iterator[tuple[str, Callable[[], "Group"]]]
 
@@ -22,7 +24,7 @@ class Group(NamedTuple):
       kind: what the cases are, the heading of their names.
       subject: what is compared.
       cases: timed or skipped, in order.
-      columns: from a timed case and the times of all cases to the values of its row.
+      columns: the values of a row.
       effort: by default of the command.
       batch: examples in a batch, where there is one.
     """
@@ -30,7 +32,7 @@ class Group(NamedTuple):
     kind: str
     subject: str
     cases: Sequence[Case]
-    columns: Callable[[Case, Mapping[str, Times]], Values]
+    columns: Columns
     effort: Effort = Effort()
     batch: int | None = None
 
@@ -108,6 +110,26 @@ def title(subject: str, batch: int | None) -> str:
 def ratio(times: Mapping[str, Times], case: Case, baseline: str) -> float | None:
     """Returns the case's median time over that of ``baseline``; None where that was skipped."""
     return times[case.name].median / times[baseline].median if baseline in times else None
+
+
+def median_values(case: Case, times: Mapping[str, Times]) -> Values:
+    """Returns the median time, and the case's own values."""
+    return {"ms": times[case.name].median, **case.values}
+
+
+def values_over(baseline: str) -> Columns:
+    """Returns the columns that compare each case with ``baseline``, by median and by least time."""
+
+    def columns(case: Case, times: Mapping[str, Times]) -> Values:
+        mine, other = times[case.name], times[baseline]
+        return {
+            "ms": mine.median,
+            "least ms": mine.least,
+            f"× {baseline}": mine.median / other.median,
+            "×, least": mine.least / other.least,
+        }
+
+    return columns
 
 
 def measure(group: Group, effort: Effort | None = None) -> Table:
