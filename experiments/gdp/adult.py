@@ -22,13 +22,11 @@ from experiments.gdp.classifiers import (
     PlainSettings,
     PrivateSettings,
     Problem,
-    fit,
-    make_result,
     private_remarks,
-    summarize,
+    run,
     training_figure,
 )
-from experiments.lib.models import TabularMLP, accuracy_percent
+from experiments.lib.models import TabularMLP
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 PUBLISHED_SIZE = 29_305
@@ -84,17 +82,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
         score = _classical(row.name).fit(*split.train).score
         parts = {ACCURACY: split.test, _OTHER_ACCURACY: data.test}
         return Result({name: 100 * score(*part) for name, part in parts.items()}, {}, data.note)
-    problem = Problem(TabularMLP(data.num_classes), optax.sgd, split, "one person", PUBLISHED_SIZE)
-    private = row.name == _PRIVATE_ROW
-    settings = PrivateSettings(**row.settings) if private else PlainSettings(**row.settings)
-    runs = fit(problem, settings, context.folder)
-    accuracy = accuracy_percent(problem.model)
-    others = [accuracy(run.params, data.test) for run in runs]
-    accuracies = {
-        **summarize([run.curve[-1][1] for run in runs]),
-        _OTHER_ACCURACY: sum(others) / len(others),
-    }
-    return make_result(problem, settings, runs, accuracies)
+    model, others = TabularMLP(data.num_classes), {_OTHER_ACCURACY: data.test}
+    problem = Problem(model, optax.sgd, split, "one person", PUBLISHED_SIZE, others)
+    return run(problem, row.settings, context.folder)
 
 
 def _classical(name: str) -> Any:

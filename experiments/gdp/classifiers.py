@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -12,10 +13,11 @@ import optax
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.datasets import Dataset
+from dpjax.datasets import Dataset, Split
 from experiments.gdp.accounts import account_remarks, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.models import accuracy_percent
 from experiments.lib.plots import draw_curve, set_epoch_axis
 from experiments.lib.registry import Record, Result
 from experiments.lib.training import ShuffledEpochs, Training, classification, initialize, train
@@ -68,6 +70,7 @@ class Problem(NamedTuple):
       data: to train and to test on.
       unit: the unit of privacy, in words.
       published_size: number of training records that the source had.
+      other_tests: further parts to test on, by column of the table.
     """
 
     model: nn.Module
@@ -75,6 +78,7 @@ class Problem(NamedTuple):
     data: Dataset
     unit: str
     published_size: int
+    other_tests: Mapping[str, Split] = MappingProxyType({})
 
 
 def fit(
@@ -104,20 +108,21 @@ def summarize(accuracies: Sequence[float]) -> dict[str, Any]:
     return {ACCURACY: mean, "lowest, highest %": [min(accuracies), max(accuracies)]}
 
 
-def make_result(
-    problem: Problem,
-    settings: PrivateSettings | PlainSettings,
-    runs: Sequence[Training],
-    accuracies: Mapping[str, Any],
-) -> Result:
-    """Returns a row's result.
+def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
+    """Trains as a row's settings say, privately where they have noise, and returns its result.
 
     A private row has the source's accounts at the published size as measured, and the certified
     epsilon of one run for the published size and for the size that was run.
     """
-    note, curves = problem.data.note, {_ACCURACY_CURVES: [run.curve for run in runs]}
+    private = "noise_multiplier" in arguments
+    settings = PrivateSettings(**arguments) if private else PlainSettings(**arguments)
+    runs, score = fit(problem, settings, folder), accuracy_percent(problem.model)
+    accuracies = summarize([training.curve[-1][1] for training in runs])
+    for column, part in problem.other_tests.items():
+        accuracies[column] = float(np.mean([score(training.params, part) for training in runs]))
+    note, curves = problem.data.note, {_ACCURACY_CURVES: [training.curve for training in runs]}
     if isinstance(settings, PlainSettings):
-        return Result(dict(accuracies), {}, note, curves)
+        return Result(accuracies, {}, note, curves)
     published = settings.mechanism(problem.published_size, problem.unit)
     as_run = settings.mechanism(len(problem.data.train.y), problem.unit).certificate(settings.delta)
     costs, certified = compute_accounts(published, settings.delta)

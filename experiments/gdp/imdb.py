@@ -20,11 +20,9 @@ from experiments.gdp.classifiers import (
     PlainSettings,
     PrivateSettings,
     Problem,
-    fit,
-    make_result,
     mean_accuracy,
     private_remarks,
-    summarize,
+    run,
     training_figure,
 )
 from experiments.lib.formatting import format_value
@@ -67,10 +65,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     data, arguments = _data(), dict(row.settings)
     model = MeanEmbeddingClassifier(NUM_TOKENS, data.num_classes, arguments.pop("padding_is_zero"))
     problem = Problem(model, optax.adam, data, "one review", PUBLISHED_SIZE)
-    plain = row.name.startswith(_PLAIN_ROW)
-    settings = PlainSettings(**arguments) if plain else PrivateSettings(**arguments)
-    runs = fit(problem, settings, context.folder)
-    return make_result(problem, settings, runs, summarize([run.curve[-1][1] for run in runs]))
+    return run(problem, arguments, context.folder)
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
