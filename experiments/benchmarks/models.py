@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpjax._typing import Params
-from experiments.lib.models import MnistCNN
+from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -62,16 +62,6 @@ class Mlp(nn.Module):
         for width in self.widths:
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(10)(x)
-
-
-class ReviewClassifier(nn.Module):
-    """The mean of the words' embeddings, and two dense layers; logits ``(batch, 2)``."""
-
-    @nn.compact
-    def __call__(self, words: jax.Array) -> jax.Array:
-        """Returns the logits."""
-        x = nn.Embed(VOCABULARY, 16)(words).mean(axis=1)
-        return nn.Dense(2)(nn.relu(nn.Dense(16)(x)))
 
 
 class Transformer(nn.Module):
@@ -125,13 +115,14 @@ def _words(generator: np.random.Generator, count: int, length: int) -> np.ndarra
     return (generator.zipf(1.3, (count, length)) % VOCABULARY).astype(np.int32)
 
 
+_EMBEDDING = MeanEmbeddingClassifier(VOCABULARY, padding_is_zero=False)
 MODELS = {
     model.name: model
     for model in (
         Model("mlp", "MLP 784-256-10", Mlp((256,)), _images),
         Model("wide_mlp", "MLP 784-1024-1024-10", Mlp((1024, 1024)), _images),
         Model("cnn", "tutorial CNN", MnistCNN(), _images),
-        Model("embedding", "IMDb embedding", ReviewClassifier(), _reviews),
+        Model("embedding", "IMDb embedding", _EMBEDDING, _reviews),
         Model("transformer", "transformer", Transformer(), _texts),
     )
 }
