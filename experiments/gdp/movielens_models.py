@@ -131,12 +131,12 @@ def rmse_of(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, A
 
 
 def global_average(data: RatingsDataset) -> np.ndarray:
-    """Predicts the mean of all training grades."""
+    """Returns the mean of all training grades, for every test rating."""
     return np.full(len(data.test.y), _grades(data.train.y).mean())
 
 
 def user_based_filtering(data: RatingsDataset, num_neighbours: int) -> np.ndarray:
-    """Predicts from the users most alike who rated the item ("KNNBasic").
+    """Returns grades predicted from the most similar users who rated the item ("KNNBasic").
 
     Two users' similarity is one over one plus the mean squared difference of their grades of the
     items that both rated; the prediction is the average, weighted by similarity, of the grades of
@@ -172,14 +172,17 @@ def _similarities(data: RatingsDataset) -> np.ndarray:
 def nonnegative_factorization(
     data: RatingsDataset, num_factors: int, num_epochs: int, penalty: float
 ) -> np.ndarray:
-    """Predicts a grade as the product of nonnegative factors of its user and its item ("NMF").
+    """Returns grades predicted as products of nonnegative factors of user and item ("NMF").
 
     Multiplicative updates over the known grades alone, with a penalty for each of them.
     """
     rng = np.random.default_rng(_SEED)
     ratings = _matrix(data).tocsr()
     rows, columns = ratings.nonzero()
-    per_user, per_item = (np.bincount(i, minlength=n)[:, None] for i, n in _axes(data))
+    per_user, per_item = (
+        np.bincount(place, minlength=size)[:, None]
+        for place, size in zip((rows, columns), ratings.shape, strict=True)
+    )
     user, item = (rng.random((n, num_factors)) for n in ratings.shape)
     for _ in range(num_epochs):
         fitted = ratings.copy()
@@ -202,14 +205,15 @@ def biased_factorization(
     step_size: float,
     penalty: float,
 ) -> np.ndarray:
-    """Predicts mean + user's bias + item's bias + product of factors ("SVD", after S. Funk).
+    """Returns grades predicted as mean, both biases and product of factors ("SVD", by S. Funk).
 
     Stochastic gradient descent on the penalised squared error, one grade after the other. Grades
     on one diagonal of the table share neither user nor item, so taking them all at once is the
     same as one after the other; Surprise goes user by user instead.
     """
     rng = np.random.default_rng(_SEED)
-    users, items = (rng.normal(0, 0.1, (n, 2 + num_factors)) for _, n in _axes(data))
+    shapes = [(size, 2 + num_factors) for size in (data.num_users, data.num_items)]
+    users, items = (rng.normal(0, 0.1, shape) for shape in shapes)
     # Two columns of either side make the biases part of the product: (bias, 1) and (1, bias).
     (users[:, 0], users[:, 1]), (items[:, 0], items[:, 1]) = (0, 1), (1, 0)
     moves = step_size * np.where(np.arange(2 + num_factors) == [[1], [0]], 0, 1)
@@ -244,11 +248,6 @@ def _matrix(data: RatingsDataset) -> sparse.coo_array:
     return sparse.coo_array((_grades(data.train.y), (users, items)), shape=shape)
 
 
-def _axes(data: RatingsDataset) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
-    users, items = data.train.x.T
-    return (users, data.num_users), (items, data.num_items)
-
-
 def _quotient(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """One where there is nothing to go by: such a row keeps its first values."""
+    """One where the denominator is zero: a row without ratings keeps its first values."""
     return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
