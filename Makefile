@@ -42,9 +42,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 bench: setup
-	$(KEEP_MEMORY) $(BENCH_PYTHON) -m experiments.bench
-	$(BENCH_PYTHON) -m experiments.bench_accounting
-	$(KEEP_MEMORY) $(BENCH_PYTHON) -m experiments.bench_inference
+	$(KEEP_MEMORY) $(BENCH_PYTHON) -m experiments.benchmarks
 	$(BIN)/python -m experiments report >/dev/null
 
 # An environment with the libraries that the benchmark compares with: without it `make bench` runs

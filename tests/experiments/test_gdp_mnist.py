@@ -6,7 +6,7 @@ import pytest
 
 import dpjax
 from experiments.gdp import mnist
-from experiments.gdp.mnist_training import Settings
+from experiments.gdp.mnist import Settings
 from experiments.lib.registry import Row, RowContext
 
 ROWS = [row for row, _ in enumerate(mnist.published_mechanisms())]

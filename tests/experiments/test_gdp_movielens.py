@@ -13,9 +13,9 @@ from dpjax.accounting import gdp
 from dpjax.datasets import RatingsDataset
 from dpjax.datasets.base import split_ratings
 from experiments.gdp import movielens
-from experiments.gdp import movielens_baselines as baselines
-from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, user_records
-from experiments.gdp.user_level import group_guarantee
+from experiments.gdp import movielens_models as baselines
+from experiments.gdp.movielens import group_guarantee
+from experiments.gdp.movielens_models import NeuralFiltering, rmse, user_loss, user_records
 from experiments.lib.models import cross_entropy
 from experiments.lib.records import load_records
 from experiments.lib.registry import PROFILES, Row
