@@ -1,6 +1,8 @@
 """What tests run under: several devices, repeatable examples, strict arithmetic on request.
 
-Compiled programs are kept between runs in ``.cache/jax``, or where JAX_COMPILATION_CACHE_DIR says.
+Compilation, most of the tests' time, is without LLVM's optimisations unless
+``JAX_DISABLE_MOST_OPTIMIZATIONS=0``: XLA's own passes are the same. Compiled programs are kept
+between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DIR.
 """
 
 import os
@@ -11,14 +13,14 @@ import hypothesis
 import jax
 import pytest
 
-# Most of the tests' time is compiling: what was compiled is kept for the next run, for all workers
-# and, by the environment, for child processes.
-_KEPT = {
+# For all workers and, by the environment, for child processes.
+_JAX_CONFIG = {
+    "jax_disable_most_optimizations": True,
     "jax_compilation_cache_dir": str(Path(__file__).resolve().parents[1] / ".cache" / "jax"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-for _name, _value in _KEPT.items():
+for _name, _value in _JAX_CONFIG.items():
     if _name.upper() not in os.environ:
         os.environ[_name.upper()] = str(_value)
         jax.config.update(_name, _value)

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import json
 import re
 import shutil
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+
+from experiments.benchmarks.results import Benchmark, Row, Table, save
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
@@ -61,29 +62,18 @@ def test_the_api_table_is_that_of_the_code():
 
 def test_the_tables_of_the_benchmarks(tmp_path):
     assert "make bench" in benchmark_tables.render(tmp_path)
-    case = {"kind": "steps", "subject": "MLP", "batch": 1024, "repetitions": 50, "note": ""}
-    skipped = case | {"case": "vmap", "values": {}, "repetitions": 0, "note": "takes 9 GiB"}
-    benchmark = {
-        "part": "steps",
-        "versions": {"jax": "1.0"},
-        "device": "2 CPU cores",
-        "missing": {"torch": "not installed"},
-        "measurements": [case | {"case": "plain", "values": {"ms": 1.2345, "× plain": 1}}, skipped],
-    }
-    (tmp_path / "benchmarks_steps.json").write_text(json.dumps(benchmark), "utf-8")
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "benchmarks.png").touch()
-    assert benchmark_tables.render(tmp_path).splitlines() == [
-        "### Training steps",
-        "",
-        "2 CPU cores; jax 1.0. Not measured: torch (not installed).",
-        "",
+    rows = Row("plain", {"ms": 1.2345, "× plain": 1.0}, 50), Row("vmap", note="takes 9 GiB")
+    tables = (Table("steps", "MLP", 1024, rows),)
+    missing = {"torch": "not installed"}
+    save(tmp_path, Benchmark("steps", {"jax": "1.0"}, "2 CPU cores", missing, tables))
+    lines = benchmark_tables.render(tmp_path).splitlines()
+    assert lines[4] == "2 CPU cores; jax 1.0. Not measured: torch (not installed)."
+    assert (DOCS / re.fullmatch(r"!\[.*\]\((.*)\)", lines[6])[1]).exists()
+    assert lines[8:] == [
         "| MLP, batch 1,024 | ms | × plain | runs |  |",
         "| --- | ---: | ---: | ---: | --- |",
-        "| plain | 1.23 | 1 | 50 |  |",
+        "| plain | 1.23 | 1.00 | 50 |  |",
         "| vmap | – | – | – | takes 9 GiB |",
-        "",
-        f"![Training steps]({tmp_path}/figures/benchmarks.png)",
     ]
 
 
@@ -135,6 +125,7 @@ def test_a_planted_violation_is_found(name, value, message):
     assert message in found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
 def test_python_blocks_of_the_pages_run(path):
     for block in re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL):

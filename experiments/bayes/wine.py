@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from dpjax.accounting import epsilon as certified_epsilon
-from dpjax.datasets.wine import load_wine
+from dpjax.datasets import load_wine
 from experiments.bayes.wine_figures import figures
 from experiments.bayes.wine_fits import FITS
 from experiments.bayes.wine_runs import (

@@ -1,4 +1,4 @@
-"""The differencing attack of the course notes: exact answers on parallel databases, and noisy ones.
+"""Differencing attack of the course notes, on exact and on noisy answers of parallel databases.
 
 ``python -m experiments run course_differencing``: seconds, the same in both profiles.
 """
@@ -27,85 +27,49 @@ from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 _ENTRIES, _EPSILON, _SEED = 5_000, 0.5, 0
 EMPIRICAL, TRUE = "sensitivity, empirical", "sensitivity, true"
 EXACT, NOISY = "rows recovered, exact %", "rows recovered, noisy %"
+_NEIGHBOURS: dict[str, Any] = {"norm": "l1", "adjacency": "replace_one"}
 
 
 class Query(NamedTuple):
-    """A query on a database of bits, and what two of its answers say of a row.
+    """A query on a database of bits, and the attack on two of its answers.
 
     Attributes:
       answer: from the entries to a number.
       sensitivity: from the number of entries to that of the answer; one entry is replaced.
-      recover: from the answers with and without a row, and the number of entries, to its value.
+      scaled: whether the answer is divided by the number of entries.
     """
 
     answer: Callable[[jax.Array], jax.Array]
     sensitivity: Callable[[int], Sensitivity]
-    recover: Callable[[Any, Any, int], Any]
+    scaled: bool = False
+
+    def recover(self, with_row: jax.Array, without: jax.Array, entries: int) -> jax.Array:
+        """Returns the value of a row from the answers with and without it."""
+        if self.scaled:
+            return entries * with_row - (entries - 1) * without
+        return with_row - without
 
 
 def queries(entries: jax.Array) -> dict[str, Query]:
-    """The queries of the notes, and a threshold that no single entry moves.
+    """Returns the queries of the notes, and a threshold that no single entry moves.
 
     The threshold that an attacker chooses is one below the number of ones.
     """
-    edge = int(entries.sum()) - 1
+
+    def threshold(level: int) -> Query:
+        return Query(lambda x: jnp.sum(x) > level, lambda _: of_count(**_NEIGHBOURS))
+
     return {
-        "sum": Query(jnp.sum, _of_sum, _difference),
-        "mean": Query(jnp.mean, _of_mean, _scaled_difference),
-        "threshold, at the edge": _threshold(edge),
-        "threshold, far off": _threshold(len(entries) // 4),
+        "sum": Query(jnp.sum, lambda _: of_sum((0, 1), **_NEIGHBOURS)),
+        "mean": Query(jnp.mean, lambda n: of_mean((0, 1), n, **_NEIGHBOURS), scaled=True),
+        "threshold, at the edge": threshold(int(entries.sum()) - 1),
+        "threshold, far off": threshold(len(entries) // 4),
     }
 
 
-def _threshold(level: int) -> Query:
-    return Query(lambda x: jnp.sum(x) > level, _of_answer, _difference)
-
-
-def _of_sum(entries: int) -> Sensitivity:
-    return of_sum((0, 1), norm="l1", adjacency="replace_one")
-
-
-def _of_mean(entries: int) -> Sensitivity:
-    return of_mean((0, 1), entries, norm="l1", adjacency="replace_one")
-
-
-def _of_answer(entries: int) -> Sensitivity:
-    return of_count(norm="l1", adjacency="replace_one")
-
-
-def _difference(with_row: Any, without: Any, entries: int) -> Any:
-    return with_row - without
-
-
-def _scaled_difference(with_row: Any, without: Any, entries: int) -> Any:
-    return entries * with_row - (entries - 1) * without
-
-
 def database(entries: int, seed: int) -> jax.Array:
-    """Fair bits."""
+    """Returns fair bits."""
     return jax.random.bernoulli(jax.random.key(seed), 0.5, (entries,))
-
-
-def answers(query: Query, entries: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The exact answers on the database, once for each entry, and on its parallel databases."""
-    whole = jnp.asarray(query.answer(entries), float)
-    parts = jax.vmap(query.answer)(parallel_databases(entries)).astype(float)
-    return jnp.broadcast_to(whole, parts.shape), parts
-
-
-def mechanisms(query: Query, entries: int, epsilon: float) -> tuple[dpjax.Laplace, dpjax.Laplace]:
-    """Laplace noise for an answer on all entries, and for one on all but one."""
-    whole, part = (
-        dpjax.Laplace.from_epsilon(query.sensitivity(n), epsilon=epsilon, unit="one entry")
-        for n in (entries, entries - 1)
-    )
-    return whole, part
-
-
-def share_recovered(query: Query, pair: Sequence[jax.Array], entries: jax.Array) -> float:
-    """The share of entries, in %, that a pair of answers for each gives away."""
-    guesses = query.recover(pair[0], pair[1], len(entries)) > 0.5
-    return 100 * float(jnp.mean(guesses == entries))
 
 
 def _rows(profile: str) -> list[Row]:
@@ -116,55 +80,74 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     entries = database(row.settings["entries"], row.settings["seed"])
-    query, epsilon = queries(entries)[row.name], row.settings["epsilon"]
-    pair = answers(query, entries)
-    used = mechanisms(query, len(entries), epsilon)
+    size, query = len(entries), queries(entries)[row.name]
+    # The exact answers on the database, once for each entry, and on its parallel databases.
+    parts = jax.vmap(query.answer)(parallel_databases(entries)).astype(float)
+    whole = jnp.broadcast_to(jnp.asarray(query.answer(entries), float), parts.shape)
+    epsilon = row.settings["epsilon"]
+    mechanisms = [
+        dpjax.Laplace.from_epsilon(query.sensitivity(n), epsilon=epsilon, unit="one entry")
+        for n in (size, size - 1)
+    ]
     keys = jax.random.split(jax.random.key(row.settings["noise_seed"]), 2)
-    noisy = [m.release(key, exact) for m, key, exact in zip(used, keys, pair, strict=True)]
-    seen = empirical_sensitivity(query.answer, entries, norm="l1")
+    released = zip(mechanisms, keys, (whole, parts), strict=True)
+    noisy = [mechanism.release(key, exact) for mechanism, key, exact in released]
+
+    def percent_recovered(with_row: jax.Array, without: jax.Array) -> float:
+        guesses = query.recover(with_row, without, size) > 0.5
+        return 100 * float(jnp.mean(guesses == entries))
+
+    first = mechanisms[0]
     return Result(
         measured={
-            EMPIRICAL: seen.value,
-            EXACT: share_recovered(query, pair, entries),
-            NOISY: share_recovered(query, noisy, entries),
+            EMPIRICAL: empirical_sensitivity(query.answer, entries, norm="l1").value,
+            EXACT: percent_recovered(whole, parts),
+            NOISY: percent_recovered(*noisy),
         },
         certified={
-            TRUE: used[0].sensitivity.value,
-            "ε, one answer": used[0].pure_epsilon,
-            "ε, both answers": sum(mechanism.pure_epsilon for mechanism in used),
-            # the row attacked is in one of the two answers, and half of the bits are ones
-            NOISY: 100 / (1 + math.exp(-used[0].pure_epsilon)),
+            TRUE: first.sensitivity.value,
+            "ε, one answer": first.pure_epsilon,
+            "ε, both answers": sum(mechanism.pure_epsilon for mechanism in mechanisms),
+            # The row attacked is in one of the two answers, and half of the bits are ones.
+            NOISY: 100 / (1 + math.exp(-first.pure_epsilon)),
         },
-        certificate=str(dpjax.Composition(used).certificate(1e-6)),
+        certificate=str(dpjax.Composition(tuple(mechanisms)).certificate(1e-6)),
     )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
+    panels = {
+        left: (
+            ("measured", EMPIRICAL, "empirical", MEASURED),
+            ("certified", TRUE, "true", CERTIFIED),
+        ),
+        right: (
+            ("measured", EXACT, "exact answers", PALETTE[1]),
+            ("measured", NOISY, "noisy answers", MEASURED),
+        ),
+    }
     places, names = np.arange(len(records)), [r.row.replace(", ", "\n") for r in records]
-    left.bar(places - 0.2, [r.measured[EMPIRICAL] for r in records], 0.38, label="empirical")
-    certified = [record.certified[TRUE] for record in records]
-    left.bar(places + 0.2, certified, 0.38, color=CERTIFIED, label="true")
+    for axes, bars in panels.items():
+        for offset, (group, column, label, colour) in zip((-0.2, 0.2), bars, strict=True):
+            heights = [getattr(record, group)[column] for record in records]
+            axes.bar(places + offset, heights, 0.38, color=colour, label=label)
+        axes.set_xticks(places, names)
     left.set(yscale="log", ylim=(1e-5, 30), ylabel="sensitivity")
-    right.bar(places - 0.2, [r.measured[EXACT] for r in records], 0.38, color=PALETTE[1])
-    right.bar(places + 0.2, [r.measured[NOISY] for r in records], 0.38, color=MEASURED)
+    left.legend()
     bound = records[0].certified[NOISY]
-    right.axhline(bound, color=CERTIFIED, linestyle="--")
-    right.axhline(50, color="black", linewidth=1)
+    right.axhline(bound, color=CERTIFIED, linestyle="--", label="the most at ε = 0.5")
+    right.axhline(50, color="black", linewidth=1, label="guessing")
     right.set(ylim=(40, 130), ylabel="rows recovered (%)")
     right.set_yticks(range(40, 101, 20))
-    right.legend(["the most at ε = 0.5", "guessing", "exact answers", "noisy answers"], ncols=2)
-    left.legend()
-    for axes in (left, right):
-        axes.set_xticks(places, names)
-    return {"attack": (figure, _CAPTION)}
-
-
-_CAPTION = (
-    "Left: how far deleting one of these entries moves an answer, at most, and how far replacing"
-    " one entry of any database can. A threshold that is far off does not move at all here, and"
-    " noise set by that would be none. Right: entries recovered from answers with and without them."
-)
+    right.legend(ncols=2)
+    caption = (
+        "Left: how far deleting one of these entries moves an answer, at most, and how far"
+        " replacing one entry of any database can. A threshold that is far off does not move at all"
+        " here, and noise set by that would be none. Right: entries recovered from answers with and"
+        " without them."
+    )
+    return {"attack": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:

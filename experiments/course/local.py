@@ -1,4 +1,4 @@
-"""Local and global privacy of the course notes: randomized response beside the Laplace mechanism.
+"""Local and global differential privacy: randomized response beside the Laplace mechanism.
 
 ``python -m experiments run course_local``: seconds, the same in both profiles.
 """
@@ -25,7 +25,7 @@ _CLOSED = "closed form, "
 
 
 def local_mechanism(epsilon: float) -> dpjax.RandomizedResponse:
-    """Everyone's own answer is randomized; at log 3 by the notes' two coins.
+    """Returns randomized response of one answer; at log 3 it is the two coins of the notes.
 
     >>> round(local_mechanism(math.log(3)).keep_probability, 9)
     0.5
@@ -36,13 +36,13 @@ def local_mechanism(epsilon: float) -> dpjax.RandomizedResponse:
 
 
 def global_mechanism(epsilon: float, answers: int) -> dpjax.Laplace:
-    """Who holds all answers adds noise to their mean, once."""
-    moved = dpjax.sensitivity.of_mean((0, 1), answers, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.from_epsilon(moved, epsilon=epsilon, unit="one answer")
+    """Returns the Laplace mechanism of the mean of all answers."""
+    sensitivity = dpjax.sensitivity.of_mean((0, 1), answers, norm="l1", adjacency="replace_one")
+    return dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one answer")
 
 
 def local_error(epsilon: float, answers: int) -> float:
-    """The standard deviation of the debiased share, from the randomization alone.
+    """Returns the standard deviation of the debiased share, from the randomization alone.
 
     >>> round(local_error(math.log(3), 100), 4)
     0.0866
@@ -55,7 +55,7 @@ def local_error(epsilon: float, answers: int) -> float:
 def estimates(
     epsilon: float, answers: jax.Array, repeats: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """The share of yes, estimated again and again, locally and globally."""
+    """Returns repeated estimates of the share of yes, locally and globally."""
     local, together = local_mechanism(epsilon), global_mechanism(epsilon, len(answers))
 
     def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,13 +69,11 @@ def estimates(
 
 
 def _rows(profile: str) -> list[Row]:
-    cases = itertools.product(_EPSILONS, _SIZES)
-    return [_row(seed, name, size) for seed, (name, size) in enumerate(cases)]
-
-
-def _row(seed: int, name: str, size: int) -> Row:
-    settings = {"epsilon": _EPSILONS[name], "answers": size, "repeats": _REPEATS, "seed": seed}
-    return Row(f"ε = {name}, n = {size:,}", settings, {})
+    rows = []
+    for seed, (name, size) in enumerate(itertools.product(_EPSILONS, _SIZES)):
+        settings = {"epsilon": _EPSILONS[name], "answers": size, "repeats": _REPEATS, "seed": seed}
+        rows.append(Row(f"ε = {name}, n = {size:,}", settings, {}))
+    return rows
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
@@ -83,18 +81,18 @@ def _run_row(row: Row, context: RowContext) -> Result:
     answers = jnp.arange(size) < round(SHARE * size)
     found = estimates(epsilon, answers, row.settings["repeats"], row.settings["seed"])
     local, together = (float(np.sqrt(np.mean((each - SHARE) ** 2))) for each in found)
-    global_ = global_mechanism(epsilon, size)
+    laplace = global_mechanism(epsilon, size)
     return Result(
         measured={
             LOCAL: local,
             GLOBAL: together,
             "local over global": local / together,
             _CLOSED + LOCAL: local_error(epsilon, size),
-            _CLOSED + GLOBAL: global_.standard_deviation,
+            _CLOSED + GLOBAL: laplace.standard_deviation,
         },
         certified={
             "ε, local": local_mechanism(epsilon).pure_epsilon,
-            "ε, global": global_.pure_epsilon,
+            "ε, global": laplace.pure_epsilon,
         },
         note="Errors are root mean squares, of the share of yes among those who answered.",
     )
@@ -112,13 +110,11 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             axes.plot(sizes, [r.measured[_CLOSED + name] for r in some], line, color=colour)
     axes.set(xscale="log", yscale="log", xlabel="answers", ylabel="error of the share of yes")
     figure.legend(loc="outside right center")
-    return {"errors": (figure, _CAPTION)}
-
-
-_CAPTION = (
-    "Root mean square error of the share of yes: measured (points) and in closed form (lines)."
-    " Local noise falls with the root of the number of answers, global noise with the number."
-)
+    caption = (
+        "Root mean square error of the share of yes: measured (points) and in closed form (lines)."
+        " Local noise falls with the root of the number of answers, global noise with the number."
+    )
+    return {"errors": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:

@@ -16,24 +16,17 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.datasets import Dataset, Split
-from experiments.gdp.reporting import (
+from experiments.gdp.accounts import DIVISOR_REMARK
+from experiments.gdp.classifiers import (
     ACCURACY,
-    DIVISOR_REMARK,
-    account_remarks,
-    over_seeds,
-    plain_result,
-    private_result,
-    training_figure,
-)
-from experiments.gdp.training import (
     PlainSettings,
     PrivateSettings,
-    Run,
-    Task,
-    train_plainly,
-    train_privately,
+    Problem,
+    private_remarks,
+    run,
+    training_figure,
 )
-from experiments.lib.models import TabularMLP, accuracy_percent
+from experiments.lib.models import TabularMLP
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 PUBLISHED_SIZE = 29_305
@@ -47,8 +40,7 @@ _NOT_AT_HAND = {ACCURACY: None}
 _OTHER_ACCURACY = "published test part %"
 _SPLIT_SEED = 0
 
-
-# scikit-learn's module and class, and what is not left as it comes.
+# scikit-learn's module and class, and the options that are not its defaults.
 _CLASSICAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "logistic regression": ("linear_model", "LogisticRegression", {"max_iter": 1000}),
     "linear SVM": ("svm", "LinearSVC", {"random_state": 0}),
@@ -65,7 +57,7 @@ def _data() -> Dataset:
 
 
 def _nine_tenths(data: Dataset) -> Dataset:
-    """The source's split: a tenth of the training part is held out, by one fixed permutation."""
+    """Returns the source's split: a tenth of the training part is held out, chosen once."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(data.train.y))
     num_test = len(order) // 10
     test, train = (Split(*(a[part] for a in data.train)) for part in np.split(order, [num_test]))
@@ -85,31 +77,20 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     data = _data()
-    task = Task(TabularMLP(data.num_classes), optax.sgd, _nine_tenths(data), "one person")
-    if row.name == _PRIVATE_ROW:
-        settings = PrivateSettings(**row.settings)
-        runs = train_privately(task, settings, context.folder)
-        accuracies = _accuracies(task, runs, data)
-        return private_result(accuracies, data.note, runs, settings, task, PUBLISHED_SIZE)
-    if row.name == _PLAIN_ROW:
-        runs = train_plainly(task, PlainSettings(**row.settings))
-        return plain_result(_accuracies(task, runs, data), data.note, runs)
-    score = _classical(row.name).fit(*task.data.train).score
-    parts = {ACCURACY: task.data.test, _OTHER_ACCURACY: data.test}
-    return plain_result({name: 100 * score(*part) for name, part in parts.items()}, data.note, [])
+    split = _nine_tenths(data)
+    if row.name in _CLASSICAL:
+        score = _classical(row.name).fit(*split.train).score
+        parts = {ACCURACY: split.test, _OTHER_ACCURACY: data.test}
+        return Result({name: 100 * score(*part) for name, part in parts.items()}, {}, data.note)
+    model, others = TabularMLP(data.num_classes), {_OTHER_ACCURACY: data.test}
+    problem = Problem(model, optax.sgd, split, "one person", PUBLISHED_SIZE, others)
+    return run(problem, row.settings, context.folder)
 
 
 def _classical(name: str) -> Any:
-    """A classifier of scikit-learn, which is imported only where one is run."""
+    """Returns a classifier of scikit-learn, which is imported only where one is run."""
     module, classifier, options = _CLASSICAL[name]
     return getattr(importlib.import_module(f"sklearn.{module}"), classifier)(**options)
-
-
-def _accuracies(task: Task, runs: Sequence[Run], published: Dataset) -> dict[str, Any]:
-    accuracy = accuracy_percent(task.model)
-    others = [accuracy(run.params, published.test) for run in runs]
-    held_out = over_seeds([run.curve[-1][1] for run in runs])
-    return {**held_out, _OTHER_ACCURACY: sum(others) / len(others)}
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
@@ -123,7 +104,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     private = [record for record in records if record.row == _PRIVATE_ROW]
-    return [DIVISOR_REMARK, *(remark for record in private for remark in account_remarks(record))]
+    return [DIVISOR_REMARK, *(remark for record in private for remark in private_remarks(record))]
 
 
 EXPERIMENT = Experiment(

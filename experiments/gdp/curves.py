@@ -1,37 +1,56 @@
-"""Figures 2, 3 and A.1 of Bu et al. (2020): its curves again, beside rigorous ones.
+"""Figures 2, 3 and A.1 of Bu et al. (2020): its trade-off curves, beside bounds on the true ones.
 
 ``python -m experiments run gdp_curves``: half a minute, the same in both profiles; nothing is
 trained.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from collections.abc import Callable, Sequence
+from decimal import ROUND_FLOOR
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.accounting import gdp, moments_accountant, tradeoff
 from dpjax.accounting.tradeoff import TradeOff
 from experiments.gdp import mnist
-from experiments.gdp.curve_figures import LEVELS, figures
-from experiments.gdp.mnist_training import PUBLISHED_SIZE, Settings
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import legend_below, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import format_upper_bound
 
 _DELTA = 1e-5
-# Of the profile that is computed, and of it what a picture needs.
+# Of the profile that is computed, and of it what a figure needs.
 _NUM_EPSILONS, _NUM_SHOWN = 4_001, 161
+# At which the records hold each curve.
+_LEVELS = np.concatenate([np.logspace(-6, -1, 80, endpoint=False), np.linspace(0.1, 1, 91)])
 _ONE_EPOCH = "A.1"
 _NUMERIC_STEPS = 234
 _PRINTED_MU = 0.57
 # Of row 2 alone.
 _PRINTED_ERRORS = {"errors, CLT %": 77.6, "errors, MA pair %": 9.4}
+_SHOWN_DELTA = 1e-9
+_PALE = "#b9bcc2"
+_RATIOS = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+_STYLES: dict[str, dict[str, Any]] = {
+    "MA": {"color": SOURCE, "label": "moments accountant"},
+    "lower": {"color": CERTIFIED, "label": "certified"},
+    "CLT": {"color": MEASURED, "linestyle": "--", "label": "central limit (approximation)"},
+    "upper": {
+        "color": "black",
+        "linestyle": (0, (1, 3)),
+        "linewidth": 1.2,
+        "label": "no account can certify less",
+    },
+}
 
 
 class Bounds(NamedTuple):
-    """Two curves with the true one between them.
+    """Lower and upper bound on a trade-off function.
 
     Attributes:
       lower: a guarantee.
@@ -43,28 +62,31 @@ class Bounds(NamedTuple):
 
 
 def clt_curve(**settings: Any) -> tradeoff.Gaussian:
-    """The central limit's G_mu with mu unrounded, an approximation; see ``moments_curves``."""
+    """Returns G_mu of the central limit, an approximation, with mu unrounded.
+
+    Args:
+      **settings: noise multiplier, sampling rate and number of steps.
+    """
     return tradeoff.Gaussian(gdp.clt_mu(**settings))
 
 
 def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
-    """The moments accountant's guarantee: by its pair at delta = 1e-5, and by all its pairs.
+    """Returns the moments accountant's guarantee by its pair at delta = 1e-5, and by all pairs.
 
     Args:
-      **settings: noise multiplier, sampling rate and number of steps, as ``moments`` takes them.
+      **settings: noise multiplier, sampling rate and number of steps.
     """
-    pair = tradeoff.ApproximateDP(
-        moments_accountant.compute_epsilon(**settings, delta=_DELTA), slack=_DELTA
-    )
-    return pair, tradeoff.from_profile(*moments_accountant.compute_profile(**settings))
+    epsilon = moments_accountant.compute_epsilon(**settings, delta=_DELTA)
+    profile = moments_accountant.compute_profile(**settings)
+    return tradeoff.ApproximateDP(epsilon, slack=_DELTA), tradeoff.from_profile(*profile)
 
 
 def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
-    """Bounds on the mechanism's own curve, which holds for neighbours in both orders.
+    """Returns bounds on the mechanism's own curve, which holds for neighbours in both orders.
 
     Args:
-      mechanism: of which the curve is.
-      largest_epsilon: up to which its profile is read.
+      mechanism: whose curve is bounded.
+      largest_epsilon: up to which its profile is computed.
     """
     epsilons = np.linspace(0.0, largest_epsilon, _NUM_EPSILONS)
     deltas = dpjax.accounting.profile_bounds(
@@ -78,7 +100,7 @@ def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> B
 
 
 def one_epoch(noise_multiplier: float, sampling_rate: float, num_steps: int) -> Bounds:
-    """Bounds on (p G_(1 / sigma) + (1 - p) Id)^(x T), composed numerically.
+    """Returns bounds on (p G_(1 / sigma) + (1 - p) Id)^(x T), composed numerically.
 
     It is asymmetric, as the source draws it: data without the record against data with it.
     """
@@ -87,7 +109,7 @@ def one_epoch(noise_multiplier: float, sampling_rate: float, num_steps: int) -> 
 
 
 def sum_of_errors(curve: TradeOff) -> float:
-    """The least sum of the errors of type I and II (%) that a test of a symmetric curve can have.
+    """Returns the least sum of the type I and II errors (%) of a test, for a symmetric curve.
 
     >>> round(sum_of_errors(tradeoff.Gaussian(0.57)), 1)
     77.6
@@ -96,39 +118,39 @@ def sum_of_errors(curve: TradeOff) -> float:
 
 
 def _rows(profile: str) -> list[Row]:
-    rows = [_table_row(row) for row in mnist.EXPERIMENT.rows("paper")]
-    whole = rows[1].settings
+    rows = []
+    for row, mechanism in zip(
+        mnist.EXPERIMENT.rows("paper"), mnist.published_mechanisms(), strict=True
+    ):
+        settings = {
+            "noise_multiplier": row.settings["noise_multiplier"],
+            "sampling_rate": row.settings["expected_batch_size"] / mnist.PUBLISHED_SIZE,
+            "num_steps": mechanism.num_steps,
+        }
+        source = {name: row.source[name] for name in ("CLT μ", "CLT ε", "MA ε")}
+        rows.append(Row(row.name, settings, source | (_PRINTED_ERRORS if row.name == "2" else {})))
     # Fewer steps at a rate p enlarged so that p sqrt(T) is that of row 2.
+    whole = rows[1].settings
     rate = whole["sampling_rate"] * math.sqrt(whole["num_steps"] / _NUMERIC_STEPS)
     short = {**whole, "sampling_rate": rate, "num_steps": _NUMERIC_STEPS}
     return [*rows, Row(_ONE_EPOCH, short, {"CLT μ": _PRINTED_MU})]
 
 
-def _table_row(row: Row) -> Row:
-    mechanism = _mechanism(row)
-    settings = {
-        "noise_multiplier": row.settings["noise_multiplier"],
-        "sampling_rate": Settings.expected_batch_size / PUBLISHED_SIZE,
-        "num_steps": mechanism.num_steps,
-    }
-    source = {name: row.source[name] for name in ("CLT μ", "CLT ε", "MA ε")}
-    return Row(row.name, settings, source | (_PRINTED_ERRORS if row.name == "2" else {}))
-
-
-def _mechanism(row: Row) -> dpjax.SubsampledGaussian:
-    """The mechanism of the row of Table 1 that has this name."""
-    return mnist.published_mechanisms()[int(row.name) - 1]
-
-
 def _run_row(row: Row, context: RowContext) -> Result:
-    return _run_one_epoch(row) if row.name == _ONE_EPOCH else _run_table_row(row)
-
-
-def _run_table_row(row: Row) -> Result:
-    clt, (pair, envelope) = clt_curve(**row.settings), moments_curves(**row.settings)
+    clt = clt_curve(**row.settings)
+    if row.name == _ONE_EPOCH:
+        bounds, printed = one_epoch(**row.settings), tradeoff.Gaussian(_PRINTED_MU)
+        distances = [tradeoff.distance(bound, printed) for bound in bounds]
+        least = max(distances) - tradeoff.distance(*bounds)
+        return Result(
+            measured={"CLT μ": clt.mu},
+            certified={"sup |f − G|": max(distances), "sup |f − G|, lower": max(least, 0.0)},
+            series={"detected": _detected({"CLT": printed, **bounds._asdict()})},
+        )
+    pair, envelope = moments_curves(**row.settings)
     largest = 1.5 * pair.epsilon(_DELTA)
-    bounds = true_curve(_mechanism(row), largest)
-    curves = {"CLT": clt, "MA": envelope, "lower": bounds.lower, "upper": bounds.upper}
+    bounds = true_curve(mnist.published_mechanisms()[int(row.name) - 1], largest)
+    curves: dict[str, TradeOff] = {"CLT": clt, "MA": envelope, **bounds._asdict()}
     epsilons = np.linspace(0.0, largest, _NUM_SHOWN)
     return Result(
         measured={
@@ -153,79 +175,168 @@ def _run_table_row(row: Row) -> Result:
     )
 
 
-def _run_one_epoch(row: Row) -> Result:
-    bounds, printed = one_epoch(**row.settings), tradeoff.Gaussian(_PRINTED_MU)
-    distances = [tradeoff.distance(bound, printed) for bound in bounds]
-    least = max(distances) - tradeoff.distance(*bounds)
-    curves = {"CLT": printed, "lower": bounds.lower, "upper": bounds.upper}
-    return Result(
-        measured={"CLT μ": clt_curve(**row.settings).mu},
-        certified={"sup |f − G|": max(distances), "sup |f − G|, lower": max(least, 0.0)},
-        series={"detected": _detected(curves)},
-    )
-
-
-def _detected(curves: Mapping[str, TradeOff]) -> dict[str, Any]:
+def _detected(curves: dict[str, TradeOff]) -> dict[str, Any]:
     """One less the curves at the figures' levels: near level 0 accurate, as they are not."""
-    return {name: curve.true_positive_rate(LEVELS) for name, curve in curves.items()}
+    return {name: curve.true_positive_rate(_LEVELS) for name, curve in curves.items()}
+
+
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    rows = {record.row: record for record in records}
+    table = [record for record in records if record.row != _ONE_EPOCH]
+    drawn = {}
+    if "2" in rows:
+        caption = (
+            "Figure 2, for row 2 of Table 1: δ(ε) left, ε(δ) right. The true profile lies between"
+            " the certified bounds, which are drawn both and hardly differ."
+        )
+        drawn["profiles"] = _profiles_figure(rows["2"]), caption
+    if table:
+        caption = (
+            "Figure 3: the least type II error at each type I error; higher is more private. The"
+            " moments accountant at its one pair (ε, 1e-5), and the envelope of all its pairs; the"
+            " central limit; and the band in which the mechanism's own curve lies. Numbers: the"
+            " least sum of both errors, by the pair in brackets."
+        )
+        drawn["trade_offs"] = _trade_offs_figure(table), caption
+        caption = (
+            "What Figure 3 hides near its corners: how much more often a test of type I error α"
+            " detects a record than the central limit says, as bounds. Above 1 the central limit"
+            " promises too much."
+        )
+        drawn["attacks"] = _attacks_figure(table), caption
+    if _ONE_EPOCH in rows:
+        caption = (
+            "Figure A.1: 234 steps composed numerically, with bounds on both sides, against the"
+            " limit. Left, as the source draws it; right, the difference, a hundred times enlarged."
+        )
+        drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH]), caption
+    return drawn
+
+
+def _profiles_figure(record: Record) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=3.8)
+    epsilons = np.array(record.series["epsilons"])
+    for name, style in _STYLES.items():
+        deltas = np.array(record.series["deltas"][name])
+        left.plot(epsilons, deltas, **style)
+        seen = deltas > _SHOWN_DELTA
+        right.semilogx(deltas[seen], epsilons[seen], **style)
+    left.set(xlabel="ε", ylabel="δ(ε)", xlim=(0, 2.5), ylim=(0, None))
+    right.set(xlabel="δ", ylabel="ε(δ)", xlim=(_SHOWN_DELTA, 1e-1), ylim=(0, None))
+    right.axvline(1e-5, color=_PALE, linewidth=1, zorder=0)
+    right.legend(loc="upper right")
+    return figure
+
+
+def _trade_offs_figure(records: Sequence[Record]) -> Figure:
+    figure, axes = panel_grid(len(records), 3, width=9.6, height=3.3 * -(-len(records) // 3))
+    for axis, record in zip(axes, records, strict=True):
+        curves = {name: 1 - rates for name, rates in _detection_rates(record).items()}
+        axis.plot([0, 1], [1, 0], color=_PALE, linewidth=1, label="perfect privacy")
+        axis.plot(_LEVELS, curves["MA pair"], color=SOURCE, linestyle=":", label="MA, one pair")
+        axis.plot(_LEVELS, curves["MA"], color=SOURCE, label="MA, all pairs")
+        axis.fill_between(_LEVELS, curves["lower"], curves["upper"], color=CERTIFIED, linewidth=1.8)
+        axis.plot(_LEVELS, curves["lower"], color=CERTIFIED, label="certified")
+        axis.plot(_LEVELS, curves["CLT"], color=MEASURED, linestyle="--", label="central limit")
+        # The least sums of errors, in the curves' colours, where no curve is.
+        measured, lower = record.measured, record.certified["errors, lower %"]
+        lines = [
+            (f"≥ {format_value(lower, '%', 1, ROUND_FLOOR)} %", CERTIFIED),
+            (f"{measured['errors, CLT %']:.1f} %", MEASURED),
+            (f"{measured['errors, MA envelope %']:.1f} %", SOURCE),
+            (f"({measured['errors, MA pair %']:.1f} %)", SOURCE),
+        ]
+        for place, (text, colour) in enumerate(lines):
+            axis.text(0.97, 0.92 - 0.09 * place, text, color=colour, ha="right", fontsize=9)
+        axis.set_title(mnist.row_label(record))
+        _name_axes(axis)
+    legend_below(figure, axes)
+    return figure
+
+
+def _detection_rates(record: Record) -> dict[str, np.ndarray]:
+    return {name: np.array(rates) for name, rates in record.series["detected"].items()}
+
+
+def _name_axes(axes: Axes) -> None:
+    axes.set(xlabel="type I error α", ylabel="type II error", xlim=(0, 1), ylim=(0, 1))
+    axes.set_aspect("equal")
+
+
+def _attacks_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(height=4.2)
+    for record in records:
+        rates = _detection_rates(record)
+        least, most = rates["upper"] / rates["CLT"], rates["lower"] / rates["CLT"]
+        (line,) = axes.loglog(_LEVELS, most, linewidth=1, label=mnist.row_label(record))
+        axes.fill_between(_LEVELS, least, most, color=line.get_color(), alpha=0.4, linewidth=0)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_yticks(_RATIOS, labels=map(str, _RATIOS))
+    axes.minorticks_off()
+    axes.set(xlabel="type I error α", ylabel="detection: true over central limit")
+    axes.legend()
+    return figure
+
+
+def _one_epoch_figure(record: Record) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
+    curves = {name: 1 - rates for name, rates in _detection_rates(record).items()}
+    left.plot(_LEVELS, curves["lower"], color=CERTIFIED, linewidth=3, label="f, 234 steps")
+    left.plot(_LEVELS, curves["CLT"], color=MEASURED, linestyle="--", label="G with μ = 0.57")
+    _name_axes(left)
+    left.legend()
+    differences = [100 * (curves[end] - curves["CLT"]) for end in ("lower", "upper")]
+    right.fill_between(_LEVELS, *differences, color=CERTIFIED, label="f − G, bounds")
+    right.axhline(0, color=MEASURED, linestyle="--")
+    right.set(xlabel="type I error α", ylabel="100 (f − G)", xlim=(0, 1))
+    right.legend()
+    return figure
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
+    rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
-    second = [_second_row_remark(record) for record in table if record.row == "2"]
-    epoch = [_one_epoch_remark(record) for record in records if record.row == _ONE_EPOCH]
-    return [*second, *_errors_remarks(table), *_epsilon_remarks(table), *epoch]
+    remarks = []
+    if "2" in rows:
+        source, measured = rows["2"].source, rows["2"].measured
+        certified = format_value(rows["2"].certified["errors, lower %"], "%", rounding=ROUND_FLOOR)
+        remarks.append(
+            f"Row 2: the source's {source['errors, CLT %']} % belongs to μ rounded to 0.57;"
+            f" unrounded it is {measured['errors, CLT %']:.1f} %. The"
+            f" {source['errors, MA pair %']} % beside it reads one pair (ε, 1e-5): all pairs of"
+            f" the moments accountant guarantee {measured['errors, MA envelope %']:.1f} %, and"
+            f" {certified} % is certified."
+        )
+    for verdict, holds in _VERDICTS.items():
+        names = [record.row for record in table if holds(record)]
+        if names:
+            plural = "rows" if len(names) > 1 else "row"
+            remarks.append(f"The central limit's {verdict} in {plural} {', '.join(names)}.")
+    if _ONE_EPOCH in rows:
+        rates = _detection_rates(rows[_ONE_EPOCH])
+        excess = float(np.max(rates["upper"] - rates["CLT"]))
+        distance = format_upper_bound(rows[_ONE_EPOCH].certified["sup |f − G|"])
+        remarks.append(
+            f"A.1: after one epoch the curve and its limit are nowhere more than {distance} apart;"
+            f" at small levels tests detect up to {excess:.4f} more often than the limit says."
+        )
+    return remarks
 
 
-def _second_row_remark(record: Record) -> str:
-    measured = record.measured
-    return (
-        f"Row 2: the source's {record.source['errors, CLT %']} % belongs to μ rounded to 0.57;"
-        f" unrounded it is {measured['errors, CLT %']:.1f} %. The"
-        f" {record.source['errors, MA pair %']} % beside it reads one pair (ε, 1e-5): all pairs of"
-        f" the moments accountant guarantee {measured['errors, MA envelope %']:.1f} %, and"
-        f" {_floor(record.certified['errors, lower %'])} % is certified."
-    )
-
-
-def _errors_remarks(table: Sequence[Record]) -> list[str]:
-    return _verdicts(
-        "The central limit's sum of errors",
-        [r.row for r in table if r.measured["errors, CLT %"] > r.certified["errors, upper %"]],
-        [r.row for r in table if r.measured["errors, CLT %"] <= r.certified["errors, lower %"]],
-    )
-
-
-def _epsilon_remarks(table: Sequence[Record]) -> list[str]:
-    return _verdicts(
-        "The central limit's ε at δ = 1e-5",
-        [r.row for r in table if r.measured["CLT ε"] < r.certified["ε, lower"]],
-        [r.row for r in table if r.measured["CLT ε"] >= r.certified["ε"]],
-    )
-
-
-def _verdicts(what: str, too_much: Sequence[str], safe: Sequence[str]) -> list[str]:
-    """One sentence on the rows where it promises too much, one on those where it does not."""
-    verdicts = {"promises more than is true": too_much, "is on the safe side": safe}
-    return [
-        f"{what} {verdict} in {'rows' if len(rows) > 1 else 'row'} {', '.join(rows)}."
-        for verdict, rows in verdicts.items()
-        if rows
-    ]
-
-
-def _one_epoch_remark(record: Record) -> str:
-    detected = {name: np.array(rates) for name, rates in record.series["detected"].items()}
-    excess = float(np.max(detected["upper"] - detected["CLT"]))
-    distance = format_value(record.certified["sup |f − G|"], rounding=ROUND_CEILING)
-    return (
-        f"A.1: after one epoch the curve and its limit are nowhere more than {distance} apart; at"
-        f" small levels tests detect up to {excess:.4f} more often than the limit says."
-    )
-
-
-def _floor(value: float) -> str:
-    return format_value(value, "%", rounding=ROUND_FLOOR)
+_VERDICTS: dict[str, Callable[[Record], bool]] = {
+    "sum of errors promises more than is true": lambda record: (
+        record.measured["errors, CLT %"] > record.certified["errors, upper %"]
+    ),
+    "sum of errors is on the safe side": lambda record: (
+        record.measured["errors, CLT %"] <= record.certified["errors, lower %"]
+    ),
+    "ε at δ = 1e-5 promises more than is true": lambda record: (
+        record.measured["CLT ε"] < record.certified["ε, lower"]
+    ),
+    "ε at δ = 1e-5 is on the safe side": lambda record: (
+        record.measured["CLT ε"] >= record.certified["ε"]
+    ),
+}
 
 
 EXPERIMENT = Experiment(
@@ -247,6 +358,6 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

@@ -7,7 +7,6 @@ test accuracy of about 83.5 % with privacy (source: 83.8) and 83 % without (84.7
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import optax
 from matplotlib.figure import Figure
@@ -15,23 +14,16 @@ from matplotlib.figure import Figure
 import dpjax
 from dpjax.datasets import Dataset
 from dpjax.datasets.imdb import NUM_TOKENS
-from experiments.gdp.reporting import (
+from experiments.gdp.accounts import DIVISOR_REMARK
+from experiments.gdp.classifiers import (
     ACCURACY,
-    DIVISOR_REMARK,
-    account_remarks,
-    mean_accuracy,
-    over_seeds,
-    plain_result,
-    private_result,
-    training_figure,
-)
-from experiments.gdp.training import (
     PlainSettings,
     PrivateSettings,
-    Run,
-    Task,
-    train_plainly,
-    train_privately,
+    Problem,
+    mean_accuracy,
+    private_remarks,
+    run,
+    training_figure,
 )
 from experiments.lib.formatting import format_value
 from experiments.lib.models import MeanEmbeddingClassifier
@@ -54,13 +46,15 @@ def _data() -> Dataset:
 
 
 def _rows(profile: str) -> list[Row]:
-    private, plain = dataclasses.asdict(PRIVATE), dataclasses.asdict(_PLAIN)
     rows = []
     for suffix, zero in (("", True), (_PADDING_TRAINED, False)):
-        padding = {"padding_is_zero": zero}
+        private, plain = (
+            {**dataclasses.asdict(settings), "padding_is_zero": zero}
+            for settings in (PRIVATE, _PLAIN)
+        )
         rows += [
-            Row(_PRIVATE_ROW + suffix, {**private, **padding}, _SOURCE),
-            Row(_PLAIN_ROW + suffix, {**plain, **padding}, _PLAIN_SOURCE),
+            Row(_PRIVATE_ROW + suffix, private, _SOURCE),
+            Row(_PLAIN_ROW + suffix, plain, _PLAIN_SOURCE),
         ]
     return [*rows, Row(_QUOTED_ROW, {"model": "LSTM"}, {ACCURACY: 85.4})]
 
@@ -68,20 +62,10 @@ def _rows(profile: str) -> list[Row]:
 def _run_row(row: Row, context: RowContext) -> Result:
     if row.name == _QUOTED_ROW:
         return Result({ACCURACY: "not run"}, {}, "The LSTM is quoted from the source, not run.")
-    data, settings = _data(), dict(row.settings)
-    padding_is_zero = settings.pop("padding_is_zero")
-    model = MeanEmbeddingClassifier(NUM_TOKENS, data.num_classes, padding_is_zero)
-    task = Task(model, optax.adam, data, "one review")
-    if row.name.startswith(_PLAIN_ROW):
-        runs = train_plainly(task, PlainSettings(**settings))
-        return plain_result(_accuracies(runs), data.note, runs)
-    noisy = PrivateSettings(**settings)
-    runs = train_privately(task, noisy, context.folder)
-    return private_result(_accuracies(runs), data.note, runs, noisy, task, PUBLISHED_SIZE)
-
-
-def _accuracies(runs: Sequence[Run]) -> dict[str, Any]:
-    return over_seeds([run.curve[-1][1] for run in runs])
+    data, arguments = _data(), dict(row.settings)
+    model = MeanEmbeddingClassifier(NUM_TOKENS, data.num_classes, arguments.pop("padding_is_zero"))
+    problem = Problem(model, optax.adam, data, "one review", PUBLISHED_SIZE)
+    return run(problem, arguments, context.folder)
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
@@ -95,41 +79,34 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    known = {record.row: record for record in records}
+    rows = {record.row: record for record in records}
+    private, plain = rows.get(_PRIVATE_ROW), rows.get(_PLAIN_ROW)
+    trained = rows.get(_PRIVATE_ROW + _PADDING_TRAINED)
     remarks = [
         DIVISOR_REMARK,
         "The vocabulary is computed from the training reviews and taken as public, as by the"
         " source: no ε here covers it.",
     ]
-    if _PRIVATE_ROW in known:
-        remarks += account_remarks(known[_PRIVATE_ROW])
-    if {_PRIVATE_ROW, _PRIVATE_ROW + _PADDING_TRAINED} <= set(known):
-        trained = known[_PRIVATE_ROW + _PADDING_TRAINED]
-        remarks.append(_on_padding(known[_PRIVATE_ROW], trained))
-    if _PLAIN_ROW in known:
-        remarks.append(_on_overfitting(known[_PLAIN_ROW]))
+    if private:
+        remarks += private_remarks(private)
+    if private and trained:
+        zero, other = (format_value(r.measured[ACCURACY], ACCURACY) for r in (private, trained))
+        remarks.append(
+            f"Padding as a zero vector gives {zero} %. Where padding has an embedding that is"
+            " trained like any other, as in the code that the source's authors published, it is"
+            f" {other} %: the gradient of a token that is looked up many times adds up over its"
+            " lookups, the padding's above all, and clipping the whole leaves less of the words'."
+            " A clip that takes each lookup's share for itself would see a smaller norm than the"
+            " true one, and clip too little for the stated bound."
+        )
+    if plain:
+        first, last = (format_value(mean_accuracy(plain, epoch), ACCURACY) for epoch in (0, -1))
+        remarks.append(
+            f"Without privacy the network overfits: {first} % after the first epoch, {last} %"
+            f" after the last, where the source prints {plain.source[ACCURACY]}. What privacy seems"
+            " to cost depends on when one stops."
+        )
     return remarks
-
-
-def _on_overfitting(plain: Record) -> str:
-    first, last = (mean_accuracy(plain, epoch) for epoch in (0, -1))
-    return (
-        f"Without privacy the network overfits: {format_value(first, ACCURACY)} % after the first"
-        f" epoch, {format_value(last, ACCURACY)} % after the last, where the source prints"
-        f" {plain.source[ACCURACY]}. What privacy seems to cost depends on when one stops."
-    )
-
-
-def _on_padding(zero: Record, trained: Record) -> str:
-    accuracies = [format_value(record.measured[ACCURACY], ACCURACY) for record in (zero, trained)]
-    return (
-        f"Padding as a zero vector gives {accuracies[0]} %. Where padding has an embedding that is"
-        " trained like any other, as in the code that the source's authors published, it is"
-        f" {accuracies[1]} %: the gradient of a token that is looked up many times adds up over its"
-        " lookups, the padding's above all, and clipping the whole leaves less of the words'. A"
-        " clip that takes each lookup's share for itself would see a smaller norm than the true"
-        " one, and clip too little for the stated bound."
-    )
 
 
 EXPERIMENT = Experiment(

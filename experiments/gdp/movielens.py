@@ -7,25 +7,31 @@ forbids to pass it on: put ``ml-1m.zip`` or ``ratings.dat`` into the folder ``DP
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 import dpjax
+from dpjax._validation import check_count, check_delta, check_positive
 from dpjax.datasets import RatingsDataset
-from experiments.gdp import movielens_baselines as baselines
-from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, user_records
-from experiments.gdp.movielens_report import figures, remarks
-from experiments.gdp.training import Curve, accounts
-from experiments.gdp.user_level import group_guarantee
+from experiments.gdp import movielens_models as models
+from experiments.gdp.accounts import compute_accounts
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
-from experiments.lib.registry import Experiment, Result, Row, RowContext
+from experiments.lib.plots import draw_series
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.training import Task, initialize, train
+from experiments.lib.verdicts import format_upper_bound
 
-_CURVE = "RMSE by epoch"
+_PRIVATE, _BY_USER = "private networks", "private networks, by user"
+_PLAIN = "non-private networks"
+_CURVE, _GROUPS = "RMSE by epoch", "groups"
 _NUM_REPORTS = 20
 # So large that nothing is clipped.
 _NO_CLIP = 1e6
@@ -35,17 +41,7 @@ _TARGET_EPSILON = 12.75
 
 @dataclass(frozen=True)
 class Settings:
-    """How the network is trained on single ratings; the defaults are the source's.
-
-    Attributes:
-      learning_rate: Adam's, constant.
-      l2_clip: clip bound on one rating's gradient.
-      noise_multiplier: noise standard deviation over the clip bound.
-      sampling_rate: of the Poisson batches of ratings.
-      epochs: expected passes over the training ratings.
-      delta: at which epsilon is read.
-      seed: of the parameters, the batches and the noise.
-    """
+    """Settings of training on single ratings, by default the source's; clipped for each rating."""
 
     learning_rate: float = 0.01
     l2_clip: float = 5.0
@@ -56,30 +52,18 @@ class Settings:
     seed: int = 0
 
     def mechanism(self, num_ratings: int) -> dpjax.SubsampledGaussian:
-        """``epochs / p`` noisy sums; one rating is the unit of privacy."""
-        return dpjax.SubsampledGaussian(
-            sampling=dpjax.PoissonSampling(num_ratings, self.sampling_rate),
-            l2_clip=self.l2_clip,
-            noise_multiplier=self.noise_multiplier,
-            num_steps=round(self.epochs / self.sampling_rate),
-            adjacency="zero_out",
-            unit="one rating (a user has many)",
-        )
+        """Returns ``epochs / p`` noisy sums; one rating is the unit of privacy."""
+        return _mechanism(self, num_ratings, self.noise_multiplier, "one rating (a user has many)")
 
 
 @dataclass(frozen=True)
 class UserSettings:
-    """How the network is trained on whole users; our own, the source has no such run.
+    """Settings of training on whole users, which the source does not do.
 
     Attributes:
-      learning_rate: Adam's, constant.
       l2_clip: clip bound on the mean gradient of one user's ratings.
       epsilon: what the noise is calibrated to.
-      sampling_rate: of the Poisson batches of users.
-      epochs: expected passes over the users.
       num_kept: how many of a user's ratings count at most.
-      delta: at which epsilon is read.
-      seed: of the kept ratings, the parameters, the batches and the noise.
     """
 
     learning_rate: float = 0.01
@@ -92,31 +76,28 @@ class UserSettings:
     seed: int = 0
 
     def mechanism(self, num_users: int) -> dpjax.SubsampledGaussian:
-        """``epochs / q`` noisy sums with the least noise for ``epsilon``; the unit is one user."""
-        mechanism = dpjax.SubsampledGaussian(
-            sampling=dpjax.PoissonSampling(num_users, self.sampling_rate),
-            l2_clip=self.l2_clip,
-            noise_multiplier=1.0,
-            num_steps=round(self.epochs / self.sampling_rate),
-            adjacency="zero_out",
-            unit="one user with all ratings",
-        )
+        """Returns ``epochs / q`` noisy sums with the least noise for ``epsilon`` of one user."""
+        mechanism = _mechanism(self, num_users, 1.0, "one user with all ratings")
         return dpjax.calibrate(mechanism, epsilon=self.epsilon, delta=self.delta)
 
 
-class _Task(NamedTuple):
-    """What a network is trained on, and how."""
+def _mechanism(
+    settings: Settings | UserSettings, num_examples: int, noise_multiplier: float, unit: str
+) -> dpjax.SubsampledGaussian:
+    return dpjax.SubsampledGaussian(
+        sampling=dpjax.PoissonSampling(num_examples, settings.sampling_rate),
+        l2_clip=settings.l2_clip,
+        noise_multiplier=noise_multiplier,
+        num_steps=round(settings.epochs / settings.sampling_rate),
+        adjacency="zero_out",
+        unit=unit,
+    )
 
-    records: Any
-    loss: Callable[[Any], Any]
-    mechanism: dpjax.SubsampledGaussian
-    settings: Settings | UserSettings
 
-
-# predictor, its name in Surprise and the default settings there; then the source's RMSE.
-_BASELINES: dict[str, tuple[baselines.Predictor, dict[str, Any], float]] = {
+# Predictor, the name and the default settings of its algorithm in Surprise; the source's RMSE.
+_BASELINES: dict[str, tuple[models.Predictor, dict[str, Any], float]] = {
     "SVD": (
-        baselines.biased_factorization,
+        models.biased_factorization,
         {
             "algorithm": "SVD",
             "num_factors": 100,
@@ -127,16 +108,16 @@ _BASELINES: dict[str, tuple[baselines.Predictor, dict[str, Any], float]] = {
         0.873,
     ),
     "NMF": (
-        baselines.nonnegative_factorization,
+        models.nonnegative_factorization,
         {"algorithm": "NMF", "num_factors": 15, "num_epochs": 50, "penalty": 0.06},
         0.916,
     ),
     "user-based CF": (
-        baselines.user_based_filtering,
+        models.user_based_filtering,
         {"algorithm": "KNNBasic", "num_neighbours": 40},
         0.923,
     ),
-    "global average": (baselines.global_average, {"algorithm": "the mean"}, 1.117),
+    "global average": (models.global_average, {"algorithm": "the mean"}, 1.117),
 }
 
 
@@ -146,106 +127,172 @@ def _data() -> RatingsDataset:
 
 
 def _rows(profile: str) -> list[Row]:
-    """The same under both profiles: every row is run as published."""
-    del profile
     private, plain = Settings(), Settings(l2_clip=_NO_CLIP, noise_multiplier=0.0)
     printed = {"RMSE": 0.915, "CLT μ": 1.94, "CLT ε": 10.61, "MA ε": 15.39}
     return [
-        Row("private networks", dataclasses.asdict(private), printed),
-        Row(
-            "private networks, by user", dataclasses.asdict(UserSettings()), {"RMSE": "no such row"}
+        Row(_PRIVATE, dataclasses.asdict(private), printed),
+        Row(_BY_USER, dataclasses.asdict(UserSettings()), {"RMSE": "no such row"}),
+        Row(_PLAIN, dataclasses.asdict(plain), {"RMSE": 0.893}),
+        *(
+            Row(name, settings, {"RMSE": error})
+            for name, (_, settings, error) in _BASELINES.items()
         ),
-        Row("non-private networks", dataclasses.asdict(plain), {"RMSE": 0.893}),
-        *(Row(name, known, {"RMSE": error}) for name, (_, known, error) in _BASELINES.items()),
     ]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
+    data = _data()
     if row.name in _BASELINES:
-        return _run_baseline(row)
-    return _run_users(row, context) if "num_kept" in row.settings else _run_ratings(row, context)
-
-
-def _run_baseline(row: Row) -> Result:
-    predictor, data = _BASELINES[row.name][0], _data()
-    settings = {name: value for name, value in row.settings.items() if name != "algorithm"}
-    error = baselines.rmse_of(predictor, data, settings)
-    return Result(measured={"RMSE": error}, certified={}, note=data.note)
-
-
-def _run_ratings(row: Row, context: RowContext) -> Result:
-    settings, data = Settings(**row.settings), _data()
-    mechanism = settings.mechanism(len(data.train.y))
-    task = _Task(tuple(data.train), cross_entropy, mechanism, settings)
-    if settings.noise_multiplier > 0:
-        result = _private_result(task, "ε, one rating", data, context)
-        groups = _groups(data, result, settings.delta)
-        return dataclasses.replace(result, series={**result.series, "groups": groups})
-    curve = _train(task, data, context)[1]
-    note = f"{data.note} The private row's steps, but nothing is clipped and no noise added."
-    return Result({"RMSE": curve[-1][1]}, {}, note, {_CURVE: curve})
-
-
-def _run_users(row: Row, context: RowContext) -> Result:
-    settings, data = UserSettings(**row.settings), _data()
-    records = user_records(data, settings.num_kept, settings.seed)
-    task = _Task(records, user_loss, settings.mechanism(data.num_users), settings)
-    return _private_result(task, "ε, one user", data, context)
-
-
-def _private_result(task: _Task, whose: str, data: RatingsDataset, context: RowContext) -> Result:
-    trained, curve = _train(task, data, context)
-    costs, certified = accounts(trained.mechanism, task.settings.delta)
-    return Result(
-        measured={"RMSE": curve[-1][1], **costs},
-        certified={whose: certified},
-        note=f"{data.note} Seeded key: the noise is reproducible, so this run is not private.",
-        series={_CURVE: curve},
-        certificate=str(trained.certificate(task.settings.delta)),
-    )
-
-
-def _train(
-    task: _Task, data: RatingsDataset, context: RowContext
-) -> tuple[dpjax.training.TrainResult, Curve]:
-    """Trains a network; its errors on the way survive an interruption on disk."""
-    model = NeuralFiltering(data.num_users, data.num_items, data.num_classes)
-    key, init_key = jax.random.split(jax.random.key(task.settings.seed))
-    params = model.init(init_key, data.train.x[:1])["params"]
-    error, curve_file = rmse(model, data.test), context.folder / "rmse.txt"
-
-    def note_error(report: dpjax.training.Report) -> None:
-        epoch = report.num_releases * task.settings.sampling_rate
-        with curve_file.open("a") as file:
-            file.write(f"{epoch} {error(report.params)}\n")
-
-    trained = dpjax.train(
+        options = {name: value for name, value in row.settings.items() if name != "algorithm"}
+        error = models.rmse_of(_BASELINES[row.name][0], data, options)
+        return Result(measured={"RMSE": error}, certified={}, note=data.note)
+    model = models.NeuralFiltering(data.num_users, data.num_items, data.num_classes)
+    settings: Settings | UserSettings
+    if row.name == _BY_USER:
+        settings, loss_fn = UserSettings(**row.settings), models.user_loss(model)
+        examples: Any = models.user_records(data, settings.num_kept, settings.seed)
+        mechanism = settings.mechanism(data.num_users)
+    else:
+        settings, loss_fn = Settings(**row.settings), cross_entropy(model)
+        examples, mechanism = tuple(data.train), settings.mechanism(len(data.train.y))
+    optimizer = optax.adam(settings.learning_rate)
+    key, params = initialize(model, data.train.x[:1], settings.seed)
+    training = train(
         key,
-        task.loss(model),
+        Task(loss_fn, examples, optimizer, models.rmse(model, data.test)),
         params,
-        task.records,
-        task.mechanism,
-        optax.adam(task.settings.learning_rate),
-        steps_per_call=-(-task.mechanism.num_steps // _NUM_REPORTS),
-        on_report=note_error,
-        checkpoint_dir=context.folder / "checkpoints",
+        mechanism,
+        steps_per_report=-(-mechanism.num_steps // _NUM_REPORTS),
+        folder=context.folder,
     )
-    # A run that was interrupted between a report and its checkpoint reports an error twice.
-    return trained, sorted(dict(np.loadtxt(curve_file, ndmin=2).tolist()).items())
+    measured, series = {"RMSE": training.curve[-1][1]}, {_CURVE: training.curve}
+    if row.name == _PLAIN:
+        note = f"{data.note} The private row's steps, but nothing is clipped and no noise added."
+        return Result(measured, {}, note, series)
+    costs, certified = compute_accounts(mechanism, settings.delta)
+    if row.name == _PRIVATE:
+        series[_GROUPS] = _groups(data, certified, costs["CLT μ"], settings.delta)
+    return Result(
+        measured={**measured, **costs},
+        certified={"ε, one user" if row.name == _BY_USER else "ε, one rating": certified},
+        note=f"{data.note} Seeded key: the noise is reproducible, so this run is not private.",
+        series=series,
+        certificate=str(training.certificate(settings.delta)),
+    )
 
 
-def _groups(
-    data: RatingsDataset, result: Result, delta: float
-) -> list[tuple[int, float, float, float]]:
-    """What one rating's guarantee leaves to a user of two, of the median and of the most ratings.
+def _groups(data: RatingsDataset, epsilon: float, mu: float, delta: float) -> list[Any]:
+    """One rating's guarantee for a user of two, of the median and of the most ratings.
 
     Each as number of ratings, epsilon, delta, and the epsilon of ``G_{k mu}`` at the first delta.
     """
     counts = np.bincount(np.concatenate([data.train.x[:, 0], data.test.x[:, 0]]))
     sizes = (2, int(np.median(counts[counts > 0])), int(counts.max()))
-    epsilon, mu = result.certified["ε, one rating"], result.measured["CLT μ"]
     limit = dpjax.accounting.gdp.epsilon
     return [(k, *group_guarantee(epsilon, delta, k), limit(k * mu, delta)) for k in sizes]
+
+
+def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """Returns ``(k epsilon, delta (e^{k epsilon} - 1) / (e^epsilon - 1))``, delta cut at one.
+
+    A mechanism that is (epsilon, delta)-DP for one record is so for groups of k records together
+    (Vadhan, "The Complexity of Differential Privacy", 2017, Lemma 2.2).
+
+    Args:
+      epsilon: for one record, above zero.
+      delta: for one record, in (0, 1).
+      size: the number k of records of the group.
+
+    >>> epsilon, delta = group_guarantee(0.1, 1e-9, 3)
+    >>> round(epsilon, 6), round(delta * 1e9, 3)
+    (0.3, 3.327)
+    """
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
+    check_count("size", size)
+    # e^{k epsilon} overflows for users of a hundred ratings: in logarithms.
+    growth = (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon) / -math.expm1(-epsilon))
+    return size * epsilon, math.exp(min(0.0, math.log(delta) + growth))
+
+
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    training = "Test error of the networks as they train; a pass is over the ratings or the users."
+    final = (
+        "Test error of every model at the end: measured, green where the run was private. Grey"
+        " squares: the source's, shown where the data are MovieLens."
+    )
+    drawn = {"models": (_models_figure(records), final)}
+    curves = [record for record in records if _CURVE in record.series]
+    return {"training": (_training_figure(curves), training), **drawn} if curves else drawn
+
+
+def _training_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure()
+    draw_series(axes, records, _CURVE)
+    axes.set(xlabel="passes over the training data", ylabel="test RMSE", xscale="log")
+    axes.legend(loc="best")
+    return figure
+
+
+def _models_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(height=3.6)
+    ordered = sorted(records, key=lambda record: -record.measured["RMSE"])
+    for place, record in enumerate(ordered):
+        printed = record.source["RMSE"]
+        if record.data == "movielens" and isinstance(printed, float):
+            axes.plot(printed, place, "s", color=SOURCE, markersize=7)
+        colour = CERTIFIED if record.certified else MEASURED
+        axes.plot(record.measured["RMSE"], place, "o", color=colour)
+    axes.set_yticks(range(len(ordered)), [record.row for record in ordered])
+    axes.set(xlabel="test RMSE", ylim=(-0.5, len(ordered) - 0.5))
+    return figure
+
+
+def _remarks(records: Sequence[Record]) -> list[str]:
+    rows = {record.row: record for record in records}
+    private, by_user, plain = (rows.get(name) for name in (_PRIVATE, _BY_USER, _PLAIN))
+    remarks = _unit_remarks(private) if private else []
+    if by_user:
+        beside = f" beside {format_value(private.measured['RMSE'])}" if private else ""
+        certified = format_upper_bound(by_user.certified["ε, one user"])
+        remarks.append(
+            f"With each user's gradient clipped as one, the certified ε = {certified} holds for all"
+            " ratings of a user at once; the price is an RMSE of"
+            f" {format_value(by_user.measured['RMSE'])}{beside}. At most"
+            f" {by_user.settings['num_kept']} of a user's ratings count."
+        )
+    remarks += [
+        "The films are numbered as in the published catalogue, 1 to 3,952; the source has 3,706,"
+        " those with a rating. Which films have a rating is itself private.",
+        "Step size, clip bound and batch size of the row by user were chosen on MovieLens 100K; a"
+        " choice on the same data would cost privacy that the certificate does not count.",
+    ]
+    if private and plain and private.measured["RMSE"] < plain.measured["RMSE"]:
+        remarks.append(
+            "On these data the private network errs less than the non-private one, which fits its"
+            " training ratings too closely in as many passes: noise costs no accuracy here."
+        )
+    return remarks
+
+
+def _unit_remarks(private: Record) -> list[str]:
+    """The guarantees for one rating, and for all ratings of one user by group privacy."""
+    source, certified = private.source, format_upper_bound(private.certified["ε, one rating"])
+    remarks = [
+        f"The source's CLT ε = {source['CLT ε']} is below the certified {certified}: it promises"
+        f" too much. Its MA ε = {source['MA ε']} is a bound, and a loose one. All three are for one"
+        " rating."
+    ]
+    users = ("the fewest that are a group", "the median user", "the most active user")
+    for user, (size, epsilon, delta, limit) in zip(users, private.series[_GROUPS], strict=True):
+        worth = "which says nothing" if delta >= 1 else "which says little"
+        remarks.append(
+            f"For a user of {size:,} ratings ({user}), group privacy makes of the one-rating"
+            f" guarantee ε = {format_upper_bound(epsilon)} at δ = {format_upper_bound(delta)},"
+            f" {worth}; the central limit's G_kμ, an approximation and no guarantee, has ε ="
+            f" {format_value(limit)} at δ = {private.settings['delta']:g}."
+        )
+    return remarks
 
 
 EXPERIMENT = Experiment(
@@ -270,6 +317,6 @@ EXPERIMENT = Experiment(
     rows=_rows,
     run_row=_run_row,
     data=lambda: _data().name,
-    figures=figures,
-    remarks=remarks,
+    figures=_figures,
+    remarks=_remarks,
 )

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import jinja2
 
-from experiments.bench.section import BenchSection, bench_section
-from experiments.bench_accounting.section import AccountingSection, accounting_section
+from experiments.benchmarks.section import Section as BenchmarkSection
+from experiments.benchmarks.section import benchmark_sections
 from experiments.lib import tables
 from experiments.lib.figures import SavedFigure, draw_figures
 from experiments.lib.formatting import format_value, label
@@ -82,7 +82,7 @@ def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path
     """
     sections = [make_section(experiment, results) for experiment in experiments]
     path = results / "report.html"
-    write_atomically(path, render(sections, bench_section(results), accounting_section(results)))
+    write_atomically(path, render(sections, benchmark_sections(results)))
     return path, not any(block.problems for section in sections for block in section.blocks)
 
 
@@ -119,11 +119,7 @@ def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) 
         return ()
 
 
-def render(
-    sections: Sequence[Section],
-    bench: BenchSection | None = None,
-    accounting: AccountingSection | None = None,
-) -> str:
+def render(sections: Sequence[Section], benchmarks: Sequence[BenchmarkSection] = ()) -> str:
     """Returns the page, with every text escaped and every image inside it.
 
     The benchmarks' sections come last, where there are any.
@@ -137,8 +133,7 @@ def render(
     ]
     return template.render(
         sections=sections,
-        bench=bench,
-        accounting=accounting,
+        benchmarks=benchmarks,
         dates=sorted({record.date for record in records}),
         versions=sorted({", ".join(map(" ".join, record.versions.items())) for record in records}),
         profiles=[name for name in PROFILES if any(record.profile == name for record in records)],

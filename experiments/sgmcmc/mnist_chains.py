@@ -16,8 +16,8 @@ import optax
 import dpjax
 from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
 from dpjax.datasets import Dataset, Split
-from experiments.gdp.training import PlainSettings, Task, train_plainly
 from experiments.lib.models import MnistCNN, cross_entropy
+from experiments.lib.training import ShuffledEpochs, classification, initialize, train
 
 QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SGLD", "SGHMC"
 NUM_EXAMPLES = 50_000
@@ -194,8 +194,9 @@ def _noisy_sgd(settings: Settings, data: Dataset, params: Any, key: Any, folder:
 def _plain(settings: Settings, data: Dataset) -> list[Any]:
     size = min(settings.batch_size, len(data.train.y))
     epochs = -(-settings.num_steps * size // len(data.train.y))
-    plain = PlainSettings(1e-3, epochs, size, (settings.seed,))
-    return [train_plainly(Task(settings.model, optax.adam, data, UNIT), plain)[0].params]
+    task = classification(settings.model, data, optax.adam(1e-3))
+    key, params = initialize(settings.model, data.train.x[:1], settings.seed)
+    return [train(key, task, params, ShuffledEpochs(epochs, size)).params]
 
 
 def _predict(model: nn.Module, states: list[Any], data: Dataset) -> Predictions:

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import pytest
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.svi import SVIState
@@ -43,14 +42,6 @@ def mixture(x):
 
 MIXED = X[:, 0] + 3 * Y
 FULL_RANK = AutoMultivariateNormal(mixture)  # slow to start, so shared
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiling():
-    """Most of the time goes into compiling; for modules that import it."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def private(model=logistic, guide=logistic_guide, optim=None, loss=None, **fields):

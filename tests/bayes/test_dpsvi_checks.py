@@ -16,7 +16,6 @@ from dpsvi_cases import (
     logistic,
     logistic_guide,
     private,
-    quick_compiling,  # noqa: F401
     step_of,
 )
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
@@ -301,6 +300,7 @@ def test_static_arguments_that_are_equal_and_of_different_types():
         (pd.Series(["a"] * RECORDS), r"args\[1\] must be an array of numbers or booleans.*'O'"),
         (pd.Series(pd.date_range("2000", periods=RECORDS)), r"args\[1\] must be .*M8"),
         (pd.DataFrame({"a": Y, "b": ["c"] * RECORDS}), r"args\[1\] must be .*dtype\('O'\)"),
+        (np.ma.masked_less(Y, 0), r"args\[1\] must be an array without a mask"),
     ],
 )
 def test_arrays_that_hold_no_numbers(column, words):

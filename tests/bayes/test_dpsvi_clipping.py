@@ -13,7 +13,6 @@ from dpsvi_cases import (
     flat,
     mixture,
     private,
-    quick_compiling,  # noqa: F401
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -22,7 +22,6 @@ from dpsvi_cases import (
     logistic_guide,
     mixture,
     private,
-    quick_compiling,  # noqa: F401
     step_of,
 )
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO

@@ -14,7 +14,6 @@ from dpsvi_cases import (
     gradients,
     mixture,
     private,
-    quick_compiling,  # noqa: F401
 )
 from numpyro.infer.autoguide import AutoNormal
 

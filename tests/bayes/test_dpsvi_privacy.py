@@ -17,7 +17,6 @@ from dpsvi_cases import (
     logistic,
     logistic_guide,
     private,
-    quick_compiling,  # noqa: F401
     step_of,
 )
 from hypothesis import given, settings

@@ -13,7 +13,6 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dpsvi_cases import (
     private,
-    quick_compiling,  # noqa: F401
     step_of,
 )
 from numpyro.infer import Trace_ELBO

@@ -15,7 +15,6 @@ from dpsvi_cases import (
     Y,
     flat,
     private,
-    quick_compiling,  # noqa: F401
 )
 
 from dpjax.bayes.variational import to_arviz

@@ -8,7 +8,7 @@ import pytest
 
 import dpjax
 from experiments.gdp import adult
-from experiments.gdp.training import Task, train_privately
+from experiments.gdp.classifiers import Problem, fit
 from experiments.lib.figures import draw_figures
 from experiments.lib.models import TabularMLP
 from experiments.lib.registry import Record, Row
@@ -63,6 +63,7 @@ def run(row, tmp_path, **changes):
     return run_row(adult.EXPERIMENT, Row(row.name, {**row.settings, **changes}, row.source), plan)
 
 
+@pytest.mark.slow
 def test_the_rows_learn_and_are_drawn(tumours, tmp_path):
     private, plain, logistic = adult.EXPERIMENT.rows("quick")[:3]
     records = [
@@ -101,10 +102,10 @@ def test_remarks_judge_the_central_limit(clt, verdict):
 
 def test_drowned_in_noise_nothing_is_learned(tmp_path):
     tumours = dpjax.datasets.adult._stand_in()
-    task = Task(TabularMLP(), optax.sgd, tumours, "one person")
+    problem = Problem(TabularMLP(), optax.sgd, tumours, "one person", adult.PUBLISHED_SIZE)
     changes = {"noise_multiplier": 1000.0, "expected_batch_size": 64, "seeds": (0,)}
     settings = dataclasses.replace(adult.PRIVATE, **SHORT, **changes)
-    (drowned,) = train_privately(task, settings, tmp_path)
+    (drowned,) = fit(problem, settings, tmp_path)
     assert drowned.curve[-1][1] < 75
 
 

@@ -12,7 +12,7 @@ import dpjax
 from dpjax.datasets import Dataset, Split
 from dpjax.gradients import clipped_grad
 from experiments.gdp import imdb
-from experiments.gdp.training import Task, train_privately
+from experiments.gdp.classifiers import Problem, fit
 from experiments.lib.figures import draw_figures
 from experiments.lib.models import MeanEmbeddingClassifier, cross_entropy
 from experiments.lib.registry import Row
@@ -106,6 +106,7 @@ def run(row, tmp_path, **changes):
     return run_row(imdb.EXPERIMENT, Row(row.name, {**row.settings, **changes}, row.source), plan)
 
 
+@pytest.mark.slow
 def test_the_rows_learn_resume_and_are_drawn(made_up, tmp_path):
     private, plain, *_, quoted = imdb.EXPERIMENT.rows("quick")
     noisy = run(private, tmp_path, expected_batch_size=64, **SHORT)
@@ -135,8 +136,9 @@ def test_the_rows_learn_resume_and_are_drawn(made_up, tmp_path):
 
 
 def test_drowned_in_noise_nothing_is_learned(made_up, tmp_path):
-    task = Task(MeanEmbeddingClassifier(10_000), optax.adam, imdb._data(), "one review")
+    model = MeanEmbeddingClassifier(10_000)
+    problem = Problem(model, optax.adam, imdb._data(), "one review", imdb.PUBLISHED_SIZE)
     changes = {"noise_multiplier": 1000.0, "expected_batch_size": 64}
     settings = dataclasses.replace(imdb.PRIVATE, **SHORT, **changes)
-    (drowned,) = train_privately(task, settings, tmp_path)
+    (drowned,) = fit(problem, settings, tmp_path)
     assert 35 < drowned.curve[-1][1] < 65

@@ -13,9 +13,9 @@ from dpjax.accounting import gdp
 from dpjax.datasets import RatingsDataset
 from dpjax.datasets.base import split_ratings
 from experiments.gdp import movielens
-from experiments.gdp import movielens_baselines as baselines
-from experiments.gdp.movielens_model import NeuralFiltering, rmse, user_loss, user_records
-from experiments.gdp.user_level import group_guarantee
+from experiments.gdp import movielens_models as baselines
+from experiments.gdp.movielens import group_guarantee
+from experiments.gdp.movielens_models import NeuralFiltering, rmse, user_loss, user_records
 from experiments.lib.models import cross_entropy
 from experiments.lib.records import load_records
 from experiments.lib.registry import PROFILES, Row
@@ -250,6 +250,7 @@ def test_the_rows_are_the_source_s_and_one_of_our_own():
     assert len({str(movielens.EXPERIMENT.rows(profile)) for profile in PROFILES}) == 1
 
 
+@pytest.mark.slow
 def test_short_rows_run_learn_unless_drowned_and_are_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(movielens, "_data", lambda: tiny)
     monkeypatch.setattr(movielens, "_NUM_REPORTS", 2)

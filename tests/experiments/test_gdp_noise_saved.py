@@ -7,8 +7,8 @@ import pytest
 
 import dpjax
 from experiments.gdp import noise_saved
-from experiments.gdp.mnist_training import PUBLISHED_SIZE, Settings
-from experiments.gdp.noise_accounts import epsilon, least_noise
+from experiments.gdp.mnist import PUBLISHED_SIZE, Settings
+from experiments.gdp.noise_saved import compute_epsilon, min_noise_multiplier
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.registry import Row
@@ -25,11 +25,11 @@ def settings_of(half, noise):
 def test_the_solved_noises_have_the_printed_digits(name):
     half = noise_saved.HALVES[name]
     moments, limit, tight = half.noises
-    solved = least_noise("CLT", settings_of(half, moments), half.epsilon)
+    solved = min_noise_multiplier("CLT", settings_of(half, moments), half.epsilon)
     assert round(solved, len(str(limit)) - 2) == limit
-    solved = least_noise("MA", settings_of(half, moments), half.epsilon)
+    solved = min_noise_multiplier("MA", settings_of(half, moments), half.epsilon)
     assert solved == pytest.approx(moments, rel=0.005)
-    solved = least_noise("PLD", settings_of(half, moments), half.epsilon)
+    solved = min_noise_multiplier("PLD", settings_of(half, moments), half.epsilon)
     assert tight == math.ceil(1000 * solved) / 1000
 
 
@@ -37,7 +37,7 @@ def test_the_solved_noises_have_the_printed_digits(name):
 def test_the_tight_noise_keeps_the_promise_and_hardly_less_would(name):
     half = noise_saved.HALVES[name]
     tight = half.noises[-1]
-    assert epsilon("PLD", settings_of(half, tight), half.epochs) <= half.epsilon
+    assert compute_epsilon("PLD", settings_of(half, tight), half.epochs) <= half.epsilon
     less = settings_of(half, 0.995 * tight).mechanism(PUBLISHED_SIZE, half.epochs)
     lower = dpjax.accounting.epsilon_bounds(less.event, 1e-5, adjacency="add_remove").lower
     assert lower > half.epsilon
@@ -47,8 +47,8 @@ def test_the_tight_noise_keeps_the_promise_and_hardly_less_would(name):
 def test_what_the_published_noise_really_costs(name, cost):
     half = noise_saved.HALVES[name]
     settings = settings_of(half, half.noises[1])
-    assert round(epsilon("PLD", settings, half.epochs), 2) == cost
-    assert epsilon("CLT", settings, half.epochs) == pytest.approx(half.epsilon, rel=0.002)
+    assert round(compute_epsilon("PLD", settings, half.epochs), 2) == cost
+    assert compute_epsilon("CLT", settings, half.epochs) == pytest.approx(half.epsilon, rel=0.002)
 
 
 def test_quick_shortens_the_top_and_paper_runs_all():
@@ -98,5 +98,5 @@ def test_rows_run_are_certified_and_drawn(experiment, tmp_path):
     assert [epoch for epoch, _ in trained.series["accuracy % by epoch"]] == [1.0, 2.0, 3.0]
     assert len(draw_figures(experiment, records, tmp_path)) == 2
     (remark,) = experiment.remarks(records)
-    assert "87% of that is honest gain" in remark
+    assert "87% of that reduction" in remark
     assert "costs 1.409" in remark

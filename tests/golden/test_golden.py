@@ -2,7 +2,6 @@
 
 import copy
 
-import jax
 import pytest
 import record
 
@@ -32,14 +31,6 @@ def _parameters():
         for name in record.cases(group):
             slow = name not in QUICK.get(group, [name])
             yield pytest.param(group, name, marks=[pytest.mark.slow] if slow else [])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiling():
-    """As it is recorded."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize(("group", "name"), list(_parameters()))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from bookkeeping_checks import (
     assert_norms_not_below,
     assert_same,
@@ -15,7 +16,6 @@ from random_programs import case_of, programs
 from zoo_case import BATCH, Case, floats
 
 _SETTINGS = settings(
-    max_examples=20,
     derandomize=True,
     deadline=None,
     database=None,
@@ -29,9 +29,20 @@ def _in_precision(program, dtype):
     return Case(case.loss, floats(case.params, dtype), floats(case.batch, dtype))
 
 
-@_SETTINGS
+@settings(_SETTINGS, max_examples=4)
+@given(programs(), st.floats(0.3, 3.0))
+def test_agrees_on_a_few_random_networks(program, strictness):
+    _check_agreement(program, strictness)
+
+
+@pytest.mark.slow
+@settings(_SETTINGS, max_examples=20)
 @given(programs(), st.floats(0.3, 3.0))
 def test_agrees_on_random_networks(program, strictness):
+    _check_agreement(program, strictness)
+
+
+def _check_agreement(program, strictness):
     with jax.enable_x64(True):
         case = _in_precision(program, jnp.float64)
         run = side_by_side(case.loss, different_ways(case))

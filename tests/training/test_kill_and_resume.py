@@ -37,6 +37,7 @@ def finished(model, folder, result) -> list[list[str]]:
     return [line.split() for line in published.splitlines()]
 
 
+@pytest.mark.slow  # eight processes
 @pytest.mark.parametrize("model", ["dense", "conv"])
 def test_a_killed_run_ends_bit_for_bit_where_it_would_have(model, tmp_path):
     folder, result = tmp_path / "checkpoints", tmp_path / "result.json"

@@ -1,0 +1,120 @@
+"""The benchmarks' sections of the report: tables, and one figure of the training steps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from experiments.benchmarks.methods import PRIVATE
+from experiments.benchmarks.results import Benchmark, Table, load
+from experiments.lib.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
+
+_SHOWN_BATCH = 256
+# Heading and text of each part.
+_TEXTS = {
+    "steps": (
+        "What privacy costs in time and memory",
+        "One training step by several methods: the median, and how many times that of the plain"
+        " step in JAX (SGD on the mean loss) and of the plain step with the same noise. Every case"
+        " but the plain ones clips and adds noise, unless it is named clipping alone. Peak memory"
+        " holds parameters, batch and every buffer of the step; it is counted, not sampled. A ratio"
+        " compares within its table only.",
+    ),
+    "accounting": (
+        "What an epsilon costs, and how tight it is",
+        "The accountants of dpjax and of other libraries on the settings of the published tables:"
+        " the median time of an answer that no cache holds, the answer, and how many times the"
+        " certified epsilon it is. All of them are upper bounds under add/remove unless a note says"
+        " otherwise.",
+    ),
+    "inference": (
+        "What private inference costs",
+        "The Bayesian account beside training, a step of DP-SVI beside numpyro's on the same"
+        " batches, and the effective samples per second of Langevin chains.",
+    ),
+    "imports": (
+        "What an import costs",
+        "Import times in fresh processes. dpjax imports each public name at its first use:"
+        " the second statement uses all of them.",
+    ),
+}
+
+
+class Section(NamedTuple):
+    """One part of the benchmarks in the report."""
+
+    anchor: str
+    heading: str
+    text: str
+    benchmark: Benchmark
+    figures: tuple[SavedFigure, ...]
+
+
+def benchmark_sections(results: Path) -> list[Section]:
+    """Returns a section for each part that was run, and draws the figure.
+
+    >>> benchmark_sections(Path("no_such_folder"))
+    []
+    """
+    sections = []
+    for part, (heading, text) in _TEXTS.items():
+        benchmark = load(results, part)
+        if benchmark:
+            steps = [t for t in benchmark.tables if t.kind == "steps" and _ratios(t)]
+            figures = (_save_figure(steps, results / "figures"),) if steps else ()
+            sections.append(Section(f"benchmarks-{part}", heading, text, benchmark, figures))
+    return sections
+
+
+def _ratios(table: Table) -> dict[str, float]:
+    """Returns the times of the plain step by case, without the cases that have no such ratio."""
+    ratios = ((row.case, row.values.get("× plain")) for row in table.rows)
+    return {case: ratio for case, ratio in ratios if ratio}
+
+
+def _save_figure(tables: Sequence[Table], folder: Path) -> SavedFigure:
+    batch = min({t.batch or 0 for t in tables}, key=lambda size: abs(size - _SHOWN_BATCH))
+    figure = draw([table for table in tables if table.batch == batch])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "benchmarks.png"
+    figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+    caption = (
+        f"One step at batch {batch:,}: how many times as long as the plain step in JAX, on a"
+        " logarithmic scale. Blue: dpjax, clipping and noise included."
+    )
+    return SavedFigure(path, caption, round(96 * figure.get_figwidth()))
+
+
+def draw(tables: Sequence[Table]) -> Figure:
+    """Returns a figure with one panel for each table, one line for each case.
+
+    Args:
+      tables: of steps at one batch size.
+    """
+    every = {table.subject: _ratios(table) for table in tables}
+    cases = list(dict.fromkeys(case for ratios in every.values() for case in ratios))[::-1]
+    figure, panels = new_figure(1, len(every), 3.2 + 1.65 * len(every), 1.1 + 0.24 * len(cases))
+    for panel, (model, ratios) in zip(panels, every.items(), strict=True):
+        _draw_panel(panel, cases, ratios)
+        panel.set_title(model.replace(" ", "\n", 1), fontsize=9)
+        panel.tick_params(labelleft=panel is panels[0])
+    figure.supxlabel("times the plain step", fontsize=10)
+    return figure
+
+
+def _draw_panel(panel: Axes, cases: Sequence[str], by_case: Mapping[str, float]) -> None:
+    places, ratios = [cases.index(case) for case in by_case], list(by_case.values())
+    colours = [MEASURED if case == PRIVATE else SOURCE for case in by_case]
+    panel.hlines(places, 1, ratios, colors=colours, linewidth=1.5)
+    panel.scatter(ratios, places, c=colours, s=22, zorder=3)
+    panel.set_xscale("log")
+    panel.set_xlim(min(0.5, 0.7 * min(ratios)), 1.6 * max(2.0, *ratios))
+    panel.axvline(1, color="#9a9da3", linewidth=0.8)
+    panel.set_yticks(range(len(cases)), cases)
+    panel.set_ylim(-0.6, len(cases) - 0.4)
+    panel.xaxis.set_major_locator(LogLocator(10, numticks=4))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.xaxis.set_minor_formatter(NullFormatter())

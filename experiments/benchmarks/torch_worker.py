@@ -1,0 +1,231 @@
+"""Process that makes torch's and Opacus' steps of the benchmark networks and times them.
+
+A request is a pickled tuple on standard input; the answer, on standard output, is a pickled pair
+``(why it failed or "", result)``.
+"""
+
+import itertools
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+
+Step = Callable[[], None]
+
+# Not from the module of the JAX networks: this process must not load JAX.
+VOCABULARY = 10_000
+
+
+class Words(nn.Module):
+    """The mean of the words' embeddings."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Returns ``(batch, width)``."""
+        return self.embedding(words).mean(dim=1)
+
+
+class Attention(nn.Module):
+    """Causal attention with four heads, from plain layers, which Opacus supports."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape ``(batch, length, width)``."""
+        heads = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (4, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """One pre-norm block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width))
+        self.dense = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps the shape ``(batch, length, width)``."""
+        x = x + self.attention(x)
+        return x + self.dense(x)
+
+
+class Positions(nn.Module):
+    """The tokens' embeddings plus fixed encodings of their positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns ``(batch, length, width)``."""
+        x = self.embedding(tokens)
+        length, width = x.shape[1:]
+        powers = torch.arange(0, width, 2, device=x.device) / width
+        angles = torch.arange(length, device=x.device)[:, None] / 10_000**powers
+        return x + torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _mlp(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for rows, columns in zip((784, *widths), (*widths, 10), strict=True):
+        layers += [nn.Linear(rows, columns), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28)),
+        nn.Flatten(3),
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: _mlp(256),
+    "wide_mlp": lambda: _mlp(1024, 1024),
+    "cnn": _cnn,
+    "embedding": lambda: nn.Sequential(Words(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)),
+    "transformer": lambda: nn.Sequential(
+        Positions(128), Block(128), Block(128), nn.LayerNorm(128), nn.Linear(128, VOCABULARY)
+    ),
+}
+
+
+class Worker:
+    """Holds the steps that were prepared."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, Step] = {}
+
+    def prepare(self, method: str, name: str, data: Any, device: str) -> float | None:
+        """Makes a step; returns its peak memory in MiB."""
+        x, y = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in data)
+        y = y.long()
+        model = NETWORKS[name]().to(device)
+        step = make_step(model, x, y, method)
+        held = sum(t.nbytes for t in [x, y, *model.parameters()])
+        peak = _peak_bytes(step, device, held)
+        self.steps[method] = step
+        return peak / 2**20
+
+    def step(self, method: str) -> float:
+        """Runs a step; returns its seconds."""
+        start = time.perf_counter()
+        self.steps[method]()
+        _wait()
+        return time.perf_counter() - start
+
+    def forget(self) -> None:
+        """Frees every step."""
+        self.steps.clear()
+
+
+def make_step(model: Any, x: Tensor, y: Tensor, method: str) -> Step:
+    """Returns a step of SGD, plain or by one of Opacus' modes."""
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion: Any = nn.CrossEntropyLoss()
+    mode = method.removeprefix("Opacus, ")
+    if method != "torch, plain":
+        from opacus import PrivacyEngine
+
+        model, optimizer, *others = PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            criterion=criterion,
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+            noise_multiplier=1.1,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
+        criterion = others[0] if mode == "ghost" else criterion
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(x)
+        # Ghost clipping needs the shape to count a text's tokens as one example.
+        shape = {"shape": logits.shape} if mode == "ghost" and logits.ndim == 3 else {}
+        criterion(logits.flatten(0, -2), y.flatten(), **shape).backward()
+        optimizer.step()
+
+    return step
+
+
+def _peak_bytes(step: Step, device: str, held: int) -> float:
+    """What a step holds at its peak: ``held`` before it, and what it allocates."""
+    step()  # the first one also allocates what stays
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
+    return held + max(itertools.accumulate(number for _, number in changes))
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    # What a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    worker = Worker()
+    while True:
+        try:
+            command, *arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = ("", getattr(worker, command)(*arguments))
+        except Exception as error:  # the other steps must go on
+            answer = (f"{type(error).__name__}: {error}", None)
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

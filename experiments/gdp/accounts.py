@@ -1,0 +1,53 @@
+"""The two accountants of Bu et al. (2020) beside the certified epsilon, and sentences on them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import dpjax
+from experiments.lib.verdicts import format_upper_bound, judge_claim
+
+DIVISOR_REMARK = (
+    "The printed algorithm divides by the drawn batch size, which is private under Poisson"
+    " sampling: these runs divide by the expected size."
+)
+
+
+def compute_accounts(
+    mechanism: dpjax.SubsampledGaussian, delta: float
+) -> tuple[dict[str, Any], float]:
+    """Returns epsilon by the source's accountants, by column of the tables, and as certified.
+
+    >>> sampling = dpjax.PoissonSampling(29_305, 256 / 29_305)
+    >>> mechanism = dpjax.SubsampledGaussian(
+    ...     sampling, l2_clip=1.0, noise_multiplier=0.55, num_steps=2060, adjacency="zero_out"
+    ... )
+    >>> costs, certified = compute_accounts(mechanism, delta=1e-5)
+    >>> round(costs["CLT μ"], 2), round(costs["CLT ε"], 2), round(certified, 2)
+    (2.03, 10.2, 11.81)
+    """
+    certificate = mechanism.certificate(delta)
+    epsilon = {estimate.accountant: estimate.epsilon for estimate in certificate.estimates}
+    costs = {
+        "CLT μ": float(dpjax.accounting.gdp.mu_of_event(mechanism.event, mechanism.adjacency)),
+        "CLT ε": epsilon["gdp_clt"],
+        "MA ε": epsilon["moments"],
+        "Rényi ε, improved": epsilon["rdp"],
+    }
+    return costs, certificate.epsilon
+
+
+def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: float) -> list[str]:
+    """Compares the source's accountants of one row with the certified epsilon.
+
+    Args:
+      row: its name.
+      clt: the source's epsilon by the central limit.
+      costs: as from :func:`compute_accounts`.
+      certified: epsilon of the same mechanism.
+    """
+    return [
+        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {judge_claim(clt, certified)},"
+        f" against a certified {format_upper_bound(certified)}.",
+        f"{row}: the moments accountant is loose by its conversion: the classical one gives"
+        f" {costs['MA ε']:.2f}, the improved one {costs['Rényi ε, improved']:.2f}.",
+    ]

@@ -1,0 +1,97 @@
+"""One training function: privately, without privacy, with a given step, and resumed."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax.datasets import Dataset, Split
+from dpjax.training import private_step
+from experiments.lib.training import ShuffledEpochs, classification, initialize, train
+
+SIZE, BATCH = 60, 12
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Two classes that a line separates."""
+    x = np.random.default_rng(0).normal(size=(SIZE, 3)).astype(np.float32)
+    split = Split(x, (x[:, 0] > 0).astype(np.int32))
+    return Dataset("line", split, split, "memory", True, 2, "A line.")
+
+
+@pytest.fixture(scope="module")
+def problem(data):
+    """Key, task and initial parameters of a linear classifier."""
+    model = nn.Dense(2)
+    key, params = initialize(model, data.train.x[:1], seed=0)
+    return key, classification(model, data, optax.sgd(1.0)), params
+
+
+def mechanism(noise_multiplier=0.1, epochs=3):
+    return dpjax.SubsampledGaussian(
+        dpjax.PoissonSampling(SIZE, BATCH / SIZE),
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=epochs * SIZE // BATCH,
+        adjacency="zero_out",
+    )
+
+
+def same(one, other):
+    return all(jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other)))
+
+
+def test_private_training_is_that_of_dpjax_evaluated_after_each_epoch(problem):
+    key, task, params = problem
+    training = train(key, task, params, mechanism())
+    expected = dpjax.train(key, task.loss_fn, params, task.examples, mechanism(), task.optimizer)
+    assert same(training.params, expected.params)
+    assert [epoch for epoch, _ in training.curve] == pytest.approx([1.0, 2.0, 3.0])
+    assert training.curve[-1][1] == task.evaluate(training.params) > 80
+    assert training.certificate(1e-5).epsilon == mechanism().certificate(1e-5).epsilon
+
+
+def test_a_run_that_goes_on_keeps_its_curve(problem, tmp_path):
+    key, task, params = problem
+    whole = train(key, task, params, mechanism(), folder=tmp_path)
+    again = train(key, task, params, mechanism(), folder=tmp_path)  # nothing is left to do
+    assert again.curve == whole.curve
+    assert same(again.params, whole.params)
+
+
+def test_drowned_in_noise_nothing_is_learned(problem):
+    key, task, params = problem
+    assert train(key, task, params, mechanism(1000.0)).curve[-1][1] < 75
+
+
+def test_a_given_step_is_run_and_reported(problem):
+    key, task, params = problem
+    step = private_step(task.loss_fn, task.optimizer, mechanism(), key=key)
+    reports = []
+    training = train(
+        key, task, params, mechanism(), steps_per_report=10, step=step, on_report=reports.append
+    )
+    assert same(training.params, train(key, task, params, mechanism()).params)
+    assert [report.num_releases for report in reports] == [10, 15]
+    assert [len(report.infos.norms) for report in reports] == [10, 5]
+
+
+def test_without_privacy_every_epoch_visits_each_example_once(problem):
+    key, task, params = problem
+    training = train(key, task, params, ShuffledEpochs(num_epochs=4, batch_size=BATCH))
+    assert [epoch for epoch, _ in training.curve] == [1.0, 2.0, 3.0, 4.0]
+    assert training.curve[-1][1] > 90
+    with pytest.raises(AssertionError, match="without privacy"):
+        training.certificate(1e-5)
+    # One whole batch is one step of gradient descent, whatever its order.
+    once = train(key, task, params, ShuffledEpochs(1, SIZE)).params
+    gradient = jax.grad(
+        lambda params: jax.vmap(task.loss_fn, (None, 0))(params, task.examples).mean()
+    )(params)
+    expected = jax.tree.map(lambda leaf, slope: leaf - slope, params, gradient)
+    for found, wanted in zip(jax.tree.leaves(once), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
