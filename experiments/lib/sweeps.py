@@ -93,4 +93,4 @@ def percent(shares: npt.ArrayLike) -> float:
     >>> percent([True, False, True, True])
     75.0
     """
-    return 100 * float(np.mean(shares))
+    return 100 * float(np.mean(np.asarray(shares, float)))
