@@ -23,7 +23,8 @@ from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by, percent
+from experiments.lib.sweeps import percent
+from experiments.lib.verdicts import group_by
 
 Array = npt.NDArray[np.float64]
 

@@ -16,8 +16,9 @@ from experiments.bdp import limits_estimates as estimates
 from experiments.bdp.costs import ORDERS, epsilons
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by
+from experiments.lib.verdicts import format_upper_bound, group_by
 
 _COUNTS: Mapping[str, dict[str, int]] = {
     "quick": {"trials": 4_000, "repeats": 10, "losses": 400_000},
@@ -204,7 +205,7 @@ def _pairs_remark(record: Record) -> str:
 
 def _number_remark(record: Record) -> str:
     measured, few = record.measured, record.settings["draws"][0]
-    certified = format_value(record.certified["DP ε"], rounding="ROUND_CEILING")
+    certified = format_upper_bound(record.certified["DP ε"])
     return (
         f"N draws cannot exclude that a share 1 − γ^(1/N) of the population has the norm C"
         f" ({100 * estimates.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15), so that"
@@ -295,15 +296,13 @@ _LEAST_SHARE = 2e-4
 
 
 def _coverage_figure(records: Sequence[Record]) -> Figure:
-    figure, axes = new_figure(2, 4, width=9.6, height=5.2)
-    for axis, record in zip(axes, records, strict=False):
+    figure, axes = panel_grid(len(records), 4, width=9.6, height=5.2)
+    for axis, record in zip(axes, records, strict=True):
         _draw_shares(axis, record)
         axis.set(title=record.row, ylim=(_LEAST_SHARE, 1.4), xscale="log", yscale="log")
-    for axis in axes[len(records) :]:
-        axis.set_axis_off()
     for axis in axes[::4]:
         axis.set_ylabel("share too small")
-    for axis in axes[4 : len(records)]:
+    for axis in axes[4:]:
         axis.set_xlabel("draws")
     known = [axis.get_legend_handles_labels() for axis in axes]
     handles = {label: handle for each in known for handle, label in zip(*each, strict=True)}

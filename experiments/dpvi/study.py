@@ -16,7 +16,8 @@ from experiments.dpvi.inference import ADD, REPLACE, Point, compute_epsilons, ma
 from experiments.dpvi.logistic import chain_accuracies, make_chain, svi_accuracies
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Record, Result, Row, RowContext
-from experiments.lib.sweeps import column, group_by, mean_and_error
+from experiments.lib.sweeps import column, mean_and_error
+from experiments.lib.verdicts import group_by
 
 LANGEVIN_WORDS = (
     "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip and number of"
