@@ -189,14 +189,21 @@ def train(settings: Settings, task: Task, folder: Path) -> Run:
         folder=folder,
         on_report=record,
     )
+    weights, state = program.weights(trained.params), accountant.state
+    curve = [(float(round(epoch)), percent) for epoch, percent in trained.curve]
+    if state.num_done < mechanism.num_steps:
+        state = bdp.update_worst_case(state, mechanism.num_steps - state.num_done)
+    if curve[-1][0] < settings.epochs:
+        curve.append((float(settings.epochs), accuracy(weights, data.test)))
     found = list(epochs.values())
+    steps = [epoch["steps"] for epoch in found]
     return Run(
-        program.weights(trained.params),
+        weights,
         mechanism,
-        [(float(round(epoch)), percent) for epoch, percent in trained.curve],
+        curve,
         [epoch["norms"] for epoch in found],
-        float(np.average([e["share_clipped"] for e in found], weights=[e["steps"] for e in found])),
-        accountant.state,
+        float(np.average([epoch["share_clipped"] for epoch in found], weights=steps)),
+        state,
         _account_of_pairs(account, found) if settings.way == MEAN else account,
     )
 

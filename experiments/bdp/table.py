@@ -35,12 +35,16 @@ _DISJOINT, _ALL = "disjoint pairs", "all pairs"
 _NUM_PAIRS, _NUM_EXAMPLES, _NUM_BINS = 500, 100, 40
 _MOST_COLUMNS = 3
 
-DESCRIPTION = (
+TWO_ACCOUNTS = (
     "DP ε is certified (PLD) for every record at δ = 1e-5; BDP ε is that of the same steps for"
     " 99.999 % of the records drawn like the data, by the Bayesian accountant at δ_μ = 1e-10, from"
-    " the norms that clipping has computed (add/remove). An attacker with a flat prior is right"
-    " about one record at most e^ε / (1 + e^ε) of the time. The Bayesian column does not cover"
-    " outliers and rests on the assumptions that its certificate lists.\n\n"
+    " the norms that clipping computes; neighbours differ by the presence of one record. An"
+    " attacker with a flat prior is right about one record at most e^ε / (1 + e^ε) of the time. The"
+    " Bayesian column does not cover outliers and rests on the assumptions that its certificate"
+    " lists.\n\n"
+)
+DESCRIPTION = (
+    f"{TWO_ACCOUNTS}"
     "“The source's protocol” is that of its published code: the mean of a batch is clipped, not"
     " its examples. One example can then carry the mean from one end of the ball to the other, so"
     " its noise is 0.5 σ in units of what is certified. Clipping to a ball never lengthens a"

@@ -12,7 +12,16 @@ from matplotlib.figure import Figure
 from dpjax import bdp
 from dpjax.datasets import Dataset
 from experiments.bdp.classifiers import ORDERS
-from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK, published_row
+from experiments.bdp.table import (
+    ABOVE,
+    ACCURACY,
+    BDP,
+    BDP_ATTACK,
+    DP,
+    DP_ATTACK,
+    TWO_ACCOUNTS,
+    published_row,
+)
 from experiments.bdp.variational_source import account, run_source_protocol
 from experiments.dpvi.inference import Point, fit, make_mechanism
 from experiments.dpvi.logistic import accuracy_percent_of_draws, logistic_inference
@@ -21,18 +30,12 @@ from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, percent
 
 PLAIN, SOURCE_PROTOCOL = "not private", "source's protocol (reconstructed)"
-ABOVE = "norms above the clip %"
 _DELTA, _POPULATION_DELTA = 1e-5, 1e-10
 _SEED, _NUM_DRAWS = 0, 100
 _RECONSTRUCTED = "reconstructed BDP ε"
 
 DESCRIPTION = (
-    "DP ε is certified (PLD) for every record at δ = 1e-5; BDP ε is that of the same steps for"
-    " 99.999 % of the records drawn like the data, by the Bayesian accountant at δ_μ = 1e-10 from"
-    " the norms that clipping computes; neighbours differ by the presence of one record. An"
-    " attacker with a flat prior is right about one record at most e^ε / (1 + e^ε) of the time. The"
-    " Bayesian column does not cover outliers and rests on the assumptions that its certificate"
-    " lists.\n\n"
+    f"{TWO_ACCOUNTS}"
     "“The source's protocol (reconstructed)” adds no noise. Its account takes the randomness of the"
     " weights that each step draws from the variational distribution for the noise, as the source"
     " writes (its code for these rows is not published): per step, the distribution with one record"

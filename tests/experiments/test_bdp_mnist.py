@@ -116,33 +116,35 @@ def test_each_step_draws_its_weights_anew(digits, tmp_path):
     assert all(share > 0.8 for share in jax.tree.leaves(moved))
 
 
-@pytest.mark.parametrize("way", [EXAMPLES, MEAN])
-def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way):
+@pytest.mark.parametrize(("way", "lost"), [(MEAN, 2), (EXAMPLES, 3)])
+def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost):
     chosen = settings(way, noise_std=0.5, share_of_weights=0.5, epochs=4)
     task = Task(Linear(), digits, "one image")
     whole = train(chosen, task, tmp_path / "whole")
 
-    def stop_at_third_epoch(model):
+    def stop_while_reporting(model):
         accuracy, calls = accuracy_percent(model), iter(range(4))
 
         def evaluate(weights, data):
-            if next(calls) == 2:
+            if next(calls) == lost:
                 raise KeyboardInterrupt
             return accuracy(weights, data)
 
         return evaluate
 
     with monkeypatch.context() as patch:
-        patch.setattr(classifiers, "accuracy_percent", stop_at_third_epoch)
+        patch.setattr(classifiers, "accuracy_percent", stop_while_reporting)
         with pytest.raises(KeyboardInterrupt):
             train(chosen, task, tmp_path / "stopped")
     resumed = train(chosen, task, tmp_path / "stopped")
     jax.tree.map(np.testing.assert_array_equal, resumed.weights, whole.weights)
-    # The third epoch was saved and not reported: its norms count as the worst case.
+    # The epoch was saved and not reported: its norms count as the worst case.
     assert resumed.account.num_done == whole.account.num_done == 20
     assert np.all(resumed.account.costs >= whole.account.costs)
-    assert resumed.curve == [whole.curve[i] for i in (0, 1, 3)]
-    assert resumed.norms == [whole.norms[i] for i in (0, 1, 3)]
+    assert np.any(resumed.account.costs > whole.account.costs)
+    assert resumed.norms == [norms for i, norms in enumerate(whole.norms) if i != lost]
+    assert resumed.curve[-1] == whole.curve[-1]
+    assert set(resumed.curve) <= set(whole.curve)
 
 
 def test_the_account_is_of_the_norms_that_were_drawn(private):
