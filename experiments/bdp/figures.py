@@ -20,7 +20,7 @@ from experiments.bdp import costs
 from experiments.bdp import figures_accounts as accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import legend_below
+from experiments.lib.plots import draw_curve, legend_below
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.verdicts import format_upper_bound, group_by, when_run
 
@@ -324,9 +324,9 @@ def _draw_curves(axes: Axes, places: Any, series: Mapping[str, Any]) -> None:
     for name, style in _STYLES.items():
         if name in series:
             curves = np.atleast_2d(series[name])
-            axes.semilogy(places, np.median(curves, axis=0), **style)
             ends = curves.min(axis=0), curves.max(axis=0)
-            axes.fill_between(places, *ends, color=style["color"], alpha=0.25, linewidth=0)
+            draw_curve(axes, places, np.median(curves, axis=0), ends, marker="", **style)
+    axes.set_yscale("log")
     for adjacency, style in _ADJACENCIES.items():
         certified = series["certified"][adjacency]
         axes.plot(series["certified at"], certified, color=CERTIFIED, **style)

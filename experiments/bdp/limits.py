@@ -16,7 +16,7 @@ from experiments.bdp import limits_estimates as estimates
 from experiments.bdp.costs import ORDERS, epsilons
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import panel_grid
+from experiments.lib.plots import draw_curve, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.verdicts import format_upper_bound, group_by
 
@@ -326,8 +326,7 @@ def _draw_shares(axes: Axes, record: Record) -> None:
 
 def _draw_band(axes: Axes, places: Any, quantiles: Any, **style: Any) -> None:
     low, middle, high = np.array(quantiles).T
-    axes.fill_between(places, low, high, color=style["color"], alpha=0.2, linewidth=0)
-    axes.plot(places, middle, **style)
+    draw_curve(axes, places, middle, (low, high), **style)
 
 
 def _draws_figure(records: Sequence[Record]) -> Figure:
@@ -341,7 +340,8 @@ def _draws_figure(records: Sequence[Record]) -> Figure:
     ):
         axes.axhline(level, color=colour, linestyle=line, label=label)
     for name, style in _ESTIMATORS.items():
-        _draw_band(axes, sizes, series[name], **style | {"label": f"Bayesian, {style['label']}"})
+        label = f"Bayesian, {style['label']}"
+        _draw_band(axes, sizes, series[name], **style | {"label": label, "marker": ""})
     axes.plot(sizes, series["limit"], "--", color=MEASURED, label="the least without assumption")
     axes.set(xscale="log", xlabel="draws", ylabel="ε at δ = 1e-5", ylim=(0, None))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -21,7 +21,7 @@ from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task, t
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
-from experiments.lib.plots import draw_curve, set_epoch_axis
+from experiments.lib.plots import draw_by_row, draw_curve, set_epoch_axis
 from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import format_upper_bound
@@ -195,12 +195,12 @@ def _accounts_figure(records: Sequence[Record]) -> Figure:
     set_epoch_axis(left)
     left.legend(loc="best", fontsize=8)
     private = [record for record in records if record.certified]
-    places = range(len(private))
-    for name, colour, marker in ((DP, CERTIFIED, "s"), (BDP, MEASURED, "o")):
-        style: dict[str, Any] = {"color": colour, "label": name, "markersize": 7}
-        right.plot(column(private, name), places, marker, **style)
-    right.set(xlabel="ε", xscale="log", ylim=(len(private) - 0.5, -0.5))
-    right.set_yticks(places, [record.row for record in private])
+    epsilons = {
+        DP: (column(private, DP), CERTIFIED, "s"),
+        BDP: (column(private, BDP), MEASURED, "o"),
+    }
+    draw_by_row(right, [record.row for record in private], epsilons)
+    right.set(xlabel="ε", xscale="log")
     right.legend()
     return figure
 

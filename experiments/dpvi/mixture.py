@@ -30,6 +30,7 @@ from experiments.dpvi.inference import (
     make_mechanism,
 )
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_error_bars
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, make_rows, mean_and_error
 
@@ -171,7 +172,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     bars = [2 * error for error in column(private, ERROR)]
     for adjacency, colour in ((ADD, CERTIFIED), (REPLACE, PALETTE[1])):
         at = column(private, f"ε, {adjacency}")
-        axes.errorbar(at, heights, bars, color=colour, marker="o", markersize=3, label=adjacency)
+        draw_error_bars(axes, at, heights, bars, color=colour, label=adjacency)
     axes.axhline(_true_density(), color=SOURCE, linestyle=":", linewidth=1, label="true density")
     for record in records:
         if record.row == _PLAIN:

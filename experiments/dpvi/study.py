@@ -15,6 +15,7 @@ from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.inference import ADD, REPLACE, Point, compute_epsilons, make_mechanism
 from experiments.dpvi.logistic import chain_accuracies, make_chain, svi_accuracies
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_error_bars
 from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, mean_and_error
 from experiments.lib.verdicts import group_by
@@ -283,8 +284,7 @@ def _accuracy_figure(parts: Mapping[Any, list[Record]]) -> Figure:
 
 def _draw(axes: Axes, at: Any, records: Sequence[Record], colour: str, label: str) -> None:
     bars = [2 * error for error in column(records, ERROR)]
-    heights = column(records, ACCURACY)
-    axes.errorbar(at, heights, bars, color=colour, marker="o", markersize=3, label=label)
+    draw_error_bars(axes, at, column(records, ACCURACY), bars, color=colour, label=label)
 
 
 def _draw_plain(axes: Axes, parts: Mapping[Any, list[Record]]) -> None:
