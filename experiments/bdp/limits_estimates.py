@@ -22,7 +22,7 @@ from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
-from experiments.lib.sweeps import MeanAndError
+from experiments.lib.sweeps import MeanAndError, quantiles
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
 # (levels) -> the norms that shares exp(-level) of a population exceed.
@@ -243,7 +243,7 @@ def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any
         norms = np.minimum(log_normal_norms(generator, (repeats, size)), 1.0)
         found = zip(*map(_clipped_epsilons, norms), strict=True)
         for curve, each in zip(curves.values(), found, strict=True):
-            curve.append(np.percentile(each, (5, 50, 95)))
+            curve.append(quantiles(each))
     return {**curves, "limit": [least_distribution_free_epsilon(size) for size in sizes]}
 
 
@@ -261,7 +261,7 @@ def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> 
             ],
         }
         for name, each in found.items():
-            curves[name].append(np.percentile(each, (5, 50, 95)))
+            curves[name].append(quantiles(each))
     return curves
 
 

@@ -116,9 +116,12 @@ def test_each_step_draws_its_weights_anew(digits, tmp_path):
     assert all(share > 0.8 for share in jax.tree.leaves(moved))
 
 
-@pytest.mark.parametrize(("way", "lost"), [(MEAN, 2), (EXAMPLES, 3)])
-def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost):
-    chosen = settings(way, noise_std=0.5, share_of_weights=0.5, epochs=4)
+@pytest.mark.parametrize(
+    ("way", "lost", "noise"),
+    [(MEAN, 2, {"noise_std": 0.5}), (EXAMPLES, 3, {"l2_clip": 3.0, "target": (2.0, 1e-5)})],
+)
+def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost, noise):
+    chosen = settings(way, share_of_weights=0.5, epochs=4, **noise)
     task = Task(Linear(), digits, "one image")
     whole = train(chosen, task, tmp_path / "whole")
 
