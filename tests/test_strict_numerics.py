@@ -114,7 +114,7 @@ def noise_aware(law):
     fit = partial(regression.noise_aware_posterior, KEY, STATISTICS[law])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        draws = fit(released(law), 40, **PRIOR, **sizes)
+        draws = fit(released(law), num_examples=40, **PRIOR, **sizes)
     return draws, regression.prediction_interval(KEY, draws, X, 0.9)
 
 
@@ -173,7 +173,7 @@ def conjugate_posterior(aware):
     noise = dpjax.Laplace(family.sensitivity(norm="l1", adjacency="replace_one"), scale=2.0)
     release = conjugate.StatisticRelease(family, noise)
     fit = partial(conjugate.noise_aware_posterior, KEY) if aware else conjugate.naive_posterior
-    return fit(release, [25.0], 40).interval(0.9)
+    return fit(release, [25.0], num_examples=40).interval(0.9)
 
 
 ENTRY_POINTS = {

@@ -157,7 +157,9 @@ def test_diagnostics_are_numpyros():
 
 def test_chains_that_do_not_mix_give_a_warning(records, monkeypatch):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
-    fit = partial(noise_aware_posterior, jax.random.key(8), GAUSSIAN, released, 300, **PRIOR)
+    fit = partial(
+        noise_aware_posterior, jax.random.key(8), GAUSSIAN, released, num_examples=300, **PRIOR
+    )
     draws = fit()  # warnings are errors
     assert float(draws.ess.min()) >= 200
     assert float(draws.r_hat.max()) <= 1.05
@@ -286,7 +288,9 @@ def test_intervals_cover_where_naive_ones_do_not(design):
 
 def test_known_moments_of_the_features_narrow_the_posterior(records):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
-    fit = partial(noise_aware_posterior, jax.random.key(8), GAUSSIAN, released, 300, **PRIOR)
+    fit = partial(
+        noise_aware_posterior, jax.random.key(8), GAUSSIAN, released, num_examples=300, **PRIOR
+    )
     unknown, known = fit(), fit(features=FeaturePrior(jnp.eye(2) / 6, 1e5))
     assert known.beta.std() < unknown.beta.std()
 
@@ -302,8 +306,8 @@ def test_a_release_that_no_records_have_is_no_trouble():
 
 def test_draws_depend_on_the_key_alone(records):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
-    fit = partial(noise_aware_posterior, **PRIOR)
-    draws = [fit(jax.random.key(seed), GAUSSIAN, released, 300) for seed in (0, 0, 1)]
+    fit = partial(noise_aware_posterior, num_examples=300, **PRIOR)
+    draws = [fit(jax.random.key(seed), GAUSSIAN, released) for seed in (0, 0, 1)]
     assert (draws[0].beta.shape, draws[0].sigma2.shape) == ((2_000, 2), (2_000,))
     np.testing.assert_array_equal(draws[0].beta, draws[1].beta)
     assert not bool((draws[0].beta == draws[2].beta).any())

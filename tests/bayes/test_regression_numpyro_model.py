@@ -69,8 +69,9 @@ def test_agrees_with_the_noise_aware_posterior(law):
     found = by_nuts(mechanism, released)
 
     def by_statistics(mechanism):
-        arguments = (mechanism, released, NUM_RECORDS)
-        return noise_aware_posterior(jax.random.key(2), *arguments, **PRIOR)
+        return noise_aware_posterior(
+            jax.random.key(2), mechanism, released, num_examples=NUM_RECORDS, **PRIOR
+        )
 
     def agrees(draws):
         variances = np.log(found["sigma2"]), np.log(draws.sigma2)

@@ -78,7 +78,13 @@ def test_different_samplers_compose():
 
 
 def test_parts_that_no_one_accountant_takes_have_no_certificate():
-    selection = Selection(PoissonSampling(100, 0.1), 1.0, 2.0, 3, "replace_one")
+    selection = Selection(
+        PoissonSampling(100, 0.1),
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
     poisson = SubsampledGaussian(
         PoissonSampling(100, 0.1),
         l2_clip=1.0,

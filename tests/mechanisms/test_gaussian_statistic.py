@@ -101,7 +101,7 @@ def test_no_attack_beats_the_replaced_second_moment():
 )
 def test_targets_that_mean_nothing_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        Gaussian.from_epsilon(stated(), *arguments)
+        Gaussian.from_epsilon(stated(), epsilon=arguments[0], delta=arguments[1])
 
 
 def test_the_description_has_every_number():

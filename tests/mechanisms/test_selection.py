@@ -119,10 +119,10 @@ def test_the_certificate_is_the_pure_epsilon(cls, adjacency):
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_noise_for_an_epsilon(cls):
     votes = sensitivity.of_histogram(norm="linf", adjacency="replace_one")
-    used = cls.from_epsilon(votes, 0.1, unit="one teacher")
+    used = cls.from_epsilon(votes, epsilon=0.1, unit="one teacher")
     assert (used.scale, used.unit) == (20.0, "one teacher")
     counts = sensitivity.of_histogram(norm="linf", adjacency="add_remove")
-    assert cls.from_epsilon(counts, 0.1).scale == 10.0
+    assert cls.from_epsilon(counts, epsilon=0.1).scale == 10.0
     found = calibrate(mechanism(cls), epsilon=0.1, delta=1e-6)
     assert 20.0 * (1 - 1e-4) <= found.scale <= 20.0 * 1.01
 

@@ -63,11 +63,11 @@ def inclusion_p(sampling):
 
 
 def test_norms_of_an_overfull_draw_of_sorted_records_are_a_random_subset():
-    assert inclusion_p(Everyone(N, RATE, 4)) > FALSE_ALARM
+    assert inclusion_p(Everyone(N, RATE, physical_batch_size=4)) > FALSE_ALARM
 
 
 def test_power_the_first_records_of_the_data_are_no_random_subset():
-    assert inclusion_p(InDataOrder(N, RATE, 4)) < FALSE_ALARM
+    assert inclusion_p(InDataOrder(N, RATE, physical_batch_size=4)) < FALSE_ALARM
 
 
 def test_every_subset_of_a_set_is_equally_likely_and_small_sets_stay_whole():

@@ -80,7 +80,7 @@ def test_draws_are_independent_coins_on_one_record_and_at_a_high_rate():
         (FixedSizeSampling(N, round(N * RATE)), {"size"}),
         (PoissonSampling(N, 1.1 * RATE), {"inclusion", "size"}),
         (PoissonSampling(N, 0.9 * RATE), {"inclusion", "size"}),
-        (CappedPoisson(N, RATE, 6), {"inclusion", "size"}),
+        (CappedPoisson(N, RATE, physical_batch_size=6), {"inclusion", "size"}),
         (ShuffledEpochs(N, round(N * RATE)), {"size", "steps"}),
         (SameCoinsAgain(N, RATE), {"inclusion", "size"}),
     ],

@@ -144,9 +144,10 @@ def step_size_bound_2015(
 
     Source: Wang, Fienberg & Smola (2015), as stated by Li, Chen & Liu (2017).
 
-    >>> f"{step_size_bound_2015(
+    >>> published = step_size_bound_2015(
     ...     epsilon=0.1, delta=1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0
-    ... ):.1e}"
+    ... )
+    >>> f"{published:.1e}"
     '9.2e-08'
     """
     _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
