@@ -35,17 +35,12 @@ class Settings:
 
     Attributes:
       way: what is clipped: nothing, the batch's mean (the source's code), or each example.
-      optimizer: ``"sgd"`` or ``"adam"``.
-      learning_rate: constant step size.
-      epochs: of this profile.
-      published_epochs: of the source.
       batch_size: mean of the Poisson draw.
       l2_clip: bound on the mean's gradient, or on each example's.
       noise_std: of the noise on the mean, or on the sum; None to calibrate it to the target.
       target: the differential epsilon to calibrate the noise to, and its delta.
       share_of_weights: probability with which a step updates a weight.
       delta: of the differential epsilon, and of the Bayesian one for 99.999 % of the records.
-      seed: of the parameters, the batches and the noise.
     """
 
     way: str
@@ -229,8 +224,8 @@ def make_program(
     if settings.way == MEAN:
         optimizer = optax.chain(clip_mean(noise_key, settings, mechanism), optimizer)
     # The noise, if any, comes after the mean is clipped, so that of the sum is zero.
-    silent = dataclasses.replace(mechanism, l2_clip=_NO_CLIP, noise_multiplier=0.0)
-    return Program(loss_fn, params, silent, optimizer, key)
+    noiseless = dataclasses.replace(mechanism, l2_clip=_NO_CLIP, noise_multiplier=0.0)
+    return Program(loss_fn, params, noiseless, optimizer, key)
 
 
 def clip_mean(

@@ -56,10 +56,7 @@ class Table:
     """Two rows of Table 1 for one data set, and rows with noise.
 
     Attributes:
-      data: loads the records.
       l2_clip: bound on the gradient of one log-likelihood.
-      sampling_rate: of the batches.
-      num_steps: of each run.
       sigmas: σ of the rows with noise, by name; over twice the clip, as in Honkela (2017).
       published: accuracy without privacy, accuracy, then ε and attack bound by DP and by BDP.
       repeats: runs of each row with noise, for the mean accuracy.

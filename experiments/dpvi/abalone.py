@@ -66,7 +66,7 @@ EXPERIMENT = Experiment(
         " 0.25 on the gradient of one log-likelihood, which is what is clipped here; prior and"
         " entropy, which are data-free, are not clipped here and were there. Its batches have a"
         " fixed size, with records drawn with replacement, which its account does not describe;"
-        " ours are the Poisson batches that it does. The source reads its accounts at δ/2, and"
+        " ours are the Poisson batches that it does. The source evaluates its accounts at δ/2, and"
         " doubles the ε of advanced composition to replace a record, which leaves out the factor"
         " e^ε that δ takes there.\n\n"
         "The source's accuracies are those stored with the published code. The rows on c repeat its"

@@ -41,17 +41,14 @@ class Study:
 
     Attributes:
       data: by how the columns are scaled.
-      sampling_rate: q of the main figure.
       clip: c of the main figure, on gradients that the source multiplies by 1/q first.
-      num_steps: T of the main figure.
       sigmas: of the main figure, by profile.
       at: the σ whose certificate is shown, and of the row with public ranges.
       clips: settings of the figure on clip bounds.
       rates: settings of the figure on sampling rates.
-      step_sizes: of the DP-SGLD chains beside the main figure's runs.
+      step_sizes: of the DP-SGLD chains.
       published: accuracies (%) by setting.
       published_plain: accuracy (%) without privacy.
-      repeats: by profile.
     """
 
     data: Callable[[Scaling], Dataset]
