@@ -85,7 +85,9 @@ def test_the_formula_claims_less_than_is_certified(records):
 
 def test_steps_are_bounded_for_stability():
     steps = [
-        adult_methods._scaled(adult_methods.langevin(SMALL.train, 0.1, 0.01), epsilon).step_size
+        adult_methods.calibrate_chain(
+            adult_methods.langevin(SMALL.train, 0.1, 0.01), epsilon
+        ).step_size
         for epsilon in (1e-3, 3.0)
     ]
     assert steps[0] < steps[1] == 1.5
