@@ -31,7 +31,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import group_by
+from experiments.lib.sweeps import group_by
 
 _EPSILON, _DELTA = 1.0, 1e-4
 _NUM_RECORDS, _NUM_FEATURES, _NUM_TRAIN = 4_878, 10, 1_000

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR
-from typing import Any
 
 from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record
@@ -55,20 +54,6 @@ def when_run(
 def rows_where(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:
     """The names of the rows for which something holds, separated by semicolons."""
     return "; ".join(record.row for record in records if holds(record))
-
-
-def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]:
-    """The records by the value of a setting, in order of appearance; without it they are left out.
-
-    Args:
-      records: of one experiment.
-      setting: its name; values must be hashable.
-    """
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        if setting in record.settings:
-            groups.setdefault(record.settings[setting], []).append(record)
-    return groups
 
 
 def largest_deviation(records: Sequence[Record], names: Sequence[str] = ()) -> float:

@@ -1,0 +1,209 @@
+"""Trains a model with differential privacy or without, and evaluates it as training goes on."""
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpjax
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax.certificates import Certificate
+from dpjax.datasets import Dataset
+from dpjax.keys import is_seeded
+from dpjax.training import PrivateStep, Report, TrainResult
+from dpjax.training.loop import compile_steps
+from experiments.lib.models import accuracy_percent, cross_entropy
+from experiments.lib.records import write_atomically
+
+# Epochs done, and what was evaluated then.
+Curve = list[tuple[float, float]]
+
+
+class Task(NamedTuple):
+    """A training objective, its data and its optimiser, and an evaluation of the parameters.
+
+    Attributes:
+      loss_fn: of one example, ``(params, example) -> scalar``.
+      examples: a tree of arrays with one leading axis.
+      optimizer: any optax optimiser.
+      evaluate: from parameters to a number, such as a test accuracy; None to evaluate nothing.
+    """
+
+    loss_fn: LossFn
+    examples: ArrayTree
+    optimizer: optax.GradientTransformation
+    evaluate: Callable[[Any], float] | None = None
+
+
+class ShuffledEpochs(NamedTuple):
+    """Training without privacy: no clipping, no noise, a new order of the examples in each epoch.
+
+    Attributes:
+      num_epochs: passes over the examples.
+      batch_size: of every batch; what is left of an epoch is dropped.
+    """
+
+    num_epochs: int
+    batch_size: int
+
+
+class Training(NamedTuple):
+    """Trained parameters, and their evaluation during training.
+
+    Attributes:
+      params: after the last step.
+      curve: epochs done and the task's evaluation, for each report.
+      result: the private run; None without privacy.
+    """
+
+    params: Any
+    curve: Curve
+    result: TrainResult | None = None
+
+    def certificate(self, delta: float) -> Certificate:
+        """Returns the certificate of the private run at ``delta``."""
+        assert self.result is not None, "trained without privacy"
+        return self.result.certificate(delta)
+
+
+def classification(
+    model: nn.Module, data: Dataset, optimizer: optax.GradientTransformation
+) -> Task:
+    """Returns the task of a classifier: cross entropy, evaluated by test accuracy in %."""
+    accuracy = accuracy_percent(model)
+    return Task(
+        cross_entropy(model),
+        tuple(data.train),
+        optimizer,
+        lambda params: accuracy(params, data.test),
+    )
+
+
+def initialize(model: nn.Module, inputs: ArrayTree, seed: int) -> tuple[PRNGKey, Params]:
+    """Returns a key for training, and initial parameters for a batch of ``inputs``."""
+    key, init_key = jax.random.split(jax.random.key(seed))
+    return key, model.init(init_key, inputs)["params"]
+
+
+def train(
+    key: PRNGKey,
+    task: Task,
+    params: Params,
+    plan: dpjax.SubsampledGaussian | ShuffledEpochs,
+    *,
+    steps_per_report: int | None = None,
+    folder: Path | None = None,
+    step: PrivateStep | None = None,
+    on_report: Callable[[Report], None] | None = None,
+) -> Training:
+    """Trains a model, privately by a mechanism or without privacy in shuffled epochs.
+
+    Args:
+      key: for batches and noise.
+      task: loss, examples, optimiser and evaluation.
+      params: initial parameters.
+      plan: the mechanism of private training, or the epochs of training without privacy.
+      steps_per_report: private steps between two evaluations; an epoch by default.
+      folder: for the checkpoints of a private run, which resumes from there; None to keep none.
+      step: in place of the mechanism's own step; it is run without checkpoints.
+      on_report: called after every ``steps_per_report`` private steps.
+
+    Privacy:
+      Evaluations are on test data and of parameters that the mechanism releases.
+    """
+    if isinstance(plan, ShuffledEpochs):
+        return _train_plainly(key, task, params, plan)
+    rate = plan.sampling.expected_batch_size / plan.sampling.num_examples
+    path = folder / "curve.json" if folder else None
+    curve = dict(json.loads(path.read_text("utf-8"))) if path and path.exists() else {}
+
+    def record(report: Report) -> None:
+        if task.evaluate:
+            curve[report.num_releases * rate] = task.evaluate(report.params)
+        if path:
+            write_atomically(path, json.dumps(list(curve.items())))
+        if on_report:
+            on_report(report)
+
+    # Rounded, since 1 / rate may exceed a whole number in its last digit.
+    every = steps_per_report or math.ceil(round(1 / rate, 6))
+    if step is not None:
+        result = TrainResult(
+            _run_steps(step, task, params, plan, every, record), plan, is_seeded(key)
+        )
+    else:
+        result = dpjax.train(
+            key,
+            task.loss_fn,
+            params,
+            task.examples,
+            plan,
+            task.optimizer,
+            steps_per_call=every,
+            on_report=record,
+            checkpoint_dir=folder / "checkpoints" if folder else None,
+        )
+    return Training(result.params, sorted(curve.items()), result)
+
+
+def _run_steps(
+    step: PrivateStep,
+    task: Task,
+    params: Any,
+    mechanism: dpjax.SubsampledGaussian,
+    steps_per_report: int,
+    on_report: Callable[[Report], None],
+) -> Any:
+    state, examples = step.init(params), jax.device_put(task.examples)
+    advance = compile_steps(step.update, state, examples, steps_per_report)
+    for done in range(0, mechanism.num_steps, steps_per_report):
+        count = min(steps_per_report, mechanism.num_steps - done)
+        state, infos = advance(state, examples, count)
+        params = jax.tree.map(jnp.array, state.params)
+        on_report(Report(done + count, params, infos, mechanism))
+    return params
+
+
+def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpochs) -> Training:
+    examples, curve = jax.tree.map(jnp.asarray, task.examples), []
+    state = params, task.optimizer.init(params)
+    for epoch, epoch_key in enumerate(jax.random.split(key, plan.num_epochs), start=1):
+        state = _shuffled_epoch(
+            task.loss_fn, task.optimizer, plan.batch_size, state, examples, epoch_key
+        )
+        if task.evaluate:
+            curve.append((float(epoch), task.evaluate(state[0])))
+    return Training(state[0], curve)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _shuffled_epoch(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    state: Any,
+    examples: Any,
+    key: PRNGKey,
+) -> Any:
+    """Returns ``(params, optimiser's state)`` after one epoch."""
+
+    def mean_loss(params: Any, batch: Any) -> jax.Array:
+        return jax.vmap(loss_fn, in_axes=(None, 0))(params, batch).mean()
+
+    def step(state: Any, indices: jax.Array) -> tuple[Any, None]:
+        params, optimizer_state = state
+        gradient = jax.grad(mean_loss)(params, jax.tree.map(lambda leaf: leaf[indices], examples))
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), None
+
+    num_examples = len(jax.tree.leaves(examples)[0])
+    num_steps = num_examples // batch_size
+    order = jax.random.permutation(key, num_examples)[: num_steps * batch_size]
+    return jax.lax.scan(step, state, order.reshape(num_steps, batch_size))[0]
