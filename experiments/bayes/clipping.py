@@ -31,12 +31,13 @@ from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by
+from experiments.lib.sweeps import grid, group_by, make_rows
 
 _EPSILON, _DELTA = 1.0, 1e-4
-_NUM_RECORDS, _NUM_FEATURES, _NUM_TRAIN = 4_878, 10, 1_000
+_NUM_RECORDS, _NUM_FEATURES = 4_878, 10
 _NUM_REPEATS, _SEED = 40, 0
 _SIMULATED, _WINE = "simulated", "wine"
+_NUM_TRAIN = {_SIMULATED: 1_000, _WINE: 2_000}
 _FACTORS = tuple(float(factor) for factor in np.round(np.geomspace(0.1, 4.0, 13), 3))
 
 
@@ -80,15 +81,9 @@ def _records(data: str) -> Records:
 def _rows(profile: str) -> list[Row]:
     common = {"epsilon": _EPSILON, "delta": _DELTA, "factors": list(_FACTORS)}
     common |= {"repeats": _NUM_REPEATS, "seed": _SEED}
-    return [
-        Row(
-            f"{data}, {which}",
-            {**common, "data": data, "which": which, "num_train": num_train},
-            {},
-        )
-        for data, num_train in ((_SIMULATED, _NUM_TRAIN), (_WINE, 2 * _NUM_TRAIN))
-        for which in ("B_x", "B_y", "both")
-    ]
+    points = grid(data=_NUM_TRAIN, which=("B_x", "B_y", "both"))
+    sized = [{**point, "num_train": _NUM_TRAIN[point["data"]]} for point in points]
+    return make_rows("{data}, {which}", sized, common)
 
 
 def _run_row(row: Row, context: RowContext) -> Result:

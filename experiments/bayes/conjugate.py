@@ -30,6 +30,7 @@ from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import column, make_rows
 from experiments.lib.verdicts import rows_where
 
 DELTA = 1e-6
@@ -153,25 +154,24 @@ def _rows(profile: str) -> list[Row]:
     slopes = {"noise": "Laplace", "ε": 1.0, "adjacency": "replace_one", "n": _SIZES[profile]}
     slopes["repeats"] = repeats["slopes"]
     source = {"slope, private": -1.0, "slope, sampling": -0.5}
+    points = [
+        {
+            "family": family,
+            "noise": noise,
+            "ε": epsilon,
+            "adjacency": adjacency,
+            "n": n,
+            "repeats": repeats["coverage"],
+            "noise matters": n == few,
+        }
+        for family, (noise, epsilon, adjacency, few, many) in _COVERAGE.items()
+        for n in (few, many)
+    ]
     return [
-        *(Row(f"consistency: {name}", {"family": name, **slopes}, source) for name in MODELS),
-        *(
-            Row(
-                f"coverage: {family}, n = {n:,}",
-                {
-                    "family": family,
-                    "noise": noise,
-                    "ε": epsilon,
-                    "adjacency": adjacency,
-                    "n": n,
-                    "repeats": repeats["coverage"],
-                    "noise matters": n == few,
-                },
-                {},
-            )
-            for family, (noise, epsilon, adjacency, few, many) in _COVERAGE.items()
-            for n in (few, many)
+        *make_rows(
+            "consistency: {family}", [{"family": name, **slopes} for name in MODELS], source=source
         ),
+        *make_rows("coverage: {family}, n = {n:,}", points),
     ]
 
 
@@ -296,8 +296,8 @@ def _coverage_figure(records: Sequence[Record]) -> Figure:
     axes.axvspan(*ALLOWED, color="#e8e9ec")
     axes.axvline(100 * _LEVEL, color=SOURCE, linewidth=1)
     shares = {
-        "naive": ([record.measured[_NAIVE] for record in records], PALETTE[1], "s"),
-        "noise-aware": ([record.measured[_AWARE] for record in records], MEASURED, "o"),
+        "naive": (column(records, _NAIVE), PALETTE[1], "s"),
+        "noise-aware": (column(records, _AWARE), MEASURED, "o"),
     }
     draw_by_row(axes, [record.row.removeprefix("coverage: ") for record in records], shares)
     axes.set(xlabel="coverage of 90 % intervals (%)", xlim=(0, 100))
@@ -337,7 +337,7 @@ EXPERIMENT = Experiment(
         "The rows on coverage count how often 90 % credible intervals hold the parameter: of the"
         " naive posterior, which takes the noisy sums for exact, and of the noise-aware one, in"
         " which the noise is part of the model. Under add_remove the number of records is private"
-        " too: the release tells it with noise, and neither posterior is given it. Each family has"
+        " too: it is released with noise, and neither posterior is given it. Each family has"
         " one row where the noise matters and one where it hardly does."
     ),
     rows=_rows,

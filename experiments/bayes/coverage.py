@@ -33,6 +33,7 @@ from dpjax.mechanisms.base import Interval
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import column
 from experiments.lib.verdicts import rows_where
 
 _LEVEL = 0.9
@@ -227,8 +228,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     for name, colour in _LINES.items():
         style: dict[str, Any] = {"color": colour, "label": name, "markersize": 4}
         for axes, what in zip(panels, ("coefficients", "predictions"), strict=False):
-            shares = [record.measured[f"{name}, {what} %"] for record in records]
-            draw_curve(axes, sizes, shares, **style)
+            draw_curve(axes, sizes, column(records, f"{name}, {what} %"), **style)
             axes.set(ylabel=f"coverage of 90 % intervals: {what} (%)", ylim=(0, 101))
         lengths = [record.series["lengths"][name] for record in records]
         draw_curve(panels[2], sizes, lengths, **style)
@@ -248,7 +248,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
-    shares = [record.measured[aware] for record in records]
+    shares = column(records, aware)
     failing = rows_where(records, lambda record: record.measured[naive] < 80)
     found = (
         f"the naive ones fall below 80 % at {failing}"
@@ -271,10 +271,9 @@ EXPERIMENT = Experiment(
         " how often does a 90 % credible interval hold the coefficient, and a 90 % prediction"
         " interval the target of a new record?\n\n"
         "The source takes the noisy statistics for exact (naive). The noise-aware posterior of"
-        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them here, with"
-        " the parameters integrated out. Both read the same release and have the same prior, from"
-        " which the simulated data sets have their coefficients and variances, so that exact"
-        " statistics cover 90 %."
+        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them, with the"
+        " parameters integrated out. Both have the same release and prior, from which the data sets"
+        " have their coefficients and variances, so that exact statistics cover 90 %."
     ),
     rows=_rows,
     run_row=_run_row,

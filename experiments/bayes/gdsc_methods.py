@@ -81,7 +81,7 @@ class BallRidge:
         return math.log1p(self.bounds.x_norm**2 / self.ridge)
 
     def solve(self, statistics: RegressionStatistics) -> jax.Array:
-        """Returns the coefficients ``(d,)``; exact, so private.
+        """The exact coefficients ``(d,)``, which are not private.
 
         On the ball's surface they are those of a larger ridge, which is found by halving.
         """
@@ -111,7 +111,7 @@ class ObjectivePerturbation:
     """The minimum of the objective plus a random linear function, N(0, scale^2 I)^T b.
 
     Attributes:
-      model: what is minimised.
+      model: the regression.
       scale: the standard deviation of each entry of the random function.
 
     Privacy:
@@ -139,7 +139,7 @@ class ObjectivePerturbation:
 
     @classmethod
     def from_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
-        """Returns the mechanism with the least noise.
+        """The mechanism with the least noise at (epsilon, delta).
 
         Raises:
           ValueError: ``epsilon`` is below what the determinants alone cost; take a larger ridge.
@@ -152,7 +152,7 @@ class ObjectivePerturbation:
         return cls(model, 2 * model.gradient_bound / root)
 
     def epsilon(self, delta: float) -> float:
-        """Returns what is guaranteed at ``delta``."""
+        """The certified epsilon at ``delta``."""
         check_delta(delta)
         ratio, quantile = 2 * self.model.gradient_bound / self.scale, -float(ndtri(delta / 4))
         return self.model.log_determinant + quantile * ratio + ratio**2 / 2
@@ -162,7 +162,7 @@ class ObjectivePerturbation:
         return replace(self, scale=self.scale * factor)
 
     def release(self, key: jax.Array, statistics: RegressionStatistics) -> jax.Array:
-        """Returns private coefficients ``(d,)``; works under jit and vmap.
+        """Private coefficients ``(d,)``; works under jit and vmap.
 
         Args:
           key: a JAX key; a secret.

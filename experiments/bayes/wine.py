@@ -26,6 +26,7 @@ from experiments.bayes.wine_fits import (
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import when_run
 
 _DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
@@ -68,10 +69,10 @@ def _fit(method: str, splits: Splits, epsilon: float) -> Fit:
 def _rows(profile: str) -> list[Row]:
     common = {"delta": _DELTA, "repeats": _NUM_REPEATS, "seed": _SEED}
     whole = {**common, "num_train": _NUM_TRAIN, "epsilons": list(_EPSILONS)}
-    one = {"epsilons": [_AT], "fit": _BEST}
+    sizes = grid(num_train=_SIZES, epsilons=[[_AT]], fit=[_BEST])
     return [
-        *(Row(name, {**whole, "fit": name}, {}) for name in METHODS),
-        *(Row(f"{_BEST}, n = {n:,}", {**common, "num_train": n, **one}, {}) for n in _SIZES),
+        *make_rows("{fit}", grid(fit=METHODS), whole),
+        *make_rows("{fit}, n = {num_train:,}", sizes, common),
     ]
 
 
@@ -187,20 +188,18 @@ EXPERIMENT = Experiment(
         " and a constant, 2,000 training records, 40 repeats, δ = 1e-4; neighbours differ by the"
         " presence of one wine, and n is public. The numbers behind the source's figure are not"
         " printed.\n\n"
-        "Features and grades are centred and scaled by round numbers, the ranges in which white"
-        " wines commonly lie by general knowledge of their chemistry and of European rules: typed"
-        " by hand, not computed from the data. The bounds follow from them, as the root mean"
-        " squares of records spread evenly over the ranges. Eigenvalues of the noisy XᵀX below what"
-        " its noise makes are raised to that. This rule for the bounds, the guess that the budget's"
-        " split is optimised for, and the quantile and the price of bounds bought were settled with"
-        " errors of earlier runs on these data in view, and no ε counts that: the gaps are somewhat"
-        " flattered.\n\n"
-        "Trusted: one aggregator sees the records. Bounds bought: chosen by the exponential"
-        " mechanism near the 80 % quantiles, for a fifth of ε. Naive: no aggregator is trusted, and"
-        " every holder adds all the noise itself, to its record or to its statistics. The"
-        " distributed protocol, whose noise the holders make up together, belongs between the two"
-        " and is not here yet. AdaSSP releases no yᵀy, so its intervals are guesses.\n\n"
-        "The last rows repeat the Gaussian one with other numbers of training records."
+        "Features and grades are centred and scaled by round numbers, typed by hand: the ranges in"
+        " which white wines commonly lie by their chemistry and European rules. The bounds are the"
+        " root mean squares of records spread evenly over the ranges. Eigenvalues of the noisy XᵀX"
+        " below what its noise makes are raised to that. This rule for the bounds, the guess that"
+        " the budget's split is optimised for, and the quantile and the price of bounds bought were"
+        " settled with errors of earlier runs on these data in view, which no ε counts: the gaps"
+        " are somewhat too small.\n\n"
+        "Trusted: one aggregator has the records. Bounds bought: by the exponential mechanism near"
+        " the 80 % quantiles, for a fifth of ε. Naive: every holder adds all the noise to its own"
+        " record or statistics. The distributed protocol, whose noise the holders make up together,"
+        " belongs between the two and is not here yet. AdaSSP releases no yᵀy, so its intervals are"
+        " guesses. The last rows repeat the Gaussian one with other numbers of training records."
     ),
     rows=_rows,
     run_row=_run_row,

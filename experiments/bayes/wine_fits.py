@@ -82,7 +82,7 @@ class Scores(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is fitted, in how many runs, and the budget of one run.
+    """Records, runs, noise key and budget of one fit.
 
     Attributes:
       records: with the bounds to which they are clipped.

@@ -1,4 +1,4 @@
-"""Wishart noise on a second moment, Honkela (2017): an attack on it, and what is private.
+"""Wishart noise on a second moment, Honkela (2017): an attack on it, and private alternatives.
 
 ``python -m experiments run bayes_wishart``: a quarter of a minute, the same in both profiles.
 """

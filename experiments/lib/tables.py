@@ -119,7 +119,7 @@ def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) 
 
     Returns:
       A title, two lines of headings and one line for each row; a row that was not run, or failed,
-      says so.
+      has the reason in place of its values.
     """
     lines = lines_of(experiment, profile, records)
     blocks = [

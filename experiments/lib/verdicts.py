@@ -1,7 +1,7 @@
 """Sentences of the report that compare what a source claims with what is measured and certified."""
 
 from collections.abc import Callable, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from decimal import ROUND_CEILING
 
 from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record
@@ -14,15 +14,6 @@ def format_upper_bound(value: float) -> str:
     ('2.354', '∞')
     """
     return format_value(value, rounding=ROUND_CEILING)
-
-
-def format_lower_bound(value: float) -> str:
-    """Writes a lower bound, rounded down.
-
-    >>> format_lower_bound(2.35382)
-    '2.353'
-    """
-    return format_value(value, rounding=ROUND_FLOOR)
 
 
 def judge_claim(claim: float, certified: float) -> str:
@@ -47,8 +38,8 @@ def when_run(
     by_row = {record.row: record for record in records}
     if not set(rows) <= set(by_row):
         return []
-    said = say(*(by_row[row] for row in rows))
-    return [said] if isinstance(said, str) else list(said)
+    remarks = say(*(by_row[row] for row in rows))
+    return [remarks] if isinstance(remarks, str) else list(remarks)
 
 
 def rows_where(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:

@@ -19,7 +19,7 @@ from dpjax.datasets import Dataset, Split
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by
+from experiments.lib.sweeps import column, grid, group_by, make_rows
 from experiments.lib.verdicts import format_upper_bound, when_run
 from experiments.sgmcmc.adult_methods import (
     DELTA,
@@ -55,12 +55,8 @@ def _rows(profile: str) -> list[Row]:
         Row(name, {"method": name, "step": step, "temperature": temperature, **common}, {})
         for name, (step, temperature) in _GIVEN.items()
     ]
-    calibrated = [
-        Row(f"{name}, ε = {epsilon:g}", {"method": name, "epsilon": epsilon, **common}, {})
-        for name in METHODS
-        for epsilon in _EPSILONS[profile]
-    ]
-    return [*given, *calibrated]
+    calibrated = grid(method=METHODS, epsilon=_EPSILONS[profile])
+    return [*given, *make_rows("{method}, ε = {epsilon:g}", calibrated, common)]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
@@ -149,9 +145,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     for (method, group), colour in zip(by_method.items(), PALETTE, strict=False):
         at = [record.certified.get("ε", record.measured.get(TARGET)) for record in group]
         style = "-" if all("ε" in record.certified for record in group) else "--"
-        heights, bars, losses = (
-            [record.measured[name] for record in group] for name in (ACCURACY, ERROR, NLL)
-        )
+        heights, bars, losses = (column(group, name) for name in (ACCURACY, ERROR, NLL))
         draw_error_bars(left, at, heights, bars, color=colour, linestyle=style, label=method)
         draw_curve(right, at, losses, color=colour, linestyle=style)
     for axes, name in ((left, ACCURACY), (right, NLL)):

@@ -1,4 +1,4 @@
-"""Step sizes of private SGLD, Li et al. (2017): what is claimed for them, and what is certified.
+"""Step sizes of private SGLD, Li et al. (2017): claimed and certified ε.
 
 ``python -m experiments run sgmcmc_bounds``: accounting alone, half a minute in both profiles. The
 claim is ε = 0.1; expect 36.2, 3.5, 2.35 and 2.29 for batches of 100, 256, 1,000 and 5,000.
@@ -25,7 +25,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by
+from experiments.lib.sweeps import column, group_by
 from experiments.lib.verdicts import format_upper_bound
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
@@ -212,11 +212,12 @@ def _epsilons_figure(records: Sequence[Record]) -> Figure:
     figure, (axes,) = new_figure(width=8.4, height=4.4)
     epsilons = [record.settings["epsilon"] for record in records]
     for name, colour in ((BY_SLIDES, PALETTE[1]), (BY_2015, SOURCE)):
-        sizes = [record.measured[name] for record in records]
-        axes.plot(epsilons, sizes, "--", color=colour, label=name.removeprefix("η, "))
+        axes.plot(
+            epsilons, column(records, name), "--", color=colour, label=name.removeprefix("η, ")
+        )
     by_batch = np.array([record.series["constant"] for record in records])
-    for column, (colour, marker) in enumerate(zip(PALETTE[2:], "osD^", strict=False)):
-        batch, certified = by_batch[0, column, 0], by_batch[:, column, 1]
+    for place, (colour, marker) in enumerate(zip(PALETTE[2:], "osD^", strict=False)):
+        batch, certified = by_batch[0, place, 0], by_batch[:, place, 1]
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4}
         draw_curve(axes, epsilons, certified, label=f"certified, batches of {batch:,.0f}", **style)
     set_log_ticks(axes, epsilons)
@@ -246,7 +247,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 def _claim_remark(step: str, records: Sequence[Record]) -> str:
     batches = ", ".join(f"{record.settings['batch']:,}" for record in records)
     printed, one = (
-        ", ".join(format_upper_bound(record.certified[name]) for record in records)
+        ", ".join(map(format_upper_bound, column(records, name)))
         for name in (PRINTED, TEMPERATURE_ONE)
     )
     at_most = " at most" if records[0].settings["schedule"] == "decreasing" else ""
@@ -292,14 +293,13 @@ EXPERIMENT = Experiment(
         " batch.\n\n"
         "One step is a Gaussian release: its noise, in units of the clip bound, is"
         " z = τ √(2 temperature / (η N)) / L for batches of τ on average. The source's noise η/N is"
-        " that of temperature ½, whose law is the posterior squared; 2η/N is that of the posterior."
-        " z depends on η over temperature alone, so a certified step is half as large for the noise"
-        " as printed.\n\n"
+        " that of temperature ½, whose target is the posterior squared; 2η/N is that of the"
+        " posterior. z depends on η over temperature alone, so a certified step is half as large"
+        " for the noise as printed.\n\n"
         f"The source's bound has a constant c that is not given: {CONSTANT} makes it"
         f" {PRINTED_BOUND} at t = 1 and ε = 0.1, as printed; to keep it for other ε is ours. Its"
-        " constant steps are that bound at t = 1, as in the source's example. Both formulas"
-        " know no batch size. The certified steps are by the accountant that certifies every dpjax"
-        " chain."
+        " constant steps are that bound at t = 1, as in the source's example. Neither formula"
+        " depends on the batch size. Certified steps are by the accountant of dpjax's chains."
     ),
     rows=_rows,
     run_row=_run_row,

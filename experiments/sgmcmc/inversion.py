@@ -137,7 +137,7 @@ def invert(weights: jax.Array, confidence: jax.Array | float = 0.99) -> jax.Arra
     """Climbs from a blank image to one that the model is sure of, for every class.
 
     Steps of fixed length along the gradient of ``log p(class | image)``, each pixel held in
-    [0, 1], until the probability reaches ``confidence``: all that the attack sees is the model.
+    [0, 1], until the probability reaches ``confidence``: the attack uses the model alone.
 
     Args:
       weights: ``(num_pixels, num_classes)``: of a softmax regression without constants.
@@ -327,7 +327,7 @@ EXPERIMENT = Experiment(
         " without privacy its posterior mode, privately the mean of an SGLD chain at temperature 1"
         " under the same prior, with the largest step size that is certified at ε = 1, δ = 1e-5"
         " (neighbours differ by one image).\n\n"
-        "The attack starts from a blank image, sees only the model, and stops where the model is"
+        "The attack starts from a blank image, uses only the model, and stops where the model is"
         " 99 % sure. Correlations, over pixels and averaged over the ten classes, are with the mean"
         " of the class's images that the model was trained on ('own'), with the mean of as many"
         " images that it never saw ('others'), and with the most similar one of either kind"

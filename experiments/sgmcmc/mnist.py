@@ -1,4 +1,4 @@
-"""MNIST and SVHN, the slides' table: private Langevin chains, what they claim, what is certified.
+"""MNIST and SVHN, the slides' table: private Langevin chains, claimed and certified ε.
 
 ``python -m experiments run sgmcmc_mnist``: on two CPU cores a minute and a half (``quick``: an MLP
 and 1,000 steps) or hours (``paper``: a CNN and 10,000 steps).

@@ -85,12 +85,12 @@ def delta_of_objective(mechanism, epsilon, first, second):
     radius, ridge = mechanism.model.radius, mechanism.model.ridge
     grid = np.linspace(-radius, radius, 20_001)
 
-    def law(records):
+    def distribution(records):
         curvature = float(np.sum(records[:, 0] ** 2)) + ridge
         mean = float(records[:, 0] @ records[:, 1]) / curvature
         return stats.norm(mean, mechanism.scale / curvature)
 
-    p, q = law(first), law(second)
+    p, q = distribution(first), distribution(second)
     excess = np.maximum(p.pdf(grid) - math.exp(epsilon) * q.pdf(grid), 0)
     ends = (p.cdf(-radius), q.cdf(-radius)), (p.sf(radius), q.sf(radius))
     atoms = sum(max(a - math.exp(epsilon) * b, 0.0) for a, b in ends)

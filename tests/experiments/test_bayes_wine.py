@@ -1,4 +1,4 @@
-"""The regression on wine: its splits, its ways to fit, its goal, its pictures."""
+"""The regression on wine: splits, methods, the cost of privacy, and figures."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Model inversion: the attack finds what a model knows; the scores tell memory from knowledge."""
+"""Model inversion: the attack, and scores that separate memorised images from class averages."""
 
 import dataclasses
 

@@ -78,19 +78,21 @@ def test_quoted_rows_are_not_run(tmp_path):
     assert "not run here" in result.note
 
 
-def test_calibration_tells_the_honest_from_the_boastful():
+def test_calibration_error_is_larger_for_overconfident_predictions():
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.5, 1, 20_000)
-    honest = np.stack([sure, 1 - sure], axis=1)
+    calibrated = np.stack([sure, 1 - sure], axis=1)
     labels = (rng.random(20_000) > sure).astype(int)
     # Each bin's accuracy has a standard deviation of at most 0.8 points.
-    assert mnist_chains.calibration_error_percent(honest, labels) < 2
+    assert mnist_chains.calibration_error_percent(calibrated, labels) < 2
     odds = (sure / (1 - sure)) ** 3
-    boastful = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
-    assert mnist_chains.calibration_error_percent(boastful, labels) > 10
-    likelihoods = [mnist_chains.negative_log_likelihood(p, labels) for p in (honest, boastful)]
+    overconfident = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
+    assert mnist_chains.calibration_error_percent(overconfident, labels) > 10
+    likelihoods = [
+        mnist_chains.negative_log_likelihood(each, labels) for each in (calibrated, overconfident)
+    ]
     assert likelihoods[0] < likelihoods[1]
-    bins = mnist_chains.reliability(boastful, labels)
+    bins = mnist_chains.reliability(overconfident, labels)
     assert bins.share.sum() == pytest.approx(1)
     assert (bins.accuracy < bins.confidence)[-3:].all()
 
