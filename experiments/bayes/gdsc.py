@@ -302,25 +302,24 @@ EXPERIMENT = Experiment(
     title="Drug sensitivity of cancer cell lines",
     source="Honkela (2017), slides; Honkela et al. (2018)",
     description=(
-        "For each drug a linear regression predicts how sensitive cancer cell lines are to it, from"
+        "For each drug a linear regression predicts the sensitivity of cancer cell lines to it from"
         " ten features of a line; the score is Spearman's rank correlation over 100 lines held out,"
-        " mean over drugs and random splits. 800 lines are for training, of which a fifth has no"
-        " response to a drug.\n\n"
+        " mean over drugs and random splits. Of the 800 training lines a fifth has no response to a"
+        " drug; whether it has one is taken as public.\n\n"
         "The source's features, the expression of the ten genes most often mutated, cannot be had"
-        " with the lines' identities. Ours are whether the five genes most often mutated are, and"
-        " whether a line is of one of the five most frequent tissues (or the ten genes alone):"
-        " other data, so the source's figures stand beside ours for the order of the methods, not"
-        " for their values. Which genes and tissues are frequent, and how frequent, is taken as"
-        " public.\n\n"
+        " with the lines' identities. Here they are whether each of the five genes most often"
+        " mutated is, and whether a line is of one of the five most frequent tissues (or the ten"
+        " genes alone): other data, so the source's figures are comparable in the order of the"
+        " methods, not in their values. Which genes and tissues are frequent, and how frequent, is"
+        " taken as public.\n\n"
         "Projected: features are shortened to norm 1 and responses clipped at 1.5 around a private"
         " mean, then X^T X and X^T y are released with Gaussian noise. No projection: the same with"
         " bounds at the data's extremes. Output perturbation adds the noise to the ridge solution,"
         " objective perturbation (in the source, the functional mechanism) to the objective. All"
         " spend a tenth of the budget on the mean.\n\n"
         "ε and δ = 1e-5 are for one drug's model, as in the source; neighbours replace one line."
-        " All drugs are fitted to the same lines, and for their models together the ε in the last"
-        " columns holds, which is hardly any protection. Whether a line has a response to a drug is"
-        " taken as public."
+        " All drugs are fitted to the same lines: for their models together the ε in the last"
+        " columns holds, which is hardly any protection."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -321,18 +321,17 @@ EXPERIMENT = Experiment(
     source="Li, Chen and Liu (2017), slides, motivation figure",
     description=(
         "Fredrikson, Jha and Ristenpart (2015) draw a face from a classifier by climbing its"
-        " confidence in a person; the slides open with their picture. Faces are not at hand: here"
-        " the classes are MNIST's ten digits, and each class is one 'person' with a few images (10)"
-        " or with many (1,000; 2,500 in the paper profile). The model is a softmax regression;"
-        " without privacy its posterior mode, privately the mean of an SGLD chain at temperature 1"
-        " under the same prior, with the largest step size that is certified at ε = 1, δ = 1e-5"
-        " (neighbours differ by one image).\n\n"
-        "The attack starts from a blank image, uses only the model, and stops where the model is"
-        " 99 % sure. Correlations, over pixels and averaged over the ten classes, are with the mean"
-        " of the class's images that the model was trained on ('own'), with the mean of as many"
-        " images that it never saw ('others'), and with the most similar one of either kind"
-        " ('nearest'). Recognised: pictures that are more like their class's mean (of others) than"
-        " like another's. Smoothed: after a Gaussian blur of one pixel."
+        " confidence in a person. Faces are not at hand: here the classes are MNIST's ten digits,"
+        " each with a few images (10) or with many (1,000; 2,500 in the paper profile). The model"
+        " is a softmax regression: without privacy its posterior mode, privately the mean of an"
+        " SGLD chain at temperature 1 under the same prior, with the largest step size that is"
+        " certified at ε = 1, δ = 1e-5 (neighbours differ by one image).\n\n"
+        "The attack starts from a blank image, uses the model alone, and stops where the model is"
+        " 99 % sure. Correlations, over pixels and averaged over the classes, are with the mean of"
+        " the class's images that the model was trained on ('own'), with the mean of as many images"
+        " that were held out ('others'), and with the most similar one of either kind ('nearest')."
+        " Recognised: pictures more like their class's mean (of others) than like another's."
+        " Smoothed: after a Gaussian blur of one pixel."
     ),
     rows=_rows,
     run_row=_run_row,
