@@ -31,7 +31,8 @@ from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import grid, group_by, make_rows
+from experiments.lib.sweeps import grid, make_rows
+from experiments.lib.verdicts import group_by
 
 _EPSILON, _DELTA = 1.0, 1e-4
 _NUM_RECORDS, _NUM_FEATURES = 4_878, 10

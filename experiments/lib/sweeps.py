@@ -1,4 +1,4 @@
-"""Sweeps: rows from grids of settings, records by setting, and statistics of repeated runs."""
+"""Sweeps: rows from grids of settings, and statistics of repeated runs."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,18 +45,6 @@ def make_rows(
     """
     settings = [{**(common or {}), **point} for point in points]
     return [Row(name.format(**each), each, source or {}) for each in settings]
-
-
-def group_by(records: Iterable[Record], setting: str) -> dict[Any, list[Record]]:
-    """Returns the records by the value of a setting, in order of appearance.
-
-    Records without the setting are left out.
-    """
-    groups: dict[Any, list[Record]] = {}
-    for record in records:
-        if setting in record.settings:
-            groups.setdefault(record.settings[setting], []).append(record)
-    return groups
 
 
 def column(records: Iterable[Record], name: str) -> list[Any]:

@@ -1,7 +1,8 @@
 """Sentences of the report that compare what a source claims with what is measured and certified."""
 
 from collections.abc import Callable, Sequence
-from decimal import ROUND_CEILING
+from decimal import ROUND_CEILING, ROUND_FLOOR
+from typing import Any
 
 from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record
@@ -14,6 +15,15 @@ def format_upper_bound(value: float) -> str:
     ('2.354', '∞')
     """
     return format_value(value, rounding=ROUND_CEILING)
+
+
+def format_lower_bound(value: float) -> str:
+    """Writes a lower bound, rounded down.
+
+    >>> format_lower_bound(2.35382)
+    '2.353'
+    """
+    return format_value(value, rounding=ROUND_FLOOR)
 
 
 def judge_claim(claim: float, certified: float) -> str:
@@ -38,13 +48,27 @@ def when_run(
     by_row = {record.row: record for record in records}
     if not set(rows) <= set(by_row):
         return []
-    remarks = say(*(by_row[row] for row in rows))
-    return [remarks] if isinstance(remarks, str) else list(remarks)
+    said = say(*(by_row[row] for row in rows))
+    return [said] if isinstance(said, str) else list(said)
 
 
 def rows_where(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:
     """The names of the rows for which something holds, separated by semicolons."""
     return "; ".join(record.row for record in records if holds(record))
+
+
+def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]:
+    """The records by the value of a setting, in order of appearance; without it they are left out.
+
+    Args:
+      records: of one experiment.
+      setting: its name; values must be hashable.
+    """
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        if setting in record.settings:
+            groups.setdefault(record.settings[setting], []).append(record)
+    return groups
 
 
 def largest_deviation(records: Sequence[Record], names: Sequence[str] = ()) -> float:

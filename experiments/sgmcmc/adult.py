@@ -19,8 +19,8 @@ from dpjax.datasets import Dataset, Split
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import column, grid, group_by, make_rows
-from experiments.lib.verdicts import format_upper_bound, when_run
+from experiments.lib.sweeps import column, grid, make_rows
+from experiments.lib.verdicts import format_upper_bound, group_by, when_run
 from experiments.sgmcmc.adult_methods import (
     DELTA,
     LEAST_LOG_LIKELIHOOD,

@@ -25,8 +25,8 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import column, group_by
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.sweeps import column
+from experiments.lib.verdicts import format_upper_bound, group_by
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 DELTA = 1e-5

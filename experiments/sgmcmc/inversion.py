@@ -22,8 +22,7 @@ from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
 from dpjax.datasets import Dataset
 from experiments.lib.figures import new_figure
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.sweeps import group_by
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.verdicts import format_upper_bound, group_by
 
 NUM_CLASSES = 10
 OWN, OTHERS = "correlation, own mean", "correlation, others' mean"
