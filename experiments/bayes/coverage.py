@@ -48,18 +48,13 @@ _LINES = {"noise-aware": CERTIFIED, "naive": PALETTE[1], "exact": MEASURED}
 
 @dataclass(frozen=True)
 class Settings:
-    """How data sets are drawn, released and fitted.
+    """Size of the data sets, budget of their release, and length of the chains.
 
     Attributes:
       num_examples: n, public: neighbours replace a record.
       num_features: each uniform on an interval around zero, of norm one at most together.
       y_size: bound on the targets, four of their standard deviations.
-      epsilon: of the release.
-      delta: likewise.
       num_data_sets: each with coefficients and a variance of its own, drawn from the prior.
-      num_draws: of the sampler.
-      num_warmup: likewise.
-      seed: of everything.
     """
 
     num_examples: int
@@ -98,7 +93,7 @@ def _certificate(*release: Any) -> Certificate:
 
 
 class Simulated(NamedTuple):
-    """Data sets: exact and released statistics, coefficients, and a new record of each."""
+    """Exact and released statistics, coefficients and a new record of each data set."""
 
     exact: RegressionStatistics
     released: RegressionStatistics

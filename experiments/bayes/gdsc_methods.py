@@ -175,7 +175,7 @@ class ObjectivePerturbation:
 
 @dataclass(frozen=True)
 class Settings:
-    """How one method is run on every drug.
+    """Settings of one method, the same for every drug; epsilon and delta are of one drug's model.
 
     Attributes:
       method: a key of ``METHODS``, or ``"none"`` for no noise.
@@ -186,11 +186,8 @@ class Settings:
       y_range: in which responses are summed for their mean, in ln micromoles.
       mean_share: of the budget, for the mean: of mu^2, or of epsilon.
       ridge: added to X^T X, in units of the bounds.
-      epsilons: of one drug's model.
       sizes: numbers of training lines, those without a response among them.
-      delta: of one drug's model.
       num_repeats: random splits.
-      seed: of splits and noise.
     """
 
     method: str

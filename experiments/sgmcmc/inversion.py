@@ -42,12 +42,7 @@ class Settings:
     Attributes:
       per_class: how many images of each class it is trained on.
       epsilon: of the private chain; None for the model without privacy.
-      num_steps: of the chain.
-      sampling_rate: of its batches.
-      delta: at which epsilon is read.
-      l2_clip: bound on one image's gradient.
       prior_std: standard deviation of the Gaussian prior on every weight.
-      seed: of the batches and the noise.
     """
 
     per_class: int

@@ -46,14 +46,13 @@ class MnistMLP(nn.Module):
 
 @dataclass(frozen=True)
 class Settings:
-    """How one row is run; what a method does not use is ignored.
+    """Settings of one row; a method ignores those that it does not use.
 
     Attributes:
       method: one of the names above.
       data: ``"mnist"`` or ``"digits"``.
       network: ``"MLP"`` or ``"CNN"``.
       num_steps: T, as this profile runs.
-      delta: at which epsilon is read.
       batch_size: mean of the Poisson draw; of a plain run, the size of every batch.
       step_size: eta of a chain.
       l2_clip: L, the bound on one image's gradient.
@@ -63,7 +62,6 @@ class Settings:
       learning_rate: of the point estimates.
       prior_std: standard deviation of the Gaussian prior on every weight.
       num_kept: states that predictions average over, spread over the chain's second half.
-      seed: of the parameters, the batches and the noise.
     """
 
     method: str
