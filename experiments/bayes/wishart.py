@@ -25,7 +25,7 @@ from dpjax.bayes.regression import (
     sheffet_degrees_of_freedom,
     sufficient_statistics,
 )
-from experiments.bayes.attack_rates import (
+from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
     attacked_epsilon,

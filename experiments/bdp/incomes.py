@@ -19,8 +19,8 @@ from scipy.special import ndtri
 
 import dpjax
 from dpjax import bdp
-from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
+from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import percent

@@ -19,9 +19,9 @@ from scipy.special import logsumexp, ndtri
 
 from dpjax.accounting import moments_accountant
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
-from experiments.bayes.attack_rates import clopper_pearson
 from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
+from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.sweeps import MeanAndError, quantiles
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]

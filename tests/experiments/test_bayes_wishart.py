@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from experiments.bayes import wishart
-from experiments.bayes.attack_rates import Counts, attacked_epsilon, clopper_pearson
+from experiments.lib.attack_rates import Counts, attacked_epsilon, clopper_pearson
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
