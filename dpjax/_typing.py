@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import chex
 import jax
 import numpy as np
+import numpy.typing as npt
 
 # One typed JAX key.
 PRNGKey: TypeAlias = jax.Array
@@ -26,6 +27,9 @@ else:
     Numeric = chex.Numeric
     ArrayTree = chex.ArrayTree
     Params = chex.ArrayTree
+
+# ``(low, high)``: a number each, or an array with one for each entry of a record.
+Bounds: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 
 # A clip bound: a number, or a prefix of the parameter tree with one number for each group.
 ClipBound: TypeAlias = Numeric | Iterable["ClipBound"] | Mapping[Any, "ClipBound"]

@@ -3,20 +3,22 @@
 import math
 import operator
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import ArrayTree, PRNGKey
 
-def check(ok: bool, name: str, value: Any, allowed: str) -> None:
+
+def check(ok: bool, name: str, value: object, allowed: str) -> None:
     """Raises ``ValueError`` naming the argument, its value and what is allowed, unless ``ok``."""
     if not ok:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Whether ``value`` is a tracer, which has no concrete value."""
     return isinstance(value, jax.core.Tracer)
 
@@ -53,7 +55,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     check(value in choices, name, value, "one of " + ", ".join(map(repr, choices)))
 
 
-def as_key(key: Any, name: str = "key") -> jax.Array:
+def as_key(key: object, name: str = "key") -> PRNGKey:
     """Returns ``key`` as a typed JAX key; accepts a typed key or a raw uint32 one.
 
     Raises:
@@ -71,7 +73,7 @@ def as_key(key: Any, name: str = "key") -> jax.Array:
     )
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> TypeGuard[PRNGKey]:
     """Whether ``value`` is one typed JAX key."""
     return (
         isinstance(value, jax.Array)
@@ -80,49 +82,74 @@ def is_key(value: Any) -> bool:
     )
 
 
-def as_floats(value: Any) -> jax.Array:
-    """Returns ``value`` as an array of floats; float dtypes are kept.
+def check_unmasked(name: str, value: object) -> None:
+    """Raises ValueError for a numpy masked array, whose mask JAX and ``numpy.asarray`` drop."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(
+            f"{name} must be an array without a mask, got a numpy masked array, of which the masked"
+            " entries would be used too: fill them (numpy.ma.filled) or leave them out"
+        )
+
+
+def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
+    """Returns ``value`` as an array of real numbers, without rounding.
+
+    Args:
+      value: a number or an array, a pandas Series or DataFrame, or a list. JAX arrays are returned
+        as they are.
+      name: of the argument, for the error.
+
+    Returns:
+      A JAX array, or a numpy array of booleans, integers or floats; of Python numbers, with dtype
+      object, where a number does not fit into the integers or floats of 64 bits.
+
+    Raises:
+      ValueError: for complex numbers, strings, objects, keys, floats of more than 64 bits, lists of
+        unequal lengths, and masked arrays, whose mask would be lost.
+    """
+    allowed = "real numbers: integers, booleans or floats of at most 64 bits"
+    is_list = isinstance(value, list | tuple)
+    leaves = jax.tree.leaves(value) if is_list else [value]
+    for leaf in leaves:
+        check_unmasked(name, leaf)
+    try:
+        if is_list and any(map(is_traced, leaves)):
+            value = jnp.asarray(value)
+        elif is_list:
+            value = jax.tree.map(
+                lambda x: np.asarray(x).tolist() if isinstance(x, jax.Array) else x, value
+            )
+            if any(isinstance(leaf, int) and abs(leaf) > 2**53 for leaf in leaves):
+                value = np.array(value, object)  # numpy would round integers beside floats
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:  # of rows of unequal lengths, keys
+        raise ValueError(f"{name} must be {allowed}: {error}") from error
+    if array.dtype == object:
+        numbers = [entry.item() if hasattr(entry, "item") else entry for entry in array.ravel()]
+        exact = np.empty(len(numbers), object)
+        exact[:] = numbers
+        check(all(isinstance(n, int | float) for n in numbers), name, array.dtype, allowed)
+        return exact.reshape(array.shape)
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    real = any(jnp.issubdtype(array.dtype, kind) for kind in kinds) and array.dtype.itemsize <= 8
+    check(real, name, array.dtype, allowed)
+    return array
+
+
+def as_floats(value: Any, name: str = "value") -> jax.Array:
+    """Returns ``value`` as a JAX array of floats; float dtypes are kept.
 
     Integers of numpy and Python become floats first: JAX would wrap or reject those beyond 32 bits,
     and one record that causes an overflow would change a number by 2^32.
-    """
-    if isinstance(value, int | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "iu":
-        value = np.asarray(value, np.float64)
-    value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
-
-
-def as_numeric(value: Any, name: str) -> Any:
-    """Returns a pandas Series or DataFrame as a numpy array; other values as they are.
 
     Raises:
-      ValueError: for arrays that hold no numbers (objects, strings, dates), naming the dtype.
+      ValueError: as for `as_numbers`.
     """
-    if hasattr(value, "to_numpy"):
-        value = value.to_numpy()
-    if isinstance(value, np.ndarray) and not jax.dtypes.issubdtype(value.dtype, np.number):
-        check(value.dtype == bool, name, value.dtype, "an array of numbers or booleans")
-    return value
-
-
-def as_real(name: str, value: Any) -> jax.Array:
-    """Returns an array of floats from anything that `numpy.asarray` converts to reals.
-
-    Raises:
-      TypeError: for complex numbers, strings, objects, and lists of unequal lengths.
-    """
-    if not isinstance(value, jax.Array):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:
-            raise TypeError(f"{name} must be an array of real numbers: {error}") from error
-    kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
-        raise TypeError(
-            f"{name} must be an array of real numbers (floats, integers or bools), got dtype"
-            f" {value.dtype}"
-        )
-    return as_floats(value)
+    numbers = as_numbers(value, name)
+    if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iuO":
+        numbers = numbers.astype(np.float64)
+    array = jnp.asarray(numbers)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
 def as_seed(seed: Any, name: str = "seed") -> int:
@@ -134,7 +161,7 @@ def as_seed(seed: Any, name: str = "seed") -> int:
     return operator.index(seed)
 
 
-def batch_length(batch: Any, name: str = "batch") -> int:
+def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     """Returns the length of the leading axis shared by every leaf of ``batch``."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     check(bool(leaves), name, batch, "a tree with at least one array")
@@ -150,7 +177,7 @@ def batch_length(batch: Any, name: str = "batch") -> int:
     return next(iter(lengths.values()))
 
 
-def _without_secrets(value: Any) -> str:
+def _without_secrets(value: object) -> str:
     """``repr``, but only dtype and shape of an array, which may be a key."""
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array of dtype {value.dtype} and shape {value.shape}"

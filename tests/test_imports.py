@@ -64,7 +64,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"sklearn.*pip install 'dpjax\[data\]'"):
-        dpjax.datasets.diabetes.read_diabetes()
+        dpjax.datasets.uci.read_diabetes()
 
 
 def test_other_import_errors_pass_unchanged():

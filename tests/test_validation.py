@@ -210,3 +210,62 @@ def test_floats_keep_their_dtype_and_booleans_become_floats(dtype):
     assert validation.as_floats(jnp.ones(2, dtype)).dtype == dtype
     assert validation.as_floats(np.ones(2, dtype)).dtype == dtype
     assert validation.as_floats(jnp.array([True, False])).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (3, "int64"),
+        (True, "bool"),
+        (0.5, "float64"),
+        (2**63, "uint64"),
+        (2**64, "object"),
+        ([1, 2.5], "float64"),
+        ([2**53 + 1, 2.5], "object"),
+        ([[2**63], [-1]], "object"),
+        (np.ones(2, np.float16), "float16"),
+    ],
+    ids=repr,
+)
+def test_numbers_are_not_rounded(value, dtype):
+    numbers = validation.as_numbers(value)
+    assert numbers.dtype == dtype
+    assert numbers.tolist() == (value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+def test_arrays_of_jax_stay_as_they_are():
+    array = jnp.ones(2, jnp.bfloat16)
+    assert validation.as_numbers(array) is array
+    assert validation.as_numbers([jnp.float32(1), 2**70]).tolist() == [1.0, 2**70]
+    assert jax.jit(lambda x: validation.as_numbers([x, 2.0]))(1.0).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1j,
+        "3",
+        ["a"],
+        [1, None],
+        [[1.0], [1.0, 2.0]],
+        np.array([1, "x"], object),
+        np.longdouble(1),
+        jax.random.key(0),
+        [jax.random.key(0)],
+        jnp.ones(2, complex),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
+def test_what_is_no_real_number_is_refused(convert, value):
+    with pytest.raises(ValueError, match=r"^level must be real numbers: integers, booleans"):
+        convert(value, "level")
+
+
+@pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
+def test_masked_arrays_are_refused(convert):
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    for value in (masked, [masked, masked], [1.0, np.ma.masked]):
+        with pytest.raises(ValueError, match=r"^level must be an array without a mask"):
+            convert(value, "level")
+    assert convert(masked.filled(0.0), "level").tolist() == [1.0, 0.0]

@@ -7,21 +7,23 @@ import. Where the data are not available, a loader returns a stand-in with ``is_
 from collections.abc import Callable
 
 from dpjax._validation import check_choice
-from dpjax.datasets.abalone import load_abalone
-from dpjax.datasets.adult import load_adult
-from dpjax.datasets.adult_attributes import load_adult_attributes
-from dpjax.datasets.base import Dataset, Range, RatingsDataset, RegressionDataset, Split
+from dpjax.datasets.adult import load_adult, load_adult_attributes
+from dpjax.datasets.base import (
+    Dataset,
+    Range,
+    RatingsDataset,
+    RegressionDataset,
+    Split,
+    fingerprint,
+)
 from dpjax.datasets.cifar10 import load_cifar10
-from dpjax.datasets.digits import load_digits
-from dpjax.datasets.fingerprint import fingerprint
 from dpjax.datasets.formats import read_idx, read_libsvm
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
 from dpjax.datasets.imdb import load_imdb
-from dpjax.datasets.mnist import load_mnist
-from dpjax.datasets.movielens import load_movielens
-from dpjax.datasets.restaurants import load_restaurants
+from dpjax.datasets.mnist import load_digits, load_mnist
+from dpjax.datasets.movielens import load_movielens, load_restaurants
 from dpjax.datasets.sources import CorruptedFileError
-from dpjax.datasets.wine import load_wine
+from dpjax.datasets.uci import load_abalone, load_wine
 
 __all__ = [
     "CorruptedFileError",

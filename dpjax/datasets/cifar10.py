@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from dpjax._extras import requires_extra
 from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.digits import load_digits
+from dpjax.datasets.mnist import load_digits
 from dpjax.datasets.sources import (
     CorruptedFileError,
     RawFile,
@@ -81,20 +80,16 @@ def _from_host() -> Dataset:
 
 def _from_binary(data: bytes, source: str) -> Dataset:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        train = b"".join(_member(archive, name) for name in _TRAIN_FILES)
-        test = _member(archive, "test_batch.bin")
-    return _cifar10(_split_of_bytes(train), _split_of_bytes(test), source)
-
-
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file: Any = archive.extractfile(f"{_FOLDER}/{name}")
-    return file.read()
-
-
-def _split_of_bytes(data: bytes) -> Split:
-    """Each image is its label, then 32x32 reds, greens and blues."""
-    table = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-    return _split(table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), table[:, 0])
+        splits = []
+        for names in (_TRAIN_FILES, ("test_batch.bin",)):
+            files: list[Any] = [archive.extractfile(f"{_FOLDER}/{name}") for name in names]
+            data = b"".join(file.read() for file in files)
+            # Each image is its label, then 32x32 reds, greens and blues.
+            table = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+            images = table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            splits.append(_split(images, table[:, 0]))
+    train, test = splits
+    return _cifar10(train, test, source)
 
 
 def _from_jpeg(data: bytes, source: str) -> Dataset:
@@ -104,35 +99,31 @@ def _from_jpeg(data: bytes, source: str) -> Dataset:
 
 
 def _split_of_jpegs(arrays: Any, part: str) -> Split:
-    files, offsets = arrays[f"{part}_jpeg"].tobytes(), arrays[f"{part}_offsets"]
-    order = np.random.default_rng(_SEED).permutation(len(offsets) - 1)
-    images = [_decode(files[offsets[i] : offsets[i + 1]]) for i in order]
-    return _split(np.stack(images), arrays[f"{part}_labels"][order])
-
-
-def _decode(file: bytes) -> np.ndarray:
     with requires_extra("data"):
         from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(file)))
+    files, offsets = arrays[f"{part}_jpeg"].tobytes(), arrays[f"{part}_offsets"]
+    order = np.random.default_rng(_SEED).permutation(len(offsets) - 1)
+    encoded = [io.BytesIO(files[offsets[i] : offsets[i + 1]]) for i in order]
+    images = np.stack([np.asarray(Image.open(file)) for file in encoded])
+    return _split(images, arrays[f"{part}_labels"][order])
 
 
 def _from_tfds() -> Dataset:
     if not tfds.is_prepared("cifar10"):
         raise UnavailableError(f"{tfds.data_dir()} holds no copy of cifar10 prepared by TFDS")
-    version, (train, test) = tfds.read_prepared("cifar10", ("train", "test"))
-    if (len(train), len(test)) != (_NUM_TRAIN, _NUM_TEST):
+    version, parts = tfds.read_prepared("cifar10", ("train", "test"))
+    lengths = tuple(map(len, parts))
+    if lengths != (_NUM_TRAIN, _NUM_TEST):
         raise CorruptedFileError(
-            f"the prepared copy of cifar10 in {tfds.data_dir()} holds {len(train)} +"
-            f" {len(test)} images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it"
-            " again"
+            f"the prepared copy of cifar10 in {tfds.data_dir()} holds {lengths[0]} + {lengths[1]}"
+            f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
         )
-    return _cifar10(_split_of_records(train), _split_of_records(test), f"TFDS {version}")
-
-
-def _split_of_records(records: Sequence[dict[str, np.ndarray]]) -> Split:
-    images = np.stack([record["image"] for record in records])
-    return _split(images, np.array([record["label"] for record in records]))
+    train, test = (
+        _split(np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
+        for part in parts
+    )
+    return _cifar10(train, test, f"TFDS {version}")
 
 
 def _split(images: np.ndarray, labels: np.ndarray) -> Split:
@@ -154,17 +145,16 @@ def _cifar10(train: Split, test: Split, source: str, encoding: str = "") -> Data
 
 def _stand_in() -> Dataset:
     digits = load_digits()
+    train, test = (  # from (n, 28, 28, 1) to (n, 32, 32, 3)
+        Split(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1), y)
+        for x, y in (digits.train, digits.test)
+    )
     return replace(
         digits,
-        train=Split(_pad_to_rgb(digits.train.x), digits.train.y),
-        test=Split(_pad_to_rgb(digits.test.x), digits.test.y),
+        train=train,
+        test=test,
         source="scikit-learn digits (stand-in)",
         is_stand_in=True,
         note="This is not CIFAR-10, which was not available: scikit-learn's digits, grey and framed"
         f" to 32x32, stand in for it, so no number here is one of CIFAR-10. {digits.note}",
     )
-
-
-def _pad_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Turns (n, 28, 28, 1) into (n, 32, 32, 3)."""
-    return np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1)

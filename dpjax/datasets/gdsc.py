@@ -4,20 +4,13 @@ import csv
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from dpjax._extras import requires_extra
 from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.sources import (
-    CorruptedFileError,
-    RawFile,
-    fetch_raw,
-    find_raw,
-    first_available,
-    read_raw,
-)
+from dpjax.datasets.sources import CorruptedFileError, RawFile, first_raw, read_raw
 
 _HOST = (
     "https://raw.githubusercontent.com/CancerRxGene/gdsctools/"
@@ -89,15 +82,7 @@ def load_gdsc() -> DrugResponses:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two files and not the other.
       CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
-    return cast(DrugResponses, first_available((_from_data_dir, _from_host, _stand_in)))
-
-
-def _from_data_dir() -> DrugResponses:
-    return _gdsc(find_raw("gdsc", _FILES), "raw files in DPJAX_DATA_DIR")
-
-
-def _from_host() -> DrugResponses:
-    return _gdsc(fetch_raw("gdsc", _FILES, _HOST), "copy in gdsctools")
+    return first_raw("gdsc", _FILES, _HOST, _gdsc, _stand_in, host_name="copy in gdsctools")
 
 
 def _gdsc(folder: Path, source: str) -> DrugResponses:

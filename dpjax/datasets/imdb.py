@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax.datasets import preprocessing, tfds
 from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.digits import load_digits
+from dpjax.datasets.mnist import load_digits
 from dpjax.datasets.sources import (
     CorruptedFileError,
     RawFile,
@@ -88,7 +88,14 @@ def load_imdb() -> Dataset:
       FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two texts and not the other.
       CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
-    return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
+    return first_available(
+        (
+            _from_data_dir,
+            _from_tfds,
+            lambda: _from_archive(fetch_raw(_NAME, (_ARCHIVE,), _HOST), "original host"),
+            _stand_in,
+        )
+    )
 
 
 def _from_data_dir() -> Dataset:
@@ -98,15 +105,6 @@ def _from_data_dir() -> Dataset:
         return _from_archive(find_raw(_NAME, (_ARCHIVE,)), "original archive in DPJAX_DATA_DIR")
     train, test = (_read_json(folder, file) for file in _JSON_FILES)
     return _imdb(train, test, "raw files in DPJAX_DATA_DIR")
-
-
-def _from_host() -> Dataset:
-    return _from_archive(fetch_raw(_NAME, (_ARCHIVE,), _HOST), "original host")
-
-
-def _from_archive(folder: Path, source: str) -> Dataset:
-    reviews = _read_archive(read_raw(folder, _ARCHIVE))
-    return _imdb(reviews["train"], reviews["test"], source)
 
 
 def _from_tfds() -> Dataset:
@@ -132,27 +130,36 @@ def _read_json(folder: Path, file: RawFile) -> list[_Review]:
     return [_Review(_LABELS[label], review) for label, _, _, review in records]
 
 
-def _read_archive(data: bytes) -> dict[str, list[_Review]]:
-    """Returns each split's reviews, by label and then by number."""
+def _from_archive(folder: Path, source: str) -> Dataset:
+    """Reads the original archive; each split by label, and then by number."""
     found: dict[str, dict[tuple[int, int], _Review]] = {split: {} for split in _SPLITS}
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r|gz") as archive:
+    data = io.BytesIO(read_raw(folder, _ARCHIVE))
+    with tarfile.open(fileobj=data, mode="r|gz") as archive:
         for member in archive:
             name = _MEMBER.fullmatch(member.name)
             if name and (file := archive.extractfile(member)):
                 label = _LABELS[name[2]]
                 review = _Review(label, file.read().decode("utf-8"))
                 found[name[1]][label, int(name[3])] = review
-    return {split: [reviews[key] for key in sorted(reviews)] for split, reviews in found.items()}
+    train, test = ([found[split][key] for key in sorted(found[split])] for split in _SPLITS)
+    return _imdb(train, test, source)
 
 
 def _imdb(train: list[_Review], test: list[_Review], source: str) -> Dataset:
     train_words = [preprocessing.split_words(review.text) for review in train]
     ids = preprocessing.build_vocabulary(train_words, NUM_TOKENS)
     test_words = (preprocessing.split_words(review.text) for review in test)
+    splits = [
+        Split(
+            preprocessing.encode_texts(words, ids, _LENGTH),
+            np.array([review.label for review in reviews], np.int32),
+        )
+        for words, reviews in ((train_words, train), (test_words, test))
+    ]
     return Dataset(
         name="imdb",
-        train=Split(preprocessing.encode_texts(train_words, ids, _LENGTH), _labels(train)),
-        test=Split(preprocessing.encode_texts(test_words, ids, _LENGTH), _labels(test)),
+        train=splits[0],
+        test=splits[1],
         source=source,
         is_stand_in=False,
         num_classes=2,
@@ -160,10 +167,6 @@ def _imdb(train: list[_Review], test: list[_Review], source: str) -> Dataset:
         f" last {_LENGTH} tokens of each. The vocabulary (the {len(ids):,} most frequent words) is"
         " computed from the private training reviews and taken as public, as by the source.",
     )
-
-
-def _labels(reviews: list[_Review]) -> np.ndarray:
-    return np.array([review.label for review in reviews], np.int32)
 
 
 def _stand_in() -> Dataset:

@@ -1,16 +1,15 @@
-"""MovieLens 1M: a million ratings of films."""
+"""Ratings: a million of films (MovieLens 1M), and 1,161 of restaurants, shipped with dpjax."""
 
 import io
 import os
 import zipfile
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from dpjax.datasets.base import RatingsDataset, split_ratings
-from dpjax.datasets.restaurants import load_restaurants
 from dpjax.datasets.sources import (
     DATA_DIR,
     CorruptedFileError,
@@ -54,7 +53,46 @@ def load_movielens() -> RatingsDataset:
     Raises:
       CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
-    return cast(RatingsDataset, first_available((_from_data_dir, _from_host, _stand_in)))
+    return first_available(
+        (
+            _from_data_dir,
+            lambda: _from_zip(fetch_raw("movielens", (_ZIP,), _HOST), "original host"),
+            _stand_in,
+        )
+    )
+
+
+def load_restaurants() -> RatingsDataset:
+    """Returns the overall ratings, 0 to 2, of 130 restaurants by 138 consumers in Mexico.
+
+    929 ratings for training and 232 for testing, in a split of our own; users and items are
+    numbered in the order of the source's identifiers. Nothing is read but a file of this package.
+
+    Source: R. Medellín and J. Serna, "Restaurant & consumer data", UCI Machine Learning Repository
+    (2011), doi:10.24432/C5DP41, licensed under CC BY 4.0; of it we carry the overall ratings alone.
+
+    >>> restaurants = load_restaurants()
+    >>> restaurants.train.x.shape, restaurants.num_users, restaurants.num_items
+    ((929, 2), 138, 130)
+    """
+    text = resources.files("dpjax.datasets").joinpath("restaurants.csv").read_text(encoding="utf-8")
+    ratings = np.loadtxt(text.splitlines(), np.int64, delimiter=",", skiprows=4)
+    (users, user), (items, item) = (
+        np.unique(column, return_inverse=True) for column in ratings.T[:2]
+    )
+    train, test = split_ratings(np.column_stack([user, item]), ratings[:, 2])
+    return RatingsDataset(
+        name="restaurant ratings",
+        train=train,
+        test=test,
+        source="UCI Restaurant & consumer data",
+        is_stand_in=False,
+        num_classes=3,
+        note=f"UCI Restaurant & consumer data: {len(train.y):,} training and {len(test.y):,} test"
+        " ratings from 0 to 2.",
+        num_users=len(users),
+        num_items=len(items),
+    )
 
 
 def _from_data_dir() -> RatingsDataset:
@@ -68,10 +106,6 @@ def _from_data_dir() -> RatingsDataset:
         if (folder / _ZIP.name).exists():
             return _from_zip(folder, source)
     raise UnavailableError(f"{DATA_DIR}={root} holds no raw file of movielens")
-
-
-def _from_host() -> RatingsDataset:
-    return _from_zip(fetch_raw("movielens", (_ZIP,), _HOST), "original host")
 
 
 def _from_zip(folder: Path, source: str) -> RatingsDataset:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.error import HTTPError
 
 from tqdm import tqdm
@@ -25,6 +25,8 @@ from dpjax.datasets.base import Dataset
 
 DATA_DIR = "DPJAX_DATA_DIR"
 """The environment variable that names a folder of raw files already downloaded."""
+
+D = TypeVar("D", bound=Dataset)
 
 _LOGGER = logging.getLogger(__name__)
 _SECONDS_TO_CONNECT = 5.0
@@ -43,7 +45,21 @@ class CorruptedFileError(ValueError):
     """Data differ from those published: truncated, altered or unreadable."""
 
 
-def first_available(sources: Sequence[Callable[[], Dataset]]) -> Dataset:
+class RawFile(NamedTuple):
+    """A published file with its size and checksum.
+
+    Attributes:
+      name: its name at the original host.
+      size: its length in bytes.
+      sha256: the checksum of its bytes, in hexadecimal.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+def first_available(sources: Sequence[Callable[[], D]]) -> D:
     """Returns the data set from the first source that has it.
 
     Its note ends with the reasons why earlier sources were not available. For a stand-in the note
@@ -62,33 +78,52 @@ def first_available(sources: Sequence[Callable[[], Dataset]]) -> Dataset:
     reasons: list[str] = []
     for source in sources:
         try:
-            return _add_reasons(source(), reasons)
+            dataset = source()
         except UnavailableError as error:
             reasons.append(str(error))
+            continue
+        if reasons:
+            note = f"{dataset.note} Sources not available: {'; '.join(reasons)}."
+            dataset = replace(dataset, note=note)
+        if dataset.is_stand_in:
+            _LOGGER.warning(dataset.note)
+        return dataset
     raise UnavailableError("no source of the data is available: " + "; ".join(reasons))
 
 
-def _add_reasons(dataset: Dataset, reasons: Sequence[str]) -> Dataset:
-    if reasons:
-        note = f"{dataset.note} Sources not available: {'; '.join(reasons)}."
-        dataset = replace(dataset, note=note)
-    if dataset.is_stand_in:
-        _LOGGER.warning(dataset.note)
-    return dataset
+def first_raw(
+    name: str,
+    files: Sequence[RawFile],
+    host: str,
+    read: Callable[[Path, str], D],
+    stand_in: Callable[[], D],
+    *,
+    prepared: Callable[[], D] | None = None,
+    host_name: str = "original host",
+) -> D:
+    """Returns data set ``name`` from raw files on this machine, its host, or its stand-in.
 
+    Args:
+      name: the data set's name, as of `find_raw`.
+      files: its raw files.
+      host: the address that the files' names are appended to.
+      read: from a folder that holds the files and a description of the source to the data set.
+      stand_in: returns other data, for when no source is available.
+      prepared: returns a copy prepared by TFDS, which comes before the host.
+      host_name: the description of ``host``.
 
-class RawFile(NamedTuple):
-    """A published file with its size and checksum.
-
-    Attributes:
-      name: its name at the original host.
-      size: its length in bytes.
-      sha256: the checksum of its bytes, in hexadecimal.
+    Raises:
+      FileNotFoundError: as of `find_raw`.
+      CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
-
-    name: str
-    size: int
-    sha256: str
+    return first_available(
+        [
+            lambda: read(find_raw(name, files), f"raw files in {DATA_DIR}"),
+            *([prepared] if prepared else []),
+            lambda: read(fetch_raw(name, files, host), host_name),
+            stand_in,
+        ]
+    )
 
 
 def find_raw(name: str, files: Sequence[RawFile]) -> Path:
@@ -187,28 +222,21 @@ def cache_folder(name: str) -> Path:
 
 def _download(url: str, folder: Path, file: RawFile) -> None:
     try:
-        data = _read(url, file)
-        data = verify_file(data, file, where=url, remedy="try again, or from another network")
+        chunks: list[bytes] = []
+        bar = tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None)
+        # A truncated response is reported by the check of the length.
+        with _open(url) as response, bar, suppress(IncompleteRead):
+            while chunk := response.read(_CHUNK):
+                chunks.append(chunk)
+                bar.update(len(chunk))
+        data = verify_file(
+            b"".join(chunks), file, where=url, remedy="try again, or from another network"
+        )
         _write_atomically(folder / file.name, data)
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()
         raise UnavailableError(f"{url} could not be downloaded: {error}") from error
-
-
-def _read(url: str, file: RawFile) -> bytes:
-    chunks: list[bytes] = []
-    # A truncated response is reported by the check of the length.
-    with _open(url) as response, _progress(file) as bar, suppress(IncompleteRead):
-        while chunk := response.read(_CHUNK):
-            chunks.append(chunk)
-            bar.update(len(chunk))
-    return b"".join(chunks)
-
-
-def _progress(file: RawFile) -> tqdm:
-    """A progress bar, on terminals only."""
-    return tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None)
 
 
 def _open(url: str) -> HTTPResponse:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, ClipBound, LossFn, Params, PRNGKey
 from dpjax._validation import batch_length, check_choice, check_count
@@ -97,7 +98,11 @@ def clipped_grad(
     # Compiled as a whole even if the caller does not use jit.
     @partial(jax.jit, static_argnums=0)
     def compiled(
-        loss_input: LossInput, constants: Any, params: Any, batch: Any, mask: jax.Array
+        loss_input: LossInput,
+        constants: ArrayTree,
+        params: ArrayTree,
+        batch: ArrayTree,
+        mask: jax.Array,
     ) -> tuple[Any, ClippedGradInfo]:
         size = len(mask)
         loss = loss_input.bind(loss_fn, constants)
@@ -129,7 +134,7 @@ def clipped_grad(
     return clipped_sum_of
 
 
-def _as_mask(mask: Any, size: int) -> jax.Array:
+def _as_mask(mask: npt.ArrayLike | None, size: int) -> jax.Array:
     if mask is None:
         return jnp.ones(size, bool)
     mask = jnp.asarray(mask)

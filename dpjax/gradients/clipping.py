@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpjax._typing import ArrayTree, ClipBound
+from dpjax._typing import ArrayTree, ClipBound, Numeric
 from dpjax._validation import check, check_positive, is_traced
 from dpjax.adjacency import Adjacency, sensitivity_in_clips
 from dpjax.gradients.summation import rounding_margin, sum_in_parts
@@ -40,8 +41,14 @@ class ClippedGradInfo(NamedTuple):
     num_nonfinite: jax.Array
 
 
-def total_l2_clip(l2_clip: ClipBound) -> Any:
-    """The largest L2 norm of one clipped example over the whole tree.
+def total_l2_clip(l2_clip: ClipBound) -> float:
+    """Returns the largest L2 norm of one clipped example over the whole tree.
+
+    Args:
+      l2_clip: a number, or a prefix tree of numbers, one for each group of leaves.
+
+    Raises:
+      ValueError: a bound that is not a finite number of at least 1e-12.
 
     >>> total_l2_clip({"conv": 3.0, "dense": 4.0})
     5.0
@@ -53,7 +60,11 @@ def total_l2_clip(l2_clip: ClipBound) -> Any:
 
 
 def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
-    """L2 sensitivity of a clipped sum: the total clip bound, doubled under replace-one.
+    """Returns the L2 sensitivity of a clipped sum: the total clip bound, doubled in replace-one.
+
+    Args:
+      l2_clip: as in `total_l2_clip`.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
     >>> l2_sensitivity(1.5, "add_remove"), l2_sensitivity(1.5, "replace_one")
     (1.5, 3.0)
@@ -117,7 +128,7 @@ def clip_factors(
 
 
 def clipped_grad_info(
-    norms: Any, losses: jax.Array, mask: jax.Array, finite: jax.Array
+    norms: ArrayTree, losses: jax.Array, mask: jax.Array, finite: jax.Array
 ) -> ClippedGradInfo:
     """The info of a batch, with zeros in the slots that are masked out."""
     return ClippedGradInfo(
@@ -127,7 +138,7 @@ def clipped_grad_info(
     )
 
 
-def clip_factor(norm: jax.Array, bound: Any, num_terms: int = 0) -> jax.Array:
+def clip_factor(norm: jax.Array, bound: Numeric, num_terms: int = 0) -> jax.Array:
     """``min(1, bound / norm)``, and 1 at norm zero; ``bound`` less the margin for a sum."""
     margin = rounding_margin(num_terms, norm.dtype) if num_terms else 0.0
     bound = jnp.asarray(bound, norm.dtype) * (1 / (1 + margin))
@@ -151,7 +162,7 @@ def _checked_bounds(l2_clip: ClipBound) -> list[Any]:
     return bounds
 
 
-def _leaf_groups(structure: Any, tree: Any) -> list[int]:
+def _leaf_groups(structure: jax.tree_util.PyTreeDef, tree: ArrayTree) -> list[int]:
     ids = jax.tree.unflatten(structure, range(structure.num_leaves))
     try:
         return jax.tree.leaves(jax.tree.broadcast(ids, tree))
@@ -187,6 +198,6 @@ def zero_nonfinite(finite: jax.Array, leaf: jax.Array) -> jax.Array:
     return jnp.where(finite.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
 
 
-def accumulator(leaf: Any) -> Any:
+def accumulator(leaf: Any) -> np.dtype:
     """The dtype in which sums over a leaf are accumulated: float32 or wider."""
     return jnp.dtype(jnp.float64 if leaf.dtype == jnp.float64 else jnp.float32)

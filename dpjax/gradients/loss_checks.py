@@ -48,8 +48,8 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
 
 
-def _trace(loss_fn: LossFn, params: ArrayTree, example: Any) -> ClosedJaxpr:
-    linen = _imported("flax.linen")
+def _trace(loss_fn: LossFn, params: ArrayTree, example: ArrayTree) -> ClosedJaxpr:
+    linen: Any = sys.modules.get("flax.linen")  # flax is not imported here
     try:
         with linen.intercept_methods(_refuse_batch_norm) if linen else nullcontext():
             return jax.make_jaxpr(loss_fn)(params, example)
@@ -64,11 +64,6 @@ def _trace(loss_fn: LossFn, params: ArrayTree, example: Any) -> ClosedJaxpr:
         if type(error).__name__ != "TraceContextError" or "BatchStat" not in str(error):
             raise
         raise ValueError(_BATCH_NORM.format(where="an nnx.BatchStat is updated")) from error
-
-
-def _imported(module: str) -> Any:
-    """Returns a module if it is already imported, else None: flax is never imported here."""
-    return sys.modules.get(module)
 
 
 _BATCH_NORM = (
@@ -92,12 +87,12 @@ def _refuse_batch_norm(next_method: Any, args: Any, kwargs: Any, context: Any) -
     return next_method(*args, **kwargs)
 
 
-def _is_batch_stat(node: Any) -> bool:
-    nnx = _imported("flax.nnx")
+def _is_batch_stat(node: object) -> bool:
+    nnx: Any = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.BatchStat)
 
 
-def check_params(params: Any) -> None:
+def check_params(params: ArrayTree) -> None:
     """Raises ValueError for parameters that are not float arrays, or are batch statistics."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat)
     check(bool(leaves), "params", params, "a tree with at least one float array")
@@ -210,19 +205,16 @@ class _Normalisation:
         name, inputs = equation.primitive.name, equation.invars
         of = frozenset[int]().union(*map(self._activations, inputs))
         statistic_of = frozenset[int]().union(*map(self._statistics, inputs))
-        if name in _NORMALISING:
-            self._check(*inputs)
+        pairs = itertools.permutations(inputs, 2) if name in _NORMALISING else ()
+        for statistic, activation in pairs:
+            if self._statistics(statistic) & self._activations(activation):
+                raise ValueError(_BATCH_NORM.format(where="it has length one here"))
         if name in _REDUCTIONS and _over_a_batch_of_one(equation):
             of, statistic_of = frozenset(), of
         elif name not in _ENTRYWISE:
             of, statistic_of = next(self.new_activation) if of | statistic_of else of, frozenset()
         for output in equation.outvars:
             self.of[output], self.statistic_of[output] = of, statistic_of
-
-    def _check(self, left: Any, right: Any) -> None:
-        for statistic, activation in ((left, right), (right, left)):
-            if self._statistics(statistic) & self._activations(activation):
-                raise ValueError(_BATCH_NORM.format(where="it has length one here"))
 
 
 def _over_a_batch_of_one(equation: JaxprEqn) -> bool:

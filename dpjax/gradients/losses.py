@@ -11,7 +11,8 @@ from dpjax._validation import as_key
 
 _RANDOM = (
     "loss_fn draws from the module's own random streams, whose state is the same for every example:"
-    " pass key=, from which each example's streams are then seeded"
+    " pass key= (in train and private_step loss_takes_key=True), with which the streams of each"
+    " example are seeded, and a loss_fn of params, example and key"
 )
 
 
@@ -26,10 +27,10 @@ class LossInput(NamedTuple):
     graphdef: Any
     keyed: bool
 
-    def bind(self, loss_fn: LossFn, constants: Any) -> LossFn:
+    def bind(self, loss_fn: LossFn, constants: ArrayTree) -> LossFn:
         """Returns the loss as a function of trained parameters and one example (with its key)."""
 
-        def loss(params: Any, example: Any) -> jax.Array:
+        def loss(params: ArrayTree, example: Any) -> jax.Array:
             inputs = example if self.keyed else (example,)
             if self.graphdef is None:
                 return loss_fn(params, *inputs)
@@ -42,6 +43,17 @@ def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any,
     """Splits an nnx module into trained parameters and constants; other trees are all trained.
 
     flax is not imported here: if it is not imported yet, ``params`` is no module.
+
+    Args:
+      params: a tree, or an nnx module.
+      wrt: a filter for the variables of the module that are trained; ``None`` for ``nnx.Param``.
+      keyed: whether each example has a key.
+
+    Returns:
+      How the loss is called, the trained parameters, and the constants.
+
+    Raises:
+      ValueError: ``wrt`` is given for a tree.
     """
     nnx: Any = sys.modules.get("flax.nnx")
     if nnx is None or not isinstance(params, nnx.Module):
@@ -63,10 +75,10 @@ def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax
 def _loss_of_module(
     loss_fn: LossFn,
     graphdef: Any,
-    params: Any,
-    constants: Any,
-    example: Any,
-    key: Any = None,
+    params: ArrayTree,
+    constants: ArrayTree,
+    example: ArrayTree,
+    key: PRNGKey | None = None,
 ) -> jax.Array:
     """The loss of a copy of the module, so that changes of its state are discarded."""
     from flax import nnx

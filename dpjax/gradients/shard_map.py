@@ -5,10 +5,13 @@ per-example gradients of different devices before they are clipped. So parameter
 *varying* first.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import numpy.typing as npt
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 
 def varying_axes(tree: Any) -> frozenset[str]:
@@ -20,7 +23,7 @@ def varying_axes(tree: Any) -> frozenset[str]:
     return frozenset[str]().union(*map(_axes, jax.tree.leaves(tree)))
 
 
-def as_varying(tree: Any, axes: frozenset[str]) -> Any:
+def as_varying(tree: T, axes: frozenset[str]) -> T:
     """Returns ``tree`` typed as varying along ``axes``; values do not change.
 
     >>> as_varying(1.5, frozenset())
@@ -34,7 +37,9 @@ def as_varying(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def abstract(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+def abstract(
+    shape: tuple[int, ...], dtype: npt.DTypeLike, axes: frozenset[str]
+) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array that varies along ``axes``, for tracing."""
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)

@@ -6,10 +6,11 @@ two-sum), and every example is clipped to slightly less than its bound: see `rou
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
@@ -18,10 +19,14 @@ from dpjax.gradients.shard_map import as_varying, varying_axes
 PART_SIZE = 512
 
 
+A = TypeVar("A")
+T = TypeVar("T")
+
+
 class CompensatedSum(NamedTuple):
     """A running sum as ``total + error``, two trees of arrays of the same shapes."""
 
-    total: Any
+    total: Any  # the structure that the caller gave
     error: Any
 
     @classmethod
@@ -43,7 +48,7 @@ class CompensatedSum(NamedTuple):
         return jax.tree.map(jnp.add, self.total, self.error)
 
 
-def rounding_margin(num_examples: int, dtype: Any = jnp.float32) -> float:
+def rounding_margin(num_examples: int, dtype: npt.DTypeLike = jnp.float32) -> float:
     """Bound on how far rounding moves a sum beyond the clip bound, relative to the bound.
 
     ``eps (2 num_examples + 2)``, where ``eps`` is the dtype's machine epsilon (2^-23 for float32).
@@ -61,9 +66,7 @@ def rounding_margin(num_examples: int, dtype: Any = jnp.float32) -> float:
     return float(jnp.finfo(dtype).eps) * (2 * num_examples + 2)
 
 
-def sum_in_parts(
-    weighted_sum: Callable[[jax.Array, Any], Any], factor: jax.Array, arrays: Any
-) -> Any:
+def sum_in_parts(weighted_sum: Callable[[jax.Array, A], T], factor: jax.Array, arrays: A) -> T:
     """Returns ``weighted_sum(factor, arrays)``, compensated beyond `PART_SIZE` examples.
 
     Args:
@@ -90,7 +93,9 @@ def sum_in_parts(
     return jax.lax.fori_loop(0, num_parts, add_part, zero).value()
 
 
-def _add_rounding_error(error: Any, before: Any, term: Any, total: Any) -> Any:
+def _add_rounding_error(
+    error: jax.Array, before: jax.Array, term: jax.Array, total: jax.Array
+) -> jax.Array:
     added = total - before
     return error + ((before - (total - added)) + (term - added))
 

@@ -1,7 +1,7 @@
 """Additive noise on one statistic: a tree of arrays, symmetric matrices, or integers."""
 
+import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any, ClassVar
 
 import jax
@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_positive, is_traced
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._validation import as_numbers, check, check_positive, is_traced
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
 from dpjax.mechanisms.host import (
     Array,
-    as_numbers,
+    as_integers,
     call_on_host,
     exact,
     float_dtype,
@@ -36,7 +37,7 @@ class AdditiveNoise(NoisyStatistic):
 
     sampler: ClassVar[Sampler]
 
-    def release(self, key: jax.Array, value: Any) -> Any:
+    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:
@@ -49,10 +50,11 @@ class AdditiveNoise(NoisyStatistic):
           The same tree. Float dtypes are kept; integers become numpy's float64, JAX's its default.
 
         Raises:
-          ValueError: an array that is not of real numbers: complex, strings, objects.
+          ValueError: an array that is not of real numbers (complex, strings, objects), or that is
+            masked.
         """
         leaves, treedef = jax.tree.flatten(value)
-        numbers = [as_numbers(leaf) for leaf in leaves]
+        numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
         results = [
             jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
             for number, leaf in zip(numbers, leaves, strict=True)
@@ -64,9 +66,13 @@ class AdditiveNoise(NoisyStatistic):
             return self.add_noise(words, arrays, scale=scale)
 
         released = call_on_host(noisy, key, numbers + scales, results)
-        return jax.tree.unflatten(treedef, map(_same_kind, released, leaves))
+        same_kind = [
+            jnp.asarray(array) if isinstance(leaf, jax.Array) else array
+            for array, leaf in zip(released, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, same_kind)
 
-    def release_symmetric(self, key: jax.Array, value: Any) -> Any:
+    def release_symmetric(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns symmetric matrices plus symmetric noise; works under jit and vmap.
 
         The noise of the upper triangle, diagonal included, is drawn once and mirrored. So the
@@ -76,6 +82,12 @@ class AdditiveNoise(NoisyStatistic):
         Args:
           key: as for ``release``.
           value: a tree of arrays ``(..., d, d)``. Only the upper triangle is read.
+
+        Returns:
+          The same tree of symmetric matrices, with the dtypes of ``release``.
+
+        Raises:
+          ValueError: the matrices are not square, or as for ``release``.
         """
         return jax.tree.map(mirror, self.release(key, jax.tree.map(upper_triangle, value)))
 
@@ -84,7 +96,7 @@ class AdditiveNoise(NoisyStatistic):
         words: npt.NDArray[np.uint32],
         arrays: list[Array],
         *,
-        scale: Any = None,
+        scale: npt.ArrayLike | None = None,
         weights: Array | None = None,
         rounding: float = 0.0,
     ) -> list[Array]:
@@ -97,27 +109,32 @@ class AdditiveNoise(NoisyStatistic):
           weights: public, of at least one, for the entries of every array: the sensitivity is that
             of the value times the weights, and an entry's noise has scale ``scale / weight``.
           rounding: by how much more than stated the value moves, over the sensitivity.
+
+        Returns:
+          Arrays of the shapes of ``arrays``.
+
+        Raises:
+          ValueError: ``scale`` is not one finite number above zero.
         """
-        scale = self.scale if scale is None else _one_number(scale)
-        axes = words.ndim - 1
-        sizes = [int(np.prod(array.shape[axes:], dtype=int)) for array in arrays]
+        scales = np.unique(np.asarray(self.scale if scale is None else scale)).tolist()
+        check(len(scales) == 1, "scale", scales, "one number for the whole batch")
+        check_positive("scale", scales[0])
+        sizes = [math.prod(array.shape[words.ndim - 1 :]) for array in arrays]
         all_weights = np.ones(1) if weights is None else weights
-        moved = self._moved_units(sum(sizes), float(np.max(all_weights)))
-        grid = grid_for(scale, self.sensitivity.value, moved, rounding)
-        scales = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
+        # Rounding every entry to the grid moves neighbours apart by at most so many units.
+        entries = max(sum(sizes), 1)
+        entries = entries if self.norm == "l1" else np.sqrt(entries)
+        moved = int(np.ceil(float(np.max(all_weights)) * entries) + 1)
+        grid = grid_for(scales[0], self.sensitivity.value, moved, rounding)
+        weighted = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
         noisy = []
         for key, array, size in zip(derive(words, len(arrays)), arrays, sizes, strict=True):
             lanes = RandomWords(key, size)
-            per_lane = np.resize(scales, lanes.size)
+            per_lane = np.resize(weighted, lanes.size)
             noise = type(self).sampler(lanes, *fit_integers(per_lane, np.ones_like(per_lane)))
             total = to_units(array.ravel(), grid.exponent) + noise
             noisy.append(from_units(total, grid.exponent).reshape(array.shape))
         return noisy
-
-    def _moved_units(self, entries: int, weight: float) -> int:
-        """Increase of the sensitivity by rounding every entry to the grid, rounded up."""
-        count = max(entries, 1)
-        return int(np.ceil(weight * (count if self.norm == "l1" else np.sqrt(count))) + 1)
 
 
 class DiscreteNoise(NoisyStatistic):
@@ -129,7 +146,7 @@ class DiscreteNoise(NoisyStatistic):
 
     sampler: ClassVar[Sampler]
 
-    def release(self, key: jax.Array, value: Any) -> Any:
+    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:
@@ -142,13 +159,10 @@ class DiscreteNoise(NoisyStatistic):
           hold the noisy number. Under jit JAX's default integers, moved to the nearest they hold.
 
         Raises:
-          ValueError: an array is not of integers.
+          ValueError: an array that is not of integers, or that is masked.
         """
         leaves, treedef = jax.tree.flatten(value)
-        numbers = [as_numbers(leaf) for leaf in leaves]
-        for number in numbers:
-            whole = number.dtype == object or jnp.issubdtype(number.dtype, jnp.integer)
-            check(whole, "value", number.dtype, "arrays of integers")
+        numbers = [as_integers(leaf) for leaf in leaves]
         results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]
         return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
 
@@ -157,8 +171,7 @@ class DiscreteNoise(NoisyStatistic):
         scale = exact(self.scale)
         noisy = []
         for key, array in zip(derive(words, len(arrays)), arrays, strict=True):
-            size = int(np.prod(array.shape[words.ndim - 1 :], dtype=int))
-            lanes = RandomWords(key, size)
+            lanes = RandomWords(key, math.prod(array.shape[words.ndim - 1 :]))
             top, bottom = fit_integers(
                 np.full(lanes.size, scale.numerator, object),
                 np.full(lanes.size, scale.denominator, object),
@@ -194,15 +207,3 @@ def mirror(triangle: Any) -> Any:
     place = np.zeros((dim, dim), np.int32)
     place[np.triu_indices(dim)] = np.arange(triangle.shape[-1])
     return triangle[..., np.maximum(place, place.T)]
-
-
-def _one_number(scale: Any) -> Fraction:
-    numbers = np.unique(np.asarray(scale))
-    check(numbers.size == 1, "scale", numbers, "one number for the whole batch")
-    check_positive("scale", numbers[0])
-    return exact(numbers[0])
-
-
-def _same_kind(released: Any, leaf: Any) -> Any:
-    """Returns a JAX array if the value was one."""
-    return jnp.asarray(released) if isinstance(leaf, jax.Array) else released

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 from dp_accounting import DpEvent
 
+from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_delta, check_positive, is_traced
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate, certify
@@ -64,17 +65,28 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def scale_noise(self, factor: float) -> "Mechanism":
-        """Returns the same mechanism with every noise standard deviation times ``factor``."""
+        """Returns the same mechanism with every noise standard deviation times ``factor``.
+
+        Args:
+          factor: a finite number above zero.
+        """
 
     @abc.abstractmethod
     def describe(self) -> Mapping[str, str]:
-        """Sentences for the certificate, by heading."""
+        """Returns sentences for the certificate, by heading."""
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate at ``delta``, by every accountant that supports the event.
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.
+
+        Returns:
+          A `Certificate`: bounds on epsilon at ``delta``, attack risks, and the sentences of
+          ``describe``.
+
+        Raises:
+          ValueError: ``delta`` is out of range, or no accountant supports the event.
         """
         return certify(self, delta)
 
@@ -82,7 +94,7 @@ class Mechanism(abc.ABC):
 class Interval(NamedTuple):
     """Lower and upper ends of confidence intervals, each shaped like the released value."""
 
-    low: Any
+    low: Any  # the structure of the released tree, as the caller has it
     high: Any
 
 
@@ -104,6 +116,8 @@ class OneStatistic(Mechanism):
     scale: float
     unit: str = "one record"
     norm: ClassVar[Norm]
+    num_releases: ClassVar[int] = 1
+    has_exact_noise: ClassVar[bool] = True  # on a public grid, by integer arithmetic
 
     def __post_init__(self) -> None:
         check_sensitivity(self.sensitivity, self.norm)
@@ -112,22 +126,12 @@ class OneStatistic(Mechanism):
         check(normal, "scale", self.scale, f"at least {_LEAST_SCALE:.3g}, a normal float64")
 
     @property
-    def has_exact_noise(self) -> bool:
-        """True: on a public grid, by integer arithmetic."""
-        return True
-
-    @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
         """The adjacency of the sensitivity."""
         return self.sensitivity.adjacency
 
-    @property
-    def num_releases(self) -> int:
-        """One release."""
-        return 1
-
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with ``scale`` times ``factor``."""
+        """Returns the same mechanism with ``scale`` times ``factor``."""
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def _sensitivity_in_words(self) -> str:
@@ -144,9 +148,16 @@ class NoisyStatistic(OneStatistic):
 
     @abc.abstractmethod
     def half_width(self, level: float) -> float:
-        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``.
 
-    def confidence_interval(self, released: Any, level: float) -> Interval:
+        Args:
+          level: in (0, 1).
+
+        Raises:
+          ValueError: ``level`` is out of range.
+        """
+
+    def confidence_interval(self, released: ArrayTree, level: float) -> Interval:
         """Returns confidence intervals for the statistic without noise, entry by entry.
 
         Post-processing, at no privacy cost. Sampling error of the statistic is not included.
@@ -157,13 +168,16 @@ class NoisyStatistic(OneStatistic):
 
         Returns:
           Both ends, shaped like ``released``.
+
+        Raises:
+          ValueError: ``level`` is out of range.
         """
         width = self.half_width(level)
         low = jax.tree.map(lambda leaf: leaf - width, released)
         return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
 
 
-def check_level(level: Any) -> None:
+def check_level(level: float) -> None:
     """Raises ValueError for a confidence level outside (0, 1)."""
     check_delta(level, "level")
 

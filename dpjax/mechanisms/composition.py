@@ -69,13 +69,13 @@ class Composition(Mechanism):
         return tuple(dict.fromkeys(c for part in self.parts for c in part.constants_from_size))
 
     def scale_noise(self, factor: float) -> "Composition":
-        """Scales the noise of every part."""
+        """Returns the composition of the parts with their noise times ``factor``."""
         return dataclasses.replace(
             self, parts=tuple(part.scale_noise(factor) for part in self.parts)
         )
 
     def describe(self) -> Mapping[str, str]:
-        """The sentences of each part, numbered."""
+        """Returns the sentences of each part, numbered."""
         return {
             f"part {number}, {heading}": words
             for number, part in enumerate(self.parts, start=1)

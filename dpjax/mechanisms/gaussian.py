@@ -1,12 +1,12 @@
 """The Gaussian mechanism with analytic calibration, and the discrete Gaussian mechanism."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
-from dp_accounting import DpEvent, ZCDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, ZCDpEvent
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
@@ -15,7 +15,6 @@ from dpjax.accounting import gdp
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
-from dpjax.mechanisms.statistic_events import gaussian_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 
@@ -56,6 +55,9 @@ class Gaussian(AdditiveNoise):
           epsilon: any finite number above zero.
           delta: in (0, 1).
           unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: a number out of range, or a sensitivity in another norm.
         """
         check_positive("epsilon", epsilon)
         check_delta(delta)
@@ -69,7 +71,7 @@ class Gaussian(AdditiveNoise):
     @property
     def event(self) -> DpEvent:
         """One Gaussian release."""
-        return gaussian_event(self.sensitivity, self.scale)
+        return GaussianDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
     def standard_deviation(self) -> float:
@@ -77,16 +79,16 @@ class Gaussian(AdditiveNoise):
         return self.scale
 
     def delta(self, epsilon: float) -> float:
-        """Returns the exact delta at ``epsilon``, in closed form."""
+        """Returns the exact delta at ``epsilon >= 0``, in closed form (Balle and Wang 2018)."""
         return gdp.delta(self.mu, epsilon)
 
     def half_width(self, level: float) -> float:
-        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
         check_level(level)
         return -self.scale * float(ndtri((1 - level) / 2))
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic and noise, for the certificate."""
+        """Returns sentences on statistic and noise, for the certificate."""
         return {
             "statistic": f"one release, of {self._sensitivity_in_words()}",
             "noise": f"Gaussian of standard deviation {self.scale:.4g} on every entry",
@@ -147,7 +149,7 @@ class DiscreteGaussian(DiscreteNoise):
         return math.sqrt(2 * moment / (1 + 2 * sum(weights)))
 
     def half_width(self, level: float) -> float:
-        """An integer that the noise on one entry exceeds with probability at most 1 - ``level``.
+        """Returns an integer that absolute noise exceeds with probability at most 1 - ``level``.
 
         The tail beyond m is at most that of the normal distribution beyond m - 1.
         """
@@ -155,7 +157,7 @@ class DiscreteGaussian(DiscreteNoise):
         return float(math.ceil(-float(self.scale) * float(ndtri((1 - level) / 2))))
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic, noise and rho, for the certificate."""
+        """Returns sentences on statistic, noise and rho, for the certificate."""
         return {
             **self._noise_in_words("discrete Gaussian"),
             "guarantee": f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
@@ -168,18 +170,12 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     def excess(log_mu: float) -> float:
         return gdp.delta(math.exp(log_mu), epsilon) / delta - 1
 
-    low, high = _around_zero(excess)
-    root = float(brentq(excess, low, high, xtol=1e-15, rtol=1e-15))
-    while excess(root) > 0:
-        root -= 1e-15 * max(1.0, abs(root))
-    return math.exp(root)
-
-
-def _around_zero(excess: Callable[[float], float]) -> tuple[float, float]:
-    """Returns logs of mu a factor e apart between which the increasing ``excess`` is zero."""
-    high = 0.0
+    high = 0.0  # the increasing excess is zero between high - 1 and high
     while excess(high) < 0:
         high += 1.0
     while excess(high - 1.0) >= 0:
         high -= 1.0
-    return high - 1.0, high
+    root = float(brentq(excess, high - 1.0, high, xtol=1e-15, rtol=1e-15))
+    while excess(root) > 0:
+        root -= 1e-15 * max(1.0, abs(root))
+    return math.exp(root)

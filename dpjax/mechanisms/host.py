@@ -38,7 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_key, check, is_traced
+from dpjax._typing import Numeric, PRNGKey
+from dpjax._validation import as_key, as_numbers, check, is_traced
 
 Array = npt.NDArray[Any]
 # What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.
@@ -65,10 +66,13 @@ class Grid(NamedTuple):
 
 def exact(number: Any) -> Fraction:
     """Returns the rational number that a float, integer or fraction is."""
+    number = number.item() if isinstance(number, np.generic) else number
     return Fraction(number if isinstance(number, Rational) else float(number))
 
 
-def grid_for(scale: Any, sensitivity: Any, moved_units: int, rounding: float = 0.0) -> Grid:
+def grid_for(
+    scale: Numeric | Fraction, sensitivity: Numeric, moved_units: int, rounding: float = 0.0
+) -> Grid:
     """Returns the grid of a release and the scale of the noise on it; all arguments are public.
 
     Args:
@@ -79,7 +83,9 @@ def grid_for(scale: Any, sensitivity: Any, moved_units: int, rounding: float = 0
       rounding: by how much more than stated the value moves, over the sensitivity.
     """
     stated, moves = exact(scale), exact(sensitivity)
-    exponent = _floor_log2(min(stated, moves / moved_units)) - _GRID_BITS
+    finest = min(stated, moves / moved_units)
+    log2 = finest.numerator.bit_length() - finest.denominator.bit_length()  # or one above its floor
+    exponent = log2 - (finest < Fraction(2) ** log2) - _GRID_BITS
     spacing = Fraction(2) ** exponent
     excess = Fraction(rounding) + moved_units * spacing / moves
     return Grid(exponent, stated / spacing * (1 + excess))
@@ -106,8 +112,17 @@ def to_units(value: Array, exponent: int) -> Array:
         if np.all(np.abs(units) < _LARGEST_UNITS):
             return np.rint(units).astype(np.int64)
     spacing = Fraction(2) ** exponent
-    units = np.array([round(Fraction(v) / spacing) for v in value.ravel().tolist()], object)
+    finite = np.where(is_finite(value), value, 0)
+    units = np.array([round(Fraction(v) / spacing) for v in finite.ravel().tolist()], object)
     return units.reshape(value.shape)
+
+
+def is_finite(value: Array) -> npt.NDArray[np.bool_]:
+    """Returns which entries are finite, also of Python numbers with dtype object."""
+    if value.dtype != object:
+        return np.isfinite(value)
+    finite = [isinstance(entry, int) or math.isfinite(entry) for entry in value.ravel()]
+    return np.array(finite, bool).reshape(value.shape)
 
 
 def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
@@ -122,50 +137,40 @@ def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
 
 def as_float64(numbers: Array) -> npt.NDArray[np.float64]:
     """Returns numbers in float64: infinite where a Python integer is too large for it."""
-    return from_units(numbers, 0) if numbers.dtype == object else numbers.astype(np.float64)
+    if numbers.dtype != object:
+        return numbers.astype(np.float64)
+    floats = [_as_float(number) for number in numbers.ravel()]
+    return np.array(floats, np.float64).reshape(numbers.shape)
 
 
-def as_numbers(leaf: Any, name: str = "value") -> Any:
-    """Returns ``leaf`` as an exact array: float64, integers, or Python integers; tracers as is.
+def as_integers(
+    value: Any, name: str = "value", *, booleans: bool = False
+) -> np.ndarray | jax.Array:
+    """Returns ``value`` as `as_numbers` does, of integers, or also of ``booleans``.
 
     Raises:
-      ValueError: not real numbers: complex ones, strings, objects, floats of more than 64 bits.
+      ValueError: it is of anything else.
     """
-    allowed = "real numbers: integers, booleans or floats of at most 64 bits"
-    if is_traced(leaf):
-        check(_is_real(leaf.dtype), name, leaf.dtype, allowed)
-        return leaf
-    if isinstance(leaf, int):
-        return np.asarray(leaf, np.int64 if -(2**63) <= leaf < 2**63 else object)
-    key = isinstance(leaf, jax.Array) and not isinstance(leaf.dtype, np.dtype)
-    try:
-        array = np.zeros(()) if key else np.asarray(leaf)
-    except ValueError as error:  # rows of unequal lengths
-        raise ValueError(f"{name} must be {allowed}: {error}") from error
-    if array.dtype == object and all(isinstance(number, int) for number in array.ravel()):
-        return array
-    check(not key and _is_real(array.dtype), name, getattr(leaf, "dtype", array.dtype), allowed)
-    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+    numbers = as_numbers(value, name)
+    if numbers.dtype == object:
+        whole = all(isinstance(number, int) for number in numbers.ravel())
+    else:
+        whole = jnp.issubdtype(numbers.dtype, jnp.integer) or (booleans and numbers.dtype == bool)
+    check(whole, name, numbers.dtype, "integers or booleans" if booleans else "integers")
+    return numbers
 
 
-def float_dtype(leaf: Any) -> np.dtype[Any]:
-    """Returns the dtype of a release of ``leaf``: its own if of floats, else the default one."""
-    if isinstance(leaf, int | float):
-        return np.dtype(np.float64)
-    dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.dtype(dtype)
-    return np.dtype(jnp.asarray(0.0).dtype if isinstance(leaf, jax.Array) else np.float64)
-
-
-def key_words(key: jax.Array) -> jax.Array:
-    """Returns two random words from a key, uint32 ``(2,)``: the seed of a release on the host."""
-    return jax.random.bits(as_key(key), (2,), jnp.uint32)
+def float_dtype(value: Any) -> np.dtype[Any]:
+    """Returns the dtype of a release of ``value``: its own if of floats, else the default one."""
+    numbers = as_numbers(value)
+    if jnp.issubdtype(numbers.dtype, jnp.floating):
+        return np.dtype(numbers.dtype)
+    return np.dtype(jnp.asarray(0.0).dtype if isinstance(numbers, jax.Array) else np.float64)
 
 
 def call_on_host(
     function: HostFunction,
-    key: jax.Array,
+    key: PRNGKey,
     values: Sequence[Any],
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
@@ -181,11 +186,12 @@ def call_on_host(
     Returns:
       Numpy arrays, or traced ones if the key or a value is traced.
     """
-    words = key_words(key)
+    words = jax.random.bits(as_key(key), (2,), jnp.uint32)
     traced = [is_traced(value) for value in values]
+    values = [value if is_traced(value) else _in_64_bits(value) for value in values]
     if not any(traced) and not is_traced(words):
         found = function(np.asarray(words), list(values))
-        return [_cast_or_keep(a, result.dtype) for a, result in zip(found, results, strict=True)]
+        return [_cast(a, r.dtype, keep_large=True) for a, r in zip(found, results, strict=True)]
     shapes = [
         jax.ShapeDtypeStruct(r.shape, jax.dtypes.canonicalize_dtype(r.dtype)) for r in results
     ]
@@ -194,7 +200,7 @@ def call_on_host(
     def callback(words: Any, *operands: Any) -> list[Array]:
         given = iter(operands)
         arrays = [
-            as_numbers(next(given)) if from_device else value
+            _in_64_bits(next(given)) if from_device else value
             for from_device, value in zip(traced, values, strict=True)
         ]
         words = np.asarray(words)
@@ -212,33 +218,28 @@ def call_on_host(
     return jax.pure_callback(callback, shapes, words, *operands, vmap_method="expand_dims")
 
 
-def _cast(array: Array, dtype: Any) -> Array:
-    """Floats may become infinite, and integers the nearest that the dtype holds."""
+def _in_64_bits(value: Any) -> Array:
+    """Floats as float64, integers and Python numbers as they are: exact in each case."""
+    array = np.asarray(value)
+    return array if array.dtype.kind in "biuO" else array.astype(np.float64)
+
+
+def _cast(array: Array, dtype: Any, keep_large: bool = False) -> Array:
+    """Casts to ``dtype``: floats may become infinite, and integers the nearest that it holds.
+
+    With ``keep_large`` Python integers that ``dtype`` does not hold stay as they are.
+    """
+    nearest = array
     if np.dtype(dtype).kind == "i":
         info = np.iinfo(dtype)
-        array = np.asarray(np.clip(array, info.min, info.max))
+        nearest = np.asarray(np.clip(array, info.min, info.max))
     with np.errstate(over="ignore", under="ignore"):
-        return array.astype(dtype)
+        cast = nearest.astype(dtype)
+    kept = keep_large and array.dtype == object and not np.all(cast == array)
+    return array if kept else cast
 
 
-def _cast_or_keep(array: Array, dtype: Any) -> Array:
-    """As `_cast`, but integers that the dtype does not hold stay Python integers."""
-    cast = _cast(array, dtype)
-    return cast if array.dtype != object or np.all(cast == array) else array
-
-
-def _is_real(dtype: Any) -> bool:
-    if jnp.issubdtype(dtype, np.bool_) or jnp.issubdtype(dtype, jnp.integer):
-        return True
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and np.dtype(dtype).itemsize <= 8
-
-
-def _floor_log2(number: Fraction) -> int:
-    exponent = number.numerator.bit_length() - number.denominator.bit_length()
-    return exponent if number >= Fraction(2) ** exponent else exponent - 1
-
-
-def _as_float(number: Fraction) -> float:
+def _as_float(number: Fraction | float) -> float:
     try:
         return float(number)
     except OverflowError:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, LaplaceDpEvent
 
 from dpjax._validation import check, check_positive
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level, pure_in_words
 from dpjax.mechanisms.host import exact
-from dpjax.mechanisms.statistic_events import discrete_laplace_event, laplace_event
+from dpjax.mechanisms.statistic_events import discrete_laplace_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 
@@ -49,7 +49,16 @@ class Laplace(AdditiveNoise):
     def from_epsilon(
         cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
     ) -> Self:
-        """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
+        """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
+
+        Args:
+          sensitivity: of the statistic, in L1.
+          epsilon: any finite number above zero.
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm.
+        """
         check_positive("epsilon", epsilon)
         return cls(sensitivity, sensitivity.value / epsilon, unit)
 
@@ -61,7 +70,7 @@ class Laplace(AdditiveNoise):
     @property
     def event(self) -> DpEvent:
         """One Laplace release."""
-        return laplace_event(self.sensitivity, self.scale)
+        return LaplaceDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
     def standard_deviation(self) -> float:
@@ -69,12 +78,12 @@ class Laplace(AdditiveNoise):
         return math.sqrt(2) * self.scale
 
     def half_width(self, level: float) -> float:
-        """Bound on the absolute noise on one entry that holds with probability ``level``."""
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
         check_level(level)
         return -self.scale * math.log1p(-level)
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic, noise and pure guarantee, for the certificate."""
+        """Returns sentences on statistic, noise and pure guarantee, for the certificate."""
         return {
             "statistic": f"one release, of {self._sensitivity_in_words()}",
             "noise": f"Laplace of scale {self.scale:.4g} on every entry",
@@ -125,6 +134,15 @@ class DiscreteLaplace(DiscreteNoise):
         """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
 
         Its scale is a `Fraction`, so that epsilon is exact.
+
+        Args:
+          sensitivity: of the statistic, in L1; a whole number.
+          epsilon: any finite number above zero.
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm or no whole
+            number.
         """
         check_positive("epsilon", epsilon)
         return cls(sensitivity, exact(sensitivity.value) / exact(epsilon), unit)
@@ -146,14 +164,14 @@ class DiscreteLaplace(DiscreteNoise):
         return math.sqrt(2) * math.exp(-rate / 2) / -math.expm1(-rate)
 
     def half_width(self, level: float) -> float:
-        """The least integer that the noise exceeds with probability at most 1 - ``level``."""
+        """Returns the least integer that noise exceeds with probability at most 1 - ``level``."""
         check_level(level)
         ratio = math.exp(-1 / float(self.scale))
         beyond = float(self.scale) * math.log(2 / ((1 - level) * (1 + ratio)))
         return float(max(0, math.ceil(beyond - 1)))
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on statistic, noise and pure guarantee, for the certificate."""
+        """Returns sentences on statistic, noise and pure guarantee, for the certificate."""
         return {
             **self._noise_in_words("discrete Laplace"),
             "guarantee": pure_in_words(self.pure_epsilon),

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,12 @@ import numpy.typing as npt
 from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from scipy.special import ndtri
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
-from dpjax.mechanisms.host import Array, as_numbers, call_on_host, exact
+from dpjax.mechanisms.host import Array, as_integers, call_on_host, exact
 
 
 class Frequencies(NamedTuple):
@@ -64,6 +65,8 @@ class RandomizedResponse(Mechanism):
     keep_probability: float
     adjacency: Adjacency
     unit: str = "one answer"
+    num_releases: ClassVar[int] = 1  # for each record
+    has_exact_noise: ClassVar[bool] = True  # by integer arithmetic
 
     def __post_init__(self) -> None:
         check_count("num_categories", self.num_categories, minimum=2)
@@ -76,7 +79,14 @@ class RandomizedResponse(Mechanism):
     def from_epsilon(
         cls, num_categories: int, *, epsilon: float, adjacency: Adjacency, unit: str = "one answer"
     ) -> Self:
-        """Returns the mechanism that tells the truth as often as ``epsilon`` allows."""
+        """Returns the mechanism that keeps as many answers unchanged as ``epsilon`` allows.
+
+        Args:
+          num_categories: at least two.
+          epsilon: of pure differential privacy, a finite number above zero.
+          adjacency: ``"replace_one"``.
+          unit: the unit of privacy, a noun phrase: who gives one answer.
+        """
         check_positive("epsilon", epsilon)
         gain = -math.expm1(-epsilon)
         return cls(
@@ -90,22 +100,12 @@ class RandomizedResponse(Mechanism):
         return math.log1p(self.num_categories * odds)
 
     @property
-    def has_exact_noise(self) -> bool:
-        """True: by integer arithmetic."""
-        return True
-
-    @property
-    def num_releases(self) -> int:
-        """One release for each record."""
-        return 1
-
-    @property
     def event(self) -> DpEvent:
         """The event of one randomized answer, under the adjacency itself (no clip bound)."""
         return RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories)
 
     def scale_noise(self, factor: float) -> Self:
-        """The same mechanism with its pure epsilon divided by ``factor``."""
+        """Returns the same mechanism with its pure epsilon divided by ``factor``."""
         quieter = self.from_epsilon(
             self.num_categories,
             epsilon=self.pure_epsilon / factor,
@@ -114,18 +114,18 @@ class RandomizedResponse(Mechanism):
         )
         return dataclasses.replace(self, keep_probability=quieter.keep_probability)
 
-    def release(self, key: jax.Array, answers: Any) -> jax.Array:
+    def release(self, key: PRNGKey, answers: npt.ArrayLike) -> jax.Array:
         """Returns the randomized answers, int32, shaped like ``answers``; works under jit and vmap.
 
         Args:
           key: a JAX key; a secret.
           answers: whole numbers in 0 .. ``num_categories`` - 1, or booleans. Others are
             mapped to a category too, since an error would reveal an answer.
+
+        Raises:
+          ValueError: ``answers`` are not integers or booleans, or are masked.
         """
-        numbers = as_numbers(answers, "answers")
-        whole = numbers.dtype == object or np.issubdtype(numbers.dtype, np.integer)
-        whole |= numbers.dtype == np.bool_
-        check(whole, "answers", numbers.dtype, "integers or booleans")
+        numbers = as_integers(answers, "answers", booleans=True)
         result = [jax.ShapeDtypeStruct(np.shape(numbers), np.int32)]
         return jnp.asarray(call_on_host(self._randomize, key, [numbers], result)[0])
 
@@ -144,7 +144,7 @@ class RandomizedResponse(Mechanism):
         others = lanes.below(np.full(lanes.size, self.num_categories), every)
         return [np.where(kept, truth.ravel(), others).reshape(truth.shape)]
 
-    def frequencies(self, released: Any) -> Frequencies:
+    def frequencies(self, released: jax.Array) -> Frequencies:
         """Returns the debiased frequency of each category; post-processing, works under jit.
 
         For the coins it is 2 mean - 1/2.
@@ -156,10 +156,12 @@ class RandomizedResponse(Mechanism):
         size = jnp.size(released)
         by_chance = (1 - self.keep_probability) / self.num_categories
         estimate = (counts / size - by_chance) / self.keep_probability
-        variance = self._answer_variance(jnp.clip(estimate, 0, 1)) / size
-        return Frequencies(estimate, jnp.sqrt(variance) / self.keep_probability)
+        # Mean variance of the reported indicator of a category with this share of the records.
+        share, if_true = jnp.clip(estimate, 0, 1), self.keep_probability + by_chance
+        variance = share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)
+        return Frequencies(estimate, jnp.sqrt(variance / size) / self.keep_probability)
 
-    def confidence_interval(self, released: Any, level: float) -> Interval:
+    def confidence_interval(self, released: jax.Array, level: float) -> Interval:
         """Returns confidence intervals for the frequencies; post-processing.
 
         By the normal approximation, so for some hundred answers or more.
@@ -174,15 +176,9 @@ class RandomizedResponse(Mechanism):
         return Interval(estimate - width, estimate + width)
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on answers, randomization and pure guarantee, for the certificate."""
+        """Returns sentences on answers, randomization and pure guarantee, for the certificate."""
         return {
             "statistic": f"each record's category, of {self.num_categories}, randomized on its own",
             "noise": f"the truth with probability {self.keep_probability:.4g}, else any category",
             "guarantee": pure_in_words(self.pure_epsilon),
         }
-
-    def _answer_variance(self, share: jax.Array) -> jax.Array:
-        """Mean variance of the reported indicator of a category with this ``share`` of records."""
-        by_chance = (1 - self.keep_probability) / self.num_categories
-        if_true = self.keep_probability + by_chance
-        return share * if_true * (1 - if_true) + (1 - share) * by_chance * (1 - by_chance)

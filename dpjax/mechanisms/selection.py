@@ -1,9 +1,8 @@
 """Private selection: the exponential mechanism and report noisy max."""
 
-import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_floats, check, check_positive, is_traced
+from dpjax._typing import PRNGKey
+from dpjax._validation import as_floats, as_numbers, check, check_positive
 from dpjax.mechanisms.base import OneStatistic, pure_in_words
 from dpjax.mechanisms.exact_sampling import (
     Integers,
@@ -20,13 +20,63 @@ from dpjax.mechanisms.exact_sampling import (
     discrete_laplace,
     fit_integers,
 )
-from dpjax.mechanisms.host import Array, as_numbers, call_on_host, grid_for, to_units
+from dpjax.mechanisms.host import Array, call_on_host, grid_for, is_finite, to_units
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.sensitivity.base import Norm, Sensitivity
 
 Mask = npt.NDArray[np.bool_]
+# From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and
+# the noise scale T to the selected candidate of each row.
+SelectUnits = Callable[[npt.NDArray[np.uint32], Integers, Mask, int], npt.NDArray[np.intp]]
 # Candidates that the exponential mechanism proposes at a time, to be accepted or not.
 _PROPOSALS = 256
+
+
+def exponential_selection(
+    words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+) -> npt.NDArray[np.intp]:
+    """Selects with probability proportional to exp(units / scale), by rejection.
+
+    A uniform candidate is accepted with probability exp((units - largest units) / scale).
+
+    Args:
+      words: a key for each row, uint32 ``(..., 2)``.
+      units: utilities in units of the grid, ``(rows, candidates)``.
+      allowed: which candidates may be selected, at least one in each row.
+      scale: of the noise, in units of the grid.
+    """
+    count, size = units.shape
+    width = min(size, _PROPOSALS)
+    lowest = units.min()
+    gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
+    lanes = RandomWords(words, width)
+    chosen = np.zeros(count, np.intp)
+    left = np.arange(count)
+    while left.size:
+        at = (left[:, None] * width + np.arange(width)).ravel()
+        picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
+        rows = left[:, None]
+        gap = np.where(allowed[rows, picks], gaps[rows, picks], 0).ravel()
+        scales = np.full(at.size, scale, gap.dtype)
+        accepted = bernoulli_exp(lanes, at, gap, scales).reshape(-1, width)
+        accepted &= allowed[rows, picks]
+        # The first accepted proposal of each row, as if they were made one after another.
+        first = accepted.argmax(axis=-1)
+        done = accepted.any(axis=-1)
+        chosen[left[done]] = picks[done, first[done]]
+        left = left[~done]
+    return chosen
+
+
+def noisy_max_selection(
+    words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+) -> npt.NDArray[np.intp]:
+    """Selects the largest utility plus discrete Laplace noise; see `exponential_selection`."""
+    lanes = RandomWords(words, units.shape[-1])
+    scales = np.full(lanes.size, scale, object)
+    noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
+    noisy = units + noise.reshape(units.shape)
+    return np.where(allowed, noisy, noisy.min() - 1).argmax(axis=-1)
 
 
 class Selection(OneStatistic):
@@ -43,12 +93,22 @@ class Selection(OneStatistic):
 
     norm: ClassVar[Norm] = "linf"
     noise_in_words: ClassVar[str]
+    select_units: ClassVar[SelectUnits]
 
     @classmethod
     def from_epsilon(
         cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
     ) -> Self:
-        """Returns the mechanism with the least noise that is ``epsilon``-differentially private."""
+        """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
+
+        Args:
+          sensitivity: of the utilities, in L-infinity.
+          epsilon: any finite number above zero.
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm.
+        """
         check_positive("epsilon", epsilon)
         unscaled = cls(sensitivity, 1.0, unit)
         return unscaled.scale_noise(unscaled.pure_epsilon / epsilon)
@@ -64,31 +124,29 @@ class Selection(OneStatistic):
         """An event of pure differential privacy."""
         return pure_event(self.pure_epsilon, self.adjacency)
 
-    def release(self, key: jax.Array, utilities: Any) -> jax.Array:
+    def release(self, key: PRNGKey, utilities: npt.ArrayLike) -> jax.Array:
         """Returns the index of the selected candidate, int32; works under jit and vmap.
 
         Args:
           key: a JAX key; a secret.
-          utilities: ``(num_candidates,)``, at most as sensitive as stated. Outside jit int64 and
-            float64 are taken exactly. A utility that is not finite, NaN or infinite, excludes its
-            candidate unless all are excluded; then all have the same utility. The sensitivity
-            covers finite utilities: which candidates are excluded must not depend on the records.
+          utilities: ``(num_candidates,)``, at most as sensitive as stated. Outside jit int64,
+            float64 and lists of Python numbers of any size are taken exactly. A utility that is not
+            finite, NaN or infinite, excludes its candidate unless all are excluded; then all have
+            the same utility. The sensitivity covers finite utilities: which candidates are excluded
+            must not depend on the records.
 
         Raises:
-          ValueError: utilities that are not real numbers, or of another shape.
+          ValueError: utilities that are not real numbers, masked, or of another shape.
         """
-        if isinstance(utilities, list | tuple):
-            utilities = _stacked(utilities)
         utilities = as_numbers(utilities, "utilities")
         shape = np.shape(utilities)
         check(len(shape) == 1, "utilities", shape, "of shape (num_candidates,)")
         check(shape[0] > 0, "utilities", shape, "of at least one candidate")
-
-        def select(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-            return [self.select(words, arrays[0])]
-
         result = [jax.ShapeDtypeStruct((), np.int32)]
-        return jnp.asarray(call_on_host(select, key, [utilities], result)[0])
+        chosen = call_on_host(
+            lambda words, arrays: [self.select(words, arrays[0])], key, [utilities], result
+        )
+        return jnp.asarray(chosen[0])
 
     def select(self, words: npt.NDArray[np.uint32], utilities: Array) -> npt.NDArray[np.intp]:
         """Returns the indices of selected candidates: what ``release`` computes on the host.
@@ -97,25 +155,17 @@ class Selection(OneStatistic):
           words: a key for each release, uint32 ``(*batch, 2)``.
           utilities: ``(*batch, num_candidates)``, float64, integers or exact Python numbers.
         """
-        allowed = np.ones(utilities.shape, bool)
-        if utilities.dtype.kind == "f":
-            allowed = np.isfinite(utilities)
-            allowed |= ~allowed.any(axis=-1, keepdims=True)
+        allowed = is_finite(utilities)
+        allowed |= ~allowed.any(axis=-1, keepdims=True)
         grid = grid_for(self.scale, self.sensitivity.value, 1)
         units = to_units(utilities, grid.exponent)
         rows = (-1, utilities.shape[-1])
-        scale = grid.noise_scale()
-        chosen = self._select_units(words, units.reshape(rows), allowed.reshape(rows), scale)
+        select = type(self).select_units
+        chosen = select(words, units.reshape(rows), allowed.reshape(rows), grid.noise_scale())
         return chosen.reshape(words.shape[:-1])
 
-    @abc.abstractmethod
-    def _select_units(
-        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
-    ) -> npt.NDArray[np.intp]:
-        """Selects for utilities and a noise scale in units of the grid, ``(num_rows, n)``."""
-
     def describe(self) -> Mapping[str, str]:
-        """Sentences on selection, noise and pure guarantee, for the certificate."""
+        """Returns sentences on selection, noise and pure guarantee, for the certificate."""
         end = ", monotone" if self.sensitivity.monotone else ""
         return {
             "statistic": f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
@@ -152,35 +202,18 @@ class ExponentialMechanism(Selection):
     """
 
     noise_in_words: ClassVar[str] = "Gumbel noise"
+    select_units: ClassVar[SelectUnits] = staticmethod(exponential_selection)
 
-    def log_probabilities(self, utilities: Any) -> jax.Array:
-        """Returns the log of each candidate's probability. They are as private as the utilities."""
-        return jax.nn.log_softmax(as_floats(utilities).astype(float) / self.scale)
+    def log_probabilities(self, utilities: npt.ArrayLike) -> jax.Array:
+        """Returns the log of each candidate's probability: ``utilities / scale``, normalised.
 
-    def _select_units(
-        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
-    ) -> npt.NDArray[np.intp]:
-        count, size = units.shape
-        width = min(size, _PROPOSALS)
-        lowest = units.min()
-        gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
-        lanes = RandomWords(words, width)
-        chosen = np.zeros(count, np.intp)
-        left = np.arange(count)
-        while left.size:
-            at = (left[:, None] * width + np.arange(width)).ravel()
-            picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
-            rows = left[:, None]
-            gap = np.where(allowed[rows, picks], gaps[rows, picks], 0).ravel()
-            scales = np.full(at.size, scale, gap.dtype)
-            accepted = bernoulli_exp(lanes, at, gap, scales).reshape(-1, width)
-            accepted &= allowed[rows, picks]
-            # The first accepted proposal of each row, as if they were made one after another.
-            first = accepted.argmax(axis=-1)
-            done = accepted.any(axis=-1)
-            chosen[left[done]] = picks[done, first[done]]
-            left = left[~done]
-        return chosen
+        Args:
+          utilities: ``(num_candidates,)``.
+
+        Privacy:
+          Nothing is released: the probabilities are as private as the utilities.
+        """
+        return jax.nn.log_softmax(as_floats(utilities, "utilities").astype(float) / self.scale)
 
 
 @dataclass(frozen=True)
@@ -212,20 +245,4 @@ class NoisyMax(Selection):
     """
 
     noise_in_words: ClassVar[str] = "Laplace noise"
-
-    def _select_units(
-        self, words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
-    ) -> npt.NDArray[np.intp]:
-        lanes = RandomWords(words, units.shape[-1])
-        scales = np.full(lanes.size, scale, object)
-        noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
-        noisy = units + noise.reshape(units.shape)
-        return np.where(allowed, noisy, noisy.min() - 1).argmax(axis=-1)
-
-
-def _stacked(utilities: Any) -> Any:
-    """Returns a list of numbers as one array; Python integers stay exact."""
-    if any(is_traced(utility) or isinstance(utility, jax.Array) for utility in utilities):
-        return jnp.stack([jnp.asarray(utility) for utility in utilities])
-    whole = all(isinstance(utility, int) for utility in utilities)
-    return np.array(utilities, object if whole else np.float64)
+    select_units: ClassVar[SelectUnits] = staticmethod(noisy_max_selection)

@@ -16,18 +16,8 @@ from dpjax.sensitivity.base import Sensitivity
 _MOST_LOSSES = 4096
 
 
-def gaussian_event(sensitivity: Sensitivity, standard_deviation: float) -> DpEvent:
-    """Gaussian noise on a statistic of this L2 sensitivity."""
-    return dp_event.GaussianDpEvent(standard_deviation / sensitivity.clip_bound)
-
-
-def laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
-    """Laplace noise on a statistic of this L1 sensitivity."""
-    return dp_event.LaplaceDpEvent(scale / sensitivity.clip_bound)
-
-
 def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
-    """Discrete Laplace noise on whole numbers of this whole L1 sensitivity.
+    """Returns the event of discrete Laplace noise on whole numbers, of a whole L1 sensitivity.
 
     Past 4,096 units of sensitivity the event is that of noise on a coarser grid, with a sensitivity
     rounded up to it: an upper bound, less than 0.03 % above. The losses of noise in steps of t are
@@ -40,7 +30,7 @@ def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
 
 
 def pure_event(epsilon: float, adjacency: Adjacency) -> DpEvent:
-    """Any ``epsilon``-differentially private release.
+    """Returns an event that dominates every ``epsilon``-differentially private release.
 
     The dominating one is binary randomized response (Kairouz, Oh, Viswanath 2015),
     whose two losses are those of discrete Laplace noise of sensitivity one.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from dp_accounting import DpEvent
 
+from dpjax._typing import ClipBound, Numeric
 from dpjax._validation import check, check_count, check_non_negative, check_positive
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
@@ -52,7 +53,7 @@ class SubsampledGaussian(Mechanism):
 
     sampling: Sampling
     _: KW_ONLY
-    l2_clip: Any
+    l2_clip: ClipBound
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
     adjacency: Adjacency
@@ -86,9 +87,12 @@ class SubsampledGaussian(Mechanism):
         return l2_sensitivity(self.l2_clip, self.adjacency)
 
     def noise(self, key: jax.Array) -> PrivateTransformation:
-        """The noise as an optax transformation on clipped sums (see `add_gaussian_noise`).
+        """Returns the noise as an optax transformation on clipped sums (see `add_gaussian_noise`).
 
-        Past ``num_steps`` releases it returns NaN.
+        Past ``num_steps`` releases its updates are NaN.
+
+        Args:
+          key: a JAX key; a secret.
 
         Raises:
           ValueError: the noise is too small beside the largest sum (see `check_noise_scale`).
@@ -102,11 +106,16 @@ class SubsampledGaussian(Mechanism):
     def private_optimizer(
         self, optimizer: optax.GradientTransformation, *, key: jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """Noise, division by the expected batch size and ``optimizer``, on clipped sums."""
+        """Returns the chain of noise, division by the expected batch size and ``optimizer``.
+
+        Args:
+          optimizer: any optax optimiser.
+          key: a JAX key for the noise; a secret.
+        """
         return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
 
     def prefix(self, num_steps: int) -> "SubsampledGaussian":
-        """The same mechanism stopped after its first ``num_steps`` steps."""
+        """Returns the mechanism of the first ``num_steps`` steps, at most those planned."""
         check_count("num_steps", num_steps)
         check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
         noise = self.noise_multiplier
@@ -114,13 +123,13 @@ class SubsampledGaussian(Mechanism):
         return dataclasses.replace(self, num_steps=num_steps, noise_multiplier=noise)
 
     def scale_noise(self, factor: float) -> "SubsampledGaussian":
-        """The same mechanism with every noise multiplier times ``factor``."""
+        """Returns the same mechanism with every noise multiplier times ``factor``."""
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)
 
     def describe(self) -> Mapping[str, str]:
-        """Sentences on sampling, clipping and noise, for the certificate."""
+        """Returns sentences on sampling, clipping and noise, for the certificate."""
         sigmas = [sigma for sigma, _ in self._noise_by_runs()]
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
@@ -152,7 +161,7 @@ class _NoiseSchedule:
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
 
-    def __call__(self, num_releases: Any) -> jax.Array:
+    def __call__(self, num_releases: Numeric) -> jax.Array:
         multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
         index = jnp.minimum(num_releases, self.num_steps - 1)
         multiplier = multipliers[index] if multipliers.ndim else multipliers

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import batch_length
-from dpjax.adjacency import Adjacency
+from dpjax._validation import as_key, batch_length, check_unmasked
+from dpjax.adjacency import Adjacency, check_adjacency
 
 NoiseRuns = Sequence[tuple[float, int]]
 
@@ -56,29 +56,29 @@ class Sampling(abc.ABC):
         """Names of published constants computed from n: under add/remove they make n public."""
         return ()
 
-    @abc.abstractmethod
     def init(self, key: PRNGKey) -> Any:
-        """Returns the sampler's first state."""
+        """Returns the sampler's first state: by default ``key``, that of the first draw."""
+        return as_key(key)
 
     @abc.abstractmethod
     def draw(self, state: Any) -> tuple[Any, Any]:
-        """Returns one draw and the next state."""
+        """Returns one draw and the next state; the same state gives the same draw."""
+
+    def num_batches(self, draw: Any) -> jax.Array | int:
+        """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
+        return 1
 
     @abc.abstractmethod
-    def num_batches(self, draw: Any) -> Any:
-        """Returns the number of physical batches that the draw fills, int32 (at least 0)."""
-
-    @abc.abstractmethod
-    def batch(self, draw: Any, part: Any) -> Batch:
+    def batch(self, draw: Any, part: jax.Array | int) -> Batch:
         """Returns physical batch number ``part`` of the draw, all masked past the last one."""
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """Returns the event of one step's noisy sum over the draw."""
+        """Returns the event of one step's noisy sum, with the noise over one clip bound."""
 
-    @abc.abstractmethod
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Raises ValueError for an adjacency under which the sampler has no guarantee."""
+        check_adjacency(adjacency)
 
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:
@@ -109,7 +109,9 @@ def gather(data: ArrayTree, indices: jax.Array) -> Any:
 
 
 def check_data(sampling: Sampling, data: ArrayTree) -> None:
-    """Raises ValueError unless ``data`` has as many records as the sampler draws from."""
+    """Raises ValueError unless ``data`` has as many records as the sampler draws from, unmasked."""
+    for leaf in jax.tree.leaves(data):
+        check_unmasked("data", leaf)
     found = batch_length(data, "data")
     if found != sampling.num_examples:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +41,7 @@ class _FixedSize(Sampling):
         """``batch_size``."""
         return float(self.batch_size)
 
-    def num_batches(self, draw: Batch) -> int:
-        """Returns 1."""
-        return 1
-
-    def batch(self, draw: Batch, part: Any) -> Batch:
+    def batch(self, draw: Batch, part: jax.Array | int) -> Batch:
         """Returns the draw as batch 0; any other is masked."""
         return Batch(draw.indices, draw.mask & (part == 0))
 
@@ -82,10 +78,6 @@ class FixedSizeSampling(_FixedSize):
 
     num_examples: int
     batch_size: int
-
-    def init(self, key: PRNGKey) -> jax.Array:
-        """Returns the state: the key of the next draw."""
-        return as_key(key)
 
     def draw(self, state: jax.Array) -> tuple[Batch, jax.Array]:
         """Returns a new random subset and the next state."""

@@ -1,6 +1,6 @@
 """Sets of record indices on the device: packed bit sets, and uniformly random subsets."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,17 +77,17 @@ class PackedSet(NamedTuple):
 
         excess = jnp.maximum(self.size - most, 0)
         others = jax.lax.fori_loop(0, excess, move, jnp.zeros_like(self.words))
-        return _counted(self.words & ~others), _counted(others)
+        return _from_words(self.words & ~others), _from_words(others)
 
 
 def pack(chosen: jax.Array) -> PackedSet:
     """Returns the set of the indices where ``chosen``, bool ``(num_examples,)``, is true."""
     rows = jnp.pad(chosen, (0, -len(chosen) % _BITS)).reshape(-1, _BITS)
     bits = rows.astype(jnp.uint32) << jnp.arange(_BITS, dtype=jnp.uint32)[None, :]
-    return _counted(jnp.sum(bits, axis=1, dtype=jnp.uint32))
+    return _from_words(jnp.sum(bits, axis=1, dtype=jnp.uint32))
 
 
-def random_subset(key: PRNGKey, population: Any, size: int, limit: int) -> jax.Array:
+def random_subset(key: PRNGKey, population: jax.Array | int, size: int, limit: int) -> jax.Array:
     """Returns ``size`` different integers of ``range(population)``, every subset equally likely.
 
     Args:
@@ -114,7 +114,7 @@ def random_subset(key: PRNGKey, population: Any, size: int, limit: int) -> jax.A
     return jax.lax.scan(choose, jnp.zeros(limit, bool), (guesses, newcomers))[1]
 
 
-def _counted(words: jax.Array) -> PackedSet:
+def _from_words(words: jax.Array) -> PackedSet:
     return PackedSet(words, jnp.cumsum(_num_bits(words), dtype=jnp.int32))
 
 

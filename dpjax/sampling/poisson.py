@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from dp_accounting import (
 
 from dpjax._random import bits
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_count, check_positive, check_rate
-from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax._validation import check, check_count, check_positive, check_rate
+from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset
 
@@ -108,10 +108,6 @@ class PoissonSampling(Sampling):
         # A rate of B / n times n is B up to rounding only.
         return (_DIVISOR,) if math.isclose(self.expected_batch_size, mean) else ()
 
-    def init(self, key: PRNGKey) -> jax.Array:
-        """Returns the state: the key of the next draw."""
-        return as_key(key)
-
     def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
         """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
         next_key, bernoulli_key, split_key = jax.random.split(state, 3)
@@ -124,7 +120,7 @@ class PoissonSampling(Sampling):
         """Returns ``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
 
-    def batch(self, draw: PoissonDraw, part: Any) -> Batch:
+    def batch(self, draw: PoissonDraw, part: jax.Array | int) -> Batch:
         """Returns ``physical_batch_size`` records at a time, each set in the order of the data."""
         size = self.physical_batch_size
         ranks = part * size + jnp.arange(size, dtype=jnp.int32)
@@ -136,10 +132,6 @@ class PoissonSampling(Sampling):
     def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns a Poisson-sampled Gaussian."""
         return PoissonSampledDpEvent(self.sampling_rate, GaussianDpEvent(noise_multiplier))
-
-    def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Accepts every adjacency."""
-        check_adjacency(adjacency)
 
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate, without n where it is private."""
@@ -229,10 +221,6 @@ class TruncatedPoissonSampling(Sampling):
         """Epsilon, and the divisor where it is derived from n."""
         return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
 
-    def init(self, key: PRNGKey) -> jax.Array:
-        """Returns the state: the key of the next draw."""
-        return as_key(key)
-
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:
         """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""
         next_key, bernoulli_key, subset_key = jax.random.split(state, 3)
@@ -246,11 +234,7 @@ class TruncatedPoissonSampling(Sampling):
         indices = jnp.minimum(drawn.records_at(ranks), self.num_examples - 1)
         return TruncatedDraw(indices, jnp.minimum(drawn.size, limit)), next_key
 
-    def num_batches(self, draw: TruncatedDraw) -> int:
-        """Returns 1."""
-        return 1
-
-    def batch(self, draw: TruncatedDraw, part: Any) -> Batch:
+    def batch(self, draw: TruncatedDraw, part: jax.Array | int) -> Batch:
         """Returns the draw as batch 0; any other is masked."""
         size = self.truncated_batch_size
         slots = part * size + jnp.arange(size, dtype=jnp.int32)
@@ -261,10 +245,6 @@ class TruncatedPoissonSampling(Sampling):
         return TruncatedSubsampledGaussianDpEvent(
             self.num_examples, self.sampling_rate, self.truncated_batch_size, noise_multiplier
         )
-
-    def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Accepts every adjacency."""
-        check_adjacency(adjacency)
 
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate."""

@@ -33,7 +33,7 @@ def parallel_databases(records: ArrayTree) -> Any:
 
 
 def empirical_sensitivity(
-    query: Callable[[Any], Any], records: ArrayTree, *, norm: Norm
+    query: Callable[[Any], ArrayTree], records: ArrayTree, *, norm: Norm
 ) -> EmpiricalSensitivity:
     """Returns the largest change of ``query`` when one of *these* records is removed.
 
@@ -56,6 +56,6 @@ def empirical_sensitivity(
     return EmpiricalSensitivity(float(distances.max()), norm, "add_remove")
 
 
-def _flat(tree: Any) -> jax.Array:
+def _flat(tree: ArrayTree) -> jax.Array:
     leaves = [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
     return jnp.concatenate(leaves)

@@ -1,12 +1,11 @@
 """Clipping of records to public bounds or an L2 norm, and rounding to a grid."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import Bounds
 from dpjax._validation import as_floats, check, check_positive, is_traced
 from dpjax.gradients.clipping import accumulator, clip_factor
 from dpjax.sensitivity.statistics import checked_bounds
@@ -15,8 +14,8 @@ from dpjax.sensitivity.statistics import checked_bounds
 _LEAST_BOUND = 1e-12
 
 
-def clip_to(records: Any, bounds: Any) -> jax.Array:
-    """Clips every entry of ``records`` to its bounds; NaN becomes the lower bound.
+def clip_to(records: npt.ArrayLike, bounds: Bounds) -> jax.Array:
+    """Returns ``records`` with every entry clipped to its bounds; NaN becomes the lower bound.
 
     NaN must not reach a statistic, where noise would not hide it, and must not raise an error
     either, since the error would reveal the record.
@@ -38,14 +37,17 @@ def clip_to(records: Any, bounds: Any) -> jax.Array:
     return jnp.where(jnp.isnan(records), low, jnp.clip(records, low, high))
 
 
-def clip_norm_to(records: Any, l2_bound: float) -> jax.Array:
-    """Clips the rows of ``records`` to an L2 norm of at most ``l2_bound``.
+def clip_norm_to(records: npt.ArrayLike, l2_bound: float) -> jax.Array:
+    """Returns ``records`` with its rows clipped to an L2 norm of at most ``l2_bound``.
 
     A row whose norm is not finite becomes zero.
 
     Args:
       records: floats ``(n, d)``; those of half precision become float32.
       l2_bound: a finite number of at least 1e-12. The norms keep it up to the rounding of float32.
+
+    Raises:
+      ValueError: a bound out of range, or ``records`` that are not rows of real numbers.
 
     >>> clip_norm_to(jnp.array([[3.0, 4.0], [jnp.nan, 0.0]]), 1.0).round(3).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
@@ -62,12 +64,16 @@ def clip_norm_to(records: Any, l2_bound: float) -> jax.Array:
     return jnp.where(finite, records * factors, jnp.zeros_like(records))
 
 
-def to_grid(records: Any, grid: float) -> npt.NDArray[np.int64]:
+def to_grid(records: npt.ArrayLike, grid: float) -> npt.NDArray[np.int64]:
     """Returns each of ``records`` in units of ``grid``, rounded to a whole number.
 
     Sums of what it returns are exact, and discrete mechanisms take them. Records are rounded
     *before* they are summed: rounding a sum would add to its sensitivity. What was within bounds
     is within ``to_grid(bounds, grid)``; multiply the release by ``grid`` to go back.
+
+    Args:
+      records: finite numbers, of any shape.
+      grid: the spacing, above zero; public.
 
     Raises:
       ValueError: ``grid`` is not a finite number above zero, or a record is not finite or more
@@ -83,7 +89,7 @@ def to_grid(records: Any, grid: float) -> npt.NDArray[np.int64]:
     return units.astype(np.int64)
 
 
-def _rounded_inwards(bounds: Any, dtype: Any) -> tuple[Any, Any]:
+def _rounded_inwards(bounds: Bounds, dtype: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns both bounds in ``dtype``, rounded inwards.
 
     Devices flush subnormal numbers to zero, which may be out of bounds as well.

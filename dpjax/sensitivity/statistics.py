@@ -5,11 +5,11 @@ public: computed from the private data, they are a release of their own.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import Bounds
 from dpjax._validation import check, check_count, check_positive
 from dpjax.adjacency import (
     Adjacency,
@@ -23,8 +23,8 @@ Array = npt.NDArray[np.float64]
 _ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 
 
-def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Sensitivity of the sum of records in a box.
+def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+    """Returns the sensitivity of the sum of records in a box.
 
     Adding, removing or zeroing a record moves the sum by the record, so by as much as the bound
     farther from zero; replacing one moves it by as much as the distance between the bounds.
@@ -50,10 +50,16 @@ def of_sum(bounds: Any, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign)
 
 
-def of_mean(bounds: Any, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Sensitivity of the mean of ``num_examples`` records in a box.
+def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+    """Returns the sensitivity of the mean of ``num_examples`` records in a box.
 
     A zeroed record still counts in the number, which is public.
+
+    Args:
+      bounds: as in `of_sum`.
+      num_examples: number of records, at least 1.
+      norm: of the sensitivity.
+      adjacency: ``"zero_out"`` or ``"replace_one"``.
 
     Raises:
       ValueError: bounds as in `of_sum`; and under ``"add_remove"``, where the number of records is
@@ -77,7 +83,7 @@ def of_mean(bounds: Any, num_examples: int, *, norm: Norm, adjacency: Adjacency)
 
 
 def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Sensitivity of the number of records with some property: one.
+    """Returns the sensitivity of the number of records with some property: one.
 
     >>> of_count(norm="l1", adjacency="replace_one").value
     1.0
@@ -86,7 +92,7 @@ def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
 
 
 def of_histogram(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Sensitivity of a histogram: at least two bins, every record in exactly one.
+    """Returns the sensitivity of a histogram: two bins or more, every record in exactly one.
 
     Replacing a record takes it out of one bin and puts it into another; a zeroed one is in none.
 
@@ -99,7 +105,7 @@ def of_histogram(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
 
 
 def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Sensitivity of the numbers of records below each of ``num_thresholds`` thresholds.
+    """Returns the sensitivity of the numbers of records below each of ``num_thresholds`` values.
 
     One record may be below all of them; a replacement moves every count in the same direction.
 
@@ -111,7 +117,7 @@ def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency)
 
 
 def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
-    """L2 sensitivity of the sum of x x^T over records with ``|x| <= l2_bound``.
+    """Returns the L2 sensitivity of the sum of x x^T over records with ``|x| <= l2_bound``.
 
     Over the upper triangle with the diagonal. With a record x replaced by z the distance is at most
     the Frobenius norm of x x^T - z z^T, whose square is |x|^4 + |z|^4 - 2 (x . z)^2; two different
@@ -127,8 +133,8 @@ def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(factor * float(l2_bound) ** 2, "l2", adjacency)
 
 
-def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity:
-    """L1 sensitivity of the sum of x x^T over records in a box (upper triangle and diagonal).
+def of_second_moment_in_box(bounds: Bounds, *, adjacency: Adjacency) -> Sensitivity:
+    """Returns the L1 sensitivity of the sum of x x^T over records in a box, by its upper triangle.
 
     With u = x + z and v = x - z, 2 (x x^T - z z^T) is u v^T + v u^T, and |u_i| + |v_i| is twice the
     larger of |x_i| and |z_i|. By Cauchy and Schwarz a replacement moves the triangle by no more
@@ -157,7 +163,7 @@ def of_second_moment_in_box(bounds: Any, *, adjacency: Adjacency) -> Sensitivity
     return Sensitivity(min(farthest, _ranges_of_products(low, high)), "l1", adjacency)
 
 
-def checked_bounds(bounds: Any) -> tuple[Array, Array]:
+def checked_bounds(bounds: Bounds) -> tuple[Array, Array]:
     """Returns both bounds in float64, of one shape; raises ValueError unless low <= high."""
     allowed = "(low, high), finite numbers or arrays of one for each entry, with low <= high"
     try:

@@ -15,7 +15,7 @@ SUM_ROUNDING = 2.0**-16
 _BLOCK = 256
 
 
-def sum_in_blocks(terms: Any, axis: int = 0) -> npt.NDArray[Any]:
+def sum_in_blocks(terms: npt.ArrayLike, axis: int = 0) -> npt.NDArray[Any]:
     """Returns the sum over ``axis`` of float64 numbers, in blocks of 256, and blocks of these.
 
     Each of at most four rounds has a relative error below 2^-45 (Higham 2002, Section 4.2).
@@ -24,14 +24,16 @@ def sum_in_blocks(terms: Any, axis: int = 0) -> npt.NDArray[Any]:
     >>> float(sum_in_blocks(np.full(1000, 0.1)))
     100.0
     """
-    terms = np.moveaxis(np.asarray(terms), axis, 0)
-    terms = terms.astype(np.int64 if terms.dtype.kind in "biu" else np.float64)
-    while len(terms) > 1:
-        terms = _blocks(terms).sum(axis=1)
-    return terms[0] if len(terms) else np.zeros(terms.shape[1:], terms.dtype)
+    sums = np.moveaxis(np.asarray(terms), axis, 0)
+    sums = sums.astype(np.int64 if sums.dtype.kind in "biu" else np.float64)
+    while len(sums) > 1:
+        sums = _blocks(sums).sum(axis=1)
+    return sums[0] if len(sums) else np.zeros(sums.shape[1:], sums.dtype)
 
 
-def products_in_blocks(left: Any, right: Any) -> npt.NDArray[np.float64]:
+def products_in_blocks(
+    left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
     """Returns the sum over records of ``left`` times ``right`` as an outer product.
 
     Args:

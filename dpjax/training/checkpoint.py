@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax.datasets.fingerprint import fingerprint
+from dpjax.datasets.base import fingerprint
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
@@ -69,14 +69,20 @@ class CheckpointStore:
         (whose keys are then used), else as passed.
 
     Raises:
-      ValueError: if another run has locked the folder, if the folder holds checkpoints of another
-        mechanism, data or program, or if the newest one is damaged.
+      ValueError: if the path is that of a file, if another run has locked the folder, if the folder
+        holds checkpoints of another mechanism, data or program, or if the newest one is damaged.
     """
 
     def __init__(self, checkpoint_dir: str | Path, identity: Identity, seeded: bool) -> None:
         import orbax.checkpoint as ocp
 
         self._path = Path(checkpoint_dir).absolute()
+        for path in (self._path, *self._path.parents):
+            if path.exists() and not path.is_dir():
+                raise ValueError(
+                    "checkpoint_dir must be a folder, or a path at which one can be made, got"
+                    f" {str(checkpoint_dir)!r}, where {str(path)!r} is a file"
+                )
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._identity = identity
         self.seeded = seeded
@@ -118,9 +124,10 @@ class CheckpointStore:
             self._manager.save(num_releases, args=content)
             self._manager.wait_until_finished()
         except Exception as error:  # of tensorstore, orbax or the operating system
+            reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise OSError(
                 f"checkpoint_dir {str(self._path)!r}: the checkpoint at release {num_releases}"
-                f" cannot be written ({_first_line(error)}). The checkpoint before it is intact,"
+                f" cannot be written ({reason}). The checkpoint before it is intact,"
                 " and nothing after it was reported: free disk space and call again with the same"
                 " arguments to resume from it to the same result"
             ) from error
@@ -149,23 +156,20 @@ class CheckpointStore:
             found = self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
             return dict(found)
         except Exception as error:  # the type depends on the damaged file
+            remedy = (
+                "there is no earlier one, so it must be restored from a copy. Starting again in a"
+                " new folder is a second release of the data, and both releases compose"
+            )
+            if older := [each for each in self._manager.all_steps() if each < step]:
+                remedy = (
+                    f"remove its folder {str(step)!r} to resume from the one at release"
+                    f" {max(older)}, which repeats the releases after it with the same noise and"
+                    " result"
+                )
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a checkpoint at release {step} whose"
-                f" {item} cannot be read ({type(error).__name__}): {self._remedy(step)}"
+                f" {item} cannot be read ({type(error).__name__}): {remedy}"
             ) from error
-
-    def _remedy(self, damaged: int) -> str:
-        """Returns advice for a damaged checkpoint."""
-        older = [step for step in self._manager.all_steps() if step < damaged]
-        if older:
-            return (
-                f"remove its folder {str(damaged)!r} to resume from the one at release"
-                f" {max(older)}, which repeats the releases after it with the same noise and result"
-            )
-        return (
-            "there is no earlier one, so it must be restored from a copy. Starting again in a new"
-            " folder is a second release of the data, and both releases compose"
-        )
 
 
 def _options() -> "ocp.CheckpointManagerOptions":
@@ -180,7 +184,8 @@ def _options() -> "ocp.CheckpointManagerOptions":
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
     """The leaves by number, with keys as raw words."""
-    return {str(i): _key_words(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    leaves = enumerate(jax.tree.leaves(state))
+    return {str(i): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves}
 
 
 def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
@@ -192,10 +197,6 @@ def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(treedef, restored)
-
-
-def _key_words(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _is_key(leaf: jax.Array) -> bool:
@@ -214,10 +215,6 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_to_json(item) for item in value]
     return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 def _sha256(text: str) -> str:

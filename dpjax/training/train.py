@@ -1,7 +1,7 @@
 """``train``: a run of differentially private training, with checkpoints and a certificate."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,11 @@ class TrainResult:
     seeded: bool
 
     def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate of the run at ``delta``; it states if the noise was seeded."""
+        """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
+
+        Args:
+          delta: in (0, 1); customarily well below one over the number of records.
+        """
         return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
 
 
@@ -76,6 +80,7 @@ def train(
     optimizer: optax.GradientTransformation,
     *,
     wrt: Any = None,
+    loss_takes_key: bool = False,
     method: str = "auto",
     microbatch_size: int | None = None,
     steps_per_call: int = 100,
@@ -88,7 +93,8 @@ def train(
 
     Args:
       key: a JAX key; `dpjax.release_key()` for a real release.
-      loss_fn: ``loss_fn(params, example) -> scalar``.
+      loss_fn: ``loss_fn(params, example) -> scalar``, or ``loss_fn(params, example, key)`` with
+        ``loss_takes_key``.
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
       data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
@@ -96,6 +102,9 @@ def train(
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
+      loss_takes_key: whether the loss draws random numbers (dropout) from a key, which is then
+        another one for each step and each example drawn in it, and the same in a resumed run. The
+        random streams of an ``nnx.Module`` start from it.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
       steps_per_call: steps between two checkpoints and reports.
@@ -132,60 +141,59 @@ def train(
     """
     check_count("steps_per_call", steps_per_call)
     check_data(mechanism.sampling, data)
-    loss_input, params, constants = split_params(params, wrt, keyed=False)
-    loss_fn = loss_input.bind(loss_fn, constants)
+    loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
+    loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
-        loss_fn, optimizer, mechanism, key=key, method=method, microbatch_size=microbatch_size
+        (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
+        optimizer,
+        mechanism,
+        key=key,
+        loss_takes_key=loss_takes_key,
+        method=method,
+        microbatch_size=microbatch_size,
     )
     data = jax.device_put(data)
-    state = step.init(params)
+    state = step.init(trained)
     seeded = is_seeded(as_key(key))
     with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
-        state = store.restore(state) if store else state
-        run = _Run(step, mechanism, data, num_steps, steps_per_call, store, on_report)
-        state = run(state, progress)
+        start = store.restore(state) if store else state
+        state = start
+        for done, state, infos in _run(step, start, data, num_steps, steps_per_call, progress):
+            if store:  # before it is reported, so that a crash loses no reported state
+                store.save(state, done)
+            if on_report:
+                copied = jax.tree.map(jnp.array, state.params)
+                on_report(Report(done, copied, infos, mechanism))
     executed = mechanism.prefix(int(state.num_releases))
     return TrainResult(state.params, executed, store.seeded if store else seeded)
 
 
-class _Run(NamedTuple):
-    """A training run from a given state to its last step."""
-
-    step: PrivateStep
-    mechanism: SubsampledGaussian
-    data: Any
-    num_steps: int
-    steps_per_call: int
-    store: CheckpointStore | None
-    on_report: Callable[[Report], None] | None
-
-    def __call__(self, state: TrainState, progress: bool) -> TrainState:
-        done = int(state.num_releases)
-        if done > self.num_steps:
-            raise ValueError(
-                f"budget must admit the {done} releases that the checkpoint has already spent,"
-                f" got one that admits {self.num_steps}"
-            )
-        if done == self.num_steps:
-            return state
-        run = compile_steps(self.step.update, state, self.data, self.steps_per_call)
-        with tqdm(total=self.num_steps, initial=done, unit="step", disable=not progress) as bar:
-            while done < self.num_steps:
-                count = min(self.steps_per_call, self.num_steps - done)
-                state, infos = jax.block_until_ready(run(state, self.data, count))
-                done += count
-                self._report(done, state, infos)
-                bar.update(count)
-        return state
-
-    def _report(self, done: int, state: TrainState, infos: StepInfo) -> None:
-        """Reports a state only after it is saved, so a crash loses no reported state."""
-        if self.store:
-            self.store.save(state, done)
-        if self.on_report:
-            params = jax.tree.map(jnp.array, state.params)
-            self.on_report(Report(done, params, infos, self.mechanism))
+def _run(
+    step: PrivateStep,
+    state: TrainState,
+    data: ArrayTree,
+    num_steps: int,
+    steps_per_call: int,
+    progress: bool,
+) -> Iterator[tuple[int, TrainState, StepInfo]]:
+    """Yields the number of steps done, the state and the new steps' infos, call by call."""
+    done = int(state.num_releases)
+    if done > num_steps:
+        raise ValueError(
+            f"budget must admit the {done} releases that the checkpoint has already spent,"
+            f" got one that admits {num_steps}"
+        )
+    if done == num_steps:
+        return
+    run = compile_steps(step.update, state, data, steps_per_call)
+    with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
+        while done < num_steps:
+            count = min(steps_per_call, num_steps - done)
+            state, infos = jax.block_until_ready(run(state, data, count))
+            done += count
+            yield done, state, infos
+            bar.update(count)
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:

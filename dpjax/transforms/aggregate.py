@@ -76,7 +76,7 @@ def differentially_private_aggregate(
     def update(
         updates: optax.Updates,
         state: DifferentiallyPrivateAggregateState,
-        params: Any = None,
+        params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, DifferentiallyPrivateAggregateState]:
         del extra_args

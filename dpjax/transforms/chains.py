@@ -31,6 +31,9 @@ def noisy_sgd(
         sampling ``sampling_rate * num_examples``, never the size that was drawn.
       key: a JAX key for the noise.
 
+    Returns:
+      An optax transformation whose updates are per-example gradients (see `clip_per_example`).
+
     Privacy:
       One Gaussian release for each update; the rest is post-processing.
 
@@ -65,6 +68,9 @@ def noisy_adam(
       expected_batch_size: as in `noisy_sgd`.
       key: a JAX key for the noise.
       **adam_options: passed to `optax.adam` (``b1``, ``b2``, ``eps``, ...).
+
+    Returns:
+      An optax transformation as of `noisy_sgd`.
 
     Privacy:
       As `noisy_sgd`: Adam sees released values only.
@@ -110,7 +116,7 @@ def _noisy(
 def _like_params() -> optax.GradientTransformation:
     """Casts updates to the dtypes of the parameters."""
 
-    def cast(updates: Any, params: Any) -> Any:
+    def cast(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         if params is None:
             return updates
         return jax.tree.map(lambda update, p: update.astype(p.dtype), updates, params)

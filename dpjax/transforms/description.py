@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ArrayTree, ClipBound
+
 Divisor = Literal["none", "public constant", "batch length"]
 
 
@@ -52,9 +54,14 @@ class NoiseDescription:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l2_clip", _static_bounds(self.l2_clip))
-        noise = self.noise_multiplier
-        static = _static_schedule(noise) if callable(noise) else _static_number(noise)
-        object.__setattr__(self, "noise_multiplier", static)
+        noise: Any = self.noise_multiplier
+        # Metadata must be comparable, which numbers and schedules that hold JAX arrays are not.
+        held = list(getattr(noise, "__dict__", {}).values()) if callable(noise) else noise
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held)):
+            noise = None
+        elif noise is not None and not callable(noise):
+            noise = float(noise)
+        object.__setattr__(self, "noise_multiplier", noise)
 
 
 @jax.tree_util.register_static
@@ -66,7 +73,7 @@ class LeafShapes(tuple[tuple[int, ...] | None, ...]):
     """
 
     @classmethod
-    def of(cls, tree: Any) -> Self:
+    def of(cls, tree: ArrayTree) -> Self:
         """Returns the shapes of the leaves of ``tree``."""
         leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
         return cls(None if _is_masked(leaf) else jnp.shape(leaf) for leaf in leaves)
@@ -89,14 +96,21 @@ class PrivateTransformation(optax.GradientTransformationExtraArgs):
     description: NoiseDescription
 
     @classmethod
-    def of(cls, init: Any, update: Any, description: NoiseDescription) -> Self:
+    def of(
+        cls,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        description: NoiseDescription,
+    ) -> Self:
         """Returns the transformation ``(init, update)`` with its description."""
         transformation = cls(init, update)
         transformation.description = description
         return transformation
 
 
-def check_description(found: Any, own: Any) -> None:
+def check_description(
+    found: ClipDescription | NoiseDescription, own: ClipDescription | NoiseDescription
+) -> None:
     """Raises ValueError for the state of another transformation.
 
     Schedules are not compared.
@@ -111,21 +125,11 @@ def check_description(found: Any, own: Any) -> None:
             )
 
 
-def _static_number(value: Any) -> float | None:
-    return None if value is None or isinstance(value, jax.Array) else float(value)
-
-
-def _static_schedule(schedule: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
-    """Returns the schedule, or ``None`` if it holds JAX arrays: metadata must be comparable."""
-    held = jax.tree.leaves(list(getattr(schedule, "__dict__", {}).values()))
-    return None if any(isinstance(leaf, jax.Array) for leaf in held) else schedule
-
-
-def _static_bounds(l2_clip: Any) -> Any:
+def _static_bounds(l2_clip: ClipBound) -> ClipBound | None:
     if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
         return None
     return jax.tree.map(float, l2_clip)
 
 
-def _is_masked(node: Any) -> bool:
+def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)

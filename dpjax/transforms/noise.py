@@ -83,7 +83,10 @@ def add_gaussian_noise(
         )
 
     def update(
-        updates: optax.Updates, state: AddGaussianNoiseState, params: Any = None, **extra_args: Any
+        updates: optax.Updates,
+        state: AddGaussianNoiseState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, AddGaussianNoiseState]:
         del params, extra_args
         check_description(state.description, description)
@@ -140,14 +143,14 @@ def gaussian_like(key: PRNGKey, tree: ArrayTree, standard_deviation: Numeric) ->
     return jax.tree.unflatten(treedef, noisy)
 
 
-def _noisy(key: PRNGKey, leaf: Any, standard_deviation: Any) -> jax.Array:
+def _noisy(key: PRNGKey, leaf: jax.Array, standard_deviation: Numeric) -> jax.Array:
     leaf = jnp.asarray(leaf)
     dtype = accumulator(leaf)
     noise = normal(key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
     return (leaf.astype(dtype) + noise).astype(leaf.dtype)
 
 
-def _check_dtypes(updates: Any) -> None:
+def _check_dtypes(updates: optax.Updates) -> None:
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates)}
     narrow = [str(dtype) for dtype in dtypes if dtype.itemsize < 4]
     if narrow:
@@ -158,7 +161,7 @@ def _check_dtypes(updates: Any) -> None:
         )
 
 
-def _check_shapes(updates: Any, expected: LeafShapes) -> None:
+def _check_shapes(updates: optax.Updates, expected: LeafShapes) -> None:
     found = LeafShapes.of(updates)
     if tuple(found) != tuple(expected):
         raise ValueError(

@@ -16,6 +16,7 @@ import optax
 from optax.schedules import InjectHyperparamsState, InjectStatefulHyperparamsState
 from optax.transforms import PartitionState
 
+from dpjax._typing import Numeric
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.transforms.aggregate import DifferentiallyPrivateAggregateState
 from dpjax.transforms.clip import ClipPerExampleState
@@ -56,7 +57,7 @@ class _Other(NamedTuple):
     name: str
 
 
-def find_noise(state: Any) -> NoiseInState:
+def find_noise(state: optax.OptState) -> NoiseInState:
     """Returns the noise of an optimiser state, for one noise transformation over all parameters.
 
     Raises:
@@ -108,7 +109,7 @@ def _check_same_bound(clip: ClipPerExampleState, noise: NoiseInState) -> None:
         )
 
 
-def _steps(state: Any) -> list[Any]:
+def _steps(state: optax.OptState) -> list[Any]:
     """The transformations in a state in the order in which they act, without wrappers."""
     if type(state) in (tuple, list, OrderedDict) and state:
         children = state.values() if isinstance(state, OrderedDict) else state
@@ -228,14 +229,14 @@ def _joint_multiplier(multipliers: list[Any]) -> float | Callable[[Any], Any] | 
     if None in multipliers:
         return None
 
-    def joint(step: Any) -> float:
+    def joint(step: Numeric) -> float:
         values = [float(m(step)) if callable(m) else m for m in multipliers]
         return 0.0 if 0 in values else sum(value**-2 for value in values) ** -0.5
 
     return joint if any(map(callable, multipliers)) else joint(0)
 
 
-def _holds_dpjax(state: Any) -> bool:
+def _holds_dpjax(state: optax.OptState) -> bool:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, _DPJAX))
     return any(isinstance(node, _DPJAX) for node in nodes)
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.regression import RegressionBounds
-from dpjax.datasets.wine import load_wine
+from dpjax.datasets import load_wine
 from experiments.bayes.wine_fits import (
     ADJACENCY,
     Records,

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
-from dpjax.datasets.wine import load_wine
+from dpjax.datasets import load_wine
 from experiments.bayes.wine_fits import (
     ADJACENCY,
     METHODS,

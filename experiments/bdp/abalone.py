@@ -5,8 +5,7 @@
 
 import functools
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.abalone import load_abalone
+from dpjax.datasets import Dataset, load_abalone
 from experiments.bdp.variational import DESCRIPTION, Table, figures, remarks
 from experiments.lib.registry import Experiment
 

@@ -5,8 +5,7 @@
 
 import functools
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.adult_attributes import load_adult_attributes
+from dpjax.datasets import Dataset, load_adult_attributes
 from experiments.bdp.variational import DESCRIPTION, Table, figures, remarks
 from experiments.lib.registry import Experiment
 

@@ -7,8 +7,7 @@ import functools
 
 import numpy as np
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.abalone import load_abalone
+from dpjax.datasets import Dataset, load_abalone
 from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, figures, remarks
 from experiments.lib.registry import Experiment

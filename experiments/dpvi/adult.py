@@ -7,8 +7,7 @@ import functools
 
 import numpy as np
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.adult_attributes import load_adult_attributes
+from dpjax.datasets import Dataset, load_adult_attributes
 from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.study import LANGEVIN_WORDS, Study, figures, remarks
 from experiments.lib.registry import Experiment

@@ -301,6 +301,7 @@ def test_static_arguments_that_are_equal_and_of_different_types():
         (pd.Series(["a"] * RECORDS), r"args\[1\] must be an array of numbers or booleans.*'O'"),
         (pd.Series(pd.date_range("2000", periods=RECORDS)), r"args\[1\] must be .*M8"),
         (pd.DataFrame({"a": Y, "b": ["c"] * RECORDS}), r"args\[1\] must be .*dtype\('O'\)"),
+        (np.ma.masked_less(Y, 0), r"args\[1\] must be an array without a mask"),
     ],
 )
 def test_arrays_that_hold_no_numbers(column, words):

@@ -191,14 +191,14 @@ def test_records_that_are_not_real_numbers_are_refused_by_name(x):
     with pytest.raises(ValueError, match="x must be real numbers"):
         PRIVATE_BOUNDS.release_positions(jax.random.key(0), x, np.ones(len(x)))
     for call in calls:
-        with pytest.raises(TypeError, match="x must be an array of real numbers"):
+        with pytest.raises(ValueError, match="x must be real numbers"):
             call()
     for name in ("xtx", "xty", "yty"):
         shape = np.shape(getattr(FINE, name))
         bad = FINE._replace(**{name: np.full(shape, "a")})
-        with pytest.raises(TypeError, match=rf"\.{name} must be an array of real numbers"):
+        with pytest.raises(ValueError, match=rf"\.{name} must be real numbers"):
             noise_aware_posterior(jax.random.key(0), GAUSSIAN, bad, num_examples=10, **PRIOR)
-        with pytest.raises(TypeError, match=rf"\.{name} must be an array of real numbers"):
+        with pytest.raises(ValueError, match=rf"\.{name} must be real numbers"):
             unknown_noise_posterior(bad, 10, **PRIOR)
 
 

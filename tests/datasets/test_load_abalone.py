@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from raw_files import load_real, published
 
-from dpjax.datasets import CorruptedFileError, Dataset
-from dpjax.datasets import abalone as abalone_module
-from dpjax.datasets.abalone import load_abalone
+from dpjax.datasets import CorruptedFileError, Dataset, load_abalone, uci
 
 NAME = "abalone.data"
 ROWS = [
@@ -23,7 +21,7 @@ CONTENT = "".join(",".join(map(str, row)) + "\n" for row in ROWS).encode()
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(abalone_module, "_FILES", published({NAME: data}))
+    monkeypatch.setattr(uci, "_ABALONE_FILES", published({NAME: data}))
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +107,13 @@ def test_an_unknown_scaling_is_refused(places: Any) -> None:
 
 
 def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abalone_module, "_HOST", host.address)
+    monkeypatch.setattr(uci, "_ABALONE_HOST", host.address)
     write(host.folder)
     found = load_abalone()
     assert_tiny(found)
     assert found.source == "original host"
     assert "holds no raw file of abalone" in found.note
-    monkeypatch.setattr(abalone_module, "_HOST", "http://absent.invalid/")
+    monkeypatch.setattr(uci, "_ABALONE_HOST", "http://absent.invalid/")
     assert_tiny(load_abalone())  # from the cache
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from raw_files import load_real, published
 
-from dpjax.datasets import CorruptedFileError, Dataset, adult_attributes
-from dpjax.datasets.adult_attributes import load_adult_attributes
+from dpjax.datasets import CorruptedFileError, Dataset, adult, load_adult_attributes
 
 LINES = [
     "39, Private, 77516, Bachelors, 13, Divorced, Sales, Wife, White, Female, 2174, 0, 40, Cuba, ",
@@ -38,7 +37,7 @@ def write(folder: Path, *names: str) -> Path:
 def _tiny(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Publishes a tiny Adult, but where the real one is asked for."""
     if "real" not in request.fixturenames:
-        monkeypatch.setattr(adult_attributes, "_FILES", published(CONTENTS))
+        monkeypatch.setattr(adult, "_ATTRIBUTES_FILES", published(CONTENTS))
 
 
 def together(found: Dataset) -> np.ndarray:
@@ -89,7 +88,7 @@ def test_a_file_that_is_no_such_table_is_named(
     places: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = {**CONTENTS, "adult.data": b"39, Private\n50, Private\n"}
-    monkeypatch.setattr(adult_attributes, "_FILES", published(damaged))
+    monkeypatch.setattr(adult, "_ATTRIBUTES_FILES", published(damaged))
     monkeypatch.setitem(CONTENTS, "adult.data", damaged["adult.data"])
     write(places.data, "adult.data", "adult.test")
     with pytest.raises(CorruptedFileError, match=r"adult\.data is no table of 15 columns"):
@@ -102,7 +101,7 @@ def test_an_unknown_scaling_is_refused(places: Any) -> None:
 
 
 def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adult_attributes, "_HOST", host.address)
+    monkeypatch.setattr(adult, "_ATTRIBUTES_HOST", host.address)
     write(host.folder, "adult.data", "adult.test")
     found = load_adult_attributes()
     assert_tiny(found)
@@ -132,4 +131,4 @@ def test_the_real_records(real: Dataset) -> None:
     assert real.train.y.sum() + real.test.y.sum() == 7_841 + 3_846
     x = together(real)
     categories = [len(np.unique(x[:, column])) for column in (1, 3, 5, 6, 7, 8, 9, 13)]
-    assert categories == list(adult_attributes._CATEGORIES.values())
+    assert categories == list(adult._CATEGORIES.values())

@@ -16,7 +16,6 @@ from dpjax.datasets import (
     load_movielens,
     load_restaurants,
     movielens,
-    restaurants,
 )
 from dpjax.datasets.base import split_ratings
 from dpjax.datasets.sources import RawFile
@@ -176,7 +175,7 @@ def test_the_restaurants_are_those_published() -> None:
 
 
 def test_the_restaurants_file_names_its_authors_and_licence() -> None:
-    text = Path(restaurants.__file__).with_name("restaurants.csv").read_text(encoding="utf-8")
+    text = Path(movielens.__file__).with_name("restaurants.csv").read_text(encoding="utf-8")
     assert "10.24432/C5DP41" in text
     assert "CC BY 4.0" in text
 

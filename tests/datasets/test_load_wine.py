@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from raw_files import load_real, published
 
-from dpjax.datasets import CorruptedFileError
-from dpjax.datasets import wine as wine_module
+from dpjax.datasets import CorruptedFileError, load_wine, uci
 from dpjax.datasets.base import RegressionDataset
-from dpjax.datasets.wine import load_wine
 
 NAME = "winequality-white.csv"
 ROWS = [[*(number + column / 10 for column in range(11)), 3 + number] for number in range(5)]
@@ -19,7 +17,7 @@ CONTENT = "\n".join([HEADER, *(";".join(map(str, row)) for row in ROWS)]).encode
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(wine_module, "_FILES", published({NAME: data}))
+    monkeypatch.setattr(uci, "_WINE_FILES", published({NAME: data}))
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +71,13 @@ def test_a_file_that_is_no_such_table_is_named(
 
 
 def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wine_module, "_HOST", host.address)
+    monkeypatch.setattr(uci, "_WINE_HOST", host.address)
     write(host.folder)
     found = load_wine()
     assert_tiny(found)
     assert found.source == "original host"
     assert "holds no raw file of wine_quality" in found.note
-    monkeypatch.setattr(wine_module, "_HOST", "http://absent.invalid/")
+    monkeypatch.setattr(uci, "_WINE_HOST", "http://absent.invalid/")
     assert_tiny(load_wine())  # from the cache
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.datasets.abalone import load_abalone
+from dpjax.datasets import load_abalone
 from experiments.dpvi import abalone, adult, study
 from experiments.dpvi.inference import (
     ADD,

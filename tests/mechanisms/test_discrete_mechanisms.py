@@ -156,7 +156,7 @@ def test_a_sum_on_a_grid_is_released_without_rounding():
 
 @pytest.mark.parametrize("value", [0.5, [1.0, 2.0], np.array([True]), "12"])
 def test_what_is_not_whole_is_refused(value):
-    with pytest.raises(ValueError, match=r"value must be (arrays of integers|real numbers)"):
+    with pytest.raises(ValueError, match=r"value must be (integers|real numbers)"):
         gaussian().release(KEY, value)
 
 

@@ -1,5 +1,7 @@
 """What releases take and refuse, and that jit, vmap and scan change nothing."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,40 @@ def test_the_second_call_does_not_compile():
 def test_what_is_no_array_of_real_numbers_is_refused(cls, value):
     with pytest.raises(ValueError, match=r"(value|utilities) must be|could not convert"):
         mechanism(cls).release(KEY, value)
+
+
+@pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
+def test_masked_arrays_are_refused(used):
+    masked = np.ma.masked_equal([1, 2, 1], 2)
+    with pytest.raises(ValueError, match=r"must be an array without a mask.*numpy\.ma\.filled"):
+        used.release(KEY, masked)
+    np.testing.assert_array_equal(
+        used.release(KEY, masked.filled(0)), used.release(KEY, np.array([1, 0, 1]))
+    )
+
+
+@pytest.mark.parametrize("cls", [NoisyMax, ExponentialMechanism])
+@pytest.mark.parametrize(
+    "utilities",
+    [
+        [2**2000, 1.5, 2**2000 - 10**4],
+        [2**70 + 10**4, 1.5, 2**70],
+        [2**62 + 10**4, 2**62, -1.5],
+        [2**63, -1, 2**63 - 10**4],
+        [2**70 + 10**4, np.float32(1), np.int64(7), 2**70],
+        [2**70 + 10**4, jnp.float32(1), 2**70],
+    ],
+    ids="beyond_float64 beyond_int64 rounded_by_float64 beyond_uint64 numpy jax".split(),
+)
+def test_integers_beside_floats_are_selected_exactly(cls, utilities):
+    used = mechanism(cls, scale=100.0)
+    assert used.release(KEY, utilities) == 0
+    assert used.release(KEY, utilities[::-1]) == len(utilities) - 1
+    # What is not finite is excluded here too.
+    assert used.release(KEY, [math.inf, math.nan, *utilities]) == 2
+    # power: of equal utilities the last wins sometimes
+    keys = jax.random.split(KEY, 8)
+    assert {int(used.release(key, [2**2000, 1.5, 2**2000])) for key in keys} == {0, 2}
 
 
 def test_complex_input_is_refused_under_jit_too():

@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpjax.accounting.releases.base import UnsupportedEventError, decompose
-from dpjax.mechanisms.statistic_events import (
-    discrete_laplace_event,
-    gaussian_event,
-    laplace_event,
-    pure_event,
-)
+from dpjax.mechanisms import Gaussian, Laplace
+from dpjax.mechanisms.statistic_events import discrete_laplace_event, pure_event
 from dpjax.sensitivity import Sensitivity
 
 ADJACENCIES = st.sampled_from(["add_remove", "replace_one"])
@@ -28,8 +24,8 @@ def over_sensitivity(event, adjacency):
 
 @given(value=SIZES, scale=SIZES, adjacency=ADJACENCIES)
 def test_accountants_see_noise_over_the_sensitivity_as_it_is_stated(value, scale, adjacency):
-    for make, norm in ((gaussian_event, "l2"), (laplace_event, "l1")):
-        event = make(Sensitivity(value, norm, adjacency), scale)
+    for mechanism, norm in ((Gaussian, "l2"), (Laplace, "l1")):
+        event = mechanism(Sensitivity(value, norm, adjacency), scale).event
         seen = over_sensitivity(event, adjacency).noise_multiplier
         assert seen == pytest.approx(scale / value, rel=1e-14)
 

@@ -83,6 +83,6 @@ def test_hardly_any_noise_is_refused_in_words():
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "100"])
 @pytest.mark.parametrize("sampler", [PoissonSampling, TruncatedPoissonSampling])
 def test_a_divisor_that_is_no_positive_number_is_refused(sampler, value):
-    arguments = (10, 0.5) if sampler is PoissonSampling else (10, 0.5, 5)
+    size = {} if sampler is PoissonSampling else {"truncated_batch_size": 5}
     with pytest.raises(ValueError, match="expected_batch_size must be a finite number > 0"):
-        sampler(*arguments, expected_batch_size=value)
+        sampler(10, 0.5, **size, expected_batch_size=value)

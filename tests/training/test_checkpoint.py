@@ -16,7 +16,7 @@ import dpjax
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from dpjax.training import Budget, train
-from dpjax.training.checkpoint import CheckpointStore, identify, mechanism_hash
+from dpjax.training.checkpoint import CheckpointStore, Identity, identify, mechanism_hash
 
 KEY = jax.random.key(5)
 DELTA = 1e-3
@@ -357,6 +357,15 @@ def test_every_report_finds_its_own_checkpoint_on_disk(tmp_path):
         assert json.loads((newest / "identity" / "metadata").read_text())["seeded"]
 
     run(tmp_path, on_report=on_report)
+
+
+@pytest.mark.parametrize("below", [".", "run", "deep/run"])
+def test_a_file_in_place_of_the_folder_is_named(below, tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / below)
+    words = f"checkpoint_dir must be a folder, .* got '{folder}', where '{tmp_path / 'file'}' is a"
+    with pytest.raises(ValueError, match=words):
+        CheckpointStore(folder, Identity("a", "b", "c"), seeded=True)
 
 
 def test_budgets_across_a_resumption(copy_of_six_done, straight):

@@ -208,6 +208,10 @@ def test_a_seeded_run_says_so():
     [
         ({"data": jax.tree.map(lambda a: a[:-1], DATA)}, "data must have the 40 records .* got 39"),
         ({"data": (DATA[0], DATA[1][:-1])}, "data must have one batch length"),
+        (
+            {"data": (np.ma.masked_less(DATA[0], 0), DATA[1])},
+            "data must be an array without a mask",
+        ),
         ({"steps_per_call": 0}, "steps_per_call must be a whole number >= 1"),
         ({"loss": lambda params, example: params["w"]}, "loss"),
         ({"params": {"w": jnp.zeros(3, jnp.int32)}}, "float"),

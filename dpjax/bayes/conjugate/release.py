@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_count
+from dpjax._validation import as_numbers, check, check_count
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import Mechanism, NoisyStatistic
-from dpjax.mechanisms.host import as_numbers, call_on_host
+from dpjax.mechanisms.host import call_on_host
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 _PRIVATE_COUNT = "private; determined by the release, with noise"

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
 from dpjax._validation import (
+    as_floats,
     as_key,
-    as_real,
     check,
     check_count,
     check_delta,
@@ -179,7 +179,7 @@ def prediction_interval(key: jax.Array, draws: RegressionDraws, x: Any, level: f
     >>> [round(float(end[0])) for end in interval]
     [0, 6]
     """
-    means = draws.beta @ as_real("x", x).astype(draws.beta.dtype).T
+    means = draws.beta @ as_floats(x, "x").astype(draws.beta.dtype).T
     normals = jax.random.normal(as_key(key), means.shape, means.dtype)
     return _central(means + jnp.sqrt(draws.sigma2)[:, None] * normals, level)
 

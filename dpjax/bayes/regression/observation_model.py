@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from dpjax._validation import as_real, check, check_positive
+from dpjax._validation import as_floats, check, check_positive
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
 
@@ -110,7 +110,7 @@ def observe(
     _check(mechanism, released)
     check_positive("num_examples", num_examples)
     parts = RegressionStatistics(
-        *(as_real(f"released.{name}", part) for name, part in released._asdict().items())
+        *(as_floats(part, f"released.{name}") for name, part in released._asdict().items())
     )
     spread = RegressionStatistics(*map(jnp.full_like, parts, mechanism.noise_scales))
     n = jnp.asarray(num_examples, parts.xtx.dtype)

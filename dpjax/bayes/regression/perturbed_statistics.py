@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_choice, check_positive
+from dpjax._validation import as_numbers, check, check_choice, check_positive
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression.budget_allocation import (
     AssumedModel,
@@ -33,7 +33,7 @@ from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array, as_numbers, call_on_host, float_dtype
+from dpjax.mechanisms.host import Array, call_on_host, float_dtype
 from dpjax.mechanisms.laplace import Laplace
 from dpjax.sensitivity import Sensitivity
 from dpjax.sensitivity.sums import SUM_ROUNDING

@@ -8,7 +8,7 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
-from dpjax._validation import as_real, check, check_delta, check_positive
+from dpjax._validation import as_floats, check, check_delta, check_positive
 from dpjax.bayes.regression.statistics import RegressionStatistics
 from dpjax.mechanisms.base import Interval
 
@@ -81,7 +81,7 @@ class RegressionPosterior(NamedTuple):
         >>> [end.round(2).tolist() for end in prediction.interval(0.9)]
         [[-1.4], [2.2]]
         """
-        x = as_real("x", x)
+        x = as_floats(x, "x")
         spread = jnp.sum(x * (x @ self._inverse), axis=1)
         scale = jnp.sqrt(self.noise_variance * (1 + spread))
         return Prediction(x @ self.mean, scale, 2 * self.shape)
@@ -155,15 +155,20 @@ def unknown_noise_posterior(
     check_positive("prior_precision", prior_precision)
     check(statistics.yty is not None, "statistics.yty", None, "released, for unknown noise")
     precision, mean = _normal(statistics, prior_precision)
-    xty, yty = as_real("statistics.xty", statistics.xty), as_real("statistics.yty", statistics.yty)
+    xty, yty = (
+        as_floats(statistics.xty, "statistics.xty"),
+        as_floats(statistics.yty, "statistics.yty"),
+    )
     unexplained = jnp.maximum(yty - xty @ mean, 0.0)
-    shape = noise_shape + jnp.maximum(as_real("num_examples", num_examples), 0.0) / 2
+    shape = noise_shape + jnp.maximum(as_floats(num_examples, "num_examples"), 0.0) / 2
     return RegressionPosterior(mean, precision, shape, noise_rate + unexplained / 2)
 
 
 def _normal(statistics: RegressionStatistics, ridge: Any) -> tuple[jax.Array, jax.Array]:
     """Posterior precision of the coefficients over the noise precision, and their mean."""
-    xtx, xty = (as_real(f"statistics.{name}", getattr(statistics, name)) for name in ("xtx", "xty"))
+    xtx, xty = (
+        as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
+    )
     precision = xtx + ridge * jnp.eye(len(xty), dtype=xtx.dtype)
     return precision, cho_solve(cho_factor(precision), xty)
 
@@ -187,14 +192,16 @@ def repair(statistics: RegressionStatistics, floor: Any) -> RegressionStatistics
     ([[4.0, 0.0], [0.0, 0.5]], 2.25)
     """
     check_positive("floor", floor)
-    xtx, xty = (as_real(f"statistics.{name}", getattr(statistics, name)) for name in ("xtx", "xty"))
+    xtx, xty = (
+        as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
+    )
     values, vectors = jnp.linalg.eigh(xtx)
     values = jnp.maximum(values, floor)
     raised = (vectors * values[None, :]) @ vectors.T
     if statistics.yty is None:
         return RegressionStatistics(raised, xty, None)
     explained = jnp.sum((vectors.T @ xty) ** 2 / values)
-    yty = as_real("statistics.yty", statistics.yty)
+    yty = as_floats(statistics.yty, "statistics.yty")
     return RegressionStatistics(raised, xty, jnp.maximum(yty, explained))
 
 
@@ -212,5 +219,5 @@ def largest_noise_eigenvalue(standard_deviations: Any) -> jax.Array:
     >>> largest_noise_eigenvalue(jnp.full((9, 9), 1.5)).item()
     9.0
     """
-    variances = jnp.square(as_real("standard_deviations", standard_deviations))
+    variances = jnp.square(as_floats(standard_deviations, "standard_deviations"))
     return 2 * jnp.sqrt(variances.sum(axis=1).mean())

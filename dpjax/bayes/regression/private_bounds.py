@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_delta, check_positive
+from dpjax._validation import as_numbers, check, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.regression.statistics import RegressionBounds, check_records
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.host import Array, as_float64, as_numbers, call_on_host, exact
+from dpjax.mechanisms.host import Array, as_float64, call_on_host, exact
 from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_real, check, check_choice, check_count, check_positive
+from dpjax._validation import as_floats, check, check_choice, check_count, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.mechanisms.host import as_float64
@@ -63,7 +63,7 @@ class RegressionBounds:
 
         A row that is not finite becomes zero, a NaN target ``-y_size``.
         """
-        x, y = as_real("x", x), as_real("y", y)
+        x, y = as_floats(x, "x"), as_floats(y, "y")
         return clip_norm_to(x, self.x_norm), clip_to(y, (-self.y_size, self.y_size))
 
 
@@ -133,7 +133,7 @@ def sufficient_statistics(x: Any, y: Any) -> RegressionStatistics:
     >>> sufficient_statistics(jnp.array([[1.0, 2.0]]), jnp.array([3.0])).xty.tolist()
     [3.0, 6.0]
     """
-    x, y = as_real("x", x), as_real("y", y)
+    x, y = as_floats(x, "x"), as_floats(y, "y")
     check(x.ndim == 2, "x", x.shape, "features of shape (n, d)")
     check(y.shape == x.shape[:1], "y", y.shape, f"targets of shape {x.shape[:1]}")
     x, y = (part.astype(accumulator(part)) for part in (x, y))

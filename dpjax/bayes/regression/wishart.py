@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 from scipy.special import gammaincinv, ndtri
 
-from dpjax._validation import check_count, check_delta, check_positive
+from dpjax._validation import as_numbers, check_count, check_delta, check_positive
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, check_adjacency
@@ -28,7 +28,7 @@ from dpjax.bayes.regression.statistics import (
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.exact_sampling import RandomWords
-from dpjax.mechanisms.host import Array, as_numbers, call_on_host, float_dtype, from_units, to_units
+from dpjax.mechanisms.host import Array, call_on_host, float_dtype, from_units, to_units
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2

@@ -10,7 +10,7 @@ from numpyro.distributions import Unit
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 
-from dpjax._validation import as_numeric
+from dpjax._validation import check, check_unmasked
 
 Trace = Mapping[str, Mapping[str, Any]]
 
@@ -92,12 +92,18 @@ def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]
     """Returns ``(args, kwargs)`` with numpy arrays for pandas Series and DataFrames.
 
     Raises:
-      ValueError: for arrays that hold no numbers, naming the argument and its dtype.
+      ValueError: for arrays that hold no numbers, naming the argument and its dtype, and for masked
+        arrays.
     """
 
     def convert(path: Any, leaf: Any) -> Any:
         name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
-        return as_numeric(leaf, name)
+        check_unmasked(name, leaf)
+        array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+        if isinstance(array, np.ndarray) and array.dtype != bool:
+            numeric = jax.dtypes.issubdtype(array.dtype, np.number)
+            check(numeric, name, array.dtype, "an array of numbers or booleans")
+        return array
 
     return jax.tree.map_with_path(convert, (tuple(args), dict(kwargs)))
 

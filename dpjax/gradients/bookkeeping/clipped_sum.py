@@ -236,7 +236,12 @@ def _bookkeeping_sum(
         finite, all_operands, all_grads = arrays
         total = jnp.zeros(array.shape, accumulator(array))
         for site, inputs, output_grads in zip(sites, all_operands, all_grads, strict=True):
-            operands = [_zero_nonfinite_floats(finite, value) for value in inputs]
+            operands = [
+                zero_nonfinite(finite, value)
+                if value is not None and jnp.issubdtype(value.dtype, jnp.floating)
+                else value
+                for value in inputs
+            ]
             output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
             operands, output_grad = _apply_clip_factors(site, factor, operands, output_grad)
             total += _batch_transpose(site, array, operands, output_grad)
@@ -260,21 +265,13 @@ def _scale_examples(factor: jax.Array, array: jax.Array) -> jax.Array:
     return array * factor.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
 
 
-def _is_float(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.floating)
-
-
 def _batch_transpose(
     site: Site, leaf: Any, operands: list[Any], output_grads: jax.Array
 ) -> jax.Array:
-    def of_leaf(x: Any) -> Any:
+    """The gradient of the leaf at one site, summed over the batch."""
+
+    def outputs(x: Any) -> Any:
         each = partial(apply_site, site, leaf=x)
         return jax.vmap(each, axis_size=len(output_grads))(operands)
 
-    return transpose(of_leaf, leaf, output_grads)
-
-
-def _zero_nonfinite_floats(finite: jax.Array, value: Any) -> Any:
-    if value is None or not _is_float(value):
-        return value
-    return zero_nonfinite(finite, value)
+    return transpose(outputs, leaf, output_grads)

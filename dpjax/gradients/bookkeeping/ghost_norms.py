@@ -92,6 +92,9 @@ def inner_product(one: Factors, other: Factors) -> jax.Array:
     return jnp.sum(products) + rounding + underflow
 
 
+_einsum = partial(jnp.einsum, precision=EXACT)
+
+
 def _grams(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
     """``<left_t, left_s>`` and ``<right_t, right_s>`` for all t of one and s of the other."""
     if not one.one_hot and not other.one_hot:
@@ -107,12 +110,8 @@ def _grams(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
     return (other.left[0][:, one.left] * (one.left >= 0)).T, rights
 
 
-def _einsum(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.einsum(subscripts, left, right, precision=EXACT)
-
-
 def _dot_shape(site: Site) -> Shape:
-    (contracting, batch), operand = _dims(site), site.operand
+    (contracting, batch), operand = site.equation.params["dimension_numbers"], site.operand
     param = aval(site.equation.invars[operand]).shape
     groups = math.prod(param[d] for d in batch[operand])
     rows = math.prod(param[d] for d in contracting[operand])
@@ -121,7 +120,7 @@ def _dot_shape(site: Site) -> Shape:
 
 
 def _dot_factors(site: Site, other: jax.Array, output_grad: jax.Array) -> Factors:
-    (contracting, batch), shape = _dims(site), _dot_shape(site)
+    (contracting, batch), shape = site.equation.params["dimension_numbers"], _dot_shape(site)
     mine = 1 - site.operand
     free = [d for d in range(other.ndim) if d not in (*contracting[mine], *batch[mine])]
     left = other.transpose([*batch[mine], *free, *contracting[mine]])
@@ -139,10 +138,6 @@ def _convolution_shape(site: Site) -> Shape:
     columns = kernel[site.equation.params["dimension_numbers"].rhs_spec[0]]
     terms = math.prod(aval(site.output).shape) // columns
     return Shape(1, terms, math.prod(kernel) // columns, columns)
-
-
-def _dims(site: Site) -> Any:
-    return site.equation.params["dimension_numbers"]
 
 
 def _looks_up_rows(site: Site) -> bool:

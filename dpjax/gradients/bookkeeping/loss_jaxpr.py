@@ -86,7 +86,9 @@ def aval(atom: Any) -> Any:
 
 def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any) -> LossJaxpr:
     """Traces ``loss_fn`` on one example and finds the sites of each parameter leaf."""
-    jaxpr = _inline_calls(jax.make_jaxpr(loss_fn)(params, example))
+    called = jax.make_jaxpr(loss_fn)(params, example)
+    inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
+    jaxpr = jax.make_jaxpr(lambda *values: evaluate(called, values))(*inputs)  # calls inlined
     search = _ParameterSearch(len(jax.tree.leaves(params)), jaxpr)
     readers = _readers(jaxpr)
     sites = [
@@ -122,12 +124,6 @@ def _sums_rows(equation: JaxprEqn, shape: tuple[int, ...]) -> bool:
         return False
     added, (*others, last) = equation.params["axes"], range(len(shape))
     return last not in added and all(axis in added or shape[axis] == 1 for axis in others)
-
-
-def _inline_calls(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr with the bodies of ``jit`` and ``remat`` inlined."""
-    inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, jaxpr.jaxpr.invars)]
-    return jax.make_jaxpr(lambda *values: evaluate(jaxpr, values))(*inputs)
 
 
 def evaluate(
@@ -180,7 +176,8 @@ class _ParameterSearch:
     def _visit(self, equation: JaxprEqn) -> None:
         name, inputs = equation.primitive.name, equation.invars
         found = [i for i, value in enumerate(inputs) if self._is_view(value)]
-        if len(found) == 1 and name in _VIEWS and len(inputs) == 1 and _keeps_floats(equation):
+        floats = all(jnp.issubdtype(aval(v).dtype, jnp.floating) for v in equation.outvars)
+        if len(found) == 1 and name in _VIEWS and len(inputs) == 1 and floats:
             leaf, views = self.views[inputs[0]]
             self.views[equation.outvars[0]] = (leaf, (*views, equation))
         elif len(found) == 1 and found[0] in _LINEAR_IN.get(name, ()):
@@ -197,10 +194,6 @@ class _ParameterSearch:
 
     def _is_view(self, value: Any) -> bool:
         return not isinstance(value, Literal) and value in self.views
-
-
-def _keeps_floats(equation: JaxprEqn) -> bool:
-    return all(jnp.issubdtype(aval(v).dtype, jnp.floating) for v in equation.outvars)
 
 
 def apply_site(site: Site, operands: list[Any], leaf: Any) -> Any:

@@ -50,15 +50,21 @@ def choose_route(program: LossJaxpr, leaf: int, size: int) -> Route:
     sites = [program.sites[number] for number in program.sites_of(leaf)]
     if not sites or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
-    operations, shapes = _operations(sites), _common_factors(sites)
+    names = [site.equation.primitive.name for site in sites]
+    operations = " and ".join(names)
+    if len(names) > 3:
+        operations = f"{len(names)} operations, first {names[0]}"
+    shapes = _common_factors(sites)
     if shapes is None:
         return Route("instantiate", operations, size)
     terms = sum(shape.terms for shape in shapes)
-    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
+    if len(sites) == 1 and names[0] in LOOKUPS:
         return Route("ghost", f"{operations}, {terms} lookups", terms * shapes[0].columns)
     products = "1 outer product" if terms == 1 else f"{terms} outer products"
-    if _gram_work(shapes) < _WORK_PER_FLOAT * size:
-        return Route("ghost", f"{operations}, {products}", _gram_floats(shapes))
+    multiplications = terms**2 * max(s.groups * (s.rows + s.columns) for s in shapes)
+    if multiplications < _WORK_PER_FLOAT * size:
+        two_grams = 2 * max(shape.groups for shape in shapes) * terms**2
+        return Route("ghost", f"{operations}, {products}", two_grams)
     reason = f"{operations}, {products}: instantiating the gradient is cheaper"
     if len(sites) == 1 and size > _LARGE:
         return Route("sequential", reason, 0)
@@ -70,15 +76,11 @@ def _common_factors(sites: list[Site]) -> list[Shape] | None:
     shapes = [shape_of(site) for site in sites]
     if any(shape is None for shape in shapes):
         return None
-    if len(sites) > 1 and not _same_orientation(sites):
-        return None
+    if len(sites) > 1:  # all must see the leaf as a matrix, and lookups take rows of it
+        axes = [(row_axis(site), site.equation.primitive.name) for site in sites]
+        if not all(axis == 0 or (axis == 1 and name == "dot_general") for axis, name in axes):
+            return None
     return shapes  # type: ignore[return-value]
-
-
-def _same_orientation(sites: list[Site]) -> bool:
-    """Whether all sites see the leaf as a matrix, and all lookups take rows of the leaf itself."""
-    axes = [(row_axis(site), site.equation.primitive.name) for site in sites]
-    return all(axis == 0 or (axis == 1 and name == "dot_general") for axis, name in axes)
 
 
 def row_axis(site: Site) -> int | None:
@@ -108,20 +110,6 @@ def _leaf_axes(site: Site) -> list[int] | None:
         elif view.primitive.name not in ("convert_element_type", "copy"):
             return None
     return axes
-
-
-def _gram_work(shapes: list[Shape]) -> int:
-    terms = sum(shape.terms for shape in shapes)
-    return terms**2 * max(shape.groups * (shape.rows + shape.columns) for shape in shapes)
-
-
-def _gram_floats(shapes: list[Shape]) -> int:
-    return 2 * max(shape.groups for shape in shapes) * sum(shape.terms for shape in shapes) ** 2
-
-
-def _operations(sites: list[Site]) -> str:
-    names = [site.equation.primitive.name for site in sites]
-    return " and ".join(names) if len(names) < 4 else f"{len(names)} operations, first {names[0]}"
 
 
 class LeafRoute(NamedTuple):
