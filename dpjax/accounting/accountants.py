@@ -1,5 +1,6 @@
 """Epsilon of an event by a named accountant, and which accountant gives the guarantee."""
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -75,7 +76,8 @@ def epsilon_or_reason(event: DpEvent, delta: float, adjacency: Adjacency, method
 def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
     """Returns the method whose epsilon is certified, and that epsilon.
 
-    It is the privacy loss distribution where there is one, else the Rényi bound.
+    It is the privacy loss distribution where there is one, else the Rényi bound. A noise multiplier
+    below 1e-100 counts as none: epsilon is infinite.
 
     Raises:
       UnsupportedEventError: neither supports the event.
@@ -94,17 +96,11 @@ def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, 
 
 def _alternatives(event: DpEvent, delta: float, adjacency: Adjacency) -> str:
     """Returns a sentence with the methods that support ``event``, found by trying them."""
-    supporting = [repr(method) for method in METHODS if _supports(event, delta, adjacency, method)]
-    return (
-        f"Methods that support it: {', '.join(supporting)}."
-        if supporting
-        else "No method supports it."
-    )
-
-
-def _supports(event: DpEvent, delta: float, adjacency: Adjacency, method: str) -> bool:
-    try:
-        epsilon_or_reason(event, delta, adjacency, method)
-    except UnsupportedEventError:
-        return False
-    return True
+    supporting = []
+    for method in METHODS:
+        with contextlib.suppress(UnsupportedEventError):
+            epsilon_or_reason(event, delta, adjacency, method)
+            supporting.append(repr(method))
+    if not supporting:
+        return "No method supports it."
+    return f"Methods that support it: {', '.join(supporting)}."

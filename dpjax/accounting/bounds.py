@@ -52,8 +52,17 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
 
     Source: Gopi, Lee & Wutschitz (2021), Section 5 (lower); Doroshenko et al. (2022) (upper).
 
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      delta: in (0, 1).
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      Both bounds, in that order; infinity where something is released without noise.
+
     Raises:
-      UnsupportedEventError: no guarantee for the event, or no lower bound, as for selection.
+      UnsupportedEventError: no guarantee for the event, or no lower bound, as for selection and for
+        noise multipliers below 0.01.
       ValueError: another argument is out of range.
 
     >>> import dp_accounting
@@ -73,7 +82,7 @@ def epsilon_lower_bound(
     """Returns a lower bound on epsilon at ``delta``, close to it if ``upper_bound`` is.
 
     Raises:
-      UnsupportedEventError: a release whose loss has no known distribution.
+      UnsupportedEventError: a release whose loss has no known distribution, or too large a one.
     """
     if is_nonprivate(event):
         return math.inf if has_unsampled_nonprivate_part(event) else 0.0
@@ -98,6 +107,9 @@ def profile_bounds(
       direction: with ``"add"``, P is the output distribution on data without the record and Q on
         data with it, with ``"remove"`` the reverse; ``None`` takes the larger delta of the two. The
         pairs of replace-one are symmetric.
+
+    Returns:
+      Both bounds, each in [0, 1].
 
     Raises:
       UnsupportedEventError: as ``epsilon_bounds``, or something is released without noise.

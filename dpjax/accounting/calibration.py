@@ -104,16 +104,44 @@ class Target:
         allowed = "given with true_positive_rate, and with it only"
         check(with_rate, "false_positive_rate", false_positive_rate, allowed)
         if epsilon is not None and delta is not None:
-            return _epsilon_target(epsilon, delta)
+            return cls._of_epsilon(epsilon, delta)
         if advantage is not None:
-            return _advantage_target(advantage)
+            return cls._of_attack("advantage", advantage, 0.0)
         assert true_positive_rate is not None
         assert false_positive_rate is not None
-        return _true_positive_rate_target(true_positive_rate, false_positive_rate)
+        check_delta(false_positive_rate, "false_positive_rate")
+        return cls._of_attack("true_positive_rate", true_positive_rate, false_positive_rate)
 
-    def is_met(self, mechanism: Accountable) -> bool:
-        """Whether the measure of ``mechanism`` is at most the target."""
-        return self.measure(mechanism) <= self.value
+    @classmethod
+    def _of_epsilon(cls, epsilon: float, delta: float) -> "Target":
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        return cls(
+            "epsilon",
+            epsilon,
+            lambda mechanism: guarantee(mechanism.event, delta, mechanism.adjacency)[1],
+            strength=lambda found: found,
+        )
+
+    @classmethod
+    def _of_attack(cls, name: str, value: float, level: float) -> "Target":
+        """Returns the target for the advantage, or for the true positive rate at ``level``."""
+        check_delta(value, name)
+        check(value > level, name, value, f"above false_positive_rate = {level:g}")
+
+        def measure(mechanism: Accountable) -> float:
+            curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+            if name == "advantage":
+                return risk.advantage(curve)
+            return float(risk.true_positive_rate(curve, level))
+
+        def strength(found: float) -> float:
+            found = min(found, _CERTAIN)
+            if name == "advantage":
+                return 2 * float(ndtri((1 + found) / 2))
+            return float(ndtri(found) - ndtri(level))
+
+        return cls(name, value, measure, strength, floor=level)
 
     def excess(self, mechanism: Accountable) -> float:
         """Returns the log of the measured over the targeted strength; zero if close below."""
@@ -141,11 +169,21 @@ def calibrate(
     result's ``certificate`` guarantees of it is never above the target and at most 1 % below it. A
     central limit is no guarantee, so nothing is calibrated by one.
 
+    Args:
+      mechanism: the mechanism, at any scale of its noise.
+      epsilon: the target epsilon, finite and above zero; with ``delta``.
+      delta: in (0, 1), of ``epsilon``.
+      advantage: the target advantage, in (0, 1).
+      true_positive_rate: the target true positive rate, in (``false_positive_rate``, 1).
+      false_positive_rate: in (0, 1), of ``true_positive_rate``.
+
+    Returns:
+      A mechanism of the same type, by its ``scale_noise``.
+
     Raises:
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
-      ValueError: not exactly one target is given, a number of it is out of range (``epsilon``
-        finite and above zero, all others in (0, 1), the true positive rate above the false), or no
-        scale of the noise reaches it.
+      ValueError: not exactly one target is given, a number of it is out of range, or no scale of
+        the noise reaches it.
 
     >>> from dpjax import PoissonSampling, SubsampledGaussian
     >>> mechanism = SubsampledGaussian(
@@ -185,18 +223,24 @@ def max_num_steps(
     Stopped there, what the mechanism's certificate guarantees is at most the budget: ``epsilon`` at
     ``delta``, or ``advantage``, or ``true_positive_rate`` at ``false_positive_rate``.
 
+    Args:
+      mechanism: a mechanism of several steps, such as `SubsampledGaussian`.
+      epsilon, delta, advantage, true_positive_rate, false_positive_rate: the budget, as the target
+        of `calibrate`.
+
+    Returns:
+      The number of steps; zero where a single one is beyond the budget.
+
     Raises:
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
       ValueError: not exactly one budget is given, or a number of it is out of range.
     """
     budget = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
-    if budget.is_met(mechanism.prefix(mechanism.num_steps)):
-        return mechanism.num_steps
-    within, beyond = 0, mechanism.num_steps
+    within, beyond, middle = 0, mechanism.num_steps + 1, mechanism.num_steps
     while beyond - within > 1:
-        middle = (within + beyond) // 2
-        is_met = budget.is_met(mechanism.prefix(middle))
+        is_met = budget.measure(mechanism.prefix(middle)) <= budget.value
         within, beyond = (middle, beyond) if is_met else (within, middle)
+        middle = (within + beyond) // 2
     return within
 
 
@@ -217,40 +261,3 @@ def _unreachable(target: Target, reason: str) -> ValueError:
     return ValueError(
         f"{target.name} = {target.value:g} cannot be reached by scaling the noise: {reason}"
     )
-
-
-def _epsilon_target(value: float, delta: float) -> Target:
-    check_positive("epsilon", value)
-    check_delta(delta)
-
-    def measure(mechanism: Accountable) -> float:
-        return guarantee(mechanism.event, delta, mechanism.adjacency)[1]
-
-    return Target("epsilon", value, measure, strength=lambda found: found)
-
-
-def _advantage_target(value: float) -> Target:
-    check_delta(value, "advantage")
-
-    def measure(mechanism: Accountable) -> float:
-        return risk.advantage(tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency))
-
-    def strength(found: float) -> float:
-        return 2 * float(ndtri((1 + min(found, _CERTAIN)) / 2))
-
-    return Target("advantage", value, measure, strength)
-
-
-def _true_positive_rate_target(value: float, level: float) -> Target:
-    check_delta(level, "false_positive_rate")
-    check_delta(value, "true_positive_rate")
-    check(value > level, "true_positive_rate", value, f"above false_positive_rate = {level:g}")
-
-    def measure(mechanism: Accountable) -> float:
-        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
-        return float(risk.true_positive_rate(curve, level))
-
-    def strength(found: float) -> float:
-        return float(ndtri(min(found, _CERTAIN)) - ndtri(level))
-
-    return Target("true_positive_rate", value, measure, strength, floor=level)

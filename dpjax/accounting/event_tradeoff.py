@@ -40,15 +40,22 @@ _RENYI_EPSILONS = np.append(0.0, np.geomspace(1e-3, _LARGEST_EPSILON, 300))
 def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
     """Returns lower and upper bounds on the trade-off function of ``event``, for both orders.
 
-    The lower curve is a guarantee: no test that tells two neighbours apart is better. No accountant
-    can certify a curve that passes the upper one. Their advantages and true positive rates are some
-    0.2 % apart, down to false positive rates of 1e-5, unless there are more than 128 different
-    noises; of Gaussian releases on the whole data both are exact, and of one Wishart release under
-    add/remove. For samples without replacement the upper curve bounds the curve composed of the
-    steps', which the mechanism itself may not attain.
+    The lower curve is a guarantee: no test of two neighbours is better. No accountant can certify a
+    curve that passes the upper one. Their advantages and true positive rates are some 0.2 % apart,
+    down to false positive rates of 1e-5, unless there are more than 128 different noises; of
+    Gaussian releases on the whole data both are exact, and of one Wishart release under add/remove.
+    For samples without replacement the upper curve bounds the curve composed of the steps', which
+    the mechanism itself may not attain.
 
     Source: Dong, Roth, Su 2022, Proposition 2.13 in the preprint's numbering (from a profile to its
     curve); Doroshenko et al. 2022 (upper profile); Gopi, Lee, Wutschitz 2021 (lower profile).
+
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      Both curves, symmetric; the same one twice where it is exact.
 
     Raises:
       UnsupportedEventError: no lower bound on the event's epsilon, as for selection, and so
@@ -75,6 +82,13 @@ def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
 
     It is the lower curve of ``tradeoff_bounds`` where there is a privacy loss distribution, else
     the looser one of the Rényi bound.
+
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      A symmetric curve; f = 0 where something is released without noise.
 
     Raises:
       UnsupportedEventError: neither takes the event.
@@ -162,6 +176,6 @@ def _epsilons(parts: tuple[RepeatedRelease, ...]) -> Array:
     pld.check_supported(parts)
     count = sum(part.count for part in parts)
     deviation = pld.loss_deviation(parts) * math.sqrt(count)
-    near = min(deviation**2 / 2 + _DEVIATIONS * deviation, _LARGEST_EPSILON)
+    near = min(max(deviation**2 / 2 + _DEVIATIONS * deviation, 1e-100), _LARGEST_EPSILON)
     far = np.geomspace(near / _NEAR_POINTS, _LARGEST_EPSILON, _FAR_POINTS)
     return np.unique(np.append(np.linspace(0.0, near, _NEAR_POINTS), far))

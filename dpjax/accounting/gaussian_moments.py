@@ -15,10 +15,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, gammaln, logit, xlog1py
 
-Array = npt.NDArray[np.float64]
+from dpjax.accounting.loss_distribution import Array
 
 # Below it the zeros of L need too fine a grid, and the bounds that replace it are as exact.
 _LEAST_NOISE = 0.05
@@ -56,10 +55,9 @@ def log_moment(power: float, noise: Array, rate: Array) -> Array:
 @_LIMITS
 def _whole_power(power: float, noise: Array, rate: Array) -> Array:
     """Sums the binomial terms; those of k = 0 and 1 have no excess over the binomial itself."""
-    k = np.arange(2, int(power) + 1)
-    log_binomial = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    terms = log_binomial + k * np.log(rate) + xlog1py(power - k, -rate)
-    return np.logaddexp(0, _log_sum(terms + log_expm1(k * (k - 1) / 2 * noise**-2.0)))
+    k = np.arange(2.0, power + 1)
+    terms = log_binomial(np.asarray(power), k, rate)
+    return np.logaddexp(0, log_sum(terms + log_expm1(k * (k - 1) / 2 * noise**-2.0)))
 
 
 @_LIMITS
@@ -72,7 +70,7 @@ def _integral(power: float, noise: Array, rate: Array) -> Array:
         step = (high - low) / count
         z = low + step * np.arange(count + 1)
         log_values = log_excess(power, log_ratio(z, noise, rate)) - z**2 / 2
-        return np.logaddexp(0, _log_sum(log_values) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
+        return np.logaddexp(0, log_sum(log_values) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
 
     return _in_chunks(trapezoid, power, count, noise, rate, low, high)
 
@@ -150,11 +148,19 @@ def log_expm1(y: Array) -> Array:
     return y + np.log(-np.expm1(-y))
 
 
-def _log_sum(terms: Array) -> Array:
-    """Returns the log of the sum of the exponentials in each row."""
+@_LIMITS
+def log_binomial(n: Array, k: Array, rate: float | Array) -> Array:
+    """Returns the log probabilities of k of n, minus infinity for k > n."""
+    rest = np.maximum(n - k, 0)
+    log_choices = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)
+    return np.where(k <= n, log_choices + k * np.log(rate) + xlog1py(rest, -rate), -np.inf)
+
+
+def log_sum(terms: Array) -> Array:
+    """Returns the log of the sum of the exponentials along the last axis."""
     largest = np.max(terms, axis=-1)
     shift = np.where(np.isfinite(largest), largest, 0.0)
-    return shift + np.log(np.sum(np.exp(terms - shift[:, None]), axis=-1))
+    return np.asarray(shift + np.log(np.sum(np.exp(terms - shift[..., None]), axis=-1)))
 
 
 def _in_chunks(function: Callable[..., Array], power: float, width: int, *settings: Array) -> Array:

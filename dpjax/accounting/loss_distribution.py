@@ -1,20 +1,31 @@
-"""The distribution of one release's privacy loss between two neighbours, for lower bounds.
+"""The distribution of one release's privacy loss: exact, and rounded up to a grid.
 
-The loss of an outcome is log dP/dQ, and its distribution is the one under P. A `LossDistribution`
-has atoms and continuous segments. On a segment the loss increases with a coordinate whose two
-tails have closed forms, so that the mass of an interval of losses is a difference of tails, with
-full relative accuracy in both.
+The loss of an outcome is log dP/dQ, and its distribution is the one under P.
+
+For lower bounds, a `LossDistribution` has atoms and continuous segments. On a segment the loss
+increases with a coordinate whose two tails have closed forms, so that the mass of an interval of
+losses is a difference of tails, with full relative accuracy in both.
+
+For upper bounds, the distributions on a grid and their composition are dp-accounting's, which
+connects the dots (Doroshenko, Ghazi, Kamath, Kumar & Manurangsi 2022). Its constructor of a
+subsampled Gaussian finds the dots one by one, and its evaluation of many deltas walks through the
+masses one by one; over thousands of steps that takes longer than the composition. Here both are
+array operations.
 """
 
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import ndtr, ndtri
+
+from dpjax.accounting.tradeoff.base import TradeOff
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -23,50 +34,47 @@ Direction = Literal["add", "remove"]
 DIRECTIONS: tuple[Direction, ...] = ("add", "remove")
 
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(20)
+# Larger losses count as this in sums weighted by e^-loss.
+_LARGEST = 700.0
 # Beyond this, 1 - rate + rate e^x is rate e^x to the last bit, unless the rate is below e^-60.
 _LARGE = 100.0
 
 
-class Coordinate(Protocol):
-    """The distribution of a coordinate under P, up to constants that cancel in differences."""
+class Coordinate(NamedTuple):
+    """The distribution of a coordinate under P, up to constants that cancel in differences.
 
-    def below(self, z: Array) -> Array:
-        """The mass below ``z``."""
+    Attributes:
+      below: the mass below each value.
+      above: the mass above each value.
+      density: the density at each value.
+    """
 
-    def above(self, z: Array) -> Array:
-        """The mass above ``z``."""
-
-    def density(self, z: Array) -> Array:
-        """The density at ``z``."""
+    below: Function
+    above: Function
+    density: Function
 
 
-@dataclass(frozen=True)
-class NormalMixture:
-    """A mixture of normal distributions of variance one: ``weights`` at ``means``."""
+def normal_mixture(
+    weights: tuple[float, ...], means: tuple[float, ...], tail: float
+) -> tuple[Coordinate, float, float]:
+    """Returns a mixture of normal distributions of variance one, and the ends of its range.
 
-    weights: tuple[float, ...]
-    means: tuple[float, ...]
+    Outside the two ends there is at most ``tail`` on either side.
+    """
 
-    def below(self, z: Array) -> Array:
-        """The mass below ``z``."""
-        return self._sum(lambda mean: ndtr(z - mean))
+    def mix(component: Function) -> Function:
+        parts = tuple(zip(weights, means, strict=True))
+        return lambda z: sum((w * component(z - mean) for w, mean in parts), start=np.zeros(()))
 
-    def above(self, z: Array) -> Array:
-        """The mass above ``z``."""
-        return self._sum(lambda mean: ndtr(mean - z))
+    peaks = mix(lambda x: np.exp(-(x**2) / 2))
 
-    def density(self, z: Array) -> Array:
-        """The density at ``z``."""
-        return self._sum(lambda mean: np.exp(-((z - mean) ** 2) / 2)) / math.sqrt(2 * math.pi)
-
-    def reach(self, tail: float) -> tuple[float, float]:
-        """Coordinates outside which there is at most ``tail`` on either side."""
-        beyond = -float(ndtri(tail))
-        return min(self.means) - beyond, max(self.means) + beyond
-
-    def _sum(self, component: Callable[[float], Array]) -> Array:
-        parts = zip(self.weights, self.means, strict=True)
-        return sum((w * component(mean) for w, mean in parts), start=np.zeros(()))
+    coordinate = Coordinate(
+        below=mix(ndtr),
+        above=mix(lambda x: ndtr(-x)),
+        density=lambda z: peaks(z) / math.sqrt(2 * math.pi),
+    )
+    beyond = -float(ndtri(tail))
+    return coordinate, min(means) - beyond, max(means) + beyond
 
 
 @dataclass(frozen=True)
@@ -159,3 +167,75 @@ def unsampled_loss(y: Array, rate: float) -> Array:
         near = np.log1p(np.maximum(np.expm1(np.clip(y, -1.0, _LARGE)) / rate, -1.0))
         below = np.log(np.maximum(np.exp(np.minimum(y, -1.0)) - (1 - rate), 0.0) / rate)
     return np.select([y < -1, y <= _LARGE], [below, near], y - math.log(rate))
+
+
+def pld_from_profiles(
+    removal: Function, addition: Function | None, largest: float, interval: float
+) -> PrivacyLossDistribution:
+    """Returns the pessimistic distributions of a pair with the given privacy profiles.
+
+    Args:
+      removal: delta at an array of epsilons >= 0.
+      addition: the same of the other direction; ``None`` if the two are equal.
+      largest: a loss beyond which there is next to no mass.
+      interval: the spacing of the losses.
+    """
+    last = math.ceil(largest / interval)
+    epsilons = np.arange(last + 1, dtype=np.float64) * interval
+    removed = removal(epsilons)
+    added = removed if addition is None else addition(epsilons)
+    orders = [(removed, added), (added, removed)][: 1 if addition is None else 2]
+    pmfs = []
+    for own, other in orders:
+        # Delta at -epsilons follows from that of the other direction at epsilons.
+        below_zero = np.exp(-epsilons) * other - np.expm1(-epsilons)
+        pmfs.append(_connect_dots(interval, -last, np.concatenate([below_zero[:0:-1], own])))
+    return PrivacyLossDistribution(*pmfs)
+
+
+def pld_from_tradeoff(
+    removal: TradeOff, losses: tuple[float, float], interval: float
+) -> PrivacyLossDistribution:
+    """Returns the pessimistic distributions of both directions of a trade-off function T(P, Q).
+
+    Args:
+      removal: T(P, Q), with Q the output on data that have the record.
+      losses: the least and the largest loss of Q to P; beyond them there is next to no mass.
+      interval: the spacing of the losses.
+    """
+    first, last = math.floor(losses[0] / interval), math.ceil(losses[1] / interval)
+    grid = np.arange(first, last + 1) * interval
+    return PrivacyLossDistribution(
+        _connect_dots(interval, first, removal.delta(grid)),
+        _connect_dots(interval, -last, removal.inverse().delta(-grid[::-1])),
+    )
+
+
+def _connect_dots(interval: float, first: int, deltas: Array) -> pld_pmf.PLDPmf:
+    """Returns the pessimistic masses at multiples of ``interval`` from ``first`` on."""
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, first, first + deltas.size - 1, deltas
+    )
+
+
+def hockey_stick_divergence(
+    total: PrivacyLossDistribution, epsilons: npt.ArrayLike, direction: Direction | None
+) -> Array:
+    """Returns delta at any real ``epsilons``, by default the larger of the two directions.
+
+    It is the mass of losses above each epsilon less e^epsilon times that under Q.
+    """
+    points, deltas = np.asarray(epsilons), []
+    for name, sparse_or_dense in (("add", total._pmf_add), ("remove", total._pmf_remove)):
+        if direction not in (None, name):
+            continue
+        pmf = sparse_or_dense.to_dense_pmf()
+        losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
+        above, weighted = (
+            np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+            for masses in (pmf._probs, pmf._probs * np.exp(-np.maximum(losses, -_LARGEST)))
+        )
+        place = np.searchsorted(losses, points, side="right")
+        lost = np.exp(np.minimum(points, _LARGEST)) * weighted[place]
+        deltas.append(np.asarray(pmf._infinity_mass + above[place] - lost))
+    return np.max(deltas, axis=0)

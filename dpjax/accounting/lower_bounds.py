@@ -40,7 +40,7 @@ from scipy.special import logsumexp
 
 from dpjax.accounting import pld
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction, LossDistribution
-from dpjax.accounting.noise_schedule import coarsen_noise_schedule
+from dpjax.accounting.pld import coarsen_noise_schedule
 from dpjax.accounting.releases.base import RepeatedRelease
 
 Steps = Sequence[tuple[LossDistribution, int]]
@@ -195,9 +195,12 @@ def _window(steps: Steps, eta: float) -> tuple[float, float]:
 
 
 def _log_mgf(distribution: LossDistribution, slopes: Array) -> Array:
+    """Returns the log of E[e^(slope Y)] at each of ``slopes``, a few of them at a time."""
     losses, weights = distribution.nodes
     with np.errstate(divide="ignore"):
-        return logsumexp(slopes[:, None] * losses + np.log(weights), axis=1)
+        logs = np.log(weights)
+    parts = np.array_split(slopes, 1 + slopes.size * losses.size // _MOST_CELLS)
+    return np.concatenate([logsumexp(part[:, None] * losses + logs, axis=1) for part in parts])
 
 
 def _convolved(parts: list[tuple[tuple[int, Array], int]], first: int, size: int) -> Array:
@@ -208,13 +211,8 @@ def _convolved(parts: list[tuple[tuple[int, Array], int]], first: int, size: int
     length = scipy.fft.next_fast_len(size, real=True)
     spectrum = np.ones(length // 2 + 1, complex)
     for (start, masses), count in parts:
-        wrapped = scipy.fft.rfft(_wrapped(start, masses, length))
-        spectrum *= wrapped if count == 1 else wrapped**count
+        before = start % length
+        turns = np.pad(masses, (before, -(before + masses.size) % length)).reshape(-1, length)
+        transform = scipy.fft.rfft(turns.sum(axis=0))
+        spectrum *= transform if count == 1 else transform**count
     return np.roll(scipy.fft.irfft(spectrum, length), -first % length)[:size]
-
-
-def _wrapped(start: int, masses: Array, length: int) -> Array:
-    """Returns ``masses``, which begin at ``start``, on a circle of ``length`` points."""
-    before = start % length
-    total = before + masses.size
-    return np.pad(masses, (before, -total % length)).reshape(-1, length).sum(axis=0)

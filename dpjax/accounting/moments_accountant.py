@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from dpjax._validation import check, check_choice
 from dpjax.accounting import gaussian_moments
-from dpjax.accounting.loss_distribution import DIRECTIONS, Direction
+from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.releases.base import RepeatedRelease
+from dpjax.accounting.tradeoff.base import scalar
 
 ORDERS = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
@@ -66,7 +67,7 @@ def compute_log_moment(
     check(_all(order, lambda value: value > 1), "order", order, "a finite number > 1")
     check_choice("direction", direction, DIRECTIONS)
     _check_release(noise_multiplier, sampling_rate)
-    return _scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
+    return scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
 
 
 def compute_rdp(
@@ -74,8 +75,11 @@ def compute_rdp(
     sampling_rate: npt.ArrayLike,
     num_steps: npt.ArrayLike = 1,
     orders: Sequence[float] = ORDERS,
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Returns the Rényi divergences of ``num_steps`` releases, the larger of both directions.
+
+    Args:
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
 
     Returns:
       One for each order, on a last axis behind those of the other arguments.
@@ -101,6 +105,16 @@ def compute_epsilon(
 
     It is the least over the orders a of RDP(a) + log(1 / delta) / (a - 1).
 
+    Args:
+      noise_multiplier: positive, the noise's standard deviation over the clip bound.
+      sampling_rate: in (0, 1].
+      num_steps: the number of releases, at least 1.
+      delta: in (0, 1).
+      orders: numbers above 1.
+
+    Returns:
+      The epsilons, of the arguments' common shape; scalars give a scalar.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -111,7 +125,7 @@ def compute_epsilon(
     """
     check(_all(delta, lambda value: (value > 0) & (value < 1)), "delta", delta, "in (0, 1)")
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    return _scalar(_epsilon(moments, np.asarray(orders, float), np.asarray(delta, float)))
+    return scalar(_epsilon(moments, np.asarray(orders, float), np.asarray(delta, float)))
 
 
 def compute_delta(
@@ -125,6 +139,13 @@ def compute_delta(
 
     It is the least over the orders a of exp((a - 1) (RDP(a) - epsilon)).
 
+    Args:
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
+      epsilon: finite numbers >= 0.
+
+    Returns:
+      The deltas, of the arguments' common shape; scalars give a scalar.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -137,7 +158,7 @@ def compute_delta(
     check(_all(epsilon, lambda value: value >= 0), "epsilon", epsilon, "finite numbers >= 0")
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
     gaps = moments - (np.asarray(orders, float) - 1) * np.asarray(epsilon, float)[..., None]
-    return _scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
+    return scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
 
 
 def compute_profile(
@@ -145,11 +166,14 @@ def compute_profile(
     sampling_rate: float,
     num_steps: int,
     orders: Sequence[float] = ORDERS,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+) -> tuple[Array, Array]:
     """Returns the pairs (epsilon, delta) that the moments guarantee, all of them at once.
 
     Together they are a trade-off curve: the envelope of the curves f_(epsilon, delta). Any of the
     pairs holds, so the curve is a guarantee however coarse the grid.
+
+    Args:
+      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`, numbers.
 
     Returns:
       4,001 epsilons at equal distances, from 0 to where delta is 1e-15, and their deltas.
@@ -162,9 +186,9 @@ def compute_profile(
     0.369
     """
     settings = noise_multiplier, sampling_rate, num_steps
-    check(np.ndim(settings[0]) == 0, "noise_multiplier", noise_multiplier, "one number")
-    check(np.ndim(settings[1]) == 0, "sampling_rate", sampling_rate, "one number")
-    check(np.ndim(settings[2]) == 0, "num_steps", num_steps, "one number")
+    names = "noise_multiplier", "sampling_rate", "num_steps"
+    for name, value in zip(names, settings, strict=True):
+        check(np.ndim(value) == 0, name, value, "one number")
     largest = compute_epsilon(*settings, _LEAST_PROFILE_DELTA, orders)
     epsilons = np.linspace(0.0, largest, _PROFILE_POINTS)
     return epsilons, compute_delta(*settings, epsilons, orders)
@@ -190,7 +214,7 @@ def _composed(
     sampling_rate: npt.ArrayLike,
     num_steps: npt.ArrayLike,
     orders: Sequence[float],
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Checks the arguments and returns the log moments of all steps, orders on the last axis."""
     _check_release(noise_multiplier, sampling_rate)
     whole = _all(num_steps, lambda value: (value >= 1) & (value == np.round(value)))
@@ -206,7 +230,7 @@ def _log_moments(
     noise_multiplier: npt.ArrayLike,
     sampling_rate: npt.ArrayLike,
     direction: Direction = "remove",
-) -> npt.NDArray[np.float64]:
+) -> Array:
     """Returns the log moments of one release, orders on the last axis."""
     noise, rate = np.broadcast_arrays(
         np.asarray(noise_multiplier, float), np.asarray(sampling_rate, float)
@@ -216,11 +240,7 @@ def _log_moments(
     return np.stack(values, axis=-1).reshape(*noise.shape, len(powers))
 
 
-def _epsilon(
-    moments: npt.NDArray[np.float64],
-    orders: npt.NDArray[np.float64],
-    delta: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
+def _epsilon(moments: Array, orders: Array, delta: Array) -> Array:
     """Returns the least epsilon over the orders, by the classical conversion."""
     return np.asarray(np.min((moments - np.log(delta)[..., None]) / (orders - 1), axis=-1))
 
@@ -232,13 +252,9 @@ def _check_release(noise_multiplier: npt.ArrayLike, sampling_rate: npt.ArrayLike
     check(rates, "sampling_rate", sampling_rate, "in (0, 1]")
 
 
-def _all(values: Any, allowed: Callable[[npt.NDArray[np.float64]], Any]) -> bool:
+def _all(values: npt.ArrayLike, allowed: Callable[[Array], npt.NDArray[np.bool_]]) -> bool:
     """Whether ``values`` are finite numbers that are all ``allowed``."""
     array = np.asarray(values)
     if array.dtype.kind not in "iuf":
         return False
     return bool(np.all(np.isfinite(array) & allowed(array.astype(float))))
-
-
-def _scalar(values: npt.NDArray[np.float64]) -> Any:
-    return values.item() if np.ndim(values) == 0 else values

@@ -17,15 +17,17 @@ size, and hides the number of compositions that the rounding margin below needs.
 
 import functools
 import math
+from typing import Literal
 
 import numpy as np
+from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 
-from dpjax.accounting.discretized_pld import hockey_stick_divergence
-from dpjax.accounting.loss_distribution import Array, Direction
-from dpjax.accounting.noise_schedule import coarsen_noise_schedule
+from dpjax.accounting.loss_distribution import Array, Direction, hockey_stick_divergence
 from dpjax.accounting.releases.base import TAIL, Release, RepeatedRelease, UnsupportedEventError
 
+# Every different noise multiplier costs about as much as a composition of equal ones.
+MOST_NOISES = 128
 # What a Fourier transform rounds, for each composition.
 ROUNDING = 2.0**-50
 # Intervals over the standard deviation of one step's loss.
@@ -35,7 +37,7 @@ _PROFILE_INTERVAL, _COARSER = 1 / 32, 2.0
 _COARSEST_INTERVAL = 4.0
 # A change of epsilon changes delta by no more than itself, so near zero delta sets the scale.
 _LEAST_CHANGE, _LEAST_CHANGE_OF_DELTA = 0.01, 0.001
-# What reading a profile off a long list of masses rounds, relative.
+# The relative rounding error of a profile summed from a long list of masses.
 _SUMMATION = 2.0**-40
 # No finer grid changes these.
 _ENDS = (0.0, math.inf)
@@ -109,13 +111,45 @@ def loss_deviation(parts: tuple[RepeatedRelease, ...]) -> float:
     """Returns the standard deviation of one release's loss, its square averaged over them all."""
     if not parts:
         return 1.0
-    counts = [part.count for part in parts]
-    return math.sqrt(np.average([_loss_variance(part.release) for part in parts], weights=counts))
+    variances = []
+    for part in parts:
+        losses, weights = part.release.loss_distribution("remove", TAIL).nodes
+        variances.append(float(weights @ losses**2 - (weights @ losses) ** 2))
+    return math.sqrt(np.average(variances, weights=[part.count for part in parts]))
 
 
-def _loss_variance(release: Release) -> float:
-    losses, weights = release.loss_distribution("remove", TAIL).nodes
-    return float(weights @ losses**2 - (weights @ losses) ** 2)
+def coarsen_noise_schedule(
+    parts: tuple[RepeatedRelease, ...], side: Literal["upper", "lower"]
+) -> tuple[RepeatedRelease, ...]:
+    """Merges similar noise multipliers, conservatively, to at most ``MOST_NOISES`` for each rate.
+
+    The range of noise multipliers is cut evenly in ratios. Those of one interval become the least
+    of them for an ``"upper"`` bound, the largest for a ``"lower"`` one: adding noise to a release
+    is post-processing, so less noise is never more private. Only Poisson-sampled Gaussian releases
+    are merged.
+    """
+    by_rate: dict[float, list[tuple[float, RepeatedRelease]]] = {}
+    kept = []
+    for part in parts:
+        match part.release.event:
+            case dp_event.PoissonSampledDpEvent(
+                sampling_probability=rate, event=dp_event.GaussianDpEvent(noise_multiplier=noise)
+            ) if noise > 0:
+                by_rate.setdefault(rate, []).append((float(noise), part))
+            case _:
+                kept.append(part)
+    for group in by_rate.values():
+        if len(group) <= MOST_NOISES:
+            kept += [part for _, part in group]
+            continue
+        group.sort(key=lambda pair: pair[0])
+        logs = np.log([noise for noise, _ in group])
+        cuts = np.searchsorted(logs, np.linspace(logs[0], logs[-1], MOST_NOISES + 1)[1:-1])
+        for start, end in zip([0, *cuts], [*cuts, len(group)], strict=True):
+            if start < end:
+                extreme = group[start if side == "upper" else end - 1][1].release
+                kept.append(RepeatedRelease(extreme, sum(p.count for _, p in group[start:end])))
+    return tuple(kept)
 
 
 def _least_interval(parts: tuple[RepeatedRelease, ...]) -> float:

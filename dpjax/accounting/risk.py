@@ -1,6 +1,6 @@
 """Attack risk of a trade-off function: advantage, TPR at a given FPR, Bayes accuracy.
 
-The attacker sees the release, knows everything but one record, and tests H0 against H1. Under
+The attacker sees the release, has all data but one record, and tests H0 against H1. Under
 add/remove and zero-out, H0 is that the record is absent and H1 that it is present (or the reverse:
 the curves of ``tradeoff_curve`` are symmetric): membership inference. Under replace-one, H0 and H1
 are two values of the record, the two that are easiest to distinguish. Type I errors are false
@@ -8,6 +8,9 @@ positives, type II errors false negatives. A guaranteed curve bounds every attac
 are then upper bounds on an attacker's success, and the sum of errors is a lower bound on failure.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,11 @@ import numpy.typing as npt
 
 from dpjax._validation import check
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.accounting.tradeoff._search import scalar
+from dpjax.accounting.tradeoff.base import scalar
+
+PRIORS = (0.5, 0.1)
+FALSE_POSITIVE_RATES = (0.01, 0.001, 1e-5)
+ADVANTAGE, ERROR_SUM = "advantage", "sum of errors"
 
 
 def advantage(curve: TradeOff) -> float:
@@ -44,6 +51,13 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
     It is the largest of prior (1 - f(alpha)) + (1 - prior) (1 - alpha), elementwise; guessing alone
     attains max(prior, 1 - prior).
 
+    Args:
+      curve: the trade-off function of H0 against H1.
+      prior: probabilities of H1, in [0, 1].
+
+    Returns:
+      The accuracies, of the shape of ``prior``; scalars give a scalar.
+
     Raises:
       ValueError: a ``prior`` is not in [0, 1].
 
@@ -63,6 +77,13 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
 def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> Any:
     """Returns the largest true positive rate at a false positive rate, 1 - f(alpha), elementwise.
 
+    Args:
+      curve: the trade-off function f of H0 against H1.
+      false_positive_rate: levels alpha, in [0, 1].
+
+    Returns:
+      The rates, of the shape of ``false_positive_rate``; scalars give a scalar.
+
     Raises:
       ValueError: a ``false_positive_rate`` is not in [0, 1].
 
@@ -76,6 +97,14 @@ def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> A
 def epsilon(curve: TradeOff, delta: npt.ArrayLike) -> Any:
     """Returns the least epsilon >= 0 at ``delta``, of both orders of neighbours, elementwise.
 
+    Args:
+      curve: the trade-off function of one order of neighbours.
+      delta: numbers in [0, 1].
+
+    Returns:
+      The epsilons, of the shape of ``delta``, infinite where none reaches it; scalars give a
+      scalar.
+
     Raises:
       ValueError: a ``delta`` is not in [0, 1].
 
@@ -84,3 +113,51 @@ def epsilon(curve: TradeOff, delta: npt.ArrayLike) -> Any:
     4.377
     """
     return curve.symmetrized().epsilon(delta)
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Lower and upper bound on one metric of the best attack.
+
+    The guarantee is the upper bound, except for the sum of the errors, where it is the lower bound.
+
+    Attributes:
+      name: the metric, such as ``"advantage"``.
+      lower: lower bound; ``None`` where it is not available.
+      upper: upper bound; ``None`` where it is not available.
+      guessing: the metric of an attack that ignores the release.
+    """
+
+    name: str
+    lower: float | None
+    upper: float | None
+    guessing: float
+
+
+def true_positive_rate_at(level: float) -> str:
+    """Returns the name of the best attack's true positive rate at a false positive rate."""
+    return f"TPR at FPR {level:g}"
+
+
+def attack_risks(certified: TradeOff, upper_bound: TradeOff | None) -> tuple[Risk, ...]:
+    """Returns bounds on the success of the best attack, one `Risk` for each metric.
+
+    Args:
+      certified: the certified trade-off function, a lower bound.
+      upper_bound: an upper bound on the trade-off function, ``None`` where it is not available.
+    """
+    metrics: list[tuple[str, Callable[[TradeOff], Any], float]] = [(ADVANTAGE, advantage, 0.0)]
+    for prior in PRIORS:
+        metric = partial(bayes_accuracy, prior=prior)
+        metrics.append((f"accuracy at prior {prior:g}", metric, max(prior, 1 - prior)))
+    for level in FALSE_POSITIVE_RATES:
+        metric = partial(true_positive_rate, false_positive_rate=level)
+        metrics.append((true_positive_rate_at(level), metric, level))
+    metrics.append((ERROR_SUM, minimum_error_sum, 1.0))
+    risks = []
+    for name, metric_of, guessing in metrics:
+        guarantee = float(metric_of(certified))
+        other = None if upper_bound is None else float(metric_of(upper_bound))
+        lower, upper = (guarantee, other) if name == ERROR_SUM else (other, guarantee)
+        risks.append(Risk(name, lower, upper, guessing))
+    return tuple(risks)

@@ -20,12 +20,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_choice, check_count, check_delta
+from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
 from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps
 from dpjax.mechanisms.base import Mechanism
@@ -33,7 +35,6 @@ from dpjax.mechanisms.base import Mechanism
 if TYPE_CHECKING:
     from dpjax.training.train import Report
 
-Array = npt.NDArray[np.float64]
 Estimator = Literal["student", "empirical_bernstein"]
 
 ORDERS = tuple(range(1, 33))
@@ -129,7 +130,9 @@ def init(
     )
 
 
-def update(state: AccountantState, norms: Any, mask: Any = None) -> AccountantState:
+def update(
+    state: AccountantState, norms: ArrayTree, mask: npt.ArrayLike | None = None
+) -> AccountantState:
     """Adds steps of a Poisson-subsampled Gaussian, from the per-example gradient norms.
 
     The examples of a batch are the sample of x'. They are drawn from the data distribution, since
@@ -144,6 +147,12 @@ def update(state: AccountantState, norms: Any, mask: Any = None) -> AccountantSt
         is not finite counts as zero, because such an example contributes nothing.
       mask: bool, of the same shape: which entries are drawn examples; all by default. Padded
         batches need `StepInfo.mask`, or their empty slots count as records of zero cost.
+
+    Returns:
+      The state with the steps' costs added.
+
+    Privacy:
+      The norms are private values that were not released, and so are the costs computed from them.
 
     Raises:
       ValueError: more steps than planned, another shape, or a mechanism whose cost is not a
@@ -170,7 +179,11 @@ def update(state: AccountantState, norms: Any, mask: Any = None) -> AccountantSt
 
 
 def update_from_log_moments(
-    state: AccountantState, log_moments: Any, mask: Any = None, *, log_moment_bound: Any = None
+    state: AccountantState,
+    log_moments: npt.ArrayLike,
+    mask: npt.ArrayLike | None = None,
+    *,
+    log_moment_bound: npt.ArrayLike | None = None,
 ) -> AccountantState:
     """Adds steps from their log moments: other mechanisms, pairs of records or of batches.
 
@@ -182,6 +195,12 @@ def update_from_log_moments(
       mask: bool, which draws count, ``(steps, draws)`` or ``(draws,)``; all by default.
       log_moment_bound: at each order the largest log moment of any record, ``(orders,)``; infinite
         by default. The estimates are at most this bound.
+
+    Returns:
+      The state with the steps' costs added.
+
+    Privacy:
+      Log moments of the data's own records are private values, and so are the costs.
 
     Raises:
       ValueError: more steps than planned, another shape, or negative or missing values.
@@ -205,7 +224,15 @@ def update_from_log_moments(
 
 
 def update_worst_case(state: AccountantState, num_steps: int) -> AccountantState:
-    """Adds steps whose norms were lost, say in a crash, at the cost of the worst-case record."""
+    """Adds steps whose norms were lost, as in a crash, at the cost of the worst-case record.
+
+    Args:
+      state: of a mechanism with `PoissonSampling` under add/remove or zero-out.
+      num_steps: the number of steps to add, at least 1.
+
+    Raises:
+      ValueError: more steps than planned, or a mechanism of another kind.
+    """
     check_count("num_steps", num_steps)
     _check_num_steps(state, num_steps)
     indices = np.arange(state.num_done, state.num_done + num_steps)
@@ -299,13 +326,13 @@ def _check_num_steps(state: AccountantState, num_steps: int) -> None:
         )
 
 
-def _as_mask(mask: Any, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+def _as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     if mask is None:
         return np.ones(shape, bool)
-    mask = np.asarray(mask)
-    fits = mask.dtype == bool and mask.shape == shape
-    check(fits, "mask", f"{mask.dtype} of shape {mask.shape}", f"bool of shape {shape}")
-    return mask
+    used = np.asarray(mask)
+    fits = used.dtype == bool and used.shape == shape
+    check(fits, "mask", f"{used.dtype} of shape {used.shape}", f"bool of shape {shape}")
+    return used
 
 
 def _save(path: Path, state: AccountantState) -> None:

@@ -5,7 +5,7 @@ Source: Triastcyn & Faltings (2020), Definitions 1 and 2, Corollary 1 and Sectio
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpjax._validation import check, check_choice, check_delta, check_non_negative
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.releases.base import is_nonprivate
 from dpjax.bdp.accountant import AccountantState
 
@@ -89,7 +90,10 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
 def delta(state: AccountantState, epsilon: float, *, definition: Definition = "strong") -> BDPAndDP:
     """Returns the delta at ``epsilon`` of the accumulated steps, under BDP and under DP, at most 1.
 
-    See `epsilon` for the definitions.
+    Args:
+      state: of at least one step.
+      epsilon: a finite number >= 0, of both guarantees.
+      definition: see the function `epsilon`.
 
     Raises:
       ValueError: ``epsilon`` is negative, or no step was accumulated.
@@ -114,6 +118,14 @@ def best_order(state: AccountantState, delta: float, *, definition: Definition =
     """Returns the order lambda that minimises the BDP epsilon.
 
     If it is the largest of the orders, larger ones give a smaller epsilon: pass more to `init`.
+
+    Args:
+      state: of at least one step.
+      delta: in (0, 1).
+      definition: see `epsilon`.
+
+    Raises:
+      ValueError: ``delta`` is not above the estimators' failure probability.
     """
     return state.orders[int(np.argmin(_epsilon_at_orders(state, delta, definition)))]
 
@@ -128,6 +140,14 @@ def population_epsilons(
     inequality at most a share delta_mu / delta of the population has a delta(x') above ``delta``.
     For a share s, epsilon is therefore evaluated at delta_mu = (1 - s) ``delta``. It is infinite
     where delta_mu is not above the estimators' failure probability.
+
+    Args:
+      state: of at least one step.
+      delta: in (0, 1).
+      shares: shares of the population, in [0, 1).
+
+    Returns:
+      One epsilon for each share, in their order.
 
     Raises:
       ValueError: ``delta`` is not in (0, 1), or a share is not in [0, 1).
@@ -145,12 +165,19 @@ def population_epsilons(
     )
 
 
-def attack_success(epsilon: Any, delta: float = 0.0) -> Any:
+def attack_success(epsilon: npt.ArrayLike, delta: float = 0.0) -> np.float64 | Array:
     """Returns (e^epsilon + delta) / (1 + e^epsilon), elementwise: a bound on membership inference.
 
     It bounds the probability that an attacker with a uniform prior correctly decides whether a
     record is in the data, from a release that is (``epsilon``, ``delta``)-DP for that record. The
     published formula has no ``delta``.
+
+    Args:
+      epsilon: numbers >= 0.
+      delta: in [0, 1].
+
+    Returns:
+      Probabilities, of the shape of ``epsilon``.
 
     Source: Triastcyn & Faltings (2020), Equation 1.
 
@@ -165,9 +192,7 @@ def _epsilon(state: AccountantState, delta: float, definition: Definition) -> fl
     return max(0.0, float(np.min(_epsilon_at_orders(state, delta, definition))))
 
 
-def _epsilon_at_orders(
-    state: AccountantState, delta: float, definition: Definition
-) -> npt.NDArray[np.float64]:
+def _epsilon_at_orders(state: AccountantState, delta: float, definition: Definition) -> Array:
     """Returns the BDP epsilon at each order."""
     failure = state.total_failure_probability
     allowed = f"above the estimators' failure probability over all steps, {failure:.3g}"
@@ -176,7 +201,7 @@ def _epsilon_at_orders(
     return (costs - math.log(delta - failure)) / np.asarray(state.orders, float)
 
 
-def _conversion_gain(state: AccountantState) -> npt.NDArray[np.float64]:
+def _conversion_gain(state: AccountantState) -> Array:
     """Returns the difference of log delta between the strong and the weak definition.
 
     (1 - e^(epsilon - L))_+ is at most e^(lambda (L - epsilon)) times the largest (1 - u) u^lambda.

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._validation import check_count
+from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
-
-Array = npt.NDArray[np.float64]
 
 
 def mean_log_moments(

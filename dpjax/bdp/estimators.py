@@ -17,15 +17,15 @@ All bounds assume independent samples of the data distribution:
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv, stdtrit
 
 from dpjax._validation import check, check_delta
+from dpjax.accounting.loss_distribution import Array
 
-Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9
@@ -132,7 +132,7 @@ def empirical_bernstein_upper_bound(
 
 def beta_upper_bound(
     ones: npt.ArrayLike, zeros: npt.ArrayLike, failure_probability: npt.ArrayLike
-) -> Any:
+) -> np.float64 | Array:
     """Returns the Bayesian upper credible bound on the mean of zeros and ones.
 
     Under a uniform prior the posterior of the mean is Beta(ones + 1, zeros + 1), and this is its
@@ -145,6 +145,9 @@ def beta_upper_bound(
       zeros: number of zeros; all three arguments broadcast.
       failure_probability: gamma, in [0, 1].
 
+    Returns:
+      Bounds in [0, 1], of the arguments' common shape.
+
     Raises:
       ValueError: an argument is out of range.
 
@@ -156,7 +159,8 @@ def beta_upper_bound(
     gamma = np.asarray(failure_probability, float)
     within = bool(np.all((gamma >= 0) & (gamma <= 1)))
     check(within, "failure_probability", failure_probability, "in [0, 1]")
-    return betainccinv(_counts("ones", ones) + 1, _counts("zeros", zeros) + 1, gamma)
+    ones, zeros = _counts("ones", ones), _counts("zeros", zeros)
+    return np.asarray(betainccinv(ones + 1, zeros + 1, gamma), float)[()]
 
 
 def _counts(name: str, value: npt.ArrayLike) -> Array:

@@ -8,16 +8,13 @@ All arithmetic is float64 on the host: in single precision a log-sum-exp of term
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, xlog1py
 
 from dpjax._validation import check, check_rate
-from dpjax.accounting.gaussian_moments import log_h
-
-Array = npt.NDArray[np.float64]
+from dpjax.accounting.gaussian_moments import log_binomial, log_h
+from dpjax.accounting.loss_distribution import Array
 
 # Numbers processed at a time, to stay in a core's cache.
 _CHUNK = 2**16
@@ -67,7 +64,7 @@ def subsampled_gaussian_log_moments(
     numbers = check_orders(orders)
     check_rate("sampling_rate", sampling_rate)
     k = np.arange(2, numbers.max() + 2)
-    log_weights = _log_binomial(numbers[:, None] + 1, k, sampling_rate)
+    log_weights = log_binomial(numbers[:, None] + 1, k, sampling_rate)
     return _log_means(log_weights, _squares(distances, noise_std))
 
 
@@ -93,7 +90,7 @@ def published_reverse_log_moments(
     numbers = check_orders(orders)
     check_rate("sampling_rate", sampling_rate)
     k = np.arange(1, numbers.max() + 1)  # exponents k (k + 1) / 2 are those of the next k above
-    log_weights = _log_binomial(numbers[:, None], k, sampling_rate)
+    log_weights = log_binomial(numbers[:, None], k, sampling_rate)
     return _log_means(log_weights, _squares(distances, noise_std))
 
 
@@ -103,6 +100,14 @@ def gaussian_log_moments(
     """Returns the log moments of Gaussian noise on two values ``distances`` apart (symmetric).
 
     It holds under any adjacency: the distance is that of the two statistics before noise.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      distances: finite numbers >= 0.
+      noise_std: standard deviation of the noise, in the units of the distances; broadcasts.
+
+    Returns:
+      Numbers >= 0, orders on a last axis behind those of ``distances``.
 
     Raises:
       ValueError: an argument is out of range.
@@ -122,6 +127,14 @@ def laplace_log_moments(
 
     It is for one number with Laplace noise of the given ``scale``; those of independent numbers
     add up.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      distances: finite numbers >= 0.
+      scale: scale of the noise, in the units of the distances; broadcasts.
+
+    Returns:
+      Numbers >= 0, orders on a last axis behind those of ``distances``.
 
     Raises:
       ValueError: an argument is out of range.
@@ -185,8 +198,8 @@ def diagonal_gaussian_log_moments(
 def check_orders(orders: Sequence[int]) -> Array:
     """Returns ``orders`` as floats; refuses what is not a sequence of whole numbers >= 1."""
     values = np.asarray(orders)
-    known = values.dtype.kind in "iuf" and values.ndim == 1 and values.size > 0
-    whole = known and np.all(np.isfinite(values) & (values >= 1) & (values == np.round(values)))
+    numbers = values.dtype.kind in "iuf" and values.ndim == 1 and values.size > 0
+    whole = numbers and np.all(np.isfinite(values) & (values >= 1) & (values == np.round(values)))
     check(bool(whole), "orders", orders, "whole numbers >= 1")
     return values.astype(float)
 
@@ -217,15 +230,6 @@ def check_scales(name: str, value: npt.ArrayLike) -> Array:
 def _squares(distances: npt.ArrayLike, noise_std: npt.ArrayLike) -> Array:
     ratio = check_lengths("distances", distances) / check_scales("noise_std", noise_std)
     return np.asarray(np.square(ratio))
-
-
-@_LIMITS
-def _log_binomial(n: Any, k: Array, rate: float) -> Array:
-    """Returns the log probabilities of k of n, minus infinity for k > n."""
-    rest = np.maximum(n - k, 0)
-    log_choices = gammaln(n + 1) - gammaln(k + 1) - gammaln(rest + 1)
-    log_values = log_choices + k * np.log(rate) + xlog1py(rest, -rate)
-    return np.where(k <= n, log_values, -np.inf)
 
 
 @_LIMITS

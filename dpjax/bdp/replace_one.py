@@ -24,14 +24,15 @@ functions that are analytic around the real line, and is computed by the trapezo
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, gammaln, logit, xlog1py
+from scipy.special import expit, logit
 
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import (
     as_key,
     batch_length,
@@ -40,11 +41,15 @@ from dpjax._validation import (
     check_positive,
     check_rate,
 )
-from dpjax.accounting.gaussian_moments import log_excess, log_expm1, log_ratio
+from dpjax.accounting.gaussian_moments import (
+    log_binomial,
+    log_excess,
+    log_expm1,
+    log_ratio,
+    log_sum,
+)
+from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.log_moments import check_finite, check_lengths, check_orders, check_scales
-from dpjax.gradients.clipped_grad import LossFn
-
-Array = npt.NDArray[np.float64]
 
 _PAIRS_PER_BATCH = 16
 _WIDEST_SPACING = 0.45
@@ -80,10 +85,15 @@ class GradientPairs(NamedTuple):
         return jnp.sqrt((self.norms - self.other_norms) ** 2 + 2 * cross)
 
 
-def sample_disjoint_pairs(key: jax.Array, num_examples: int, *, num_pairs: int) -> jax.Array:
+def sample_disjoint_pairs(key: PRNGKey, num_examples: int, *, num_pairs: int) -> jax.Array:
     """Returns indices ``(2, num_pairs)`` of random pairs of records, no record in two pairs.
 
     All pairs of one sample would be more, but they are not independent, as the estimators assume.
+
+    Args:
+      key: a JAX key.
+      num_examples: the number of records.
+      num_pairs: the number of pairs, at most half of it.
 
     Raises:
       ValueError: more pairs than half the records.
@@ -98,7 +108,12 @@ def sample_disjoint_pairs(key: jax.Array, num_examples: int, *, num_pairs: int) 
 
 
 def gradient_pairs(
-    loss_fn: LossFn, params: Any, first: Any, second: Any, *, l2_clip: float | None = None
+    loss_fn: LossFn,
+    params: Params,
+    first: ArrayTree,
+    second: ArrayTree,
+    *,
+    l2_clip: float | None = None,
 ) -> GradientPairs:
     """Returns norms and cosines of the clipped gradients of pairs of examples.
 
@@ -109,6 +124,12 @@ def gradient_pairs(
       first: examples with a leading axis of pairs.
       second: the examples that replace them, of the same shapes.
       l2_clip: clip bound on each gradient's norm over all parameters; by default none.
+
+    Returns:
+      Norms and cosines, float32 ``(pairs,)``.
+
+    Privacy:
+      The result is computed from the records without noise and is not covered by any epsilon.
 
     Raises:
       ValueError: ``first`` and ``second`` differ in length, or ``l2_clip`` is not positive.
@@ -175,30 +196,27 @@ def replace_one_log_moments(
     check_rate("sampling_rate", sampling_rate)
     noise = check_scales("noise_std", noise_std)
     first, second = check_lengths("norms", norms), check_lengths("other_norms", other_norms)
-    u, v, c = np.broadcast_arrays(first / noise, second / noise, _cosines(cosines))
-    pairs = u.ravel(), v.ravel(), c.ravel()
+    angles = check_finite("cosines", cosines)
+    check(bool(np.all(np.abs(angles) <= 1 + _ROUNDING)), "cosines", cosines, "in [-1, 1]")
+    pairs = np.broadcast_arrays(first / noise, second / noise, np.clip(angles, -1.0, 1.0))
+    shape = pairs[0].shape
+    u, v, c = (array.ravel() for array in pairs)
     rate = np.asarray(sampling_rate, float)
-    values = [_larger(order + 1, *pairs, rate) for order in numbers]
-    return np.stack(values, axis=-1).reshape(*u.shape, len(numbers))
-
-
-def _cosines(value: npt.ArrayLike) -> Array:
-    values = check_finite("cosines", value)
-    check(bool(np.all(np.abs(values) <= 1 + _ROUNDING)), "cosines", value, "in [-1, 1]")
-    return np.clip(values, -1.0, 1.0)
-
-
-def _larger(power: float, u: Array, v: Array, cosine: Array, rate: Array) -> Array:
-    """Returns the maximum over the two directions at norms ``u`` and ``v``, all of shape (n,)."""
-    return np.maximum(_directed(power, u, v, cosine, rate), _directed(power, v, u, cosine, rate))
+    values = [
+        np.maximum(_directed(order + 1, u, v, c, rate), _directed(order + 1, v, u, c, rate))
+        for order in numbers
+    ]
+    return np.stack(values, axis=-1).reshape(*shape, len(numbers))
 
 
 @_LIMITS
 def _directed(power: float, u: Array, v: Array, cosine: Array, rate: Array) -> Array:
-    """Returns log E_Q[(P / Q)^power], chunk by chunk."""
+    """Returns log E_Q[(P / Q)^power] at norms ``u`` and ``v``, all of shape (n,), by chunks."""
     along, across = u * cosine, u * np.sqrt((1 - cosine) * (1 + cosine))
     low, high = _window(power, along, v, rate)
-    spacing = np.minimum(_WIDEST_SPACING, _feature(power, along, v))
+    # Small against the distance pi / v, pi / along of complex zeros.
+    feature = 1 / (np.maximum(v, np.abs(along)) * math.sqrt(7 + power))
+    spacing = np.minimum(_WIDEST_SPACING, feature)
     counts = np.ceil((high - low) / spacing)
     values = np.empty(u.shape)
     for rows in _batches(counts * power):
@@ -206,7 +224,7 @@ def _directed(power: float, u: Array, v: Array, cosine: Array, rate: Array) -> A
         step = ((high - low)[rows] / (len(node) - 1))[:, None]
         y = low[rows, None] + step * node
         logs = _log_integrand(power, y, along[rows, None], across[rows, None], v[rows, None], rate)
-        values[rows] = np.logaddexp(0, _log_sum(logs) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
+        values[rows] = np.logaddexp(0, log_sum(logs) + np.log(step[:, 0]) - _LOG_SQRT_2_PI)
     return values
 
 
@@ -221,11 +239,6 @@ def _window(power: float, along: Array, v: Array, rate: Array) -> tuple[Array, A
     weight = expit(logit(rate) + v * tilt - v**2 / 2)
     high = np.maximum(np.maximum(0, power * along), 2 * v)
     return tilt - (power - 1) * v * weight - _MARGIN, high + _MARGIN
-
-
-def _feature(power: float, along: Array, v: Array) -> Array:
-    """Returns a spacing that is small against the distance pi / v, pi / along of complex zeros."""
-    return 1 / (np.maximum(v, np.abs(along)) * math.sqrt(7 + power))
 
 
 def _batches(sizes: Array) -> list[npt.NDArray[np.intp]]:
@@ -248,41 +261,31 @@ def _log_integrand(
 def _log_spread(power: float, exponent: Array, across: Array, rate: Array) -> Array:
     """Returns log sum_{k >= 2} B(k) exp(k exponent) (exp(k (k - 1) across^2 / 2) - 1)."""
     k = np.arange(2, power + 1)
-    log_choices = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    log_weights = log_choices + k * np.log(rate) + xlog1py(power - k, -rate)
+    log_weights = log_binomial(np.asarray(power), k, rate)
     log_weights = log_weights + log_expm1(k * (k - 1) / 2 * across**2)
-    return _log_sum(log_weights[:, None, :] + exponent[..., None] * k)
-
-
-def _log_sum(terms: Array) -> Any:
-    """Returns the log of the sum of the exponentials along the last axis."""
-    largest = np.max(terms, axis=-1)
-    shift = np.where(np.isfinite(largest), largest, 0.0)
-    return shift + np.log(np.sum(np.exp(terms - shift[..., None]), axis=-1))
+    return log_sum(log_weights[:, None, :] + exponent[..., None] * k)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _norms_and_cosines(
-    loss_fn: LossFn, params: Any, examples: Any, bound: jax.Array
+    loss_fn: LossFn, params: Params, examples: tuple[ArrayTree, ArrayTree], bound: jax.Array
 ) -> GradientPairs:
-    def one(pair: Any) -> GradientPairs:
+    def one(pair: tuple[ArrayTree, ArrayTree]) -> GradientPairs:
         g, other = (jax.grad(loss_fn)(params, example) for example in pair)
         norms = jnp.sqrt(_dot(g, g)), jnp.sqrt(_dot(other, other))
         product = norms[0] * norms[1]
         angled = jnp.isfinite(product) & (product > 0)
         cosine = jnp.where(angled, _dot(g, other) / jnp.where(angled, product, 1), 1)
-        norm, other_norm = (_clipped(norm, bound) for norm in norms)
+        # The norm of a gradient that is not finite counts as zero.
+        norm, other_norm = (
+            jnp.where(jnp.isfinite(norm), jnp.minimum(norm, bound), 0) for norm in norms
+        )
         return GradientPairs(norm, other_norm, jnp.clip(cosine, -1, 1))
 
     return jax.lax.map(one, examples, batch_size=_PAIRS_PER_BATCH)
 
 
-def _clipped(norm: jax.Array, bound: jax.Array) -> jax.Array:
-    """Returns the clipped norm; zero for a gradient that is not finite."""
-    return jnp.where(jnp.isfinite(norm), jnp.minimum(norm, bound), 0)
-
-
-def _dot(tree: Any, other: Any) -> jax.Array:
+def _dot(tree: ArrayTree, other: ArrayTree) -> jax.Array:
     products = jax.tree.map(
         lambda a, b: jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST), tree, other
     )

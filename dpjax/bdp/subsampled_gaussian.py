@@ -3,22 +3,21 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
+from dpjax._typing import ArrayTree, ClipBound
 from dpjax._validation import check, check_count, check_positive
+from dpjax.accounting.loss_distribution import Array
 from dpjax.adjacency import Adjacency
 from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -99,26 +98,28 @@ class SubsampledGaussianSteps:
 
     sampling_rate: float
     noise_std: Array
-    l2_clip: Any
+    l2_clip: ClipBound
 
-    def clip_norms(self, norms: Any) -> Array:
+    def clip_norms(self, norms: ArrayTree) -> Array:
         """Returns the norms after clipping; zero for those that are not finite.
 
         Raises:
           ValueError: ``norms`` is a tree of another structure than ``l2_clip``, or a norm is not
             finite and there is no clipping, which would set that example to zero.
         """
-        bounds, groups = self._bounds, jax.tree.leaves(norms)
+        bounds, groups = jax.tree.leaves(self.l2_clip), jax.tree.leaves(norms)
         found, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
         check(found == wanted, "norms", found, f"one array for each clip bound, {wanted}")
         arrays = [np.asarray(group, float) for group in groups]
         usable = np.all([np.isfinite(array) for array in arrays], axis=0)
-        every = usable.all() or np.all(np.isfinite(self._bounds))
+        every = usable.all() or np.all(np.isfinite(bounds))
         check(bool(every), "norms", "one that is not finite", "finite where nothing is clipped")
         squares = [np.minimum(a, c) ** 2 for a, c in zip(arrays, bounds, strict=True)]
         return np.where(usable, np.sqrt(sum(squares)), 0.0)
 
-    def log_moments(self, orders: Sequence[int], norms: Array, steps: Any) -> Array:
+    def log_moments(
+        self, orders: Sequence[int], norms: Array, steps: npt.NDArray[np.intp]
+    ) -> Array:
         """Returns lambda D_(lambda + 1), ``(steps, draws, orders)``, of clipped norms."""
         noise_std = self.noise_std[steps][:, None]
         if self.sampling_rate == 1:
@@ -127,16 +128,12 @@ class SubsampledGaussianSteps:
             orders, norms, sampling_rate=self.sampling_rate, noise_std=noise_std
         )
 
-    def worst_case_log_moments(self, orders: Sequence[int], steps: Any) -> Array:
+    def worst_case_log_moments(self, orders: Sequence[int], steps: npt.NDArray[np.intp]) -> Array:
         """Returns the log moments, ``(steps, orders)``, of a record at the clip bound."""
-        bound = total_l2_clip(self.l2_clip) if np.all(np.isfinite(self._bounds)) else np.inf
-        if np.isinf(bound):
+        if not np.all(np.isfinite(jax.tree.leaves(self.l2_clip))):
             return np.full((len(steps), len(orders)), np.inf)
+        bound = total_l2_clip(self.l2_clip)
         return self.log_moments(orders, np.full((len(steps), 1), bound), steps)[:, 0]
-
-    @property
-    def _bounds(self) -> list[Any]:
-        return jax.tree.leaves(self.l2_clip)
 
 
 def subsampled_gaussian_steps(mechanism: Mechanism) -> SubsampledGaussianSteps:

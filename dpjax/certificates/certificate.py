@@ -5,24 +5,25 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import DpEvent
 
 from dpjax._validation import check_delta
 from dpjax.accounting.accountants import METHODS, epsilon_or_reason, guarantee
 from dpjax.accounting.bounds import epsilon_lower_bound
-from dpjax.accounting.calibration import Accountable
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.releases.base import UnsupportedEventError
+from dpjax.accounting.risk import Risk, attack_risks
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.certificates import text
 from dpjax.certificates.figure import plot_certificate
-from dpjax.certificates.risks import Risk, attack_risks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dpjax.mechanisms.base import Mechanism
 
 
 Kind = Literal["guarantee", "bound", "approximation", "unavailable"]
@@ -214,40 +215,23 @@ class Certificate:
         return plot_certificate(self)
 
     def __str__(self) -> str:
-        return text.format_text(self)
+        title, tables = text.certificate_title(self), text.certificate_tables(self)
+        return text.render_text(title, tables, "Caveats", self.caveats)
 
     def _repr_html_(self) -> str:
-        return text.format_html(self)
+        title, tables = text.certificate_title(self), text.certificate_tables(self)
+        return text.render_html(title, tables, self.caveats)
 
 
-class Certifiable(Accountable, Protocol):
-    """Protocol of the mechanisms that `certify` accepts."""
-
-    @property
-    def unit(self) -> str:
-        """Description of the unit of privacy."""
-
-    @property
-    def num_releases(self) -> int:
-        """The number of noisy values that are published."""
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether noise is sampled exactly."""
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Descriptions of published values computed from the number of records."""
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns the mechanism's sampling, clipping, noise and so on, as heading and text."""
-
-
-def certify(mechanism: Certifiable, delta: float) -> Certificate:
+def certify(mechanism: "Mechanism", delta: float) -> Certificate:
     """Returns the privacy certificate of ``mechanism`` at ``delta``.
 
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
     repetition and selection, it is that of Rényi DP. ``Certificate.accountant`` names which.
+
+    Args:
+      mechanism: any dpjax mechanism; it is not run.
+      delta: in (0, 1).
 
     Raises:
       UnsupportedEventError: neither accountant supports the mechanism's event.
@@ -255,7 +239,11 @@ def certify(mechanism: Certifiable, delta: float) -> Certificate:
     """
     check_delta(delta)
     method, certified = guarantee(mechanism.event, delta, mechanism.adjacency)
-    lower, note = _lower_bound(mechanism, delta, certified)
+    lower, note = None, _LOWER_BOUND_NOTE
+    try:
+        lower = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)
+    except UnsupportedEventError as reason:
+        note = str(reason)
     certificate = Certificate(
         delta=float(delta),
         adjacency=mechanism.adjacency,
@@ -276,19 +264,8 @@ def certify(mechanism: Certifiable, delta: float) -> Certificate:
     return certificate.with_size_caveat(*mechanism.constants_from_size)
 
 
-def _lower_bound(
-    mechanism: Certifiable, delta: float, certified: float
-) -> tuple[float | None, str]:
-    """Returns the lower bound on epsilon and its note, or None and why it is not available."""
-    try:
-        value = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)
-    except UnsupportedEventError as reason:
-        return None, str(reason)
-    return value, _LOWER_BOUND_NOTE
-
-
 def _estimate(
-    mechanism: Certifiable, delta: float, method: str, bounds: tuple[float | None, float]
+    mechanism: "Mechanism", delta: float, method: str, bounds: tuple[float | None, float]
 ) -> Estimate:
     """Returns the estimate of an accountant other than the one that certifies epsilon."""
     try:

@@ -7,9 +7,8 @@ import numpy as np
 
 from dpjax._extras import requires_extra
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.risk import minimum_error_sum
+from dpjax.accounting.risk import FALSE_POSITIVE_RATES, minimum_error_sum
 from dpjax.accounting.tradeoff import ApproximateDP, TradeOff
-from dpjax.certificates.risks import FALSE_POSITIVE_RATES
 from dpjax.certificates.text import attack_goal, round_down, round_up
 
 if TYPE_CHECKING:
@@ -38,10 +37,8 @@ def plot_certificate(certificate: "Certificate") -> "Figure":
     errors, rates = figure.subplots(1, 2)
     _plot_tradeoff(errors, certificate)
     _plot_roc(rates, certificate)
-    figure.suptitle(
-        f"{_epsilon_delta_label(certificate)}: any attack that decides {attack_goal(certificate)}",
-        fontsize=10,
-    )
+    name, _ = _epsilon_delta(certificate)
+    figure.suptitle(f"{name}: any attack that decides {attack_goal(certificate)}", fontsize=10)
     return figure
 
 
@@ -52,9 +49,9 @@ def _plot_tradeoff(axes: "Axes", certificate: "Certificate") -> None:
     axes.plot(alphas, certificate.curve(alphas), color=_CURVE, label="certified trade-off function")
     if certificate.curve_upper is not None:
         _shade(axes, alphas, certificate.curve(alphas), certificate.curve_upper(alphas))
-    allowed = _epsilon_delta_curve(certificate)
+    name, allowed = _epsilon_delta(certificate)
     if allowed is not None:
-        label = f"{_epsilon_delta_label(certificate)} only"
+        label = f"{name} only"
         axes.plot(alphas, allowed(alphas), "--", color=_EPSILON_DELTA, label=label)
     total = minimum_error_sum(certificate.curve)
     label = f"minimum sum of errors: {round_down(total)}"
@@ -72,9 +69,9 @@ def _plot_roc(axes: "Axes", certificate: "Certificate") -> None:
     axes.loglog(levels, detected, color=_CURVE, label="certified upper bound")
     if certificate.curve_upper is not None:
         _shade(axes, levels, certificate.curve_upper.true_positive_rate(levels), detected)
-    allowed = _epsilon_delta_curve(certificate)
+    name, allowed = _epsilon_delta(certificate)
     if allowed is not None:
-        label = f"{_epsilon_delta_label(certificate)} only"
+        label = f"{name} only"
         rates = allowed.true_positive_rate(levels)
         axes.loglog(levels, rates, "--", color=_EPSILON_DELTA, label=label)
     marks = np.array(FALSE_POSITIVE_RATES)
@@ -102,12 +99,9 @@ def _shade(axes: "Axes", levels: Array, low: Array, high: Array) -> None:
     )
 
 
-def _epsilon_delta_curve(certificate: "Certificate") -> TradeOff | None:
-    """Returns the trade-off function of (epsilon, delta)-DP alone, if epsilon is finite."""
+def _epsilon_delta(certificate: "Certificate") -> tuple[str, TradeOff | None]:
+    """Returns the name of the guarantee, and its trade-off function if epsilon is finite."""
+    label = f"({round_up(certificate.epsilon)}, {certificate.delta:g})-DP"
     if math.isinf(certificate.epsilon):
-        return None
-    return ApproximateDP(certificate.epsilon, slack=certificate.delta)
-
-
-def _epsilon_delta_label(certificate: "Certificate") -> str:
-    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-DP"
+        return label, None
+    return label, ApproximateDP(certificate.epsilon, slack=certificate.delta)

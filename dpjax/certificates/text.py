@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from dpjax.certificates.risks import (
+from dpjax.accounting.risk import (
     ADVANTAGE,
     ERROR_SUM,
     FALSE_POSITIVE_RATES,
@@ -41,14 +41,24 @@ _ATTACK_GOALS = {
 Table = tuple[str, list[tuple[str, str]]]
 
 
-def format_text(certificate: "Certificate") -> str:
-    """Returns the certificate as tables of plain text."""
-    return render_text(_title(certificate), _tables(certificate), "Caveats", certificate.caveats)
+def certificate_title(certificate: "Certificate") -> str:
+    """Returns the guarantee, as the heading of a certificate."""
+    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
 
 
-def format_html(certificate: "Certificate") -> str:
-    """Returns the certificate as HTML, for notebooks and reports."""
-    return render_html(_title(certificate), _tables(certificate), certificate.caveats)
+def certificate_tables(certificate: "Certificate") -> list[Table]:
+    """Returns the certificate as titled tables of two columns."""
+    risks = [(risk.name, _format_risk(risk)) for risk in certificate.risks]
+    risks.append(("computed from", certificate.risks_note))
+    return [
+        ("Guarantee", _guarantee_rows(certificate)),
+        ("Mechanism", list(certificate.description.items())),
+        (
+            f"Epsilon at delta = {certificate.delta:g} by accountant",
+            [_estimate_row(estimate) for estimate in certificate.estimates],
+        ),
+        (f"Attack risk: any attack that decides {attack_goal(certificate)}", risks),
+    ]
 
 
 def render_text(title: str, tables: Sequence[Table], heading: str, lines: Iterable[str]) -> str:
@@ -78,11 +88,18 @@ def render_html(title: str, tables: Sequence[Table], lines: Iterable[str]) -> st
 
 def format_paragraph(certificate: "Certificate") -> str:
     """Returns one paragraph: mechanism, guarantee, attack risk, caveats."""
+    count = certificate.num_releases
+    described = "; ".join(f"{key}: {text}" for key, text in certificate.description.items())
+    approximations = (
+        f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
+        for estimate in certificate.estimates
+        if estimate.kind == "approximation"
+    )
     sentences = [
-        _mechanism_sentence(certificate),
+        f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'} ({described}).",
         _guarantee_sentence(certificate),
         _risk_sentence(certificate),
-        *_approximation_sentences(certificate),
+        *approximations,
         *certificate.caveats,
     ]
     return " ".join(sentences)
@@ -143,25 +160,6 @@ def _rounded(value: float, context: Context) -> str:
     return f"{float(context.create_decimal(str(float(value)))):.4g}"
 
 
-def _title(certificate: "Certificate") -> str:
-    return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
-
-
-def _tables(certificate: "Certificate") -> list[Table]:
-    """The certificate as titled tables of two columns."""
-    risks = [(risk.name, _format_risk(risk)) for risk in certificate.risks]
-    risks.append(("computed from", certificate.risks_note))
-    return [
-        ("Guarantee", _guarantee_rows(certificate)),
-        ("Mechanism", list(certificate.description.items())),
-        (
-            f"Epsilon at delta = {certificate.delta:g} by accountant",
-            [_estimate_row(estimate) for estimate in certificate.estimates],
-        ),
-        (f"Attack risk: any attack that decides {attack_goal(certificate)}", risks),
-    ]
-
-
 def _guarantee_rows(certificate: "Certificate") -> list[tuple[str, str]]:
     lower = certificate.epsilon_lower
     shown = "not available" if lower is None else round_down(lower)
@@ -207,14 +205,6 @@ def _wrapped(heading: str, text: str, width: int) -> str:
     )
 
 
-def _mechanism_sentence(certificate: "Certificate") -> str:
-    count = certificate.num_releases
-    described = "; ".join(f"{key}: {text}" for key, text in certificate.description.items())
-    return (
-        f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'} ({described})."
-    )
-
-
 def _guarantee_sentence(certificate: "Certificate") -> str:
     lower = certificate.epsilon_lower
     other = (
@@ -247,11 +237,3 @@ def _risk_sentence(certificate: "Certificate") -> str:
         f" {uppers[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
         f" {', '.join(rates[:-1])} and {rates[-1]}."
     )
-
-
-def _approximation_sentences(certificate: "Certificate") -> list[str]:
-    return [
-        f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
-        for estimate in certificate.estimates
-        if estimate.kind == "approximation"
-    ]

@@ -1,14 +1,21 @@
 """Events and a mechanism that the tests of the accounting share."""
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 
+Density = Callable[[float], float]
 # sigma, epochs, printed CLT mu, printed CLT epsilon, printed moments epsilon, tight epsilon.
 MNIST_ROWS = (
     (1.3, 15, 0.23, 0.83, 1.19, 0.865),
@@ -93,3 +100,29 @@ class Noiseless(FakeMechanism):
     @property
     def event(self) -> DpEvent:
         return dp_event.NonPrivateDpEvent()
+
+
+class Selection(FakeMechanism):
+    """The best of several releases, of which no privacy loss distribution is known."""
+
+    @property
+    def event(self) -> DpEvent:
+        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
+
+
+def normal_mixture(rate: float, noise: float, shift: float) -> Density:
+    return lambda x: (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, shift, noise)
+
+
+def hockey_stick(epsilon: float, above: Density, below: Density, reach: float) -> float:
+    """The integral of (above - e^epsilon below)+, cut where the integrand changes sign."""
+
+    def excess(x: float) -> float:
+        return above(x) - math.exp(epsilon) * below(x)
+
+    grid = np.linspace(-reach, reach, 4_002)
+    signs = np.sign(excess(grid))
+    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
+    cuts = [-reach, *(brentq(excess, grid[i], grid[i + 1], xtol=1e-14) for i in changes), reach]
+    pieces = itertools.pairwise(cuts)
+    return sum(max(quad(excess, *piece, epsabs=1e-13, limit=500)[0], 0.0) for piece in pieces)

@@ -1,21 +1,19 @@
-"""Loss distributions of single releases: E[e^-loss] is one, and the profile is the release's."""
+"""Loss distributions of single releases: exact, and on a grid against dp-accounting's own."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
+from accounting_cases import hockey_stick, normal_mixture
 from dp_accounting import dp_event
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.stats import norm
+from dp_accounting.pld import privacy_loss_distribution as pld
 
-from dpjax.accounting import gdp
+from dpjax.accounting import gdp, loss_distribution
 from dpjax.accounting.loss_distribution import subsampled_loss, unsampled_loss
 from dpjax.accounting.releases import laplace as laplace_release
-from dpjax.accounting.releases import subsampled_gaussian as subsampled
 from dpjax.accounting.releases.base import release_of
 from dpjax.accounting.releases.gaussian import gaussian_loss_distribution
+from dpjax.accounting.releases.subsampled_gaussian import replacement_loss_distribution
 
 TAIL = 1e-14
 
@@ -25,7 +23,7 @@ def poisson(mu, rate, direction):
 
 
 def replacement(mu, rate):
-    return subsampled.replacement_loss_distribution(mu, rate, TAIL)
+    return replacement_loss_distribution(mu, rate, TAIL)
 
 
 def fixed_size(mu, rate):
@@ -87,37 +85,18 @@ def test_cells_and_nodes_agree(name):
     assert masses @ lattice**2 == pytest.approx(weights @ losses**2, rel=1e-3, abs=1e-6)
 
 
-def _excess(first, second, epsilon):
-    """The mass of first - e^epsilon second where that is positive."""
-
-    def density(x):
-        return first(x) - math.exp(epsilon) * second(x)
-
-    grid = np.linspace(-14, 14, 4_001)
-    signs = np.sign(density(grid))
-    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
-    cuts = [-14, *(brentq(density, grid[i], grid[i + 1], xtol=1e-14) for i in changes), 14]
-    pieces = itertools.pairwise(cuts)
-    return sum(max(quad(density, *piece, epsabs=1e-13, limit=200)[0], 0.0) for piece in pieces)
-
-
-def _mixture(rate, mu):
-    return lambda x: (1 - rate) * norm.pdf(x) + rate * norm.pdf(x, mu)
-
-
 @pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])
 def test_sampled_gaussians_against_integration(epsilon):
     mu, rate = 1.2, 0.3
-    centre, up, down = norm.pdf, _mixture(rate, mu), _mixture(rate, -mu)
+    centre, up, down = (normal_mixture(rate, 1.0, shift) for shift in (0, mu, -mu))
     cases = (
         (poisson(mu, rate, "remove"), up, centre),
         (poisson(mu, rate, "add"), centre, up),
         (replacement(mu, rate), up, down),
     )
     for distribution, first, second in cases:
-        assert _delta(distribution, epsilon) == pytest.approx(
-            _excess(first, second, epsilon), abs=1e-7
-        )
+        exact = hockey_stick(epsilon, first, second, reach=14)
+        assert _delta(distribution, epsilon) == pytest.approx(exact, abs=1e-7)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.4])
@@ -132,7 +111,8 @@ def test_sampled_laplace_noise_against_integration(epsilon):
 
     for removed, pair in ((True, (mixed, at(0))), (False, (at(0), mixed))):
         distribution = laplace(bound, rate, "remove" if removed else "add")
-        assert _delta(distribution, epsilon) == pytest.approx(_excess(*pair, epsilon), abs=1e-4)
+        exact = hockey_stick(epsilon, *pair, reach=14)
+        assert _delta(distribution, epsilon) == pytest.approx(exact, abs=1e-4)
     whole = laplace(bound, 1.0, "remove")
     assert _delta(whole, epsilon) == pytest.approx(
         max(0, -math.expm1((epsilon - bound) / 2)), abs=1e-6
@@ -174,3 +154,51 @@ def test_the_loss_and_its_inverse_undo_each_other(rate):
         if (rate < 1)
         else True
     )
+
+
+def subsampled(noise, rate, interval):
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    return release_of(event, "add_remove").pld_builder()(interval)
+
+
+EPSILONS = np.array([-0.7, -0.1, 0.0, 0.05, 0.4, 2.0])
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1.1, 256 / 60_000), (0.5, 0.2), (20.0, 1e-3)])
+@pytest.mark.parametrize("count", [1, 300])
+def test_sampled_gaussians(noise, rate, count):
+    interval = 0.05 * rate / noise
+    theirs = pld.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    ).self_compose(count)
+    ours = subsampled(noise, rate, interval).self_compose(count)
+    for direction, pmf in (("add", theirs._pmf_add), ("remove", theirs._pmf_remove)):
+        np.testing.assert_allclose(
+            loss_distribution.hockey_stick_divergence(ours, EPSILONS, direction),
+            pmf.get_delta_for_epsilon(EPSILONS),
+            rtol=1e-6,
+            atol=1e-12,
+        )
+
+
+@pytest.mark.parametrize("direction", [None, "add", "remove"])
+def test_deltas_at_once_are_those_one_by_one(direction):
+    total = pld.from_gaussian_mechanism(0.8, sampling_prob=0.1).self_compose(20)
+    found = loss_distribution.hockey_stick_divergence(total, EPSILONS.reshape(2, 3), direction)
+    each = [
+        [pmf.get_delta_for_epsilon(float(e)) for e in EPSILONS]
+        for pmf in (total._pmf_add, total._pmf_remove)
+    ]
+    exact = {None: np.max(each, axis=0), "add": each[0], "remove": each[1]}[direction]
+    np.testing.assert_allclose(found, np.reshape(exact, (2, 3)), rtol=1e-9, atol=1e-14)
+
+
+def test_the_largest_losses_do_not_overflow():
+    total = pld.from_gaussian_mechanism(0.02, value_discretization_interval=1.0)
+    found = loss_distribution.hockey_stick_divergence(
+        total, [-2_000.0, 0.0, 1_250.0, 2_000.0], None
+    )
+    assert np.all(np.isfinite(found))
+    assert found[1] == pytest.approx(1.0)
+    assert found[2] == pytest.approx(0.5, abs=0.01)
+    assert found[3] == pytest.approx(0.0, abs=1e-9)

@@ -1,6 +1,5 @@
 """The certified epsilon against closed forms and integrals: never below, at most 1 % above."""
 
-import itertools
 import math
 
 import numpy as np
@@ -10,19 +9,21 @@ from accounting_cases import (
     MNIST_ROWS,
     fixed_size,
     gaussian,
+    hockey_stick,
     laplace,
     mnist_steps,
+    normal_mixture,
     poisson,
     response,
     truncated,
 )
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
-from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.stats import binom, norm
+from scipy.stats import binom
 
-from dpjax.accounting import UnsupportedEventError, epsilon, gdp, pld
+from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, pld
+from dpjax.accounting.accountants import METHODS, guarantee
 from dpjax.accounting.releases.base import decompose
 
 DELTA = 1e-5
@@ -33,32 +34,14 @@ def _check_tight(value: float, exact: float) -> None:
     assert exact * (1 - 1e-9) <= value <= exact * 1.01
 
 
-def _hockey_stick(epsilon, above, below, reach):
-    """The integral of (above - e^epsilon below)+, cut where the integrand changes sign."""
-
-    def excess(x):
-        return above(x) - math.exp(epsilon) * below(x)
-
-    grid = np.linspace(-reach, reach, 4_002)
-    signs = np.sign(excess(grid))
-    (changes,) = np.nonzero(signs[1:] * signs[:-1] < 0)
-    cuts = [-reach, *(brentq(excess, grid[i], grid[i + 1]) for i in changes), reach]
-    pieces = itertools.pairwise(cuts)
-    return sum(max(quad(excess, *piece, epsabs=1e-13, limit=500)[0], 0.0) for piece in pieces)
-
-
 def _exact_delta(epsilon, first, second, reach):
     """The delta between two densities, in whichever direction it is larger."""
-    return max(_hockey_stick(epsilon, *pair, reach) for pair in ((first, second), (second, first)))
-
-
-def _mixture(rate, noise, shift):
-    return lambda x: (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, shift, noise)
+    return max(hockey_stick(epsilon, *pair, reach) for pair in ((first, second), (second, first)))
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.01), (1.0, 0.1), (2.0, 0.5)])
 def test_one_sampled_step_against_integration(noise, rate):
-    centre, up, down = (_mixture(rate, noise, shift) for shift in (0, 1, -1))
+    centre, up, down = (normal_mixture(rate, noise, shift) for shift in (0, 1, -1))
     event, reach = poisson(noise, rate, 1), 14 * noise + 1
     for adjacency, pair in (("add_remove", (centre, up)), ("replace_one", (up, down))):
         value = epsilon(event, DELTA, adjacency=adjacency)
@@ -175,7 +158,7 @@ def test_both_ends_of_a_profile_are_safe_and_tight():
 @pytest.mark.parametrize("noise", [0.9, 1.0, 1.02, 1.2])
 def test_near_zero_the_grid_is_as_fine_as_delta_asks(noise):
     """One step whose delta at zero is near 0.2: refining for epsilon's sake would never end."""
-    centre, moved = (_mixture(0.3, noise, shift) for shift in (-1, 1))
+    centre, moved = (normal_mixture(0.3, noise, shift) for shift in (-1, 1))
     value = epsilon(poisson(noise, 0.3, 1), 0.2, adjacency="replace_one")
     assert _exact_delta(value, centre, moved, 14 * noise + 1) <= 0.2
     if value:
@@ -219,5 +202,44 @@ def test_a_step_seen_before_gives_the_same_answer():
 
 
 def test_hardly_any_noise_is_left_to_the_renyi_bound():
-    with pytest.raises(UnsupportedEventError, match=r"0.0001 needs too large a grid.*'rdp'"):
+    with pytest.raises(
+        UnsupportedEventError, match=r"must be at least 0.01 for .* got 0.0001.*'rdp'"
+    ):
         epsilon(gaussian(1e-4), DELTA, adjacency="add_remove")
+    with pytest.raises(
+        UnsupportedEventError, match=r"must be at most 10000 for .* got 1e\+08.*'rdp'"
+    ):
+        epsilon(laplace(1e-8), DELTA, adjacency="add_remove")
+    sampled = dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1e-3))
+    with pytest.raises(UnsupportedEventError, match=r"must be at most 700 for .* got 1000"):
+        epsilon(sampled, DELTA, adjacency="add_remove")
+
+
+@pytest.mark.parametrize("noise", [9e-3, 1e-3, 1e-50, 1e-99])
+@pytest.mark.parametrize("event", [gaussian, lambda noise: gaussian(noise, 100)])
+def test_the_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
+    """Grids of these took minutes and gigabytes, and their squares were divided by."""
+    for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
+        method, value = guarantee(event(noise), DELTA, adjacency)
+        mu = clips * math.sqrt(event(noise).count) / noise
+        assert method == "rdp"
+        assert gdp.epsilon(mu, DELTA) * (1 - 1e-12) <= value <= 1.2 * gdp.epsilon(mu, DELTA)
+        with pytest.raises(UnsupportedEventError, match=r"must be at least 0.01"):
+            epsilon_bounds(event(noise), DELTA, adjacency=adjacency)
+
+
+@pytest.mark.parametrize("noise", [1e-101, 1e-300, 5e-324])
+@pytest.mark.parametrize("event", [gaussian, laplace, lambda noise: poisson(noise, 0.01, 100)])
+def test_noise_whose_square_vanishes_counts_as_none(event, noise):
+    for count in (event(noise), dp_event.ComposedDpEvent([event(noise), gaussian(1.0, 3)])):
+        for method in METHODS:
+            assert epsilon(count, DELTA, adjacency="add_remove", method=method) == math.inf
+        # Some epsilon may be finite, though no float certifies it: nothing is claimed from below.
+        assert epsilon_bounds(count, DELTA, adjacency="add_remove") == (0.0, math.inf)
+    assert epsilon_bounds(gaussian(0.0), DELTA, adjacency="add_remove") == (math.inf, math.inf)
+
+
+def test_noise_whose_square_overflows_is_private():
+    for adjacency in ("add_remove", "replace_one"):
+        value = epsilon(gaussian(1e200, 4), DELTA, adjacency=adjacency)
+        assert value == pytest.approx(0.0, abs=1e-9)

@@ -16,7 +16,7 @@ from dpjax.accounting.tradeoff import (
     TradeOff,
     mixture,
 )
-from dpjax.accounting.tradeoff._search import least_argument, maximum
+from dpjax.accounting.tradeoff.base import least_argument, maximum
 
 
 class _ByProfile(TradeOff):

@@ -55,7 +55,7 @@ def test_the_envelope_is_the_least_convex_curve_above_every_pair(budgets):
     curve = from_profile(*np.transpose(budgets))
     assert curve.is_symmetric
     assert_is_trade_off(curve)
-    each = [ApproximateDP(*budget)(LEVELS) for budget in budgets]
+    each = [ApproximateDP(budget, slack=slack)(LEVELS) for budget, slack in budgets]
     np.testing.assert_allclose(curve(LEVELS), np.max(each, axis=0), rtol=1e-7, atol=1e-9)
     for budget, slack in budgets:
         assert curve.delta(budget) <= slack + 1e-9

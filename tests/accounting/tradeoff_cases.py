@@ -56,7 +56,7 @@ def closed_forms() -> st.SearchStrategy[TradeOff]:
         st.just(Identity()),
         st.builds(Gaussian, st.sampled_from([0.0, 1e-6, 0.3, 2.0, 9.0, 1e3])),
         st.builds(Laplace, st.sampled_from([1e-3, 0.2, 1.0, 50.0])),
-        st.builds(ApproximateDP, budgets, slacks),
+        st.builds(ApproximateDP, budgets, slack=slacks),
     )
 
 

@@ -5,22 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, gaussian
-from dp_accounting import dp_event
+from accounting_cases import FakeMechanism, Noiseless, Selection
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
 from dpjax.certificates import certify
 from dpjax.certificates.text import round_down, round_up
 
 DELTA = 1e-5
-
-
-class Selection(FakeMechanism):
-    """The best of several releases, of which no privacy loss distribution is known."""
-
-    @property
-    def event(self):
-        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
 
 
 @pytest.fixture(scope="module")

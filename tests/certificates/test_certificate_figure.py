@@ -2,20 +2,11 @@
 
 import numpy as np
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, gaussian
-from dp_accounting import dp_event
+from accounting_cases import FakeMechanism, Noiseless, Selection
 from matplotlib.collections import FillBetweenPolyCollection
 
 from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.certificates.text import round_up
-
-
-class Selection(FakeMechanism):
-    """The best of several releases, of which only a Rényi bound is known."""
-
-    @property
-    def event(self):
-        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
 
 
 def _lines(axes):

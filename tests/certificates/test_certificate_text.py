@@ -3,18 +3,9 @@
 import math
 
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, gaussian
-from dp_accounting import dp_event
+from accounting_cases import FakeMechanism, Noiseless, Selection
 
 from dpjax.certificates.text import compare_to_bounds, round_down, round_up
-
-
-class Selection(FakeMechanism):
-    """The best of several releases, of which only a Rényi bound is known."""
-
-    @property
-    def event(self):
-        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
 
 
 @pytest.fixture(scope="module")

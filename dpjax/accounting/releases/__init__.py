@@ -2,7 +2,6 @@
 
 from dpjax.accounting.releases import (  # noqa: F401 - defining a kind registers it
     compound,
-    discrete_laplace,
     gaussian,
     laplace,
     randomized_response,

@@ -16,15 +16,15 @@ without the record another one takes its place in the batch, and the two batch s
 to one clip bound, are up to two apart. If the sample is all of the data, none takes its place.
 """
 
-import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from absl import logging
 from dp_accounting import dp_event
-from dp_accounting.dp_event import DpEvent, GaussianDpEvent
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 
@@ -37,6 +37,9 @@ PLDBuilder = Callable[[float], PrivacyLossDistribution]
 
 # Losses of a smaller probability do not set the scale of a grid.
 TAIL = 1e-12
+# A smaller noise multiplier counts as none, a larger one as this: their squares are near the ends
+# of the range of floats, and epsilon is beyond 1e100 in the one case and zero in the other.
+_LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e100
 _KINDS: list["type[Release]"] = []
 
 
@@ -56,7 +59,7 @@ class Release:
       adjacency: the neighbouring relation.
     """
 
-    event: Any
+    event: DpEvent
     adjacency: Adjacency
 
     event_types: ClassVar[tuple[type[DpEvent], ...]] = ()
@@ -66,19 +69,16 @@ class Release:
     is_asymmetric: ClassVar[bool] = False
     # Whether the event's parameters are stated for neighbours, so that nothing is doubled.
     is_stated_for_neighbors: ClassVar[bool] = False
+    # What ``noise`` is of events without a noise multiplier.
+    constant_noise: ClassVar[float] = 1.0
 
     def __init_subclass__(cls) -> None:
         _KINDS.append(cls)
 
     @classmethod
-    def is_nonprivate(cls, event: DpEvent) -> bool:
-        """Whether an event of this kind has no noise."""
-        return getattr(event, "noise_multiplier", 1) == 0
-
-    @classmethod
-    def is_data_independent(cls, event: DpEvent) -> bool:
-        """Whether an event of this kind depends on no record."""
-        return False
+    def noise(cls, event: DpEvent) -> float:
+        """Returns zero where ``event`` has no noise, infinity where it depends on no record."""
+        return float(getattr(event, "noise_multiplier", cls.constant_noise))
 
     @property
     def bounded_as(self) -> Adjacency:
@@ -91,7 +91,7 @@ class Release:
         return sensitivity_in_clips(self.bounded_as)
 
     @property
-    def over_sensitivity(self) -> Any:
+    def over_sensitivity(self) -> DpEvent:
         """The event with its noise stated over the sensitivity.
 
         Raises:
@@ -99,6 +99,8 @@ class Release:
         """
         if self.clips == 1 or self.is_stated_for_neighbors:
             return self.event
+        if isinstance(self.event, GaussianDpEvent | LaplaceDpEvent):
+            return type(self.event)(self.event.noise_multiplier / self.clips)
         raise UnsupportedEventError(f"the sensitivity of {event_name(self.event)} is not known")
 
     @property
@@ -150,8 +152,13 @@ class Release:
             raise UnsupportedEventError(
                 f"dp-accounting has no Rényi divergence for {name} under this adjacency"
             )
-        with _warnings_off():
+        # dp-accounting warns that it leaves out an order, which is safe.
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.ERROR)
+        try:
             accountant.compose(self.over_sensitivity)
+        finally:
+            logging.set_verbosity(verbosity)
         return np.asarray(accountant.rdp, float)
 
     def log_moments(self, orders: Sequence[float]) -> Array:
@@ -187,12 +194,28 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ..
     Nested compositions are flattened. All Gaussian releases on the whole data become the one
     Gaussian release they are equivalent to, and so do several Gaussian releases on one sample.
 
+    Args:
+      event: what is released; noise multipliers are over one clip bound.
+      adjacency: the neighbouring relation of every release.
+
     Raises:
       UnsupportedEventError: an event whose sensitivity under ``adjacency`` is not known.
     """
+    gaussians: list[tuple[DpEvent, int]] = []
+    others: dict[str, tuple[DpEvent, int]] = {}
+    for leaf, count in _flatten(event):
+        fixed_size = isinstance(leaf, dp_event.SampledWithoutReplacementDpEvent)
+        if adjacency == "zero_out" and fixed_size and leaf.sample_size == leaf.source_dataset_size:
+            leaf = leaf.event  # a sample that holds every record
+        if isinstance(leaf, GaussianDpEvent):
+            gaussians.append((leaf, count))
+        else:
+            name = repr(leaf)
+            others[name] = leaf, others.get(name, (leaf, 0))[1] + count
+    leaves = [(_joint_gaussian(gaussians), 1)] if gaussians else []
     parts = tuple(
         RepeatedRelease(release_of(leaf, adjacency), count)
-        for leaf, count in _grouped(event, adjacency)
+        for leaf, count in [*leaves, *others.values()]
     )
     for part in parts:
         part.release.over_sensitivity  # noqa: B018 - raises where the sensitivity is unknown
@@ -200,17 +223,20 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ..
 
 
 def is_nonprivate(event: DpEvent) -> bool:
-    """Whether some part of ``event`` has no noise, so that no finite epsilon holds at delta 0."""
-    return any(_kind_of(leaf).is_nonprivate(leaf) for leaf, _ in _flatten(event))
+    """Whether some part of ``event`` has no noise, so that no finite epsilon holds at delta 0.
+
+    A noise multiplier below 1e-100 counts as no noise.
+    """
+    return any(_kind_of(leaf).noise(leaf) < _LEAST_NOISE for leaf, _ in _flatten(event))
 
 
 def has_unsampled_nonprivate_part(event: DpEvent) -> bool:
-    """Whether some part has no noise and is computed on all records, not on a random sample.
+    """Whether some part has no noise at all and is computed on all records, not on a sample.
 
     Then no accountant has a finite epsilon at any delta below one.
     """
     leaves = [(leaf, _kind_of(leaf)) for leaf, _ in _flatten(event)]
-    return any(kind.is_nonprivate(leaf) and not kind.is_sampled for leaf, kind in leaves)
+    return any(kind.noise(leaf) == 0 and not kind.is_sampled for leaf, kind in leaves)
 
 
 def event_name(event: DpEvent) -> str:
@@ -219,8 +245,12 @@ def event_name(event: DpEvent) -> str:
     return type(event).__name__ + ("" if inner is None else f" of {event_name(inner)}")
 
 
-def with_inner(event: Any, inner: DpEvent) -> DpEvent:
-    """Returns a sampled, repeated or selected event with ``inner`` in place of what it holds."""
+def with_inner(event: DpEvent, inner: DpEvent) -> DpEvent:
+    """Returns a sampled, repeated or selected event with ``inner`` in place of what it holds.
+
+    Raises:
+      UnsupportedEventError: an event of another type.
+    """
     match event:
         case dp_event.PoissonSampledDpEvent():
             return type(event)(event.sampling_probability, inner)
@@ -234,7 +264,7 @@ def with_inner(event: Any, inner: DpEvent) -> DpEvent:
             raise UnsupportedEventError(f"the sensitivity of {event_name(event)} is not known")
 
 
-def _kind_of(event: Any) -> type[Release]:
+def _kind_of(event: DpEvent) -> type[Release]:
     """Returns the class of the last registered kind that ``event`` is of."""
     for kind in reversed(_KINDS):
         if isinstance(event, kind.event_types) and (
@@ -244,69 +274,32 @@ def _kind_of(event: Any) -> type[Release]:
     return Release
 
 
-def _grouped(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[DpEvent, int]]:
-    """Yields each distinct release with its total count; Gaussians are merged into one."""
-    gaussians = []
-    counts: dict[str, tuple[DpEvent, int]] = {}
-    for leaf, count in _flatten(event):
-        if adjacency == "zero_out" and _samples_all_records(leaf):
-            leaf = leaf.event
-        if isinstance(leaf, GaussianDpEvent):
-            gaussians.append((leaf, count))
-        else:
-            counts[repr(leaf)] = (leaf, counts.get(repr(leaf), (leaf, 0))[1] + count)
-    if gaussians:
-        yield _joint_gaussian(gaussians), 1
-    yield from counts.values()
-
-
-def _flatten(event: Any, count: int = 1) -> Iterator[tuple[Any, int]]:
+def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Yields the uncomposed releases of ``event`` that depend on the data, with their counts."""
     match event:
-        case _ if count == 0 or _kind_of(event).is_data_independent(event):
-            return
         case dp_event.SelfComposedDpEvent():
             yield from _flatten(event.event, event.count * count)
         case dp_event.ComposedDpEvent():
             for part in event.events:
                 yield from _flatten(part, count)
+        case _ if count == 0 or _kind_of(event).noise(event) == math.inf:
+            return
         case dp_event.PoissonSampledDpEvent(sampling_probability=1):
             yield from _flatten(event.event, count)
         case dp_event.PoissonSampledDpEvent() | dp_event.SampledWithoutReplacementDpEvent():
-            yield with_inner(event, _merge_gaussians(event.event)), count
+            leaves = list(_flatten(event.event))
+            if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
+                event = with_inner(event, _joint_gaussian(leaves))
+            yield event, count
         case _:
             yield event, count
 
 
-def _samples_all_records(event: Any) -> bool:
-    """Whether ``event`` is a sample of fixed size that holds every record."""
-    fixed = isinstance(event, dp_event.SampledWithoutReplacementDpEvent)
-    return fixed and bool(event.sample_size == event.source_dataset_size)
-
-
-def _merge_gaussians(event: DpEvent) -> DpEvent:
-    """Returns the one Gaussian release equivalent to several on the same sample, else ``event``."""
-    leaves = list(_flatten(event))
-    if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
-        return _joint_gaussian(leaves)
-    return event
-
-
 def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:
     """Returns the Gaussian release equivalent to all of ``gaussians`` together."""
-    noises = [float(leaf.noise_multiplier) for leaf, _ in gaussians]
-    if min(noises) == 0 or (len(noises) == 1 and gaussians[0][1] == 1):
-        return GaussianDpEvent(min(noises))
+    noises = [min(float(leaf.noise_multiplier), _LARGEST_NOISE) for leaf, _ in gaussians]
+    least = min(noises)
+    if least < _LEAST_NOISE or (len(noises) == 1 and gaussians[0][1] == 1):
+        return GaussianDpEvent(least if least >= _LEAST_NOISE else 0.0)
     precision = sum(count / noise**2 for noise, (_, count) in zip(noises, gaussians, strict=True))
     return GaussianDpEvent(precision**-0.5)
-
-
-@contextlib.contextmanager
-def _warnings_off() -> Iterator[None]:
-    """Suppresses dp-accounting's warning that it leaves out an order, which is safe."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -1,6 +1,7 @@
 """Events that hold other events, and events stated by a guarantee alone."""
 
-from typing import Any, ClassVar
+import math
+from typing import ClassVar
 
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
@@ -14,22 +15,14 @@ class NonPrivate(Release):
 
     event_types = (dp_event.NonPrivateDpEvent,)
     is_stated_for_neighbors = True
-
-    @classmethod
-    def is_nonprivate(cls, event: DpEvent) -> bool:
-        """True."""
-        return True
+    constant_noise = 0.0
 
 
 class NoOp(Release):
     """Nothing."""
 
     event_types = (dp_event.NoOpDpEvent,)
-
-    @classmethod
-    def is_data_independent(cls, event: DpEvent) -> bool:
-        """True."""
-        return True
+    constant_noise = math.inf
 
 
 class ConcentratedDP(Release):
@@ -51,7 +44,7 @@ class Composed(Release):
         return "replace_one" if "replace_one" in parts else self.adjacency
 
     @property
-    def over_sensitivity(self) -> Any:
+    def over_sensitivity(self) -> DpEvent:
         """The event, with each release's noise stated over its sensitivity."""
         parts = (release_of(part, self.bounded_as) for part in self.event.events)
         return type(self.event)([part.over_sensitivity for part in parts])
@@ -77,17 +70,14 @@ class Compound(Release):
         return release_of(self.event.event, self.adjacency).bounded_as
 
     @property
-    def over_sensitivity(self) -> Any:
+    def over_sensitivity(self) -> DpEvent:
         """The event, with the inner release's noise stated over its sensitivity."""
         inner = release_of(self.event.event, self.bounded_as)
         return with_inner(self.event, inner.over_sensitivity)
 
     @classmethod
-    def is_nonprivate(cls, event: Any) -> bool:
-        """Whether the inner release has no noise."""
-        return is_nonprivate(event.event)
-
-    @classmethod
-    def is_data_independent(cls, event: Any) -> bool:
-        """Whether no record is ever sampled."""
-        return getattr(event, "sampling_probability", 1) == 0
+    def noise(cls, event: DpEvent) -> float:
+        """Infinite where no record is ever sampled, zero where the inner release has no noise."""
+        if getattr(event, "sampling_probability", 1) == 0:
+            return math.inf
+        return 0.0 if is_nonprivate(event.event) else 1.0

@@ -1,37 +1,31 @@
-"""Laplace noise, on a function of all records or on a sum over a Poisson sample."""
+"""Laplace noise: on a function of all records, on a sum over a Poisson sample, and discrete."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting.loss_distribution import (
-    Array,
+    Coordinate,
     Direction,
-    Function,
     LossDistribution,
     Segment,
-    negate_both,
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release
+from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
 from dpjax.accounting.releases.compound import Compound
 from dpjax.accounting.tradeoff.closed_form import Laplace
+
+# Of larger losses the grid does not fit in memory; under sampling, their exponentials overflow.
+_LARGEST_LOSS, _LARGEST_SAMPLED_LOSS = 1e4, 700.0
 
 
 class LaplaceRelease(Release):
     """Laplace noise on a function of all records."""
 
     event_types = (dp_event.LaplaceDpEvent,)
-
-    @property
-    def over_sensitivity(self) -> Any:
-        """The noise over the sensitivity."""
-        return type(self.event)(self.event.noise_multiplier / self.clips)
 
     @property
     def largest_loss(self) -> float:
@@ -41,6 +35,7 @@ class LaplaceRelease(Release):
     def pld_builder(self) -> PLDBuilder:
         """dp-accounting's distribution."""
         noise = self.over_sensitivity.noise_multiplier
+        _check_loss(1 / noise)
         return lambda interval: pld.from_laplace_mechanism(
             noise, value_discretization_interval=interval
         )
@@ -66,6 +61,7 @@ class PoissonSampledLaplace(Compound):
         if self.clips != 1:
             return super().pld_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
+        _check_loss(1 / noise, _LARGEST_SAMPLED_LOSS)
         return lambda interval: pld.from_laplace_mechanism(
             noise, value_discretization_interval=interval, sampling_prob=rate
         )
@@ -78,45 +74,87 @@ class PoissonSampledLaplace(Compound):
         return _loss_distribution(bound, self.event.sampling_probability, direction)
 
 
-@dataclass(frozen=True)
-class _LaplaceCoordinate:
-    """The loss, inside (-bound, bound), of Laplace noise against itself moved.
+class DiscreteLaplaceRelease(Release):
+    """Noise k of mass in proportion to e^(-parameter |k|), on whole numbers."""
 
-    It is drawn with the noise itself with probability ``rate``, else with the moved noise.
-    """
+    event_types = (dp_event.DiscreteLaplaceDpEvent,)
 
-    bound: float
-    rate: float
+    @property
+    def over_sensitivity(self) -> dp_event.DiscreteLaplaceDpEvent:
+        """The same noise with the whole sensitivity; one clip bound may be half of an odd one."""
+        sensitivity = self.event.sensitivity * self.clips
+        if sensitivity != int(sensitivity):
+            raise UnsupportedEventError(f"a sensitivity of {sensitivity:g} is not a whole number")
+        return type(self.event)(self.event.noise_parameter, int(sensitivity))
 
-    def below(self, z: Array) -> Array:
-        """The mass in (-bound, z]."""
-        here = np.exp((z - self.bound) / 2) - math.exp(-self.bound)
-        return (self.rate * here - (1 - self.rate) * np.expm1(-(z + self.bound) / 2)) / 2
+    @property
+    def largest_loss(self) -> float:
+        """The pure epsilon."""
+        scaled = self.over_sensitivity
+        return float(scaled.noise_parameter * scaled.sensitivity)
 
-    def above(self, z: Array) -> Array:
-        """The mass in (z, bound)."""
-        moved = np.exp(-(z + self.bound) / 2) - math.exp(-self.bound)
-        return ((1 - self.rate) * moved - self.rate * np.expm1((z - self.bound) / 2)) / 2
+    def pld_builder(self) -> PLDBuilder:
+        """dp-accounting's distribution."""
+        scaled = self.over_sensitivity
+        _check_loss(self.largest_loss)
+        return lambda interval: pld.from_discrete_laplace_mechanism(
+            scaled.noise_parameter,
+            scaled.sensitivity,
+            use_connect_dots=True,
+            value_discretization_interval=interval,
+        )
 
-    def density(self, z: Array) -> Array:
-        """The density at ``z``."""
-        here, moved = np.exp((z - self.bound) / 2), np.exp(-(z + self.bound) / 2)
-        return (self.rate * here + (1 - self.rate) * moved) / 4
+    def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
+        """Exact: atoms at the multiples of the parameter."""
+        _check_loss(self.largest_loss)
+        parameter, sensitivity = self.event.noise_parameter, self.over_sensitivity.sensitivity
+        inner = np.arange(1, sensitivity)
+        losses = parameter * (sensitivity - 2 * np.arange(sensitivity + 1))
+        left = 1 / (1 + math.exp(-parameter))
+        between = math.tanh(parameter / 2) * np.exp(-parameter * inner)
+        masses = [left, *between, left * math.exp(-parameter * sensitivity)]
+        return LossDistribution(atoms=tuple(zip(losses.tolist(), map(float, masses), strict=True)))
+
+
+def _check_loss(largest: float, allowed: float = _LARGEST_LOSS) -> None:
+    """Refuses a release of Laplace noise whose pure epsilon is too large for a distribution."""
+    if largest > allowed:
+        raise UnsupportedEventError(
+            f"the pure epsilon of Laplace noise must be at most {allowed:g} for a privacy loss"
+            f" distribution, got {largest:g}"
+        )
 
 
 def _loss_distribution(bound: float, rate: float, direction: Direction) -> LossDistribution:
-    """Returns the loss of Laplace noise of scale 1 / ``bound``, moved by one at ``rate``."""
-    removed = direction == "remove"
-    coordinate = _LaplaceCoordinate(bound, rate if removed else 1.0)
-    functions = _removal_loss(rate)
-    loss, inverse = functions if removed else map(negate_both, functions)
-    share, far = coordinate.rate, math.exp(-bound)
+    """Returns the loss of Laplace noise of scale 1 / ``bound``, moved by one at ``rate``.
+
+    The coordinate is the loss without sampling. Inside (-``bound``, ``bound``) it has a density,
+    that of the noise itself with probability ``share``, else of the noise moved; at the ends atoms.
+    """
+    _check_loss(bound)
+    share = rate if direction == "remove" else 1.0
+    far = math.exp(-bound)
+    coordinate = Coordinate(
+        below=lambda z: (
+            (share * (np.exp((z - bound) / 2) - far) - (1 - share) * np.expm1(-(z + bound) / 2)) / 2
+        ),
+        above=lambda z: (
+            ((1 - share) * (np.exp(-(z + bound) / 2) - far) - share * np.expm1((z - bound) / 2)) / 2
+        ),
+        density=lambda z: (
+            (share * np.exp((z - bound) / 2) + (1 - share) * np.exp(-(z + bound) / 2)) / 4
+        ),
+    )
+
+    sign = 1 if direction == "remove" else -1
+    segment = Segment(
+        coordinate,
+        lambda z: sign * subsampled_loss(sign * z, rate),
+        lambda y: sign * unsampled_loss(sign * y, rate),
+        -bound,
+        bound,
+        panel=1.0,
+    )
     masses = (share * far + 1 - share) / 2, (share + (1 - share) * far) / 2
-    ends = loss(np.array([-bound, bound])).tolist()
-    segment = Segment(coordinate, loss, inverse, -bound, bound, 1.0)
+    ends = segment.loss(np.array([-bound, bound])).tolist()
     return LossDistribution((segment,), tuple(zip(ends, masses, strict=True)))
-
-
-def _removal_loss(rate: float) -> tuple[Function, Function]:
-    """Returns the loss under removal of a loss without sampling, and its inverse."""
-    return lambda z: subsampled_loss(z, rate), lambda y: unsampled_loss(y, rate)

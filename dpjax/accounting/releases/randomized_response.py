@@ -1,13 +1,16 @@
 """Randomized response: one of several answers, uniform with some probability."""
 
 import math
-from typing import Any
 
 import numpy as np
 from dp_accounting import dp_event
 
-from dpjax.accounting import discretized_pld
-from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
+from dpjax.accounting.loss_distribution import (
+    Array,
+    Direction,
+    LossDistribution,
+    pld_from_profiles,
+)
 from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
 
 
@@ -17,17 +20,14 @@ class RandomizedResponseRelease(Release):
     event_types = (dp_event.RandomizedResponseDpEvent,)
 
     @classmethod
-    def is_nonprivate(cls, event: Any) -> bool:
-        """Whether the true answer is always given."""
-        return bool(event.noise_parameter == 0)
-
-    @classmethod
-    def is_data_independent(cls, event: Any) -> bool:
-        """Whether the answer is always uniform, or there is one only."""
-        return bool(event.noise_parameter == 1 or event.num_buckets == 1)
+    def noise(cls, event: dp_event.RandomizedResponseDpEvent) -> float:
+        """Infinite where the answer is always uniform, or there is one only; zero if it is true."""
+        if event.noise_parameter == 1 or event.num_buckets == 1:
+            return math.inf
+        return 0.0 if event.noise_parameter == 0 else 1.0
 
     @property
-    def over_sensitivity(self) -> Any:
+    def over_sensitivity(self) -> dp_event.RandomizedResponseDpEvent:
         """The event itself, which is stated for neighbours."""
         if self.adjacency == "zero_out":
             raise UnsupportedEventError("no answer to randomized response contributes nothing")
@@ -49,7 +49,7 @@ class RandomizedResponseRelease(Release):
         def profile(epsilons: Array) -> Array:
             return np.maximum(0.0, 1 - noise + other - np.exp(epsilons) * other)
 
-        return lambda interval: discretized_pld.from_profiles(profile, None, largest, interval)
+        return lambda interval: pld_from_profiles(profile, None, largest, interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact: atoms at zero and at plus and minus the pure epsilon."""

@@ -11,29 +11,29 @@ from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtr
 
-from dpjax.accounting import discretized_pld
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
-    NormalMixture,
     Segment,
+    normal_mixture,
+    pld_from_profiles,
+    pld_from_tradeoff,
     subsampled_loss,
     unsampled_loss,
 )
 from dpjax.accounting.releases.base import PLDBuilder
 from dpjax.accounting.releases.compound import Compound
 from dpjax.accounting.releases.gaussian import (
-    addition_segment,
     check_noise,
     gaussian_loss_distribution,
+    gaussian_segment,
     log_moments,
     panel_width,
-    removal_segment,
 )
 from dpjax.accounting.tradeoff import gaussian as gaussian_tradeoff
+from dpjax.accounting.tradeoff.calculus import mixture
 from dpjax.accounting.tradeoff.gaussian import Gaussian
-from dpjax.accounting.tradeoff.subsampling import mixture
 from dpjax.adjacency import neighboring_relation
 
 # A normal variable is larger with probability 1e-23.
@@ -52,20 +52,13 @@ class PoissonSampledGaussian(Compound):
     inner_type = GaussianDpEvent
     is_asymmetric = True
 
-    @property
-    def _noise(self) -> float:
-        return float(self.event.event.noise_multiplier)
-
-    @property
-    def _rate(self) -> float:
-        return float(self.event.sampling_probability)
-
     def pld_builder(self) -> PLDBuilder:
         """The mixture's trade-off function on a grid; dp-accounting's under replace-one."""
-        noise, rate = check_noise(self._noise), self._rate
+        noise = check_noise(self.event.event.noise_multiplier)
+        rate = float(self.event.sampling_probability)
         if self.clips == 1:
             removal, losses = mixture(Gaussian(1 / noise), rate), removal_losses(1 / noise, rate)
-            return lambda interval: discretized_pld.from_tradeoff(removal, losses, interval)
+            return lambda interval: pld_from_tradeoff(removal, losses, interval)
         return lambda interval: pld.from_gaussian_mechanism(
             noise,
             value_discretization_interval=interval,
@@ -75,21 +68,25 @@ class PoissonSampledGaussian(Compound):
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact for both adjacencies."""
+        mu = 1 / check_noise(self.event.event.noise_multiplier)
+        rate = float(self.event.sampling_probability)
         if self.clips == 1:
-            return gaussian_loss_distribution(1 / self._noise, self._rate, tail, direction)
-        return replacement_loss_distribution(1 / self._noise, self._rate, tail)
+            return gaussian_loss_distribution(mu, rate, tail, direction)
+        return replacement_loss_distribution(mu, rate, tail)
 
     def log_moments(self, orders: Sequence[float]) -> Array:
         """Exact by ``gaussian_moments`` where one record is added, removed or zeroed out."""
-        if self.clips == 1:
-            return log_moments(orders, self._noise, self._rate)
-        return super().log_moments(orders)
+        if self.clips != 1:
+            return super().log_moments(orders)
+        event = self.event
+        return log_moments(orders, event.event.noise_multiplier, event.sampling_probability)
 
     def squared_mu(self) -> float:
         """The central limit of Bu, Dong, Long & Su (2020), Theorem 5, for one step."""
-        if self.clips == 1:
-            return float(clt_mu(self._noise, self._rate, 1)) ** 2
-        return super().squared_mu()
+        if self.clips != 1:
+            return super().squared_mu()
+        event = self.event
+        return float(clt_mu(event.event.noise_multiplier, event.sampling_probability, 1)) ** 2
 
 
 class FixedSizeSampledGaussian(Compound):
@@ -104,47 +101,47 @@ class FixedSizeSampledGaussian(Compound):
     event_types = (dp_event.SampledWithoutReplacementDpEvent,)
     inner_type = GaussianDpEvent
 
-    @property
-    def _rate(self) -> float:
-        return float(self.event.sample_size / self.event.source_dataset_size)
-
-    @property
-    def _noise(self) -> float:
-        return float(self.over_sensitivity.event.noise_multiplier)
-
     def pld_builder(self) -> PLDBuilder:
         """The curve's profile on a grid."""
         if self.adjacency == "add_remove":
             return super().pld_builder()
-        mu, rate = 1 / check_noise(self._noise), self._rate
+        mu = 1 / check_noise(self.over_sensitivity.event.noise_multiplier)
+        rate = float(self.event.sample_size / self.event.source_dataset_size)
         largest = removal_losses(mu, rate)[1]
 
         def profile(epsilons: Array) -> Array:
             return np.asarray(rate * gaussian_tradeoff.delta(mu, unsampled_loss(epsilons, rate)))
 
-        return lambda interval: discretized_pld.from_profiles(profile, None, largest, interval)
+        return lambda interval: pld_from_profiles(profile, None, largest, interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """The curve's: that of removal above zero, its mirror image below, and an atom at zero."""
         if self.adjacency == "add_remove":
             return super().loss_distribution(direction, tail)
+        rate = float(self.event.sample_size / self.event.source_dataset_size)
         if self.adjacency == "zero_out":
-            mu = 1 / self.event.event.noise_multiplier
-            return gaussian_loss_distribution(mu, self._rate, tail, direction)
-        mu, rate = 1 / self._noise, self._rate
-        record = NormalMixture((1 - rate, rate), (0.0, mu))
-        above = removal_segment(record, mu, rate, tail, start=mu / 2)
-        below = addition_segment(NormalMixture((1.0,), (0.0,)), mu, rate, tail, end=-mu / 2)
+            mu = 1 / check_noise(self.event.event.noise_multiplier)
+            return gaussian_loss_distribution(mu, rate, tail, direction)
+        mu = 1 / check_noise(self.over_sensitivity.event.noise_multiplier)
+        above = gaussian_segment(mu, rate, tail, "remove", beyond=mu / 2)
+        below = gaussian_segment(mu, rate, tail, "add", beyond=mu / 2)
         # What the mirror image, of e^y times the weight of the loss -y, leaves over.
         middle = (1 - rate) * math.erf(mu / math.sqrt(8))
         segments = tuple(part for part in (above, below) if part.low < part.high)
         return LossDistribution(segments, ((0.0, middle),))
 
     def squared_mu(self) -> float:
-        """The central limit of Dong, Roth & Su (2022), Section 5, for one step."""
+        """The central limit of Dong, Roth & Su (2022), Section 5, for one step.
+
+        Up to a factor 2, exp(1 / s^2) - 1 of Poisson samples becomes the constant below.
+        """
         if self.adjacency != "replace_one":
             return super().squared_mu()
-        return float(2 * self._rate**2 * _fixed_size_constant(self._noise))
+        rate = float(self.event.sample_size / self.event.source_dataset_size)
+        noise = float(self.over_sensitivity.event.noise_multiplier)
+        with np.errstate(over="ignore"):
+            constant = np.exp(noise**-2.0) * ndtr(1.5 / noise) + 3 * ndtr(-0.5 / noise) - 2
+        return float(2 * rate**2 * float(constant))
 
 
 def clt_mu(
@@ -153,7 +150,15 @@ def clt_mu(
     """Returns q sqrt(T (exp(1 / sigma^2) - 1)), the limit for Poisson-sampled Gaussian releases.
 
     It holds under add/remove, in the limit of many steps T at a rate q of order 1 / sqrt(T); at
-    finite T it may err on either side. The arguments broadcast; scalars give a scalar.
+    finite T it may err on either side.
+
+    Args:
+      noise_multiplier: sigma >= 0, over the clip bound.
+      sampling_rate: q in (0, 1].
+      num_steps: T; the three arguments broadcast.
+
+    Returns:
+      The mu of the limit, infinite where there is next to no noise; scalars give a scalar.
 
     Source: Bu, Dong, Long & Su (2020), Theorem 5.
 
@@ -177,31 +182,20 @@ def replacement_loss_distribution(mu: float, rate: float, tail: float) -> LossDi
     """Returns the loss of (1 - rate) N(0, 1) + rate N(mu, 1) against its mirror image."""
     if rate == 1:
         return gaussian_loss_distribution(2 * mu, 1.0, tail, "remove")
-    log_ratio = math.log1p(-rate) - math.log(rate) + mu**2 / 2
+    shift = mu**2 / 2
+    log_ratio = math.log1p(-rate) - math.log(rate) + shift
 
     def loss(z: Array) -> Array:
-        shift = mu**2 / 2
         return subsampled_loss(mu * z - shift, rate) - subsampled_loss(-mu * z - shift, rate)
 
     def inverse(y: Array) -> Array:
-        return (y / 2 + np.sign(y) * _arcsinh_exp(log_ratio + _log_sinh(np.abs(y) / 2))) / mu
+        # The arcsinh of e^log_ratio sinh(|y| / 2), through the logarithm of that.
+        half = np.abs(y) / 2
+        with np.errstate(divide="ignore"):
+            log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+        x = log_ratio + log_sinh
+        away = np.where(x > 30, x + math.log(2), np.arcsinh(np.exp(np.minimum(x, 30.0))))
+        return (y / 2 + np.sign(y) * away) / mu
 
-    coordinate = NormalMixture((1 - rate, rate), (0.0, mu))
-    reach = coordinate.reach(tail)
-    return LossDistribution((Segment(coordinate, loss, inverse, *reach, panel_width(mu)),))
-
-
-def _log_sinh(x: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        return x + np.log(-np.expm1(-2 * x)) - math.log(2)
-
-
-def _arcsinh_exp(x: Array) -> Array:
-    """Returns arcsinh(e^x) without overflow."""
-    return np.where(x > 30, x + math.log(2), np.arcsinh(np.exp(np.minimum(x, 30.0))))
-
-
-def _fixed_size_constant(noise: float) -> float:
-    """Returns what replaces exp(1 / noise^2) - 1 for samples of fixed size, up to a factor 2."""
-    with np.errstate(over="ignore"):
-        return float(np.exp(noise**-2.0) * ndtr(1.5 / noise) + 3 * ndtr(-0.5 / noise) - 2)
+    coordinate, low, high = normal_mixture((1 - rate, rate), (0.0, mu), tail)
+    return LossDistribution((Segment(coordinate, loss, inverse, low, high, panel_width(mu)),))

@@ -24,27 +24,27 @@ Section 4, which is below the one that dp-accounting 0.6.0 takes.
 """
 
 import functools
-from typing import Any
+import math
 
 import numpy as np
 from dp_accounting import dp_event
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from dpjax.accounting import discretized_pld
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     Function,
     LossDistribution,
+    pld_from_profiles,
     subsampled_loss,
     unsampled_loss,
 )
 from dpjax.accounting.releases.base import PLDBuilder, Release
 from dpjax.accounting.releases.gaussian import check_noise, gaussian_loss_distribution
 from dpjax.accounting.releases.subsampled_gaussian import replacement_loss_distribution
+from dpjax.accounting.tradeoff.calculus import mixture
 from dpjax.accounting.tradeoff.gaussian import Gaussian, delta
-from dpjax.accounting.tradeoff.subsampling import mixture
 from dpjax.adjacency import Adjacency, is_size_public
 
 # Larger losses have this probability.
@@ -59,12 +59,14 @@ class TruncatedPoissonSampledGaussian(Release):
     is_asymmetric = True
 
     @classmethod
-    def is_data_independent(cls, event: Any) -> bool:
-        """Whether every batch is empty."""
-        return bool(event.sampling_probability == 0 or event.truncated_batch_size == 0)
+    def noise(cls, event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
+        """Infinite where every batch is empty."""
+        if event.sampling_probability == 0 or event.truncated_batch_size == 0:
+            return math.inf
+        return float(event.noise_multiplier)
 
     @property
-    def over_sensitivity(self) -> Any:
+    def over_sensitivity(self) -> dp_event.TruncatedSubsampledGaussianDpEvent:
         """The noise over the sensitivity."""
         event = self.event
         return type(event)(
@@ -76,10 +78,10 @@ class TruncatedPoissonSampledGaussian(Release):
 
     def pld_builder(self) -> PLDBuilder:
         """The profile bounds on a grid."""
-        removal, addition = profile_bounds(self.event, self.adjacency)
         check_noise(self.event.noise_multiplier)
+        removal, addition = profile_bounds(self.event, self.adjacency)
         largest = largest_loss(self.event, self.adjacency)
-        return lambda interval: discretized_pld.from_profiles(removal, addition, largest, interval)
+        return lambda interval: pld_from_profiles(removal, addition, largest, interval)
 
     def loss_range(self) -> float:
         """Twice the largest loss of the profile bounds."""
@@ -87,7 +89,7 @@ class TruncatedPoissonSampledGaussian(Release):
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """That of data whose other records contribute nothing: Poisson sampling at a lower rate."""
-        mu, rate = 1 / self.event.noise_multiplier, inclusion_rate(self.event)
+        mu, rate = 1 / check_noise(self.event.noise_multiplier), inclusion_rate(self.event)
         if self.adjacency == "replace_one":
             return replacement_loss_distribution(mu, rate, tail)
         return gaussian_loss_distribution(mu, rate, tail, direction)
@@ -108,20 +110,30 @@ def profile_bounds(
     """
     mu, q = 1 / event.noise_multiplier, event.sampling_probability
     cuts = _cuts(event, adjacency)
-    removal = mixture(Gaussian(mu), q)
-    replacement = functools.partial(_replaced, mu, q)
-    uncut: tuple[Function, Function] = (replacement, replacement)
-    if adjacency != "replace_one":
-        uncut = (removal.delta, removal.inverse().delta)
 
     def bound(uncut: Function, epsilons: Array) -> Array:
-        if all(cut == 0 for cut, _ in cuts):
-            return uncut(epsilons)
         deltas = uncut(epsilons)
-        cases = [(1 - cut) * deltas + cut * _exchanged(mu, rate, epsilons) for cut, rate in cuts]
+        if all(cut == 0 for cut, _ in cuts):
+            return deltas
+        cases = []
+        for cut, rate in cuts:
+            # The curve C_rate(G_2mu): the record takes another one's place.
+            exchanged = (
+                rate * delta(2 * mu, unsampled_loss(epsilons, rate))
+                if rate > 0
+                else np.zeros_like(epsilons)
+            )
+            cases.append((1 - cut) * deltas + cut * exchanged)
         return np.max(cases, axis=0)
 
-    return functools.partial(bound, uncut[0]), functools.partial(bound, uncut[1])
+    if adjacency == "replace_one":
+        replaced = functools.partial(bound, functools.partial(_replaced, mu, q))
+        return replaced, replaced
+    removal = mixture(Gaussian(mu), q)
+    return (
+        functools.partial(bound, removal.delta),
+        functools.partial(bound, removal.inverse().delta),
+    )
 
 
 def inclusion_rate(event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
@@ -133,26 +145,27 @@ def inclusion_rate(event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
     >>> inclusion_rate(dp_event.TruncatedSubsampledGaussianDpEvent(20, 1.0, 5, 1.0))
     0.25
     """
-    cut, rate = _cut(event, event.dataset_size)
+    ((cut, rate),) = _cuts(event, "zero_out")
     q, limit = event.sampling_probability, event.truncated_batch_size
     return float(q * binom.cdf(limit - 1, event.dataset_size - 1, q) + cut * rate)
 
 
 def largest_loss(event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency) -> float:
-    """Returns a loss that is exceeded, either way round, with a probability of some 1e-23."""
+    """Returns a loss that is exceeded, in either direction, with a probability of some 1e-23."""
     mu, q = 1 / event.noise_multiplier, event.sampling_probability
-
-    def farthest(weight: float) -> float:
-        return max(-float(ndtri(min(_RAREST / weight, 0.5))), 0.0)
-
     losses = [0.0]
     for cut, rate in _cuts(event, adjacency):
+        # How far a normal variable is with the rarest probability, given the case.
+        uncut_far, cut_far = (
+            max(-float(ndtri(min(_RAREST / weight, 0.5))), 0.0) if weight > 0 else 0.0
+            for weight in (1 - cut, cut)
+        )
         if cut < 1:
-            moved = mu * (mu / 2 + farthest(1 - cut))
+            moved = mu * (mu / 2 + uncut_far)
             low, high = subsampled_loss(np.array([-moved - mu**2, moved]), q).tolist()
             losses.append(high - low)
         if cut * rate > 0:
-            moved = 2 * mu * (mu + farthest(cut))
+            moved = 2 * mu * (mu + cut_far)
             losses.append(float(subsampled_loss(np.array([moved]), rate)[0]))
     return max(losses)
 
@@ -160,26 +173,18 @@ def largest_loss(event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: 
 def _cuts(
     event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: Adjacency
 ) -> list[tuple[float, float]]:
-    """Returns what `_cut` does for the larger of two neighbours, at every size it may have."""
-    n = event.dataset_size
-    sizes = (n,) if is_size_public(adjacency) else (n, n + 1)
-    return [_cut(event, size) for size in sizes if size > 0]
+    """Returns P(K >= B) and the record's rate r given that, for the larger of two neighbours.
 
-
-def _cut(event: dp_event.TruncatedSubsampledGaussianDpEvent, size: int) -> tuple[float, float]:
-    """Returns P(K >= B), and the record's rate r given that, in a data set of ``size`` records."""
-    q, limit = event.sampling_probability, event.truncated_batch_size
-    cut = float(binom.sf(limit - 1, size - 1, q))
-    if cut == 0:
-        return 0.0, 0.0
-    return cut, min(float(binom.sf(limit, size, q)) * limit / (size * cut), 1.0)
-
-
-def _exchanged(mu: float, rate: float, epsilons: Array) -> Array:
-    """Returns delta of the curve C_rate(G_2mu): the record takes another one's place."""
-    if rate == 0:
-        return np.zeros_like(epsilons)
-    return np.asarray(rate * delta(2 * mu, unsampled_loss(epsilons, rate)))
+    It may have n or n + 1 records under add/remove, so that there are two pairs.
+    """
+    q, limit, n = event.sampling_probability, event.truncated_batch_size, event.dataset_size
+    pairs = []
+    for size in (n,) if is_size_public(adjacency) else (n, n + 1):
+        if size > 0:
+            cut = float(binom.sf(limit - 1, size - 1, q))
+            rate = float(binom.sf(limit, size, q)) * limit / (size * cut) if cut > 0 else 0.0
+            pairs.append((cut, min(rate, 1.0)))
+    return pairs
 
 
 def _replaced(mu: float, rate: float, epsilons: Array) -> Array:

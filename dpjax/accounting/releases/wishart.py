@@ -4,9 +4,9 @@ Let N be Wishart with k degrees of freedom and scale matrix s I in d dimensions,
 row v of squared norm c s. Its presence moves N to N + v v^T. The ratio of the two densities at M is
 a function of v^T M^-1 v alone, whose reciprocal over |v|^2 / s is chi-square with k - d + 1 degrees
 of freedom for M = N, and that shifted by c for M = N + v v^T (Muirhead 1982, Theorem 3.2.12). So in
-every dimension telling the two releases apart is telling a chi-square variable from the same
-variable shifted. A longer row shifts it farther, which is easier to tell: the worst row has the
-largest norm.
+every dimension a test of the two releases is a test of a chi-square variable against the same
+variable shifted. A longer row shifts it farther, so that the test has a smaller error: the worst
+row has the largest norm.
 """
 
 import math
@@ -17,21 +17,21 @@ from dp_accounting import DpEvent
 from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, gammaln
 
 from dpjax._validation import check, check_positive
-from dpjax.accounting import discretized_pld
 from dpjax.accounting.loss_distribution import (
     Array,
+    Coordinate,
     Direction,
     LossDistribution,
     Segment,
-    negate_both,
+    pld_from_profiles,
+    pld_from_tradeoff,
 )
 from dpjax.accounting.releases.base import (
     PLDBuilder,
     Release,
     UnsupportedEventError,
 )
-from dpjax.accounting.tradeoff._search import maximum
-from dpjax.accounting.tradeoff.base import Symmetric, TradeOff
+from dpjax.accounting.tradeoff.base import Symmetric, TradeOff, maximum
 from dpjax.adjacency import Adjacency
 
 # Beyond it exp overflows.
@@ -81,15 +81,51 @@ class WishartRelease(Release):
             )
         losses = curve.losses(_RAREST)
         if self.clips == 1:
-            return lambda interval: discretized_pld.from_tradeoff(curve, losses, interval)
+            return lambda interval: pld_from_tradeoff(curve, losses, interval)
         profile = wishart_curve(self.event, self.adjacency).delta
-        return lambda interval: discretized_pld.from_profiles(
-            profile, None, -2 * losses[0], interval
-        )
+        return lambda interval: pld_from_profiles(profile, None, -2 * losses[0], interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact under add/remove; under replace-one the row may be exchanged for zeros."""
-        return _loss_distribution(self.event.presence, tail, direction)
+        """Exact under add/remove; under replace-one the row may be exchanged for zeros.
+
+        With x the logarithm of the outcome less the shift, the coordinate is x where the row is
+        present, so that e^x is chi-square, and -x where it is absent, so that e^x + shift is.
+        """
+        curve = self.event.presence
+        shape, shift = curve.degrees_of_freedom / 2, curve.shift
+        revealed = float(gammainc(shape, shift / 2))
+        moved, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
+
+        def half(z: Array) -> Array:
+            return (np.exp(sign * z) + moved) / 2
+
+        def density(z: Array) -> Array:
+            logs = (shape - 1) * np.log(half(z)) - half(z) - gammaln(shape)
+            return np.exp(logs + sign * z) / 2
+
+        def loss(z: Array) -> Array:
+            return sign * (shift / 2 - (shape - 1) * np.log1p(shift * np.exp(-sign * z)))
+
+        def inverse(y: Array) -> Array:
+            gap = np.maximum(shift / 2 - sign * y, 0.0)
+            with np.errstate(divide="ignore"):
+                return -sign * np.log(np.expm1(gap / (shape - 1)) / shift)
+
+        first, second = (gammainc, gammaincc)[::sign]
+        coordinate = Coordinate(
+            below=lambda z: np.asarray(first(shape, half(z)), np.float64),
+            above=lambda z: np.asarray(second(shape, half(z)), np.float64),
+            density=density,
+        )
+        outcomes = 2 * gammaincinv(shape, hidden + tail), 2 * gammainccinv(shape, tail)
+        low, high = sorted(
+            sign * math.log(max(m - moved, _LEAST * m)) for m in map(float, outcomes)
+        )
+        segment = Segment(coordinate, loss, inverse, low, high, min(1.0, shape**-0.5))
+        if direction == "remove":
+            return LossDistribution((segment,))
+        # An infinite loss counts as the largest finite one, which is less.
+        return LossDistribution((segment,), ((float(loss(np.array(high))), revealed),))
 
     def tradeoff(self) -> TradeOff | None:
         """Exact under add/remove."""
@@ -101,6 +137,13 @@ def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
 
     Under add/remove and zero-out it is exact. Under replace-one it is a bound, through the data
     without either row; a row of zeros adds nothing, so the curve of the other two lies above it.
+
+    Args:
+      event: the noise, over the square of the bound on a row's norm.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+
+    Returns:
+      A symmetric curve.
 
     >>> event = WishartDpEvent(degrees_of_freedom=100, scale_over_square=1.0)
     >>> round(wishart_curve(event, "add_remove").epsilon(1e-5), 3)
@@ -117,8 +160,8 @@ def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
 class ChiSquare(TradeOff):
     """T(X, X + shift) of a chi-square X, in closed form: the best tests are thresholds.
 
-    P is X and Q is X moved up. Their supports differ, so that Q tells P with an infinite loss where
-    X is below ``shift``: ``delta`` stays bounded by half the shift in epsilon, but that of
+    P is X and Q is X moved up. Their supports differ: the loss of P to Q is infinite where X is
+    below ``shift``, so that ``delta`` stays bounded by half the shift in epsilon, but that of
     ``inverse()`` never falls below the mass that X has there.
 
     Attributes:
@@ -147,13 +190,12 @@ class ChiSquare(TradeOff):
 
         The tails are those of P, with its outcomes below ``shift`` left out.
         """
-        revealed = float(gammainc(self._shape, self.shift / 2))
-        outcomes = 2 * np.array(
-            [gammaincinv(self._shape, revealed + tail), gammainccinv(self._shape, tail)]
-        )
+        shape = self.degrees_of_freedom / 2
+        revealed = float(gammainc(shape, self.shift / 2))
+        outcomes = 2 * np.array([gammaincinv(shape, revealed + tail), gammainccinv(shape, tail)])
         # Where rounding loses the tail the outcome is hardly above the shift.
         ratios = np.maximum(1 - self.shift / outcomes, np.finfo(float).eps)
-        low, high = ((self._shape - 1) * np.log(ratios) + self.shift / 2).tolist()
+        low, high = ((shape - 1) * np.log(ratios) + self.shift / 2).tolist()
         return low, high
 
     def _forward(self, epsilon: Array) -> Array:
@@ -168,30 +210,23 @@ class ChiSquare(TradeOff):
         factor = np.exp(np.minimum(epsilon, LARGEST_EPSILON))
         return self._below(threshold) - factor * self._below(threshold - self.shift)
 
-    def _type_two(self, alpha: Array) -> Array:
-        return self._below(self._level(alpha) - self.shift)
-
-    def _detection(self, alpha: Array) -> Array:
-        return self._above(self._level(alpha) - self.shift)
-
-    @property
-    def _shape(self) -> float:
-        return self.degrees_of_freedom / 2
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        quantile = 2 * np.asarray(gammainccinv(self.degrees_of_freedom / 2, alpha), np.float64)
+        return self._below(quantile - self.shift), self._above(quantile - self.shift)
 
     def _outcome(self, gap: Array) -> Array:
         """The outcome whose loss against X moved, negated, is half the shift minus ``gap``."""
+        power = self.degrees_of_freedom / 2 - 1
         with np.errstate(divide="ignore"):
-            return np.asarray(-self.shift / np.expm1(-gap / (self._shape - 1)))
+            return np.asarray(-self.shift / np.expm1(-gap / power))
 
     def _below(self, outcome: Array) -> Array:
-        return np.asarray(gammainc(self._shape, np.maximum(outcome, 0.0) / 2), np.float64)
+        half = np.maximum(outcome, 0.0) / 2
+        return np.asarray(gammainc(self.degrees_of_freedom / 2, half), np.float64)
 
     def _above(self, outcome: Array) -> Array:
-        return np.asarray(gammaincc(self._shape, np.maximum(outcome, 0.0) / 2), np.float64)
-
-    def _level(self, alpha: Array) -> Array:
-        """The upper ``alpha`` quantile of X."""
-        return 2 * np.asarray(gammainccinv(self._shape, alpha), np.float64)
+        half = np.maximum(outcome, 0.0) / 2
+        return np.asarray(gammaincc(self.degrees_of_freedom / 2, half), np.float64)
 
 
 @dataclass(frozen=True)
@@ -200,7 +235,7 @@ class ExchangedChiSquare(Symmetric):
 
     With f = T(third, either) it is f(1 - f^-1(alpha)): to replace a record is to take one out and
     to put another in. It holds whatever the two records are, in both orders; two that are far from
-    opposite may be told apart less well.
+    opposite may be harder to distinguish.
 
     Attributes:
       curve: f.
@@ -223,72 +258,3 @@ class ExchangedChiSquare(Symmetric):
         ends = np.full_like(epsilon, -shift - 1.0), np.full_like(epsilon, shift / 2)
         best = maximum(lambda first: -bound(first), *ends, steps=_SEARCH_STEPS)
         return np.minimum(-best, 1.0)
-
-
-@dataclass(frozen=True)
-class _LogChiSquare:
-    """The distribution of ``sign`` times x, where e^x + ``moved`` is chi-square; no mass elsewhere.
-
-    Attributes:
-      shape: half the degrees of freedom.
-      moved: at least zero.
-      sign: plus or minus one.
-    """
-
-    shape: float
-    moved: float
-    sign: int
-
-    def below(self, z: Array) -> Array:
-        """The mass below ``z``."""
-        return self._mass(self.sign, z)
-
-    def above(self, z: Array) -> Array:
-        """The mass above ``z``."""
-        return self._mass(-self.sign, z)
-
-    def density(self, z: Array) -> Array:
-        """The density at ``z``."""
-        half = self._half(z)
-        logs = (self.shape - 1) * np.log(half) - half - gammaln(self.shape)
-        return np.exp(logs + self.sign * z) / 2
-
-    def reach(self, tail: float) -> tuple[float, float]:
-        """Coordinates outside which there is at most ``tail`` on either side."""
-        revealed = float(gammainc(self.shape, self.moved / 2))
-        outcomes = (
-            2 * float(gammaincinv(self.shape, revealed + tail)),
-            2 * float(gammainccinv(self.shape, tail)),
-        )
-        low, high = (math.log(max(m - self.moved, _LEAST * m)) for m in outcomes)
-        return (low, high) if self.sign > 0 else (-high, -low)
-
-    def _mass(self, sign: int, z: Array) -> Array:
-        tail = gammainc if sign > 0 else gammaincc
-        return np.asarray(tail(self.shape, self._half(z)), np.float64)
-
-    def _half(self, z: Array) -> Array:
-        return (np.exp(self.sign * z) + self.moved) / 2
-
-
-def _loss_distribution(curve: ChiSquare, tail: float, direction: Direction) -> LossDistribution:
-    """Returns the finite losses of Q to P of T(P, Q) for ``"remove"``, else of P to Q."""
-    shape, shift = curve.degrees_of_freedom / 2, curve.shift
-
-    def loss(z: Array) -> Array:
-        return (shape - 1) * np.log1p(shift * np.exp(z)) - shift / 2
-
-    def inverse(y: Array) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(np.expm1(np.maximum(y + shift / 2, 0.0) / (shape - 1)) / shift)
-
-    panel = min(1.0, shape**-0.5)
-    if direction == "remove":
-        present = _LogChiSquare(shape, 0.0, 1)
-        functions = negate_both(loss), negate_both(inverse)
-        return LossDistribution((Segment(present, *functions, *present.reach(tail), panel),))
-    absent = _LogChiSquare(shape, shift, -1)
-    low, high = absent.reach(tail)
-    # An infinite loss counts as the largest finite one, which is less.
-    atom = float(loss(np.array(high))), float(gammainc(shape, shift / 2))
-    return LossDistribution((Segment(absent, loss, inverse, low, high, panel),), (atom,))

@@ -6,9 +6,17 @@ general; ``symmetrized()`` is what holds for neighbours in both orders.
 """
 
 from dpjax.accounting.tradeoff.base import Inverse, Symmetrized, TradeOff
+from dpjax.accounting.tradeoff.calculus import (
+    Group,
+    Mixture,
+    distance,
+    group,
+    is_at_least,
+    mixture,
+    subsample,
+)
 from dpjax.accounting.tradeoff.central_limit import Functionals, clt_mu, functionals
 from dpjax.accounting.tradeoff.closed_form import ApproximateDP, Identity, Laplace
-from dpjax.accounting.tradeoff.comparison import distance, is_at_least
 from dpjax.accounting.tradeoff.composition import TradeOffBounds, compose, power
 from dpjax.accounting.tradeoff.discrete import (
     Discrete,
@@ -18,8 +26,6 @@ from dpjax.accounting.tradeoff.discrete import (
     piecewise_linear,
 )
 from dpjax.accounting.tradeoff.gaussian import Gaussian, gaussian_delta, gaussian_type_two
-from dpjax.accounting.tradeoff.group_privacy import Group, group
-from dpjax.accounting.tradeoff.subsampling import Mixture, mixture, subsample
 
 __all__ = [
     "ApproximateDP",

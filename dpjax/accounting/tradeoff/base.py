@@ -7,6 +7,8 @@ asked of a curve follows from them.
 """
 
 import abc
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._validation import check
-from dpjax.accounting.tradeoff._search import (
-    LARGEST_LOSS,
-    Array,
-    least_argument,
-    maximum,
-    scalar,
-)
 
 if TYPE_CHECKING:
     from dpjax.accounting.tradeoff.discrete import Discrete
+
+Array = npt.NDArray[np.float64]
+
+# Beyond it exp(-x) is zero in double precision.
+LARGEST_LOSS = 745.0
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_GOLDEN_STEPS = 75
+_BISECTIONS = 64
+_DOUBLINGS = 60
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class TradeOff(abc.ABC):
           ValueError: an ``alpha`` is not in [0, 1].
         """
         levels = _unit_interval("alpha", alpha)
-        return scalar(np.clip(self._type_two(levels), 0.0, 1.0 - levels))
+        return scalar(np.clip(self._errors(levels)[0], 0.0, 1.0 - levels))
 
     def true_positive_rate(self, alpha: npt.ArrayLike) -> Any:
         """Returns 1 - f(alpha), with full relative accuracy where it is tiny.
@@ -53,7 +57,7 @@ class TradeOff(abc.ABC):
           ValueError: an ``alpha`` is not in [0, 1].
         """
         levels = _unit_interval("alpha", alpha)
-        return scalar(np.clip(self._detection(levels), levels, 1.0))
+        return scalar(np.clip(self._errors(levels)[1], levels, 1.0))
 
     def delta(self, epsilon: npt.ArrayLike) -> Any:
         """Returns 1 + f*(-e^epsilon), the least delta of f at any real ``epsilon``.
@@ -111,30 +115,28 @@ class TradeOff(abc.ABC):
     def _backward(self, epsilon: Array) -> Array:
         """The hockey-stick divergence of P from Q at epsilon >= 0."""
 
-    def _type_two(self, alpha: Array) -> Array:
-        return np.maximum(1.0 - self._by_steep_lines(alpha), self._by_flat_lines(alpha))
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        """The least type II error and the largest true positive rate at each level.
 
-    def _detection(self, alpha: Array) -> Array:
-        return np.minimum(self._by_steep_lines(alpha), 1.0 - self._by_flat_lines(alpha))
-
-    def _by_steep_lines(self, alpha: Array) -> Array:
-        """The least of the lines delta + e^epsilon alpha above 1 - f; each is a bound."""
+        Two numbers, because either loses its digits where the other is near 1. Here they are found
+        from the profiles: 1 - f is the least of the lines delta + e^epsilon alpha, and f the
+        greatest of the lines e^-epsilon (1 - delta - alpha).
+        """
+        zero = np.zeros_like(alpha)
         with np.errstate(all="ignore"):
-            highest = np.minimum(1.0 - np.log(alpha), LARGEST_LOSS)
-            return -maximum(
-                lambda loss: -(self._forward(loss) + _scaled(alpha, loss)),
-                np.zeros_like(alpha),
-                highest,
+            steep = -maximum(
+                lambda loss: (
+                    -(self._forward(loss) + np.where(alpha > 0, np.exp(loss) * alpha, 0.0))
+                ),
+                zero,
+                np.minimum(1.0 - np.log(alpha), LARGEST_LOSS),
             )
-
-    def _by_flat_lines(self, alpha: Array) -> Array:
-        """The greatest of the lines e^-epsilon (1 - delta - alpha) below f; each is a bound."""
-        with np.errstate(all="ignore"):
-            return maximum(
+            flat = maximum(
                 lambda loss: np.exp(-loss) * ((1.0 - alpha) - self._backward(loss)),
-                np.zeros_like(alpha),
+                zero,
                 np.full_like(alpha, LARGEST_LOSS),
             )
+        return np.maximum(1.0 - steep, flat), np.minimum(steep, 1.0 - flat)
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,49 @@ class Symmetrized(Symmetric):
         return np.maximum(self.curve._forward(epsilon), self.curve._backward(epsilon))
 
 
-def _scaled(alpha: Array, loss: Array) -> Array:
-    """Returns e^loss alpha, zero where alpha is."""
-    return np.where(alpha > 0, np.exp(loss) * alpha, 0.0)
+def maximum(
+    function: Callable[[Array], Array], low: Array, high: Array, *, steps: int = _GOLDEN_STEPS
+) -> Array:
+    """Returns the largest value of a quasi-concave function between ``low`` and ``high``.
+
+    Golden section, elementwise. What is returned was attained, so it is never above the maximum.
+    Where rounding makes the function flat the search goes up, so the flat part must lie below.
+    """
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    best = np.maximum(np.maximum(function(low), function(high)), np.maximum(at_left, at_right))
+    for _ in range(steps):
+        rises = at_right >= at_left
+        low, high = np.where(rises, left, low), np.where(rises, high, right)
+        kept, at_kept = np.where(rises, right, left), np.where(rises, at_right, at_left)
+        new = np.where(rises, low + _GOLDEN * (high - low), high - _GOLDEN * (high - low))
+        at_new = function(new)
+        left, right = np.where(rises, kept, new), np.where(rises, new, kept)
+        at_left, at_right = np.where(rises, at_kept, at_new), np.where(rises, at_new, at_kept)
+        best = np.maximum(best, at_new)
+    return best
+
+
+def least_argument(decreasing: Callable[[Array], Array], target: Array) -> Array:
+    """Returns the least x >= 0 at which a decreasing function is at most ``target``.
+
+    Rounded up, so that it is; infinity where there is no such x below 2^60.
+    """
+    high = np.zeros_like(target)
+    for _ in range(_DOUBLINGS):
+        high = np.where(decreasing(high) <= target, high, np.maximum(2 * high, 1.0))
+    low = np.where(high > 1, high / 2, 0.0)
+    found = decreasing(high) <= target
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        enough = decreasing(middle) <= target
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(found, high, np.inf)
+
+
+def scalar(values: Array) -> Any:
+    """Returns a float for an array without axes, else the array."""
+    return values.item() if values.ndim == 0 else values
 
 
 def _unit_interval(name: str, values: npt.ArrayLike) -> Array:

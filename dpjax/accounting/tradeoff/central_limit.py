@@ -1,8 +1,8 @@
 """Moments of the privacy loss (kl, kappa2, kappa3) and the central limit of composition.
 
 With L = log(dQ / dP), the functionals of f = T(P, Q) are the first three moments of L under P and
-under Q. Integrated by parts they are integrals of the two profiles against polynomials, so that a
-curve need only know its profiles, and small moments do not come from differences of large numbers.
+under Q. Integrated by parts they are integrals of the two profiles against polynomials, so that the
+profiles suffice, and small moments do not come from differences of large numbers.
 """
 
 import math
@@ -11,9 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff._search import Array
 from dpjax.accounting.tradeoff.base import TradeOff
-from dpjax.accounting.tradeoff.discrete import Discrete
 
 # Panels of losses between 1e-14 and 1e6, each 7 % longer than the one before, 12 nodes in each.
 _SMALLEST, _LARGEST, _PANELS, _NODES = 1e-14, 1e6, 680, 12
@@ -45,6 +43,9 @@ def functionals(curve: TradeOff) -> Functionals:
     By quadrature to about 1e-9 for smooth profiles and 1e-5 where they have kinks; exact sums for
     discrete pairs. Losses beyond 1e6 count as infinite.
 
+    Args:
+      curve: T(P, Q), whose loss is log(dQ / dP).
+
     Source: Bu, Dong, Long, Su 2020, Section 3; Dong, Roth, Su 2022, Section 3.
 
     >>> from dpjax.accounting.tradeoff import Gaussian
@@ -62,10 +63,17 @@ def clt_mu(moments: Functionals, count: int) -> float:
     K = count (kl + kl_tilde) and s^2 = count kappa2. A central limit: an *approximation* that errs
     on either side, and no guarantee.
 
+    Args:
+      moments: the functionals of one release's curve, without infinities.
+      count: the number of releases, at least 1.
+
+    Returns:
+      The mu of the limit, 0 for perfect privacy.
+
     Source: Bu, Dong, Long, Su 2020, Theorem 5 and its asymmetric general form.
 
     Raises:
-      ValueError: ``count`` is not a whole number of at least 1.
+      ValueError: ``count`` is not a whole number of at least 1, or a moment is infinite.
 
     >>> from dpjax.accounting.tradeoff import Gaussian, mixture
     >>> step = functionals(mixture(Gaussian(1 / 1.1), 256 / 60_000))
@@ -79,33 +87,23 @@ def clt_mu(moments: Functionals, count: int) -> float:
 
 
 def _moments(curve: TradeOff) -> tuple[float, float, float]:
-    """Returns E_Q of L, L^2 and |L|^3."""
+    """Returns E_Q of L, L^2 and |L|^3: sums over a discrete pair, else integrals of the profiles.
+
+    The integrals are by Gauss and Legendre, on panels of losses whose lengths grow.
+    """
     pair = curve.as_discrete()
-    return _integrals(curve) if pair is None else _sums(pair)
-
-
-def _integrals(curve: TradeOff) -> tuple[float, float, float]:
-    """Returns E_Q of L, L^2 and |L|^3 from the profiles."""
+    if pair is not None:
+        mass, loss = pair.q[pair.q > 0], pair.losses[pair.q > 0]
+        return float(mass @ loss), float(mass @ loss**2), float(mass @ np.abs(loss) ** 3)
     if float(curve._forward(np.array(_LARGEST))) > 0:
         return math.inf, math.inf, math.inf
-    loss, weight = _quadrature()
+    edges = np.append(0.0, np.geomspace(_SMALLEST, _LARGEST, _PANELS))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    half = np.diff(edges)[:, None] / 2
+    loss, weight = (edges[:-1, None] + half * (1 + nodes)).ravel(), (half * weights).ravel()
     with np.errstate(all="ignore"):
         ahead, behind = curve._forward(loss), np.exp(-loss) * curve._backward(loss)
     first = ahead + behind
     second = 2 * (ahead + behind) + 2 * loss * (ahead - behind)
     third = 6 * loss * (ahead + behind) + 3 * loss**2 * (ahead - behind)
     return float(weight @ first), float(weight @ second), float(weight @ third)
-
-
-def _quadrature() -> tuple[Array, Array]:
-    """Returns Gauss-Legendre nodes and weights on panels of losses whose lengths grow."""
-    edges = np.append(0.0, np.geomspace(_SMALLEST, _LARGEST, _PANELS))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    half = np.diff(edges)[:, None] / 2
-    return (edges[:-1, None] + half * (1 + nodes)).ravel(), (half * weights).ravel()
-
-
-def _sums(curve: Discrete) -> tuple[float, float, float]:
-    """Returns E_Q of L, L^2 and |L|^3 of a discrete pair."""
-    mass, loss = curve.q[curve.q > 0], curve.losses[curve.q > 0]
-    return float(mass @ loss), float(mass @ loss**2), float(mass @ np.abs(loss) ** 3)

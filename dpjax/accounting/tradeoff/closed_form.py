@@ -6,8 +6,7 @@ import numpy as np
 from scipy.special import expit
 
 from dpjax._validation import check, check_non_negative, check_positive
-from dpjax.accounting.tradeoff._search import Array
-from dpjax.accounting.tradeoff.base import Symmetric
+from dpjax.accounting.tradeoff.base import Array, Symmetric
 from dpjax.accounting.tradeoff.discrete import Discrete
 
 
@@ -26,11 +25,8 @@ class Identity(Symmetric):
     def _forward(self, epsilon: Array) -> Array:
         return np.zeros_like(epsilon)
 
-    def _type_two(self, alpha: Array) -> Array:
-        return 1.0 - alpha
-
-    def _detection(self, alpha: Array) -> Array:
-        return alpha
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        return 1.0 - alpha, alpha
 
 
 @dataclass(frozen=True)
@@ -52,24 +48,20 @@ class Laplace(Symmetric):
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
 
-    @property
-    def _shift(self) -> float:
-        return 1.0 / self.noise_multiplier
-
     def _forward(self, epsilon: Array) -> Array:
-        return -np.expm1(np.minimum(epsilon - self._shift, 0.0) / 2)
+        return -np.expm1(np.minimum(epsilon - 1.0 / self.noise_multiplier, 0.0) / 2)
 
-    def _type_two(self, alpha: Array) -> Array:
-        kept = np.exp(-self._shift)
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        shift = 1.0 / self.noise_multiplier
+        kept = np.exp(-shift)
         with np.errstate(all="ignore"):
-            reciprocal = np.exp(-self._shift - np.log(4 * alpha))
-            middle = np.where(alpha < 0.5, reciprocal, kept * (1.0 - alpha))
-            return np.where(2 * alpha < kept, 1.0 - alpha / kept, middle)
-
-    def _detection(self, alpha: Array) -> Array:
-        kept = np.exp(-self._shift)
-        with np.errstate(all="ignore"):
-            return np.where(2 * alpha < kept, alpha / kept, 1.0 - self._type_two(alpha))
+            reciprocal = np.exp(-shift - np.log(4 * alpha))
+            missed = np.where(alpha < 0.5, reciprocal, kept * (1.0 - alpha))
+            steep = 2 * alpha < kept
+            return (
+                np.where(steep, 1.0 - alpha / kept, missed),
+                np.where(steep, alpha / kept, 1.0 - missed),
+            )
 
 
 @dataclass(frozen=True)
@@ -99,21 +91,16 @@ class ApproximateDP(Symmetric):
         excess = -np.expm1(np.minimum(epsilon - self.budget, 0.0))
         return self.slack + (1.0 - self.slack) * expit(self.budget) * excess
 
-    def _type_two(self, alpha: Array) -> Array:
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        # Events of likelihood ratio e^budget or infinity come first.
+        with np.errstate(all="ignore"):
+            steep = self.slack + np.where(alpha > 0, np.exp(self.budget) * alpha, 0.0)
         flat = np.exp(-self.budget) * ((1.0 - alpha) - self.slack)
-        return np.maximum(np.maximum(1.0 - self._steep(alpha), flat), 0.0)
-
-    def _detection(self, alpha: Array) -> Array:
-        flat = 1.0 - np.exp(-self.budget) * ((1.0 - alpha) - self.slack)
-        return np.minimum(np.minimum(self._steep(alpha), flat), 1.0)
+        missed = np.maximum(np.maximum(1.0 - steep, flat), 0.0)
+        return missed, np.minimum(np.minimum(steep, 1.0 - flat), 1.0)
 
     def as_discrete(self) -> Discrete:
         """Returns the pair: infinite losses of mass delta, and finite ones at +-epsilon."""
         masses = (1.0 - self.slack) * expit(np.array([-self.budget, self.budget]))
         pair = np.concatenate([[0.0], masses, [self.slack]])
         return Discrete(pair, pair[::-1])
-
-    def _steep(self, alpha: Array) -> Array:
-        """The chance of a detection while the likelihood ratio is e^budget or infinite."""
-        with np.errstate(all="ignore"):
-            return self.slack + np.where(alpha > 0, np.exp(self.budget) * alpha, 0.0)

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff._search import LARGEST_LOSS, Array, least_argument
-from dpjax.accounting.tradeoff.base import TradeOff
+from dpjax.accounting.tradeoff.base import LARGEST_LOSS, Array, TradeOff, least_argument
 from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete, tangent_masses
 from dpjax.accounting.tradeoff.gaussian import Gaussian
@@ -67,6 +66,9 @@ def compose(*curves: TradeOff, grid_size: int = 1024) -> TradeOffBounds:
       *curves: at least one, each in the same order of neighbours.
       grid_size: the number of losses in the grid of the curve with the widest range.
 
+    Returns:
+      Both bounds; the same curve twice where it is exact.
+
     Raises:
       ValueError: no curve is given, or ``grid_size`` is below 2.
 
@@ -79,6 +81,14 @@ def compose(*curves: TradeOff, grid_size: int = 1024) -> TradeOffBounds:
 
 def power(curve: TradeOff, count: int, *, grid_size: int = 1024) -> TradeOffBounds:
     """Returns the composition of ``count`` times the same curve, bounded as by ``compose``.
+
+    Args:
+      curve: of one release.
+      count: the number of releases, at least 1.
+      grid_size: the number of losses in the grid, at least 2.
+
+    Returns:
+      Both bounds; the same curve twice where it is exact.
 
     Raises:
       ValueError: ``count`` is below 1 or ``grid_size`` below 2.
@@ -147,7 +157,7 @@ class _Grid(NamedTuple):
     """Masses under P and Q of outcomes numbered from ``start``, and of infinite losses.
 
     Tails too small to carry on go to infinite losses, if the grid is that of a lower curve, or else
-    to the outcome next to them: an observer tells them better apart, or worse.
+    to the outcome next to them: the two are easier to distinguish, or harder.
     """
 
     start: int
@@ -160,13 +170,12 @@ class _Grid(NamedTuple):
 
 def _reach(curve: TradeOff) -> tuple[float, float]:
     """Returns the losses up to which each of the two profiles changes."""
-    return _profile_reach(curve), _profile_reach(curve.inverse())
-
-
-def _profile_reach(curve: TradeOff) -> float:
-    floor = float(curve.delta(LARGEST_LOSS))
-    found = least_argument(curve.delta, np.asarray(min(floor + _REACH, 1.0)))
-    return min(float(found), LARGEST_LOSS - 50.0)
+    reaches = []
+    for side in (curve, curve.inverse()):
+        floor = float(side.delta(LARGEST_LOSS))
+        found = least_argument(side.delta, np.asarray(min(floor + _REACH, 1.0)))
+        reaches.append(min(float(found), LARGEST_LOSS - 50.0))
+    return reaches[0], reaches[1]
 
 
 def _grids(curve: TradeOff, spacing: float) -> tuple[_Grid, _Grid]:

@@ -13,8 +13,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
 from dpjax._validation import check
-from dpjax.accounting.tradeoff._search import Array
-from dpjax.accounting.tradeoff.base import TradeOff
+from dpjax.accounting.tradeoff.base import Array, TradeOff
 
 # What rounding may do to sums, levels and order in what a caller gives.
 _ROUNDING = 1e-9
@@ -47,14 +46,16 @@ class Discrete(TradeOff):
         p, q = _distribution("p", self.p), _distribution("q", self.q)
         check(p.shape == q.shape, "q", self.q, f"of the shape of p, {p.shape}")
         p, q = p[p + q > 0], q[p + q > 0]
-        order = np.argsort(-_losses(p, q), kind="stable")
+        with np.errstate(divide="ignore"):
+            order = np.argsort(np.log(p) - np.log(q), kind="stable")
         object.__setattr__(self, "p", p[order])
         object.__setattr__(self, "q", q[order])
 
     @property
     def losses(self) -> Array:
         """The privacy losses log(q / p), falling; infinite where one mass is zero."""
-        return _losses(self.p, self.q)
+        with np.errstate(divide="ignore"):
+            return np.log(self.q) - np.log(self.p)
 
     @property
     def alphas(self) -> Array:
@@ -77,7 +78,9 @@ class Discrete(TradeOff):
 
     def symmetrized(self) -> "Discrete":
         """Returns min{f, f^-1}**: the convex hull of the knots of both."""
-        return self if self.is_symmetric else _mirrored(*_hull_above_one(self, self.inverse()))
+        if self.is_symmetric:
+            return self
+        return _mirrored(*_hull_above_one(self, self.inverse()))
 
     def _forward(self, epsilon: Array) -> Array:
         # How many outcomes have a loss above epsilon: these make the worst event.
@@ -94,23 +97,28 @@ class Discrete(TradeOff):
         """Returns the curve itself."""
         return self
 
-    def _type_two(self, alpha: Array) -> Array:
-        low = np.interp(alpha, *self._continuous(self.betas))
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        low = np.interp(alpha, *self._knots(self.betas))
         # From the far end, whose widths are not lost beside 1.
         high = np.interp(1.0 - alpha, _sums(self.p[::-1]), _sums(self.q[::-1]))
-        return np.where(alpha < 0.5, low, high)
+        detected = np.interp(alpha, *self._knots(np.minimum(_sums(self.q), 1.0)))
+        return np.where(alpha < 0.5, low, high), detected
 
-    def _detection(self, alpha: Array) -> Array:
-        return np.interp(alpha, *self._continuous(np.minimum(_sums(self.q), 1.0)))
-
-    def _continuous(self, values: Array) -> tuple[Array, Array]:
-        """The knots, but of several at level 0 the last: such outcomes are detected for free."""
+    def _knots(self, values: Array) -> tuple[Array, Array]:
+        """The knots, but of several at level 0 the last: such outcomes cost no false positive."""
         first = int(np.sum(self.p == 0))
         return self.alphas[first:], values[first:]
 
 
 def from_distributions(p: npt.ArrayLike, q: npt.ArrayLike) -> Discrete:
     """Returns the exact trade-off function T(P, Q) of two distributions on the same outcomes.
+
+    Args:
+      p: masses under P, shape (outcomes,), which sum to 1 up to 1e-9.
+      q: masses under Q of the same outcomes, likewise.
+
+    Returns:
+      The curve, its outcomes in order of falling likelihood ratio.
 
     Raises:
       ValueError: ``p`` or ``q`` is no distribution, or they differ in shape.
@@ -124,8 +132,12 @@ def from_distributions(p: npt.ArrayLike, q: npt.ArrayLike) -> Discrete:
 def from_log_likelihood_ratios(losses: npt.ArrayLike, p: npt.ArrayLike) -> Discrete:
     """Returns the curve of P with masses ``p`` against Q with masses e^loss p.
 
-    What Q lacks to 1 is where P has no mass, an infinite loss; a loss of minus infinity is an
-    outcome that Q has not.
+    Args:
+      losses: log(Q / P) of each outcome, shape (outcomes,); minus infinity where Q has no mass.
+      p: masses under P of the same outcomes, which sum to 1 up to 1e-9.
+
+    Returns:
+      The curve. What Q lacks to 1 is an outcome without mass under P, of an infinite loss.
 
     Raises:
       ValueError: ``p`` is no distribution, or the masses under Q sum to more than 1.
@@ -152,8 +164,11 @@ def piecewise_linear(alphas: npt.ArrayLike, betas: npt.ArrayLike) -> Discrete:
       alphas: levels, strictly increasing in [0, 1].
       betas: type II errors, non-increasing and at most 1 - alpha, up to 1e-9.
 
+    Returns:
+      The curve, with its knots among the points.
+
     Raises:
-      ValueError: the points are not such.
+      ValueError: levels that do not increase or errors out of range.
 
     >>> piecewise_linear([0.0, 0.5], [0.9, 0.1])(0.25)
     0.5
@@ -164,7 +179,11 @@ def piecewise_linear(alphas: npt.ArrayLike, betas: npt.ArrayLike) -> Discrete:
     falling = x.shape == y.shape and np.all(np.diff(y) <= _ROUNDING) and np.all(y >= 0)
     below = falling and np.all(y <= 1 - x + _ROUNDING)
     check(bool(below), "betas", betas, "one for each alpha, non-increasing in [0, 1 - alpha]")
-    x, y = _with_ends(x, np.clip(y, 0.0, 1.0 - x))
+    y = np.clip(y, 0.0, 1.0 - x)
+    if x[0] > 0:
+        x, y = np.append(0.0, x), np.append(1.0, y)
+    if x[-1] < 1:
+        x, y = np.append(x, 1.0), np.append(y, 0.0)
     p = np.diff(x)
     return Discrete(np.append(p, 0.0), np.append(-_hull_slopes(p, np.diff(y)) * p, 1.0 - y[0]))
 
@@ -178,8 +197,11 @@ def from_profile(epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Discrete:
       epsilons: in [0, 700], in any order.
       deltas: one in [0, 1] for each.
 
+    Returns:
+      The symmetric curve, the supremum of `ApproximateDP` over the pairs.
+
     Raises:
-      ValueError: the pairs are not such.
+      ValueError: an epsilon or a delta out of range, or arrays of different shapes.
 
     >>> curve = from_profile([0.0, 1.0], [0.3, 0.1])
     >>> round(curve.delta(0.0), 3), round(curve.delta(1.0), 3), curve(0.0)
@@ -222,7 +244,7 @@ def tangent_masses(losses: Array, deltas: Array, largest: float = 1.0) -> tuple[
 
 def _hull_above_one(*curves: Discrete) -> tuple[Array, Array]:
     """Returns the masses at positive losses of the convex hull of the least of some curves."""
-    knots = [curve._continuous(np.minimum(_sums(curve.q), 1.0)) for curve in curves]
+    knots = [curve._knots(np.minimum(_sums(curve.q), 1.0)) for curve in curves]
     x, detected = (np.concatenate(parts) for parts in zip(*knots, strict=True))
     order = np.lexsort((-detected, x))
     x, detected = x[order], detected[order]
@@ -252,16 +274,6 @@ def _hull_slopes(widths: Array, rises: Array) -> Array:
     with np.errstate(over="ignore"):
         slopes = rises / widths
     return np.minimum(isotonic_regression(slopes, weights=widths).x, 0.0)
-
-
-def _with_ends(x: Array, y: Array) -> tuple[Array, Array]:
-    x, y = (x, y) if x[0] == 0 else (np.append(0.0, x), np.append(1.0, y))
-    return (x, y) if x[-1] == 1 else (np.append(x, 1.0), np.append(y, 0.0))
-
-
-def _losses(p: Array, q: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        return np.log(q) - np.log(p)
 
 
 def _sums(masses: Array) -> Array:

@@ -18,8 +18,7 @@ from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
 
 from dpjax._validation import check, check_non_negative
-from dpjax.accounting.tradeoff._search import Array
-from dpjax.accounting.tradeoff.base import Symmetric
+from dpjax.accounting.tradeoff.base import Array, Symmetric, scalar
 
 # Of the interval that holds an epsilon: to the last digits of a float.
 _HALVINGS = 52
@@ -48,11 +47,9 @@ class Gaussian(Symmetric):
     def _forward(self, epsilon: Array) -> Array:
         return np.asarray(delta(self.mu, epsilon))
 
-    def _type_two(self, alpha: Array) -> Array:
-        return scipy.special.ndtr(-scipy.special.ndtri(alpha) - self.mu)
-
-    def _detection(self, alpha: Array) -> Array:
-        return scipy.special.ndtr(scipy.special.ndtri(alpha) + self.mu)
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        quantile = scipy.special.ndtri(alpha)
+        return scipy.special.ndtr(-quantile - self.mu), scipy.special.ndtr(quantile + self.mu)
 
 
 def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
@@ -63,16 +60,28 @@ def delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
 
     Source: Dong, Roth, Su 2022, Corollary 2.13 in the preprint's numbering.
 
+    Args:
+      mu: numbers >= 0, the sensitivity over the standard deviation of the noise.
+      epsilon: any real numbers; broadcasts against ``mu``.
+
+    Returns:
+      Delta in [0, 1], in float64, of the arguments' common shape.
+
     >>> round(delta(mu=1.0, epsilon=1.0), 4)
     0.1269
     """
-    return _scalar(np.exp(_log_delta(mu, epsilon)))
+    return scalar(np.exp(_log_delta(mu, epsilon)))
 
 
 def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     """Returns the least epsilon >= 0 at which mu-GDP is (epsilon, ``delta``)-DP, rounded up.
 
-    The arguments broadcast; scalars give a scalar.
+    Args:
+      mu: numbers >= 0, the sensitivity over the standard deviation of the noise.
+      delta: numbers in (0, 1); broadcasts against ``mu``.
+
+    Returns:
+      Epsilon in float64, of the arguments' common shape; scalars give a scalar.
 
     Raises:
       ValueError: a ``mu`` is negative or a ``delta`` not in (0, 1).
@@ -81,8 +90,8 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     1.0
     """
     mu, delta = np.asarray(mu, float), np.asarray(delta, float)
-    check(bool(np.all(mu >= 0)), "mu", _scalar(mu), "numbers >= 0")
-    check(bool(np.all((delta > 0) & (delta < 1))), "delta", _scalar(delta), "in (0, 1)")
+    check(bool(np.all(mu >= 0)), "mu", scalar(mu), "numbers >= 0")
+    check(bool(np.all((delta > 0) & (delta < 1))), "delta", scalar(delta), "in (0, 1)")
     # At the upper end delta is at most Phi(-sqrt(2 log(1 / delta))), which is below delta / 2.
     upper = np.asarray(mu * (mu / 2 + np.sqrt(-2 * np.log(delta))))
     lower = np.zeros_like(upper)
@@ -90,15 +99,22 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
         middle = (lower + upper) / 2
         within = _log_delta(mu, middle) <= np.log(delta)
         lower, upper = np.where(within, lower, middle), np.where(within, middle, upper)
-    return _scalar(np.where(_log_delta(mu, 0.0) <= np.log(delta), 0.0, upper))
+    return scalar(np.where(_log_delta(mu, 0.0) <= np.log(delta), 0.0, upper))
 
 
 def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
-    """Returns G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu) for ``alpha`` in (0, 1).
+    """Returns G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu), the type II error of mu-GDP.
 
-    Works under ``jit``, ``vmap`` and ``grad``; the arguments broadcast.
+    Works under ``jit``, ``vmap`` and ``grad``.
 
     Source: Dong, Roth, Su 2022, Equation 6 in the preprint's numbering.
+
+    Args:
+      mu: numbers >= 0, the sensitivity over the standard deviation of the noise.
+      alpha: type I errors in (0, 1); broadcasts against ``mu``.
+
+    Returns:
+      The least type II errors, in the arguments' precision.
 
     >>> round(float(gaussian_type_two(1.0, 0.05)), 3)
     0.74
@@ -110,9 +126,16 @@ def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
 def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """Returns the delta at which mu-GDP is (epsilon, delta)-DP, for ``mu`` above zero.
 
-    Works under ``jit``, ``vmap`` and ``grad``; the arguments broadcast.
+    Works under ``jit``, ``vmap`` and ``grad``.
 
     Source: Dong, Roth, Su 2022, Corollary 2.13 in the preprint's numbering.
+
+    Args:
+      mu: numbers > 0, the sensitivity over the standard deviation of the noise.
+      epsilon: any real numbers; broadcasts against ``mu``.
+
+    Returns:
+      Delta in [0, 1], in the arguments' precision.
 
     >>> round(float(gaussian_delta(1.0, 1.0)), 4)
     0.1269
@@ -123,24 +146,19 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     return -jnp.exp(first) * jnp.expm1(second - first)
 
 
-def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Any:
+def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
     """Returns log delta through the Mills ratio R = (1 - Phi) / phi, accurate in the tail.
 
     With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
     """
     mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
     with np.errstate(all="ignore"):
-        x = epsilon / mu - mu / 2
+        x, beyond = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+        here, moved = (
+            math.sqrt(math.pi / 2) * scipy.special.erfcx(np.divide(at, math.sqrt(2)))
+            for at in (x, beyond)
+        )
         log_density = -(x**2) / 2 - _LOG_SQRT_2_PI
-        beyond = _mills_ratio(epsilon / mu + mu / 2)
-        tail = log_density + np.log(_mills_ratio(x) - beyond)
-        body = np.log(scipy.special.ndtr(-x) - np.exp(log_density) * beyond)
+        tail = log_density + np.log(here - moved)
+        body = np.log(scipy.special.ndtr(-x) - np.exp(log_density) * moved)
         return np.where(mu > 0, np.where(x > 0, tail, body), -np.inf)
-
-
-def _mills_ratio(x: npt.ArrayLike) -> Any:
-    return math.sqrt(math.pi / 2) * scipy.special.erfcx(np.divide(x, math.sqrt(2)))
-
-
-def _scalar(values: npt.NDArray[np.float64]) -> Any:
-    return values.item() if values.ndim == 0 else values

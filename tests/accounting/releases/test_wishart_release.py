@@ -19,6 +19,7 @@ from dpjax.accounting.releases.wishart import (
     WishartDpEvent,
     wishart_curve,
 )
+from dpjax.accounting.tradeoff import TradeOff
 
 CASES = [(3.0, 0.5), (20.0, 1.0), (100.0, 1.0), (400.0, 2.5)]
 
@@ -75,7 +76,7 @@ def test_the_profiles_are_integrals_of_densities(degrees, shift, epsilon):
 def test_profile_and_curve_say_the_same(degrees, shift):
     curve = ChiSquare(degrees, shift)
     levels = np.append(np.geomspace(1e-9, 0.5, 30), [0.0, 0.9, 1.0])
-    by_lines = curve.inverse().inverse()._by_steep_lines(levels)
+    by_lines = TradeOff._errors(curve, levels)[1]
     assert np.all(curve.true_positive_rate(levels) <= by_lines + 1e-12)
     np.testing.assert_allclose(
         1 - curve(levels), curve.true_positive_rate(levels), rtol=1e-9, atol=1e-12

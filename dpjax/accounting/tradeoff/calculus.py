@@ -1,0 +1,237 @@
+"""The calculus of trade-off functions: Poisson subsampling, group privacy, and comparison."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpjax._validation import check, check_count
+from dpjax.accounting.tradeoff.base import Array, TradeOff, maximum
+from dpjax.accounting.tradeoff.closed_form import Identity
+from dpjax.accounting.tradeoff.discrete import Discrete
+from dpjax.accounting.tradeoff.gaussian import Gaussian
+
+# The logarithms of levels that are searched for the best event; larger levels by themselves.
+_LOGARITHMS = (-700.0, -20.0)
+# Levels of comparisons, near 0 and mirrored near 1.
+_TAIL = np.logspace(-30, np.log10(0.5), 600)
+
+
+@dataclass(frozen=True)
+class Mixture(TradeOff):
+    """rate f + (1 - rate) Id, that is T(P, (1 - rate) P + rate Q); see ``mixture``.
+
+    Attributes:
+      curve: f.
+      rate: in (0, 1).
+    """
+
+    curve: TradeOff
+    rate: float
+
+    def as_discrete(self) -> Discrete | None:
+        """Returns the mixed pair where the curve is discrete."""
+        pair = self.curve.as_discrete()
+        return pair and Discrete(pair.p, (1.0 - self.rate) * pair.p + self.rate * pair.q)
+
+    def _forward(self, epsilon: Array) -> Array:
+        # log(1 + (e^epsilon - 1) / rate), without loss for small and large epsilon.
+        small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / self.rate)
+        large = epsilon - np.log(self.rate) + np.log1p((self.rate - 1.0) * np.exp(-epsilon))
+        return self.rate * self.curve._forward(np.where(epsilon < 1.0, small, large))
+
+    def _backward(self, epsilon: Array) -> Array:
+        # The loss in this order ends where e^epsilon (1 - rate) reaches 1.
+        left = self.rate - (1.0 - self.rate) * np.expm1(np.minimum(epsilon, 700.0))
+        inside = left > 0
+        loss = np.log(self.rate) + epsilon - np.log(np.where(inside, left, 1.0))
+        deltas = self.curve._backward(np.maximum(np.where(inside, loss, 0.0), 0.0))
+        return np.where(inside, left * deltas, 0.0)
+
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        missed, detected = self.curve._errors(alpha)
+        unsampled = 1.0 - self.rate
+        return (
+            self.rate * missed + unsampled * (1.0 - alpha),
+            self.rate * detected + unsampled * alpha,
+        )
+
+
+def mixture(curve: TradeOff, rate: float) -> TradeOff:
+    """Returns f_p = p f + (1 - p) Id, the curve of a Poisson-sampled release in one order.
+
+    It holds under add/remove for P, the output without the record, against Q, the output with it,
+    where each record is in the batch with probability p and ``curve`` holds for the release on the
+    batch in the same order. The other order has ``mixture(curve, rate).inverse()``.
+
+    Source: Bu, Dong, Long, Su 2020, Theorem 4.
+
+    Args:
+      curve: f, of the release on the whole batch.
+      rate: p in [0, 1].
+
+    Returns:
+      The curve f_p: ``curve`` itself at rate 1, `Identity` at rate 0.
+
+    Raises:
+      ValueError: ``rate`` is out of range.
+
+    >>> from dpjax.accounting.tradeoff import Gaussian
+    >>> round(mixture(Gaussian(1.0), 0.5)(0.05), 3)
+    0.845
+    """
+    check(0 <= rate <= 1, "rate", rate, "in [0, 1]")
+    if rate == 0:
+        return Identity()
+    return curve if rate == 1 else Mixture(curve, float(rate))
+
+
+def subsample(curve: TradeOff, rate: float) -> TradeOff:
+    """Returns C_p(f) = min{f_p, f_p^-1}**, the curve of a Poisson-sampled release in both orders.
+
+    For a symmetric f and epsilon >= 0 its delta is p times that of f at
+    log(1 + (e^epsilon - 1) / p). Compose before symmetrizing: of many steps the tight curve is
+    that of ``mixture`` composed, then symmetrized.
+
+    Source: Dong, Roth, Su 2022, Theorem 4.2 in the preprint's numbering.
+
+    Args:
+      curve: f, of the release on the whole batch.
+      rate: p in [0, 1].
+
+    Returns:
+      The symmetric curve C_p(f).
+
+    Raises:
+      ValueError: ``rate`` is out of range.
+
+    >>> from dpjax.accounting.tradeoff import Gaussian
+    >>> curve = subsample(Gaussian(1.0), 0.5)
+    >>> round(curve.delta(0.3), 4), curve.is_symmetric
+    (0.1153, True)
+    """
+    return mixture(curve, rate).symmetrized()
+
+
+@dataclass(frozen=True)
+class Group(TradeOff):
+    """1 - (1 - f) o ... o (1 - f), ``size`` times; see ``group``.
+
+    Attributes:
+      curve: f, for one record.
+      size: the number of records in the group.
+    """
+
+    curve: TradeOff
+    size: int
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the curve for one record is."""
+        return self.curve.is_symmetric
+
+    def inverse(self) -> "Group":
+        """Returns the curve of the group in the other order."""
+        return self if self.is_symmetric else Group(self.curve.inverse(), self.size)
+
+    def _forward(self, epsilon: Array) -> Array:
+        """The supremum over alpha of the true positive rate less e^epsilon alpha."""
+
+        def gain(alpha: Array) -> Array:
+            cost = np.where(alpha > 0, np.exp(epsilon) * alpha, 0.0)
+            for _ in range(self.size):
+                alpha = np.asarray(self.curve.true_positive_rate(alpha))
+            return alpha - cost
+
+        zero = np.zeros_like(epsilon)
+        with np.errstate(all="ignore"):
+            large = maximum(gain, zero, zero + 1.0)
+            small = maximum(lambda log: gain(np.exp(log)), *(zero + end for end in _LOGARITHMS))
+            return np.maximum(np.maximum(large, small), gain(zero))
+
+    def _backward(self, epsilon: Array) -> Array:
+        return self.inverse()._forward(epsilon)
+
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        for _ in range(self.size - 1):
+            alpha = np.asarray(self.curve.true_positive_rate(alpha))
+        return np.asarray(self.curve(alpha)), np.asarray(self.curve.true_positive_rate(alpha))
+
+
+def group(curve: TradeOff, size: int) -> TradeOff:
+    """Returns the curve for data sets that differ in ``size`` records, given that for one.
+
+    It is 1 - (1 - f) o ... o (1 - f); for a Gaussian, mu becomes ``size`` mu. ``curve`` must hold
+    along a chain of neighbours, each step in the order it was stated for.
+
+    Source: Dong, Roth, Su 2022, Theorem 2.14 in the preprint's numbering.
+
+    Args:
+      curve: f, for data sets that differ in one record.
+      size: the number of records in the group, at least 1.
+
+    Returns:
+      The curve of the group: a `Gaussian` of a Gaussian, a `Discrete` of a piecewise linear curve.
+
+    Raises:
+      ValueError: ``size`` is not a whole number of at least 1.
+
+    >>> group(Gaussian(0.5), 3)
+    Gaussian(mu=1.5)
+    """
+    check_count("size", size)
+    if size == 1 or isinstance(curve, Identity):
+        return curve
+    if isinstance(curve, Gaussian):
+        return Gaussian(curve.mu * size)
+    pair = curve.as_discrete()
+    if pair is None:
+        return Group(curve, size)
+    # A piecewise linear curve has a knot wherever a step meets one.
+    detected = np.minimum(np.append(0.0, np.cumsum(pair.q)), 1.0)
+    levels = pair.alphas
+    for _ in range(size - 1):
+        levels = np.union1d(pair.alphas, np.interp(levels, detected, pair.alphas))
+    rates = np.asarray(Group(pair, size).true_positive_rate(levels))
+    return Discrete(np.append(np.diff(levels), 0.0), np.append(np.diff(rates), rates[0]))
+
+
+def is_at_least(f: TradeOff, g: TradeOff, tolerance: float = 1e-9) -> bool:
+    """Returns whether f >= g, so that f guarantees at least as much, up to a relative tolerance.
+
+    Compared are the type II errors and, where these are near 1, the true positive rates, each up
+    to ``tolerance`` times its value, at 1,200 levels between 1e-30 and 1 and at the knots of both:
+    for piecewise linear curves at every level, for others on that grid only.
+
+    Args:
+      f: the curve that may guarantee more.
+      g: the curve that it is compared to.
+      tolerance: the relative difference that is allowed.
+
+    >>> from dpjax.accounting.tradeoff import Gaussian, Identity
+    >>> is_at_least(Identity(), Gaussian(1.0)), is_at_least(Gaussian(1.0), Identity())
+    (True, False)
+    """
+    levels = _levels(f, g)
+    detected, allowed = f.true_positive_rate(levels), g.true_positive_rate(levels)
+    steep = detected <= (1 + tolerance) * allowed
+    flat = f(levels) >= (1 - tolerance) * g(levels)
+    return bool(np.all(np.where(detected < 0.5, steep, flat)))
+
+
+def distance(f: TradeOff, g: TradeOff) -> float:
+    """Returns sup |f - g| over the levels at which ``is_at_least`` compares.
+
+    >>> from dpjax.accounting.tradeoff import Gaussian
+    >>> distance(Gaussian(1.0), Gaussian(1.0))
+    0.0
+    """
+    levels = _levels(f, g)
+    return float(np.max(np.abs(f(levels) - g(levels))))
+
+
+def _levels(*curves: TradeOff) -> Array:
+    """Levels near 0, near 1, where the curves are near 0, and at the knots of the discrete."""
+    ends = [np.array([0.0]), _TAIL, 1.0 - _TAIL, np.linspace(0.001, 1.0, 1000)]
+    near_zero = [curve.inverse()(_TAIL) for curve in curves]
+    knots = [curve.alphas for curve in curves if isinstance(curve, Discrete)]
+    return np.unique(np.concatenate([*ends, *near_zero, *knots]))
