@@ -1,10 +1,12 @@
-"""The command: ``python -m experiments list``, ``run NAME…`` or ``report``."""
+"""The command ``python -m experiments``: ``list``, ``run NAME…``, ``plan [NAME…]``, ``report``."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.lib.formatting import format_seconds
+from experiments.lib.planning import Forecast, forecast, summary
 from experiments.lib.records import load_records
 from experiments.lib.registry import PROFILES, Experiment, load_experiments, select
 from experiments.lib.report import write_report
@@ -17,13 +19,13 @@ def main(argv: Sequence[str] | None = None, experiments: Sequence[Experiment] | 
 
     Args:
       argv: its arguments; those of the process where left out.
-      experiments: what there is; the registry's where left out.
+      experiments: all experiments; the registry's where left out.
 
     Returns:
       The exit status: 0; 1 where a row, a figure or a remark failed; 130 where it was interrupted.
 
     Raises:
-      SystemExit: status 2 for arguments it does not know, 0 after ``--help``.
+      SystemExit: status 2 for unknown arguments, 0 after ``--help``.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -49,17 +51,25 @@ def _parser() -> argparse.ArgumentParser:
         "python -m experiments", description="Published results, run again."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser(
-        "list", parents=[common], help="what there is, and how much was run"
-    )
-    listing.set_defaults(command=_list)
-    run = commands.add_parser("run", parents=[common], help="run what has no result yet")
-    run.add_argument("names", nargs="+", metavar="NAME", help="an experiment, or all")
-    run.add_argument("--profile", choices=PROFILES, default=PROFILES[0], help="(%(default)s)")
-    run.add_argument("--fresh", action="store_true", help="run again what has a result already")
-    run.set_defaults(command=_run)
-    report = commands.add_parser("report", parents=[common], help="write results/report.html")
-    report.set_defaults(command=_report)
+    for name, command, text in (
+        ("list", _list, "the experiments, and how many rows were run"),
+        ("run", _run, "run what has no result yet"),
+        ("plan", _plan, "the hours that rows without a result will take"),
+        ("report", _report, "write results/report.html"),
+    ):
+        added = commands.add_parser(name, parents=[common], help=text, description=text)
+        added.set_defaults(command=command)
+        if name in ("run", "plan"):
+            count = "+" if name == "run" else "*"
+            default = None if name == "run" else ["all"]
+            added.add_argument(
+                "names", nargs=count, default=default, metavar="NAME", help="an experiment, or all"
+            )
+            added.add_argument(
+                "--profile", choices=PROFILES, default=PROFILES[0], help="(%(default)s)"
+            )
+        if name == "run":
+            added.add_argument("--fresh", action="store_true", help="run again what has a result")
     return parser
 
 
@@ -77,10 +87,35 @@ def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
 
 
 def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
-    plan = Plan(arguments.profile, arguments.results, arguments.fresh, _say)
+    plan = Plan(
+        arguments.profile, arguments.results, arguments.fresh, lambda line: print(line, flush=True)
+    )
     succeeded = [run_experiment(experiment, plan) for experiment in experiments]
     _print_tables(experiments, arguments.results, [arguments.profile])
     return all(succeeded)
+
+
+def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    everything: list[Forecast] = []
+    for experiment in experiments:
+        records = load_records(arguments.results, experiment.name)
+        rows = forecast(experiment, arguments.profile, records)
+        print(f"{experiment.name}, {arguments.profile} profile: {experiment.title}")
+        for row in rows:
+            print(f"  {row.line.row.name}: {_row_time(row)}")
+        print(f"  {summary(rows)}", end="\n\n")
+        everything += rows
+    print(f"all: {summary(everything)}")
+    return True
+
+
+def _row_time(row: Forecast) -> str:
+    if row.is_done:
+        return f"done in {row.line.outcome}"
+    state = "failed" if row.line.state == "failed" else row.line.outcome
+    if row.seconds is None:
+        return f"{state}, not measured"
+    return f"{state}, {format_seconds(row.seconds)} ({row.origin})"
 
 
 def _report(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
@@ -102,10 +137,6 @@ def _print_tables(
                 print(text_table(experiment, profile, records), end="\n\n")
         if not records:
             print(f"{experiment.name}: not run yet", end="\n\n")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

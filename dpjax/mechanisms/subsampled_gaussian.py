@@ -106,7 +106,7 @@ class SubsampledGaussian(Mechanism):
     def private_optimizer(
         self, optimizer: optax.GradientTransformation, *, key: jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """Returns noise, division by the expected batch size and ``optimizer``, on clipped sums.
+        """Returns the chain of noise, division by the expected batch size and ``optimizer``.
 
         Args:
           optimizer: any optax optimiser.

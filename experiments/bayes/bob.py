@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import PALETTE, new_figure
+from experiments.lib.plots import draw_source_and_measured
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import largest_deviation
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
-_REPEATS = 200_000
 MEAN_ERROR, ATTACK_ERROR = "mean, error kg", "attack, error kg"
 _CLOSED = "closed form, "
 # epsilon, students, and the printed mean absolute errors of the mean and of the attack.
@@ -30,22 +30,17 @@ _SLIDES = (
 
 
 def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
-    """The mean of this many weights, every one of which may be replaced by another.
+    """The Laplace mechanism for the mean weight of a class, under replacement of one student.
 
     >>> mean_weight(1.0, 25).scale
     1.2
     """
-    moved = dpjax.sensitivity.of_mean(WEIGHTS, students, norm="l1", adjacency="replace_one")
-    return dpjax.Laplace.from_epsilon(moved, epsilon=epsilon, unit="one student's weight")
-
-
-def both_means(epsilon: float, students: int) -> tuple[dpjax.Laplace, dpjax.Laplace]:
-    """The mean of the class, and that of the class without Bob."""
-    return mean_weight(epsilon, students), mean_weight(epsilon, students - 1)
+    sensitivity = dpjax.sensitivity.of_mean(WEIGHTS, students, norm="l1", adjacency="replace_one")
+    return dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one student's weight")
 
 
 def bobs_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
-    """What two means of a class say of Bob: exactly his weight if they are exact.
+    """Bob's weight from the means of the class with and without him; exact if the means are.
 
     >>> bobs_weight(46.0, 45.0, 25)
     70.0
@@ -57,7 +52,7 @@ def _rows(profile: str) -> list[Row]:
     return [
         Row(
             f"ε = {epsilon:g}, N = {students}",
-            {"epsilon": epsilon, "students": students, "repeats": _REPEATS, "seed": seed},
+            {"epsilon": epsilon, "students": students, "repeats": 200_000, "seed": seed},
             {MEAN_ERROR: mean_error, ATTACK_ERROR: attack_error},
         )
         for seed, (epsilon, students, mean_error, attack_error) in enumerate(_SLIDES)
@@ -66,22 +61,26 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     epsilon, students = row.settings["epsilon"], row.settings["students"]
-    means = both_means(epsilon, students)
-    weights = np.random.default_rng(row.settings["seed"]).uniform(*WEIGHTS, students)
+    repeats, seed = row.settings["repeats"], row.settings["seed"]
+    means = mean_weight(epsilon, students), mean_weight(epsilon, students - 1)
+    weights = np.random.default_rng(seed).uniform(*WEIGHTS, students)
     exact = weights.mean(), weights[1:].mean()
-    released = _released(means, exact, row)
-    mean_errors = np.abs(released[0] - exact[0])
-    attack_errors = np.abs(bobs_weight(released[0], released[1], students) - weights[0])
+    # Many independent releases of each mean, in float64.
+    keys = jax.random.split(jax.random.key(seed))
+    with_bob, without_bob = (
+        mean.release(key, np.full(repeats, value))
+        for mean, key, value in zip(means, keys, exact, strict=True)
+    )
+    attack_errors = np.abs(bobs_weight(with_bob, without_bob, students) - weights[0])
+    attack_on_exact = abs(bobs_weight(*exact, students) - weights[0])
     return Result(
         measured={
-            MEAN_ERROR: mean_errors.mean(),
+            MEAN_ERROR: np.abs(with_bob - exact[0]).mean(),
             ATTACK_ERROR: attack_errors.mean(),
             _CLOSED + MEAN_ERROR: means[0].scale,
             # of two Laplace variables of one scale, E|X - Y| is one and a half scales
             _CLOSED + ATTACK_ERROR: 1.5 * (WEIGHTS[1] - WEIGHTS[0]) / epsilon,
-            "attack on exact means, error kg": round(
-                abs(bobs_weight(exact[0], exact[1], students) - weights[0]), 6
-            ),
+            "attack on exact means, error kg": round(attack_on_exact, 6),
         },
         certified={
             "ε, one mean": means[0].pure_epsilon,
@@ -93,55 +92,31 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _released(means: Sequence[dpjax.Laplace], exact: Sequence[float], row: Row) -> list[np.ndarray]:
-    """Many independent releases of each mean, in float64."""
-    keys = jax.random.split(jax.random.key(row.settings["seed"]), len(exact))
-    repeats = row.settings["repeats"]
-    return [
-        mean.release(key, np.full(repeats, value))
-        for mean, key, value in zip(means, keys, exact, strict=True)
-    ]
-
-
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
-    _draw(left, records, MEAN_ERROR)
-    _draw(right, records, ATTACK_ERROR)
+    for axes, name in ((left, MEAN_ERROR), (right, ATTACK_ERROR)):
+        draw_source_and_measured(axes, records, name, expected=_CLOSED + name)
+        axes.set_yscale("log")
     left.set(ylabel="mean absolute error (kg)", title="the class's mean")
     right.set(title="Bob's weight, from two means")
     unknown = WEIGHTS[1] - WEIGHTS[0]
     right.axhline(unknown, color=PALETTE[1], linestyle="--", label=f"{unknown:g} kg, the range")
     right.legend()
-    return {"errors": (figure, _CAPTION)}
-
-
-_CAPTION = (
-    "Mean absolute errors of what is wanted, the mean, and of what is not, Bob's weight. More"
-    " students make the mean exact and leave Bob where he was; ε alone protects him, and at ε = 10"
-    " it hardly does. Bars: closed forms."
-)
-
-
-def _draw(axes: Axes, records: Sequence[Record], name: str) -> None:
-    places = np.arange(len(records))
-    values = [record.measured[_CLOSED + name] for record in records]
-    axes.bar(places, values, width=0.6, color="#dcdee2", label="closed form")
-    printed = [record.source[name] for record in records]
-    axes.plot(places - 0.12, printed, "s", color=SOURCE, label="slides")
-    measured = [record.measured[name] for record in records]
-    axes.plot(places + 0.12, measured, "o", color=MEASURED, label="measured")
-    axes.set_xticks(places, [record.row.replace(", ", "\n") for record in records])
-    axes.set_yscale("log")
+    caption = (
+        "Mean absolute errors of the mean and of the attack on Bob's weight. More students make the"
+        " mean more exact; the error of the attack depends on ε alone, and at ε = 10 it is small."
+        " Bars: closed forms."
+    )
+    return {"errors": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    worst = max(abs(r.measured[n] / r.source[n] - 1) for r in records for n in r.source)
     return [
         "Whoever answers both queries spends 2ε, not the ε that the slides set: every student but"
         " Bob is in both means. (Bob's own weight is in one of them.)",
         "The attack as shown adds the noise of two answers. Who knows the other weights needs only"
         " one of them, and errs by 30 / ε kg, two thirds of the printed error.",
-        f"The printed errors are within {worst:.1%} of those measured.",
+        f"The printed errors are within {largest_deviation(records):.1%} of those measured.",
     ]
 
 

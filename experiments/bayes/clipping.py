@@ -1,4 +1,4 @@
-"""How far to clip: error of a private regression against the bounds, on simulated data and wine.
+"""Error of a private regression against its clipping bounds, on simulated data and on wine.
 
 ``python -m experiments run bayes_clipping``: some seconds, the same in both profiles.
 """
@@ -15,32 +15,35 @@ from matplotlib.figure import Figure
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.regression import RegressionBounds
 from dpjax.datasets import load_wine
-from experiments.bayes.wine_fits import FITS
-from experiments.bayes.wine_runs import (
+from experiments.bayes.wine_fits import (
     ADJACENCY,
-    Fit,
     Records,
+    Task,
     draw_splits,
+    exact_statistics,
+    non_private,
+    perturbed_statistics,
     posteriors,
-    scaled,
+    scale_records,
     score,
-    sums,
 )
-from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import grid, make_rows
+from experiments.lib.verdicts import group_by
 
 _EPSILON, _DELTA = 1.0, 1e-4
-_NUM_RECORDS, _NUM_FEATURES, _NUM_TRAIN = 4_878, 10, 1_000
+_NUM_RECORDS, _NUM_FEATURES = 4_878, 10
 _NUM_REPEATS, _SEED = 40, 0
 _SIMULATED, _WINE = "simulated", "wine"
-# Of the error without privacy: how much more the picture shows.
-_SHOWN = 1.3
+_NUM_TRAIN = {_SIMULATED: 1_000, _WINE: 2_000}
 _FACTORS = tuple(float(factor) for factor in np.round(np.geomspace(0.1, 4.0, 13), 3))
 
 
-def bounded(records: Records, which: str, factor: float) -> Records:
-    """Returns the records with one or both of their bounds times ``factor``.
+def scale_bounds(records: Records, which: str, factor: float) -> Records:
+    """The records with one or both of their bounds times ``factor``.
 
     Args:
       records: with bounds that are the typical sizes.
@@ -56,7 +59,7 @@ def bounded(records: Records, which: str, factor: float) -> Records:
 
 
 def simulate(num_examples: int, num_features: int, seed: int) -> Records:
-    """Returns normal features and targets, of variance one; half of the targets' is noise.
+    """Normal features and targets of variance one, half of the targets' variance noise.
 
     The bounds are the root mean squares of a record's norm and of a target.
     """
@@ -73,87 +76,69 @@ def simulate(num_examples: int, num_features: int, seed: int) -> Records:
 def _records(data: str) -> Records:
     if data == _SIMULATED:
         return simulate(_NUM_RECORDS, _NUM_FEATURES, _SEED)
-    return scaled(load_wine())
+    return scale_records(load_wine())
 
 
 def _rows(profile: str) -> list[Row]:
     common = {"epsilon": _EPSILON, "delta": _DELTA, "factors": list(_FACTORS)}
     common |= {"repeats": _NUM_REPEATS, "seed": _SEED}
-    return [
-        Row(
-            f"{data}, {which}",
-            {**common, "data": data, "which": which, "num_train": num_train},
-            {},
-        )
-        for data, num_train in ((_SIMULATED, _NUM_TRAIN), (_WINE, 2 * _NUM_TRAIN))
-        for which in ("B_x", "B_y", "both")
-    ]
+    points = grid(data=_NUM_TRAIN, which=("B_x", "B_y", "both"))
+    sized = [{**point, "num_train": _NUM_TRAIN[point["data"]]} for point in points]
+    return make_rows("{data}, {which}", sized, common)
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
-    records = _records(row.settings["data"])
+    data, which, factors = (row.settings[name] for name in ("data", "which", "factors"))
+    records = _records(data)
     splits = draw_splits(records, row.settings["num_train"], _NUM_REPEATS, _SEED)
-
-    def error(fit: Fit) -> float:
-        return float(score(fit.posteriors, records, splits).error.mean())
-
-    key = jax.random.key(_SEED)
-    plain = error(FITS["not private"](records, splits, key, _EPSILON, _DELTA))
-    noisy, clipped, fit = [], [], None
-    for factor in row.settings["factors"]:
-        own = bounded(records, row.settings["which"], factor)
-        fit = FITS["trusted, Gaussian"](own, splits, key, _EPSILON, _DELTA)
-        noisy.append(error(fit))
-        clipped.append(error(Fit(posteriors(sums(own, splits, own.bounds), splits), None)))
-    assert fit is not None
-    assert fit.mechanism is not None
-    best = int(np.argmin(noisy))
+    whole = Task(records, splits, jax.random.key(_SEED), _EPSILON, _DELTA)
+    tasks = [whole._replace(records=scale_bounds(records, which, each)) for each in factors]
+    fits = [perturbed_statistics(task) for task in tasks]
+    sums = [exact_statistics(task, task.records.bounds) for task in tasks]
+    plain, *errors = (
+        float(score(posterior, records, splits).error.mean())
+        for posterior in (
+            non_private(whole).posteriors,
+            *(fit.posteriors for fit in fits),
+            *(posteriors(each, splits) for each in sums),
+        )
+    )
+    noisy, clipped = errors[: len(factors)], errors[len(factors) :]
+    best, mechanism = int(np.argmin(noisy)), fits[-1].mechanism
+    assert mechanism is not None
+    source = load_wine().note if data == _WINE else "Simulated normal data."
     return Result(
         measured={
-            "best factor": row.settings["factors"][best],
+            "best factor": factors[best],
             "MAE, best": noisy[best],
             "of it clipping alone": clipped[best],
             "MAE, largest bound": noisy[-1],
             "MAE, not private": plain,
         },
-        certified={
-            "ε": certified_epsilon(fit.mechanism.event, _DELTA, adjacency=ADJACENCY),
-        },
-        note=_note(row),
+        certified={"ε": certified_epsilon(mechanism.event, _DELTA, adjacency=ADJACENCY)},
+        note=f"{source} Seeded keys: the noise is reproducible, so these runs are not private. The"
+        " ε is that of one run with one bound: to choose the best of several by their errors costs"
+        " more.",
         series={"noisy": noisy, "clipped": clipped, "not private": plain},
-        certificate=str(fit.mechanism.certificate(_DELTA)),
-    )
-
-
-def _note(row: Row) -> str:
-    data = load_wine().note if row.settings["data"] == _WINE else "Simulated normal data."
-    return (
-        f"{data} Seeded keys: the noise is reproducible, so these runs are not private. The ε is"
-        " that of one run with one bound: to choose the best of several by their errors costs more."
+        certificate=str(mechanism.certificate(_DELTA)),
     )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    data = list(dict.fromkeys(record.settings["data"] for record in records))
-    figure, axes = new_figure(len(data), 3, width=9.6, height=3.0 * len(data) + 0.4)
+    by_data = group_by(records, "data")
+    figure, axes = panel_grid(len(records), 3, 9.6, 3.0 * len(by_data) + 0.4)
     panels = iter(axes)
-    for name in data:
-        own = [record for record in records if record.settings["data"] == name]
-        highest = _SHOWN * own[0].series["not private"]
+    for own in by_data.values():
         for record in own:
-            _draw(next(panels), record, highest)
-    for panel in panels:
-        panel.set_axis_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return {"bounds": (figure, _CAPTION)}
-
-
-_CAPTION = (
-    "Mean absolute error against the bounds, in units of the typical sizes (ε = 1, δ = 1e-4)."
-    " Small bounds distort, as clipping without noise shows, and large ones call for more noise:"
-    " the dot is the best. Small bounds on x alone leave the picture. Small ones on both distort"
-    " little, since they shorten features and targets alike."
-)
+            _draw(next(panels), record, 1.3 * own[0].series["not private"])
+    legend_below(figure, axes)
+    caption = (
+        "Mean absolute error against the bounds, in units of the typical sizes (ε = 1, δ = 1e-4)."
+        " Small bounds distort, as clipping without noise shows, and large ones call for more"
+        " noise: the dot is the best. Small bounds on x alone leave the picture. Small ones on both"
+        " distort little, since they shorten features and targets alike."
+    )
+    return {"bounds": (figure, caption)}
 
 
 def _draw(axes: Axes, record: Record, highest: float) -> None:
@@ -165,9 +150,8 @@ def _draw(axes: Axes, record: Record, highest: float) -> None:
     axes.plot(factors[best], series["noisy"][best], "o", color=MEASURED)
     margin = 0.05 * (highest - series["not private"])
     axes.set_ylim(series["not private"] - margin, highest + margin)
-    axes.set(xscale="log", title=record.row, xlabel="bound over typical size")
-    axes.set_xticks([0.1, 0.3, 1, 3], labels=["0.1", "0.3", "1", "3"])
-    axes.minorticks_off()
+    set_log_ticks(axes, (0.1, 0.3, 1, 3), "bound over typical size")
+    axes.set_title(record.row)
     if record.settings["which"] == "B_x":
         axes.set_ylabel("mean absolute error")
 

@@ -1,33 +1,42 @@
-"""Conjugate posteriors of privately released sums: how fast they converge, and what they cover.
+"""Conjugate posteriors of privately released sums: rates of convergence, and coverage.
 
 ``python -m experiments run bayes_conjugate``: half a minute in the quick profile.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure
 
-from dpjax.bayes.conjugate import StatisticRelease, naive_posterior, noise_aware_posterior
-from dpjax.bayes.conjugate.posteriors import Posterior
-from dpjax.mechanisms import Laplace
-from experiments.bayes.conjugate_figures import figures
-from experiments.bayes.conjugate_models import (
-    DELTA,
-    MODELS,
-    from_prior,
-    release_of,
-    repeated_data,
+from dpjax.bayes.conjugate import (
+    BetaBinomial,
+    ConjugateFamily,
+    DirichletMultinomial,
+    GammaPoisson,
+    NormalKnownVariance,
+    NormalUnknownVariance,
+    StatisticRelease,
+    Sums,
+    naive_posterior,
+    noise_aware_posterior,
 )
+from dpjax.bayes.conjugate.posteriors import Posterior
+from dpjax.mechanisms import Gaussian, Laplace
+from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_by_row, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import column, make_rows
+from experiments.lib.verdicts import rows_where
 
-_LEVEL = 0.9
+DELTA = 1e-6
+_LEVEL, _NUM_PARTICLES, _BATCH = 0.9, 300, 50
 # In which noise-aware intervals are to be, and below which naive ones fall where noise matters.
 ALLOWED, TOO_LOW = (87.0, 93.0), 80.0
-_NUM_PARTICLES = 300
 # Of the coverage rows: noise, epsilon, adjacency, and a number of records where the noise matters
 # and one where it does not.
 _COVERAGE = {
@@ -45,97 +54,166 @@ _REPEATS = {
     "quick": {"slopes": 200, "coverage": 1_200},
     "paper": {"slopes": 400, "coverage": 4_000},
 }
-_NOTE = (
-    "Simulated records; the keys are seeded, so the noise is reproducible and not private. Coverage"
-    " is of 90 % intervals with parameters drawn from the prior, separately for each parameter."
-)
+_NAIVE, _AWARE = "naive coverage %", "noise-aware coverage %"
 
 
-def _rows(profile: str) -> list[Row]:
-    return [*_consistency_rows(profile), *_coverage_rows(profile)]
+class Model(NamedTuple):
+    """A family and how its records are drawn.
+
+    Attributes:
+      family: prior and public bounds, which cut off next to nothing.
+      truth: parameters for where they are fixed.
+      draw: from key, parameters and n to records.
+    """
+
+    family: ConjugateFamily
+    truth: Any
+    draw: Callable[[jax.Array, Any, int], jax.Array]
 
 
-def _consistency_rows(profile: str) -> list[Row]:
-    settings = {
-        "noise": "Laplace",
-        "ε": 1.0,
-        "adjacency": "replace_one",
-        "n": _SIZES[profile],
-        "repeats": _REPEATS[profile]["slopes"],
-    }
-    source = {"slope, private": -1.0, "slope, sampling": -0.5}
+class Data(NamedTuple):
+    """Repeated data sets: their exact sums, and the noisy ones ``(repeats, m)``."""
+
+    sums: Sums
+    released: npt.NDArray[np.float64]
+
+
+MODELS = {
+    "beta-binomial": Model(
+        BetaBinomial(1.0, 1.0),
+        0.3,
+        lambda key, theta, n: jax.random.bernoulli(key, theta, (n,)),
+    ),
+    "Dirichlet-multinomial": Model(
+        DirichletMultinomial((1.0, 1.0, 1.0)),
+        (0.2, 0.3, 0.5),
+        lambda key, theta, n: jax.random.choice(key, 3, (n,), p=theta),
+    ),
+    "gamma-Poisson": Model(
+        GammaPoisson(shape=6.0, rate=2.0, largest_count=12),
+        3.0,
+        lambda key, theta, n: jax.random.poisson(key, theta, (n,)),
+    ),
+    "normal, known variance": Model(
+        NormalKnownVariance((-5.0, 5.0), variance=1.0, prior_mean=0.0, prior_variance=1.0),
+        0.5,
+        lambda key, theta, n: theta + jax.random.normal(key, (n,)),
+    ),
+    "normal, unknown variance": Model(
+        NormalUnknownVariance(
+            (-5.0, 5.0), prior_mean=0.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+        ),
+        (0.3, 1.0),
+        lambda key, theta, n: theta[0] + jnp.sqrt(theta[1]) * jax.random.normal(key, (n,)),
+    ),
+}
+
+
+def release_of(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
+    """The release of a family's sums, Laplace at pure ``epsilon``, or Gaussian at `DELTA`."""
+    model = MODELS[family].family
+    if noise == "Laplace":
+        of_sums = model.sensitivity(norm="l1", adjacency=adjacency)
+        return StatisticRelease(model, Laplace.from_epsilon(of_sums, epsilon=epsilon))
+    of_sums = model.sensitivity(norm="l2", adjacency=adjacency)
+    return StatisticRelease(model, Gaussian.from_epsilon(of_sums, epsilon=epsilon, delta=DELTA))
+
+
+def draw_data(
+    key: jax.Array,
+    model: Model,
+    release: StatisticRelease,
+    parameters: jax.Array,
+    sizes: Sequence[int],
+) -> list[Data]:
+    """Draws a data set for each of ``parameters``, and releases its first n records.
+
+    Returns:
+      One entry for each n in ``sizes``, each with noise of its own.
+    """
+
+    def one(inputs: tuple[jax.Array, jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+        data_key, *noise_keys = jax.random.split(inputs[0], 1 + len(sizes))
+        records = model.draw(data_key, inputs[1], max(sizes))
+        return [
+            (release.family.sums(records[:n]).total, release.release(noise_key, records[:n]))
+            for noise_key, n in zip(noise_keys, sizes, strict=True)
+        ]
+
+    keys = jax.random.split(key, len(parameters))
+    drawn = jax.jit(lambda inputs: jax.lax.map(one, inputs, batch_size=_BATCH))((keys, parameters))
+    counts = [np.full(len(parameters), float(n)) for n in sizes]
     return [
-        Row(f"consistency: {family}", {"family": family, **settings}, source) for family in MODELS
+        Data(Sums(np.asarray(total, np.float64), count), np.asarray(noisy, np.float64))
+        for (total, noisy), count in zip(drawn, counts, strict=True)
     ]
 
 
-def _coverage_rows(profile: str) -> list[Row]:
-    return [
-        Row(
-            f"coverage: {family}, n = {n:,}",
-            {
-                "family": family,
-                "noise": noise,
-                "ε": epsilon,
-                "adjacency": adjacency,
-                "n": n,
-                "repeats": _REPEATS[profile]["coverage"],
-                "noise matters": n == few,
-            },
-            {},
-        )
+def _rows(profile: str) -> list[Row]:
+    repeats = _REPEATS[profile]
+    slopes = {"noise": "Laplace", "ε": 1.0, "adjacency": "replace_one", "n": _SIZES[profile]}
+    slopes["repeats"] = repeats["slopes"]
+    source = {"slope, private": -1.0, "slope, sampling": -0.5}
+    points = [
+        {
+            "family": family,
+            "noise": noise,
+            "ε": epsilon,
+            "adjacency": adjacency,
+            "n": n,
+            "repeats": repeats["coverage"],
+            "noise matters": n == few,
+        }
         for family, (noise, epsilon, adjacency, few, many) in _COVERAGE.items()
         for n in (few, many)
+    ]
+    return [
+        *make_rows(
+            "consistency: {family}", [{"family": name, **slopes} for name in MODELS], source=source
+        ),
+        *make_rows("coverage: {family}, n = {n:,}", points),
     ]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
-    names = ("family", "noise", "ε", "adjacency")
-    release = release_of(*(settings[name] for name in names))
+    release = release_of(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
+    # Of each family its own key, so that their noise is not alike.
+    key = jax.random.key(list(MODELS).index(settings["family"]))
     run = _run_consistency if row.name.startswith("consistency") else _run_coverage
-    measured, series = run(release, settings)
+    measured, series = run(release, settings, key)
     certificate = release.certificate(DELTA)
     pure = release.mechanism.pure_epsilon if isinstance(release.mechanism, Laplace) else None
     return Result(
         measured=measured,
         certified={"pure ε": pure, "ε at δ = 1e-6": certificate.epsilon},
         series=series,
-        note=_NOTE,
+        note="Simulated records; the keys are seeded, so the noise is reproducible and not private."
+        " Coverage is of 90 % intervals with parameters drawn from the prior, separately for each"
+        " parameter.",
         certificate=str(certificate),
     )
 
 
-def _run_consistency(release: StatisticRelease, settings: Any) -> tuple[Any, Any]:
+def _run_consistency(
+    release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
+) -> tuple[Any, Any]:
+    """Slopes of the errors on logs, and the root mean square errors by n."""
     sizes, model = settings["n"], MODELS[settings["family"]]
     truth = np.asarray(model.truth)
     truths = jnp.broadcast_to(jnp.array(model.truth), (settings["repeats"], *truth.shape))
-    data_sets = repeated_data(_seeded_key(settings), model, release, truths, sizes)
-    exact = [release.family.posterior(data.sums).mean for data in data_sets]
-    noisy = [
-        naive_posterior(release, data.released, n).mean
-        for n, data in zip(sizes, data_sets, strict=True)
-    ]
-    private = [_root_mean_square(one - two) for one, two in zip(noisy, exact, strict=True)]
-    sampling = [_root_mean_square(mean - truth) for mean in exact]
-    slopes = {
-        "slope, private": slope(sizes, private),
-        "slope, sampling": slope(sizes, sampling),
-    }
-    return slopes, {"n": sizes, "private": private, "sampling": sampling}
-
-
-def _seeded_key(settings: Any) -> jax.Array:
-    """Of each family its own, so that their noise is not alike."""
-    return jax.random.key(list(MODELS).index(settings["family"]))
-
-
-def _root_mean_square(errors: npt.NDArray[np.float64]) -> float:
-    return float(np.sqrt(np.mean(errors**2)))
+    errors: dict[str, list[float]] = {"private": [], "sampling": []}
+    for n, data in zip(sizes, draw_data(key, model, release, truths, sizes), strict=True):
+        exact = release.family.posterior(data.sums).mean
+        noisy = naive_posterior(release, data.released, n).mean
+        for name, difference in (("private", noisy - exact), ("sampling", exact - truth)):
+            errors[name].append(float(np.sqrt(np.mean(difference**2))))
+    slopes = {f"slope, {name}": slope(sizes, found) for name, found in errors.items()}
+    return slopes, {"n": sizes, **errors}
 
 
 def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
-    """Returns the exponent of n in errors that go with a power of it, by least squares on logs.
+    """The exponent of n in errors that go with a power of it, by least squares on logs.
 
     >>> round(slope((10, 100, 1000), (3.0, 0.3, 0.03)), 6)
     -1.0
@@ -143,26 +221,30 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
 
-def _run_coverage(release: StatisticRelease, settings: Any) -> tuple[Any, Any]:
-    family, n = settings["family"], settings["n"]
-    prior_key, data_key, particle_key = jax.random.split(_seeded_key(settings), 3)
-    parameters = from_prior(prior_key, family, settings["repeats"])
-    (data,) = repeated_data(data_key, MODELS[family], release, parameters, (n,))
+def _run_coverage(
+    release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
+) -> tuple[Any, Any]:
+    """Coverage of both posteriors' intervals, with parameters from the prior."""
+    model, n = MODELS[settings["family"]], settings["n"]
+    prior_key, data_key, particle_key = jax.random.split(key, 3)
+    nothing = Sums(np.zeros(len(model.family.statistic_bounds[0])), np.float64(0))
+    parameters = model.family.posterior(nothing).sample(prior_key, settings["repeats"])
+    (data,) = draw_data(data_key, model, release, parameters, (n,))
     public_n = n if release.adjacency == "replace_one" else None
     naive = naive_posterior(release, data.released, public_n)
     aware = noise_aware_posterior(
         particle_key, release, data.released, num_examples=public_n, num_particles=_NUM_PARTICLES
     )
     measured = {
-        "naive coverage %": coverage(naive, parameters),
-        "noise-aware coverage %": coverage(aware, parameters),
+        _NAIVE: coverage(naive, parameters),
+        _AWARE: coverage(aware, parameters),
         "effective sample size, median": float(np.median(aware.effective_sample_size)),
     }
     return measured, {}
 
 
 def coverage(posterior: Posterior, parameters: Any) -> list[float]:
-    """Returns how often (%) 90 % intervals hold the parameters, each entry on its own.
+    """How often (%) 90 % intervals hold the parameters, each entry on its own.
 
     A parameter is in its interval if its cdf is within 5 % to 95 %: no interval is computed.
     """
@@ -171,19 +253,72 @@ def coverage(posterior: Posterior, parameters: Any) -> list[float]:
     return [round(100 * float(share), 2) for share in np.atleast_1d(inside)]
 
 
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    slopes = [record for record in records if record.row.startswith("consistency")]
+    covered = [record for record in records if record.row.startswith("coverage")]
+    drawn = {}
+    if slopes:
+        caption = (
+            "Errors of the posterior mean over the number of records n, at ε = 1, root mean squares"
+            " over repeated data. What the noise adds shrinks like 1/n (dotted), faster than the"
+            " sampling error of the data themselves, 1/√n (dashed): with enough records privacy"
+            " costs nothing."
+        )
+        drawn["consistency"] = (_consistency_figure(slopes), caption)
+    if covered:
+        caption = (
+            "How often 90 % intervals hold the parameter (parameters with several entries have one"
+            " point each). Naive intervals are too short where the noise matters. Shaded: 87 % to"
+            " 93 %."
+        )
+        drawn["coverage"] = (_coverage_figure(covered), caption)
+    return drawn
+
+
+def _consistency_figure(records: Sequence[Record]) -> Figure:
+    figure, panels = panel_grid(len(records), 3, 10.5, 6.4)
+    kinds = {"sampling": (MEASURED, 0.5, "--"), "private": (PALETTE[1], 1.0, ":")}
+    for axes, record in zip(panels, records, strict=True):
+        series = record.series
+        for kind, (colour, power, style) in kinds.items():
+            exponent = format_value(round(record.measured[f"slope, {kind}"], 2), decimals=2)
+            label = f"{kind}: slope {exponent}"
+            axes.loglog(series["n"], series[kind], "o", color=colour, label=label)
+            guide = [series[kind][0] * (series["n"][0] / n) ** power for n in series["n"]]
+            axes.loglog(series["n"], guide, style, color=colour, linewidth=1.2)
+        axes.set(title=record.settings["family"], xlabel="records n", ylabel="error")
+        axes.legend(loc="lower left")
+    return figure
+
+
+def _coverage_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(width=8.4, height=0.42 * len(records) + 1.2)
+    axes.axvspan(*ALLOWED, color="#e8e9ec")
+    axes.axvline(100 * _LEVEL, color=SOURCE, linewidth=1)
+    shares = {
+        "naive": (column(records, _NAIVE), PALETTE[1], "s"),
+        "noise-aware": (column(records, _AWARE), MEASURED, "o"),
+    }
+    draw_by_row(axes, [record.row.removeprefix("coverage: ") for record in records], shares)
+    axes.set(xlabel="coverage of 90 % intervals (%)", xlim=(0, 100))
+    axes.legend(loc="lower left")
+    return figure
+
+
 def _remarks(records: Sequence[Record]) -> list[str]:
     covered = [record for record in records if record.row.startswith("coverage")]
-    outside = [r.row for r in covered if not _all_within(r.measured["noise-aware coverage %"])]
-    failing = [r.row for r in covered if min(r.measured["naive coverage %"]) < TOO_LOW]
-    kept = "in no row" if not outside else f"in {'; '.join(outside)}"
+    if not covered:
+        return []
+    low, high = ALLOWED
+    outside = rows_where(
+        covered, lambda r: not all(low <= share <= high for share in r.measured[_AWARE])
+    )
+    failing = sum(min(record.measured[_NAIVE]) < TOO_LOW for record in covered)
     return [
-        f"The coverage of noise-aware 90 % intervals is outside 87 % to 93 % {kept}; that of naive"
-        f" ones falls under {TOO_LOW:.0f} % in {len(failing)} of {len(covered)} rows."
-    ] * bool(covered)
-
-
-def _all_within(shares: Sequence[float]) -> bool:
-    return all(ALLOWED[0] <= share <= ALLOWED[1] for share in shares)
+        f"The coverage of noise-aware 90 % intervals is outside {low:.0f} % to {high:.0f} % in"
+        f" {outside or 'no row'}; that of naive ones falls under {TOO_LOW:.0f} % in {failing} of"
+        f" {len(covered)} rows."
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -202,11 +337,11 @@ EXPERIMENT = Experiment(
         "The rows on coverage count how often 90 % credible intervals hold the parameter: of the"
         " naive posterior, which takes the noisy sums for exact, and of the noise-aware one, in"
         " which the noise is part of the model. Under add_remove the number of records is private"
-        " too: the release tells it with noise, and neither posterior is given it. Each family has"
+        " too: it is released with noise, and neither posterior is given it. Each family has"
         " one row where the noise matters and one where it hardly does."
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

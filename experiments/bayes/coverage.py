@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpjax.bayes.regression import (
     PerturbedStatistics,
     RegressionBounds,
-    RegressionPosterior,
     RegressionStatistics,
     coefficient_interval,
     largest_noise_eigenvalue,
@@ -33,31 +31,30 @@ from dpjax.bayes.regression.posterior import Prediction
 from dpjax.certificates import Certificate
 from dpjax.mechanisms.base import Interval
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
+from experiments.lib.plots import draw_curve
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import column
+from experiments.lib.verdicts import rows_where
 
 _LEVEL = 0.9
 _SIZES = {
     "quick": (100, 1_000, 10_000, 30_000),
     "paper": (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000),
 }
+_PAPER = {"num_data_sets": 2_000, "num_draws": 1_000, "num_warmup": 300}
 _PRIOR: dict[str, Any] = {"prior_precision": 1.0, "noise_shape": 10.0, "noise_rate": 2.25}
 _LINES = {"noise-aware": CERTIFIED, "naive": PALETTE[1], "exact": MEASURED}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How data sets are drawn, released and fitted.
+    """Size of the data sets, budget of their release, and length of the chains.
 
     Attributes:
       num_examples: n, public: neighbours replace a record.
       num_features: each uniform on an interval around zero, of norm one at most together.
       y_size: bound on the targets, four of their standard deviations.
-      epsilon: of the release.
-      delta: likewise.
       num_data_sets: each with coefficients and a variance of its own, drawn from the prior.
-      num_draws: of the sampler.
-      num_warmup: likewise.
-      seed: of everything.
     """
 
     num_examples: int
@@ -72,7 +69,7 @@ class Settings:
 
     @property
     def release(self) -> tuple[int, float, float, float]:
-        """What the mechanism depends on, delta last."""
+        """The arguments of the mechanism: features, bound on the targets, epsilon, delta."""
         return self.num_features, self.y_size, self.epsilon, self.delta
 
     def mechanism(self) -> PerturbedStatistics:
@@ -96,7 +93,7 @@ def _certificate(*release: Any) -> Certificate:
 
 
 class Simulated(NamedTuple):
-    """Data sets as a posterior sees them, and the truth about each."""
+    """Exact and released statistics, coefficients and a new record of each data set."""
 
     exact: RegressionStatistics
     released: RegressionStatistics
@@ -108,6 +105,7 @@ class Simulated(NamedTuple):
 def simulate(settings: Settings) -> Simulated:
     """Draws the data sets, each with one new record beside it: leading axis ``num_data_sets``."""
     mechanism, sets = settings.mechanism(), settings.num_data_sets
+    shape = (settings.num_examples + 1, settings.num_features)
     keys = jax.random.split(jax.random.key(settings.seed), 4)
     gammas = jax.random.gamma(keys[0], _PRIOR["noise_shape"], (sets,))
     spread = jnp.sqrt(_PRIOR["noise_rate"] / gammas)
@@ -115,28 +113,19 @@ def simulate(settings: Settings) -> Simulated:
     beta = spread[:, None] * normals / math.sqrt(_PRIOR["prior_precision"])
 
     def draw(given: Any) -> tuple[RegressionStatistics, jax.Array, jax.Array]:
-        x, y = _draw_records(settings.num_examples + 1, *given)
-        exact = sufficient_statistics(*mechanism.bounds.clip(x[1:], y[1:]))
-        return exact, x[:1], y[:1]
+        key, beta, spread = given
+        x_key, noise_key = jax.random.split(key)
+        x = jax.random.uniform(x_key, shape, minval=-1.0, maxval=1.0) / math.sqrt(len(beta))
+        y = x @ beta + spread * jax.random.normal(noise_key, shape[:1])
+        return sufficient_statistics(*mechanism.bounds.clip(x[1:], y[1:])), x[:1], y[:1]
 
-    given = (jax.random.split(keys[2], sets), beta, spread)
-    exact, new_x, new_y = jax.lax.map(draw, given)
+    exact, new_x, new_y = jax.lax.map(draw, (jax.random.split(keys[2], sets), beta, spread))
     released = jax.vmap(mechanism.release)(jax.random.split(keys[3], sets), exact)
     return Simulated(exact, released, beta, new_x, new_y)
 
 
-def _draw_records(
-    num_examples: int, key: jax.Array, beta: jax.Array, spread: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Features and targets of one data set."""
-    x_key, noise_key = jax.random.split(key)
-    shape = (num_examples, len(beta))
-    x = jax.random.uniform(x_key, shape, minval=-1.0, maxval=1.0) / math.sqrt(len(beta))
-    return x, x @ beta + spread * jax.random.normal(noise_key, (num_examples,))
-
-
 def noise_aware_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """Returns intervals of every data set's coefficients, and of its new record's target."""
+    """Intervals of every data set's coefficients, and of its new record's target."""
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.num_data_sets)
     fit = _compiled_fit(*settings.release, settings.num_draws, settings.num_warmup)
     return fit(keys, data.released, data.new_x, float(settings.num_examples))
@@ -167,45 +156,39 @@ def _compiled_fit(*settings: Any) -> Any:
 
 
 def naive_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """Returns the same from the posterior that takes the repaired release for exact."""
+    """The same from the posterior that takes the repaired release for exact."""
     floor = largest_noise_eigenvalue(settings.mechanism().noise_scales.xtx)
     repaired = jax.vmap(lambda released: repair(released, floor))(data.released)
     return exact_intervals(settings, data._replace(exact=repaired))
 
 
 def exact_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """Returns the same from the posterior given exact statistics."""
+    """The same from the posterior given exact statistics."""
 
     def fit(exact: RegressionStatistics, new_x: jax.Array) -> tuple[Prediction, Prediction]:
         posterior = unknown_noise_posterior(exact, settings.num_examples, **_PRIOR)
-        return _marginals(posterior), posterior.predict(new_x)
+        shape = posterior.shape
+        # Student marginals of the coefficients.
+        scale = jnp.sqrt(jnp.diagonal(posterior.covariance) * (shape - 1) / shape)
+        return Prediction(posterior.mean, scale, 2 * shape), posterior.predict(new_x)
 
-    marginals, predictions = jax.vmap(fit)(data.exact, data.new_x)
-    return _interval(marginals), _interval(predictions)
-
-
-def _marginals(posterior: RegressionPosterior) -> Prediction:
-    """The Student laws of the coefficients, one by one."""
-    shape = posterior.shape
-    scale = jnp.sqrt(jnp.diagonal(posterior.covariance) * (shape - 1) / shape)
-    return Prediction(posterior.mean, scale, 2 * shape)
-
-
-def _interval(laws: Prediction) -> Interval:
-    """Intervals of laws stacked over data sets, whose degrees of freedom are all the same."""
-    return laws._replace(degrees_of_freedom=laws.degrees_of_freedom[0]).interval(_LEVEL)
+    coefficients, targets = (
+        # All data sets have the same degrees of freedom.
+        each._replace(degrees_of_freedom=each.degrees_of_freedom[0]).interval(_LEVEL)
+        for each in jax.vmap(fit)(data.exact, data.new_x)
+    )
+    return coefficients, targets
 
 
 def coverage(intervals: Interval, truth: jax.Array) -> float:
-    """Returns how many of the intervals hold their truth, in percent."""
+    """The share of the intervals that hold their true value, in percent."""
     return 100 * float(jnp.mean((intervals.low <= truth) & (truth <= intervals.high)))
 
 
 def _rows(profile: str) -> list[Row]:
-    sizes = {"num_data_sets": 2_000, "num_draws": 1_000, "num_warmup": 300}
-    more = sizes if profile == "paper" else {}
+    changes = _PAPER if profile == "paper" else {}
     return [
-        Row(f"n = {size:,}", dataclasses.asdict(Settings(size, **more)), {})
+        Row(f"n = {size:,}", dataclasses.asdict(Settings(size, **changes)), {})
         for size in _SIZES[profile]
     ]
 
@@ -213,41 +196,43 @@ def _rows(profile: str) -> list[Row]:
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
     data = simulate(settings)
-    ways = {
+    intervals = {
         "noise-aware": noise_aware_intervals(settings, data),
         "naive": naive_intervals(settings, data),
         "exact": exact_intervals(settings, data),
     }
-    measured = {}
-    for name, (coefficients, predictions) in ways.items():
+    measured, lengths = {}, {}
+    for name, (coefficients, predictions) in intervals.items():
         measured[f"{name}, coefficients %"] = coverage(coefficients, data.beta)
         measured[f"{name}, predictions %"] = coverage(predictions, data.new_y)
+        lengths[name] = float(jnp.mean(coefficients.high - coefficients.low))
     certificate = _certificate(*settings.release)
     return Result(
         measured=measured,
         certified={"ε": certificate.epsilon},
         note="Simulated data. The certified ε is that of one data set's release; the exact"
         " statistics are not private. Seeded keys: the noise is reproducible.",
-        series={"lengths": {name: _length(parts[0]) for name, parts in ways.items()}},
+        series={"lengths": lengths},
         certificate=str(certificate),
     )
 
 
-def _length(intervals: Interval) -> float:
-    return float(jnp.mean(intervals.high - intervals.low))
-
-
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    figure, axes = new_figure(columns=3, width=11.0, height=3.6)
-    for panel, what in zip(axes[:2], ("coefficients", "predictions"), strict=True):
-        _draw(panel, records, {name: f"{name}, {what} %" for name in _LINES})
-        panel.axhline(100 * _LEVEL, color="black", linewidth=1, linestyle=":")
-        panel.set(ylabel=f"coverage of 90 % intervals: {what} (%)", ylim=(0, 101))
+    figure, panels = new_figure(columns=3, width=11.0, height=3.6)
+    sizes = [record.settings["num_examples"] for record in records]
     for name, colour in _LINES.items():
+        style: dict[str, Any] = {"color": colour, "label": name, "markersize": 4}
+        for axes, what in zip(panels, ("coefficients", "predictions"), strict=False):
+            draw_curve(axes, sizes, column(records, f"{name}, {what} %"), **style)
+            axes.set(ylabel=f"coverage of 90 % intervals: {what} (%)", ylim=(0, 101))
         lengths = [record.series["lengths"][name] for record in records]
-        axes[2].loglog(_sizes(records), lengths, "o-", markersize=4, color=colour, label=name)
-    axes[2].set(xlabel="records, n", ylabel="mean length, coefficients")
-    axes[2].legend(loc="upper right")
+        draw_curve(panels[2], sizes, lengths, **style)
+    for axes in panels:
+        axes.set(xscale="log", xlabel="records, n")
+    for axes in panels[:2]:
+        axes.axhline(100 * _LEVEL, color="black", linewidth=1, linestyle=":")
+    panels[2].set(yscale="log", ylabel="mean length, coefficients")
+    panels[2].legend(loc="upper right")
     caption = (
         "How often 90 % intervals hold the truth, over data sets drawn from the prior, and how long"
         " they are. Noise-aware: the noise of the release is part of the model. Naive: the repaired"
@@ -256,25 +241,19 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     return {"coverage": (figure, caption)}
 
 
-def _draw(axes: Axes, records: Sequence[Record], columns: dict[str, str]) -> None:
-    for name, column in columns.items():
-        values = [record.measured[column] for record in records]
-        axes.semilogx(_sizes(records), values, "o-", markersize=4, color=_LINES[name], label=name)
-    axes.set(xlabel="records, n")
-
-
-def _sizes(records: Sequence[Record]) -> list[int]:
-    return [record.settings["num_examples"] for record in records]
-
-
 def _remarks(records: Sequence[Record]) -> list[str]:
     aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
-    low, high = (pick(record.measured[aware] for record in records) for pick in (min, max))
-    failing = [record.row for record in records if record.measured[naive] < 80]
-    said = f"The noise-aware intervals cover between {low:.1f} and {high:.1f} % of the coefficients"
-    if not failing:
-        return [f"{said}; no naive interval falls below 80 %."]
-    return [f"{said}; the naive ones fall below 80 % at {'; '.join(failing)}."]
+    shares = column(records, aware)
+    failing = rows_where(records, lambda record: record.measured[naive] < 80)
+    found = (
+        f"the naive ones fall below 80 % at {failing}"
+        if failing
+        else ("no naive interval falls below 80 %")
+    )
+    return [
+        f"The noise-aware intervals cover between {min(shares):.1f} and {max(shares):.1f} % of the"
+        f" coefficients; {found}."
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -287,10 +266,9 @@ EXPERIMENT = Experiment(
         " how often does a 90 % credible interval hold the coefficient, and a 90 % prediction"
         " interval the target of a new record?\n\n"
         "The source takes the noisy statistics for exact (naive). The noise-aware posterior of"
-        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them here, with"
-        " the parameters integrated out. Both read the same release and have the same prior, from"
-        " which the simulated data sets have their coefficients and variances, so that exact"
-        " statistics cover 90 %."
+        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them, with the"
+        " parameters integrated out. Both have the same release and prior, from which the data sets"
+        " have their coefficients and variances, so that exact statistics cover 90 %."
     ),
     rows=_rows,
     run_row=_run_row,

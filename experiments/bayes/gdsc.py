@@ -7,23 +7,63 @@ The data may not be passed on: put the files of GDSC, release 17, into ``DPJAX_D
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpjax.bayes.regression import RegressionStatistics, sufficient_statistics
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
-from experiments.bayes.gdsc_data import Lines, chosen_features, repeats, spearman
 from experiments.bayes.gdsc_methods import METHODS, UNIT, Method, Settings, ridge_solution
-from experiments.bayes.gdsc_report import BY_EPSILON, BY_SIZE, figures, remarks
-from experiments.lib.registry import Experiment, Result, Row, RowContext
+from experiments.lib.figures import SOURCE, new_figure
+from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_series, set_log_ticks
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import format_upper_bound, when_run
 
 # The table's figures are those at the two epsilons; the picture by size is that at the second.
-_SHOWN = (1.0, 2.0)
-_Score = Callable[[float, int], tuple[float, float]]
+_SHOWN, _NUM_TEST = (1.0, 2.0), 100
+_BY_EPSILON, _BY_SIZE = "Spearman by ε", "Spearman by number of lines, ε = 2"
+_REPEATS = {"quick": 10, "paper": 50}
+# The source's robust private regression at epsilon = 2: 100 to 800 private lines and 10 public.
+_PUBLISHED = dict(
+    zip(
+        range(100, 900, 100),
+        (0.0888, 0.1363, 0.1663, 0.1822, 0.1950, 0.2032, 0.2108, 0.2148),
+        strict=True,
+    )
+)
+_PUBLISHED_EPSILONS = {1.0: 0.1831, 1.5: 0.2044, 2.0: 0.2149, 2.5: 0.2207, 3.0: 0.2245}
+_UNBOUNDED: dict[str, Any] = {"x_norm": None, "y_size": None}
+_GENES = {"num_genes": 10, "num_tissues": 0}
+# method and settings, then the source's figures: without noise, or at epsilon 1 and 2.
+_ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "non-private": ({"method": "none", **_UNBOUNDED}, (0.2509, 0.2509)),
+    "non-private, projected": ({"method": "none"}, (0.2352, 0.2352)),
+    "projected": ({"method": "statistics"}, (0.1832, 0.2148)),
+    "no projection": ({"method": "statistics", **_UNBOUNDED}, (0.0003, 0.0004)),
+    "output perturbation": ({"method": "output", "ridge": 100.0}, (0.0529, 0.0730)),
+    "objective perturbation": ({"method": "objective", "ridge": 50.0}, (0.0040, 0.0092)),
+    "non-private, genes alone": ({"method": "none", **_UNBOUNDED, **_GENES}, ()),
+    "projected, genes alone": ({"method": "statistics", **_GENES}, ()),
+}
+
+
+class Lines(NamedTuple):
+    """Cell lines of one repeat, or of all with a leading axis.
+
+    Attributes:
+      x: features ``(n, d)``, centred.
+      y: responses ``(n, drugs)``, zero where they are missing.
+      known: 1 where they are not, 0 where they are, of the same shape.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    known: jax.Array
 
 
 @functools.cache
@@ -31,117 +71,136 @@ def _data() -> DrugResponses:
     return load_gdsc()
 
 
-def scorer(settings: Settings, train: Lines, test: Lines) -> _Score:
-    """Returns a function of epsilon and the number of training lines, compiled once.
+def chosen_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:
+    """The columns of the genes most often mutated and of the tissues with most lines.
+
+    Counts over all lines: which genes and tissues are frequent is taken as public. Where the data
+    are a stand-in without such names, the first columns.
+    """
+    counts = np.concatenate([data.train.x, data.test.x]).sum(axis=0)
+    by_count = sorted(range(len(data.feature_names)), key=lambda column: -counts[column])
+    genes = [i for i in by_count if data.feature_names[i].endswith("_mut")][:num_genes]
+    tissues = [i for i in by_count if data.feature_names[i].startswith("tissue_")][:num_tissues]
+    return genes + tissues or list(range(min(num_genes + num_tissues, len(counts))))
+
+
+def repeats(
+    data: DrugResponses, columns: Sequence[int], number: int, seed: int
+) -> tuple[Lines, Lines]:
+    """Random splits of all lines into training and 100 test lines, ``number`` of them.
+
+    Features are centred at their frequencies among all lines, which are taken as public like the
+    choice of the columns.
+    """
+    x = np.concatenate([data.train.x, data.test.x])[:, columns]
+    y = np.concatenate([data.train.y, data.test.y])
+    everyone = x - x.mean(axis=0), np.nan_to_num(y), np.isfinite(y).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    orders = np.stack([rng.permutation(len(x)) for _ in range(number)])
+    train, test = (
+        Lines(*(jnp.asarray(part[order]) for part in everyone))
+        for order in (orders[:, _NUM_TEST:], orders[:, :_NUM_TEST])
+    )
+    return train, test
+
+
+def spearman(predicted: jax.Array, actual: jax.Array, known: jax.Array) -> jax.Array:
+    """Spearman's rank correlation over the known entries of ``(n,)``; zero for a constant.
+
+    Equal values share the mean of their ranks, as in ``scipy.stats.spearmanr``.
+
+    >>> known = jnp.array([1.0, 1.0, 1.0, 0.0])
+    >>> spearman(jnp.array([1.0, 2.0, 3.0, 0.0]), jnp.array([1.0, 9.0, 4.0, 0.0]), known).item()
+    0.5
+    """
+
+    def centred_ranks(values: jax.Array) -> jax.Array:
+        """From comparisons with every other known entry; zero if unknown."""
+        return known * (jnp.sign(values[:, None] - values[None, :]) @ known) / 2
+
+    first, second = centred_ranks(predicted), centred_ranks(actual)
+    scale = jnp.sqrt(jnp.sum(first**2) * jnp.sum(second**2))
+    return jnp.where(scale > 0, jnp.sum(first * second) / jnp.where(scale > 0, scale, 1.0), 0.0)
+
+
+def scorer(
+    settings: Settings, train: Lines, test: Lines
+) -> Callable[[float, int], tuple[float, float]]:
+    """A function of epsilon and the number of training lines, compiled once.
 
     It returns Spearman's rank correlation of predictions and responses over test lines, mean over
     drugs and repeats, and its standard error over repeats.
     """
-    make = METHODS.get(settings.method)
-    dim = train.x.shape[-1]
+    make, dim = METHODS.get(settings.method), train.x.shape[-1]
     base = make(settings, dim, 1.0) if make else None
-    run = jax.jit(functools.partial(_all_scores, settings, base, train, test))
+
+    @jax.jit
+    def all_scores(factors: Any, size: Any) -> jax.Array:
+        """Scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
+        method = base and dataclasses.replace(
+            base, mean=base.mean.scale_noise(factors[0]), fit=base.fit.scale_noise(factors[1])
+        )
+        one_drug = functools.partial(_score, settings, method)
+        drug: Any = Lines(None, 1, 1)  # type: ignore[arg-type]
+
+        def repeat(given: tuple[jax.Array, Lines, Lines]) -> jax.Array:
+            key, lines, held_out = given
+            used = lines.known * (jnp.arange(len(lines.x)) < size)[:, None]
+            keys = jax.random.split(key, used.shape[1])
+            score = jax.vmap(one_drug, in_axes=(0, drug, drug))
+            return score(keys, lines._replace(known=used), held_out)
+
+        keys = jax.random.split(jax.random.key(settings.seed), len(train.x))
+        return jax.lax.map(repeat, (keys, train, test))
 
     def score(epsilon: float, size: int) -> tuple[float, float]:
-        factors = (1.0, 1.0)
+        factors: tuple[float, ...] = (1.0, 1.0)
         if make and base:
             pairs = zip(make(settings, dim, epsilon).scales, base.scales, strict=True)
-            factors = tuple(scale / at_one for scale, at_one in pairs)  # type: ignore[assignment]
-        means = np.asarray(run(factors, size)).mean(axis=1)
+            factors = tuple(scale / at_one for scale, at_one in pairs)
+        means = np.asarray(all_scores(factors, size)).mean(axis=1)
         return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
 
     return score
 
 
-def _all_scores(
-    settings: Settings,
-    base: Method | None,
-    train: Lines,
-    test: Lines,
-    factors: tuple[Any, Any],
-    size: Any,
-) -> jax.Array:
-    """Returns scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
-    method = base and dataclasses.replace(
-        base, mean=base.mean.scale_noise(factors[0]), fit=base.fit.scale_noise(factors[1])
-    )
-    one_drug = functools.partial(_score, settings, method)
-
-    def repeat(given: tuple[jax.Array, Lines, Lines]) -> jax.Array:
-        key, lines, held_out = given
-        used = lines.known * (jnp.arange(len(lines.x)) < size)[:, None]
-        drug = Lines(None, 1, 1)  # type: ignore[arg-type]
-        keys = jax.random.split(key, used.shape[1])
-        score = jax.vmap(one_drug, in_axes=(0, drug, drug))
-        return score(keys, lines._replace(known=used), held_out)
-
-    keys = jax.random.split(jax.random.key(settings.seed), len(train.x))
-    return jax.lax.map(repeat, (keys, train, test))
-
-
 def _score(
     settings: Settings, method: Method | None, key: jax.Array, train: Lines, test: Lines
 ) -> jax.Array:
+    """The score of one drug, whose number of known responses is public."""
     mean_key, fit_key = jax.random.split(key)
-    exact = _statistics(settings, train, _mean(settings, method, mean_key, train))
-    if method:
-        beta = method.solve(fit_key, method.fit, exact)
-    else:
-        beta = ridge_solution(exact, settings.ridge)
+    number = jnp.maximum(train.known.sum(), 1.0)
+    if method is None:
+        exact = unit_statistics(settings, train, jnp.sum(train.known * train.y) / number)
+        return spearman(test.x @ ridge_solution(exact, settings.ridge), test.y, test.known)
+    low, high = map(jnp.asarray, settings.y_range)
+    if not settings.y_size:  # the extremes of the known responses, which are private
+        low = jnp.min(jnp.where(train.known > 0, train.y, jnp.inf))
+        high = jnp.max(jnp.where(train.known > 0, train.y, -jnp.inf))
+    total = jnp.sum(train.known * (jnp.clip(train.y, low, high) - low)) / (high - low)
+    mean = low + (high - low) * method.mean.release(mean_key, total) / number
+    beta = method.solve(fit_key, method.fit, unit_statistics(settings, train, mean))
     return spearman(test.x @ beta, test.y, test.known)
 
 
-def _mean(settings: Settings, method: Method | None, key: jax.Array, train: Lines) -> jax.Array:
-    """The mean of the known responses, whose number is public."""
-    number = jnp.maximum(train.known.sum(), 1.0)
-    if method is None:
-        return jnp.sum(train.known * train.y) / number
-    low, high = settings.y_range if settings.y_size else _extremes(train)
-    total = jnp.sum(train.known * (jnp.clip(train.y, low, high) - low)) / (high - low)
-    return low + (high - low) * method.mean.release(key, total) / number
-
-
-def _extremes(train: Lines) -> tuple[jax.Array, jax.Array]:
-    """Of the known responses: private, so that no guarantee is left."""
-    low = jnp.min(jnp.where(train.known > 0, train.y, jnp.inf))
-    return low, jnp.max(jnp.where(train.known > 0, train.y, -jnp.inf))
-
-
-def _statistics(settings: Settings, train: Lines, mean: jax.Array) -> RegressionStatistics:
-    """Of the known lines within the bounds, in units of these; all others count as zero."""
+def unit_statistics(settings: Settings, train: Lines, mean: jax.Array) -> RegressionStatistics:
+    """Statistics of the known lines, clipped to the bounds and in units of them."""
     x_norm = settings.x_norm or jnp.max(jnp.linalg.norm(train.x, axis=1))
     y_size = settings.y_size or jnp.max(train.known * jnp.abs(train.y - mean))
     x, y = UNIT.clip(train.x / x_norm, (train.y - mean) / y_size)
     return sufficient_statistics(x * train.known[:, None], y * train.known)
 
 
-# method and settings, then the source's figures: without noise, or at epsilon 1 and 2.
-_ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "non-private": ({"method": "none", "x_norm": None, "y_size": None}, (0.2509,)),
-    "non-private, projected": ({"method": "none"}, (0.2352,)),
-    "projected": ({"method": "statistics"}, (0.1832, 0.2148)),
-    "no projection": ({"method": "statistics", "x_norm": None, "y_size": None}, (0.0003, 0.0004)),
-    "output perturbation": ({"method": "output", "ridge": 100.0}, (0.0529, 0.0730)),
-    "objective perturbation": ({"method": "objective", "ridge": 50.0}, (0.0040, 0.0092)),
-    "non-private, genes alone": (
-        {"method": "none", "x_norm": None, "y_size": None, "num_genes": 10, "num_tissues": 0},
-        (),
-    ),
-    "projected, genes alone": ({"method": "statistics", "num_genes": 10, "num_tissues": 0}, ()),
-}
-
-
 def _rows(profile: str) -> list[Row]:
-    num_repeats = {"quick": 10, "paper": 50}[profile]
-    return [_row(name, {**changes, "num_repeats": num_repeats}, source)
-            for name, (changes, source) in _ROWS.items()]  # fmt: skip
-
-
-def _row(name: str, changes: dict[str, Any], source: tuple[float, ...]) -> Row:
-    settings = dataclasses.asdict(Settings(**changes))
-    figures_of = source * len(_SHOWN) if len(source) == 1 else source
-    columns = (f"Spearman, ε = {epsilon:g}" for epsilon in _SHOWN)
-    return Row(name, settings, dict(zip(columns, figures_of, strict=False)))
+    columns = [f"Spearman, ε = {epsilon:g}" for epsilon in _SHOWN]
+    return [
+        Row(
+            name,
+            dataclasses.asdict(Settings(**changes, num_repeats=_REPEATS[profile])),
+            dict(zip(columns, source, strict=False)),
+        )
+        for name, (changes, source) in _ROWS.items()
+    ]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
@@ -151,35 +210,91 @@ def _run_row(row: Row, context: RowContext) -> Result:
     score, largest = scorer(settings, train, test), max(settings.sizes)
     by_epsilon = {epsilon: score(epsilon, largest) for epsilon in settings.epsilons}
     by_size = {size: score(_SHOWN[1], size) for size in settings.sizes}
-    certified, note, certificate = _guarantee(settings, len(columns), len(data.drug_names))
+    certified, certificate = {}, ""
+    if settings.method == "none":
+        note = "Not private: the two columns are one run."
+    elif settings.y_size is None:
+        note = "Bounds are read off the data, so that nothing is certified."
+    else:
+        note = "Seeded keys: the noise is reproducible, so these runs are not private."
+        method = METHODS[settings.method](settings, len(columns), _SHOWN[0])
+        found = method.guarantee(settings.delta, len(data.drug_names))
+        certificate = found.certificate
+        certified = {
+            f"ε, one drug ({_SHOWN[0]:g})": found.one,
+            "ε, all drugs": found.every,
+            "δ, all drugs": found.delta,
+        }
     return Result(
         measured={f"Spearman, ε = {epsilon:g}": by_epsilon[epsilon][0] for epsilon in _SHOWN},
         certified=certified,
         note=f"{data.note} {note}",
         series={
-            BY_EPSILON: [(epsilon, *scores) for epsilon, scores in by_epsilon.items()],
-            BY_SIZE: [(size, *scores) for size, scores in by_size.items()],
+            _BY_EPSILON: [(epsilon, *scores) for epsilon, scores in by_epsilon.items()],
+            _BY_SIZE: [(size, *scores) for size, scores in by_size.items()],
         },
         certificate=certificate,
     )
 
 
-def _guarantee(settings: Settings, dim: int, num_drugs: int) -> tuple[dict[str, float], str, str]:
-    """Certified values at the first epsilon shown, a note, and the certificate."""
-    if settings.method == "none":
-        return {}, "Not private: the two columns are one run.", ""
-    if settings.y_size is None:
-        reason = "Bounds are read off the data, so that nothing is certified."
-        return {}, reason, ""
-    method = METHODS[settings.method](settings, dim, _SHOWN[0])
-    found = method.guarantee(settings.delta, num_drugs)
-    certified = {
-        f"ε, one drug ({_SHOWN[0]:g})": found.one,
-        "ε, all drugs": found.every,
-        "δ, all drugs": found.delta,
-    }
-    note = "Seeded keys: the noise is reproducible, so these runs are not private."
-    return certified, note, found.certificate
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    figure, (left, right) = new_figure(columns=2, width=10.4, height=4.2)
+    shown = [record for record in records if "genes alone" not in record.row]
+    is_real = any(record.data == "gdsc" for record in records)
+    for axes, series, published in (
+        (left, _BY_EPSILON, _PUBLISHED_EPSILONS),
+        (right, _BY_SIZE, _PUBLISHED),
+    ):
+        draw_series(
+            axes,
+            shown,
+            series,
+            style=lambda record: {"linestyle": "--" if "non-private" in record.row else "-"},
+        )
+        if is_real:
+            label = "source: projected, expression"
+            axes.plot(*zip(*published.items(), strict=True), color=SOURCE, ls=":", label=label)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    set_log_ticks(left, (0.5, 1, 2, 4, 8), "ε of one drug's model, δ = 1e-5")
+    left.set_ylabel("Spearman correlation")
+    right.set(xlabel="training lines, at ε = 2")
+    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    caption = (
+        "Rank correlation of predicted and measured responses over lines held out, mean over drugs;"
+        " bands: one standard error over the splits. Dotted: the source's robust private"
+        " regression, on other features."
+    )
+    return {"spearman": (figure, caption)}
+
+
+def _remarks(records: Sequence[Record]) -> list[str]:
+    return [
+        "Bounds, ridges and the number of features were fixed after a look at these data, which no"
+        " certificate counts. The lines themselves are public.",
+        "The source adds Laplace noise (pure ε), has ten public lines beside the private ones,"
+        " centres features and responses by their private means and clips at multiples of their"
+        " private standard deviations, none of which its ε counts.",
+        *when_run(records, _gain, "projected", "no projection", "non-private"),
+        *when_run(records, _all_drugs, "projected"),
+    ]
+
+
+def _gain(*records: Record) -> str:
+    projected, without, plain = (
+        format_value(round(record.measured["Spearman, ε = 1"], 3)) for record in records
+    )
+    return (
+        f"At ε = 1 the projected regression scores {projected}, with bounds at the data's extremes"
+        f" {without}, and without noise {plain}: projecting outliers is where the gain is."
+    )
+
+
+def _all_drugs(projected: Record) -> str:
+    return (
+        "With a model for every drug released, the guarantee of a line is ε ="
+        f" {format_upper_bound(projected.certified['ε, all drugs'])}: the budget has to be shared"
+        " among the drugs, or spent on few."
+    )
 
 
 EXPERIMENT = Experiment(
@@ -187,29 +302,28 @@ EXPERIMENT = Experiment(
     title="Drug sensitivity of cancer cell lines",
     source="Honkela (2017), slides; Honkela et al. (2018)",
     description=(
-        "For each drug a linear regression predicts how sensitive cancer cell lines are to it, from"
+        "For each drug a linear regression predicts the sensitivity of cancer cell lines to it from"
         " ten features of a line; the score is Spearman's rank correlation over 100 lines held out,"
-        " mean over drugs and random splits. 800 lines are for training, of which a fifth has no"
-        " response to a drug.\n\n"
+        " mean over drugs and random splits. Of the 800 training lines a fifth has no response to a"
+        " drug; whether it has one is taken as public.\n\n"
         "The source's features, the expression of the ten genes most often mutated, cannot be had"
-        " with the lines' identities. Ours are whether the five genes most often mutated are, and"
-        " whether a line is of one of the five most frequent tissues (or the ten genes alone):"
-        " other data, so the source's figures stand beside ours for the order of the methods, not"
-        " for their values. Which genes and tissues are frequent, and how frequent, is taken as"
-        " public.\n\n"
+        " with the lines' identities. Here they are whether each of the five genes most often"
+        " mutated is, and whether a line is of one of the five most frequent tissues (or the ten"
+        " genes alone): other data, so the source's figures are comparable in the order of the"
+        " methods, not in their values. Which genes and tissues are frequent, and how frequent, is"
+        " taken as public.\n\n"
         "Projected: features are shortened to norm 1 and responses clipped at 1.5 around a private"
         " mean, then X^T X and X^T y are released with Gaussian noise. No projection: the same with"
         " bounds at the data's extremes. Output perturbation adds the noise to the ridge solution,"
         " objective perturbation (in the source, the functional mechanism) to the objective. All"
         " spend a tenth of the budget on the mean.\n\n"
         "ε and δ = 1e-5 are for one drug's model, as in the source; neighbours replace one line."
-        " All drugs are fitted to the same lines, and for their models together the ε in the last"
-        " columns holds, which is hardly any protection. Whether a line has a response to a drug is"
-        " taken as public."
+        " All drugs are fitted to the same lines: for their models together the ε in the last"
+        " columns holds, which is hardly any protection."
     ),
     rows=_rows,
     run_row=_run_row,
     data=lambda: _data().name,
-    figures=figures,
-    remarks=remarks,
+    figures=_figures,
+    remarks=_remarks,
 )

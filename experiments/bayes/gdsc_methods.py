@@ -1,15 +1,21 @@
-"""How the drug-sensitivity experiment fits one drug, by each of its private methods.
+"""Private linear regressions of the drug-sensitivity experiment, on records within unit bounds.
 
-Records are scaled to unit bounds first: the rank correlation does not see the scale.
+Statistics with Gaussian noise, and two baselines: noise on the ridge solution, or on its objective.
+The baselines take coefficients from a ball, over which no record's loss (y - x^T b)^2 / 2 has a
+gradient longer than G = R (B + R radius), for features of norm R and targets of size B. Neighbours
+replace one record.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
+from scipy.special import ndtri
 
+from dpjax._validation import as_key, check, check_delta, check_positive
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import (
     AssumedModel,
@@ -22,19 +28,154 @@ from dpjax.bayes.regression import (
 )
 from dpjax.mechanisms import Composition, Gaussian
 from dpjax.sensitivity import Sensitivity
-from experiments.bayes.gdsc_baselines import BallRidge, ObjectivePerturbation, output_perturbation
 
+# The rank correlation does not depend on the scale of the records.
 UNIT = RegressionBounds(x_norm=1.0, y_size=1.0)
 _ONE = Sensitivity(1.0, "l2", "replace_one")
 # In units of the bounds; a public guess, which the split of the budget is optimised for.
 _GUESS = AssumedModel(coefficient_norm=0.5, noise_std=0.7, noise_known=True)
-_RADIUS = 1.0
+_RADIUS, _HALVINGS = 1.0, 40
 _UNIT_OF_PRIVACY = "one cell line's features and response to one drug"
 
 
 @dataclass(frozen=True)
+class BallRidge:
+    """The minimum over a ball of the summed losses plus ``ridge`` / 2 times the squared norm.
+
+    Attributes:
+      bounds: public, to which the records were clipped.
+      ridge: above zero.
+      radius: of the ball around zero that holds the coefficients.
+
+    Raises:
+      ValueError: ``ridge`` or ``radius`` is not above zero.
+    """
+
+    bounds: RegressionBounds
+    ridge: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        check_positive("ridge", self.ridge)
+        check_positive("radius", self.radius)
+
+    @property
+    def gradient_bound(self) -> float:
+        """G, the largest norm of a record's gradient within the ball."""
+        bounds = self.bounds
+        return bounds.x_norm * (bounds.y_size + bounds.x_norm * self.radius)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of the minimum, in L2: 2 G / ridge.
+
+        The objective is ``ridge``-strongly convex, and replacing a record changes its gradient by
+        at most 2 G within the ball, where both minima are (Chaudhuri, Monteleoni and Sarwate 2011,
+        Lemma 7).
+        """
+        return Sensitivity(2 * self.gradient_bound / self.ridge, "l2", "replace_one")
+
+    @property
+    def log_determinant(self) -> float:
+        """The largest change of the logarithm of the Hessian's determinant by one record."""
+        return math.log1p(self.bounds.x_norm**2 / self.ridge)
+
+    def solve(self, statistics: RegressionStatistics) -> jax.Array:
+        """The exact coefficients ``(d,)``, which are not private.
+
+        On the ball's surface they are those of a larger ridge, which is found by halving.
+        """
+        values, vectors = jnp.linalg.eigh(statistics.xtx)
+        rotated = vectors.T @ statistics.xty
+        curvature = jnp.maximum(values, 0.0) + self.ridge
+
+        def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            middle = (ends[0] + ends[1]) / 2
+            outside = jnp.linalg.norm(rotated / (curvature + middle)) > self.radius
+            low, high = jnp.where(outside, middle, ends[0]), jnp.where(outside, ends[1], middle)
+            return low, high
+
+        most = jnp.linalg.norm(rotated) / self.radius
+        _, more = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(most), most))
+        inside = jnp.linalg.norm(rotated / curvature) <= self.radius
+        return vectors @ (rotated / (curvature + jnp.where(inside, 0.0, more)))
+
+
+def output_perturbation(ridge: BallRidge, mu: float, unit: str = "one record") -> Gaussian:
+    """The Gaussian mechanism, mu-GDP, for the minimum."""
+    return Gaussian(ridge.sensitivity, ridge.sensitivity.value / mu, unit)
+
+
+@dataclass(frozen=True)
+class ObjectivePerturbation:
+    """The minimum of the objective plus a random linear function, N(0, scale^2 I)^T b.
+
+    Attributes:
+      model: the regression.
+      scale: the standard deviation of each entry of the random function.
+
+    Privacy:
+      What ``release`` returns is private when one record is replaced, by ``epsilon(delta)``. First
+      let the losses go on beyond the ball with slope G at most, so that b is free. A release b then
+      gives away the noise, minus the objective's gradient at b. Between neighbours
+
+      - the Jacobians' determinants differ by a factor of at most 1 + R^2 / ridge, for the Hessians
+        share all records but one and that one's has rank one;
+      - the noise differs by two records' gradients, each of a fixed direction and a length of at
+        most G. Along either, the noise is beyond t scale, with t = Phi^-1(1 - delta / 4), with
+        probability delta / 2. Else the densities differ by a factor of at most
+        exp(2 G t / scale + (2 G)^2 / (2 scale^2)).
+
+      With epsilon = log(1 + R^2 / ridge) + 2 G t / scale + 2 G^2 / scale^2 all that fails with
+      probability delta. The ball is the limit of ever steeper penalties outside, which are the same
+      for all data, and limits of private mechanisms are private.
+
+    Source: Kifer, Smith and Thakurta 2012, Theorems 2 and 4, which this follows; the constants are
+    those of a rank-one Hessian and of replaced records.
+    """
+
+    model: BallRidge
+    scale: float
+
+    @classmethod
+    def from_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
+        """The mechanism with the least noise at (epsilon, delta).
+
+        Raises:
+          ValueError: ``epsilon`` is below what the determinants alone cost; take a larger ridge.
+        """
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        left, quantile = epsilon - model.log_determinant, -float(ndtri(delta / 4))
+        check(left > 0, "epsilon", epsilon, f"above {model.log_determinant:.4g}")
+        root = 2 * left / (quantile + math.sqrt(quantile**2 + 2 * left))
+        return cls(model, 2 * model.gradient_bound / root)
+
+    def epsilon(self, delta: float) -> float:
+        """The certified epsilon at ``delta``."""
+        check_delta(delta)
+        ratio, quantile = 2 * self.model.gradient_bound / self.scale, -float(ndtri(delta / 4))
+        return self.model.log_determinant + quantile * ratio + ratio**2 / 2
+
+    def scale_noise(self, factor: Any) -> Self:
+        """The same mechanism with ``scale`` times ``factor``."""
+        return replace(self, scale=self.scale * factor)
+
+    def release(self, key: jax.Array, statistics: RegressionStatistics) -> jax.Array:
+        """Private coefficients ``(d,)``; works under jit and vmap.
+
+        Args:
+          key: a JAX key; a secret.
+          statistics: of records that were clipped to the model's bounds.
+        """
+        xty = jnp.asarray(statistics.xty)
+        noise = self.scale * jax.random.normal(as_key(key), xty.shape, xty.dtype)
+        return self.model.solve(statistics._replace(xty=xty + noise))
+
+
+@dataclass(frozen=True)
 class Settings:
-    """How one method is run on every drug.
+    """Settings of one method, the same for every drug; epsilon and delta are of one drug's model.
 
     Attributes:
       method: a key of ``METHODS``, or ``"none"`` for no noise.
@@ -45,11 +186,8 @@ class Settings:
       y_range: in which responses are summed for their mean, in ln micromoles.
       mean_share: of the budget, for the mean: of mu^2, or of epsilon.
       ridge: added to X^T X, in units of the bounds.
-      epsilons: of one drug's model.
       sizes: numbers of training lines, those without a response among them.
-      delta: of one drug's model.
       num_repeats: random splits.
-      seed: of splits and noise.
     """
 
     method: str
@@ -68,7 +206,7 @@ class Settings:
 
 
 class Guarantee(NamedTuple):
-    """What holds for one drug's model, and for those of all drugs together.
+    """Certified (ε, δ) of one drug's model, and of those of all drugs together.
 
     Attributes:
       one: epsilon of one drug, at the settings' delta.
@@ -99,18 +237,18 @@ class Method:
 
     @property
     def scales(self) -> tuple[float, float]:
-        """Of the mean's noise, and of the coefficients'."""
+        """Scales of the mean's noise and of the coefficients'."""
         of_statistics = isinstance(self.fit, PerturbedStatistics)
         return self.mean.scale, self.fit.scales.xty if of_statistics else self.fit.scale
 
     def guarantee(self, delta: float, num_drugs: int) -> Guarantee:
-        """Returns what holds if bounds and range are public.
+        """The guarantee if bounds and range are public.
 
-        Gaussian mechanisms compose exactly. Of the objective's no more than (epsilon, delta) is
-        known, and both are added up over parts and drugs.
+        Gaussian mechanisms compose exactly. Objective perturbation has an (epsilon, delta)
+        guarantee alone, which is added up over parts and drugs.
         """
         if isinstance(self.fit, ObjectivePerturbation):
-            one = self.mean_epsilon(delta / 2) + self.fit.epsilon(delta / 2)
+            one = gdp.epsilon(self.mean.mu, delta / 2) + self.fit.epsilon(delta / 2)
             words = f"(ε, δ) = ({one:.4g}, {delta:g}), by the derivation in the code"
             return Guarantee(one, num_drugs * one, num_drugs * delta, words)
         both = Composition((self.mean, self.fit))
@@ -118,23 +256,18 @@ class Method:
         certificate = both.certificate(delta)
         return Guarantee(certificate.epsilon, gdp.epsilon(mu, delta), delta, str(certificate))
 
-    def mean_epsilon(self, delta: float) -> float:
-        """Of the mean alone."""
-        return gdp.epsilon(self.mean.mu, delta)
-
 
 def ridge_solution(statistics: RegressionStatistics, ridge: float) -> jax.Array:
-    """Returns the posterior mean of the coefficients, ``(d,)``."""
+    """The posterior mean of the coefficients, ``(d,)``."""
     posterior = known_noise_posterior(statistics, prior_precision=ridge, noise_precision=1.0)
     return posterior.mean
 
 
 def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
-    mean_mu, mu = _split(settings, epsilon)
-    rest = gdp.epsilon(mu, settings.delta)
+    mean, mu = _mean_and_rest(settings, epsilon)
     fit = PerturbedStatistics.from_epsilon(
         UNIT,
-        epsilon=rest,
+        epsilon=gdp.epsilon(mu, settings.delta),
         delta=settings.delta,
         adjacency="replace_one",
         num_features=dim,
@@ -146,17 +279,14 @@ def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
         floor = largest_noise_eigenvalue(fit.noise_scales.xtx)
         return ridge_solution(repair(fit.release(key, exact), floor), settings.ridge)
 
-    return Method(_mean(mean_mu), fit, solve)
+    return Method(mean, fit, solve)
 
 
 def _by_output(settings: Settings, dim: int, epsilon: float) -> Method:
-    mean_mu, mu = _split(settings, epsilon)
+    mean, mu = _mean_and_rest(settings, epsilon)
     ridge = BallRidge(UNIT, settings.ridge, _RADIUS)
-
-    def solve(key: jax.Array, fit: Gaussian, exact: RegressionStatistics) -> jax.Array:
-        return fit.release(key, ridge.solve(exact))
-
-    return Method(_mean(mean_mu), output_perturbation(ridge, mu, _UNIT_OF_PRIVACY), solve)
+    fit = output_perturbation(ridge, mu, _UNIT_OF_PRIVACY)
+    return Method(mean, fit, lambda key, fit, exact: fit.release(key, ridge.solve(exact)))
 
 
 def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
@@ -167,14 +297,11 @@ def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
     return Method(mean, fit, lambda key, fit, exact: fit.release(key, exact))
 
 
-def _split(settings: Settings, epsilon: float) -> tuple[float, float]:
-    """Returns mu for the mean and for the regression, whose squares add up to the budget's."""
+def _mean_and_rest(settings: Settings, epsilon: float) -> tuple[Gaussian, float]:
+    """The mean's mechanism, and mu of the regression; their squares add up to the budget's."""
     mu = Gaussian.from_epsilon(_ONE, epsilon=epsilon, delta=settings.delta).mu
-    return mu * math.sqrt(settings.mean_share), mu * math.sqrt(1 - settings.mean_share)
-
-
-def _mean(mu: float) -> Gaussian:
-    return Gaussian(_ONE, 1 / mu, _UNIT_OF_PRIVACY)
+    mean = Gaussian(_ONE, 1 / (mu * math.sqrt(settings.mean_share)), _UNIT_OF_PRIVACY)
+    return mean, mu * math.sqrt(1 - settings.mean_share)
 
 
 METHODS: dict[str, Callable[[Settings, int, float], Method]] = {

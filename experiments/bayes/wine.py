@@ -4,34 +4,34 @@
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.datasets import load_wine
-from experiments.bayes.wine_figures import figures
-from experiments.bayes.wine_fits import FITS
-from experiments.bayes.wine_runs import (
+from experiments.bayes.wine_fits import (
     ADJACENCY,
+    METHODS,
     Fit,
     Records,
-    Scores,
     Splits,
+    Task,
     draw_splits,
-    scaled,
+    scale_records,
     score,
 )
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import grid, make_rows
+from experiments.lib.verdicts import when_run
 
-_DELTA = 1e-4
-_EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
-_AT = 1.0
-_NUM_TRAIN, _NUM_REPEATS = 2_000, 40
-_SIZES = (250, 500, 1_000, 4_000)
-_SEED = 0
+_DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
+_EPSILONS, _AT = (0.1, 0.3, 1.0, 3.0, 10.0), 1.0
+_NUM_TRAIN, _SIZES = 2_000, (250, 500, 1_000, 4_000)
 _PLAIN, _BEST = "not private", "trusted, Gaussian"
 ABOVE = "above not private, ε = 1 %"
 COVERAGE = "coverage of 90 % intervals, ε = 1 %"
@@ -48,52 +48,12 @@ def column(epsilon: float) -> str:
 
 @functools.cache
 def _records() -> Records:
-    return scaled(load_wine())
+    return scale_records(load_wine())
 
 
 @functools.cache
 def _splits(num_train: int) -> Splits:
     return draw_splits(_records(), num_train, _NUM_REPEATS, _SEED)
-
-
-def _rows(profile: str) -> list[Row]:
-    common = {"delta": _DELTA, "repeats": _NUM_REPEATS, "seed": _SEED}
-    whole = {**common, "num_train": _NUM_TRAIN, "epsilons": list(_EPSILONS)}
-    rows = [Row(name, {**whole, "fit": name}, {}) for name in FITS]
-    sizes = [
-        Row(
-            f"{_BEST}, n = {size:,}",
-            {**common, "num_train": size, "epsilons": [_AT], "fit": _BEST},
-            {},
-        )
-        for size in _SIZES
-    ]
-    return rows + sizes
-
-
-def _run_row(row: Row, context: RowContext) -> Result:
-    settings = row.settings
-    splits = _splits(settings["num_train"])
-    epsilons = settings["epsilons"]
-    fits = [_fit(settings["fit"], splits, epsilon) for epsilon in epsilons]
-    scores = [score(fit.posteriors, _records(), splits) for fit in fits]
-    plain = _plain_error(settings["num_train"])
-    return Result(
-        measured=_measured(epsilons, scores, plain),
-        certified=_certified(fits),
-        note=_note(splits),
-        series={
-            "errors": [float(one.error.mean()) for one in scores],
-            "spread": [float(one.error.std(ddof=1)) for one in scores],
-            "not private": plain,
-            "mean predicted": _error_of_the_mean(splits),
-        },
-        certificate=_certificate(fits[list(epsilons).index(_AT)]),
-    )
-
-
-def _fit(name: str, splits: Splits, epsilon: float) -> Fit:
-    return FITS[name](_records(), splits, jax.random.key(_SEED), epsilon, _DELTA)
 
 
 @functools.cache
@@ -102,50 +62,110 @@ def _plain_error(num_train: int) -> float:
     return float(score(_fit(_PLAIN, splits, _AT).posteriors, _records(), splits).error.mean())
 
 
-def _error_of_the_mean(splits: Splits) -> float:
-    y = np.asarray(_records().y) * _records().half_width
-    means = y[splits.train].mean(axis=1, keepdims=True)
-    return float(np.abs(y[splits.test] - means).mean())
+def _fit(method: str, splits: Splits, epsilon: float) -> Fit:
+    return METHODS[method](Task(_records(), splits, jax.random.key(_SEED), epsilon, _DELTA))
 
 
-def _measured(
-    epsilons: Sequence[float], scores: Sequence[Scores], plain: float
-) -> Mapping[str, Any]:
-    at = list(epsilons).index(_AT)
-    errors = [float(one.error.mean()) for one in scores]
-    return {
-        **{column(epsilon): error for epsilon, error in zip(epsilons, errors, strict=True)},
-        ABOVE: 100 * (errors[at] / plain - 1),
-        COVERAGE: 100 * float(scores[at].coverage.mean()),
-    }
-
-
-def _certified(fits: Sequence[Fit]) -> Mapping[str, Any]:
-    if fits[0].mechanism is None:
-        return {}
-    spent = [
-        certified_epsilon(fit.mechanism.event, _DELTA, adjacency=ADJACENCY)
-        for fit in fits
-        if fit.mechanism is not None
+def _rows(profile: str) -> list[Row]:
+    common = {"delta": _DELTA, "repeats": _NUM_REPEATS, "seed": _SEED}
+    whole = {**common, "num_train": _NUM_TRAIN, "epsilons": list(_EPSILONS)}
+    sizes = grid(num_train=_SIZES, epsilons=[[_AT]], fit=[_BEST])
+    return [
+        *make_rows("{fit}", grid(fit=METHODS), whole),
+        *make_rows("{fit}, n = {num_train:,}", sizes, common),
     ]
-    return {"ε, in this order": spent}
 
 
-def _certificate(fit: Fit) -> str:
-    return "" if fit.mechanism is None else str(fit.mechanism.certificate(_DELTA))
-
-
-def _note(splits: Splits) -> str:
-    return (
-        f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]} records for"
-        " testing, the first of the others for training. Seeded keys: the noise is reproducible, so"
-        " these runs are not private. Every ε is that of one run."
+def _run_row(row: Row, context: RowContext) -> Result:
+    settings, records = row.settings, _records()
+    splits, epsilons = _splits(settings["num_train"]), list(settings["epsilons"])
+    at, plain = epsilons.index(_AT), _plain_error(settings["num_train"])
+    fits = [_fit(settings["fit"], splits, epsilon) for epsilon in epsilons]
+    scores = [score(fit.posteriors, records, splits) for fit in fits]
+    errors = [float(one.error.mean()) for one in scores]
+    mechanisms = [fit.mechanism for fit in fits if fit.mechanism is not None]
+    spent = [certified_epsilon(each.event, _DELTA, adjacency=ADJACENCY) for each in mechanisms]
+    y = np.asarray(records.y) * records.half_width
+    means = y[splits.train].mean(axis=1, keepdims=True)
+    return Result(
+        measured={
+            **{column(epsilon): error for epsilon, error in zip(epsilons, errors, strict=True)},
+            ABOVE: 100 * (errors[at] / plain - 1),
+            COVERAGE: 100 * float(scores[at].coverage.mean()),
+        },
+        certified={"ε, in this order": spent} if spent else {},
+        note=f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]} records"
+        " for testing, the first of the others for training. Seeded keys: the noise is"
+        " reproducible, so these runs are not private. Every ε is that of one run.",
+        series={
+            "errors": errors,
+            "spread": [float(one.error.std(ddof=1)) for one in scores],
+            "not private": plain,
+            "mean predicted": float(np.abs(y[splits.test] - means).mean()),
+        },
+        certificate=str(mechanisms[at].certificate(_DELTA)) if mechanisms else "",
     )
 
 
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    private = [record for record in records if record.certified]
+    lines = [record for record in private if len(record.settings["epsilons"]) > 1]
+    fits = {record.settings["fit"] for record in private if record not in lines}
+    sizes = [record for record in private if record.settings["fit"] in fits]
+    drawn = {}
+    if lines:
+        caption = (
+            "Mean absolute error of the grade against ε (δ = 1e-4; Laplace: δ = 0), mean over 40"
+            " splits; bands are two standard errors. Grey lines: not private, and predicting the"
+            " mean."
+        )
+        drawn["errors"] = _errors_figure(lines), caption
+    if len(sizes) > 1:
+        caption = (
+            "The same error at ε = 1 against the number of training records, Gaussian noise. Left,"
+            " the errors; right, how much of the error is the price of privacy."
+        )
+        drawn["sizes"] = _sizes_figure(sizes), caption
+    return drawn
+
+
+def _errors_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(width=8.4, height=4.4)
+    for record, colour in zip(records, PALETTE, strict=False):
+        errors = np.array(record.series["errors"])
+        width = 2 * np.array(record.series["spread"]) / np.sqrt(record.settings["repeats"])
+        style = "--" if record.settings["fit"].startswith("naive") else "-"
+        at, band = record.settings["epsilons"], (errors - width, errors + width)
+        draw_curve(axes, at, errors, band, color=colour, linestyle=style, label=record.row)
+    lowest, mean = (records[0].series[name] for name in ("not private", "mean predicted"))
+    for name, level in (("not private", lowest), ("mean predicted", mean)):
+        axes.axhline(level, color=SOURCE, linewidth=1)
+        axes.annotate(name, (10, level), (4, 2), textcoords="offset points", color=SOURCE, size=8)
+    axes.set(xscale="log", xlabel="ε", ylabel="mean absolute error")
+    axes.set_ylim(lowest - 0.1 * (mean - lowest), mean + 0.35 * (mean - lowest))
+    figure.legend(loc="outside right center")
+    return figure
+
+
+def _sizes_figure(records: Sequence[Record]) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=3.8)
+    ordered = sorted(records, key=lambda record: record.settings["num_train"])
+    sizes = [record.settings["num_train"] for record in ordered]
+    plain = np.array([record.series["not private"] for record in ordered])
+    private = np.array([record.measured[column(_AT)] for record in ordered])
+    draw_curve(left, sizes, plain, color=SOURCE, label="not private")
+    draw_curve(left, sizes, private, color=MEASURED, label="ε = 1")
+    draw_curve(right, sizes, 100 * (private / plain - 1), color=CERTIFIED)
+    for axes in (left, right):
+        set_log_ticks(axes, sizes, "training records")
+    left.set(ylabel="mean absolute error")
+    left.legend()
+    right.set(ylabel="above not private (%)", ylim=(0, None))
+    return figure
+
+
 def _remarks(records: Sequence[Record]) -> list[str]:
-    best = [record for record in records if record.row == _BEST]
-    return [remark for record in best for remark in _remarks_on(record)]
+    return when_run(records, _remarks_on, _BEST)
 
 
 def _remarks_on(best: Record) -> list[str]:
@@ -168,24 +188,22 @@ EXPERIMENT = Experiment(
         " and a constant, 2,000 training records, 40 repeats, δ = 1e-4; neighbours differ by the"
         " presence of one wine, and n is public. The numbers behind the source's figure are not"
         " printed.\n\n"
-        "Features and grades are centred and scaled by round numbers, the ranges in which white"
-        " wines commonly lie by general knowledge of their chemistry and of European rules: typed"
-        " by hand, not computed from the data. The bounds follow from them, as the root mean"
-        " squares of records spread evenly over the ranges. Eigenvalues of the noisy XᵀX below what"
-        " its noise makes are raised to that. This rule for the bounds, the guess that the budget's"
-        " split is optimised for, and the quantile and the price of bounds bought were settled with"
-        " errors of earlier runs on these data in view, and no ε counts that: the gaps are somewhat"
-        " flattered.\n\n"
-        "Trusted: one aggregator sees the records. Bounds bought: chosen by the exponential"
-        " mechanism near the 80 % quantiles, for a fifth of ε. Naive: no aggregator is trusted, and"
-        " every holder adds all the noise itself, to its record or to its statistics. The"
-        " distributed protocol, whose noise the holders make up together, belongs between the two"
-        " and is not here yet. AdaSSP releases no yᵀy, so its intervals are guesses.\n\n"
-        "The last rows repeat the Gaussian one with other numbers of training records."
+        "Features and grades are centred and scaled by round numbers, typed by hand: the ranges in"
+        " which white wines commonly lie by their chemistry and European rules. The bounds are the"
+        " root mean squares of records spread evenly over the ranges. Eigenvalues of the noisy XᵀX"
+        " below what its noise makes are raised to that. This rule for the bounds, the guess that"
+        " the budget's split is optimised for, and the quantile and the price of bounds bought were"
+        " settled with errors of earlier runs on these data in view, which no ε counts: the gaps"
+        " are somewhat too small.\n\n"
+        "Trusted: one aggregator has the records. Bounds bought: by the exponential mechanism near"
+        " the 80 % quantiles, for a fifth of ε. Naive: every holder adds all the noise to its own"
+        " record or statistics. The distributed protocol, whose noise the holders make up together,"
+        " belongs between the two and is not here yet. AdaSSP releases no yᵀy, so its intervals are"
+        " guesses. The last rows repeat the Gaussian one with other numbers of training records."
     ),
     rows=_rows,
     run_row=_run_row,
     data=lambda: load_wine().name,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

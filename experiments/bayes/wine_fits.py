@@ -1,134 +1,262 @@
-"""Ways to fit a regression privately: with a trusted aggregator, and without one."""
+"""Private linear regression of wines' grades: records, random splits, methods and their scores."""
 
 import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (
     AdaSSP,
     PerturbedStatistics,
     PrivateBounds,
     RegressionBounds,
+    RegressionPosterior,
     RegressionStatistics,
     known_noise_posterior,
+    largest_noise_eigenvalue,
+    repair,
     sufficient_statistics,
+    unknown_noise_posterior,
 )
-from dpjax.mechanisms import Composition, Gaussian
+from dpjax.datasets.base import RegressionDataset
+from dpjax.mechanisms import Composition, Gaussian, Mechanism
 from dpjax.sensitivity import Sensitivity
-from experiments.bayes.wine_runs import (
-    ADJACENCY,
-    UNIT,
-    Fit,
-    Records,
-    Splits,
-    posteriors,
-    run_keys,
-    sums,
-)
 
+ADJACENCY: Adjacency = "add_remove"
+_UNIT, _LEVEL, _TEST_SHARE = "one wine", 0.9, 0.18
+# For features and targets in half widths of their ranges: vague, and public.
+_PRIOR = {"prior_precision": 1.0, "noise_shape": 1.0, "noise_rate": 0.1}
 # What bounds of the data's own cost, and what they are chosen from.
-_SHARE_FOR_BOUNDS = 0.2
-_QUANTILE = 0.8
+_SHARE_FOR_BOUNDS, _QUANTILE = 0.2, 0.8
 _CANDIDATES = tuple(round(0.4 * 1.25**power, 3) for power in range(10))
 _UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
 _EVEN = RegressionStatistics(1 / 3, 1 / 3, 1 / 3)
 
 
-def exact(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
-    """Nothing is protected, and nothing clipped."""
-    return Fit(posteriors(sums(records, splits, None), splits), None)
+class Records(NamedTuple):
+    """All records, with features and targets in half widths of their public ranges.
+
+    Attributes:
+      x: ``(n, d)``; the first feature is the constant one.
+      y: ``(n,)``.
+      half_width: of the target's range, in its own unit.
+      bounds: public: the root mean squares of records spread evenly over the ranges.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    half_width: float
+    bounds: RegressionBounds
 
 
-def gaussian(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
-    """Gaussian noise, the budget split by default."""
-    return _perturbed(_perturbation(records, epsilon, delta), records, splits, key)
+class Splits(NamedTuple):
+    """Positions of the training and test records of each run, ``(num_repeats, n)`` each."""
+
+    train: Any
+    test: Any
 
 
-def evenly(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
-    """Gaussian noise, a third of mu^2 for each statistic."""
-    return _perturbed(_perturbation(records, epsilon, delta, _EVEN), records, splits, key)
+class Fit(NamedTuple):
+    """The posteriors of all runs, stacked, and what was released: None without privacy."""
+
+    posteriors: RegressionPosterior
+    mechanism: Mechanism | None
 
 
-def laplace(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
-    """Laplace noise: pure differential privacy, delta is not used."""
-    return _perturbed(_perturbation(records, epsilon, 0.0), records, splits, key)
+class Scores(NamedTuple):
+    """On the test records of each run, ``(num_repeats,)``.
+
+    Attributes:
+      error: mean absolute error, in the target's own unit.
+      coverage: the share of targets in their 90 % prediction intervals.
+    """
+
+    error: np.ndarray
+    coverage: np.ndarray
 
 
-def adassp(records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float) -> Fit:
-    """AdaSSP, which releases no sum of squared targets: their noise is guessed."""
-    d = records.x.shape[1]
+class Task(NamedTuple):
+    """Records, runs, noise key and budget of one fit.
+
+    Attributes:
+      records: with the bounds to which they are clipped.
+      splits: of the runs.
+      key: of the noise.
+      epsilon: of one run.
+      delta: of one run; zero for Laplace noise.
+    """
+
+    records: Records
+    splits: Splits
+    key: jax.Array
+    epsilon: float
+    delta: float
+
+    def run_keys(self) -> jax.Array:
+        """A key for each run."""
+        return jax.random.split(self.key, len(self.splits.train))
+
+
+def scale_records(data: RegressionDataset) -> Records:
+    """Training and test records together, scaled by their public ranges."""
+    x = np.concatenate([data.train.x, data.test.x])
+    y = np.concatenate([data.train.y, data.test.y])
+    low, high = np.array(data.feature_ranges, np.float32).T
+    features = (x - (low + high) / 2) / ((high - low) / 2)
+    half_width = (data.target_range.high - data.target_range.low) / 2
+    targets = (y - sum(data.target_range) / 2) / half_width
+    bounds = RegressionBounds(x_norm=math.sqrt(1 + len(low) / 3), y_size=math.sqrt(1 / 3))
+    with_constant = np.column_stack([np.ones(len(y)), features])
+    return Records(
+        jnp.asarray(with_constant, jnp.float32), jnp.asarray(targets), half_width, bounds
+    )
+
+
+def draw_splits(records: Records, num_train: int, num_repeats: int, seed: int) -> Splits:
+    """Random splits; the test records of a seed are the same for every ``num_train``."""
+    n = len(records.y)
+    num_test = round(_TEST_SHARE * n)
+    orders = np.random.default_rng(seed).permuted(np.tile(np.arange(n), (num_repeats, 1)), axis=1)
+    kept = orders[:, num_test:]
+    return Splits(kept[:, : min(num_train, kept.shape[1])], orders[:, :num_test])
+
+
+def score(posteriors: RegressionPosterior, records: Records, splits: Splits) -> Scores:
+    """Mean absolute error and coverage of 90 % intervals on each run's test records."""
+    x, y = records.x[splits.test], records.y[splits.test]
+    predictions = _predict(posteriors, x)
+    degrees = np.asarray(predictions.degrees_of_freedom)[:, None]
+    low, high = predictions._replace(degrees_of_freedom=degrees).interval(_LEVEL)
+    errors = jnp.abs(predictions.mean - y).mean(axis=1) * records.half_width
+    return Scores(np.asarray(errors), np.asarray(((low <= y) & (y <= high)).mean(axis=1)))
+
+
+_predict = jax.jit(jax.vmap(RegressionPosterior.predict))
+
+
+def exact_statistics(task: Task, bounds: RegressionBounds | None) -> RegressionStatistics:
+    """The statistics of each run's training records, clipped if there are bounds."""
+    x, y = task.records.x, task.records.y
+    x, y = (x, y) if bounds is None else bounds.clip(x, y)
+    return jax.vmap(lambda run: sufficient_statistics(x[run], y[run]))(task.splits.train)
+
+
+def posteriors(
+    statistics: RegressionStatistics, splits: Splits, noise: Any = None
+) -> RegressionPosterior:
+    """Each run's posterior, the number of its records public.
+
+    Args:
+      statistics: of the runs, stacked.
+      splits: of the runs.
+      noise: the standard deviations of the noise on xtx, whose typical largest eigenvalue is the
+        smallest that is left; None for exact statistics.
+    """
+    floor = None if noise is None else largest_noise_eigenvalue(noise)
+    return _posteriors(statistics, splits.train.shape[1], floor)
+
+
+@jax.jit
+def _posteriors(
+    statistics: RegressionStatistics, num_examples: Any, floor: Any
+) -> RegressionPosterior:
+    def posterior(one: RegressionStatistics) -> RegressionPosterior:
+        fine = one if floor is None else repair(one, floor)
+        return unknown_noise_posterior(fine, num_examples, **_PRIOR)
+
+    return jax.vmap(posterior)(statistics)
+
+
+def non_private(task: Task) -> Fit:
+    """The exact fit: no noise, no clipping."""
+    return Fit(posteriors(exact_statistics(task, None), task.splits), None)
+
+
+def perturbed_statistics(task: Task, split: RegressionStatistics | None = None) -> Fit:
+    """Noise on the statistics, the budget split by default where ``split`` is None."""
+    return _release(_perturbation(task, split), task)
+
+
+def adassp(task: Task) -> Fit:
+    """AdaSSP, which releases no sum of squared targets: the noise variance is guessed."""
+    bounds, d = task.records.bounds, task.records.x.shape[1]
     mechanism = AdaSSP.from_epsilon(
-        records.bounds, epsilon=epsilon, delta=delta, adjacency=ADJACENCY, num_features=d, unit=UNIT
+        bounds,
+        epsilon=task.epsilon,
+        delta=task.delta,
+        adjacency=ADJACENCY,
+        num_features=d,
+        unit=_UNIT,
     )
 
     def posterior(key: jax.Array, one: RegressionStatistics):  # type: ignore[no-untyped-def]
         ridged = mechanism.release(key, one).ridged
         return known_noise_posterior(ridged, prior_precision=1e-3, noise_precision=1.0)
 
-    exact_sums = sums(records, splits, records.bounds)
-    return Fit(jax.vmap(posterior)(run_keys(key, splits), exact_sums), mechanism)
+    return Fit(jax.vmap(posterior)(task.run_keys(), exact_statistics(task, bounds)), mechanism)
 
 
-def bought_bounds(
-    records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float
-) -> Fit:
-    """Gaussian noise, with bounds near a quantile for which a fifth of epsilon is paid."""
-    paid = _SHARE_FOR_BOUNDS * epsilon
+def bought_bounds(task: Task) -> Fit:
+    """Gaussian noise, with bounds near a private quantile for a fifth of epsilon."""
+    records, train = task.records, task.splits.train
+    paid = _SHARE_FOR_BOUNDS * task.epsilon
     bounds = PrivateBounds(
         x_norms=_CANDIDATES,
         y_sizes=_CANDIDATES,
         quantile=_QUANTILE,
         epsilon=paid,
         adjacency=ADJACENCY,
-        unit=UNIT,
+        unit=_UNIT,
     )
-    for_bounds, for_noise = jax.random.split(key)
+    for_bounds, for_noise = jax.random.split(task.key)
     chosen = jax.vmap(bounds.release_positions)(
-        run_keys(for_bounds, splits), records.x[splits.train], records.y[splits.train]
+        task._replace(key=for_bounds).run_keys(), records.x[train], records.y[train]
     )
     pairs, group = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
     fits = []
     for pair in pairs:
         x_norm, y_size = (_CANDIDATES[position] for position in pair)
-        own = RegressionBounds(x_norm=x_norm, y_size=y_size)
-        bounded = records._replace(bounds=own)
-        mechanism = _perturbation(bounded, epsilon - paid, delta)
-        fits.append(_perturbed(mechanism, bounded, splits, for_noise).posteriors)
+        bounded = records._replace(bounds=RegressionBounds(x_norm=x_norm, y_size=y_size))
+        rest = task._replace(records=bounded, key=for_noise, epsilon=task.epsilon - paid)
+        mechanism = _perturbation(rest)
+        fits.append(_release(mechanism, rest).posteriors)
     runs = np.arange(len(group))
     own_fits = jax.tree.map(lambda *leaves: jnp.stack(leaves)[group, runs], *fits)
     # The event of the last is that of any: noise over the bounds does not depend on them.
     return Fit(own_fits, Composition((bounds, mechanism)))
 
 
-def own_statistics(
-    records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float
-) -> Fit:
-    """Every holder releases the statistics of its one record; the releases are summed."""
-    mechanism = _perturbation(records, epsilon, delta)
+def own_statistics(task: Task) -> Fit:
+    """Local model: every holder releases the statistics of its one record."""
+    mechanism = _perturbation(task)
     # The sum of n independent Gaussian noises is one that is sqrt(n) as large: drawn at once.
-    summed = mechanism.scale_noise(math.sqrt(splits.train.shape[1]))
-    return _perturbed(summed, records, splits, key)._replace(mechanism=mechanism)
+    summed = mechanism.scale_noise(math.sqrt(task.splits.train.shape[1]))
+    return _release(summed, task)._replace(mechanism=mechanism)
 
 
-def own_record(
-    records: Records, splits: Splits, key: jax.Array, epsilon: float, delta: float
-) -> Fit:
-    """Every holder releases its record, x and y with half of mu^2 each; squares are debiased."""
-    of_x, of_y = _of_record(records.bounds, epsilon, delta)
-    x, y = records.bounds.clip(records.x, records.y)
-    summed = _sum_noisy_records(
-        of_x.scale, of_y.scale, run_keys(key, splits), x[splits.train], y[splits.train]
+def own_record(task: Task) -> Fit:
+    """Local model: every holder releases x and y, half of mu^2 each; squares are debiased."""
+    bounds, train = task.records.bounds, task.splits.train
+    any_size = Sensitivity(1.0, "l2", ADJACENCY)
+    half = Gaussian.from_epsilon(any_size, epsilon=task.epsilon, delta=task.delta).mu / math.sqrt(2)
+    # With the record or without: an absent holder sends noise.
+    of_x, of_y = (
+        Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, _UNIT)
+        for size in (bounds.x_norm, bounds.y_size)
     )
+    x, y = bounds.clip(task.records.x, task.records.y)
+    summed = _sum_noisy_records(of_x.scale, of_y.scale, task.run_keys(), x[train], y[train])
     # Noise times noise, and noise times features of mean square x_norm^2 / d on either side.
-    n, d = splits.train.shape[1], x.shape[1]
-    variance = of_x.scale**4 + 2 * of_x.scale**2 * records.bounds.x_norm**2 / d
+    n, d = train.shape[1], x.shape[1]
+    variance = of_x.scale**4 + 2 * of_x.scale**2 * bounds.x_norm**2 / d
     noise = np.full((d, d), np.sqrt(n * variance))
-    return Fit(posteriors(summed, splits, noise), Composition((of_x, of_y)))
+    return Fit(posteriors(summed, task.splits, noise), Composition((of_x, of_y)))
 
 
 @jax.jit
@@ -149,28 +277,25 @@ def _sum_noisy_records(
     return jax.vmap(one_run)(keys, x, y)
 
 
-def _perturbation(
-    records: Records, epsilon: float, delta: float, split: RegressionStatistics | None = None
-) -> PerturbedStatistics:
+def _perturbation(task: Task, split: RegressionStatistics | None = None) -> PerturbedStatistics:
+    bounds, d = task.records.bounds, task.records.x.shape[1]
     return PerturbedStatistics.from_epsilon(
-        records.bounds,
-        epsilon=epsilon,
-        delta=delta,
+        bounds,
+        epsilon=task.epsilon,
+        delta=task.delta,
         adjacency=ADJACENCY,
-        num_features=records.x.shape[1],
+        num_features=d,
         split=split,
-        unit=UNIT,
+        unit=_UNIT,
     )
 
 
-def _perturbed(
-    mechanism: PerturbedStatistics, records: Records, splits: Splits, key: jax.Array
-) -> Fit:
-    exact_sums = sums(records, splits, mechanism.bounds)
+def _release(mechanism: PerturbedStatistics, task: Task) -> Fit:
+    exact = exact_statistics(task, mechanism.bounds)
     # One compilation for every scale and bound, of which the release needs the scales alone.
     unscaled = replace(mechanism, bounds=_UNIT_BOUNDS, scales=RegressionStatistics(1.0, 1.0, 1.0))
-    released = _release_all(unscaled, mechanism.scales, run_keys(key, splits), exact_sums)
-    return Fit(posteriors(released, splits, mechanism.noise_scales.xtx), mechanism)
+    released = _release_all(unscaled, mechanism.scales, task.run_keys(), exact)
+    return Fit(posteriors(released, task.splits, mechanism.noise_scales.xtx), mechanism)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -178,30 +303,18 @@ def _release_all(
     unscaled: PerturbedStatistics,
     scales: RegressionStatistics,
     keys: jax.Array,
-    exact_sums: RegressionStatistics,
+    exact: RegressionStatistics,
 ) -> RegressionStatistics:
-    return jax.vmap(replace(unscaled, scales=scales).release)(keys, exact_sums)
+    return jax.vmap(replace(unscaled, scales=scales).release)(keys, exact)
 
 
-def _of_record(bounds: RegressionBounds, epsilon: float, delta: float) -> tuple[Gaussian, Gaussian]:
-    """The mechanisms of one record's x and y: with it or without, as an absent holder's noise."""
-    half = Gaussian.from_epsilon(
-        Sensitivity(1.0, "l2", ADJACENCY), epsilon=epsilon, delta=delta
-    ).mu / math.sqrt(2)
-    of_x, of_y = (
-        Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, UNIT)
-        for size in (bounds.x_norm, bounds.y_size)
-    )
-    return of_x, of_y
-
-
-FITS: Mapping[str, Callable[[Records, Splits, jax.Array, float, float], Fit]] = {
-    "not private": exact,
-    "trusted, Gaussian": gaussian,
-    "trusted, Gaussian, split evenly": evenly,
+METHODS: Mapping[str, Callable[[Task], Fit]] = {
+    "not private": non_private,
+    "trusted, Gaussian": perturbed_statistics,
+    "trusted, Gaussian, split evenly": functools.partial(perturbed_statistics, split=_EVEN),
     "trusted, Gaussian, bounds bought": bought_bounds,
     "trusted, AdaSSP": adassp,
-    "trusted, Laplace": laplace,
+    "trusted, Laplace": lambda task: perturbed_statistics(task._replace(delta=0.0)),
     "naive, every holder's statistics": own_statistics,
     "naive, every holder's record": own_record,
 }

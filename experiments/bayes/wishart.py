@@ -1,4 +1,4 @@
-"""Wishart noise on a second moment, Honkela (2017): what is not private, and what is.
+"""Wishart noise on a second moment, Honkela (2017): an attack on it, and private alternatives.
 
 ``python -m experiments run bayes_wishart``: a quarter of a minute, the same in both profiles.
 """
@@ -11,9 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.accounting.releases.wishart import wishart_curve
+from dpjax.accounting.tradeoff import ApproximateDP
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (
     RegressionBounds,
     WishartNoise,
@@ -22,14 +25,15 @@ from dpjax.bayes.regression import (
     sheffet_degrees_of_freedom,
     sufficient_statistics,
 )
-from experiments.bayes.attack_rates import (
+from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
     attacked_epsilon,
     clopper_pearson,
 )
-from experiments.bayes.wishart_figures import figures
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 EPSILON, DELTA = 1.0, 1e-4
@@ -39,10 +43,16 @@ _ATTACKED = {
     1: (PUBLISHED, "Laplace", "Gaussian"),
     5: (PUBLISHED, "Laplace", "Gaussian", "Wishart"),
 }
-_FEATURES = 11
-_CLAIMS = (0.1, 0.5, 0.99)
+_FEATURES, _CLAIMS = 11, (0.1, 0.5, 0.99)
 HITS, ALARMS, ATTACKED = "true positives %", "false positives %", "ε of attack, at least"
 DEGREES = "degrees of freedom"
+_UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
+_STYLES = {
+    PUBLISHED: (PALETTE[1], "o", "published Wishart(d + 1)"),
+    "Laplace": (MEASURED, "s", "Laplace"),
+    "Gaussian": (CERTIFIED, "^", "Gaussian"),
+    "Wishart": (PALETTE[3], "D", "Wishart, 30 degrees of freedom"),
+}
 
 
 def mechanism_of(noise: str, dimension: int) -> Any:
@@ -59,8 +69,8 @@ def mechanism_of(noise: str, dimension: int) -> Any:
             bounds, epsilon=EPSILON, delta=DELTA, adjacency="add_remove", num_features=dimension - 1
         )
     if noise == "Gaussian":
-        moved = dpjax.sensitivity.of_second_moment(1.0, adjacency="add_remove")
-        return dpjax.Gaussian.from_epsilon(moved, epsilon=EPSILON, delta=DELTA)
+        sensitivity = dpjax.sensitivity.of_second_moment(1.0, adjacency="add_remove")
+        return dpjax.Gaussian.from_epsilon(sensitivity, epsilon=EPSILON, delta=DELTA)
     box = np.full(dimension, dimension**-0.5)
     entries = dpjax.sensitivity.of_second_moment_in_box((-box, box), adjacency="add_remove")
     return dpjax.Laplace.from_epsilon(entries, epsilon=EPSILON)
@@ -73,15 +83,15 @@ def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
             nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
         )
     mechanism = mechanism_of(noise, dimension)
-    if noise == "Wishart":
-        return partial(_joint_release, mechanism)
-    return lambda key: mechanism.release_symmetric(key, jnp.zeros((dimension, dimension)))
+    if noise != "Wishart":
+        return lambda key: mechanism.release_symmetric(key, jnp.zeros((dimension, dimension)))
 
+    def joint_release(key: jax.Array) -> jax.Array:
+        empty = sufficient_statistics(jnp.zeros((0, mechanism.num_features)), jnp.zeros(0))
+        xtx, xty, yty = mechanism.release(key, empty)
+        return jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])
 
-def _joint_release(mechanism: WishartNoise, key: jax.Array) -> jax.Array:
-    empty = sufficient_statistics(jnp.zeros((0, mechanism.num_features)), jnp.zeros(0))
-    xtx, xty, yty = mechanism.release(key, empty)
-    return jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])
+    return joint_release
 
 
 def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, list[Counts]]:
@@ -103,20 +113,24 @@ def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, l
 
 
 def _rows(profile: str) -> list[Row]:
-    attacked = [_attack_row(noise, d) for d, noises in _ATTACKED.items() for noise in noises]
-    return [*attacked, *map(_constant_row, _CLAIMS)]
-
-
-def _attack_row(noise: str, dimension: int) -> Row:
-    settings = {"noise": noise, "dimension": dimension, "epsilon": EPSILON, "draws": _DRAWS}
-    claim = {"claimed ε": EPSILON, "claimed δ": 0.0} if noise == PUBLISHED else {}
-    return Row(f"{noise}, d = {dimension}", settings, claim)
-
-
-def _constant_row(epsilon: float) -> Row:
-    degrees = sheffet_degrees_of_freedom(_FEATURES + 1, epsilon=epsilon, delta=DELTA)
-    settings = {"dimension": _FEATURES + 1, "epsilon": epsilon, "delta": DELTA}
-    return Row(f"constant, ε = {epsilon:g}", settings, {DEGREES: degrees})
+    attacks = [
+        Row(
+            f"{noise}, d = {dimension}",
+            {"noise": noise, "dimension": dimension, "epsilon": EPSILON, "draws": _DRAWS},
+            {"claimed ε": EPSILON, "claimed δ": 0.0} if noise == PUBLISHED else {},
+        )
+        for dimension, noises in _ATTACKED.items()
+        for noise in noises
+    ]
+    constants = [
+        Row(
+            f"constant, ε = {epsilon:g}",
+            {"dimension": _FEATURES + 1, "epsilon": epsilon, "delta": DELTA},
+            {DEGREES: sheffet_degrees_of_freedom(_FEATURES + 1, epsilon=epsilon, delta=DELTA)},
+        )
+        for epsilon in _CLAIMS
+    ]
+    return [*attacks, *constants]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
@@ -126,7 +140,14 @@ def _run_row(row: Row, context: RowContext) -> Result:
 def _run_attack(row: Row) -> Result:
     noise, dimension = row.settings["noise"], row.settings["dimension"]
     support, along = attack(noise, dimension, row.settings["draws"], seed=dimension)
-    certified, text = _certified(noise, dimension)
+    if noise == PUBLISHED:
+        certified, text = {"δ at any ε, lower": -math.expm1(-EPSILON / 3)}, ""
+    else:
+        mechanism = mechanism_of(noise, dimension)
+        certificate = mechanism.certificate(DELTA)
+        certified, text = {"ε": certificate.epsilon, "δ": DELTA}, str(certificate)
+        if noise == "Laplace":
+            certified = {"ε": mechanism.pure_epsilon, "δ": 0.0}
     error = FALSE_ALARM / 2
     return Result(
         measured={
@@ -138,59 +159,94 @@ def _run_attack(row: Row) -> Result:
             "best accuracy %": 100 * max(test.accuracy for test in (support, *along)),
         },
         certified=certified,
-        note=_CONFIDENCE,
+        note="Bounds of attacks (Clopper and Pearson) are wrong with probability 1e-6 at most.",
         series={"tests": [list(test) for test in (support, *along)]},
         certificate=text,
     )
 
 
-_CONFIDENCE = "Bounds of attacks (Clopper and Pearson) are wrong with probability 1e-6 at most."
-
-
-def _certified(noise: str, dimension: int) -> tuple[dict[str, float], str]:
-    """What is guaranteed, and of the published noise what is not."""
-    if noise == PUBLISHED:
-        return {"δ at any ε, lower": -math.expm1(-EPSILON / 3)}, ""
-    mechanism = mechanism_of(noise, dimension)
-    certificate = mechanism.certificate(DELTA)
-    if noise == "Laplace":
-        return {"ε": mechanism.pure_epsilon, "δ": 0.0}, str(certificate)
-    return {"ε": certificate.epsilon, "δ": DELTA}, str(certificate)
-
-
 def _run_constant(row: Row) -> Result:
-    bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     epsilon, degrees = row.settings["epsilon"], row.source[DEGREES]
-    add = WishartNoise(
-        bounds, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency="add_remove"
-    )
-    replace = WishartNoise(
-        bounds, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency="replace_one"
-    )
-    found = [
-        WishartNoise.from_epsilon(
-            bounds, epsilon=epsilon, delta=DELTA, adjacency=used.adjacency, num_features=_FEATURES
+    measured, certified = {}, {}
+    names: dict[Adjacency, str] = {"add_remove": "", "replace_one": ", replace one"}
+    for adjacency, name in names.items():
+        noise = WishartNoise(
+            _UNIT_BOUNDS, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency=adjacency
         )
-        for used in (add, replace)
-    ]
-    return Result(
-        measured={
-            DEGREES: found[0].degrees_of_freedom,
-            f"{DEGREES}, replace one": found[1].degrees_of_freedom,
-        },
-        certified={
-            "ε": wishart_curve(add.event, "add_remove").epsilon(DELTA),
-            "δ": DELTA,
-            "ε, replace one": wishart_curve(replace.event, "replace_one").epsilon(DELTA),
-        },
+        fewest = _fewest(epsilon, adjacency, _FEATURES)
+        measured[f"{DEGREES}{name}"] = fewest.degrees_of_freedom
+        certified[f"ε{name}"] = wishart_curve(noise.event, adjacency).epsilon(DELTA)
+        certified["δ"] = DELTA
+    return Result(measured, certified)
+
+
+def _fewest(epsilon: float, adjacency: Adjacency, num_features: int = 1) -> WishartNoise:
+    """Wishart noise with the fewest degrees of freedom at this epsilon and `DELTA`."""
+    return WishartNoise.from_epsilon(
+        _UNIT_BOUNDS, epsilon=epsilon, delta=DELTA, adjacency=adjacency, num_features=num_features
     )
+
+
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    attacked = [record for record in records if record.settings.get("dimension") == 5]
+    drawn = {}
+    if len(attacked) == len(_STYLES):
+        caption = (
+            "d = 5, ε = 1: how often a test says that the row is not in the data, where it is not"
+            " (up) and where it is (right). Points: the test of the support; those without a hit or"
+            " an alarm lie on the edge. Lines: tests of the release along the row. Dashed: the most"
+            " that pure ε = 1 allows."
+        )
+        drawn["attacks"] = _attacks_figure(attacked), caption
+    caption = (
+        "Degrees of freedom of Wishart noise above the dimension, at scale R² and δ = 1e-4: what"
+        " Sheffet's theorem asks for, and what the exact profile does."
+    )
+    return {**drawn, "degrees": (_degrees_figure(), caption)}
+
+
+def _attacks_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(width=6.8, height=4.4)
+    levels = np.geomspace(1e-5, 1, 200)
+    pure = ApproximateDP(EPSILON).true_positive_rate(levels)
+    axes.loglog(levels, pure, "--", color=SOURCE, label="pure ε = 1")
+    for record in records:
+        colour, marker, label = _STYLES[record.settings["noise"]]
+        tests = [Counts(*counts) for counts in record.series["tests"]]
+        shares = np.array([(test.alarms / test.draws, test.hits / test.draws) for test in tests])
+        axes.plot(*shares[1:].T, color=colour, linewidth=1.2)
+        support = np.maximum(shares[0], levels[0])
+        axes.plot(*support, marker, color=colour, label=label, clip_on=False, markersize=8)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.set(xlim=(7e-6, 1.3), ylim=(7e-6, 1.3))
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _degrees_figure() -> Figure:
+    figure, (axes,) = new_figure(height=3.8)
+    epsilons = [float(epsilon) for epsilon in np.geomspace(0.05, 0.99, 14)]
+    asked = [sheffet_degrees_of_freedom(1, epsilon=e, delta=DELTA) - 1 for e in epsilons]
+    axes.loglog(epsilons, asked, color=SOURCE, label="Sheffet 2019")
+    lines: tuple[tuple[Adjacency, str, str], ...] = (
+        ("replace_one", MEASURED, "replace one"),
+        ("add_remove", CERTIFIED, "add or remove"),
+    )
+    for adjacency, colour, label in lines:
+        made = [_fewest(epsilon, adjacency) for epsilon in epsilons]
+        above = [each.degrees_of_freedom - each.dimension for each in made]
+        axes.loglog(epsilons, above, color=colour, label=label)
+    set_log_ticks(axes, (0.05, 0.1, 0.2, 0.5, 1.0))
+    axes.set_ylabel("degrees of freedom − d")
+    axes.legend()
+    return figure
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    attacked = {record.row: record for record in records if "noise" in record.settings}
-    published = [r for r in attacked.values() if r.settings["noise"] == PUBLISHED]
-    ours = [r for r in attacked.values() if r.settings["noise"] != PUBLISHED]
-    constants = [record for record in records if "noise" not in record.settings]
+    attacked = [record for record in records if "noise" in record.settings]
+    published = [record for record in attacked if record.settings["noise"] == PUBLISHED]
+    ours = [record for record in attacked if record not in published]
+    constants = [record for record in records if record not in attacked]
     return [
         *map(_published_remark, published),
         *([_ours_remark(ours)] if ours else []),
@@ -256,6 +312,6 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

@@ -6,7 +6,7 @@
 import functools
 
 from dpjax.datasets import Dataset, load_adult_attributes
-from experiments.bdp.variational_table import DESCRIPTION, Table, figures, remarks
+from experiments.bdp.variational import DESCRIPTION, Table, figures, remarks
 from experiments.lib.registry import Experiment
 
 

@@ -1,7 +1,7 @@
-"""Bayesian epsilons from draws of log moments, after every step of a run.
+"""Bayesian epsilons from draws of log moments after every step, and certified DP epsilons.
 
-The library's account answers once, at the end of a run and with the DP guarantee beside it; curves
-over steps, noise or orders need the costs themselves.
+`dpjax.bdp` converts the cost of a whole run, with the DP guarantee beside it; curves over steps,
+noise or orders need the costs themselves.
 """
 
 import functools
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+import dpjax
+from dpjax.adjacency import Adjacency
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 
 Array = npt.NDArray[np.float64]
@@ -26,10 +28,10 @@ def log_moments(
     noise_std: float,
     orders: tuple[int, ...] = ORDERS,
 ) -> Array:
-    """Returns ``subsampled_gaussian_log_moments``'s log moments, interpolated: for many distances.
+    """Returns ``subsampled_gaussian_log_moments``, interpolated: for many distances.
 
     A log moment is convex in the squared distance, so that straight lines between the points of a
-    grid err upwards; its 4,097 points are dense where distances are small, and they hardly err.
+    grid are upper bounds; its 4,097 points are dense where distances are small.
 
     Returns:
       Orders on a last axis behind those of ``distances``.
@@ -44,12 +46,10 @@ def log_moments(
 
 @functools.cache
 def _table(orders: tuple[int, ...], sampling_rate: float, power: int) -> tuple[Array, Array]:
-    """Log moments on a grid of squared distances over noise, up to this power of two."""
+    """Returns log moments on a grid of squared distances over noise, up to this power of two."""
     roots = np.linspace(0.0, 2.0 ** (power / 2), _GRID)
-    grid = np.square(roots)
-    return grid, subsampled_gaussian_log_moments(
-        orders, roots, sampling_rate=sampling_rate, noise_std=1.0
-    )
+    rates = {"sampling_rate": sampling_rate, "noise_std": 1.0}
+    return np.square(roots), subsampled_gaussian_log_moments(orders, roots, **rates)
 
 
 def step_costs(
@@ -64,7 +64,7 @@ def step_costs(
       log_moments: of each draw at each order, ``(..., draws, orders)``.
       planned: the T of Theorem 1.
       failure_probability: gamma, of each estimate.
-      worst: the log moments that no record exceeds, if there are such; nor do the costs then.
+      worst: largest log moments of any record, an upper bound on the costs, if there are such.
 
     >>> step_costs(np.full((50, 1), 0.25), planned=100)
     array([0.25])
@@ -81,7 +81,7 @@ def epsilons(
     Args:
       costs: of all steps together, ``(..., orders)``.
       delta: of the guarantee.
-      failure: how much of it is spent on estimates that may be too small.
+      failure: the part of delta for estimates that may be too small.
       orders: the lambdas.
 
     >>> float(epsilons(np.array([1.0, 4.0]), delta=np.exp(-3.0), orders=(1, 2)))
@@ -101,3 +101,28 @@ def epsilons_by_step(
     left = np.log(delta - num_done * failure_probability)
     totals = np.cumsum(costs, axis=-2) - left[:, None]
     return np.asarray(np.min(totals / np.asarray(orders), axis=-1))
+
+
+@functools.cache
+def certified_epsilon(
+    num_examples: int,
+    sampling_rate: float,
+    noise_multiplier: float,
+    num_steps: int,
+    adjacency: Adjacency,
+    delta: float,
+) -> float:
+    """Returns the tight DP epsilon of the sampled Gaussian whose gradients are clipped.
+
+    >>> round(certified_epsilon(1_000, 0.1, 1.0, 1, "add_remove", 1e-5), 2)
+    1.74
+    """
+    sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency=adjacency,
+    )
+    return mechanism.certificate(delta).epsilon

@@ -9,15 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpjax.accounting import moments_accountant
+from dpjax.adjacency import Adjacency
 from dpjax.bdp import published_reverse_log_moments, subsampled_gaussian_log_moments
 from dpjax.bdp.replace_one import replace_one_log_moments
+from experiments.bdp import costs
 from experiments.bdp import figures_accounts as accounts
-from experiments.bdp.costs import ORDERS
-from experiments.bdp.figures_drawn import figures
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_curve, legend_below
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import format_upper_bound, group_by, when_run
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24
@@ -57,25 +62,8 @@ def _quantile_row(figure: str, level: float, settings: Mapping[str, Any]) -> Row
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
-    run = {"1": _run_steps, "3": _run_noise, "4": _run_noise, "5": _run_orders}
+    run = {"1": _run_curves, "3": _run_curves, "4": _run_curves, "5": _run_orders}
     return run.get(row.settings["figure"], _run_formula)(row)
-
-
-def _run_steps(row: Row) -> Result:
-    settings = row.settings
-    curves = accounts.steps_curves(
-        settings["level"], settings["num_steps"], settings["order"], range(settings["seeds"])
-    )
-    return Result(
-        measured={_COLUMNS[name]: _at(curve, [-1])[0] for name, curve in curves.items()},
-        certified={**_certified_at([(2.0, settings["num_steps"])]), "DP ε, unclipped": np.inf},
-        note=_NOTE,
-        series={
-            **curves,
-            "certified": _certified_curve([(2.0, t) for t in _CERTIFIED_STEPS]),
-            "certified at": _CERTIFIED_STEPS,
-        },
-    )
 
 
 _NOTE = (
@@ -85,48 +73,53 @@ _NOTE = (
 )
 
 
-def _run_noise(row: Row) -> Result:
-    settings, is_clipped = row.settings, row.settings["figure"] == "3"
-    noises = np.array(settings["noises"])
-    curves = accounts.noise_curves(
-        settings["level"], noises, settings["order"], range(settings["seeds"]), is_clipped
-    )
-    ends = _certified_at([(2 * noises[0], 1), (2 * noises[-1], 1)])
-    columns = {**_COLUMNS, "norms": CLIPPED if is_clipped else NORMS}
-    return Result(
-        measured={columns[name]: _at(curve, [0, -1]) for name, curve in curves.items()},
-        certified=ends if is_clipped else {**ends, "DP ε, unclipped": np.inf},
-        note=_NOTE,
-        series={
-            **curves,
-            "certified": _certified_curve([(2 * s, 1) for s in _CERTIFIED_NOISES]),
-            "certified at": _CERTIFIED_NOISES,
-        },
-    )
-
-
-def _at(curve: Any, places: Sequence[int]) -> list[float]:
-    """A curve, or the median of several, at some of its points."""
-    return np.median(np.atleast_2d(curve), axis=0)[list(places)].tolist()
-
-
-def _certified_at(runs: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    curves = _certified_curve(runs)
-    shown = {name: each[0] if len(each) == 1 else each for name, each in curves.items()}
-    return {"DP ε": shown["add_remove"], "DP ε, replace one": shown["replace_one"]}
-
-
-def _certified_curve(runs: Sequence[tuple[float, int]]) -> dict[str, list[float]]:
-    """Of runs of a noise multiplier and a number of steps, under both adjacencies."""
-    return {
-        "add_remove": [accounts.certified_epsilon(*run, "add_remove") for run in runs],
-        "replace_one": [accounts.certified_epsilon(*run, "replace_one") for run in runs],
+def _run_curves(row: Row) -> Result:
+    """Figures 1, 3 and 4: ε over the steps or over the noise."""
+    settings, columns = row.settings, _COLUMNS
+    level, order, seeds = settings["level"], settings["order"], range(settings["seeds"])
+    is_clipped = settings["figure"] == "3"
+    if settings["figure"] == "1":
+        num_steps = settings["num_steps"]
+        curves = accounts.steps_curves(level, num_steps, order, seeds)
+        measured_at, ends = [-1], [(2.0, num_steps)]
+        places: Sequence[float] = _CERTIFIED_STEPS
+        runs = [(2.0, steps) for steps in _CERTIFIED_STEPS]
+    else:
+        noises = np.array(settings["noises"])
+        curves = accounts.noise_curves(level, noises, order, seeds, is_clipped)
+        places, measured_at = _CERTIFIED_NOISES, [0, -1]
+        ends = [(2 * noises[0], 1), (2 * noises[-1], 1)]
+        runs = [(2 * noise, 1) for noise in places]
+        columns = {**_COLUMNS, "norms": CLIPPED if is_clipped else NORMS}
+    measured = {
+        columns[name]: _one_or_all(np.median(np.atleast_2d(curve), axis=0)[measured_at].tolist())
+        for name, curve in curves.items()
     }
+    certified = {
+        "DP ε": _one_or_all(_certified(ends, "add_remove")),
+        "DP ε, replace one": _one_or_all(_certified(ends, "replace_one")),
+        **({} if is_clipped else {"DP ε, unclipped": np.inf}),
+    }
+    bounds = {adjacency: _certified(runs, adjacency) for adjacency in ("add_remove", "replace_one")}
+    series = {**curves, "certified": bounds, "certified at": places}
+    return Result(measured, certified, _NOTE, series)
+
+
+def _one_or_all(values: list[float]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _certified(runs: Sequence[tuple[float, int]], adjacency: Adjacency) -> list[float]:
+    """Returns the certified ε of runs of clipped gradients: noise multipliers and steps."""
+    shape = round(accounts.BATCH / accounts.RATE), accounts.RATE
+    return [costs.certified_epsilon(*shape, *run, adjacency, accounts.DELTA) for run in runs]
 
 
 def _run_orders(row: Row) -> Result:
     bayesian, known = accounts.order_curves(row.settings["distance"], _ORDERS)
     best = int(np.argmin(bayesian))
+    run = accounts.LONG_SIZE, accounts.LONG_RATE, 1 / row.settings["distance"], accounts.LONG_STEPS
+    certified = costs.certified_epsilon(*run, "add_remove", accounts.DELTA)
     return Result(
         measured={
             BEST_MA: known[best],
@@ -134,7 +127,7 @@ def _run_orders(row: Row) -> Result:
             "ε at λ = 1, 50": [bayesian[0], bayesian[-1]],
             "Bayesian ε less MA ε, at most": float(np.abs(bayesian / known - 1).max()),
         },
-        certified={"DP ε": accounts.certified_long_epsilon(row.settings["distance"])},
+        certified={"DP ε": certified},
         series={"orders": list(_ORDERS), "bayesian": bayesian, "MA": known},
     )
 
@@ -160,23 +153,25 @@ def _run_formula(row: Row) -> Result:
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    rows = {record.row: record for record in records}
-    steps = [record for record in records if record.settings["figure"] == "1"]
-    clipped = [record for record in records if record.settings["figure"] == "3"]
-    made = [
+    by_figure = group_by(records, "figure")
+    steps, clipped = by_figure.get("1", []), by_figure.get("3", [])
+    return [
         *([_order_remark(steps), _INFINITE_REMARK] if steps else []),
         *([_clipped_remark(clipped)] if clipped else []),
-        *([_orders_remark(rows)] if "5: C = 1" in rows else []),
-        *([_reverse_remark(rows[REVERSE])] if REVERSE in rows else []),
-        *([_pairs_remark(rows[PAIRS])] if PAIRS in rows else []),
+        *when_run(records, _orders_remark, "5: C = 1"),
+        *when_run(records, _reverse_remark, REVERSE),
+        *when_run(records, _pairs_remark, PAIRS),
+        *([_PUBLISHED_REMARK] if steps else []),
     ]
-    return [*made, *(_PUBLISHED_REMARKS if steps else [])]
 
 
 def _order_remark(steps: Sequence[Record]) -> str:
     first, last = steps[0], steps[-1]
     ratio = first.measured[SOURCES_PAIRS] / first.measured[SOURCES_MA]
     least = min(record.measured[name] for record in steps for name in (NORMS, CLIPPED))
+    added, replaced = (
+        format_upper_bound(first.certified[name]) for name in ("DP ε", "DP ε, replace one")
+    )
     return (
         f"Figure 1's order is reproduced at the source's one order λ = {first.settings['order']}:"
         f" with noise at the {first.settings['level']:g} quantile the Bayesian ε ends at"
@@ -184,15 +179,11 @@ def _order_remark(steps: Sequence[Record]) -> str:
         f" {first.measured[SOURCES_MA]:.0f}, and at the {last.settings['level']:g} quantile at"
         f" {last.measured[SOURCES_PAIRS]:.2f}. But that order is a bad choice: over the orders 1"
         f" to 64 the moments accountant's ε is {first.measured[BEST_MA]:.2f}, and what clipping at"
-        f" C certifies is {_upper(first.certified['DP ε, replace one'])} for replacing a record"
-        f" ({_upper(first.certified['DP ε'])} for adding one), below every Bayesian ε of the"
-        f" figure, of which the least is {least:.2f}. (Corollary 1 alone keeps ε above log(1/δ)/λ,"
-        f" {-math.log(accounts.DELTA) / ORDERS[-1]:.2f} at the largest order.)"
+        f" C certifies is {replaced} for replacing a record ({added} for adding one), below every"
+        f" Bayesian ε of the figure, of which the least is {least:.2f}. (Corollary 1 alone keeps ε"
+        " above log(1/δ)/λ,"
+        f" {-math.log(accounts.DELTA) / costs.ORDERS[-1]:.2f} at the largest order.)"
     )
-
-
-def _upper(value: float) -> str:
-    return format_value(value, rounding="ROUND_CEILING")
 
 
 _INFINITE_REMARK = (
@@ -217,14 +208,13 @@ def _clipped_remark(clipped: Sequence[Record]) -> str:
     )
 
 
-def _orders_remark(rows: Mapping[str, Record]) -> str:
-    record = rows["5: C = 1"]
+def _orders_remark(record: Record) -> str:
     return (
         "Figure 5: with all distances equal the Bayesian accountant and the moments accountant"
         f" agree to {format_value(record.measured['Bayesian ε less MA ε, at most'])} of ε. At C = 1"
         f" the best order is {record.measured['best λ ≤ 50']} with ε ="
         f" {record.measured[BEST_MA]:.2f}, and"
-        f" {_upper(record.certified['DP ε'])} is certified."
+        f" {format_upper_bound(record.certified['DP ε'])} is certified."
     )
 
 
@@ -247,11 +237,112 @@ def _pairs_remark(record: Record) -> str:
     )
 
 
-_PUBLISHED_REMARKS = (
+_PUBLISHED_REMARK = (
     "The source takes all 1,225 pairs of 50 gradients as independent draws: see the row on pairs"
     " in bdp_limits for what that does to Theorem 4's promise. It also scales each step's noise to"
-    " a quantile of that step's own norms, which tells of them.",
+    " a quantile of that step's own norms, which depends on them."
 )
+
+
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    """Returns those pictures whose rows were run."""
+    draw = {
+        "1": ("steps", _curves_figure, _STEPS_CAPTION),
+        "3": ("noise_clipped", _curves_figure, _CLIPPED_CAPTION),
+        "4": ("noise_unclipped", _curves_figure, _UNCLIPPED_CAPTION),
+        "5": ("orders", _orders_figure, _ORDERS_CAPTION),
+    }
+    by_figure = group_by(records, "figure")
+    return {
+        stem: (make(by_figure[number]), caption)
+        for number, (stem, make, caption) in draw.items()
+        if number in by_figure
+    }
+
+
+_STEPS_CAPTION = (
+    "Figure 1: ε after each step, with the noise at 2C and C at a quantile of the norms. Bands:"
+    " range over the draws of the gradients. As published: one order, distances of pairs, not an"
+    " upper bound for replacing a record (see the counterexample in the last row); the moments"
+    " accountant has the distance 2C. From the norms: for adding or removing a record. The"
+    " Bayesian accounts are of unclipped gradients where not said otherwise, whose DP ε is infinite"
+    " and whose expectation, too: they show the draws."
+)
+_CLIPPED_CAPTION = (
+    "Figure 3: ε of one step against the noise over 2C, gradients clipped at C. Bands: range over"
+    " the draws. Both Bayesian curves are below the moments accountant's at the same λ, and above"
+    " what is certified."
+)
+_UNCLIPPED_CAPTION = (
+    "Figure 4: as Figure 3, and the Bayesian accounts of gradients that are not clipped: of these"
+    " the DP ε is infinite, and certified is only the ε of clipped ones."
+)
+_ORDERS_CAPTION = (
+    "Figure 5: ε at each order λ after 10,000 steps, every norm C. Lines: the Bayesian accountant;"
+    " points: the moments accountant, equal. Dotted: the certified DP ε. A bad λ costs orders of"
+    " magnitude; for small C the best one is beyond the range."
+)
+
+
+_STYLES: Mapping[str, dict[str, Any]] = {
+    "MA, published": {"color": SOURCE, "label": "moments accountant, as published"},
+    "pairs, published": {
+        "color": PALETTE[1],
+        "label": "Bayesian, pairs, as published (no upper bound)",
+    },
+    "MA": {"color": SOURCE, "linestyle": "--", "label": "moments accountant, best λ"},
+    "norms": {"color": MEASURED, "label": "Bayesian, norms, best λ"},
+    "norms, clipped": {
+        "color": PALETTE[5],
+        "linestyle": "--",
+        "label": "Bayesian, clipped norms, best λ",
+    },
+}
+_ADJACENCIES: Mapping[str, dict[str, Any]] = {
+    "replace_one": {"label": "certified DP, clipped: replace one"},
+    "add_remove": {"label": "certified DP, clipped: add or remove", "linestyle": ":"},
+}
+
+
+def _curves_figure(records: Sequence[Record]) -> Figure:
+    figure, axes = new_figure(1, len(records), width=9.6, height=4.4)
+    for axis, record in zip(axes, records, strict=True):
+        settings = record.settings
+        steps = np.arange(1, settings["num_steps"] + 1) if "num_steps" in settings else None
+        _draw_curves(axis, settings["noises"] if steps is None else steps, record.series)
+        label = "σ" if steps is None else "step"
+        axis.set(xlabel=label, title=f"C: {settings['level']:g} quantile")
+    ends = [axis.get_ylim() for axis in axes]
+    for axis in axes:
+        axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    axes[0].set_ylabel("ε at δ = 1e-5")
+    legend_below(figure, axes)
+    return figure
+
+
+def _draw_curves(axes: Axes, places: Any, series: Mapping[str, Any]) -> None:
+    for name, style in _STYLES.items():
+        if name in series:
+            curves = np.atleast_2d(series[name])
+            ends = curves.min(axis=0), curves.max(axis=0)
+            draw_curve(axes, places, np.median(curves, axis=0), ends, marker="", **style)
+    axes.set_yscale("log")
+    for adjacency, style in _ADJACENCIES.items():
+        certified = series["certified"][adjacency]
+        axes.plot(series["certified at"], certified, color=CERTIFIED, **style)
+
+
+def _orders_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(height=4.2)
+    for record, colour in zip(records, PALETTE, strict=False):
+        orders, series = record.series["orders"], record.series
+        axes.semilogy(orders, series["bayesian"], color=colour, label=record.row.split(": ")[1])
+        axes.semilogy(orders, series["MA"], ".", color=colour)
+        axes.axhline(record.certified["DP ε"], color=colour, linestyle=":", linewidth=1.2)
+    axes.set(xlabel="λ", ylabel="ε at δ = 1e-5")
+    axes.legend()
+    return figure
+
 
 EXPERIMENT = Experiment(
     name="bdp_figures",
@@ -273,6 +364,6 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

@@ -1,18 +1,19 @@
-"""What each account says of the runs of Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020).
+"""Synthetic gradients of Figures 1, 3 and 4 of Triastcyn and Faltings (2020), and accounts of them.
 
-As the source computes them: one fixed order, the distance 2C for the moments accountant, and the
-distances of all pairs of a batch for the Bayesian one, in the formula for adding a record. And as
-they should be: the best of many orders, the norms of the gradients, tight certificates.
+Coordinates are Weibull variables of shape 1/2: 1,000 in a gradient, 50 gradients in a step. As in
+the source: one fixed order, the distance 2C for the moments accountant, and the distances of all
+pairs of a batch for the Bayesian one, in the formula for adding a record. Beside it: the best of
+many orders, and the norms of the gradients.
 """
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-import dpjax
 from dpjax.accounting import moments_accountant as moments
-from dpjax.adjacency import Adjacency
 from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp.costs import (
     ORDERS,
@@ -22,11 +23,67 @@ from experiments.bdp.costs import (
     log_moments,
     step_costs,
 )
-from experiments.bdp.figures_gradients import BATCH, distances, inner_products, norm_quantile
 
+SHAPE, DIMENSION, BATCH = 0.5, 1_000, 50
 DELTA, RATE = 1e-5, 1e-3
+LONG_SIZE, LONG_RATE, LONG_STEPS = 60_000, 64 / 60_000, 10_000
 _SOURCE_FAILURE = 1e-16
-_LONG_RATE, _LONG_STEPS = 64 / 60_000, 10_000
+_REFERENCE_STEPS, _REFERENCE_SEED = 200, 2**31
+
+
+class Distances(NamedTuple):
+    """Norms and distances of the gradients of one step, or of several on leading axes.
+
+    Attributes:
+      norms: of the gradients, ``(..., 50)``.
+      pairs: distances of all pairs of them, ``(..., 1225)``.
+    """
+
+    norms: Array
+    pairs: Array
+
+
+def inner_products(num_steps: int, seed: int) -> Array:
+    """Returns the inner products of the gradients of each step, ``(num_steps, 50, 50)``.
+
+    >>> inner_products(2, seed=0).shape
+    (2, 50, 50)
+    """
+    generator = np.random.default_rng(seed)
+    gradients = generator.weibull(SHAPE, (num_steps, BATCH, DIMENSION))
+    return np.asarray(gradients @ gradients.swapaxes(-1, -2))
+
+
+def distances(products: Array, l2_clip: npt.ArrayLike = np.inf) -> Distances:
+    """Returns norms and pair distances of clipped gradients.
+
+    Args:
+      products: as `inner_products` returns them.
+      l2_clip: for all steps, or one for each; by default nothing is clipped.
+
+    >>> clipped = distances(np.array([[9.0, 0.0], [0.0, 16.0]]), l2_clip=1.0)
+    >>> clipped.norms, clipped.pairs
+    (array([1., 1.]), array([1.4142]))
+    """
+    squares = np.diagonal(products, axis1=-2, axis2=-1)
+    factors = np.minimum(1.0, np.asarray(l2_clip)[..., None] / np.sqrt(squares))
+    clipped = factors[..., :, None] * products * factors[..., None, :]
+    squares = np.diagonal(clipped, axis1=-2, axis2=-1)
+    first, second = np.triu_indices(squares.shape[-1], 1)
+    apart = squares[..., first] + squares[..., second] - 2 * clipped[..., first, second]
+    return Distances(np.sqrt(squares), np.sqrt(np.maximum(apart, 0.0)))
+
+
+def norm_quantile(level: float) -> float:
+    """Returns a quantile of the norms' distribution, from 10,000 draws of their own."""
+    return float(np.quantile(_reference_norms(), level))
+
+
+@functools.cache
+def _reference_norms() -> Array:
+    seeds = range(_REFERENCE_SEED, _REFERENCE_SEED + 4)
+    drawn = [distances(inner_products(_REFERENCE_STEPS // 4, seed)).norms for seed in seeds]
+    return np.concatenate(drawn).ravel()
 
 
 def published_costs(
@@ -58,7 +115,7 @@ def norm_costs(
 ) -> Array:
     """Returns each step's cost at all orders from the gradients' norms, ``(steps, orders)``.
 
-    C is the quantile of the norms' distribution: noise that depends on the batch would tell of it.
+    C is the quantile of the norms' distribution: noise scaled to the batch would depend on it.
     Clipped gradients cost no more than one of norm C.
     """
     clip = norm_quantile(level)
@@ -68,8 +125,17 @@ def norm_costs(
     return step_costs(log_moments(norms, **settings), planned, worst=worst)
 
 
-def steps_curves(level: float, num_steps: int, order: int, seeds: range) -> dict[str, Any]:
-    """Returns epsilon after every step (Figure 1), the Bayesian ones for each seed.
+def _moments_curves(noise: Any, steps: Any, order: int) -> dict[str, Any]:
+    """Returns ε by the moments accountant, at the source's order and at the best one."""
+    best = [each + 1 for each in ORDERS]
+    return {
+        "MA, published": moments.compute_epsilon(noise, RATE, steps, DELTA, (order + 1,)),
+        "MA": moments.compute_epsilon(noise, RATE, steps, DELTA, best),
+    }
+
+
+def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Returns ε after every step (Figure 1), the Bayesian ones for each seed.
 
     Args:
       level: C is this quantile of the norms.
@@ -78,14 +144,8 @@ def steps_curves(level: float, num_steps: int, order: int, seeds: range) -> dict
       seeds: of the gradients.
     """
     setting: dict[str, Any] = {"noise": 1.0, "planned": num_steps}
-    steps = np.arange(1, num_steps + 1)
-    curves: dict[str, Any] = {
-        "MA, published": moments.compute_epsilon(1.0, RATE, steps, DELTA, (order + 1,)),
-        "MA": moments.compute_epsilon(1.0, RATE, steps, DELTA, [each + 1 for each in ORDERS]),
-        "pairs, published": [],
-        "norms": [],
-        "norms, clipped": [],
-    }
+    curves = _moments_curves(1.0, np.arange(1, num_steps + 1), order)
+    curves |= {"pairs, published": [], "norms": [], "norms, clipped": []}
     for seed in seeds:
         products = inner_products(num_steps, seed)
         published = published_costs(products, level, order, is_clipped=False, **setting)
@@ -99,18 +159,13 @@ def steps_curves(level: float, num_steps: int, order: int, seeds: range) -> dict
 
 
 def noise_curves(
-    level: float, noises: Array, order: int, seeds: range, is_clipped: bool
+    level: float, noises: Array, order: int, seeds: Sequence[int], is_clipped: bool
 ) -> dict[str, Any]:
-    """Returns epsilon of one step at each noise over 2C (Figures 3 and 4), by the same accounts."""
-    curves: dict[str, Any] = {
-        "MA, published": moments.compute_epsilon(noises, RATE, 1, DELTA, (order + 1,)),
-        "MA": moments.compute_epsilon(noises, RATE, 1, DELTA, [each + 1 for each in ORDERS]),
-        "pairs, published": [],
-        "norms": [],
-    }
+    """Returns ε of one step at each noise over 2C (Figures 3 and 4), by the same accounts."""
+    curves = _moments_curves(noises, 1, order) | {"pairs, published": [], "norms": []}
+    setting: dict[str, Any] = {"planned": 1, "is_clipped": is_clipped}
     for seed in seeds:
         products = inner_products(1, seed)
-        setting: dict[str, Any] = {"planned": 1, "is_clipped": is_clipped}
         published = [published_costs(products, level, order, noise=s, **setting) for s in noises]
         norms = [norm_costs(products, level, noise=s, **setting) for s in noises]
         curves["pairs, published"].append(
@@ -121,49 +176,16 @@ def noise_curves(
 
 
 def order_curves(distance: float, orders: range) -> tuple[Array, Array]:
-    """Returns epsilon at each order (Figure 5), by the Bayesian accountant and by the moments'.
+    """Returns ε at each order (Figure 5), by the Bayesian accountant and by the moments'.
 
     Ten thousand steps with noise of standard deviation one, every gradient's norm the same.
     """
-    settings = {"sampling_rate": _LONG_RATE, "noise_std": 1.0}
+    settings = {"sampling_rate": LONG_RATE, "noise_std": 1.0}
     drawn = subsampled_gaussian_log_moments(orders, np.full(BATCH, distance), **settings)
-    costs = _LONG_STEPS * step_costs(drawn, _LONG_STEPS)
+    costs = LONG_STEPS * step_costs(drawn, LONG_STEPS)
     bayesian = [float(epsilons(costs[i : i + 1], DELTA, 0.0, (o,))) for i, o in enumerate(orders)]
     known = [
-        moments.compute_epsilon(1 / distance, _LONG_RATE, _LONG_STEPS, DELTA, (o + 1,))
+        moments.compute_epsilon(1 / distance, LONG_RATE, LONG_STEPS, DELTA, (o + 1,))
         for o in orders
     ]
     return np.array(bayesian), np.array(known)
-
-
-@functools.cache
-def certified_epsilon(noise_multiplier: float, num_steps: int, adjacency: Adjacency) -> float:
-    """Returns the tight DP epsilon of steps whose gradients are clipped.
-
-    Args:
-      noise_multiplier: the noise over C, so twice the source's over 2C.
-      num_steps: one at least.
-      adjacency: whether a record is added or removed, or replaced.
-    """
-    sampling = dpjax.PoissonSampling(round(BATCH / RATE), RATE)
-    mechanism = dpjax.SubsampledGaussian(
-        sampling,
-        l2_clip=1.0,
-        noise_multiplier=noise_multiplier,
-        num_steps=num_steps,
-        adjacency=adjacency,
-    )
-    return mechanism.certificate(DELTA).epsilon
-
-
-def certified_long_epsilon(distance: float) -> float:
-    """Returns the tight DP epsilon of the ten thousand steps of Figure 5, under add/remove."""
-    sampling = dpjax.PoissonSampling(60_000, _LONG_RATE)
-    mechanism = dpjax.SubsampledGaussian(
-        sampling,
-        l2_clip=1.0,
-        noise_multiplier=1 / distance,
-        num_steps=_LONG_STEPS,
-        adjacency="add_remove",
-    )
-    return mechanism.certificate(DELTA).epsilon

@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from experiments.bdp import limits_composition as composition
-from experiments.bdp import limits_draws as draws
-from experiments.bdp.limits_drawn import figures
-from experiments.bdp.limits_populations import RECORDS, SIZES, num_too_small, populations
+from experiments.bdp import limits_estimates as estimates
+from experiments.bdp.costs import ORDERS, epsilons
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_curve, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.verdicts import format_upper_bound, group_by
 
 _COUNTS: Mapping[str, dict[str, int]] = {
     "quick": {"trials": 4_000, "repeats": 10, "losses": 400_000},
@@ -25,9 +28,11 @@ _GAMMAS = (0.05, 0.001)
 _DRAWS, _TAIL_DRAWS = (16, 64, 256, 1_024, 4_096, 16_384), (64, 1_024, 16_384)
 _SHAPES, _KEPT = (0.5, 1.0, 2.0), (1.0, 0.5, 0.0)
 _MOMENT = 2
+_LEVELS = np.geomspace(1e-4, 0.5, 40)
 INSIDE, NUMBER = "normal", "number of draws"
-STUDENT, BERNSTEIN = "Student too small %", "Bernstein too small %"
+_LABELS = {"student": "Student too small %", "bernstein": "Bernstein too small %"}
 KNOWN, MOST = "Bayesian ε, exact", "Bayesian ε, exact, rarest given up"
+STUDENT = "Bayesian ε, Student"
 EXACT, BOUND, SIMULATED = "E exp(2L), exact", "E exp(2L), Theorem 1", "E exp(2L), simulated"
 
 
@@ -35,32 +40,30 @@ def _rows(profile: str) -> list[Row]:
     counts = _COUNTS[profile]
     coverage = {"trials": counts["trials"], "gammas": _GAMMAS, "seed": 0}
     repeated = {"repeats": counts["repeats"], "seed": 0}
-    return [
-        *(_coverage_row(name, coverage) for name in populations()),
-        Row(NUMBER, {"part": "number", "draws": _DRAWS, **repeated}, {}),
-        *(
-            Row(
-                f"tails: Weibull, shape {shape:g}",
-                {"part": "tails", "shape": shape, "draws": _TAIL_DRAWS, **repeated},
-                {},
-            )
-            for shape in _SHAPES
-        ),
-        *(
-            Row(
-                f"composition: {100 * kept:.0f} % of norms kept",
-                {"part": "composition", "kept": kept, "losses": counts["losses"], "seed": 1},
-                {},
-            )
-            for kept in _KEPT
-        ),
-    ]
-
-
-def _coverage_row(name: str, settings: Mapping[str, Any]) -> Row:
+    composition = {"losses": counts["losses"], "seed": 1}
     # As near as whole numbers of records come to the other sizes.
-    sizes = [n * (n - 1) // 2 for n in RECORDS] if name == "all pairs" else SIZES
-    return Row(name, {"part": "coverage", "draws": sizes, **settings}, {})
+    pairs = [n * (n - 1) // 2 for n in estimates.RECORDS]
+    sizes: dict[str, Sequence[int]] = dict.fromkeys(estimates.populations(), estimates.SIZES)
+    settings: dict[str, dict[str, Any]] = {
+        **{
+            name: {"part": "coverage", "draws": draws, **coverage}
+            for name, draws in (sizes | {"all pairs": pairs}).items()
+        },
+        NUMBER: {"part": "number", "draws": _DRAWS, **repeated},
+        **{
+            f"tails: Weibull, shape {shape:g}": {
+                "part": "tails", "shape": shape, "draws": _TAIL_DRAWS, **repeated
+            }
+            for shape in _SHAPES
+        },
+        **{
+            f"composition: {100 * kept:.0f} % of norms kept": {
+                "part": "composition", "kept": kept, **composition
+            }
+            for kept in _KEPT
+        },
+    }  # fmt: skip
+    return [Row(name, each, {}) for name, each in settings.items()]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
@@ -74,15 +77,16 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _run_coverage(row: Row) -> Result:
-    settings, population = row.settings, populations()[row.name]
+    settings, population = row.settings, estimates.populations()[row.name]
     counts = [
-        num_too_small(population, settings["trials"], n, settings["gammas"], settings["seed"])
+        estimates.num_too_small(
+            population, settings["trials"], n, settings["gammas"], settings["seed"]
+        )
         for n in settings["draws"]
     ]
-    labels = {"student": STUDENT, "bernstein": BERNSTEIN}
     return Result(
         measured={
-            f"γ = {gamma:g}: {labels[name]}": [
+            f"γ = {gamma:g}: {_LABELS[name]}": [
                 100 * each[name][place] / settings["trials"] for each in counts
             ]
             for name in counts[0]
@@ -96,17 +100,17 @@ def _run_coverage(row: Row) -> Result:
 
 def _run_number(row: Row) -> Result:
     settings = row.settings
-    curves = draws.draws_curves(settings["draws"], settings["repeats"], settings["seed"])
+    curves = estimates.draws_curves(settings["draws"], settings["repeats"], settings["seed"])
     return Result(
         measured={
-            "MA ε": draws.moments_epsilon(),
-            KNOWN: draws.exact_epsilon(),
-            MOST: draws.exact_epsilon_of_most(),
-            "Bayesian ε, Student": [each[1] for each in curves["student"]],
+            "MA ε": estimates.moments_epsilon(),
+            KNOWN: estimates.exact_epsilon(),
+            MOST: estimates.exact_epsilon_of_most(),
+            STUDENT: [each[1] for each in curves["student"]],
             "Bayesian ε, Bernstein": [each[1] for each in curves["bernstein"]],
             "Bayesian ε, least without assumption": curves["limit"],
         },
-        certified={"DP ε": draws.certified_epsilon()},
+        certified={"DP ε": estimates.certified_run_epsilon()},
         note="Medians over repeats, by the number of draws: 16, 64, ..., 16,384.",
         series=curves,
     )
@@ -114,39 +118,38 @@ def _run_number(row: Row) -> Result:
 
 def _run_tails(row: Row) -> Result:
     settings, shape = row.settings, row.settings["shape"]
-    curves = draws.tail_curves(shape, settings["draws"], settings["repeats"], settings["seed"])
+    curves = estimates.tail_curves(shape, settings["draws"], settings["repeats"], settings["seed"])
     return Result(
         measured={
-            KNOWN: draws.exact_epsilon(draws.weibull_norm_at(shape)),
-            MOST: draws.exact_epsilon_of_most(draws.weibull_norm_at(shape)),
-            "Bayesian ε, Student": [each[1] for each in curves["clipped"]],
+            KNOWN: estimates.exact_epsilon(estimates.weibull_norm_at(shape)),
+            MOST: estimates.exact_epsilon_of_most(estimates.weibull_norm_at(shape)),
+            STUDENT: [each[1] for each in curves["clipped"]],
             f"{KNOWN}, unclipped": math.inf,
-            "Bayesian ε, Student, unclipped": [each[1] for each in curves["unclipped"]],
+            f"{STUDENT}, unclipped": [each[1] for each in curves["unclipped"]],
         },
-        certified={"DP ε": draws.certified_epsilon(), "DP ε, unclipped": math.inf},
+        certified={"DP ε": estimates.certified_run_epsilon(), "DP ε, unclipped": math.inf},
         note="Tails: medians over repeats, by the number of draws: 64, 1,024 and 16,384.",
         series=curves,
     )
 
 
 def _run_composition(row: Row) -> Result:
-    settings, orders = row.settings, (_MOMENT,)
-    norms = composition.norms_by_step(settings["kept"])
-    losses = composition.simulated_losses(norms, settings["losses"], settings["seed"])
-    exact, bound = composition.exact_moments(norms), composition.theorem_moments(norms)
-    tail = 1 - composition.DELTA
-    simulated = composition.simulated_moment(losses, _MOMENT)
+    settings, delta = row.settings, estimates.MODEL_DELTA
+    norms = estimates.norms_by_step(settings["kept"])
+    losses = estimates.simulated_losses(norms, settings["losses"], settings["seed"])
+    exact, bound = estimates.exact_moments(norms), estimates.theorem_moments(norms)
+    simulated = estimates.simulated_moment(losses, _MOMENT)
     return Result(
         measured={
-            EXACT: float(np.exp(composition.exact_moments(norms, orders)[0])),
-            BOUND: float(np.exp(composition.theorem_moments(norms, orders)[0])),
+            EXACT: float(np.exp(estimates.exact_moments(norms, (_MOMENT,))[0])),
+            BOUND: float(np.exp(estimates.theorem_moments(norms, (_MOMENT,))[0])),
             SIMULATED: simulated.mean,
             f"{SIMULATED}, standard error": simulated.error,
-            "Bayesian ε, exact moments": composition.epsilon_of(exact),
-            "Bayesian ε, Theorem 1": composition.epsilon_of(bound),
-            "Bayesian ε, simulated": float(np.quantile(losses, tail)),
+            "Bayesian ε, exact moments": float(epsilons(exact, delta)),
+            "Bayesian ε, Theorem 1": float(epsilons(bound, delta)),
+            "Bayesian ε, simulated": float(np.quantile(losses, 1 - delta)),
         },
-        certified={"DP ε, composition": composition.certified_epsilon()},
+        certified={"DP ε, composition": estimates.certified_model_epsilon()},
         series={
             "exact": exact,
             "bound": bound,
@@ -156,12 +159,9 @@ def _run_composition(row: Row) -> Result:
     )
 
 
-_LEVELS = np.geomspace(1e-4, 0.5, 40)
-
-
 def _remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
-    made = {
+    remarks = {
         INSIDE: _inside_remark,
         "one in 1,000": _rare_remark,
         "all pairs": _pairs_remark,
@@ -170,16 +170,11 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "tails: Weibull, shape 2": _rarest_remark,
         "composition: 0 % of norms kept": _composition_remark,
     }
-    return [remark(rows[name]) for name, remark in made.items() if name in rows]
-
-
-def _shares(record: Record, place: int = 0) -> list[float]:
-    trials = record.settings["trials"]
-    return [100 * counts[place] / trials for counts in record.series["student"]]
+    return [remark(rows[name]) for name, remark in remarks.items() if name in rows]
 
 
 def _inside_remark(record: Record) -> str:
-    shares = _shares(record)
+    shares = record.measured[f"γ = 0.05: {_LABELS['student']}"]
     return (
         "Theorem 4 holds where z is normal, and only there: its estimate is too small in"
         f" {min(shares):.1f} to {max(shares):.1f} % of trials at γ = 5 %. Costs are no such z:"
@@ -200,30 +195,30 @@ def _rare_remark(record: Record) -> str:
 
 
 def _pairs_remark(record: Record) -> str:
-    shares = _shares(record, place=1)
+    shares = record.measured[f"γ = 0.001: {_LABELS['student']}"]
     return (
         "All pairs of one sample are not independent draws, as the source takes them: at γ = 0.1 %"
-        f" the estimate from {record.settings['draws'][-1]:,} pairs of {RECORDS[-1]} records is too"
-        f" small in {shares[-1]:.0f} % of trials, and more pairs make it worse."
+        f" the estimate from {record.settings['draws'][-1]:,} pairs of {estimates.RECORDS[-1]}"
+        f" records is too small in {shares[-1]:.0f} % of trials, and more pairs make it worse."
     )
 
 
 def _number_remark(record: Record) -> str:
     measured, few = record.measured, record.settings["draws"][0]
-    least, student = draws.least_distribution_free_epsilon(1_024), measured["Bayesian ε, Student"]
-    certified = format_value(record.certified["DP ε"], rounding="ROUND_CEILING")
+    certified = format_upper_bound(record.certified["DP ε"])
     return (
         f"N draws cannot exclude that a share 1 − γ^(1/N) of the population has the norm C"
-        f" ({100 * draws.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15), so that without"
-        f" an assumption ε is {least:.2f} at least, where the moments accountant has"
-        f" {measured['MA ε']:.2f} for every record, and a tight account {certified}. Student's ε"
-        f" is {student[0]:.2f} from {few} draws, below the {measured[KNOWN]:.2f} of the"
-        " known distribution: the fewer the draws, the better it looks."
+        f" ({100 * estimates.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15), so that"
+        f" without an assumption ε is {estimates.least_distribution_free_epsilon(1_024):.2f} at"
+        f" least, where the moments accountant has {measured['MA ε']:.2f} for every record, and a"
+        f" tight account {certified}. Student's ε is {measured[STUDENT][0]:.2f} from {few} draws,"
+        f" below the {measured[KNOWN]:.2f} of the known distribution: the fewer the draws, the"
+        " better it looks."
     )
 
 
 def _tails_remark(record: Record) -> str:
-    unclipped = record.measured["Bayesian ε, Student, unclipped"]
+    unclipped = record.measured[f"{STUDENT}, unclipped"]
     return (
         "Of Weibull norms that are not clipped E z is infinite in this run, and Corollary 1 has no"
         " ε. Student's ε then grows with the draws:"
@@ -238,7 +233,7 @@ def _rarest_remark(record: Record) -> str:
         "With light tails, Weibull of shape 2, no draws show what E z is made of: clipped records"
         " are one in 1e13, and carry it at the orders that matter. Corollary 1's ε is"
         f" {measured[KNOWN]:.2f} where the distribution is known,"
-        f" Student's {measured['Bayesian ε, Student'][-1]:.2f} from {most:,} draws, clipped or not."
+        f" Student's {measured[STUDENT][-1]:.2f} from {most:,} draws, clipped or not."
         " Which is not to say that the loss itself is that large: with the rarest records given up"
         f" as half of δ, ε = {measured[MOST]:.2f} holds. Theorem 4 does not say so."
     )
@@ -253,6 +248,144 @@ def _composition_remark(record: Record) -> str:
         f" {measured['Bayesian ε, exact moments']:.2f}. The simulated privacy loss exceeds"
         f" {measured['Bayesian ε, simulated']:.2f} with probability δ."
     )
+
+
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    """Returns those pictures whose rows were run."""
+    draw = {
+        "coverage": ("coverage", _coverage_figure, _COVERAGE),
+        "number": ("draws", _draws_figure, _DRAWS_CAPTION),
+        "tails": ("tails", _tails_figure, _TAILS),
+        "composition": ("composition", _composition_figure, _COMPOSITION),
+    }
+    parts = group_by(records, "part")
+    return {
+        stem: (make(parts[part]), caption)
+        for part, (stem, make, caption) in draw.items()
+        if part in parts
+    }
+
+
+_COVERAGE = (
+    "How often an estimate of E z is below it, against the number of draws, with 99 % intervals"
+    " (Clopper and Pearson): circles at γ = 0.05, squares at γ = 0.001, dotted what γ allows; no"
+    " failure in any trial lies on the edge. Only the first population is inside Theorem 4's"
+    " assumption."
+)
+_DRAWS_CAPTION = (
+    "ε of 1,000 steps against the number of draws at γ = 1e-15. Student's estimate is below the"
+    " truth while the draws miss what carries it. What no assumption can exclude keeps ε near that"
+    " of every record (DP). Bands: 5 to 95 % of repeats."
+)
+_TAILS = (
+    "Student's ε of the same run with Weibull norms. Left: clipped at C, with the exact values"
+    " dotted. Right: not clipped, where the exact value is infinite for all three: of the heavier"
+    " tails ε grows with the draws without end, and of shape 2 they do not show it. Bands: 5 to"
+    " 95 % of repeats."
+)
+_COMPOSITION = (
+    "Privacy loss L of 20 steps over release and record. Left: log E exp(λ L), exact (lines) and by"
+    " Theorem 1 (dashed, the same for all three). Right: Pr[L ≥ ε], simulated, and the bounds on"
+    " it that the moments give. Where records keep their norms Theorem 1 loses nothing."
+)
+_ESTIMATORS: Mapping[str, dict[str, Any]] = {
+    "student": {"color": PALETTE[1], "label": "Student (Theorem 4)"},
+    "bernstein": {"color": MEASURED, "label": "empirical Bernstein"},
+}
+_LEAST_SHARE = 2e-4
+
+
+def _coverage_figure(records: Sequence[Record]) -> Figure:
+    figure, axes = panel_grid(len(records), 4, width=9.6, height=5.2)
+    for axis, record in zip(axes, records, strict=True):
+        _draw_shares(axis, record)
+        axis.set(title=record.row, ylim=(_LEAST_SHARE, 1.4), xscale="log", yscale="log")
+    for axis in axes[::4]:
+        axis.set_ylabel("share too small")
+    for axis in axes[4:]:
+        axis.set_xlabel("draws")
+    known = [axis.get_legend_handles_labels() for axis in axes]
+    handles = {label: handle for each in known for handle, label in zip(*each, strict=True)}
+    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (0.98, 0.12)}
+    figure.legend(list(handles.values()), list(handles), **place)
+    return figure
+
+
+def _draw_shares(axes: Axes, record: Record) -> None:
+    trials, sizes = record.settings["trials"], record.settings["draws"]
+    for place, (gamma, marker) in enumerate(zip(record.settings["gammas"], "os", strict=True)):
+        axes.axhline(gamma, color=SOURCE, linestyle=":", linewidth=1.2)
+        for name in record.series:
+            counts = np.array(record.series[name])[:, place]
+            shares = np.maximum(counts / trials, _LEAST_SHARE)
+            low, high = estimates.share_bounds(counts, trials)
+            bars = np.maximum(shares - low, 0), np.maximum(high - shares, 0)
+            style = _ESTIMATORS[name] | ({"label": None} if place else {})
+            axes.errorbar(sizes, shares, bars, marker=marker, markersize=4, linewidth=1.2, **style)
+
+
+def _draw_band(axes: Axes, places: Any, quantiles: Any, **style: Any) -> None:
+    low, middle, high = np.array(quantiles).T
+    draw_curve(axes, places, middle, (low, high), **style)
+
+
+def _draws_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(width=6.8, height=4.2)
+    sizes, series = records[0].settings["draws"], records[0].series
+    measured, certified = records[0].measured, records[0].certified
+    for label, level, colour, line in (
+        ("DP, moments accountant", measured["MA ε"], SOURCE, "-"),
+        ("DP, certified", certified["DP ε"], CERTIFIED, "-"),
+        ("Bayesian, distribution known", measured[KNOWN], "black", ":"),
+    ):
+        axes.axhline(level, color=colour, linestyle=line, label=label)
+    for name, style in _ESTIMATORS.items():
+        label = f"Bayesian, {style['label']}"
+        _draw_band(axes, sizes, series[name], **style | {"label": label, "marker": ""})
+    axes.plot(sizes, series["limit"], "--", color=MEASURED, label="the least without assumption")
+    axes.set(xscale="log", xlabel="draws", ylabel="ε at δ = 1e-5", ylim=(0, None))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _tails_figure(records: Sequence[Record]) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=3.8)
+    for record, colour in zip(records, PALETTE, strict=False):
+        sizes, style = record.settings["draws"], {"color": colour, "marker": "o", "markersize": 4}
+        label = f"shape {record.settings['shape']:g}"
+        _draw_band(left, sizes, record.series["clipped"], label=label, **style)
+        left.axhline(record.measured[KNOWN], color=colour, linestyle=":")
+        _draw_band(right, sizes, record.series["unclipped"], **style)
+    left.axhline(records[0].certified["DP ε"], color="black", label="DP, certified")
+    left.set(xscale="log", xlabel="draws", ylabel="ε at δ = 1e-5", ylim=(0, None), title="clipped")
+    right.set(xscale="log", yscale="log", xlabel="draws", title="not clipped")
+    left.legend()
+    return figure
+
+
+def _composition_figure(records: Sequence[Record]) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
+    orders = [order for order in ORDERS if order <= 12]
+    for record, colour in zip(records, PALETTE, strict=False):
+        series, kept = record.series, 100 * record.settings["kept"]
+        exact = np.array(series["exact"])
+        left.semilogy(orders, exact[: len(orders)], color=colour, label=f"{kept:.0f} % kept")
+        right.loglog(series["losses"], series["levels"], color=colour, label="simulated")
+        right.plot(*_chernoff(exact), "--", color=colour, linewidth=1.2)
+    bound = np.array(series["bound"])
+    left.semilogy(orders, bound[: len(orders)], "--", color="black", label="Theorem 1")
+    right.plot(*_chernoff(bound), "--", color="black", linewidth=1.2)
+    left.set(xlabel="λ", ylabel="log E exp(λ L)")
+    right.set(xscale="linear", xlabel="ε", ylabel="Pr[L ≥ ε]", xlim=(0, 4), ylim=(1e-4, 1))
+    left.legend()
+    return figure
+
+
+def _chernoff(moments: Any) -> tuple[Any, Any]:
+    """Theorem 2's bounds on the probability of a loss of each epsilon."""
+    epsilons = np.linspace(0.0, 4.0, 81)
+    exponents = moments - np.array(ORDERS) * epsilons[:, None]
+    return epsilons, np.exp(np.minimum(exponents.min(axis=1), 0.0))
 
 
 EXPERIMENT = Experiment(
@@ -277,6 +410,6 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

@@ -1,12 +1,13 @@
 """MNIST, Table 1 of Triastcyn and Faltings (2020): BDP and DP of its protocol, and with clipping.
 
 ``python -m experiments run bdp_mnist``: on two CPU cores about two minutes (``quick``: two epochs
-a row) or an hour (``paper``: 50 epochs).
+a row) or an hour (``paper``: 50 epochs). A stopped row resumes from its last epoch.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import dpjax
 from dpjax.datasets import Dataset
@@ -31,14 +32,15 @@ def _rows(profile: str) -> list[Row]:
     quick = profile == "quick"
     epochs = 2 if quick else _EPOCHS
 
-    def row(name: str, source: dict[str, float], way: str, rate: float, **changes: object) -> Row:
-        common = {"epochs": epochs, "published_epochs": _EPOCHS, "batch_size": 1024}
-        settings = Settings(way, "sgd", rate, **common, **changes)  # type: ignore[arg-type]
+    common: Any = {"epochs": epochs, "published_epochs": _EPOCHS, "batch_size": 1024}
+
+    def row(name: str, source: dict[str, float], way: str, rate: float, **changes: Any) -> Row:
+        settings = Settings(way, "sgd", rate, **common, **changes)
         return Row(name, dataclasses.asdict(settings), source)
 
     # In 117 steps of 0.02 nothing is learned.
     source_rate = 0.1 if quick else 0.02
-    tenth = {"share_of_weights": 0.1}
+    tenth: Any = {"share_of_weights": 0.1}
     rows = [
         row("not private", _BASELINE, PLAIN, 0.3),
         row("source's protocol", _PUBLISHED, MEAN, source_rate, noise_std=0.1, **tenth),

@@ -1,12 +1,13 @@
-"""The source's protocol for Abalone and Adult, as far as its description goes: no noise is added.
+"""The source's protocol for Abalone and Adult, as far as it is described: no noise is added.
 
-Every step draws weights theta from the variational distribution q, whose parameters a step then
-moves by the clipped gradients at theta. The source takes the randomness of theta for the noise: it
-compares q after a step with one record more and without it. What that covers is one draw theta for
-each step, if whatever came before were public; the parameters of q themselves are protected by
-nothing, although they are what is fitted, and what every step starts from.
+Each step draws weights from the variational distribution q, and moves q's parameters by the clipped
+gradients at these weights. The account of Triastcyn and Faltings (2020) takes the randomness of the
+weights for the noise: it compares q after a step with and without one record. That would cover the
+release of one draw of weights for each step, if everything before it were public; it covers neither
+q's parameters, which are what is fitted, nor what each step starts from.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,21 +20,21 @@ import dpjax
 from dpjax import bdp
 from dpjax.datasets import Dataset
 from dpjax.sampling.base import gather
-from experiments.dpvi.logistic_model import windowed_adagrad
+from experiments.dpvi.logistic import windowed_adagrad
 
-NUM_RECORDS = 64
-_LEAST_NORM = 1e-12
+# Drawn records of a step whose removal is followed.
+_NUM_RECORDS = 64
 
 
-class Trail(NamedTuple):
-    """Variational distributions along a run.
+class Trajectory(NamedTuple):
+    """Variational distributions along a run, with and without single records.
 
     Attributes:
       mean: after each step, ``(steps, d)``.
-      scale: standard deviations, likewise.
-      other_mean: the same without one of the drawn records, ``(steps, records, d)``.
-      other_scale: likewise.
-      mask: whether there was such a record, bool ``(steps, records)``.
+      scale: standard deviations, of the same shape.
+      other_mean: the means without one of the drawn records, ``(steps, records, d)``.
+      other_scale: their standard deviations.
+      mask: which of the records were drawn, bool ``(steps, records)``.
     """
 
     mean: Any
@@ -43,7 +44,7 @@ class Trail(NamedTuple):
     mask: Any
 
 
-def run(
+def run_source_protocol(
     data: Dataset,
     *,
     l2_clip: float,
@@ -51,12 +52,12 @@ def run(
     num_steps: int,
     learning_rate: float,
     seed: int,
-) -> Trail:
-    """Fits without noise, and notes where each step would have gone without one record."""
+) -> Trajectory:
+    """Fits without noise, and computes each step also without each of some drawn records."""
     sampling = dpjax.PoissonSampling(len(data.train.y), sampling_rate)
     optimizer = windowed_adagrad(learning_rate)
-    trail = _run(sampling, optimizer, num_steps, l2_clip, tuple(data.train), jax.random.key(seed))
-    return Trail(*(np.asarray(leaf) for leaf in trail))
+    records, key = tuple(data.train), jax.random.key(seed)
+    return jax.tree.map(np.asarray, _run(sampling, optimizer, num_steps, l2_clip, records, key))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -67,17 +68,22 @@ def _run(
     l2_clip: Any,
     records: Any,
     key: jax.Array,
-) -> Trail:
+) -> Trajectory:
     start = (jnp.zeros(records[0].shape[1]), jnp.zeros(records[0].shape[1]))
     rate = sampling.expected_batch_size / sampling.num_examples
 
-    def moved(params: Any, state: Any, summed: Any, normal: jax.Array) -> tuple[Any, Any]:
-        free = jax.grad(partial(_data_free_loss, normal))(params)
+    def data_free_loss(params: Any, normal: jax.Array) -> jax.Array:
+        """Minus log prior and entropy, up to a constant."""
+        weights = params[0] + jnp.exp(params[1]) * normal
+        return 0.5 * jnp.sum(weights**2) - params[1].sum()
+
+    def update(params: Any, state: Any, summed: Any, normal: jax.Array) -> tuple[Any, Any]:
+        free = jax.grad(data_free_loss)(params, normal)
         gradient = jax.tree.map(lambda s, f: s / rate + f, summed, free)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    def step(carry: Any, key: jax.Array) -> tuple[Any, Trail]:
+    def step(carry: Any, key: jax.Array) -> tuple[Any, Trajectory]:
         params, state, sampler = carry
         draw, sampler = sampling.draw(sampler)
         batch = sampling.batch(draw, 0)
@@ -85,43 +91,37 @@ def _run(
         grads = _clipped_gradients(params, gather(records, batch.indices), normal, l2_clip)
         kept = jax.tree.map(lambda g: jnp.where(batch.mask[:, None], g, 0), grads)
         summed = jax.tree.map(lambda g: g.sum(axis=0), kept)
-        left_out = jax.tree.map(lambda s, g: s - g[:NUM_RECORDS], summed, kept)
-        others, _ = jax.vmap(lambda s: moved(params, state, s, normal))(left_out)
-        params, state = moved(params, state, summed, normal)
-        trail = Trail(params[0], jnp.exp(params[1]), others[0], jnp.exp(others[1]), batch.mask)
-        return (params, state, sampler), trail._replace(mask=batch.mask[:NUM_RECORDS])
+        left_out = jax.tree.map(lambda s, g: s - g[:_NUM_RECORDS], summed, kept)
+        others, _ = jax.vmap(lambda s: update(params, state, s, normal))(left_out)
+        params, state = update(params, state, summed, normal)
+        found = Trajectory(
+            params[0], jnp.exp(params[1]), others[0], jnp.exp(others[1]), batch.mask[:_NUM_RECORDS]
+        )
+        return (params, state, sampler), found
 
     sampler_key, steps_key = jax.random.split(key)
     carry = (start, optimizer.init(start), sampling.init(sampler_key))
     return jax.lax.scan(step, carry, jax.random.split(steps_key, num_steps))[1]
 
 
-def _weights(params: Any, normal: jax.Array) -> jax.Array:
-    return params[0] + jnp.exp(params[1]) * normal
-
-
-def _data_free_loss(normal: jax.Array, params: Any) -> jax.Array:
-    """Minus log prior and entropy, up to a constant."""
-    return 0.5 * jnp.sum(_weights(params, normal) ** 2) - params[1].sum()
-
-
 def _clipped_gradients(params: Any, records: Any, normal: jax.Array, l2_clip: Any) -> Any:
-    """Each record's, clipped: leaves ``(records, d)``."""
+    """Returns each record's clipped gradient: leaves ``(records, d)``."""
 
     def loss(params: Any, record: Any) -> jax.Array:
         x, y = record
-        return -jax.nn.log_sigmoid((2 * y - 1) * (x @ _weights(params, normal)))
+        weights = params[0] + jnp.exp(params[1]) * normal
+        return -jax.nn.log_sigmoid((2 * y - 1) * (x @ weights))
 
     grads = jax.vmap(jax.grad(loss), (None, 0))(params, records)
     norms = jnp.sqrt(sum(jnp.sum(g**2, axis=1) for g in grads))
-    factors = jnp.minimum(1, l2_clip / jnp.maximum(norms, _LEAST_NORM))
+    factors = jnp.minimum(1, l2_clip / jnp.maximum(norms, 1e-12))
     return jax.tree.map(lambda g: factors[:, None] * g, grads)
 
 
 def account(
-    trail: Trail, sampling_rate: float, num_examples: int, orders: Any
+    run: Trajectory, sampling_rate: float, num_examples: int, orders: Sequence[int]
 ) -> bdp.AccountantState:
-    """Returns the Bayesian account of one draw of weights for each step, add/remove.
+    """Returns the Bayesian account of the release of one draw of weights for each step, add/remove.
 
     The two normal distributions of a step are replaced by two of equal scale with the same Rényi
     divergence of order 2, the larger of both directions, whose distance enters the formula of the
@@ -130,18 +130,17 @@ def account(
     Privacy: no guarantee; see the module. Its differential epsilon is infinite.
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
-    steps = len(trail.mean)
-    mechanism = bdp.UnclippedGaussian(sampling, noise_std=1.0, num_steps=steps)
+    mechanism = bdp.UnclippedGaussian(sampling, noise_std=1.0, num_steps=len(run.mean))
     moments = bdp.subsampled_gaussian_log_moments(
-        orders, distances(trail), sampling_rate=sampling_rate, noise_std=1.0
+        orders, distances(run), sampling_rate=sampling_rate, noise_std=1.0
     )
-    return bdp.update_from_log_moments(bdp.init(mechanism, orders=orders), moments, trail.mask)
+    return bdp.update_from_log_moments(bdp.init(mechanism, orders=orders), moments, run.mask)
 
 
-def distances(trail: Trail) -> np.ndarray:
-    """Returns how far each step's distributions are apart, in standard deviations."""
-    one = (trail.mean[:, None], trail.scale[:, None])
-    other = (trail.other_mean, trail.other_scale)
+def distances(run: Trajectory) -> np.ndarray:
+    """Returns the distances of each step's distributions, in standard deviations."""
+    one = (run.mean[:, None], run.scale[:, None])
+    other = (run.other_mean, run.other_scale)
     both = [
         bdp.diagonal_gaussian_log_moments((1,), *pair) for pair in ((*one, *other), (*other, *one))
     ]

@@ -1,6 +1,7 @@
 """A private mixture of Gaussians by variational inference: predictive density against epsilon.
 
-``python -m experiments run dpvi_mixture``: half a minute.
+``python -m experiments run dpvi_mixture``: half a minute. Which component a record comes from is
+summed out, so that no latent variable belongs to one record.
 """
 
 import functools
@@ -8,22 +9,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 from matplotlib.figure import Figure
+from numpyro.infer import Predictive, log_likelihood
+from numpyro.infer.autoguide import AutoNormal
 
+from dpjax._typing import Params, PRNGKey
 from dpjax.bayes.variational import DPSVI
-from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
-from experiments.dpvi.mixture_model import (
-    draw_records,
-    model,
-    new_guide,
-    predictive_log_density,
-    true_log_density,
+from experiments.dpvi.inference import (
+    ADD,
+    REPLACE,
+    Point,
+    compute_epsilons,
+    fit,
+    make_inference,
+    make_mechanism,
 )
-from experiments.dpvi.sweep import Maker, Point, fit, inference
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_error_bars
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.sweeps import column, make_rows, mean_and_error
+
+MEANS = jnp.array([[0.0, 0.0], [2.0, 2.0], [-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0]])
+VARIANCE = 0.5
+_NUM_COMPONENTS, _NUM_DIMENSIONS = MEANS.shape
 
 _SIGMAS = {"quick": (0.8, 2.0, 6.0, 20.0), "paper": (0.8, 1.3, 2.0, 3.2, 6.0, 12.0, 20.0)}
 _REPEATS = {"quick": 3, "paper": 10}
@@ -41,20 +54,67 @@ _PLAIN = "not private"
 DENSITY, ERROR = "log density per record", "standard error"
 
 
+def draw_records(key: PRNGKey, num_records: int) -> jax.Array:
+    """Returns records ``(num_records, 2)`` of the source's mixture, its weights equal."""
+    component_key, normal_key = jax.random.split(key)
+    components = jax.random.randint(component_key, (num_records,), 0, _NUM_COMPONENTS)
+    normal = jax.random.normal(normal_key, (num_records, _NUM_DIMENSIONS))
+    return MEANS[components] + jnp.sqrt(VARIANCE) * normal
+
+
+def true_log_density(records: jax.Array) -> jax.Array:
+    """Returns the mean log density of records under the distribution they were drawn from.
+
+    >>> float(true_log_density(draw_records(jax.random.key(0), 10_000))).__round__(1)
+    -3.7
+    """
+    weights = jnp.full(_NUM_COMPONENTS, 1 / _NUM_COMPONENTS)
+    variances = jnp.full(_NUM_COMPONENTS, VARIANCE)
+    return _mixture(weights, MEANS, variances).log_prob(records).mean()
+
+
+def _mixture(weights: jax.Array, means: jax.Array, variances: jax.Array) -> Any:
+    scales = jnp.broadcast_to(jnp.sqrt(variances)[:, None], means.shape)
+    components = dist.Normal(means, scales).to_event(1)
+    return dist.MixtureSameFamily(dist.Categorical(probs=weights), components)
+
+
+def model(records: jax.Array) -> None:
+    """Weights, means and variances of five round Gaussians, and records of their mixture."""
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(_NUM_COMPONENTS)))
+    variances = numpyro.sample(
+        "variances", dist.InverseGamma(2.0, 1.0).expand([_NUM_COMPONENTS]).to_event(1)
+    )
+    means = numpyro.sample("means", dist.Normal(0.0, 2.0).expand(MEANS.shape).to_event(2))
+    with numpyro.plate("records", len(records)):
+        numpyro.sample("x", _mixture(weights, means, variances), obs=records)
+
+
+def new_guide() -> AutoNormal:
+    """Returns a mean-field normal guide; its initial means do not depend on the records."""
+    return AutoNormal(model, init_scale=0.1)
+
+
+def predictive_log_density(
+    guide: AutoNormal, params: Params, records: jax.Array, key: PRNGKey, num_draws: int
+) -> jax.Array:
+    """Returns the mean over records of log E_q[p(record | theta)], by draws of theta from q."""
+    draws = Predictive(guide, params=params, num_samples=num_draws)(key, records)
+    values = log_likelihood(model, draws, records)["x"]
+    return (jax.nn.logsumexp(values, axis=0) - jnp.log(num_draws)).mean()
+
+
 def _rows(profile: str) -> list[Row]:
-    common = {**_SETTINGS, "repeats": _REPEATS[profile], "sigmas": list(_SIGMAS[profile])}
-    plain = Row(_PLAIN, {**common, "sigma": 0.0}, {})
-    return [
-        plain,
-        *(Row(f"σ = {sigma:g}", {**common, "sigma": sigma}, {}) for sigma in _SIGMAS[profile]),
-    ]
+    sigmas = list(_SIGMAS[profile])
+    common = {**_SETTINGS, "repeats": _REPEATS[profile], "sigmas": sigmas}
+    plain = make_rows(_PLAIN, [{"sigma": 0.0}], common)
+    return plain + make_rows("σ = {sigma:g}", [{"sigma": sigma} for sigma in sigmas], common)
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
-    densities = _densities(_hashable(settings))[settings["sigma"]]
-    spread = densities.std(ddof=1) / np.sqrt(len(densities))
-    measured = {DENSITY: densities.mean(), ERROR: spread}
+    densities = _densities(settings["repeats"], tuple(settings["sigmas"]))[settings["sigma"]]
+    measured = dict(zip((DENSITY, ERROR), mean_and_error(densities), strict=True))
     note = (
         f"{settings['num_records']:,} records made up, {_NUM_TEST:,} others to predict, whose log"
         f" density is {_true_density():.3f} under what drew them. Seeded keys: the noise is"
@@ -62,51 +122,29 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
     if row.name == _PLAIN:
         return Result(measured, {}, note)
-    as_run = mechanism(
-        settings["sigma"],
-        settings["l2_clip"],
-        settings["sampling_rate"],
-        settings["num_steps"],
-        settings["num_records"],
-    )
-    costs = spent(as_run, settings["delta"])
-    return Result({**measured, **costs.claimed}, costs.certified, note)
-
-
-def _hashable(settings: Any) -> tuple[tuple[str, Any], ...]:
-    """The settings that all rows share."""
-    return tuple(
-        (name, tuple(value) if isinstance(value, Sequence) else value)
-        for name, value in sorted(settings.items())
-        if name != "sigma"
-    )
+    names = ("sigma", "l2_clip", "sampling_rate", "num_steps", "num_records")
+    mechanism = make_mechanism(*(settings[name] for name in names))
+    epsilons = compute_epsilons(mechanism, settings["delta"])
+    return Result({**measured, **epsilons.claimed}, epsilons.certified, note)
 
 
 @functools.cache
-def _densities(shared: tuple[tuple[str, Any], ...]) -> dict[float, np.ndarray]:
-    """Each sigma's predictive log densities over the repeats; all are run together."""
-    settings = dict(shared)
-    sigmas = [0.0, *settings["sigmas"]]
-    params = fit(
-        _maker(settings["num_records"], settings["sampling_rate"], settings["learning_rate"]),
-        [Point(sigma, settings["l2_clip"]) for sigma in sigmas],
-        (draw_records(jax.random.key(settings["seed"]), settings["num_records"]),),
-        num_steps=settings["num_steps"],
-        repeats=settings["repeats"],
-        seed=settings["seed"],
-    )
-    return dict(zip(sigmas, np.asarray(_score(params, _test_records()), float), strict=True))
-
-
-@functools.cache
-def _maker(num_records: int, sampling_rate: float, learning_rate: float) -> Maker:
-    optimizer = optax.adam(learning_rate)
+def _densities(repeats: int, sigmas: tuple[float, ...]) -> dict[float, np.ndarray]:
+    """Predictive log densities of every row, computed together at the first call."""
+    settings: dict[str, Any] = _SETTINGS
+    optimizer = optax.adam(settings["learning_rate"])
+    num_records, sampling_rate = settings["num_records"], settings["sampling_rate"]
 
     def make(point: Point, num_steps: int) -> DPSVI:
         numbers = num_records, sampling_rate, point, num_steps
-        return inference(model, new_guide(), optimizer, *numbers)
+        return make_inference(model, new_guide(), optimizer, *numbers)
 
-    return make
+    points = [Point(sigma, settings["l2_clip"]) for sigma in (0.0, *sigmas)]
+    key = jax.random.key(settings["seed"])
+    records = (draw_records(key, num_records),)
+    fits = fit(key, make, points, records, num_steps=settings["num_steps"], repeats=repeats)
+    found = np.asarray(_score(fits.params, _test_records()), float)
+    return dict(zip((0.0, *sigmas), found, strict=True))
 
 
 def _test_records() -> jax.Array:
@@ -130,11 +168,11 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     if not private:
         return {}
     figure, (axes,) = new_figure()
-    heights = [record.measured[DENSITY] for record in private]
-    bars = [2 * record.measured[ERROR] for record in private]
+    heights = column(private, DENSITY)
+    bars = [2 * error for error in column(private, ERROR)]
     for adjacency, colour in ((ADD, CERTIFIED), (REPLACE, PALETTE[1])):
-        at = [record.certified[f"ε, {adjacency}"] for record in private]
-        axes.errorbar(at, heights, bars, color=colour, marker="o", markersize=3, label=adjacency)
+        at = column(private, f"ε, {adjacency}")
+        draw_error_bars(axes, at, heights, bars, color=colour, label=adjacency)
     axes.axhline(_true_density(), color=SOURCE, linestyle=":", linewidth=1, label="true density")
     for record in records:
         if record.row == _PLAIN:

@@ -1,4 +1,4 @@
-"""What the two logistic regressions of Honkela (2017) share: their rows, results and remarks."""
+"""Rows, results, figures and remarks of the logistic regressions of Honkela (2017)."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.datasets import Dataset
 from dpjax.datasets.preprocessing import Scaling
-from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
-from experiments.dpvi.langevin import chain_accuracies, chain_of
-from experiments.dpvi.logistic_runs import accuracies
-from experiments.dpvi.sweep import Point
+from experiments.dpvi.inference import ADD, REPLACE, Point, compute_epsilons, make_mechanism
+from experiments.dpvi.logistic import chain_accuracies, make_chain, svi_accuracies
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_error_bars
 from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.lib.sweeps import column, mean_and_error
+from experiments.lib.verdicts import group_by
 
 LANGEVIN_WORDS = (
     "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip and number of"
-    " steps, each repeat a chain of its own; its own noise is all that protects, so its step size η"
+    " steps, each repeat a chain of its own; its injected noise is the DP noise, so its step size η"
     " decides ε. Predictions average over every tenth state of the second half. The published"
     " comparison's chains took other steps, noised by a bound of their own."
 )
@@ -27,7 +31,8 @@ PLAIN, LANGEVIN = "not private", "DP-SGLD"
 _PUBLIC = "public ranges"
 _SEED = 0
 
-Setting = tuple[float, float, float]
+# Clip bound c, sampling rate q, σ and number of steps T of a run.
+Setting = tuple[float, float, float, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,20 +40,15 @@ class Study:
     """One data set, the published settings, and the accuracies stored with the published code.
 
     Attributes:
-      data: by the way their columns are scaled.
-      sampling_rate: q of the main figure.
+      data: by how the columns are scaled.
       clip: c of the main figure, on gradients that the source multiplies by 1/q first.
-      num_steps: T of the main figure.
       sigmas: of the main figure, by profile.
-      at: the sigma whose certificate is shown, and that public ranges are run with.
-      clips: points (c, q, sigma) of the figure on clip bounds.
-      clip_steps: T there.
-      rates: points (c, q, sigma) of the figure on sampling rates.
-      rate_steps: T there.
-      step_sizes: of the private Langevin chains beside the main figure's runs.
-      published: accuracies (%) by (c, q, sigma, T).
-      published_plain: likewise, without privacy.
-      repeats: by profile.
+      at: the σ whose certificate is shown, and of the row with public ranges.
+      clips: settings of the figure on clip bounds.
+      rates: settings of the figure on sampling rates.
+      step_sizes: of the DP-SGLD chains.
+      published: accuracies (%) by setting.
+      published_plain: accuracy (%) without privacy.
     """
 
     data: Callable[[Scaling], Dataset]
@@ -58,49 +58,41 @@ class Study:
     sigmas: Mapping[str, Sequence[float]]
     at: float
     clips: Sequence[Setting]
-    clip_steps: int
     rates: Sequence[Setting]
-    rate_steps: int
     step_sizes: Sequence[float]
-    published: Mapping[tuple[float, float, float, int], float]
+    published: Mapping[Setting, float]
     published_plain: float
     repeats: Mapping[str, int]
     delta: float = 1e-3
     learning_rate: float = 0.1
 
     def rows(self, profile: str) -> list[Row]:
-        """The main figure's rows, then those on clip bounds, sampling rates and public ranges."""
-        main = (self.clip, self.sampling_rate)
-        sigmas = self.sigmas[profile]
-        return [
-            self._row(PLAIN, profile, PLAIN, (*main, 0.0), self.num_steps),
-            *(
-                self._row(f"σ = {sigma:.4g}", profile, "noise", (*main, sigma), self.num_steps)
-                for sigma in sigmas
-            ),
-            *(
-                self._row(f"c = {p[0]:g}, σ = {p[2]:g}", profile, "clip", p, self.clip_steps)
-                for p in self.clips
-            ),
-            *(
-                self._row(f"q = {p[1]:g}, σ = {p[2]:g}", profile, "rate", p, self.rate_steps)
-                for p in self.rates
-            ),
-            self._row(
-                f"{_PUBLIC}, σ = {self.at:.4g}", profile, _PUBLIC, (*main, self.at), self.num_steps
-            ),
-            *(self._langevin_row(profile, step_size) for step_size in self.step_sizes),
+        """The main figure's rows, then clip bounds, sampling rates, public ranges and DP-SGLD."""
+
+        def main(sigma: float) -> Setting:
+            return self.clip, self.sampling_rate, sigma, self.num_steps
+
+        named = [
+            (PLAIN, PLAIN, main(0.0)),
+            *((f"σ = {sigma:.4g}", "noise", main(sigma)) for sigma in self.sigmas[profile]),
+            *((f"c = {each[0]:g}, σ = {each[2]:g}", "clip", each) for each in self.clips),
+            *((f"q = {each[1]:g}, σ = {each[2]:g}", "rate", each) for each in self.rates),
+            (f"{_PUBLIC}, σ = {self.at:.4g}", _PUBLIC, main(self.at)),
         ]
+        rows = [self._row(profile, *each) for each in named]
+        settings = {k: value for k, value in rows[0].settings.items() if k != "sigma"}
+        chains = [
+            Row(
+                f"{LANGEVIN}, η = {step_size:g}",
+                {**settings, "part": LANGEVIN, "learning_rate": step_size},
+                {},
+            )
+            for step_size in self.step_sizes
+        ]
+        return rows + chains
 
-    def _langevin_row(self, profile: str, step_size: float) -> Row:
-        name = f"{LANGEVIN}, η = {step_size:g}"
-        point = (self.clip, self.sampling_rate, 0.0)
-        row = self._row(name, profile, LANGEVIN, point, self.num_steps)
-        own = {name: value for name, value in row.settings.items() if name != "sigma"}
-        return Row(name, {**own, "learning_rate": step_size}, {})
-
-    def _row(self, name: str, profile: str, part: str, point: Setting, num_steps: int) -> Row:
-        clip, sampling_rate, sigma = point
+    def _row(self, profile: str, name: str, part: str, setting: Setting) -> Row:
+        clip, sampling_rate, sigma, num_steps = setting
         settings = {
             "part": part,
             "sigma": sigma,
@@ -112,60 +104,50 @@ class Study:
             "repeats": self.repeats[profile],
             "seed": _SEED,
         }
-        return Row(name, settings, self._source(part, (*point, num_steps)))
-
-    def _source(self, part: str, key: tuple[float, float, float, int]) -> dict[str, float]:
         if part == PLAIN:
-            return {ACCURACY: self.published_plain}
-        known = [value for at, value in self.published.items() if np.allclose(at, key, rtol=1e-3)]
-        return {ACCURACY: known[0]} if known and part != _PUBLIC else {}
+            return Row(name, settings, {ACCURACY: self.published_plain})
+        known = [
+            value for at, value in self.published.items() if np.allclose(at, setting, rtol=1e-3)
+        ]
+        return Row(name, settings, {ACCURACY: known[0]} if known and part != _PUBLIC else {})
 
     def run_row(self, row: Row, context: RowContext) -> Result:
-        """Runs all repeats of a row."""
-        settings = row.settings
-        public = settings["part"] == _PUBLIC
+        """Runs all repeats of a row; the rows of one program are run together."""
+        settings, part = row.settings, row.settings["part"]
         data = self.data(_scaling(settings))
-        if settings["part"] == LANGEVIN:
-            return _langevin_result(data, settings)
-        found = _runs(self, context.profile, _program(settings))[_point(settings)]
-        measured, note = _measured(found), _note(data)
-        if settings["part"] == PLAIN:
+        if part == LANGEVIN:
+            chain = make_chain(
+                len(data.train.y),
+                l2_clip(settings),
+                settings["sampling_rate"],
+                settings["num_steps"],
+                settings["learning_rate"],
+            )
+            mechanism = chain.gaussian
+            accuracies = chain_accuracies(data, chain, settings["repeats"], settings["seed"])
+        else:
+            mechanism = mechanism_of(settings, len(data.train.y))
+            accuracies = _runs(self, context.profile, _program(settings))[_point(settings)]
+        measured = dict(zip((ACCURACY, ERROR), mean_and_error(accuracies), strict=True))
+        note = (
+            f"{data.note} Trained on the first {len(data.train.y):,} records, tested on the other"
+            f" {len(data.test.y):,}, as in the published code. Seeded keys: the noise is"
+            " reproducible, so these runs are not private. Every ε is that of one run."
+        )
+        if part == PLAIN:
             return Result(measured, {}, note)
-        as_run = mechanism_of(settings, len(data.train.y))
-        costs = spent(as_run, settings["delta"])
-        shown = public or (settings["part"] == "noise" and settings["sigma"] == self.at)
-        certificate = str(as_run.certificate(settings["delta"])) if shown else ""
-        return Result({**measured, **costs.claimed}, costs.certified, note, certificate=certificate)
-
-
-def _measured(accuracies: np.ndarray) -> dict[str, Any]:
-    error = accuracies.std(ddof=1) / np.sqrt(len(accuracies))
-    return {ACCURACY: accuracies.mean(), ERROR: error}
-
-
-def _note(data: Dataset) -> str:
-    return (
-        f"{data.note} Trained on the first {len(data.train.y):,} records, tested on the other"
-        f" {len(data.test.y):,}, as in the published code. Seeded keys: the noise is"
-        " reproducible, so these runs are not private. Every ε is that of one run."
-    )
-
-
-def _langevin_result(data: Dataset, settings: Mapping[str, Any]) -> Result:
-    chain = chain_of(
-        len(data.train.y),
-        l2_clip(settings),
-        settings["sampling_rate"],
-        settings["num_steps"],
-        settings["learning_rate"],
-    )
-    found = chain_accuracies(data, chain, settings["repeats"], settings["seed"])
-    costs = spent(chain.gaussian, settings["delta"])
-    return Result({**_measured(found), **costs.claimed}, costs.certified, _note(data))
+        epsilons = compute_epsilons(mechanism, settings["delta"])
+        shown = part == _PUBLIC or (part == "noise" and settings["sigma"] == self.at)
+        return Result(
+            {**measured, **epsilons.claimed},
+            epsilons.certified,
+            note,
+            certificate=str(mechanism.certificate(settings["delta"])) if shown else "",
+        )
 
 
 class _Program(NamedTuple):
-    """What rows must share to be run together."""
+    """What rows that are run together have in common."""
 
     scaling: Scaling
     sampling_rate: float
@@ -184,13 +166,33 @@ def _point(settings: Mapping[str, Any]) -> Point:
     return Point(settings["sigma"], l2_clip(settings))
 
 
+def l2_clip(settings: Mapping[str, Any]) -> float:
+    """Returns the bound on a plain gradient: the source clips gradients multiplied by 1/q.
+
+    >>> l2_clip({"c": 75, "sampling_rate": 0.005})
+    0.375
+    """
+    return float(settings["c"] * settings["sampling_rate"])
+
+
+def mechanism_of(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
+    """Returns the mechanism of a row's runs under add/remove."""
+    rate, num_steps = settings["sampling_rate"], settings["num_steps"]
+    return make_mechanism(*_point(settings), rate, num_steps, num_examples)
+
+
 @functools.cache
 def _runs(study: Study, profile: str, program: _Program) -> dict[Point, np.ndarray]:
-    """The accuracies of all rows of one program: the first of them to be asked for runs them."""
-    points = _points(study, profile)
-    # Points repeated for nothing, so that other data or numbers of steps need no new compilation.
+    """The accuracies at all points of one program, computed together at the first call."""
+    points: dict[_Program, list[Point]] = {}
+    for row in study.rows(profile):
+        if row.settings["part"] != LANGEVIN:
+            known = points.setdefault(_program(row.settings), [])
+            if _point(row.settings) not in known:
+                known.append(_point(row.settings))
+    # Padded to one length, so that programs that differ in data or steps are compiled once.
     spare = max(map(len, points.values())) - len(points[program])
-    found = accuracies(
+    found = svi_accuracies(
         study.data(program.scaling),
         points[program] + points[program][-1:] * spare,
         sampling_rate=program.sampling_rate,
@@ -202,52 +204,22 @@ def _runs(study: Study, profile: str, program: _Program) -> dict[Point, np.ndarr
     return dict(zip(points[program], found, strict=False))
 
 
-def _points(study: Study, profile: str) -> dict[_Program, list[Point]]:
-    """Every program's points, each once."""
-    points: dict[_Program, list[Point]] = {}
-    for row in study.rows(profile):
-        if row.settings["part"] == LANGEVIN:
-            continue
-        known = points.setdefault(_program(row.settings), [])
-        if _point(row.settings) not in known:
-            known.append(_point(row.settings))
-    return points
-
-
-def l2_clip(settings: Mapping[str, Any]) -> float:
-    """Returns the bound on a plain gradient: the source clips gradients multiplied by 1/q.
-
-    >>> l2_clip({"c": 75, "sampling_rate": 0.005})
-    0.375
-    """
-    return float(settings["c"] * settings["sampling_rate"])
-
-
-def mechanism_of(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
-    """Returns the mechanism of a row's runs, for add/remove."""
-    return mechanism(
-        settings["sigma"],
-        l2_clip(settings),
-        settings["sampling_rate"],
-        settings["num_steps"],
-        num_examples,
-    )
-
-
 def remarks(records: Sequence[Record]) -> list[str]:
-    """How far the measured accuracies are from the published ones, and what the accounts differ."""
-    noisy = [record for record in records if record.settings["part"] == "noise"]
-    return _gaps(records) + [remark for record in noisy[:1] for remark in _accounts_remark(record)]
+    """Differences from the published accuracies by sampling rate, and between the accounts."""
+    published = group_by([r for r in records if ACCURACY in r.source], "sampling_rate")
+    gaps = [_gap_remark(group) for _, group in sorted(published.items(), reverse=True)]
+    for record in group_by(records, "part").get("noise", [])[:1]:
+        claimed, certified = record.measured, record.certified
+        gaps.append(
+            f"{record.row}: the source's moments accountant gives ε ="
+            f" {claimed[f'MA ε, {REPLACE}']:.2f} (replace one, at δ/2), its advanced composition"
+            f" {claimed[f'AC ε, {REPLACE}']:.0f}; certified {certified[f'ε, {REPLACE}']:.2f}"
+            f" (replace one) and {certified[f'ε, {ADD}']:.2f} (add/remove), at δ, of the same runs."
+        )
+    return gaps
 
 
-def _gaps(records: Sequence[Record]) -> list[str]:
-    """The distance from the published accuracies, at each sampling rate."""
-    known = [record for record in records if ACCURACY in record.source]
-    rates = sorted({record.settings["sampling_rate"] for record in known}, reverse=True)
-    return [_gap([r for r in known if r.settings["sampling_rate"] == rate]) for rate in rates]
-
-
-def _gap(records: Sequence[Record]) -> str:
+def _gap_remark(records: Sequence[Record]) -> str:
     gaps = [record.measured[ACCURACY] - record.source[ACCURACY] for record in records]
     farthest = records[int(np.argmax(np.abs(gaps)))]
     return (
@@ -257,11 +229,88 @@ def _gap(records: Sequence[Record]) -> str:
     )
 
 
-def _accounts_remark(record: Record) -> list[str]:
-    claimed, certified = record.measured, record.certified
-    return [
-        f"{record.row}: the source's moments accountant reads ε ="
-        f" {claimed[f'MA ε, {REPLACE}']:.2f} (replace one, at δ/2), its advanced composition"
-        f" {claimed[f'AC ε, {REPLACE}']:.0f}; certified {certified[f'ε, {REPLACE}']:.2f}"
-        f" (replace one) and {certified[f'ε, {ADD}']:.2f} (add/remove), at δ, of the same runs."
-    ]
+def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    """Accuracy against ε by three accounts, and against clip bound and sampling rate."""
+    parts = group_by(records, "part")
+    drawn = {}
+    if "noise" in parts:
+        drawn["accuracy"] = _accuracy_figure(parts), _ACCURACY_CAPTION
+    if "clip" in parts and "rate" in parts:
+        drawn["settings"] = _settings_figure(parts), _SETTINGS_CAPTION
+    return drawn
+
+
+_ACCURACY_CAPTION = (
+    "Test accuracy of the same runs against ε by three accounts, and of Langevin chains. Left,"
+    " neighbours differ by the value of one record (as in the source: the moments accountant and"
+    " advanced composition are its own, at its code's δ), right by the presence of one."
+    " Bars are two standard errors over repeats; grey line: no privacy. Crosses: accuracies stored"
+    " with the published code, at its moments accountant's ε."
+)
+_SETTINGS_CAPTION = (
+    "Left, accuracy against the source's clip bound c (on gradients multiplied by 1/q); right,"
+    " against the sampling rate q, at a few noise levels. Bars are two standard errors; faint"
+    " crosses: accuracies stored with the published code; grey line: no privacy."
+)
+
+
+def _accuracy_figure(parts: Mapping[Any, list[Record]]) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
+    records, chains = parts["noise"], parts.get(LANGEVIN, [])
+    for axes, adjacency in ((left, REPLACE), (right, ADD)):
+        for name, colour, label in (
+            ("ε", CERTIFIED, "certified"),
+            ("MA ε", MEASURED, "moments accountant"),
+            ("AC ε", PALETTE[1], "advanced composition"),
+        ):
+            _draw(axes, column(records, f"{name}, {adjacency}"), records, colour, label)
+        if chains:
+            epsilons = column(chains, f"ε, {adjacency}")
+            _draw(axes, epsilons, chains, PALETTE[3], f"{LANGEVIN}, certified")
+        _draw_plain(axes, parts)
+        axes.set(xscale="log", xlabel=f"ε, {adjacency}", ylabel="test accuracy (%)")
+    known = [record for record in records if ACCURACY in record.source]
+    if known:
+        accuracies = [record.source[ACCURACY] for record in known]
+        style: dict[str, Any] = {"color": SOURCE, "markersize": 7, "label": "published"}
+        left.plot(column(known, f"MA ε, {REPLACE}"), accuracies, "x", **style)
+    left.legend(loc="lower right")
+    right.sharey(left)
+    return figure
+
+
+def _draw(axes: Axes, at: Any, records: Sequence[Record], colour: str, label: str) -> None:
+    bars = [2 * error for error in column(records, ERROR)]
+    draw_error_bars(axes, at, column(records, ACCURACY), bars, color=colour, label=label)
+
+
+def _draw_plain(axes: Axes, parts: Mapping[Any, list[Record]]) -> None:
+    for accuracy in column(parts.get(PLAIN, []), ACCURACY):
+        axes.axhline(accuracy, color=SOURCE, linewidth=1)
+
+
+def _settings_figure(parts: Mapping[Any, list[Record]]) -> Figure:
+    figure, panels = new_figure(columns=2, width=9.6, height=3.8)
+    names = (
+        ("clip", "c", "clip bound c of the source"),
+        ("rate", "sampling_rate", "sampling rate q"),
+    )
+    for axes, (part, setting, label) in zip(panels, names, strict=True):
+        by_sigma = group_by(parts[part], "sigma")
+        for (sigma, records), colour in zip(sorted(by_sigma.items()), PALETTE, strict=False):
+            at = [record.settings[setting] for record in records]
+            _draw(axes, at, records, colour, f"σ = {sigma:g}")
+            known = [record for record in records if ACCURACY in record.source]
+            axes.plot(
+                [record.settings[setting] for record in known],
+                [record.source[ACCURACY] for record in known],
+                "x--",
+                color=colour,
+                alpha=0.5,
+                linewidth=1,
+            )
+        _draw_plain(axes, parts)
+        axes.set(xlabel=label, ylabel="test accuracy (%)")
+        axes.set_xticks(sorted({record.settings[setting] for record in parts[part]}))
+        axes.legend(loc="lower right")
+    return figure

@@ -1,4 +1,4 @@
-"""How figures look: one style, colours that colour-blind readers can tell apart, no pyplot."""
+"""Style and files of the report's figures, in colours for colour-blind readers; no pyplot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure that lies on disk.
+    """A figure in a file.
 
     Attributes:
       path: the PNG file.
@@ -96,18 +96,12 @@ def draw_figures(
       ValueError: if a stem does not suit as part of a file's name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    prefix = f"{experiment.name}_{records[0].profile}"
+    saved = []
     with mpl.rc_context(_STYLE):
-        drawings = experiment.figures(records)
-        for stem in drawings:
+        for stem, (figure, caption) in experiment.figures(records).items():
             check_stem("figure stem", stem)
-        return tuple(
-            _save(figure, caption, folder / f"{prefix}_{stem}.png")
-            for stem, (figure, caption) in drawings.items()
-        )
-
-
-def _save(figure: Figure, caption: str, path: Path) -> SavedFigure:
-    # Without matplotlib's version in the file, equal figures are equal files.
-    figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
-    return SavedFigure(path, caption, round(96 * figure.get_figwidth()))
+            path = folder / f"{experiment.name}_{records[0].profile}_{stem}.png"
+            # Without matplotlib's version in the file, equal figures are equal files.
+            figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+            saved.append(SavedFigure(path, caption, round(96 * figure.get_figwidth())))
+    return tuple(saved)

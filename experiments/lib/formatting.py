@@ -1,4 +1,4 @@
-"""How numbers, times and names are written for a reader."""
+"""Text of numbers, times and names in tables and remarks."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The records of finished rows: one JSON list per experiment, never left half written.
+"""Files of records, one JSON list for each experiment, replaced atomically.
 
 JSON has no infinity and no not-a-number: they are written as the strings ``"inf"``, ``"-inf"``
 and ``"nan"``, and read back as floats.
@@ -19,7 +19,7 @@ _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def encode(value: Any) -> Any:
-    """Returns ``value`` in JSON's own types: NumPy and JAX numbers and arrays as plain ones.
+    """``value`` in JSON's own types: NumPy and JAX numbers and arrays as plain ones.
 
     Raises:
       TypeError: for what JSON cannot hold, and for a mapping's key that is not a string.
@@ -32,7 +32,9 @@ def encode(value: Any) -> Any:
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, Mapping):
-        return {_string(key): encode(part) for key, part in value.items()}
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"a record's mapping has strings as keys only, got {list(value)!r}")
+        return {key: encode(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [encode(part) for part in value]
     if hasattr(value, "tolist"):
@@ -41,7 +43,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Returns what :func:`encode` encoded, with its infinities and not-a-numbers as floats.
+    """What :func:`encode` encoded, with its infinities and not-a-numbers as floats.
 
     >>> decode({"ε": "inf"})
     {'ε': inf}
@@ -53,14 +55,8 @@ def decode(value: Any) -> Any:
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _string(key: Any) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"a record's mapping has strings as keys only, got {key!r}")
-    return key
-
-
 def records_path(results: Path, name: str) -> Path:
-    """Returns where the records of the experiment of this name lie.
+    """The file of an experiment's records.
 
     >>> records_path(Path("results"), "gdp_mnist").name
     'gdp_mnist.json'
@@ -69,7 +65,7 @@ def records_path(results: Path, name: str) -> Path:
 
 
 def load_records(results: Path, name: str) -> list[Record]:
-    """Returns the records of one experiment, none where it has not been run.
+    """The records of one experiment, none where it has not been run.
 
     Raises:
       ValueError: if the file holds something else.
@@ -81,16 +77,18 @@ def load_records(results: Path, name: str) -> list[Record]:
     if not path.exists():
         return []
     try:
-        return [_to_record(item) for item in json.loads(path.read_text(encoding="utf-8"))]
+        # A record's own text (a note, a name) may read "nan" and mean the word.
+        return [
+            Record(
+                **{
+                    key: decode(part) if isinstance(part, dict) else part
+                    for key, part in item.items()
+                }
+            )
+            for item in json.loads(path.read_text(encoding="utf-8"))
+        ]
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} must be a list of records; remove it to start again") from error
-
-
-def _to_record(item: dict[str, Any]) -> Record:
-    # A record's own text (a note, a name) may read "nan" and mean the word.
-    return Record(
-        **{key: decode(part) if isinstance(part, dict) else part for key, part in item.items()}
-    )
 
 
 def save_record(results: Path, record: Record) -> None:
@@ -127,7 +125,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def find_record(records: Sequence[Record], row: Row, profile: str) -> Record | None:
-    """Returns the record of this row and profile, whatever its settings, with the row's source.
+    """The record of this row and profile, whatever its settings, with the row's source.
 
     A corrected misprint of the source needs no new run: its figures are the row's, not those
     that were current when the row ran.

@@ -1,7 +1,6 @@
-"""What an experiment is, and the list of those there are.
+"""Experiments, their rows and records, and the list of the experiments' modules.
 
-Each experiment is one module that exposes ``EXPERIMENT``; :data:`MODULES` lists them by dotted
-path. Everything else here takes experiments as arguments, so a test passes its own.
+Each experiment is a module with an ``EXPERIMENT``; :data:`MODULES` lists them by dotted path.
 """
 
 import importlib
@@ -69,16 +68,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """What running one row returns.
+    """The result of one row.
 
     Attributes:
-      measured: what this run measured, by name, as in ``Row.source``.
-      certified: guarantees of the mechanism as it was actually run: upper bounds, printed rounded
-        upwards; a lower bound has "lower" in its name.
-      note: which data were used, and what else a reader of the row must know. Shown below the
-        table, once where rows share it.
-      series: what only the figures need (accuracy per epoch, a curve); kept with the record, not
-        shown in the table.
+      measured: by name, as in ``Row.source``.
+      certified: guarantees of the mechanism as it was run: upper bounds, printed rounded upwards; a
+        lower bound has "lower" in its name.
+      note: the data that were used and other conditions; shown below the table, once where rows
+        share it.
+      series: for the figures alone (accuracy per epoch, a curve); not shown in the table.
       certificate: the text of the run's certificate, shown in full below the table.
     """
 
@@ -109,19 +107,15 @@ class RowContext:
 class Record:
     """One row that ran, as kept in ``results/<experiment>.json``.
 
+    Settings and source are as in :class:`Row`; measured, certified, note, series and certificate as
+    in :class:`Result`, with nothing measured or certified where the row failed.
+
     Attributes:
       experiment: the experiment's name.
       row: the row's name.
       profile: ``"quick"`` or ``"paper"``.
-      settings: the row's settings.
-      source: the published figures.
-      measured: empty where the row failed.
-      certified: empty where the row failed.
       seconds: wall-clock time of the row.
-      note: as in :class:`Result`.
       data: the name of the data that were used, as :class:`Experiment` gives it.
-      series: as in :class:`Result`.
-      certificate: as in :class:`Result`.
       error: why the row failed; empty where it did not.
       date: the day (UTC) it finished, ``YYYY-MM-DD``.
       versions: of Python, JAX and dpjax.
@@ -147,21 +141,6 @@ class Record:
     def finished(self) -> bool:
         """Whether the row ran to its end."""
         return not self.error
-
-
-def _no_data() -> str:
-    """The rows need no data."""
-    return ""
-
-
-def _nothing(records: Sequence[Record]) -> tuple[()]:
-    """No remarks."""
-    return ()
-
-
-def _no_figures(records: Sequence[Record]) -> "Mapping[str, tuple[Figure, str]]":
-    """No figures."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -192,16 +171,16 @@ class Experiment:
     description: str
     rows: Callable[[str], Sequence[Row]]
     run_row: Callable[[Row, RowContext], Result]
-    data: Callable[[], str] = _no_data
-    figures: "Callable[[Sequence[Record]], Mapping[str, tuple[Figure, str]]]" = _no_figures
-    remarks: Callable[[Sequence[Record]], Sequence[str]] = _nothing
+    data: Callable[[], str] = lambda: ""
+    figures: "Callable[[Sequence[Record]], Mapping[str, tuple[Figure, str]]]" = lambda records: {}
+    remarks: Callable[[Sequence[Record]], Sequence[str]] = lambda records: ()
 
     def __post_init__(self) -> None:
         check_stem("name", self.name)
 
 
 def check_stem(name: str, value: str) -> None:
-    """Refuses what does not suit as part of a file's name: lower case, digits and underscores.
+    """Rejects what does not suit as part of a file's name: lower case, digits and underscores.
 
     Raises:
       ValueError: naming the argument.
@@ -213,13 +192,7 @@ def check_stem(name: str, value: str) -> None:
 
 
 def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]:
-    """Imports the experiments' modules, in their order.
-
-    Args:
-      modules: dotted paths, each with an ``EXPERIMENT``.
-
-    Returns:
-      Each module's experiment.
+    """Imports modules by dotted path, and returns the ``EXPERIMENT`` of each, in their order.
 
     >>> load_experiments(())
     ()
@@ -228,7 +201,7 @@ def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]
 
 
 def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
-    """Returns the experiments of these names, each once; ``"all"`` names every one.
+    """The experiments of these names, each once; ``"all"`` names every one.
 
     Raises:
       ValueError: for an unknown name, listing those known.
@@ -242,7 +215,7 @@ def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Exp
 
 
 def rows_of(experiment: Experiment, profile: str) -> tuple[Row, ...]:
-    """Returns the experiment's rows under a profile.
+    """The experiment's rows under a profile.
 
     Raises:
       ValueError: for an unknown profile, no row at all, or two rows of one name.

@@ -17,8 +17,6 @@ from experiments.lib.formatting import format_seconds
 from experiments.lib.records import encode, find_record, is_current, load_records, save_record
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, rows_of
 
-_FAILED = Result(measured={}, certified={})
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -43,31 +41,24 @@ def run_experiment(experiment: Experiment, plan: Plan) -> bool:
     Each record is saved as soon as its row is done: an interrupted run loses one row at most, and
     that one can go on from what it left in its folder.
 
-    Args:
-      experiment: what to run.
-      plan: how.
-
     Returns:
       Whether no row failed.
     """
-    rows = rows_of(experiment, plan.profile)
-    succeeded = [_run_unless_there(experiment, row, plan) for row in rows]
-    return all(succeeded)
-
-
-def _run_unless_there(experiment: Experiment, row: Row, plan: Plan) -> bool:
-    title = f"{experiment.name} ({plan.profile}), row {row.name}"
-    known = find_record(load_records(plan.results, experiment.name), row, plan.profile)
-    same_data = known is not None and known.data == _data_at_hand(experiment)
-    if known and known.finished and is_current(known, row) and same_data and not plan.fresh:
-        plan.say(f"{title}: already there")
-        return True
-    plan.say(f"{title}: started")
-    record = run_row(experiment, row, plan)
-    save_record(plan.results, record)
-    outcome = "done in" if record.finished else "FAILED after"
-    plan.say(f"{title}: {outcome} {format_seconds(record.seconds)}")
-    return record.finished
+    succeeded = True
+    for row in rows_of(experiment, plan.profile):
+        title = f"{experiment.name} ({plan.profile}), row {row.name}"
+        known = find_record(load_records(plan.results, experiment.name), row, plan.profile)
+        has_result = known and known.finished and is_current(known, row) and not plan.fresh
+        if known and has_result and known.data == _data_at_hand(experiment):
+            plan.say(f"{title}: already there")
+            continue
+        plan.say(f"{title}: started")
+        record = run_row(experiment, row, plan)
+        save_record(plan.results, record)
+        outcome = "done in" if record.finished else "FAILED after"
+        plan.say(f"{title}: {outcome} {format_seconds(record.seconds)}")
+        succeeded &= record.finished
+    return succeeded
 
 
 def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
@@ -79,10 +70,17 @@ def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
       plan: how; its ``say`` takes the traceback of a row that fails.
 
     Returns:
-      The row's record; where the row raised, one with the error and without values.
+      The row's record; where the row raised, or its result is not JSON-ready, one with the error
+      and without values.
     """
-    start = time.perf_counter()
-    result, error = _attempt(experiment, row, plan)
+    start, error = time.perf_counter(), ""
+    try:
+        context = RowContext(_make_folder(experiment, row, plan), plan.fresh, plan.profile)
+        result = experiment.run_row(row, context)
+        encode(vars(result))
+    except Exception as raised:  # whatever a row raises, the others go on
+        plan.say(traceback.format_exc())
+        result, error = Result({}, {}), f"{type(raised).__name__}: {raised}"
     return Record(
         experiment=experiment.name,
         row=row.name,
@@ -98,20 +96,8 @@ def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
     )
 
 
-def _attempt(experiment: Experiment, row: Row, plan: Plan) -> tuple[Result, str]:
-    """Returns the row's result, and its error where it raised or its result is not JSON-ready."""
-    try:
-        context = RowContext(_make_folder(experiment, row, plan), plan.fresh, plan.profile)
-        result = experiment.run_row(row, context)
-        encode(vars(result))
-    except Exception as error:  # whatever a row raises, the others go on
-        plan.say(traceback.format_exc())
-        return _FAILED, f"{type(error).__name__}: {error}"
-    return result, ""
-
-
 def _make_folder(experiment: Experiment, row: Row, plan: Plan) -> Path:
-    """Returns the row's folder, which other settings do not share; emptied for a fresh run."""
+    """The row's folder, which other settings do not share; emptied for a fresh run."""
     identity = json.dumps(
         [row.name, _data_at_hand(experiment), encode(row.settings)], sort_keys=True
     ).encode()
@@ -125,7 +111,7 @@ def _make_folder(experiment: Experiment, row: Row, plan: Plan) -> Path:
 
 
 def _data_at_hand(experiment: Experiment) -> str:
-    """Returns the name of the data; where they cannot be read, the row itself will say why."""
+    """The name of the data; where they cannot be read, the row itself raises why."""
     try:
         return experiment.data()
     except Exception as error:
@@ -133,7 +119,7 @@ def _data_at_hand(experiment: Experiment) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that a result depends on, whatever the machine.
+    """The versions that a result depends on, whatever the machine.
 
     >>> sorted(versions())
     ['JAX', 'Python', 'dpjax']

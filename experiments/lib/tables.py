@@ -1,4 +1,4 @@
-"""The table of an experiment: its rows beside their records, and how a terminal shows it."""
+"""Tables of an experiment's rows beside their records, and their text for a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Line:
     state: str
 
     def values(self, group: str) -> Mapping[str, Any]:
-        """Returns what stands under ``"settings"`` or one of :data:`GROUPS`."""
+        """The values under ``"settings"`` or one of :data:`GROUPS`."""
         if group in ("settings", "source"):
             return getattr(self.row, group)
         return {} if self.record is None else getattr(self.record, group)
@@ -54,26 +54,26 @@ class Line:
 
 
 def lines_of(experiment: Experiment, profile: str, records: Sequence[Record]) -> tuple[Line, ...]:
-    """Returns one line for each row of the experiment, run or not."""
-    rows = rows_of(experiment, profile)
-    return tuple(_line(row, find_record(records, row, profile)) for row in rows)
-
-
-def _line(row: Row, record: Record | None) -> Line:
-    if record is None:
-        return Line(row, None, "not run yet")
-    if not is_current(record, row):
-        return Line(row, None, "stale")
-    return Line(row, record, "done" if record.finished else "failed")
+    """One line for each row of the experiment, run or not."""
+    lines = []
+    for row in rows_of(experiment, profile):
+        record = find_record(records, row, profile)
+        if record is None:
+            lines.append(Line(row, None, "not run yet"))
+        elif not is_current(record, row):
+            lines.append(Line(row, None, "stale"))
+        else:
+            lines.append(Line(row, record, "done" if record.finished else "failed"))
+    return tuple(lines)
 
 
 def finished_records(lines: Sequence[Line]) -> tuple[Record, ...]:
-    """Returns the records of the rows that are done, in the table's order."""
+    """The records of the rows that are done, in the table's order."""
     return tuple(line.record for line in lines if line.record and line.state == "done")
 
 
 def columns_of(lines: Sequence[Line], group: str) -> tuple[Column, ...]:
-    """Returns the columns of a group, in order of appearance; one without a name for none."""
+    """The columns of a group, in order of appearance; one without a name for none."""
     cells = [(name, value) for line in lines for name, value in line.values(group).items()]
     decimals: dict[str, int] = {}
     for name, value in cells:
@@ -82,26 +82,21 @@ def columns_of(lines: Sequence[Line], group: str) -> tuple[Column, ...]:
 
 
 def cells_of(line: Line, group: str, columns: Sequence[Column]) -> list[str]:
-    """Returns the line's values under these columns of a group, written for a reader.
+    """The line's values under these columns of a group, written for a reader.
 
     A certified value is a bound, and what is printed must be one too: an upper bound is rounded
     upwards, one with "lower" in its name downwards.
     """
-    values = line.values(group)
-    return [
-        format_value(values.get(name), name, decimals, _rounding(group, name))
-        for name, decimals in columns
-    ]
-
-
-def _rounding(group: str, name: str) -> str:
-    if group != "certified":
-        return ROUND_HALF_EVEN
-    return ROUND_FLOOR if "lower" in name else ROUND_CEILING
+    values, cells = line.values(group), []
+    for name, decimals in columns:
+        bound = ROUND_FLOOR if "lower" in name else ROUND_CEILING
+        rounding = bound if group == "certified" else ROUND_HALF_EVEN
+        cells.append(format_value(values.get(name), name, decimals, rounding))
+    return cells
 
 
 def shared_settings(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the settings that are the same in every row.
+    """The settings that are the same in every row.
 
     >>> shared_settings([Row("1", {"η": 0.25, "n": 9}, {}), Row("2", {"η": 0.15, "n": 9}, {})])
     {'n': 9}
@@ -115,7 +110,7 @@ def shared_settings(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) -> str:
-    """Returns the table for the terminal: row | source | measured | certified | time.
+    """The table for the terminal: row | source | measured | certified | time.
 
     Args:
       experiment: what to print.
@@ -124,22 +119,20 @@ def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) 
 
     Returns:
       A title, two lines of headings and one line for each row; a row that was not run, or failed,
-      says so.
+      has the reason in place of its values.
     """
     lines = lines_of(experiment, profile, records)
     blocks = [
         _block("", [["row"], *([line.row.name] for line in lines)], str.ljust),
-        *(_group_block(group, lines) for group in GROUPS),
-        _block("", [["time"], *([line.outcome.splitlines()[0]] for line in lines)], str.ljust),
     ]
+    for group in GROUPS:
+        columns = columns_of(lines, group)
+        cells = [cells_of(line, group, columns) for line in lines]
+        blocks.append(_block(group, [[label(name) for name, _ in columns], *cells], str.rjust))
+    times = [[line.outcome.splitlines()[0]] for line in lines]
+    blocks.append(_block("", [["time"], *times], str.ljust))
     body = (" | ".join(parts).rstrip() for parts in zip(*blocks, strict=True))
     return "\n".join([f"{experiment.name}, {profile} profile: {experiment.title}", *body])
-
-
-def _group_block(group: str, lines: Sequence[Line]) -> list[str]:
-    columns = columns_of(lines, group)
-    cells = [cells_of(line, group, columns) for line in lines]
-    return _block(group, [[label(column.name) for column in columns], *cells], str.rjust)
 
 
 def _block(heading: str, table: Sequence[Sequence[str]], justify: Justify) -> list[str]:

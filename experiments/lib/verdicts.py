@@ -1,7 +1,7 @@
 """Sentences of the report that compare what a source claims with what is measured and certified."""
 
 from collections.abc import Callable, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from decimal import ROUND_CEILING
 from typing import Any
 
 from experiments.lib.formatting import format_value
@@ -15,15 +15,6 @@ def format_upper_bound(value: float) -> str:
     ('2.354', '∞')
     """
     return format_value(value, rounding=ROUND_CEILING)
-
-
-def format_lower_bound(value: float) -> str:
-    """Writes a lower bound, rounded down.
-
-    >>> format_lower_bound(2.35382)
-    '2.353'
-    """
-    return format_value(value, rounding=ROUND_FLOOR)
 
 
 def judge_claim(claim: float, certified: float) -> str:

@@ -1,6 +1,7 @@
 """Bayesian logistic regression on Adult by the methods of Li et al. (2017), runs in parallel."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,21 +54,21 @@ Method = Callable[[Split, float, int, jax.Array], Runs]
 
 
 def log_likelihood(weights: jax.Array, example: Any) -> jax.Array:
-    """Of a label, 0 or 1, given features; there is no constant."""
+    """Log-likelihood of a label, 0 or 1, given features."""
     x, label = example
     logit = x @ weights
     return label * logit - jax.nn.softplus(logit)
 
 
 def log_prior(weights: jax.Array) -> jax.Array:
-    """Of independent N(0, 1) weights, up to a constant."""
+    """Log-density of independent N(0, 1) weights, up to a constant."""
     return -0.5 * jnp.sum(weights**2)
 
 
 def langevin(
     train: Split, step_size: float, l2_clip: float = NO_CLIP, temperature: float = 1.0
 ) -> SGLD:
-    """Returns one chain of the experiment's length, on its Poisson batches."""
+    """One chain of the experiment's length, on its Poisson batches."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
     return SGLD(
         sampling,
@@ -96,17 +97,19 @@ def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
     return Runs(result.samples, chain, True)
 
 
-def dp_sgld(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """Whole chains at temperature 1; nothing is clipped, so their target is the posterior."""
-    return run_sgld(train, _scaled(langevin(train, _START), epsilon), num_runs, key)
+def dp_sgld(
+    train: Split, epsilon: float, num_runs: int, key: jax.Array, l2_clip: float = NO_CLIP
+) -> Runs:
+    """Chains at temperature 1 with the largest stable steps that are certified at epsilon.
+
+    Without clipping their target is the posterior; a smaller bound allows larger steps.
+    """
+    chain = calibrate_chain(langevin(train, _START, l2_clip), epsilon)
+    return run_sgld(train, chain, num_runs, key)
 
 
-def dp_sgld_clipped(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """The same with gradients clipped: larger steps for the same epsilon, another target."""
-    return run_sgld(train, _scaled(langevin(train, _START, CLIP), epsilon), num_runs, key)
-
-
-def _scaled(chain: SGLD, epsilon: float) -> SGLD:
+def calibrate_chain(chain: SGLD, epsilon: float) -> SGLD:
+    """The chain with the largest step size that is certified, at most the largest stable one."""
     scaled = calibrate_step_size(chain, epsilon=epsilon, delta=DELTA)
     return dataclasses.replace(scaled, step_size=min(float(scaled.step_sizes[0]), _LARGEST_STEP))
 
@@ -126,12 +129,12 @@ def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
 
     def run(key: jax.Array) -> Any:
         return dpjax.train(
-            optax.sgd(_LEARNING_RATE),
+            key,
             lambda weights, example: -log_likelihood(weights, example),
             jnp.zeros(train.x.shape[1]),
             tuple(train),
             mechanism,
-            key,
+            optax.sgd(_LEARNING_RATE),
             steps_per_call=NUM_STEPS,
             progress=False,
         ).params
@@ -141,7 +144,7 @@ def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
 
 
 def one_posterior_sample(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """One sample each of the tempered posterior: by NUTS, so only nearly of its law."""
+    """One sample each of the tempered posterior, by NUTS: not exact."""
     mechanism = _one_sample(epsilon)
     return Runs(_draws(train, mechanism, num_runs, key)[:, None], mechanism, False)
 
@@ -185,12 +188,10 @@ def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.
         )
         return back @ drawn.params
 
-    keys, data = jax.random.split(key, num_runs), (_float32(x @ back), jnp.asarray(train.y))
-    return np.asarray(jax.jit(jax.vmap(draw, (0, None, None)))(keys, data, _float32(back)))
-
-
-def _float32(array: np.ndarray) -> jax.Array:
-    return jnp.asarray(array, jnp.float32)
+    keys = jax.random.split(key, num_runs)
+    data = jnp.asarray(x @ back, jnp.float32), jnp.asarray(train.y)
+    drawn = jax.jit(jax.vmap(draw, (0, None, None)))(keys, data, jnp.asarray(back, jnp.float32))
+    return np.asarray(drawn)
 
 
 def _chains_from(starts: jax.Array, train: Split, chain: SGLD, key: jax.Array) -> np.ndarray:
@@ -218,5 +219,5 @@ METHODS: dict[str, Method] = {
     "hybrid": run_hybrid,
     "DP-SGD": dp_sgd,
     "DP-SGLD": dp_sgld,
-    "DP-SGLD, clipped": dp_sgld_clipped,
+    "DP-SGLD, clipped": functools.partial(dp_sgld, l2_clip=CLIP),
 }

@@ -1,14 +1,15 @@
-"""Step sizes of private SGLD, Li et al. (2017): what is claimed for them, and what is certified.
+"""Step sizes of private SGLD, Li et al. (2017): claimed and certified ε.
 
 ``python -m experiments run sgmcmc_bounds``: accounting alone, half a minute in both profiles. The
 claim is ε = 0.1; expect 36.2, 3.5, 2.35 and 2.29 for batches of 100, 256, 1,000 and 5,000.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from decimal import ROUND_CEILING
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from dpjax import PoissonSampling
 from dpjax.accounting import epsilon as certified_epsilon
@@ -20,9 +21,12 @@ from dpjax.bayes.sgmcmc import (
     step_size_bound_2015,
     step_size_bound_2017,
 )
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
+from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.sgmcmc.bounds_figures import figures
+from experiments.lib.sweeps import column
+from experiments.lib.verdicts import format_upper_bound, group_by
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 DELTA = 1e-5
@@ -38,7 +42,7 @@ BY_SLIDES, BY_2015 = "η, slides' formula", "η, 2015 formula"
 
 
 def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
-    """Returns a chain of the source's MNIST setting.
+    """A chain of the source's MNIST setting.
 
     >>> langevin(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
     5.0
@@ -57,7 +61,7 @@ def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> S
 
 
 def stairs(first: float) -> tuple[float, ...]:
-    """Returns steps in a few sizes, each at least ``first * t^(-1/3)`` and at most 11 % above.
+    """Piecewise constant steps, each at least ``first * t^(-1/3)`` and at most 11 % above.
 
     A smaller step is a noisier release. So what is certified for these steps is an upper bound for
     the smooth schedule's, and composing thirty different steps is faster than ten thousand.
@@ -73,59 +77,61 @@ def stairs(first: float) -> tuple[float, ...]:
 
 
 def _rows(profile: str) -> list[Row]:
-    return [
-        *(_claim_row(batch, "constant") for batch in BATCHES),
-        *(_claim_row(batch, "decreasing") for batch in BATCHES),
-        *map(_chains_row, ("own", "shared")),
-        *map(_steps_row, EPSILONS),
+    claims = [
+        Row(
+            f"η = {size:g}{words}, batches of {batch:,}",
+            {"part": "claim", "schedule": schedule, "first step": size, "batch": batch},
+            {"claimed ε": CLAIMED},
+        )
+        for schedule, size, words in (
+            ("constant", CLAIMED_STEP, ""),
+            ("decreasing", PRINTED_BOUND, " t^(−1/3)"),
+        )
+        for batch in BATCHES
     ]
-
-
-def _claim_row(batch: int, schedule: str) -> Row:
-    size = CLAIMED_STEP if schedule == "constant" else PRINTED_BOUND
-    words = f"{size:g}" if schedule == "constant" else f"{size:g} t^(−1/3)"
-    settings = {"part": "claim", "schedule": schedule, "first step": size, "batch": batch}
-    return Row(f"η = {words}, batches of {batch:,}", settings, {"claimed ε": CLAIMED})
-
-
-def _chains_row(batches: str) -> Row:
-    words = {"own": "batches of their own", "shared": "shared batches"}[batches]
-    settings = {"part": "chains", "batch": _BATCH, "chains": _CHAINS, "batches": batches}
-    return Row(f"{_CHAINS} chains, {words} of {_BATCH:,}, η = {CLAIMED_STEP:g}", settings, {})
-
-
-def _steps_row(epsilon: float) -> Row:
+    chains = [
+        Row(
+            f"{_CHAINS} chains, {words} of {_BATCH:,}, η = {CLAIMED_STEP:g}",
+            {"part": "chains", "batch": _BATCH, "chains": _CHAINS, "batches": batches},
+            {},
+        )
+        for batches, words in (("own", "batches of their own"), ("shared", "shared batches"))
+    ]
     printed = {"printed η": PRINTED_BOUND, "printed η, 2015": PRINTED_2015}
-    settings = {"part": "steps", "epsilon": epsilon}
-    return Row(f"steps for ε = {epsilon:g}", settings, printed if epsilon == CLAIMED else {})
+    steps = [
+        Row(
+            f"steps for ε = {epsilon:g}",
+            {"part": "steps", "epsilon": epsilon},
+            printed if epsilon == CLAIMED else {},
+        )
+        for epsilon in EPSILONS
+    ]
+    return [*claims, *chains, *steps]
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
-    return _PARTS[row.settings["part"]](row.settings)
-
-
-def _run_claim(settings: Mapping[str, Any]) -> Result:
-    first, batch = settings["first step"], settings["batch"]
+    settings = row.settings
+    if settings["part"] == "steps":
+        return _run_steps(settings["epsilon"])
+    batch = settings["batch"]
+    if settings["part"] == "chains":
+        chains = {"num_chains": settings["chains"], "batches": settings["batches"]}
+        return Result({}, _both_epsilons(batch, CLAIMED_STEP, **chains))
+    first = settings["first step"]
     if settings["schedule"] == "decreasing":
         note = f"t^(−1/3) is certified by {_STAIRS} stairs that lie above it."
-        return Result({}, _certified(batch, stairs(first)), note)
+        return Result({}, _both_epsilons(batch, stairs(first)), note)
     shown = langevin(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
     text = str(shown.certificate(DELTA)) if shown else ""
-    return Result({}, _certified(batch, first), certificate=text)
+    return Result({}, _both_epsilons(batch, first), certificate=text)
 
 
-def _run_chains(settings: Mapping[str, Any]) -> Result:
-    chains = {"num_chains": settings["chains"], "batches": settings["batches"]}
-    return Result({}, _certified(settings["batch"], CLAIMED_STEP, **chains))
-
-
-def _certified(batch: int, step_size: Any, **chains: Any) -> dict[str, float]:
+def _both_epsilons(batch: int, step_size: Any, **chains: Any) -> dict[str, float]:
+    """Certified ε with the noise as printed, and with that of the posterior."""
+    temperatures = {PRINTED: PUBLISHED_TEMPERATURE, TEMPERATURE_ONE: POSTERIOR_TEMPERATURE}
     return {
         name: _epsilon(langevin(batch, step_size, temperature, **chains))
-        for name, temperature in (
-            (PRINTED, PUBLISHED_TEMPERATURE),
-            (TEMPERATURE_ONE, POSTERIOR_TEMPERATURE),
-        )
+        for name, temperature in temperatures.items()
     }
 
 
@@ -133,18 +139,25 @@ def _epsilon(chain: SGLD) -> float:
     return certified_epsilon(chain.event, DELTA, adjacency=chain.adjacency)
 
 
-def _run_steps(settings: Mapping[str, Any]) -> Result:
-    epsilon = settings["epsilon"]
-    starts = {batch: langevin(batch, CLAIMED_STEP, POSTERIOR_TEMPERATURE) for batch in BATCHES}
-    found = {
-        b: calibrate_step_size(chain, epsilon=epsilon, delta=DELTA) for b, chain in starts.items()
-    }
-    falling = langevin(_BATCH, stairs(CLAIMED_STEP), POSTERIOR_TEMPERATURE)
-    falling = calibrate_step_size(falling, epsilon=epsilon, delta=DELTA)
+def _run_steps(epsilon: float) -> Result:
+    """The largest steps within a budget, and what the two formulas allow."""
+    budget: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
+
+    def largest(batch: int, step_size: Any) -> SGLD:
+        chain = langevin(batch, step_size, POSTERIOR_TEMPERATURE)
+        return calibrate_step_size(chain, **budget)
+
+    found = {batch: largest(batch, CLAIMED_STEP) for batch in BATCHES}
+    falling = largest(_BATCH, stairs(CLAIMED_STEP))
     constant = {batch: float(chain.step_sizes[0]) for batch, chain in found.items()}
     first = float(falling.step_sizes[0])
     return Result(
-        measured={**_measured(epsilon, constant), FIRST_STEP: first},
+        measured={
+            BY_SLIDES: float(step_size_bound_2017(1, **budget, **SETTING, constant=CONSTANT)),
+            BY_2015: step_size_bound_2015(**budget, **SETTING),
+            **{CERTIFIED_STEP.format(batch): eta for batch, eta in constant.items()},
+            FIRST_STEP: first,
+        },
         certified={
             "ε, constant η": max(map(_epsilon, found.values())),
             "ε, t^(−1/3)": _epsilon(falling),
@@ -155,41 +168,86 @@ def _run_steps(settings: Mapping[str, Any]) -> Result:
     )
 
 
-def _measured(epsilon: float, constant: Mapping[int, float]) -> dict[str, float]:
-    slides = step_size_bound_2017(1, epsilon=epsilon, delta=DELTA, **SETTING, constant=CONSTANT)
-    return {
-        BY_SLIDES: float(slides),
-        BY_2015: step_size_bound_2015(epsilon=epsilon, delta=DELTA, **SETTING),
-        **{CERTIFIED_STEP.format(batch): eta for batch, eta in constant.items()},
-    }
+def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+    steps = [record for record in records if record.settings["part"] == "steps"]
+    if len(steps) < 2:
+        return {}
+    by_number = (
+        "Upper bounds on the step size η against the step's number t, for batches of 1,000. Orange:"
+        " the source's bound, whose ε is not certified; grey: the 2015 bound; green and blue: the"
+        " largest constant and the largest t^(−1/3) steps that are certified, solid at temperature"
+        " 1, dotted with the noise as printed."
+    )
+    by_epsilon = (
+        "The largest constant step against ε: certified at temperature 1, for each batch size (the"
+        " curves meet where the noise is large), and what the two published formulas allow."
+    )
+    figure, panels = panel_grid(len(steps), 2, 9.6, 6.4)
+    for axes, record in zip(panels, steps, strict=True):
+        _draw_steps(axes, record)
+    legend_below(figure, panels)
+    return {"steps": (figure, by_number), "epsilons": (_epsilons_figure(steps), by_epsilon)}
 
 
-_PARTS: dict[str, Callable[[Mapping[str, Any]], Result]] = {
-    "claim": _run_claim,
-    "chains": _run_chains,
-    "steps": _run_steps,
-}
+def _draw_steps(axes: Axes, record: Record) -> None:
+    numbers = np.geomspace(1, 10_000, 60)
+    flat, falling = np.ones_like(numbers), numbers ** (-1 / 3)
+    slides, oldest = record.measured[BY_SLIDES], record.measured[BY_2015]
+    constant, first = dict(record.series["constant"])[_BATCH], record.series["decreasing"]
+    for sizes, colour, style, words in (
+        (slides * flat, PALETTE[1], "--", "slides, fixed"),
+        (slides * falling, PALETTE[1], "-", "slides, t^(−1/3)"),
+        (constant * flat, CERTIFIED, "-", "certified, constant"),
+        (first * falling, MEASURED, "-", "certified, t^(−1/3)"),
+        (oldest * flat, SOURCE, "-", "2015"),
+    ):
+        axes.plot(numbers, sizes, style, color=colour, label=words)
+        if words.startswith("certified"):
+            axes.plot(numbers, sizes / 2, ":", color=colour)
+    axes.set(title=f"ε = {record.settings['epsilon']:g}", xlabel="step number t", ylabel="η")
+    axes.set(xscale="log", yscale="log", ylim=(3e-8, 100))
+
+
+def _epsilons_figure(records: Sequence[Record]) -> Figure:
+    figure, (axes,) = new_figure(width=8.4, height=4.4)
+    epsilons = [record.settings["epsilon"] for record in records]
+    for name, colour in ((BY_SLIDES, PALETTE[1]), (BY_2015, SOURCE)):
+        axes.plot(
+            epsilons, column(records, name), "--", color=colour, label=name.removeprefix("η, ")
+        )
+    by_batch = np.array([record.series["constant"] for record in records])
+    for place, (colour, marker) in enumerate(zip(PALETTE[2:], "osD^", strict=False)):
+        batch, certified = by_batch[0, place, 0], by_batch[:, place, 1]
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4}
+        draw_curve(axes, epsilons, certified, label=f"certified, batches of {batch:,.0f}", **style)
+    set_log_ticks(axes, epsilons)
+    axes.set(yscale="log", ylabel="largest constant η")
+    figure.legend(loc="outside right center")
+    return figure
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    claims = [record for record in records if record.settings["part"] == "claim"]
+    parts = group_by(records, "part")
     by_step: dict[str, list[Record]] = {}
-    for record in claims:
+    for record in parts.get("claim", []):
         by_step.setdefault(record.row.partition(",")[0], []).append(record)
     steps = [record for record in records if record.settings.get("epsilon") == CLAIMED]
-    several = [record for record in records if record.settings["part"] == "chains"]
+    temperature = (
+        "The noise as printed, of variance η/N, has temperature ½: its chain tends to the square of"
+        " the posterior. Temperature 1 takes 2η/N, which is more private too."
+    )
     return [
         *(_claim_remark(step, found) for step, found in by_step.items()),
-        *([_TEMPERATURE] if claims else []),
+        *([temperature] if by_step else []),
         *(remark for record in steps for remark in _step_remarks(record)),
-        *([_chains_remark(several)] if several else []),
+        *([_chains_remark(parts["chains"])] if "chains" in parts else []),
     ]
 
 
 def _claim_remark(step: str, records: Sequence[Record]) -> str:
     batches = ", ".join(f"{record.settings['batch']:,}" for record in records)
     printed, one = (
-        ", ".join(_upwards(record.certified[name]) for record in records)
+        ", ".join(map(format_upper_bound, column(records, name)))
         for name in (PRINTED, TEMPERATURE_ONE)
     )
     at_most = " at most" if records[0].settings["schedule"] == "decreasing" else ""
@@ -203,33 +261,24 @@ def _claim_remark(step: str, records: Sequence[Record]) -> str:
     )
 
 
-_TEMPERATURE = (
-    "The noise as printed, of variance η/N, has temperature ½: its chain tends to the square of the"
-    " posterior. Temperature 1 takes 2η/N, which is more private too."
-)
-
-
 def _step_remarks(record: Record) -> list[str]:
-    largest = [record.measured[CERTIFIED_STEP.format(batch)] for batch in BATCHES]
+    # Half as large with the noise as printed.
+    largest = [record.measured[CERTIFIED_STEP.format(batch)] / 2 for batch in BATCHES]
     formula = record.measured[BY_2015]
     at_one = step_size_bound_2015(epsilon=CLAIMED, delta=DELTA, **{**SETTING, "l2_clip": 1.0})
     return [
-        f"A constant step that is certified at ε = {CLAIMED:g} is {min(largest) / 2:.2g} to"
-        f" {max(largest) / 2:.2g} with the noise as printed, by batch: the printed"
-        f" {PRINTED_BOUND:g} is {PRINTED_BOUND / (max(largest) / 2):.0f} times too large or more."
-        f" The 2015 formula is {min(largest) / 2 / formula:,.0f} times too strict or more.",
+        f"A constant step that is certified at ε = {CLAIMED:g} is {min(largest):.2g} to"
+        f" {max(largest):.2g} with the noise as printed, by batch: the printed {PRINTED_BOUND:g} is"
+        f" {PRINTED_BOUND / max(largest):.0f} times too large or more. The 2015 formula is"
+        f" {min(largest) / formula:,.0f} times too strict or more.",
         f"The 2015 bound is printed as {format_value(PRINTED_2015)}; its formula gives"
         f" {formula:.2g} with L = 4, and {at_one:.3g} with L = 1.",
     ]
 
 
 def _chains_remark(records: Sequence[Record]) -> str:
-    found = [f"{r.row}: {_upwards(r.certified[TEMPERATURE_ONE])}" for r in records]
+    found = [f"{r.row}: {format_upper_bound(r.certified[TEMPERATURE_ONE])}" for r in records]
     return f"Every chain spends privacy. At temperature 1, {'; '.join(found)}."
-
-
-def _upwards(epsilon: float) -> str:
-    return format_value(epsilon, rounding=ROUND_CEILING)
 
 
 EXPERIMENT = Experiment(
@@ -244,17 +293,16 @@ EXPERIMENT = Experiment(
         " batch.\n\n"
         "One step is a Gaussian release: its noise, in units of the clip bound, is"
         " z = τ √(2 temperature / (η N)) / L for batches of τ on average. The source's noise η/N is"
-        " that of temperature ½, whose law is the posterior squared; 2η/N is that of the posterior."
-        " z depends on η over temperature alone, so a certified step is half as large for the noise"
-        " as printed.\n\n"
+        " that of temperature ½, whose target is the posterior squared; 2η/N is that of the"
+        " posterior. z depends on η over temperature alone, so a certified step is half as large"
+        " for the noise as printed.\n\n"
         f"The source's bound has a constant c that is not given: {CONSTANT} makes it"
         f" {PRINTED_BOUND} at t = 1 and ε = 0.1, as printed; to keep it for other ε is ours. Its"
-        " constant steps are that bound at t = 1, as in the source's example. Both formulas"
-        " know no batch size. The certified steps are by the accountant that certifies every dpjax"
-        " chain."
+        " constant steps are that bound at t = 1, as in the source's example. Neither formula"
+        " depends on the batch size. Certified steps are by the accountant of dpjax's chains."
     ),
     rows=_rows,
     run_row=_run_row,
-    figures=figures,
+    figures=_figures,
     remarks=_remarks,
 )

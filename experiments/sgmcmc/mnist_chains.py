@@ -1,4 +1,8 @@
-"""One row of the slides' table, run: chains of networks, and the point estimates beside them."""
+"""Bayesian neural networks by private Langevin chains, and how good their predictions are.
+
+Chains and point estimates of one row, and scores of predictive probabilities ``(n, num_classes)``
+for labels ``(n,)``: likelihood, calibration, detection of other inputs; natural logarithms.
+"""
 
 import dataclasses
 import functools
@@ -12,17 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.stats import mannwhitneyu
 
 import dpjax
 from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
 from dpjax.datasets import Dataset, Split
 from experiments.lib.models import MnistCNN, cross_entropy
-from experiments.lib.training import ShuffledEpochs, classification, initialize, train
+from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 
 QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SGLD", "SGHMC"
 NUM_EXAMPLES = 50_000
-UNIT = "one image"
-_NUM_STRANGE = 2_000
+PUBLISHED_STEPS = 10_000
+BATCHES = (100, 256, 1_000, 5_000)
+_UNIT, _NUM_STRANGE = "one image", 2_000
+_LEAST = np.finfo(np.float32).tiny
 
 
 class MnistMLP(nn.Module):
@@ -39,14 +46,13 @@ class MnistMLP(nn.Module):
 
 @dataclass(frozen=True)
 class Settings:
-    """How one row is run; what a method does not use is ignored.
+    """Settings of one row; a method ignores those that it does not use.
 
     Attributes:
       method: one of the names above.
       data: ``"mnist"`` or ``"digits"``.
       network: ``"MLP"`` or ``"CNN"``.
       num_steps: T, as this profile runs.
-      delta: at which epsilon is read.
       batch_size: mean of the Poisson draw; of a plain run, the size of every batch.
       step_size: eta of a chain.
       l2_clip: L, the bound on one image's gradient.
@@ -56,7 +62,6 @@ class Settings:
       learning_rate: of the point estimates.
       prior_std: standard deviation of the Gaussian prior on every weight.
       num_kept: states that predictions average over, spread over the chain's second half.
-      seed: of the parameters, the batches and the noise.
     """
 
     method: str
@@ -102,7 +107,7 @@ class Settings:
             num_steps=num_steps,
             adjacency="zero_out",
             temperature=self.temperature,
-            unit=UNIT,
+            unit=_UNIT,
             **({"friction": self.friction} if is_hamiltonian else {}),
         )
         if self.target is None:
@@ -126,7 +131,7 @@ class Predictions(NamedTuple):
 
 @functools.cache
 def load_images(name: str) -> Dataset:
-    """Returns the data, MNIST with the slides' 50,000 training images."""
+    """The data; of MNIST the slides' 50,000 training images."""
     data = dpjax.datasets.load(name)
     train = Split(data.train.x[:NUM_EXAMPLES], data.train.y[:NUM_EXAMPLES])
     return dataclasses.replace(data, train=train)
@@ -134,23 +139,31 @@ def load_images(name: str) -> Dataset:
 
 def run(settings: Settings, data: Dataset, folder: Path) -> Predictions:
     """Runs the row and predicts; a stopped chain goes on from ``folder``."""
-    key, init_key = jax.random.split(jax.random.key(settings.seed))
-    params = settings.model.init(init_key, data.train.x[:1])["params"]
+    key, params = initialize(settings.model, data.train.x[:1], settings.seed)
     if settings.is_chain:
         states = _sample(settings, data, params, key, folder)
-    elif settings.is_private:
-        states = _noisy_sgd(settings, data, params, key, folder)
     else:
-        states = _plain(settings, data)
-    return _predict(settings.model, states, data)
+        states = [_train(settings, data, params, key, folder)]
+    each = [_probabilities(settings.model, params, data.test.x) for params in states]
+    strange = {
+        name: np.mean([_probabilities(settings.model, params, images) for params in states], axis=0)
+        for name, images in strange_images(data.test.x[:_NUM_STRANGE]).items()
+    }
+    return Predictions(np.mean(each, axis=0), each[-1], strange)
 
 
 def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
+    """The kept states of a chain."""
     loss_fn, burn_in = cross_entropy(settings.model), settings.num_steps // 2
+
+    def log_prior(params: Any) -> jax.Array:
+        squares = jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)])
+        return -0.5 * squares.sum() / settings.prior_std**2
+
     result = sample(
         key,
         lambda params, example: -loss_fn(params, example),
-        _log_prior(settings.prior_std),
+        log_prior,
         params,
         tuple(data.train),
         settings.chain(len(data.train.y), settings.num_steps),
@@ -164,52 +177,49 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
     ]
 
 
-def _log_prior(std: float) -> Callable[[Any], jax.Array]:
-    def log_prior(params: Any) -> jax.Array:
-        squares = jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)])
-        return -0.5 * squares.sum() / std**2
+def _train(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> Any:
+    """The parameters by DP-SGD, or by Adam without privacy."""
+    num_examples = len(data.train.y)
+    plan: dpjax.SubsampledGaussian | ShuffledEpochs
+    if settings.is_private:
+        plan = noisy_sgd_mechanism(settings.chain(num_examples, settings.num_steps))
+        optimizer = optax.sgd(settings.learning_rate)
+    else:
+        size = min(settings.batch_size, num_examples)
+        plan = ShuffledEpochs(-(-settings.num_steps * size // num_examples), size)
+        optimizer = optax.adam(1e-3)
+    task = Task(cross_entropy(settings.model), tuple(data.train), optimizer)
+    return train(key, task, params, plan, folder=folder).params
 
-    return log_prior
 
-
-def mechanism_of_noisy_sgd(chain: Langevin) -> dpjax.SubsampledGaussian:
+def noisy_sgd_mechanism(chain: Langevin) -> dpjax.SubsampledGaussian:
     """The event of ``chain``, step for step, with gradients clipped at one."""
     return dataclasses.replace(chain.gaussian, l2_clip=1.0)
 
 
-def _noisy_sgd(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
-    chain = settings.chain(len(data.train.y), settings.num_steps)
-    result = dpjax.train(
-        key,
-        cross_entropy(settings.model),
-        params,
-        tuple(data.train),
-        mechanism_of_noisy_sgd(chain),
-        optax.sgd(settings.learning_rate),
-        checkpoint_dir=folder,
+@functools.cache
+def published_epsilon(settings: Settings) -> float:
+    """The certified ε of a chain at the slides' size: 50,000 images and 10,000 steps."""
+    chain = settings.chain(NUM_EXAMPLES, PUBLISHED_STEPS)
+    return dpjax.accounting.epsilon(
+        chain.event, settings.delta, adjacency=chain.adjacency, method="pld"
     )
-    return [result.params]
 
 
-def _plain(settings: Settings, data: Dataset) -> list[Any]:
-    size = min(settings.batch_size, len(data.train.y))
-    epochs = -(-settings.num_steps * size // len(data.train.y))
-    task = classification(settings.model, data, optax.adam(1e-3))
-    key, params = initialize(settings.model, data.train.x[:1], settings.seed)
-    return [train(key, task, params, ShuffledEpochs(epochs, size)).params]
+def epsilon_by_batch(temperature: float) -> dict[int, float]:
+    """The same for DP-SGLD, by batch size, which the slides do not give.
 
-
-def _predict(model: nn.Module, states: list[Any], data: Dataset) -> Predictions:
-    each = [_probabilities(model, params, data.test.x) for params in states]
-    strange = {
-        name: np.mean([_probabilities(model, params, images) for params in states], axis=0)
-        for name, images in strange_images(data.test.x[:_NUM_STRANGE]).items()
+    >>> {batch: round(epsilon, 2) for batch, epsilon in epsilon_by_batch(0.5).items()}
+    {100: 36.18, 256: 3.51, 1000: 2.35, 5000: 2.29}
+    """
+    at = Settings(LANGEVIN, "mnist", "CNN", PUBLISHED_STEPS, 1e-5, temperature=temperature)
+    return {
+        batch: published_epsilon(dataclasses.replace(at, batch_size=batch)) for batch in BATCHES
     }
-    return Predictions(np.mean(each, axis=0), each[-1], strange)
 
 
 def strange_images(images: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns images that are no digits: inverted, on their side, and with their pixels shuffled.
+    """Images that are no digits: inverted, on their side, and with their pixels shuffled.
 
     >>> sorted(strange_images(np.zeros((2, 28, 28, 1))))
     ['inverted', 'on their side', 'shuffled']
@@ -229,3 +239,85 @@ def _softmax(model: nn.Module, params: Any, images: jax.Array) -> jax.Array:
 def _probabilities(model: nn.Module, params: Any, images: np.ndarray) -> np.ndarray:
     parts = range(0, len(images), _NUM_STRANGE)
     return np.concatenate([_softmax(model, params, images[i : i + _NUM_STRANGE]) for i in parts])
+
+
+class Reliability(NamedTuple):
+    """Predictions binned by confidence, the probability of the predicted class.
+
+    Attributes:
+      confidence: mean of each bin that is not empty.
+      accuracy: share of a bin's predictions that are right.
+      share: of all predictions, those in a bin.
+    """
+
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    share: np.ndarray
+
+
+def negative_log_likelihood(probabilities: Any, labels: Any) -> float:
+    """The mean of ``-log p(label)``.
+
+    >>> round(negative_log_likelihood([[0.5, 0.5], [0.25, 0.75]], [0, 1]), 3)
+    0.49
+    """
+    probabilities = np.asarray(probabilities)
+    of_labels = probabilities[np.arange(len(probabilities)), np.asarray(labels)]
+    return float(-np.log(np.maximum(of_labels, _LEAST)).mean())
+
+
+def reliability(probabilities: Any, labels: Any, num_bins: int = 10) -> Reliability:
+    """Accuracy by confidence, in bins of equal width.
+
+    >>> found = reliability([[0.9, 0.1], [0.92, 0.08], [0.4, 0.6]], [0, 1, 1])
+    >>> found.confidence.round(2).tolist(), found.accuracy.tolist()
+    ([0.6, 0.91], [1.0, 0.5])
+    """
+    probabilities = np.asarray(probabilities, np.float64)
+    confidence = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == np.asarray(labels)
+    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    counts, confidences, rights = (
+        np.bincount(bins, weights, num_bins) for weights in (None, confidence, right)
+    )
+    filled = counts > 0
+    counts, confidences, rights = counts[filled], confidences[filled], rights[filled]
+    return Reliability(confidences / counts, rights / counts, counts / len(right))
+
+
+def calibration_error_percent(probabilities: Any, labels: Any, num_bins: int = 10) -> float:
+    """Expected calibration error: mean gap of confidence and accuracy, in points.
+
+    Source: Guo, Pleiss, Sun, Weinberger (2017), equation 3.
+
+    >>> round(calibration_error_percent([[0.9, 0.1], [0.9, 0.1]], [0, 1]), 1)
+    40.0
+    """
+    bins = reliability(probabilities, labels, num_bins)
+    return 100 * float((bins.share * abs(bins.confidence - bins.accuracy)).sum())
+
+
+def entropies(probabilities: Any) -> np.ndarray:
+    """Each prediction's entropy, between 0 (sure) and ``log(num_classes)``.
+
+    >>> entropies([[0.5, 0.5], [1.0, 0.0]]).round(2).tolist()
+    [0.69, 0.0]
+    """
+    probabilities = np.maximum(np.asarray(probabilities, np.float64), _LEAST)
+    return -(probabilities * np.log(probabilities)).sum(axis=1)
+
+
+def detection_percent(known: Any, strange: Any) -> float:
+    """AUROC of the entropy: how often it is larger for a strange input than for a known one.
+
+    50 is no better than guessing.
+
+    Args:
+      known: entropies of predictions for inputs of the kind that was trained on.
+      strange: for inputs of another kind.
+
+    >>> detection_percent([0.1, 0.2], [0.3, 0.15])
+    75.0
+    """
+    known, strange = np.asarray(known), np.asarray(strange)
+    return 100 * float(mannwhitneyu(strange, known).statistic) / (known.size * strange.size)

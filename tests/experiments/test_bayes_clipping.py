@@ -48,7 +48,7 @@ def test_rows_say_what_the_best_bound_is_and_what_was_spent(records):
 def test_one_bound_changes_at_a_time():
     records = clipping.simulate(50, 4, seed=0)
     for which, expected in (("B_x", (1.0, 1.0)), ("B_y", (2.0, 0.5)), ("both", (1.0, 0.5))):
-        bounds = clipping.bounded(records, which, 0.5).bounds
+        bounds = clipping.scale_bounds(records, which, 0.5).bounds
         assert (bounds.x_norm, bounds.y_size) == expected
 
 

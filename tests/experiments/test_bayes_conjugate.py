@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.bayes import conjugate
-from experiments.bayes.conjugate_models import DELTA, MODELS, release_of
+from experiments.bayes.conjugate import DELTA, MODELS, release_of
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment

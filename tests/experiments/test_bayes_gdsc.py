@@ -14,8 +14,8 @@ from scipy import optimize, stats
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import RegressionBounds, RegressionStatistics, sufficient_statistics
 from dpjax.datasets import gdsc as loader
-from experiments.bayes import gdsc, gdsc_data, gdsc_methods
-from experiments.bayes.gdsc_baselines import BallRidge, ObjectivePerturbation, output_perturbation
+from experiments.bayes import gdsc, gdsc_methods
+from experiments.bayes.gdsc_methods import BallRidge, ObjectivePerturbation, output_perturbation
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Row
 from experiments.lib.runner import Plan, run_row
@@ -85,12 +85,12 @@ def delta_of_objective(mechanism, epsilon, first, second):
     radius, ridge = mechanism.model.radius, mechanism.model.ridge
     grid = np.linspace(-radius, radius, 20_001)
 
-    def law(records):
+    def distribution(records):
         curvature = float(np.sum(records[:, 0] ** 2)) + ridge
         mean = float(records[:, 0] @ records[:, 1]) / curvature
         return stats.norm(mean, mechanism.scale / curvature)
 
-    p, q = law(first), law(second)
+    p, q = distribution(first), distribution(second)
     excess = np.maximum(p.pdf(grid) - math.exp(epsilon) * q.pdf(grid), 0)
     ends = (p.cdf(-radius), q.cdf(-radius)), (p.sf(radius), q.sf(radius))
     atoms = sum(max(a - math.exp(epsilon) * b, 0.0) for a, b in ends)
@@ -144,8 +144,8 @@ def test_too_small_a_ridge_is_refused():
 
 def test_output_perturbation_is_of_the_stated_mu():
     model = BallRidge(BOUNDS, 10.0, 1.0)
-    assert model.steepness == 1.5 * (2.0 + 1.5)
-    assert model.sensitivity.value == 2 * model.steepness / 10
+    assert model.gradient_bound == 1.5 * (2.0 + 1.5)
+    assert model.sensitivity.value == 2 * model.gradient_bound / 10
     mechanism = output_perturbation(model, 0.7)
     assert gdp.mu_of_event(mechanism.event, "replace_one") == pytest.approx(0.7)
 
@@ -170,8 +170,8 @@ def test_spearman_is_scipys():
     known = rng.random(40) < 0.7
     expected = stats.spearmanr(first[known], second[known]).statistic
     arrays = (jnp.asarray(part, float) for part in (first, second, known))
-    assert float(gdsc_data.spearman(*arrays)) == pytest.approx(expected, abs=1e-5)
-    assert float(gdsc_data.spearman(jnp.zeros(3), jnp.arange(3.0), jnp.ones(3))) == 0.0
+    assert float(gdsc.spearman(*arrays)) == pytest.approx(expected, abs=1e-5)
+    assert float(gdsc.spearman(jnp.zeros(3), jnp.arange(3.0), jnp.ones(3))) == 0.0
 
 
 NAMES = ("A_mut", "B_mut", "gain_X", "C_mut", "tissue_bone", "tissue_skin", "tissue_lung")
@@ -181,16 +181,16 @@ def test_the_most_frequent_genes_and_tissues_are_chosen():
     x = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0, 1]], float)
     part = loader.Split(x, np.zeros((3, 1)))
     data = dataclasses.replace(loader._stand_in(), train=part, test=part, feature_names=NAMES)
-    assert gdsc_data.chosen_features(data, 2, 1) == [3, 0, 6]
-    assert gdsc_data.chosen_features(data, 0, 2) == [6, 4]
-    assert gdsc_data.chosen_features(loader._stand_in(), 5, 5) == list(range(10))
+    assert gdsc.chosen_features(data, 2, 1) == [3, 0, 6]
+    assert gdsc.chosen_features(data, 0, 2) == [6, 4]
+    assert gdsc.chosen_features(loader._stand_in(), 5, 5) == list(range(10))
 
 
 def test_splits_keep_lines_together_and_mark_what_is_missing():
     data = loader._stand_in()
     y = np.where(np.arange(354)[:, None] % 5 == 0, np.nan, data.train.y)
     data = dataclasses.replace(data, train=loader.Split(data.train.x, y))
-    train, test = gdsc_data.repeats(data, range(10), 2, seed=0)
+    train, test = gdsc.repeats(data, range(10), 2, seed=0)
     assert (train.x.shape, test.y.shape) == ((2, 342, 10), (2, 100, 1))
     everyone = np.concatenate([data.train.x, data.test.x])
     centred = everyone - everyone.mean(axis=0)
@@ -204,19 +204,19 @@ def test_splits_keep_lines_together_and_mark_what_is_missing():
 
 
 def test_statistics_are_of_known_lines_within_bounds():
-    lines = gdsc_data.Lines(
+    lines = gdsc.Lines(
         jnp.array([[3.0, 4.0], [0.3, 0.0], [9.0, 9.0]]),
         jnp.array([5.0, -9.0, 7.0]),
         jnp.array([1.0, 1.0, 0.0]),
     )
     options = gdsc_methods.Settings("statistics", x_norm=2.0, y_size=4.0)
-    found = gdsc._statistics(options, lines, jnp.array(3.0))
+    found = gdsc.unit_statistics(options, lines, jnp.array(3.0))
     x, y = np.array([[0.6, 0.8], [0.15, 0.0]]), np.array([0.5, -1.0])
     expected = RegressionStatistics(x.T @ x, x.T @ y, y @ y)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
     at_extremes = dataclasses.replace(options, x_norm=None, y_size=None)
-    found = gdsc._statistics(at_extremes, lines, jnp.array(3.0))
+    found = gdsc.unit_statistics(at_extremes, lines, jnp.array(3.0))
     assert float(found.yty) == pytest.approx(1 + (2 / 12) ** 2)
 
 
@@ -267,7 +267,7 @@ def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
 def test_drowned_in_noise_nothing_is_learned(method):
     options = gdsc_methods.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
     columns = range(10)
-    train, test = gdsc_data.repeats(loader._stand_in(), columns, 40, seed=0)
+    train, test = gdsc.repeats(loader._stand_in(), columns, 40, seed=0)
     mean, error = gdsc.scorer(options, train, test)(2e-3, 342)
     assert abs(mean) < 4.5 * error
 

@@ -1,4 +1,4 @@
-"""The regression on wine: its splits, its ways to fit, its goal, its pictures."""
+"""The regression on wine: splits, methods, the cost of privacy, and figures."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.bayes.regression import RegressionBounds, sufficient_statistics
-from experiments.bayes import wine, wine_fits, wine_runs
+from experiments.bayes import wine, wine_fits
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.registry import rows_of
@@ -75,11 +75,15 @@ def test_every_picture_is_drawn(records, tmp_path):
 def some_records(n=400, d=3):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(n, d)), float)
-    return wine_runs.Records(x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(x_norm=2.0, y_size=1.0))
+    return wine_fits.Records(x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(x_norm=2.0, y_size=1.0))
+
+
+def some_task(records, splits, epsilon=1.0):
+    return wine_fits.Task(records, splits, jax.random.key(0), epsilon, 1e-4)
 
 
 def test_splits_share_no_record_and_their_test_part_whatever_the_size():
-    small, large = (wine_runs.draw_splits(some_records(), n, 5, seed=0) for n in (50, 10_000))
+    small, large = (wine_fits.draw_splits(some_records(), n, 5, seed=0) for n in (50, 10_000))
     np.testing.assert_array_equal(small.test, large.test)
     np.testing.assert_array_equal(small.train, large.train[:, :50])
     for train, test in zip(large.train, large.test, strict=True):
@@ -89,10 +93,10 @@ def test_splits_share_no_record_and_their_test_part_whatever_the_size():
 
 def test_scores_are_in_the_targets_unit():
     records = some_records()
-    splits = wine_runs.draw_splits(records, 200, 2, seed=0)
-    fit = wine_fits.exact(records, splits, jax.random.key(0), 1.0, 1e-4)
+    splits = wine_fits.draw_splits(records, 200, 2, seed=0)
+    fit = wine_fits.non_private(some_task(records, splits))
     flat = fit.posteriors._replace(mean=jnp.zeros_like(fit.posteriors.mean))
-    seen = wine_runs.score(flat, records, splits)
+    seen = wine_fits.score(flat, records, splits)
     expected = 2.0 * np.abs(np.asarray(records.y)[splits.test]).mean(axis=1)
     np.testing.assert_allclose(seen.error, expected, rtol=1e-5)
 
@@ -118,23 +122,22 @@ def test_what_holders_release_adds_up_to_the_statistics_on_average():
 
 
 # Bought bounds clip at a quantile however large epsilon is: they have tests of their own.
-NEAR_THE_EXACT_FIT = sorted(set(wine_fits.FITS) - {"trusted, Gaussian, bounds bought"})
+NEAR_THE_EXACT_FIT = sorted(set(wine_fits.METHODS) - {"trusted, Gaussian, bounds bought"})
 
 
 @pytest.mark.parametrize("name", NEAR_THE_EXACT_FIT)
 def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
     records = some_records()
-    splits = wine_runs.draw_splits(records, 300, 3, seed=0)
+    task = some_task(records, wine_fits.draw_splits(records, 300, 3, seed=0), epsilon=1e9)
     wide = records._replace(bounds=RegressionBounds(x_norm=6.0, y_size=3.0))
-    key = jax.random.key(0)
-    exact = wine_fits.exact(records, splits, key, 1.0, 1e-4).posteriors.mean
-    found = wine_fits.FITS[name](wide, splits, key, 1e9, 1e-4).posteriors.mean
+    exact = wine_fits.non_private(task).posteriors.mean
+    found = wine_fits.METHODS[name](task._replace(records=wide)).posteriors.mean
     np.testing.assert_allclose(found, exact, atol=0.02)
 
 
 def test_bought_bounds_are_each_runs_own():
     records = some_records()
-    splits = wine_runs.draw_splits(records, 300, 6, seed=0)
-    fit = wine_fits.bought_bounds(records, splits, jax.random.key(0), 3.0, 1e-4)
+    splits = wine_fits.draw_splits(records, 300, 6, seed=0)
+    fit = wine_fits.bought_bounds(some_task(records, splits, epsilon=3.0))
     assert fit.posteriors.mean.shape == (6, 3)
     assert fit.mechanism.certificate(1e-4).epsilon < 3.003

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from experiments.bayes import wishart
-from experiments.bayes.attack_rates import Counts, attacked_epsilon, clopper_pearson
+from experiments.lib.attack_rates import Counts, attacked_epsilon, clopper_pearson
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
@@ -59,12 +59,12 @@ def test_the_same_attacks_stay_within_what_is_certified(records, name):
 
 
 def test_half_the_noise_is_beaten():
-    honest = wishart.mechanism_of("Laplace", 1)
-    halved = honest.scale_noise(0.3)
+    mechanism = wishart.mechanism_of("Laplace", 1)
+    halved = mechanism.scale_noise(0.3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wishart, "mechanism_of", lambda noise, dimension: halved)
         support, along = wishart.attack("Laplace", 1, 20_000, seed=1)
-    assert attacked_epsilon([support, *along], 0.0) > honest.pure_epsilon
+    assert attacked_epsilon([support, *along], 0.0) > mechanism.pure_epsilon
 
 
 def test_the_constant_is_safe_and_loose(records):
@@ -93,8 +93,8 @@ def test_the_bounds_of_attacks():
     lower, upper = clopper_pearson(30, 100, 0.025)
     assert (round(lower, 4), round(upper, 4)) == (0.2124, 0.3998)
     assert clopper_pearson(100, 100, 0.01)[1] == 1.0
-    # turned and exchanged, every test proves the same
+    # the complement and the exchanged test prove the same
     test = Counts(hits=900, alarms=500, draws=1_000)
-    for other in (test.turned(), test.exchanged()):
+    for other in (test.complement(), test.exchange()):
         assert attacked_epsilon([other], 0.0) == attacked_epsilon([test], 0.0) > 0.5
     assert attacked_epsilon([test], 0.9) == 0.0

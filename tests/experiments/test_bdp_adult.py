@@ -5,7 +5,7 @@ import pytest
 from dpjax.accounting import moments_accountant
 from experiments.bdp import abalone, adult
 from experiments.bdp.table import BDP, DP, published_row
-from experiments.dpvi.accounts import mechanism
+from experiments.dpvi.inference import make_mechanism
 from experiments.lib.registry import rows_of
 
 
@@ -14,8 +14,8 @@ from experiments.lib.registry import rows_of
 )
 def test_the_last_row_gives_everyone_what_the_source_promises_some(module, num_examples, promised):
     settings = rows_of(module.EXPERIMENT, "quick")[-1].settings
-    shape = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
-    epsilon = mechanism(*shape, num_examples).certificate(1e-10).epsilon
+    run = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
+    epsilon = make_mechanism(*run, num_examples).certificate(1e-10).epsilon
     assert promised - 0.01 < epsilon <= promised
 
 

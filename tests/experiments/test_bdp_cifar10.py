@@ -8,7 +8,7 @@ import pytest
 from dpjax.datasets import Split
 from dpjax.datasets import cifar10 as loader
 from experiments.bdp import cifar10, table
-from experiments.bdp.cifar10_features import NUM_FEATURES, _wavelets, scattering
+from experiments.bdp.cifar10 import NUM_FEATURES, _wavelets, scattering
 from experiments.bdp.classifiers import Settings
 from experiments.lib.registry import Row, RowContext
 

@@ -9,7 +9,13 @@ import pytest
 from scipy.spatial.distance import pdist
 
 from dpjax.datasets import Split, load_digits
-from experiments.bdp.distances import _all_pairs, _disjoint, _tested, compare, distances_figure
+from experiments.bdp.table import (
+    all_distances,
+    compare,
+    compare_samples,
+    disjoint_distances,
+    distances_figure,
+)
 from experiments.lib.registry import Record
 
 RNG = np.random.default_rng(0)
@@ -25,7 +31,7 @@ def normal(num, scale=1.0):
 
 def compared(train, test):
     data = dataclasses.replace(load_digits(), train=train, test=test)
-    return compare(loss, jnp.zeros(8), data, jax.random.key(0))
+    return compare(jax.random.key(0), loss, jnp.zeros(8), data)
 
 
 def test_equal_parts_are_not_told_apart_and_others_are():
@@ -38,7 +44,9 @@ def test_equal_parts_are_not_told_apart_and_others_are():
 
 def rejections(pairs, num_trials=60):
     """How often equal parts are called different at 0.05, by the test of means."""
-    found = [_tested(pairs(normal(40).x), pairs(normal(40).x))["t"] for _ in range(num_trials)]
+    found = [
+        compare_samples(pairs(normal(40).x), pairs(normal(40).x))["t"] for _ in range(num_trials)
+    ]
     return sum(p < 0.05 for p in found)
 
 
@@ -59,8 +67,9 @@ def test_disjoint_pairs_use_each_example_once_and_all_pairs_many_times():
 
 def test_distances_are_those_of_the_gradients():
     two = Split(np.array([[0.0] * 8, [3.0, 4.0] + [0.0] * 6], np.float32), np.zeros(2, np.int32))
-    for way in (_all_pairs, _disjoint):
-        assert way(loss, jnp.zeros(8), two, jax.random.key(0)) == pytest.approx([5.0])
+    for distances in (all_distances, disjoint_distances):
+        found = distances(jax.random.key(0), loss, jnp.zeros(8), two)
+        assert found == pytest.approx([5.0])
 
 
 def test_the_figure_has_both_ways_of_each_row():

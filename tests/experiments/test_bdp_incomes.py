@@ -1,4 +1,4 @@
-"""A town's incomes: the attack in closed form and for real, and whom the account speaks of."""
+"""A town's incomes: the attack in closed form and for real, and whom the account covers."""
 
 import dataclasses
 import math
@@ -9,7 +9,6 @@ import pytest
 
 from dpjax.accounting import risk, tradeoff_curve
 from experiments.bdp import incomes
-from experiments.bdp import incomes_town as town
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
@@ -38,7 +37,7 @@ def near(record, name, exact):
 def test_the_outlier_is_guessed_as_often_as_the_closed_form_says_and_not_as_the_bound(records):
     for record in records.values():
         assert near(record, incomes.OUTLIER, record.measured[incomes.EXACT])
-        assert near(record, incomes.RESIDENTS, record.measured["residents guessed, exact %"])
+        assert near(record, incomes.RESIDENTS, record.measured[incomes.RESIDENTS_EXACT])
     worst = records["clipped at the outlier, ε = 1"]
     assert worst.measured[incomes.EXACT] == pytest.approx(69.67, abs=0.01)
     assert worst.certified[incomes.BOUND] == pytest.approx(73.11, abs=0.01)
@@ -53,12 +52,12 @@ def test_the_printed_bounds_are_equation_1():
 
 
 def test_no_attack_on_the_release_is_better():
-    release = town.release_of(town.AT_OUTLIER, 2.0)
+    release = incomes.make_release(incomes.AT_OUTLIER, 2.0)
     curve = tradeoff_curve(release.mechanism.event, adjacency="add_remove")
     best = risk.bayes_accuracy(curve, 0.5)
-    assert town.exact_accuracy(release.shift(np.array([town.OUTLIER])))[0] == pytest.approx(
-        best, abs=1e-3
-    )
+    assert incomes.exact_accuracy(release.shift(np.array([incomes.OUTLIER_INCOME])))[
+        0
+    ] == pytest.approx(best, abs=1e-3)
 
 
 def test_typical_noise_gives_the_outlier_away(records):
@@ -66,7 +65,7 @@ def test_typical_noise_gives_the_outlier_away(records):
     assert loose.measured[incomes.OUTLIER] == 100.0
     assert loose.certified["DP ε"] == math.inf
     assert loose.certificate == ""
-    assert loose.measured[incomes.DRAWN] > 50 * loose.measured[incomes.BAYESIAN]
+    assert loose.measured[incomes.WITH_OUTLIER] > 50 * loose.measured[incomes.BAYESIAN]
     clipped = records["clipped at the outlier, ε = 1"]
     assert clipped.measured[incomes.RESIDENTS] < 51
     assert clipped.measured[incomes.BAYESIAN] < 0.05 < clipped.certified["DP ε"] == 1.0
@@ -75,18 +74,18 @@ def test_typical_noise_gives_the_outlier_away(records):
 
 def test_the_account_is_the_largest_draws_and_too_small(records):
     for record in records.values():
-        release = town.release_of(record.settings["way"], record.settings["epsilon"])
-        largest = release.shift(town.draw_incomes()).max()
+        release = incomes.make_release(record.settings["way"], record.settings["epsilon"])
+        largest = release.shift(incomes.draw_incomes()).max()
         assert record.measured[incomes.BAYESIAN] == pytest.approx(largest, rel=2e-3)
-        if record.settings["way"] != town.AT_PERCENTILE:
+        if record.settings["way"] != incomes.AT_PERCENTILE:
             assert record.measured[incomes.KNOWN] > 4 * record.measured[incomes.BAYESIAN]
 
 
 def test_definition_1_is_that_of_simulated_losses():
-    release, draws = town.release_of(town.UNCLIPPED, 1.0), 400_000
-    epsilon = town.known_epsilon(release, delta=0.01)
+    release, draws = incomes.make_release(incomes.UNCLIPPED, 1.0), 400_000
+    epsilon = incomes.exact_bayesian_epsilon(release, delta=0.01)
     generator = np.random.default_rng(5)
-    shifts = release.shift(town.income_at(generator.exponential(size=draws)))
+    shifts = release.shift(incomes.income_at(generator.exponential(size=draws)))
     seen = shifts + generator.laplace(size=draws)
     losses = np.abs(seen) - np.abs(seen - shifts)
 
@@ -99,8 +98,8 @@ def test_definition_1_is_that_of_simulated_losses():
 
 
 def test_an_attacker_who_sees_no_noise_is_always_right():
-    release = town.release_of(town.AT_OUTLIER, 1.0)
-    assert town.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
+    release = incomes.make_release(incomes.AT_OUTLIER, 1.0)
+    assert incomes.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
     noise = release.mechanism.release(jax.random.key(0), np.zeros(RELEASES, np.float32))
     assert np.abs(noise).mean() == pytest.approx(release.mechanism.scale, rel=0.03)
 

@@ -11,9 +11,10 @@ import pytest
 
 from dpjax import bdp
 from dpjax.datasets import Split, load_digits
+from dpjax.training import private_step
 from experiments.bdp import classifiers, mnist, table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
-from experiments.lib.models import cross_entropy
+from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.registry import Record, Row, RowContext
 
 
@@ -40,10 +41,9 @@ def settings(way, **changes):
 
 
 @pytest.fixture(scope="module")
-def private(digits):
-    return train(
-        settings(EXAMPLES, l2_clip=3.0, target=(2.0, 1e-5)), Task(Linear(), digits, "one image")
-    )
+def private(digits, tmp_path_factory):
+    task, folder = Task(Linear(), digits, "one image"), tmp_path_factory.mktemp("private")
+    return train(settings(EXAMPLES, l2_clip=3.0, target=(2.0, 1e-5)), task, folder)
 
 
 def test_the_source_s_noise_certifies_next_to_nothing():
@@ -72,7 +72,7 @@ def test_rows_are_json_and_quick_ones_are_short():
 
 def test_a_mean_is_clipped_to_a_ball_and_noised_as_the_source_says():
     chosen = settings(MEAN, noise_std=0.1, l2_clip=2.0)
-    chain = classifiers._clip_mean(chosen, chosen.mechanism(300, "one image"), jax.random.key(0))
+    chain = classifiers.clip_mean(jax.random.key(0), chosen, chosen.mechanism(300, "one image"))
     long = {"w": jnp.zeros(40_000).at[0].set(50.0)}
     noisy, _ = chain.update(long, chain.init(long))
     assert noisy["w"][0] == pytest.approx(2.0, abs=0.5)
@@ -80,24 +80,74 @@ def test_a_mean_is_clipped_to_a_ball_and_noised_as_the_source_says():
     assert float(noisy["w"][1:].std()) == pytest.approx(0.1, rel=0.015)
 
 
+def first_step(chosen, digits):
+    """Which weights the first step moves, and its `StepInfo`."""
+    model = Linear()
+    weights = model.init(jax.random.key(0), digits.train.x[:1])["params"]
+    mechanism = chosen.mechanism(300, "one image")
+    key = jax.random.key(1)
+    program = classifiers.make_program(key, chosen, cross_entropy(model), weights, mechanism)
+    step = private_step(program.loss_fn, program.optimizer, program.mechanism, key=program.key)
+    state = step.init(program.params)
+    state, info = jax.jit(step.update)(state, jax.device_put(tuple(digits.train)))
+    moved = jax.tree.map(lambda old, new: old != new, weights, program.weights(state.params))
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]), info
+
+
 def test_only_the_drawn_weights_move_and_only_they_count(digits):
     chosen = settings(EXAMPLES, noise_std=1.0, share_of_weights=0.25)
-    task = Task(Linear(), digits, "one image")
-    params = task.model.init(jax.random.key(0), digits.train.x[:1])["params"]
-    loss, key = cross_entropy(task.model), jax.random.key(1)
-    mechanism = chosen.mechanism(300, "one image")
-    step = classifiers._step(chosen, loss, mechanism, key)
-    state, info = jax.jit(step.update)(step.init(params), jax.device_put(tuple(digits.train)))
-    moved = jax.tree.map(lambda old, new: old != new, params, state.params)
-    shares = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)])
-    assert shares.mean() == pytest.approx(0.25, abs=0.08)  # 500 weights: four deviations
-    whole = dataclasses.replace(chosen, share_of_weights=1.0)
-    step = classifiers._step(whole, loss, mechanism, key)
-    _, all_info = jax.jit(step.update)(step.init(params), jax.device_put(tuple(digits.train)))
+    moved, info = first_step(chosen, digits)
+    assert moved.mean() == pytest.approx(0.25, abs=0.08)  # 500 weights: four deviations
+    all_moved, all_info = first_step(dataclasses.replace(chosen, share_of_weights=1.0), digits)
+    assert all_moved.mean() > 0.9
     np.testing.assert_array_equal(info.mask, all_info.mask)
     ratio = info.norms[info.mask] / all_info.norms[info.mask]
     assert 0.35 < float(ratio.mean()) < 0.65  # the square root of a quarter
     assert float(ratio.max()) < 1
+
+
+def test_each_step_draws_its_weights_anew(digits, tmp_path):
+    chosen = settings(EXAMPLES, noise_std=1.0, share_of_weights=0.25)
+    task = Task(Linear(), digits, "one image")
+    start = task.model.init(jax.random.split(jax.random.key(0), 3)[1], digits.train.x[:1])["params"]
+    run = train(chosen, task, tmp_path)
+    moved = jax.tree.map(lambda old, new: np.mean(old != new), start, run.weights)
+    # In ten steps a weight stays with probability 0.75^10 = 0.056.
+    assert all(share > 0.8 for share in jax.tree.leaves(moved))
+
+
+@pytest.mark.parametrize(
+    ("way", "lost", "noise"),
+    [(MEAN, 2, {"noise_std": 0.5}), (EXAMPLES, 3, {"l2_clip": 3.0, "target": (2.0, 1e-5)})],
+)
+def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost, noise):
+    chosen = settings(way, share_of_weights=0.5, epochs=4, **noise)
+    task = Task(Linear(), digits, "one image")
+    whole = train(chosen, task, tmp_path / "whole")
+
+    def stop_while_reporting(model):
+        accuracy, calls = accuracy_percent(model), iter(range(4))
+
+        def evaluate(weights, data):
+            if next(calls) == lost:
+                raise KeyboardInterrupt
+            return accuracy(weights, data)
+
+        return evaluate
+
+    with monkeypatch.context() as patch:
+        patch.setattr(classifiers, "accuracy_percent", stop_while_reporting)
+        with pytest.raises(KeyboardInterrupt):
+            train(chosen, task, tmp_path / "stopped")
+    resumed = train(chosen, task, tmp_path / "stopped")
+    jax.tree.map(np.testing.assert_array_equal, resumed.weights, whole.weights)
+    # The epoch was saved and not reported: its norms count as the worst case.
+    assert resumed.account.num_done == whole.account.num_done == 20
+    assert np.all(resumed.account.costs >= whole.account.costs)
+    assert np.any(resumed.account.costs > whole.account.costs)
+    assert resumed.norms == [norms for i, norms in enumerate(whole.norms) if i != lost]
+    assert resumed.curve[-1] == whole.curve[-1]
+    assert set(resumed.curve) <= set(whole.curve)
 
 
 def test_the_account_is_of_the_norms_that_were_drawn(private):
@@ -112,10 +162,9 @@ def test_the_account_is_of_the_norms_that_were_drawn(private):
     assert private.published.num_done == 0
 
 
-def test_where_every_norm_is_clipped_the_accounts_are_one(digits):
-    run = train(
-        settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1), Task(Linear(), digits, "x")
-    )
+def test_where_every_norm_is_clipped_the_accounts_are_one(digits, tmp_path):
+    chosen = settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1)
+    run = train(chosen, Task(Linear(), digits, "x"), tmp_path)
     worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=classifiers.ORDERS), 5)
     assert run.share_clipped == 1.0
     np.testing.assert_allclose(run.account.costs, worst.costs, rtol=1e-10)
@@ -130,7 +179,9 @@ def small(monkeypatch, digits):
 def run_row(index, tmp_path, **changes):
     row = mnist.EXPERIMENT.rows("quick")[index]
     row = Row(row.name, {**row.settings, "batch_size": 60, **changes}, row.source)
-    return row, mnist.EXPERIMENT.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
+    folder = tmp_path / str(index)
+    folder.mkdir()
+    return row, mnist.EXPERIMENT.run_row(row, RowContext(folder, fresh=True, profile="quick"))
 
 
 def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
@@ -159,10 +210,14 @@ def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
     assert "no proof of no leak" in words
 
 
-def test_with_little_noise_it_learns_and_drowned_in_it_it_does_not(digits):
+def test_with_little_noise_it_learns_and_drowned_in_it_it_does_not(digits, tmp_path):
     task = Task(Linear(), digits, "one image")
     little, drowned = (
-        train(settings(EXAMPLES, noise_std=std, learning_rate=3.0, epochs=6), task)
+        train(
+            settings(EXAMPLES, noise_std=std, learning_rate=3.0, epochs=6),
+            task,
+            tmp_path / f"{std}",
+        )
         for std in (0.1, 1000.0)
     )
     assert little.curve[-1][1] > 50

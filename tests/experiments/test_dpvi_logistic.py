@@ -12,27 +12,33 @@ import pytest
 
 from dpjax.datasets import load_abalone
 from experiments.dpvi import abalone, adult, study
-from experiments.dpvi.accounts import ADD, REPLACE, mechanism, spent
-from experiments.dpvi.logistic_model import (
+from experiments.dpvi.inference import (
+    ADD,
+    REPLACE,
+    Point,
+    compute_epsilons,
+    make_mechanism,
+    stack_points,
+)
+from experiments.dpvi.logistic import (
     accuracy_percent,
     accuracy_percent_of_draws,
+    logistic_inference,
     windowed_adagrad,
 )
-from experiments.dpvi.logistic_runs import maker
-from experiments.dpvi.sweep import Point, stacked
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Record, rows_of
 from experiments.lib.runner import Plan, run_row
 
 
 def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
-    svi = maker(40, 0.5, 0.1)(Point(1.5, 0.2), 12)
-    accounted = mechanism(1.5, 0.2, 0.5, 12, 40)
+    svi = logistic_inference(40, 0.5, 0.1)(Point(1.5, 0.2), 12)
+    accounted = make_mechanism(1.5, 0.2, 0.5, 12, 40)
     assert accounted.adjacency == "add_remove"  # of the source's claim; what is run is zero_out
     accounted = dataclasses.replace(accounted, adjacency="zero_out")
     for field in dataclasses.fields(accounted):
         assert getattr(svi.mechanism, field.name) == getattr(accounted, field.name)
-    without = stacked([Point(0.0, 0.2), Point(1.5, 0.2)])
+    without = stack_points([Point(0.0, 0.2), Point(1.5, 0.2)])
     assert without.l2_clip[0] > 1e5
     np.testing.assert_allclose(without.l2_clip[1], 0.2)
 
@@ -63,7 +69,7 @@ def test_draws_of_narrow_weights_guess_as_their_mean():
 
 @pytest.mark.parametrize("sigma", [0.8, 3.0, 20.0])
 def test_the_certified_epsilon_is_below_what_the_other_accounts_claim(sigma):
-    costs = spent(mechanism(sigma, 0.375, 0.005, 2_000, 39_073), 1e-3)
+    costs = compute_epsilons(make_mechanism(sigma, 0.375, 0.005, 2_000, 39_073), 1e-3)
     for adjacency in (ADD, REPLACE):
         certified = costs.certified[f"ε, {adjacency}"]
         assert certified < costs.claimed[f"MA ε, {adjacency}"] < costs.claimed[f"AC ε, {adjacency}"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.dpvi import mixture
-from experiments.dpvi.mixture_model import (
+from experiments.dpvi.mixture import (
     MEANS,
     VARIANCE,
     draw_records,

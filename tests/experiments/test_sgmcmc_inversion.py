@@ -1,4 +1,4 @@
-"""Model inversion: the attack finds what a model knows; the scores tell memory from knowledge."""
+"""Model inversion: the attack, and scores that separate memorised images from class averages."""
 
 import dataclasses
 
@@ -11,8 +11,14 @@ from matplotlib.figure import Figure
 import dpjax
 from experiments.lib.registry import Record, Row, RowContext
 from experiments.sgmcmc import inversion
-from experiments.sgmcmc.inversion_attack import class_means, correlations, invert
-from experiments.sgmcmc.inversion_models import Images, Settings, two_groups
+from experiments.sgmcmc.inversion import (
+    Images,
+    Settings,
+    class_means,
+    correlations,
+    invert,
+    two_groups,
+)
 
 
 def test_the_attack_reaches_the_confidence_and_stops_there():

@@ -5,14 +5,15 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lib.registry import Record, Row, RowContext
-from experiments.sgmcmc import calibration, mnist
+from experiments.sgmcmc import mnist, mnist_chains
+from experiments.sgmcmc.mnist import ACCURACY, AS_RUN, PUBLISHED
 from experiments.sgmcmc.mnist_chains import (
     QUOTED,
     Settings,
-    mechanism_of_noisy_sgd,
+    epsilon_by_batch,
+    noisy_sgd_mechanism,
     strange_images,
 )
-from experiments.sgmcmc.mnist_table import ACCURACY, AS_RUN, PUBLISHED, epsilon_by_batch
 
 EXPERIMENT = mnist.EXPERIMENT
 
@@ -50,7 +51,7 @@ def test_dp_sgd_has_the_event_of_the_chain_beside_it():
     }
     for chain_row, point_row in pairs.items():
         chain = settings_of(chain_row).chain(50_000, 1_000)
-        beside = mechanism_of_noisy_sgd(settings_of(point_row).chain(50_000, 1_000))
+        beside = noisy_sgd_mechanism(settings_of(point_row).chain(50_000, 1_000))
         assert beside.event == chain.event
         assert beside.l2_clip != chain.l2_clip
 
@@ -77,33 +78,38 @@ def test_quoted_rows_are_not_run(tmp_path):
     assert "not run here" in result.note
 
 
-def test_calibration_tells_the_honest_from_the_boastful():
+def test_calibration_error_is_larger_for_overconfident_predictions():
     rng = np.random.default_rng(0)
     sure = rng.uniform(0.5, 1, 20_000)
-    honest = np.stack([sure, 1 - sure], axis=1)
+    calibrated = np.stack([sure, 1 - sure], axis=1)
     labels = (rng.random(20_000) > sure).astype(int)
     # Each bin's accuracy has a standard deviation of at most 0.8 points.
-    assert calibration.calibration_error_percent(honest, labels) < 2
+    assert mnist_chains.calibration_error_percent(calibrated, labels) < 2
     odds = (sure / (1 - sure)) ** 3
-    boastful = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
-    assert calibration.calibration_error_percent(boastful, labels) > 10
-    likelihoods = [calibration.negative_log_likelihood(p, labels) for p in (honest, boastful)]
+    overconfident = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
+    assert mnist_chains.calibration_error_percent(overconfident, labels) > 10
+    likelihoods = [
+        mnist_chains.negative_log_likelihood(each, labels) for each in (calibrated, overconfident)
+    ]
     assert likelihoods[0] < likelihoods[1]
-    bins = calibration.reliability(boastful, labels)
+    bins = mnist_chains.reliability(overconfident, labels)
     assert bins.share.sum() == pytest.approx(1)
     assert (bins.accuracy < bins.confidence)[-3:].all()
 
 
 def test_a_sure_and_wrong_prediction_has_a_finite_likelihood():
-    assert 50 < calibration.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
+    assert 50 < mnist_chains.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
 
 
 def test_doubt_is_counted_from_guessing_to_certainty():
-    known, strange = calibration.entropies(np.eye(10)), calibration.entropies(np.full((9, 10), 0.1))
+    known, strange = (
+        mnist_chains.entropies(np.eye(10)),
+        mnist_chains.entropies(np.full((9, 10), 0.1)),
+    )
     np.testing.assert_allclose(strange, np.log(10))
-    assert calibration.detection_percent(known, strange) == 100
-    assert calibration.detection_percent(known, known) == 50
-    assert calibration.detection_percent(strange, known) == 0
+    assert mnist_chains.detection_percent(known, strange) == 100
+    assert mnist_chains.detection_percent(known, known) == 50
+    assert mnist_chains.detection_percent(strange, known) == 0
 
 
 def test_strange_images_keep_the_pixels():

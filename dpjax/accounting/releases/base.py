@@ -69,6 +69,8 @@ class Release:
     is_asymmetric: ClassVar[bool] = False
     # Whether the event's parameters are stated for neighbours, so that nothing is doubled.
     is_stated_for_neighbors: ClassVar[bool] = False
+    # What ``noise`` is of events without a noise multiplier.
+    constant_noise: ClassVar[float] = 1.0
 
     def __init_subclass__(cls) -> None:
         _KINDS.append(cls)
@@ -76,7 +78,7 @@ class Release:
     @classmethod
     def noise(cls, event: DpEvent) -> float:
         """Returns zero where ``event`` has no noise, infinity where it depends on no record."""
-        return float(getattr(event, "noise_multiplier", 1.0))
+        return float(getattr(event, "noise_multiplier", cls.constant_noise))
 
     @property
     def bounded_as(self) -> Adjacency:

@@ -15,22 +15,14 @@ class NonPrivate(Release):
 
     event_types = (dp_event.NonPrivateDpEvent,)
     is_stated_for_neighbors = True
-
-    @classmethod
-    def noise(cls, event: DpEvent) -> float:
-        """Zero."""
-        return 0.0
+    constant_noise = 0.0
 
 
 class NoOp(Release):
     """Nothing."""
 
     event_types = (dp_event.NoOpDpEvent,)
-
-    @classmethod
-    def noise(cls, event: DpEvent) -> float:
-        """Infinity."""
-        return math.inf
+    constant_noise = math.inf
 
 
 class ConcentratedDP(Release):

@@ -94,25 +94,17 @@ def gaussian_segment(
     log(1 - rate + rate e^(mu z - mu^2 / 2)), and below -``beyond`` for ``"add"``, where it is the
     negative of that at -z.
     """
-    panel = panel_width(mu)
-    if direction == "remove":
-        coordinate, low, high = normal_mixture((1 - rate, rate), (0.0, mu), tail)
-        return Segment(
-            coordinate,
-            lambda z: subsampled_loss(mu * z - mu**2 / 2, rate),
-            lambda y: (unsampled_loss(y, rate) + mu**2 / 2) / mu,
-            max(low, beyond),
-            high,
-            panel,
-        )
-    coordinate, low, high = normal_mixture((1.0,), (0.0,), tail)
+    removed, shift = direction == "remove", mu**2 / 2
+    sign = 1 if removed else -1
+    weights, means = ((1 - rate, rate), (0.0, mu)) if removed else ((1.0,), (0.0,))
+    coordinate, low, high = normal_mixture(weights, means, tail)
     return Segment(
         coordinate,
-        lambda z: -subsampled_loss(mu * -z - mu**2 / 2, rate),
-        lambda y: -((unsampled_loss(-y, rate) + mu**2 / 2) / mu),
-        low,
-        min(high, -beyond),
-        panel,
+        lambda z: sign * subsampled_loss(mu * (sign * z) - shift, rate),
+        lambda y: sign * ((unsampled_loss(sign * y, rate) + shift) / mu),
+        max(low, beyond) if removed else low,
+        high if removed else min(high, -beyond),
+        panel_width(mu),
     )
 
 

@@ -7,7 +7,6 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting.loss_distribution import (
-    Array,
     Coordinate,
     Direction,
     LossDistribution,
@@ -147,13 +146,15 @@ def _loss_distribution(bound: float, rate: float, direction: Direction) -> LossD
         ),
     )
 
-    def loss(z: Array) -> Array:
-        return subsampled_loss(z, rate) if direction == "remove" else -subsampled_loss(-z, rate)
-
-    def inverse(y: Array) -> Array:
-        return unsampled_loss(y, rate) if direction == "remove" else -unsampled_loss(-y, rate)
-
+    sign = 1 if direction == "remove" else -1
+    segment = Segment(
+        coordinate,
+        lambda z: sign * subsampled_loss(sign * z, rate),
+        lambda y: sign * unsampled_loss(sign * y, rate),
+        -bound,
+        bound,
+        panel=1.0,
+    )
     masses = (share * far + 1 - share) / 2, (share + (1 - share) * far) / 2
-    ends = loss(np.array([-bound, bound])).tolist()
-    segment = Segment(coordinate, loss, inverse, -bound, bound, 1.0)
+    ends = segment.loss(np.array([-bound, bound])).tolist()
     return LossDistribution((segment,), tuple(zip(ends, masses, strict=True)))

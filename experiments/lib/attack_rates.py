@@ -1,4 +1,4 @@
-"""What counted attacks prove of epsilon, at a stated confidence."""
+"""Lower bounds on ε from counted attacks, at a stated confidence."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ FALSE_ALARM = 1e-6
 
 
 class Counts(NamedTuple):
-    """How often one test said "not in the data".
+    """How often one test rejected "the record is in the data".
 
     Attributes:
       hits: of ``draws`` releases without the record.
@@ -25,30 +25,28 @@ class Counts(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share of right answers, both kinds equally often; below a half, the test is turned.
+        """The share of right answers, both kinds equally often, of the test or its complement.
 
         >>> Counts(hits=30, alarms=10, draws=100).accuracy
         0.6
         """
         return 0.5 + abs(self.hits - self.alarms) / (2 * self.draws)
 
-    def turned(self) -> "Counts":
-        """The test that says the contrary, of the two kinds exchanged.
+    def complement(self) -> "Counts":
+        """The test with the opposite answers, as a test of the other kind.
 
-        >>> Counts(hits=30, alarms=10, draws=100).turned()
+        >>> Counts(hits=30, alarms=10, draws=100).complement()
         Counts(hits=90, alarms=70, draws=100)
         """
         return Counts(self.draws - self.alarms, self.draws - self.hits, self.draws)
 
-    def exchanged(self) -> "Counts":
-        """The same test with the two kinds exchanged."""
+    def exchange(self) -> "Counts":
+        """The same test with the two kinds of releases exchanged."""
         return Counts(self.alarms, self.hits, self.draws)
 
 
 def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]:
-    """Returns bounds on a probability, each of which is wrong with probability ``error`` at most.
-
-    Source: Clopper and Pearson 1934.
+    """Bounds on a probability (Clopper & Pearson 1934), each wrong with probability ``error``.
 
     >>> lower, upper = clopper_pearson(0, 1_000, error=0.01)
     >>> lower, round(upper, 4)
@@ -60,11 +58,10 @@ def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]
 
 
 def attacked_epsilon(tests: Sequence[Counts], delta: float) -> float:
-    """Returns an epsilon that the mechanism surely has at ``delta``, by the best of some tests.
+    """Lower bound on the mechanism's ε at ``delta``, by the best of some tests.
 
-    Each is read four ways: as it is, saying the contrary, and with the two kinds exchanged. If the
-    mechanism were (epsilon, delta)-private for a smaller epsilon, this would be wrong with
-    probability `FALSE_ALARM` at most.
+    Each counts four times: as it is, as its complement, and both with the kinds exchanged. The
+    bound is wrong with probability `FALSE_ALARM` at most.
 
     >>> attacked_epsilon([Counts(hits=300, alarms=0, draws=1_000)], delta=0.0) > 2
     True
@@ -74,8 +71,8 @@ def attacked_epsilon(tests: Sequence[Counts], delta: float) -> float:
     error = FALSE_ALARM / (8 * len(tests))
     found = [0.0]
     for test in tests:
-        turned = test.turned()
-        for counts in (test, turned, test.exchanged(), turned.exchanged()):
+        complement = test.complement()
+        for counts in (test, complement, test.exchange(), complement.exchange()):
             detected = clopper_pearson(counts.hits, counts.draws, error)[0] - delta
             wrong = clopper_pearson(counts.alarms, counts.draws, error)[1]
             found.append(math.log(detected / wrong) if detected > 0 else 0.0)

@@ -1,0 +1,336 @@
+"""Estimates of E z, z = exp(Tλ D), on known distributions, and Theorem 1 on a small model.
+
+Theorem 4's estimate (Student) exceeds the mean with probability 1 - γ where z is normal. The run
+that costs are of has 1,000 Poisson-sampled steps and noise of one clip bound; the same draws stand
+for every step, so that Theorem 1 loses nothing and all differences are the estimators'.
+
+The small model has 100 records, one of which, equally likely, is x', and known norms in 20 steps:
+E exp(λ L) is a finite sum, and so is Theorem 1's bound; the privacy loss L can be simulated.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import logsumexp, ndtri
+
+from dpjax.accounting import moments_accountant
+from dpjax.bdp import estimators, subsampled_gaussian_log_moments
+from experiments.bdp import costs
+from experiments.bdp.costs import FAILURE, Array, epsilons
+from experiments.lib.attack_rates import clopper_pearson
+from experiments.lib.sweeps import MeanAndError, quantiles
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
+# (levels) -> the norms that shares exp(-level) of a population exceed.
+NormAt = Callable[[Array], Array]
+
+ORDERS = tuple(range(1, 33))
+SIZES = (16, 64, 256, 1_024, 4_096)
+# Numbers of records of which there are about as many pairs.
+RECORDS = (6, 12, 23, 46, 91)
+# The run, and the population of clipped norms, in units of C.
+RUN: Mapping[str, float] = {"sampling_rate": 0.01, "noise_std": 1.0}
+NUM_STEPS, DELTA = 1_000, 1e-5
+MEDIAN_NORM, _LOG_SPREAD = 0.15, 0.6
+_ORDER_PLACE = ORDERS.index(8)
+_RARE, _LARGE = 1e-3, 1e6
+_COORDINATES, _PAIR_SCALE = 8, 0.02
+_CHUNK = 2**20
+_LAST_LEVEL, _GRID = 40.0, 2**14
+
+# The small model: norms, and how many of the records have each in a step.
+NUM_RECORDS, MODEL_STEPS, MODEL_RATE, MODEL_NOISE, MODEL_DELTA = 100, 20, 0.1, 1.0, 1e-3
+_NORMS, _NUMBERS = (0.2, 0.5, 1.0), (80, 17, 3)
+_LOSSES_AT_ONCE = 100_000
+
+
+class Population(NamedTuple):
+    """A distribution of z.
+
+    Attributes:
+      draw: returns log z, from a generator and a shape ``(trials, draws)``.
+      log_mean: the logarithm of its exact mean.
+      log_bound: the logarithm of the largest z, infinite where there is none.
+    """
+
+    draw: Draw
+    log_mean: float
+    log_bound: float = math.inf
+
+
+@functools.cache
+def populations() -> dict[str, Population]:
+    """Returns the populations by name; only the first satisfies Theorem 4's assumption."""
+    grid = np.linspace(0.0, 1.0, 2_001)
+    costs_of_grid = NUM_STEPS * run_log_moments(grid)[:, _ORDER_PLACE]
+
+    def clipped(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
+        norms = np.minimum(log_normal_norms(generator, shape), 1.0)
+        return np.interp(norms, grid, costs_of_grid)
+
+    worst = NUM_STEPS * float(run_log_moments(np.ones(1))[0, _ORDER_PLACE])
+    rare_mean = math.log1p(_RARE * (_LARGE - 1))
+    # Of exp(a |x - x'|^2), where |x - x'|^2 / 2 has a chi-squared distribution.
+    of_pairs = -_COORDINATES / 2 * math.log1p(-4 * _PAIR_SCALE)
+    return {
+        "normal": Population(lambda g, shape: np.log(g.normal(10.0, 1.0, shape)), math.log(10.0)),
+        "log-normal": Population(lambda g, shape: g.normal(0.0, 2.0, shape), 2.0),
+        "Pareto": Population(lambda g, shape: g.exponential(1 / 1.5, shape), math.log(3.0)),
+        "one in 1,000": Population(
+            lambda g, shape: np.where(g.random(shape) < _RARE, math.log(_LARGE), 0.0),
+            rare_mean,
+            math.log(_LARGE),
+        ),
+        "clipped norms": Population(
+            clipped, float(clipped_mean(log_normal_norm_at)[_ORDER_PLACE]), worst
+        ),
+        "independent pairs": Population(
+            lambda g, shape: 2 * _PAIR_SCALE * g.chisquare(_COORDINATES, shape), of_pairs
+        ),
+        "all pairs": Population(_draw_all_pairs, of_pairs),
+    }
+
+
+def _draw_all_pairs(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """All pairs of as many records as have at most that many: dependent draws."""
+    num_records = math.isqrt(2 * shape[1]) + 1
+    records = generator.normal(size=(shape[0], num_records, _COORDINATES))
+    squares = np.square(records).sum(axis=-1)
+    first, second = np.triu_indices(num_records, 1)
+    products = np.matmul(records, records.swapaxes(-1, -2))[:, first, second]
+    return _PAIR_SCALE * (squares[:, first] + squares[:, second] - 2 * products)
+
+
+def log_normal_norms(generator: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Draws norms over C, most of them small: one in 1,275 is clipped.
+
+    >>> log_normal_norms(np.random.default_rng(0), (2, 3)).shape
+    (2, 3)
+    """
+    return MEDIAN_NORM * generator.lognormal(0.0, _LOG_SPREAD, shape)
+
+
+def log_normal_norm_at(levels: Array) -> Array:
+    """Returns the norms that shares exp(-level) of `log_normal_norms` exceed."""
+    return MEDIAN_NORM * np.exp(-_LOG_SPREAD * ndtri(np.exp(-levels)))
+
+
+def weibull_norm_at(shape: float) -> NormAt:
+    """Returns the same of Weibull norms with this shape and the same median.
+
+    >>> float(weibull_norm_at(1.0)(np.log([2.0]))[0])
+    0.15
+    """
+    return lambda levels: MEDIAN_NORM * (levels / math.log(2)) ** (1 / shape)
+
+
+def run_log_moments(norms: Array) -> Array:
+    """Returns log moments of one step of the run at all orders, orders last, of norms over C."""
+    return costs.log_moments(norms, **RUN, orders=ORDERS)
+
+
+def clipped_mean(norm_at: NormAt, last_level: float = _LAST_LEVEL) -> Array:
+    """Returns log E exp(Tλ D) at all orders, of norms of known distribution clipped at C = 1.
+
+    Args:
+      norm_at: of the population.
+      last_level: norms at higher levels count as the norm at this one.
+
+    >>> bool(np.all(clipped_mean(lambda levels: np.ones_like(levels)) > 0))
+    True
+    """
+    ends = np.linspace(0.0, last_level, _GRID + 1)
+    log_shares = np.log(-np.diff(np.exp(-ends), append=0.0))
+    levels = np.append((ends[1:] + ends[:-1]) / 2, last_level)
+    moments = run_log_moments(np.minimum(norm_at(levels), 1.0))
+    return np.asarray(logsumexp(NUM_STEPS * moments + log_shares[:, None], axis=0))
+
+
+def num_too_small(
+    population: Population, trials: int, num_draws: int, gammas: Sequence[float], seed: int
+) -> dict[str, list[int]]:
+    """Counts trials whose estimate is below the mean, by estimator and for each γ.
+
+    The empirical Bernstein bound is counted only where z is bounded.
+    """
+    generator = np.random.default_rng((seed, num_draws))
+    bounded = math.isfinite(population.log_bound)
+    counts = {name: [0] * len(gammas) for name in ("student", *(["bernstein"] * bounded))}
+    per_chunk = max(1, _CHUNK // num_draws)
+    for start in range(0, trials, per_chunk):
+        shape = (min(per_chunk, trials - start), num_draws)
+        values = population.draw(generator, shape)[..., None]
+        for place, gamma in enumerate(gammas):
+            found = {"student": estimators.student_upper_bound(values, gamma)}
+            if bounded:
+                found["bernstein"] = estimators.empirical_bernstein_upper_bound(
+                    values, gamma, population.log_bound
+                )
+            for name, estimate in found.items():
+                counts[name][place] += int((estimate < population.log_mean).sum())
+    return counts
+
+
+def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Array:
+    """Returns lower and upper bounds on each share, each wrong with probability ``error``.
+
+    >>> share_bounds([0, 5], 100).shape
+    (2, 2)
+    """
+    return np.array([clopper_pearson(count, trials, error) for count in np.ravel(counts)]).T
+
+
+def certified_run_epsilon() -> float:
+    """Returns the tight DP ε of the run."""
+    rate, noise = RUN["sampling_rate"], RUN["noise_std"]
+    return costs.certified_epsilon(60_000, rate, noise, NUM_STEPS, "zero_out", DELTA)
+
+
+def moments_epsilon() -> float:
+    """Returns the moments accountant's ε of the run, at the orders of the Bayesian ones."""
+    noise, rate = RUN["noise_std"], RUN["sampling_rate"]
+    orders = [order + 1 for order in ORDERS]
+    return float(moments_accountant.compute_epsilon(noise, rate, NUM_STEPS, DELTA, orders))
+
+
+def exact_epsilon(norm_at: NormAt = log_normal_norm_at) -> float:
+    """Returns the Bayesian ε of clipped norms whose distribution is known."""
+    return _epsilon(clipped_mean(norm_at))
+
+
+def exact_epsilon_of_most(norm_at: NormAt = log_normal_norm_at) -> float:
+    """Returns it with the records of the largest norms, half of δ, given up as a part of δ.
+
+    Corollary 1 does not: its expectation is over all records, however rare.
+    """
+    log_means = clipped_mean(norm_at, -math.log(DELTA / 2))
+    return float(epsilons(log_means, DELTA / 2, 0.0, ORDERS))
+
+
+def unseen_share(num_draws: int, failure_probability: float = FAILURE) -> float:
+    """Returns the share of a population that none of the draws is of, with this probability.
+
+    >>> round(unseen_share(1_024), 3)
+    0.033
+    """
+    return -math.expm1(math.log(failure_probability) / num_draws)
+
+
+def least_distribution_free_epsilon(num_draws: int) -> float:
+    """Returns ε if the share that draws cannot exclude has the norm C, the rest the true norms.
+
+    It is a lower bound on every estimate without assumptions.
+    """
+    share, worst = unseen_share(num_draws), NUM_STEPS * run_log_moments(np.ones(1))[0]
+    rest = math.log1p(-share) + clipped_mean(log_normal_norm_at)
+    return _epsilon(np.logaddexp(rest, math.log(share) + worst))
+
+
+def _epsilon(log_means: Array) -> float:
+    """Returns ε; the estimates of all steps may fail with a probability that δ includes."""
+    return float(epsilons(log_means, DELTA, NUM_STEPS * FAILURE, ORDERS))
+
+
+def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+    """Returns ε against the number of draws: 5, 50 and 95 % of the repeats, and the limit."""
+    curves: dict[str, Any] = {"student": [], "bernstein": []}
+    for size in sizes:
+        generator = np.random.default_rng((seed, size))
+        norms = np.minimum(log_normal_norms(generator, (repeats, size)), 1.0)
+        found = zip(*map(_clipped_epsilons, norms), strict=True)
+        for curve, each in zip(curves.values(), found, strict=True):
+            curve.append(quantiles(each))
+    return {**curves, "limit": [least_distribution_free_epsilon(size) for size in sizes]}
+
+
+def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+    """Returns the same of Student's ε for Weibull norms, clipped and not."""
+    curves: dict[str, Any] = {"clipped": [], "unclipped": []}
+    for size in sizes:
+        levels = np.random.default_rng((seed, size)).exponential(size=(repeats, size))
+        norms = weibull_norm_at(shape)(levels)
+        values = [NUM_STEPS * run_log_moments(each) for each in norms]
+        found = {
+            "clipped": [_clipped_epsilons(each)[0] for each in np.minimum(norms, 1.0)],
+            "unclipped": [
+                _epsilon(estimators.student_upper_bound(each, FAILURE)) for each in values
+            ],
+        }
+        for name, each in found.items():
+            curves[name].append(quantiles(each))
+    return curves
+
+
+def _clipped_epsilons(norms: Array) -> tuple[float, float]:
+    """Returns ε by Student, at most that of the norm C, and by empirical Bernstein."""
+    values, worst = NUM_STEPS * run_log_moments(norms), NUM_STEPS * run_log_moments(np.ones(1))[0]
+    student = np.minimum(estimators.student_upper_bound(values, FAILURE), worst)
+    bernstein = estimators.empirical_bernstein_upper_bound(values, FAILURE, worst)
+    return _epsilon(student), _epsilon(bernstein)
+
+
+def norms_by_step(kept: float) -> Array:
+    """Returns the small model's norms, ``(steps, records)``: each step has the same norms.
+
+    Args:
+      kept: the share of steps in which each record has its own norm; in the others the norms
+        rotate, a few records further in each step.
+
+    >>> bool(np.all(np.sort(norms_by_step(0.5)) == np.sort(norms_by_step(1.0))))
+    True
+    """
+    own = np.repeat(_NORMS, _NUMBERS)
+    num_kept = round(kept * MODEL_STEPS)
+    turns = [0] * num_kept + [3 * (step + 1) for step in range(MODEL_STEPS - num_kept)]
+    return np.stack([np.roll(own, turn) for turn in turns])
+
+
+def _model_log_moments(norms: Array, orders: Sequence[int]) -> Array:
+    rates = {"sampling_rate": MODEL_RATE, "noise_std": MODEL_NOISE}
+    return subsampled_gaussian_log_moments(orders, norms, **rates)
+
+
+def exact_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
+    """Returns log E exp(λ L) of all steps: the mean over records of their own products."""
+    products = _model_log_moments(norms, orders).sum(axis=0)
+    return np.asarray(logsumexp(products, axis=0) - math.log(NUM_RECORDS))
+
+
+def theorem_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
+    """Returns Theorem 1's bound: Hölder's inequality, with the expectations known."""
+    powers = logsumexp(MODEL_STEPS * _model_log_moments(norms, orders), axis=1)
+    return np.asarray((powers - math.log(NUM_RECORDS)).mean(axis=0))
+
+
+def simulated_losses(norms: Array, draws: int, seed: int) -> Array:
+    """Draws privacy losses of all steps together, over x' and the releases."""
+    generator = np.random.default_rng(seed)
+    losses = []
+    for start in range(0, draws, _LOSSES_AT_ONCE):
+        size = min(_LOSSES_AT_ONCE, draws - start)
+        lengths = norms[:, generator.integers(NUM_RECORDS, size=size)]
+        sampled = generator.random(lengths.shape) < MODEL_RATE
+        released = sampled * lengths + MODEL_NOISE * generator.normal(size=lengths.shape)
+        exponents = (released * lengths - lengths**2 / 2) / MODEL_NOISE**2
+        losses.append(np.log1p(MODEL_RATE * np.expm1(exponents)).sum(axis=0))
+    return np.concatenate(losses)
+
+
+def simulated_moment(losses: Array, order: int) -> MeanAndError:
+    """Returns E exp(λ L) from drawn losses.
+
+    >>> simulated_moment(np.zeros(10), 2)
+    MeanAndError(mean=1.0, error=0.0)
+    """
+    values = np.exp(order * losses)
+    return MeanAndError(float(values.mean()), float(values.std() / math.sqrt(len(values))))
+
+
+def certified_model_epsilon() -> float:
+    """Returns the tight DP ε of the small model's run: the largest norm is the clip bound."""
+    shape = (NUM_RECORDS, MODEL_RATE, MODEL_NOISE, MODEL_STEPS)
+    return costs.certified_epsilon(*shape, "zero_out", MODEL_DELTA)

@@ -1,0 +1,78 @@
+from dataclasses import replace
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.lib.planning import cost_ratio, forecast, summary
+from experiments.lib.records import load_records, save_record
+from experiments.lib.runner import run_experiment
+
+
+@pytest.fixture
+def measured(toy, plan):
+    """Quick records of ten seconds each, the third one of a failed row."""
+    toy.raises = {"3": RuntimeError("broken")}
+    run_experiment(toy.experiment, plan)
+    for record in load_records(plan.results, "toy_table"):
+        save_record(plan.results, replace(record, seconds=10.0))
+    toy.raises = {}
+    return plan
+
+
+def test_work_is_the_product_of_counts():
+    run = {"num_steps": 10, "repeats": 3, "seed": 0}
+    assert cost_ratio({**run, "num_steps": 50, "repeats": 6}, run) == 10
+    assert cost_ratio(run, run) == 1
+    chains = {"num_draws": 400, "num_warmup": 100}
+    assert cost_ratio({"num_draws": 900, "num_warmup": 100}, chains) == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"network": "CNN"}, {"num_steps": 0}, {"num_steps": [1, 2]}, {"epochs": 3}]
+)
+def test_work_that_settings_do_not_give_is_unknown(changes):
+    run = {"num_steps": 10, "network": "MLP"}
+    assert cost_ratio({**run, **changes}, run) is None
+    assert cost_ratio(run, {**run, **changes}) is None
+
+
+def test_open_rows_take_the_quick_seconds_times_the_work(toy, measured):
+    rows = forecast(toy.experiment, "paper", load_records(measured.results, "toy_table"))
+    assert [row.seconds for row in rows] == [150.0, 150.0, None]
+    assert rows[0].origin == "quick profile × 15"
+    assert summary(rows) == "0 of 3 rows done, 0.08 hours left, 1 not measured"
+
+
+def test_done_rows_keep_their_seconds_and_leave_nothing(toy, measured):
+    records = load_records(measured.results, "toy_table")
+    rows = forecast(toy.experiment, "quick", records)
+    assert [row.is_done for row in rows] == [True, True, False]
+    assert [row.seconds for row in rows] == [10.0, 10.0, None]
+
+
+def test_stale_records_of_the_profile_come_first(toy, measured):
+    records = load_records(measured.results, "toy_table")
+    longer = [
+        replace(r, profile="paper", seconds=40.0, settings={**r.settings, "epochs": 5})
+        for r in records[:1]
+    ]
+    row, *_ = forecast(toy.experiment, "paper", [*records, *longer])
+    assert (row.seconds, row.origin) == (120.0, "paper profile × 3")
+    toy.step_size = 0.2
+    assert forecast(toy.experiment, "paper", records)[0].seconds is None
+
+
+def test_the_command_lists_rows_and_hours(toy, measured, capsys):
+    arguments = ["plan", "--profile", "paper", "--results", str(measured.results)]
+    assert main(arguments, [toy.experiment]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "toy_table, paper profile: A toy table",
+        "  1: not run yet, 2 min 30 s (quick profile × 15)",
+        "  2: not run yet, 2 min 30 s (quick profile × 15)",
+        "  3: not run yet, not measured",
+        "  0 of 3 rows done, 0.08 hours left, 1 not measured",
+        "",
+        "all: 0 of 3 rows done, 0.08 hours left, 1 not measured",
+    ]
+    main(["plan", "toy_table", "--results", str(measured.results)], [toy.experiment])
+    assert "  1: done in 10 s\n" in capsys.readouterr().out

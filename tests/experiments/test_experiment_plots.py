@@ -1,0 +1,108 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import (
+    draw_bars,
+    draw_by_row,
+    draw_series,
+    draw_source_and_measured,
+    legend_below,
+    panel_grid,
+    set_log_ticks,
+)
+from experiments.lib.records import load_records
+from experiments.lib.runner import run_experiment
+from experiments.lib.verdicts import group_by, largest_deviation, rows_where, when_run
+
+
+@pytest.fixture
+def records(toy, plan):
+    run_experiment(toy.experiment, plan)
+    return load_records(plan.results, "toy_table")
+
+
+@pytest.fixture
+def axes():
+    _, (axes,) = new_figure()
+    return axes
+
+
+def test_cells_without_a_panel_are_blank():
+    figure, panels = panel_grid(4, 3, 9.0, 6.0)
+    assert len(panels) == 4
+    assert [cell.axison for cell in figure.axes] == [True] * 4 + [False] * 2
+
+
+def test_the_legend_below_has_each_label_once():
+    figure, panels = panel_grid(2, 2, 9.0, 4.0)
+    for panel in panels:
+        panel.plot([0, 1], label="both")
+    panels[1].plot([1, 0], label="right")
+    legend_below(figure, panels)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["both", "right"]
+
+
+def test_log_ticks_are_the_values_that_were_run(axes):
+    axes.plot([0.1, 1_000], [1, 2])
+    set_log_ticks(axes, [0.1, 1_000], "records")
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.1", "1,000"]
+    assert axes.get_xlabel() == "records"
+
+
+def test_series_with_errors_have_bands_and_records_without_are_left_out(axes, records):
+    first, second, third = records
+    found = [
+        replace(first, series={"s": [(1, 5.0, 0.5), (2, 6.0, 0.5)]}),
+        second,
+        replace(third, series={"s": [(1, 1.0), (2, 2.0)]}),
+    ]
+    draw_series(axes, found, "s")
+    assert [line.get_label() for line in axes.lines] == ["1", "3"]
+    assert [line.get_color() for line in axes.lines] == list(PALETTE[:2])
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (4.5, 6.5)
+
+
+def test_bars_stand_side_by_side(axes):
+    draw_bars(axes, {"one": {"a": 1.0, "b": 2.0}, "other": {"a": 3.0, "b": 4.0}})
+    centres = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    np.testing.assert_allclose(centres, [-0.2, 0.8, 0.2, 1.2])
+    assert [bar.get_height() for bar in axes.patches] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_dots_lie_on_the_lines_of_their_rows(axes):
+    draw_by_row(axes, ["first", "second"], {"naive": ([[1.0, 2.0], 3.0], SOURCE, "s")})
+    places = [list(line.get_ydata()) for line in axes.lines]
+    assert places == [[0, 0], [1]]
+    low, high = axes.get_ylim()
+    assert low > high
+
+
+def test_source_and_measured_stand_beside_each_other(axes, records):
+    draw_source_and_measured(axes, records, "accuracy %", expected="CLT ε")
+    source, measured = axes.lines
+    assert list(source.get_ydata()) == [91.0, 92.0, 93.0]
+    assert list(measured.get_ydata()) == [71.5, 72.5, 73.5]
+    assert (source.get_color(), measured.get_color()) == (SOURCE, MEASURED)
+    assert len(axes.patches) == 3
+
+
+def test_remarks_are_on_rows_that_are_all_there(records):
+    def say(*rows):
+        return " and ".join(row.row for row in rows)
+
+    assert when_run(records, say, "3", "1") == ["3 and 1"]
+    assert when_run(records, say, "3", "4") == []
+    assert when_run(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
+
+
+def test_records_by_setting_by_test_and_by_deviation(records):
+    assert {key: len(group) for key, group in group_by(records, "epochs").items()} == {1: 3}
+    assert group_by(records, "no such setting") == {}
+    assert rows_where(records, lambda record: record.measured["accuracy %"] > 72) == "2; 3"
+    assert largest_deviation(records) == pytest.approx(1 - 71.5 / 91)
