@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from dpjax._typing import Numeric
 from dpjax.bayes.regression.observation_model import (
     FeaturePrior,
     SecondMomentCholesky,
@@ -24,7 +24,7 @@ def released_regression(
     prior: Callable[[], tuple[jax.Array, jax.Array]],
     mechanism: PerturbedStatistics,
     released: RegressionStatistics,
-    num_examples: Any,
+    num_examples: Numeric,
     features: FeaturePrior | None = None,
 ) -> None:
     """Numpyro model of y ~ N(x^T b, v) given released noisy statistics, for NUTS or SVI.
@@ -71,22 +71,21 @@ def released_regression(
     root = numpyro.sample("feature_root", root_prior)
     second_moment = root @ root.T
     dim, upper = len(root), np.triu_indices(len(root))
-    noise_of_features = _DISTRIBUTIONS[mechanism.noise_distribution](
-        second_moment[upper], noise[:dim, :dim][upper]
-    )
+    exact, deviations = second_moment[upper], noise[:dim, :dim][upper]
+    noise_variances = noise[:, -1] ** 2
+    if mechanism.noise_distribution == "gaussian":
+        of_features = dist.Normal(exact, deviations)
+    else:
+        of_features = dist.Laplace(exact, deviations / math.sqrt(2))
+        # Conditionally Gaussian noise of exponential variance, Park & Casella (2008), equation 4.
+        exponential = dist.Exponential(1.0).expand(noise_variances.shape)
+        units = numpyro.sample("noise_units", exponential.to_event(1))
+        noise_variances = noise_variances * units
     observed = average[:dim, :dim][upper]
-    numpyro.sample("released_xtx", noise_of_features.to_event(1), obs=observed)
+    numpyro.sample("released_xtx", of_features.to_event(1), obs=observed)
     mean, covariance = _moments_given_features(second_moment, beta, variance, n)
-    noise_variances = _noise_variances(noise[:, -1], mechanism.noise_distribution)
     joint = dist.MultivariateNormal(mean, covariance + jnp.diag(noise_variances))
     numpyro.sample("released_targets", joint, obs=average[:, -1])
-
-
-def _laplace(mean: jax.Array, standard_deviation: jax.Array) -> dist.Distribution:
-    return dist.Laplace(mean, standard_deviation / math.sqrt(2))
-
-
-_DISTRIBUTIONS = {"gaussian": dist.Normal, "laplace": _laplace}
 
 
 def _moments_given_features(
@@ -102,14 +101,3 @@ def _moments_given_features(
         [2 * variance * cross[None, :], corner[None, None]],
     ]
     return mean, jnp.block(blocks) / num_examples
-
-
-def _noise_variances(scales: jax.Array, noise_distribution: str) -> jax.Array:
-    """Returns the variances of conditionally Gaussian noise: exponential for Laplace noise.
-
-    Source: Park & Casella (2008), equation 4.
-    """
-    if noise_distribution == "gaussian":
-        return scales**2
-    units = numpyro.sample("noise_units", dist.Exponential(1.0).expand(scales.shape).to_event(1))
-    return scales**2 * units

@@ -1,12 +1,13 @@
 """Observation model of released statistics: noise scales, and the prior of X^T X / n."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import as_real, check, check_positive
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
@@ -25,8 +26,8 @@ class FeaturePrior:
       ValueError: a number that is not above zero.
     """
 
-    second_moment: Any
-    num_examples: Any = 1.0
+    second_moment: Numeric
+    num_examples: Numeric = 1.0
 
     def __post_init__(self) -> None:
         check_positive("num_examples", self.num_examples)
@@ -60,12 +61,12 @@ class SecondMoment(NamedTuple):
       scale: B, ``(d, d)``.
     """
 
-    degrees: Any
-    prior_degrees: Any
+    degrees: jax.Array
+    prior_degrees: jax.Array
     scale: jax.Array
 
     def log_density(self, log_det: jax.Array, log_det_sum: jax.Array) -> jax.Array:
-        """The log density up to a constant, of log|S| and log|S + B|."""
+        """Returns the log density up to a constant, from log|S| and log|S + B|."""
         dim = self.scale.shape[-1]
         total = self.degrees + self.prior_degrees
         return ((self.degrees - dim - 1) * log_det - total * log_det_sum) / 2
@@ -80,8 +81,8 @@ class SecondMomentCholesky(dist.Distribution):
         self.second_moment = second_moment
         super().__init__(event_shape=second_moment.scale.shape)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws F, then S given F."""
+    def sample(self, key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws F, then the Cholesky factor of S given F, ``(*sample_shape, d, d)``."""
         first, second = jax.random.split(key)
         degrees, prior_degrees, scale = self.second_moment
         unit = jnp.eye(len(scale), dtype=scale.dtype)
@@ -92,7 +93,7 @@ class SecondMomentCholesky(dist.Distribution):
             return population.sample(first, sample_shape) @ standard
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        """The matrix's density times the volume factor of the Cholesky factorisation."""
+        """Returns the matrix's log density plus the log volume factor of the factorisation."""
         diagonal = jnp.log(jnp.diagonal(value))
         total = log_det(value @ value.T + self.second_moment.scale)
         volume = jnp.sum(jnp.arange(len(value), 0, -1, dtype=value.dtype) * diagonal)
@@ -100,22 +101,27 @@ class SecondMomentCholesky(dist.Distribution):
 
 
 def observe(
-    mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Any
+    mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Numeric
 ) -> Observation:
     """Returns a release and its noise scales in averages over the records.
 
     Raises:
       ValueError: statistics without yty or not of the mechanism's shape; no records.
     """
-    _check(mechanism, released)
+    with_yty = mechanism.scales.yty is not None and released.yty is not None
+    check(with_yty, "released.yty", released.yty, "released, for unknown noise")
+    dim = mechanism.num_features
+    shapes, wanted = tuple(jnp.shape(part) for part in released), ((dim, dim), (dim,), ())
+    check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
     check_positive("num_examples", num_examples)
-    parts = RegressionStatistics(
-        *(as_real(f"released.{name}", part) for name, part in released._asdict().items())
+    parts = [as_real(f"released.{name}", part) for name, part in released._asdict().items()]
+    scales = list(map(jnp.full_like, parts, mechanism.noise_scales))
+    average, scale = (
+        jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])
+        for xtx, xty, yty in (parts, scales)
     )
-    spread = RegressionStatistics(*map(jnp.full_like, parts, mechanism.noise_scales))
-    n = jnp.asarray(num_examples, parts.xtx.dtype)
-    least = jnp.asarray(mechanism.num_features + 1, n.dtype)
-    return Observation(_joined(parts) / n, _joined(spread) / n, jnp.maximum(n, least))
+    n = jnp.asarray(num_examples, average.dtype)
+    return Observation(average / n, scale / n, jnp.maximum(n, jnp.asarray(dim + 1, n.dtype)))
 
 
 def second_moment_prior(
@@ -139,20 +145,5 @@ def second_moment_prior(
 
 
 def log_det(matrix: jax.Array) -> jax.Array:
-    """The log determinant of a positive definite matrix."""
+    """Returns the log determinant of a positive definite matrix."""
     return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
-
-
-def _check(mechanism: PerturbedStatistics, released: RegressionStatistics) -> None:
-    with_yty = mechanism.scales.yty is not None and released.yty is not None
-    check(with_yty, "released.yty", released.yty, "released, for unknown noise")
-    dim = mechanism.num_features
-    shapes = tuple(jnp.shape(part) for part in released)
-    wanted = ((dim, dim), (dim,), ())
-    check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
-
-
-def _joined(statistics: RegressionStatistics) -> jax.Array:
-    """The statistics in one symmetric matrix (d + 1, d + 1)."""
-    xtx, xty, yty = statistics
-    return jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])

@@ -5,8 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.bayes.regression.wishart import wishart_noise
+
+# Relative, of eigenvalues in float32.
+_ROUNDING = 1e-5
 
 
 def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) -> int:
@@ -21,6 +25,9 @@ def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) 
       epsilon: in (0, 1).
       delta: in (0, 1 / e).
 
+    Raises:
+      ValueError: a number out of range.
+
     Source: Sheffet (2019), the theorem on additive Wishart noise.
 
     >>> sheffet_degrees_of_freedom(2, epsilon=0.5, delta=1e-4)
@@ -33,11 +40,8 @@ def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) 
     return math.floor(dimension + 14 / epsilon**2 * 2 * math.log(4 / delta))
 
 
-_ROUNDING = 1e-5
-
-
 def nonprivate_wishart_noise(
-    key: jax.Array, num_features: int, *, x_norm: float, epsilon: float
+    key: PRNGKey, num_features: int, *, x_norm: float, epsilon: float
 ) -> jax.Array:
     """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
 
@@ -55,6 +59,9 @@ def nonprivate_wishart_noise(
     Returns:
       Noise ``(d, d)`` for the sum of x x^T.
 
+    Raises:
+      ValueError: a number that is not above zero.
+
     Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
 
     >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm=1.0, epsilon=1.0).shape
@@ -67,7 +74,7 @@ def nonprivate_wishart_noise(
 
 
 def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:
-    """Whether a second moment released with positive definite noise excludes ``row`` from the data.
+    """Returns whether a second moment with positive definite noise excludes ``row`` from the data.
 
     It does if the release minus the row's second moment has a negative eigenvalue beyond rounding.
 
