@@ -308,6 +308,26 @@ def test_bad_arguments_are_refused(change, message):
         mechanism(**change)
 
 
+@pytest.mark.parametrize("bound", [1e200, 1e-200])
+@pytest.mark.parametrize("name", ["x_norm", "y_size"])
+def test_bounds_whose_powers_are_no_numbers_are_refused(name, bound):
+    with pytest.raises(ValueError, match=rf"{name} must be between 1e-37 and 1e\+37, .* got 1e"):
+        RegressionBounds(**{"x_norm": 1.0, "y_size": 1.0, name: bound})
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.0])
+@pytest.mark.parametrize(("x_norm", "y_size"), [(1e37, 1e-37), (1e-37, 1e37), (1e37, 1e37)])
+def test_extreme_bounds_have_a_split(x_norm, y_size, delta):
+    made = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=x_norm, y_size=y_size),
+        epsilon=1.0,
+        delta=delta,
+        adjacency="add_remove",
+        num_features=1_000,
+    )
+    assert np.isfinite(made.scales).all()
+
+
 def test_a_guess_is_of_positive_numbers():
     with pytest.raises(ValueError, match="coefficient_norm must be a finite number > 0"):
         AssumedModel(coefficient_norm=0.0, noise_std=1.0)

@@ -108,6 +108,7 @@ def test_twice_the_noise_is_half_of_epsilon():
         ({"x_norms": ()}, "x_norms must be at least one candidate"),
         ({"y_sizes": (2.0, 1.0)}, "y_sizes must be increasing"),
         ({"x_norms": (0.0, 1.0)}, "x_norms must be a finite number > 0"),
+        ({"y_sizes": (1.0, 1e200)}, "y_sizes must be between 1e-37"),
         ({"quantile": 1.0}, "quantile must be in"),
         ({"epsilon": 0.0}, "epsilon must be a finite number > 0"),
         ({"adjacency": "both"}, "adjacency must be"),

@@ -12,13 +12,7 @@ from scipy.special import gammaln, xlogy
 
 from dpjax._validation import check, check_count, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.conjugate.family import (
-    BoundedSum,
-    ConjugateFamily,
-    Encoding,
-    Sums,
-    clip_records,
-)
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import (
     Array,
     BetaPosterior,

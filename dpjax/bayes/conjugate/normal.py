@@ -12,13 +12,7 @@ from scipy.special import gammaln, xlogy
 
 from dpjax._validation import check, check_choice, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
-from dpjax.bayes.conjugate.family import (
-    BoundedSum,
-    ConjugateFamily,
-    Encoding,
-    Sums,
-    clip_records,
-)
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior
 from dpjax.sensitivity import Norm, Sensitivity
 from dpjax.sensitivity.statistics import checked_bounds

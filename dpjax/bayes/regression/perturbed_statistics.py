@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -86,7 +85,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
 
     def __post_init__(self) -> None:
         check_choice("noise_distribution", self.noise_distribution, tuple(_MECHANISMS))
-        for scale in self.scales[: 3 if self.scales.yty is not None else 2]:
+        for scale in self._scales:
             check_positive("scales", scale)
 
     @classmethod
@@ -182,9 +181,6 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
             )
         ]
         return [mirror(noisy[0]), *noisy[1:]]
-
-    def _as_release(self, values: list[jax.Array]) -> RegressionStatistics:
-        return RegressionStatistics(*values, *[None] * (3 - len(values)))
 
     @property
     def _num_statistics(self) -> int:  # type: ignore[override]

@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
 
     mean: jax.Array
     scale: jax.Array
-    degrees_of_freedom: Numeric
+    degrees_of_freedom: jax.Array
 
     def interval(self, level: float) -> Interval:
         """Returns central prediction intervals, each of probability ``level``.
@@ -63,8 +63,8 @@ class RegressionPosterior(NamedTuple):
 
     mean: jax.Array
     precision: jax.Array
-    shape: Numeric
-    rate: Numeric
+    shape: jax.Array
+    rate: jax.Array
 
     @property
     def noise_variance(self) -> jax.Array:
@@ -130,7 +130,8 @@ def known_noise_posterior(
     check_positive("prior_precision", prior_precision)
     check_positive("noise_precision", noise_precision)
     precision, mean = _normal(statistics, prior_precision / noise_precision)
-    return RegressionPosterior(mean, precision, jnp.inf, 1 / jnp.asarray(noise_precision, float))
+    variance = 1 / jnp.asarray(noise_precision, float)
+    return RegressionPosterior(mean, precision, jnp.asarray(jnp.inf, mean.dtype), variance)
 
 
 def unknown_noise_posterior(
@@ -175,8 +176,8 @@ def unknown_noise_posterior(
     precision, mean = _normal(statistics, prior_precision)
     xty, yty = as_real("statistics.xty", statistics.xty), as_real("statistics.yty", statistics.yty)
     unexplained = jnp.maximum(yty - xty @ mean, 0.0)
-    shape = noise_shape + jnp.maximum(as_real("num_examples", num_examples), 0.0) / 2
-    return RegressionPosterior(mean, precision, shape, noise_rate + unexplained / 2)
+    shape = jnp.maximum(as_real("num_examples", num_examples), 0.0) / 2 + noise_shape
+    return RegressionPosterior(mean, precision, shape, unexplained / 2 + noise_rate)
 
 
 def _normal(statistics: RegressionStatistics, ridge: Numeric) -> tuple[jax.Array, jax.Array]:

@@ -48,10 +48,6 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
           rounding: relative increase of the sensitivities by rounding of the sums.
         """
 
-    @abc.abstractmethod
-    def _as_release(self, values: list[jax.Array]) -> _R:
-        """The result of a release, made of noisy ``(d, d)``, ``(d,)`` and ``()`` values."""
-
     # How many of xtx, xty and yty are used, and how many noisy values are released.
     _num_statistics: ClassVar[int] = 3
     _num_values: ClassVar[int] = 3
@@ -113,3 +109,7 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
         numbers = [as_numbers(value) for value in (*values, *self._scales)]
         return self._as_release([*map(jnp.asarray, call_on_host(noisy, key, numbers, results))])
+
+    def _as_release(self, values: list[jax.Array]) -> Any:
+        """The result of a release, made of the noisy values."""
+        return RegressionStatistics(*values, *[None] * (3 - len(values)))

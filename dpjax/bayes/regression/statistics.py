@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import (
-    as_real,
-    check,
-    check_choice,
-    check_count,
-    check_positive,
-    is_traced,
-)
+from dpjax._validation import as_real, check, check_choice, check_count, check_positive, is_traced
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.mechanisms.host import as_float64

@@ -1,4 +1,4 @@
-"""Additive Wishart noise on regression statistics, calibrated by its exact privacy profile."""
+"""Additive Wishart noise on regression statistics, and two published mechanisms to compare with."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check_count, check_delta, check_positive
+from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, check_adjacency
@@ -25,6 +25,8 @@ from dpjax.mechanisms.host import Array, call_on_host, from_units, to_units
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2
+# Relative, of eigenvalues in float32.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,6 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         ]
         return [mirror(released[0]), *released[1:]]
 
-    def _as_release(self, values: list[jax.Array]) -> RegressionStatistics:
-        return RegressionStatistics(*values)
-
     @property
     def _record_unit(self) -> float:  # type: ignore[override]
         return 2.0 ** (self._exponent // 2)
@@ -262,3 +261,81 @@ def draw_wishart(
 def _largest_square(bounds: RegressionBounds) -> float:
     """The largest squared norm of a row of features and target."""
     return bounds.x_norm**2 + bounds.y_size**2
+
+
+def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) -> int:
+    """Returns the published degrees of freedom floor(d + (14 / epsilon^2) 2 log(4 / delta)).
+
+    With a scale of the largest squared norm of a row it is (epsilon, delta)-private under
+    add/remove and replace-one, by the exact profile, with many times the degrees of freedom of
+    `WishartNoise.from_epsilon`.
+
+    Args:
+      dimension: d, of the rows [x, y].
+      epsilon: in (0, 1).
+      delta: in (0, 1 / e).
+
+    Raises:
+      ValueError: a number out of range.
+
+    Source: Sheffet (2019), the theorem on additive Wishart noise.
+
+    >>> sheffet_degrees_of_freedom(2, epsilon=0.5, delta=1e-4)
+    1188
+    """
+    check_count("dimension", dimension)
+    check_delta(epsilon, "epsilon")
+    check_delta(delta)
+    check(delta < math.exp(-1), "delta", delta, "in (0, 1 / e), for which the theorem is stated")
+    return math.floor(dimension + 14 / epsilon**2 * 2 * math.log(4 / delta))
+
+
+def nonprivate_wishart_noise(
+    key: PRNGKey, num_features: int, *, x_norm: float, epsilon: float
+) -> jax.Array:
+    """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
+
+    It is NOT epsilon-differentially private, so it has no mechanism and no certificate. The noise
+    is positive definite: if a release minus x x^T is not, x is not in the data. For every d and
+    every finite epsilon', delta is at least 1 - e^(-epsilon / 3), the probability of that.
+    `WishartNoise` has the degrees of freedom that make delta small.
+
+    Args:
+      key: a JAX key.
+      num_features: d.
+      x_norm: R, the bound on the norm of the features.
+      epsilon: what is claimed.
+
+    Returns:
+      Noise ``(d, d)`` for the sum of x x^T.
+
+    Raises:
+      ValueError: a number that is not above zero.
+
+    Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
+
+    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm=1.0, epsilon=1.0).shape
+    (3, 3)
+    """
+    check_count("num_features", num_features)
+    check_positive("x_norm", x_norm)
+    check_positive("epsilon", epsilon)
+    return wishart_noise(key, num_features, num_features + 1, 3 * x_norm**2 / (2 * epsilon))
+
+
+def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:
+    """Returns whether a second moment with positive definite noise excludes ``row`` from the data.
+
+    It does if the release minus the row's second moment has a negative eigenvalue beyond rounding.
+
+    Args:
+      released: ``(d, d)``, symmetric.
+      row: ``(d,)``.
+
+    >>> bool(excludes_record(jnp.eye(2), jnp.array([0.9, 0.0])))
+    False
+    >>> bool(excludes_record(jnp.eye(2), jnp.array([1.1, 0.0])))
+    True
+    """
+    eigenvalues = jnp.linalg.eigvalsh(released - jnp.outer(row, row))
+    return eigenvalues[0] < -_ROUNDING * jnp.abs(eigenvalues).max()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
+from dpjax._typing import ClipBound
 from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.calibration import calibrate
@@ -16,6 +17,7 @@ from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.bayes.sgmcmc.schedules import Floats
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.composition import Composition
 
 _L = TypeVar("_L", bound=Langevin)
@@ -123,7 +125,7 @@ class _MinNoise:
 
 
 def step_size_bound_2015(
-    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: float
+    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
 ) -> float:
     """Published bound ``epsilon^2 N / (128 T L^2 log(2.5 T / delta) log(2 / delta))`` on eta.
 
@@ -138,7 +140,7 @@ def step_size_bound_2015(
       delta: in (0, 1).
       num_examples: N.
       num_steps: T.
-      l2_clip: L, the bound on a gradient's norm.
+      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
 
     Raises:
       ValueError: a number out of range.
@@ -151,9 +153,9 @@ def step_size_bound_2015(
     >>> f"{published:.1e}"
     '9.2e-08'
     """
-    _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
+    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
     logs = math.log(2.5 * num_steps / delta) * math.log(2 / delta)
-    return epsilon**2 * num_examples / (128 * num_steps * l2_clip**2 * logs)
+    return epsilon**2 * num_examples / (128 * num_steps * bound**2 * logs)
 
 
 def step_size_bound_2017(
@@ -163,7 +165,7 @@ def step_size_bound_2017(
     delta: float,
     num_examples: int,
     num_steps: int,
-    l2_clip: float,
+    l2_clip: ClipBound,
     constant: float,
 ) -> Floats:
     """Published bound ``epsilon^2 N t^(-1/3) / (c^2 T^(2/3) L^2 log(1 / delta))`` on step t.
@@ -180,7 +182,7 @@ def step_size_bound_2017(
       delta: in (0, 1).
       num_examples: N.
       num_steps: T.
-      l2_clip: L, the bound on a gradient's norm.
+      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
       constant: c.
 
     Returns:
@@ -198,22 +200,23 @@ def step_size_bound_2017(
     >>> float(published)
     0.053
     """
-    _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
+    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
     check_positive("constant", constant)
     step = np.asarray(step, np.float64)
     check(bool((step >= 1).all()), "step", step, "at least 1: steps are counted from one")
-    scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * l2_clip**2)
+    scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * bound**2)
     return np.asarray(scale / math.log(1 / delta) * step ** (-1 / 3))
 
 
-def _check_bound_arguments(
-    epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: float
-) -> None:
+def _checked_bound(
+    epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
+) -> float:
+    """Checks the arguments of a published bound, and returns L."""
     check_positive("epsilon", epsilon)
     check_delta(delta)
     check_count("num_examples", num_examples)
     check_count("num_steps", num_steps)
-    check_positive("l2_clip", l2_clip)
+    return total_l2_clip(l2_clip)
 
 
 def hybrid(

@@ -33,10 +33,7 @@ from dpjax.bayes.sgmcmc.schedules import (
 )
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.subsampled_gaussian import (
-    SizeScaledSubsampledGaussian,
-    SubsampledGaussian,
-)
+from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
 from dpjax.sampling.base import Sampling, repeated
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.description import PrivateTransformation
@@ -264,16 +261,31 @@ class Langevin(Mechanism):
         return tuple(sizes.tolist()) if several else float(sizes[0])
 
 
-def add_prior_gradient(
-    gradient: ArrayTree, params: Params | None, log_prior: LogPrior | None, num_examples: int
-) -> Any:
-    """Returns the mean gradient plus the gradient of ``-log prior / N``, a tree like ``params``."""
-    if log_prior is None:
-        return gradient
-    if params is None:
-        raise ValueError("params must be given to update: the prior's gradient is taken there")
-    prior = jax.grad(log_prior)(params)
-    return jax.tree.map(lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior)
+def sampler_update(
+    init: Callable[[Any], Any],
+    move: Callable[[Any, jax.Array, Any], tuple[Any, Any]],
+    step_size: Schedule,
+    num_examples: int,
+    log_prior: LogPrior | None,
+) -> optax.GradientTransformation:
+    """Returns a sampler's update from noisy mean gradients of ``-log likelihood``.
+
+    ``move(gradient, step size, state) -> (updates, state)`` is given the mean gradient plus that of
+    ``-log prior / N``; the states of ``init`` count the steps in ``num_steps``.
+    """
+
+    def update(gradient: ArrayTree, state: Any, params: Params | None = None) -> tuple[Any, Any]:
+        if log_prior is not None:
+            if params is None:
+                raise ValueError("params must be given to update: the prior's gradient needs them")
+            prior = jax.grad(log_prior)(params)
+            gradient = jax.tree.map(
+                lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior
+            )
+        updates, moved = move(gradient, step_size(state.num_steps), state)
+        return updates, moved._replace(num_steps=state.num_steps + 1)
+
+    return optax.GradientTransformation(init, update)
 
 
 def scale_tree(tree: ArrayTree, factor: Numeric) -> Any:
@@ -295,17 +307,8 @@ def langevin_transformation(
 ) -> PrivateTransformation:
     """Returns noise, division by the expected batch size and the sampler's update.
 
-    Args:
-      make_update: returns the update, from the step size and the standard deviation of the noise
-        in the mean gradients as functions of the step number.
-      step_size: eta, a number or a function of the step number.
-      key: a JAX key for the noise.
-      temperature: as in `injected_noise_multiplier`.
-      num_examples: N.
-      expected_batch_size: tau.
-      l2_clip: what each example's gradient was clipped to.
-      min_noise_multiplier: lower bound on the noise multiplier.
-      variance_factor: as in `injected_noise_multiplier`.
+    ``make_update`` returns the update, from the step size and the standard deviation of the noise
+    in the mean gradients as functions of the step number.
     """
     check_non_negative("min_noise_multiplier", min_noise_multiplier)
     check_positive("temperature", temperature)

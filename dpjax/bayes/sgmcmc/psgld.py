@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ArrayTree, ClipBound, Params, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, PRNGKey
 from dpjax._validation import as_key, check, check_positive
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
     LogPrior,
-    add_prior_gradient,
     langevin_transformation,
+    sampler_update,
 )
 from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
 from dpjax.gradients.clipping import total_l2_clip
@@ -172,13 +172,7 @@ def psgld(
     noise_key, update_key = jax.random.split(as_key(key))
     return langevin_transformation(
         lambda schedule, noise_std: psgld_update(
-            schedule,
-            preconditioner,
-            noise_std,
-            temperature,
-            num_examples,
-            log_prior,
-            update_key,
+            schedule, preconditioner, noise_std, temperature, num_examples, log_prior, update_key
         ),
         step_size,
         noise_key,
@@ -208,22 +202,19 @@ def psgld_update(
     def init(params: ArrayTree) -> PSGLDState:
         return PSGLDState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), key)
 
-    def update(
-        mean: ArrayTree, state: PSGLDState, params: Params | None = None
-    ) -> tuple[Any, PSGLDState]:
-        eta, noise = step_size(state.num_steps), noise_std(state.num_steps)
+    def move(gradient: ArrayTree, eta: jax.Array, state: PSGLDState) -> tuple[Any, PSGLDState]:
+        noise = noise_std(state.num_steps)
         next_key, noise_key = jax.random.split(state.key)
-        white = gaussian_like(noise_key, jax.tree.map(jnp.zeros_like, mean), 1.0)
-        gradient = add_prior_gradient(mean, params, log_prior, num_examples)
+        white = gaussian_like(noise_key, jax.tree.map(jnp.zeros_like, gradient), 1.0)
 
-        def move(gain: jax.Array, gradient: jax.Array, white: jax.Array) -> jax.Array:
+        def move_leaf(gain: jax.Array, gradient: jax.Array, white: jax.Array) -> jax.Array:
             # The variance that the noise of the release does not have where the gain is small.
             lacking = 2 * temperature * eta * gain / num_examples - (eta * noise * gain) ** 2
             added_std = jnp.sqrt(jnp.maximum(lacking, 0)).astype(gain.dtype)
             return added_std * white - jnp.asarray(eta, gradient.dtype) * gain * gradient
 
-        updates = jax.tree.map(move, preconditioner(state.squares), gradient, white)
+        updates = jax.tree.map(move_leaf, preconditioner(state.squares), gradient, white)
         squares = preconditioner.average(state.squares, gradient)
-        return updates, PSGLDState(state.num_steps + 1, squares, next_key)
+        return updates, state._replace(squares=squares, key=next_key)
 
-    return optax.GradientTransformation(init, update)
+    return sampler_update(init, move, step_size, num_examples, log_prior)

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ArrayTree, ClipBound, Params, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, PRNGKey
 from dpjax._validation import check_rate
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
     LogPrior,
-    add_prior_gradient,
     langevin_transformation,
+    sampler_update,
     scale_tree,
 )
 from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
@@ -131,22 +131,16 @@ def sghmc(
 
 
 def sghmc_update(
-    step_size: Schedule,
-    friction: float,
-    num_examples: int,
-    log_prior: LogPrior | None,
+    step_size: Schedule, friction: float, num_examples: int, log_prior: LogPrior | None
 ) -> optax.GradientTransformation:
     """Returns the SGHMC update of noisy mean gradients: the new velocity."""
 
     def init(params: ArrayTree) -> SGHMCState:
         return SGHMCState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
-    def update(
-        mean: ArrayTree, state: SGHMCState, params: Params | None = None
-    ) -> tuple[Any, SGHMCState]:
-        gradient = add_prior_gradient(mean, params, log_prior, num_examples)
-        force = scale_tree(gradient, -step_size(state.num_steps))
+    def move(gradient: ArrayTree, eta: jax.Array, state: SGHMCState) -> tuple[Any, SGHMCState]:
+        force = scale_tree(gradient, -eta)
         velocity = jax.tree.map(jnp.add, scale_tree(state.velocity, 1 - friction), force)
-        return velocity, SGHMCState(state.num_steps + 1, velocity)
+        return velocity, state._replace(velocity=velocity)
 
-    return optax.GradientTransformation(init, update)
+    return sampler_update(init, move, step_size, num_examples, log_prior)

@@ -1,19 +1,19 @@
 """SGLD (stochastic gradient Langevin dynamics), private by the noise that it injects."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ArrayTree, ClipBound, Params, PRNGKey
+from dpjax._typing import ClipBound, PRNGKey
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
     LogPrior,
-    add_prior_gradient,
     langevin_transformation,
+    sampler_update,
     scale_tree,
 )
 from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
@@ -110,12 +110,10 @@ def sgld_update(
     step_size: Schedule, num_examples: int, log_prior: LogPrior | None
 ) -> optax.GradientTransformation:
     """Returns the SGLD update ``-eta (mean - grad(log prior) / N)`` of noisy mean gradients."""
-
-    def update(
-        mean: ArrayTree, state: SGLDState, params: Params | None = None
-    ) -> tuple[Any, SGLDState]:
-        gradient = add_prior_gradient(mean, params, log_prior, num_examples)
-        updates = scale_tree(gradient, -step_size(state.num_steps))
-        return updates, SGLDState(state.num_steps + 1)
-
-    return optax.GradientTransformation(lambda _: SGLDState(jnp.zeros((), jnp.int32)), update)
+    return sampler_update(
+        lambda _: SGLDState(jnp.zeros((), jnp.int32)),
+        lambda gradient, eta, state: (scale_tree(gradient, -eta), state),
+        step_size,
+        num_examples,
+        log_prior,
+    )
