@@ -83,7 +83,10 @@ class DPSVI:
 
     Attributes:
       mechanism: the `dpjax.SubsampledGaussian` that defines sampler, noise and certificate.
-      model, guide, optim, loss: as given, but ``optim`` as one of numpyro's optimisers.
+      model: the numpyro model.
+      guide: the numpyro guide.
+      optim: the optimiser, as one of numpyro's.
+      loss: the loss, an ELBO of numpyro.
 
     Privacy:
       A run releases the parameters after every step, at the cost that `mechanism` certifies.
