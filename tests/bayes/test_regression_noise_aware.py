@@ -17,7 +17,6 @@ from dpjax.bayes.regression import (
     RegressionDraws,
     RegressionStatistics,
     coefficient_interval,
-    diagnostics,
     latent_statistics,
     noise_aware,
     noise_aware_posterior,
@@ -148,7 +147,7 @@ def test_diagnostics_are_numpyros():
     for step in range(1, 101):
         draws[:, step] += np.array([0.8, -0.6]) * draws[:, step - 1]
     for chains in (draws, draws[:1], draws + np.arange(3)[:, None, None]):
-        ess, r_hat = diagnostics.effective_sample_size, diagnostics.split_r_hat
+        ess, r_hat = noise_aware.effective_sample_size, noise_aware.split_r_hat
         np.testing.assert_allclose(
             ess(jnp.asarray(chains)), numpyro.diagnostics.effective_sample_size(chains), rtol=1e-3
         )
