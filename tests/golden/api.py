@@ -184,7 +184,9 @@ def regression_mechanism(kind, *, epsilon, delta, adjacency, d=3, x_norm=1.5, y_
         "adassp": regression.AdaSSP,
         "wishart": regression.WishartNoise,
     }
-    return kinds[kind].from_epsilon(bounds, epsilon, delta, adjacency, num_features=d)
+    return kinds[kind].from_epsilon(
+        bounds, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=d
+    )
 
 
 def perturbed_known_noise(*, epsilon, delta, adjacency):

@@ -64,7 +64,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
     Source: Foulds et al. (2016) for the perturbation; Balle & Wang (2018), Theorem 8, for Gaussian
     noise; Gaussian releases compose exactly, by adding mu^2.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     >>> mechanism = PerturbedStatistics.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=3
