@@ -67,7 +67,7 @@ class StepInfo(NamedTuple):
 class PrivateStep(NamedTuple):
     """``init(params) -> state`` and ``update(state, data) -> (state, info)``, both jittable."""
 
-    init: Callable[[ArrayTree], TrainState]
+    init: Callable[[Any], TrainState]
     update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
 
 
