@@ -47,10 +47,10 @@ def last_states(
     }[sampler]
     chain = sampler(
         PoissonSampling(40, sampling_rate),
-        1e3,  # clips nothing
-        step_size,
-        num_steps,
-        "add_remove",
+        l2_clip=1e3,  # clips nothing
+        step_size=step_size,
+        num_steps=num_steps,
+        adjacency="add_remove",
         temperature=temperature,
         num_chains=chains,
         **options,
