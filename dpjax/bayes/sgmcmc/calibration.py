@@ -142,6 +142,9 @@ def step_size_bound_2015(
       num_steps: T.
       l2_clip: L, the bound on a gradient's norm.
 
+    Returns:
+      The largest step size, a number.
+
     Source: Wang, Fienberg & Smola (2015), as stated by Li, Chen & Liu (2017).
 
     >>> published = step_size_bound_2015(
