@@ -72,7 +72,7 @@ class PrivateStep(NamedTuple):
       update: ``update(state, data) -> (state, info)``: one release.
     """
 
-    init: Callable[[ArrayTree], TrainState]
+    init: Callable[[Any], TrainState]
     update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
 
 

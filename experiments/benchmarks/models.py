@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._typing import Params
+from dpjax._typing import ArrayTree
 from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
@@ -33,7 +33,7 @@ class Model:
     network: nn.Module
     data: Callable[[int], Arrays]
 
-    def init(self) -> Params:
+    def init(self) -> ArrayTree:
         """Returns initial parameters."""
         inputs, _ = self.data(1)
         return jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]

@@ -1,4 +1,4 @@
-"""Conjugate families: updates and laws against scipy, sensitivities, and records of every kind."""
+"""Conjugate families: updates and evidence against scipy, sensitivities, records of every kind."""
 
 import jax
 import jax.numpy as jnp
@@ -81,13 +81,13 @@ def test_some_neighbours_move_it_that_far(family, norm, adjacency):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_released_tells_the_sums(name, adjacency):
+def test_the_released_entries_determine_the_sums(name, adjacency):
     family = FAMILIES[name]
     sums = exact_sums(family, records_of(name))
     released = family.encode(sums, adjacency)
-    told = family.decode(released, None if adjacency == "add_remove" else 40, adjacency)
-    np.testing.assert_allclose(told.total, sums.total, rtol=1e-12)
-    assert told.num_examples == pytest.approx(40)
+    decoded = family.decode(released, None if adjacency == "add_remove" else 40, adjacency)
+    np.testing.assert_allclose(decoded.total, sums.total, rtol=1e-12)
+    assert decoded.num_examples == pytest.approx(40)
     low, high = family.contribution_bounds(adjacency)
     assert np.all((40 * low - 1e-9 <= released) & (released <= 40 * high + 1e-9))
 
@@ -150,7 +150,7 @@ def assert_constant_offset(ours, reference):
     np.testing.assert_allclose(offsets, offsets.flat[0], atol=1e-8)
 
 
-def test_evidence_is_the_law_of_the_sum():
+def test_evidence_is_the_distribution_of_the_sum():
     s = np.arange(13.0)
     for n in (12.0, 30.0):
         sums = Sums(s[:, None], np.full(13, n))

@@ -28,8 +28,8 @@ GRID = np.linspace(0.02, 0.98, 25)
 
 def density(mechanism, noise):
     """Of the noise, up to a constant; of discrete noise the probabilities."""
-    law = stats.laplace if isinstance(mechanism, Laplace | DiscreteLaplace) else stats.norm
-    return law.pdf(noise, scale=float(mechanism.scale)).prod(axis=-1)
+    distribution = stats.laplace if isinstance(mechanism, Laplace | DiscreteLaplace) else stats.norm
+    return distribution.pdf(noise, scale=float(mechanism.scale)).prod(axis=-1)
 
 
 def mixed(components_cdf, weights):
@@ -42,7 +42,7 @@ def assert_same_cdf(aware, expected, rows=None):
     tolerance = 2.5 / np.sqrt(aware.effective_sample_size)
     assert tolerance < 0.04
     np.testing.assert_allclose(ours, expected, atol=tolerance)
-    # Power: a cdf that is moved by a little is told apart.
+    # Power: a cdf that is moved by a little is rejected.
     assert np.abs(ours - np.roll(expected, 2, axis=0)).max() > tolerance
 
 
@@ -99,10 +99,10 @@ def test_gaussian_noise_on_normal_sums_adds_to_their_variance():
     aware = noise_aware_posterior(KEY, release, noisy, num_examples=n, num_particles=PARTICLES)
     precision = 1 / 9 + n**2 / (n * 4 + (0.3 * 100) ** 2)
     weighted = 1 / 9 + n * (100 * noisy[0] - n * 50) / (n * 4 + 30**2)
-    law = stats.norm(weighted / precision, precision**-0.5)
-    points = law.ppf([0.05, 0.3, 0.5, 0.9])
-    np.testing.assert_allclose([aware.cdf(x) for x in points], law.cdf(points), atol=0.025)
-    assert aware.mean == pytest.approx(law.mean(), abs=0.025 * law.std())
+    distribution = stats.norm(weighted / precision, precision**-0.5)
+    points = distribution.ppf([0.05, 0.3, 0.5, 0.9])
+    np.testing.assert_allclose([aware.cdf(x) for x in points], distribution.cdf(points), atol=0.025)
+    assert aware.mean == pytest.approx(distribution.mean(), abs=0.025 * distribution.std())
 
 
 def test_sum_and_squares_agree_with_an_independent_sampler():
@@ -130,7 +130,7 @@ def test_sum_and_squares_agree_with_an_independent_sampler():
     np.testing.assert_array_less(np.abs(aware.mean - drawn.mean(axis=0)), 0.15 * spread)
     ranks = np.mean(drawn[:, None] <= np.stack(aware.interval(0.8)), axis=0)
     np.testing.assert_allclose(ranks, [[0.1, 0.1], [0.9, 0.9]], atol=0.03)
-    # Power: the posterior that ignores the noise is told apart.
+    # Power: the posterior that ignores the noise is rejected.
     naive = naive_posterior(release, noisy, n)
     assert np.any(np.abs(naive.mean - drawn.mean(axis=0)) > 0.15 * spread)
 
@@ -177,7 +177,7 @@ def test_batches_keep_their_shape_and_errors_are_named():
 
 
 class Unheard(DiscreteNoise):
-    """Noise of a law that the posterior does not know."""
+    """Noise of a distribution that the posterior does not support."""
 
     norm = "l1"
     event = standard_deviation = half_width = draw = describe = None

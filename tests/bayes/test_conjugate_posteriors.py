@@ -34,18 +34,21 @@ EVEN = np.full((3, 2), 1 / 3)
 
 @pytest.mark.parametrize("name", CASES)
 def test_closed_forms_are_those_of_scipy(name):
-    posterior, law = CASES[name]
-    np.testing.assert_allclose(posterior.mean, law.mean(), rtol=1e-12)
+    posterior, distribution = CASES[name]
+    np.testing.assert_allclose(posterior.mean, distribution.mean(), rtol=1e-12)
     for level in (0.5, 0.9, 0.999):
         low, high = posterior.interval(level)
-        np.testing.assert_allclose([low, high], law.interval(level), rtol=1e-9)
+        np.testing.assert_allclose([low, high], distribution.interval(level), rtol=1e-9)
         np.testing.assert_allclose(posterior.cdf(high), (1 + level) / 2, rtol=1e-9)
 
 
 def test_normal_inverse_gamma_marginals_are_those_of_scipy():
     np.testing.assert_allclose(NIG.mean, np.stack([MEAN.mean(), VARIANCE.mean()], axis=-1))
     low, high = NIG.interval(0.9)
-    ends = [np.stack([law.interval(0.9)[i] for law in (MEAN, VARIANCE)], axis=-1) for i in (0, 1)]
+    ends = [
+        np.stack([distribution.interval(0.9)[i] for distribution in (MEAN, VARIANCE)], axis=-1)
+        for i in (0, 1)
+    ]
     np.testing.assert_allclose([low, high], ends, rtol=1e-8)
     np.testing.assert_allclose(NIG.cdf(low), 0.05, rtol=1e-8)
     heavy = NormalInverseGammaPosterior(A, B, np.array([0.5, 1.0]), B)
@@ -66,7 +69,7 @@ def test_samples_follow_the_cdf(posterior):
 
 
 def mixture():
-    """Of three beta laws, for each of two data sets."""
+    """Of three beta distributions, for each of two data sets."""
     alpha = np.array([[1.0, 2.0], [5.0, 2.0], [9.0, 30.0]])
     weights = np.array([[0.5, 0.0], [0.2, 1.0], [0.3, 0.0]])
     return Mixture(BetaPosterior(alpha, np.full((3, 2), 4.0)), weights)

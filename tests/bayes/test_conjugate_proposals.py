@@ -15,12 +15,12 @@ def proposal(centre, scale, integer_valued, low=0.0, high=9.0):
 
 @pytest.mark.parametrize(("centre", "scale"), [(4.0, 2.0), (0.0, 30.0), (9.0, 0.3)])
 def test_whole_draws_follow_the_stated_density(centre, scale):
-    law = proposal(centre, scale, integer_valued=True)
+    distribution = proposal(centre, scale, integer_valued=True)
     numbers = np.arange(10.0)
-    drawn = law.draw(UNIFORMS)[:, 0]
+    drawn = distribution.draw(UNIFORMS)[:, 0]
     assert set(drawn) <= set(numbers)
     shares = np.array([np.mean(drawn == number) for number in numbers])
-    stated = normalize_weights(law.log_density(numbers[:, None]))
+    stated = normalize_weights(distribution.log_density(numbers[:, None]))
     np.testing.assert_allclose(shares, stated, atol=2e-4)
     # Power: the density at the numbers themselves is not that of rounded draws.
     unrounded = normalize_weights(-np.abs(numbers - centre) / scale)
@@ -29,12 +29,12 @@ def test_whole_draws_follow_the_stated_density(centre, scale):
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 9.0), (-np.inf, np.inf), (0.0, np.inf)])
 def test_continuous_draws_follow_the_stated_density(low, high):
-    law = proposal(3.0, 2.0, integer_valued=False, low=low, high=high)
-    drawn = np.sort(law.draw(UNIFORMS)[:, 0])
+    distribution = proposal(3.0, 2.0, integer_valued=False, low=low, high=high)
+    drawn = np.sort(distribution.draw(UNIFORMS)[:, 0])
     assert drawn[0] >= low
     assert drawn[-1] <= high
     grid = np.linspace(max(low, -60), min(high, 60), 200_001)
-    stated = np.cumsum(normalize_weights(law.log_density(grid[:, None])))
+    stated = np.cumsum(normalize_weights(distribution.log_density(grid[:, None])))
     ranks = np.interp(drawn, grid, stated)
     np.testing.assert_allclose(ranks, UNIFORMS[:, 0], atol=1e-3)
 

@@ -321,7 +321,7 @@ def angles_guide(_):
 
 
 SEEN = np.arange(RECORDS) % 3 > 0
-HONEST = {
+ALLOWED = {
     "groups": (grouped, grouped_guide, (SERIES, GROUPS)),
     "subsampled": (subsampled, guide_mean, (SERIES,)),
     "mixture": (mixture, mixture_guide, (SERIES,)),
@@ -339,15 +339,15 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", ALLOWED)
 def test_models_that_do_not_mix_records(name):
-    model, guide, args = HONEST[name]
+    model, guide, args = ALLOWED[name]
     private(model, guide).init(KEY, *args)
 
 
 @pytest.mark.parametrize("name", ["groups", "tempered prior", "masked", "panel", "within a record"])
 def test_their_gradients_are_numpyros(name):
-    model, guide, args = HONEST[name]
+    model, guide, args = ALLOWED[name]
     theirs, mine, loss, my_loss = gradients(private(model, guide), args, {})
     assert np.abs(theirs).max() > 0.1
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())

@@ -49,7 +49,7 @@ def sums(model, guide):
 
 
 def scaled_by_hand(x, y=None):
-    """A broken twin: the factor n/b that a subsampled plate would bring, inside the clip."""
+    """A broken model: the factor n/b that a subsampled plate would bring, inside the clip."""
     weights = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("records", x.shape[0]):
         logits = x @ weights
@@ -88,7 +88,7 @@ def test_a_record_that_is_not_finite_and_an_empty_batch_count_for_nothing():
 
 @cache
 def data_free():
-    """A step on a batch that is almost surely empty, and the state it was taken from."""
+    """A step on a batch that is empty up to a probability of 1e-7, and the state before it."""
     svi = private(sampling=PoissonSampling(RECORDS, 1e-9))
     state = svi.init(KEY, X, Y)
     return step_of(svi, state, X, Y), svi, state
@@ -134,7 +134,7 @@ def test_the_event_is_what_the_step_does():
     counted = noisy.mechanism.event.event.event  # of the composed steps, sampled, the Gaussian
     in_sum = (steps[0] - steps[1]) * noisy.mechanism.sampling.sampling_rate
     assert in_sum.std() / (counted.noise_multiplier * 2.0) == pytest.approx(1, abs=0.18)
-    # Power: a bound of C told as 2C.
+    # Power: a bound of C stated as 2C.
     assert in_sum.std() / (counted.noise_multiplier * 4.0) != pytest.approx(1, abs=0.18)
 
 

@@ -120,7 +120,7 @@ def test_predictions_at_new_inputs(fitted):
     assert drawn[:, 0].mean() > 0.8 > 0.2 > drawn[:, 1].mean()
 
 
-def test_the_clipping_report_tells_a_bias_from_a_shorter_step(fitted):
+def test_the_clipping_report_separates_a_bias_from_a_shorter_step(fitted):
     svi, result = fitted
     report = svi.clipping_report(KEY, result.state, X, Y)
     assert 0 < report.share_clipped < 1

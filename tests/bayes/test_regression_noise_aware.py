@@ -1,4 +1,4 @@
-"""The posterior that knows of the noise: its pieces, its limit without noise, its coverage."""
+"""Noise-aware regression posterior: its parts, its limit without noise, its coverage."""
 
 from functools import partial
 
@@ -17,7 +17,6 @@ from dpjax.bayes.regression import (
     RegressionDraws,
     RegressionStatistics,
     coefficient_interval,
-    diagnostics,
     latent_statistics,
     noise_aware,
     noise_aware_posterior,
@@ -82,14 +81,14 @@ def test_without_noise_it_is_the_posterior_of_exact_statistics(records):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(law):
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
     """With Gaussian features n S is Wishart; b, v and E[x x^T] are integrated out in closed form.
 
     The volume factor is that of automatic differentiation. The power: of another shape of the
     prior the difference is not constant.
     """
-    mechanism = {"gaussian": GAUSSIAN, "laplace": LAPLACE}[law]
+    mechanism = {"gaussian": GAUSSIAN, "laplace": LAPLACE}[distribution]
     n, rng = 30, np.random.default_rng(0)
     released = RegressionStatistics(
         jnp.array([[9.0, 2.0], [2.0, 5.0]]), jnp.array([3.0, 1.0]), jnp.array(8.0)
@@ -121,15 +120,17 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(law):
         weights = (n - 3 - 1) / 2, -(3 + 4.0 + n) / 2, -0.5
         log_prior = sum(map(jnp.multiply, weights, log_dets)) - (shape + n / 2) * jnp.log(rate)
         noise = ((observation.average - exact / n) / observation.scale)[np.triu_indices(3)]
-        density = {"gaussian": jax.scipy.stats.norm, "laplace": jax.scipy.stats.laplace}[law]
-        unit = {"gaussian": 1.0, "laplace": 1 / np.sqrt(2)}[law]
+        density = {"gaussian": jax.scipy.stats.norm, "laplace": jax.scipy.stats.laplace}[
+            distribution
+        ]
+        unit = {"gaussian": 1.0, "laplace": 1 / np.sqrt(2)}[distribution]
         jacobian = jax.jacobian(lambda u: statistics(u)[np.triu_indices(3)])(unknowns)
         volume = jnp.linalg.slogdet(jacobian)[1]
         return log_prior + density.logpdf(noise, scale=unit).sum() + volume
 
     def stated(unknowns):
         return latent_statistics.log_density(
-            unknowns, coordinates, observation, second_moment, prior, law
+            unknowns, coordinates, observation, second_moment, prior, distribution
         )
 
     points = 0.7 * rng.normal(size=(20, 6))
@@ -146,7 +147,7 @@ def test_diagnostics_are_numpyros():
     for step in range(1, 101):
         draws[:, step] += np.array([0.8, -0.6]) * draws[:, step - 1]
     for chains in (draws, draws[:1], draws + np.arange(3)[:, None, None]):
-        ess, r_hat = diagnostics.effective_sample_size, diagnostics.split_r_hat
+        ess, r_hat = noise_aware.effective_sample_size, noise_aware.split_r_hat
         np.testing.assert_allclose(
             ess(jnp.asarray(chains)), numpyro.diagnostics.effective_sample_size(chains), rtol=1e-3
         )

@@ -62,9 +62,9 @@ def are_alike(draws, others):
     return bool(near and np.all(np.abs(np.log(std / other_std)) < np.log(1.2)))
 
 
-@pytest.mark.parametrize("law", MECHANISMS)
-def test_agrees_with_the_noise_aware_posterior(law):
-    mechanism = MECHANISMS[law]
+@pytest.mark.parametrize("distribution", MECHANISMS)
+def test_agrees_with_the_noise_aware_posterior(distribution):
+    mechanism = MECHANISMS[distribution]
     released = released_by(mechanism)
     found = by_nuts(mechanism, released)
 

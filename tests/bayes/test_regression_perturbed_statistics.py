@@ -152,7 +152,7 @@ def spreads(made, num=20_000):
 
 
 def agrees(samples, standard_deviation, kurtosis):
-    """Whether the mean square is not surely another, by the normal limit; of false alarm 1e-6."""
+    """Whether a test of the mean square accepts, by the normal limit, at a false alarm of 1e-6."""
     squares = np.asarray(samples, float).ravel() ** 2 / standard_deviation**2
     error = math.sqrt((kurtosis - 1) / squares.size)
     return abs(squares.mean() - 1) / error < stats.norm.isf(FALSE_ALARM / 2)
@@ -215,8 +215,8 @@ def test_a_split_that_is_given_is_kept(delta):
     np.testing.assert_allclose(mus / mus.sum(), [0.5, 0.3, 0.2], rtol=1e-9)
 
 
-@pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_the_optimal_split_is_where_the_stated_loss_is_least(law):
+@pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
+def test_the_optimal_split_is_where_the_stated_loss_is_least(distribution):
     d, b, v = 5, 0.7, 0.3
     sizes = RegressionStatistics(4.0, 6.0, 9.0)
     shares = np.array(
@@ -225,13 +225,13 @@ def test_the_optimal_split_is_where_the_stated_loss_is_least(law):
             AssumedModel(coefficient_norm=b, noise_std=math.sqrt(v)),
             x_norm=R,
             num_features=d,
-            noise_distribution=law,
+            noise_distribution=distribution,
         )
     )
 
     def loss(shares):
-        variances = np.square(sizes) / shares ** (1 if law == "gaussian" else 2)
-        if law == "gaussian":
+        variances = np.square(sizes) / shares ** (1 if distribution == "gaussian" else 2)
+        if distribution == "gaussian":
             variances[0] *= (1 + 1 / d) / 2
         xtx, xty, yty = variances
         of_coefficients = d**2 * (xty + b**2 * xtx) / (2 * R**2 * v)
@@ -308,7 +308,27 @@ def test_bad_arguments_are_refused(change, message):
         mechanism(**change)
 
 
-def test_a_guess_is_of_positive_numbers():
+@pytest.mark.parametrize("bound", [1e200, 1e-200])
+@pytest.mark.parametrize("name", ["x_norm", "y_size"])
+def test_bounds_whose_powers_are_no_numbers_are_refused(name, bound):
+    with pytest.raises(ValueError, match=rf"{name} must be between 1e-37 and 1e\+37, .* got 1e"):
+        RegressionBounds(**{"x_norm": 1.0, "y_size": 1.0, name: bound})
+
+
+@pytest.mark.parametrize("delta", [1e-4, 0.0])
+@pytest.mark.parametrize(("x_norm", "y_size"), [(1e37, 1e-37), (1e-37, 1e37), (1e37, 1e37)])
+def test_extreme_bounds_have_a_split(x_norm, y_size, delta):
+    made = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=x_norm, y_size=y_size),
+        epsilon=1.0,
+        delta=delta,
+        adjacency="add_remove",
+        num_features=1_000,
+    )
+    assert np.isfinite(made.scales).all()
+
+
+def test_the_assumed_model_has_positive_numbers():
     with pytest.raises(ValueError, match="coefficient_norm must be a finite number > 0"):
         AssumedModel(coefficient_norm=0.0, noise_std=1.0)
     with pytest.raises(ValueError, match="noise_std must be a finite number > 0"):
@@ -320,7 +340,7 @@ def test_statistics_of_another_dimension_are_refused():
         mechanism().release(jax.random.key(0), sufficient_statistics(jnp.ones((4, 2)), jnp.ones(4)))
 
 
-def test_words_name_clipping_weights_and_noise():
+def test_the_description_names_clipping_weights_and_noise():
     words = mechanism().describe()
     assert words["records"] == "3 features and a target each, clipped: x to L2 norm 2, |y| to 3"
     assert "sqrt(2)" in words["weights"]

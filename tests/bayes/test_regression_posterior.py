@@ -33,7 +33,7 @@ def test_known_noise_is_the_textbooks_posterior(x64):
     found = known_noise_posterior(
         sufficient_statistics(x, y), prior_precision=0.7, noise_precision=4.0
     )
-    # By conditioning the joint normal law of coefficients and targets.
+    # By conditioning the joint normal distribution of coefficients and targets.
     joint = x @ x.T / 0.7 + np.eye(len(y)) / 4.0
     gain = np.linalg.solve(joint, x / 0.7).T
     np.testing.assert_allclose(found.mean, gain @ y, rtol=1e-6)
@@ -55,8 +55,10 @@ def test_unknown_noise_predicts_as_the_marginal_law_does(x64):
     np.testing.assert_allclose(predicted.scale, np.sqrt(variances), rtol=1e-6)
     np.testing.assert_allclose(predicted.degrees_of_freedom, 2 * shape)
     low, high = predicted.interval(0.8)
-    law = stats.t(2 * shape, predicted.mean, predicted.scale)
-    np.testing.assert_allclose([low, high], [law.ppf(0.1), law.ppf(0.9)], rtol=1e-6)
+    distribution = stats.t(2 * shape, predicted.mean, predicted.scale)
+    np.testing.assert_allclose(
+        [low, high], [distribution.ppf(0.1), distribution.ppf(0.9)], rtol=1e-6
+    )
     np.testing.assert_allclose(
         found.covariance, np.linalg.inv(found.precision) * rate / (shape - 1), rtol=1e-6
     )

@@ -1,4 +1,4 @@
-"""Bounds that are bought: their sensitivity, their law and their certificate."""
+"""Private bounds: their sensitivity, their distribution and their certificate."""
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def records(n=2_000):
     return jnp.asarray(x, float), jnp.asarray(rng.uniform(-1.2, 1.2, size=n), float)
 
 
-def test_what_is_bought_is_near_the_quantile():
+def test_the_released_bounds_are_near_the_quantile():
     assert mechanism().release(jax.random.key(0), *records()) == RegressionBounds(
         x_norm=2.0, y_size=1.0
     )
@@ -76,12 +76,12 @@ def test_records_that_are_no_numbers_are_above_every_candidate():
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_the_certificate_holds_bounds_and_statistics_together(adjacency):
-    bought = mechanism(0.2, adjacency)
-    assert bought.certificate(1e-9).epsilon == pytest.approx(0.2, rel=1e-2)
+    private = mechanism(0.2, adjacency)
+    assert private.certificate(1e-9).epsilon == pytest.approx(0.2, rel=1e-2)
     whole = [
         Composition(
             (
-                bought,
+                private,
                 PerturbedStatistics.from_epsilon(
                     bounds, epsilon=0.8, delta=1e-4, adjacency=adjacency, num_features=2
                 ),
@@ -108,6 +108,7 @@ def test_twice_the_noise_is_half_of_epsilon():
         ({"x_norms": ()}, "x_norms must be at least one candidate"),
         ({"y_sizes": (2.0, 1.0)}, "y_sizes must be increasing"),
         ({"x_norms": (0.0, 1.0)}, "x_norms must be a finite number > 0"),
+        ({"y_sizes": (1.0, 1e200)}, "y_sizes must be between 1e-37"),
         ({"quantile": 1.0}, "quantile must be in"),
         ({"epsilon": 0.0}, "epsilon must be a finite number > 0"),
         ({"adjacency": "both"}, "adjacency must be"),

@@ -1,5 +1,6 @@
-"""Wishart noise: its law, its exact profile against densities, its calibration, and attacks."""
+"""Wishart noise: its distribution, exact profile against densities, calibration, and attacks."""
 
+import dataclasses
 import functools
 import math
 
@@ -59,7 +60,7 @@ def row(angle, used):
 
 
 def log_density(matrices, degrees_of_freedom, scale):
-    """Of a Wishart law with scale matrix scale I, up to a constant; -inf off its support."""
+    """Of a Wishart matrix with scale matrix scale I, up to a constant; -inf off its support."""
     d = matrices.shape[-1]
     eigenvalues = np.linalg.eigvalsh(matrices)
     inside = eigenvalues[:, 0] > 0
@@ -70,12 +71,14 @@ def log_density(matrices, degrees_of_freedom, scale):
 
 def losses(matrices, used, ones, others):
     """Log ratios of the density of noise plus ``ones`` to that of noise plus ``others``."""
-    law = used.degrees_of_freedom, used.scale
-    return log_density(matrices - ones, *law) - log_density(matrices - others, *law)
+    distribution = used.degrees_of_freedom, used.scale
+    return log_density(matrices - ones, *distribution) - log_density(
+        matrices - others, *distribution
+    )
 
 
 def agrees(values, delta, epsilon):
-    """Whether losses, drawn under the first of two laws, have this delta at this epsilon."""
+    """Whether losses, drawn under the first distribution, have this delta at this epsilon."""
     gains = np.maximum(-np.expm1(np.minimum(epsilon - values, 0.0)), 0.0)
     error = gains.std() / math.sqrt(gains.size)
     return abs(gains.mean() - delta) <= _FARTHEST * error + 1e-5
@@ -110,7 +113,7 @@ def test_the_two_directions_are_not_exchanged():
     assert used.delta(600.0) == pytest.approx(stats.chi2.cdf(1.0, 6), rel=1e-9)
 
 
-def test_shorter_rows_are_told_less_easily():
+def test_shorter_rows_have_a_smaller_loss():
     used = mechanism()
     square = np.outer(*2 * [row(0.7, used)])
     short = losses(noises(used), used, 0 * square, square / 2)
@@ -135,7 +138,7 @@ def test_replacing_a_row_stays_within_its_bound_and_exceeds_that_of_adding_one(a
     assert angle < 1 or not any(within.values())
 
 
-def test_the_noise_has_the_law_it_is_said_to_have():
+def test_the_noise_has_the_stated_distribution():
     used = mechanism(8)
     noise = noises(used)
 
@@ -186,7 +189,8 @@ def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
     )
     assert made.scale == pytest.approx(SQUARE)
     assert made.delta(epsilon) <= 1e-5
-    assert made._with_more(-1).delta(epsilon) > 1e-5
+    fewer = dataclasses.replace(made, degrees_of_freedom=made.degrees_of_freedom - 1)
+    assert fewer.delta(epsilon) > 1e-5
     exact = float(wishart_curve(made.event, adjacency).epsilon(1e-5))
     certificate = made.certificate(1e-5)
     assert exact <= certificate.epsilon <= 1.01 * exact

@@ -28,13 +28,13 @@ def rates(draw, row):
     row = np.array(row)
     keys = jax.random.split(jax.random.key(1), 2 * NUM_DRAWS)
     noise = jax.jit(jax.vmap(draw))(keys)
-    lacks = jax.vmap(excludes_record, (0, None))
+    excludes = jax.vmap(excludes_record, (0, None))
     without, held = noise[:NUM_DRAWS], noise[NUM_DRAWS:] + np.outer(row, row)
-    return int(lacks(without, row).sum()), int(lacks(held, row).sum())
+    return int(excludes(without, row).sum()), int(excludes(held, row).sum())
 
 
 def beats(rates, epsilon, delta=0.0):
-    """Whether the test surely beats (epsilon, delta), by Clopper and Pearson."""
+    """Whether the test significantly beats (epsilon, delta), by Clopper and Pearson."""
     hits, alarms = rates
     lower = stats.beta.ppf(FALSE_ALARM / 2, hits, NUM_DRAWS - hits + 1) if hits else 0.0
     upper = stats.beta.isf(FALSE_ALARM / 2, alarms + 1, NUM_DRAWS - alarms)
@@ -81,7 +81,8 @@ def test_the_same_attack_does_not_beat_our_noise(dimension):
 
 def test_its_accuracy_is_no_evidence():
     """The best attack is right less often than a purely private mechanism would allow."""
-    advantage = -math.expm1(-EPSILON / 3)  # no test tells better: the rest of the loss is constant
+    # The largest of any test: the rest of the loss is constant.
+    advantage = -math.expm1(-EPSILON / 3)
     assert (1 + advantage) / 2 < 1 / (1 + math.exp(-EPSILON))
 
 

@@ -10,7 +10,7 @@ from noise_checks import attacked_epsilon
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate
-from dpjax.mechanisms import Composition, Laplace
+from dpjax.mechanisms import Composition, DiscreteLaplace, Laplace
 from dpjax.sensitivity import Sensitivity
 
 ADJACENCIES = ("add_remove", "replace_one")
@@ -48,6 +48,13 @@ def test_the_published_scales_of_the_mean_weight():
     for epsilon, students, error in ((1, 25, 1.2), (10, 25, 0.12), (0.1, 25, 12), (1, 250, 0.12)):
         mean = sensitivity.of_mean((30, 60), students, norm="l1", adjacency="replace_one")
         assert Laplace.from_epsilon(mean, epsilon=epsilon).scale == pytest.approx(error)
+
+
+@pytest.mark.parametrize("cls", [Laplace, DiscreteLaplace])
+def test_no_scale_is_made_from_an_l2_sensitivity(cls):
+    """A record that moves four entries by one has L2 sensitivity 2 and L1 sensitivity 4."""
+    with pytest.raises(ValueError, match="sensitivity must be stated in norm 'l1'"):
+        cls.from_epsilon(Sensitivity(2, "l2", "add_remove"), epsilon=1.0)
 
 
 def test_calibration_agrees_with_the_closed_form():

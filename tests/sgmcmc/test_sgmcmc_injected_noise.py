@@ -42,7 +42,16 @@ def described(kind, step_size=ETA, **changes):
         SGHMC: {"friction": 0.2},
         PSGLD: {"preconditioner": PRECONDITIONER},
     }[kind]
-    return kind(SAMPLING, CLIP, step_size, 40, "add_remove", TEMPERATURE, **options, **changes)
+    return kind(
+        SAMPLING,
+        l2_clip=CLIP,
+        step_size=step_size,
+        num_steps=40,
+        adjacency="add_remove",
+        temperature=TEMPERATURE,
+        **options,
+        **changes,
+    )
 
 
 def transformation(kind, step_size=ETA, **changes):
@@ -74,7 +83,7 @@ def test_the_noise_in_the_parameters_is_what_is_described(kind, variance, min_no
     chain = described(kind, min_noise_multiplier=min_noise_multiplier)
     raised = 1 + chain.excess_temperatures[0] / TEMPERATURE
     assert (raised > 1) == (min_noise_multiplier > 0)
-    drift = chain.optimizer(None, jax.random.key(1))
+    drift = chain.optimizer(None, key=jax.random.key(1))
     for optimizer in (
         transformation(kind, min_noise_multiplier=min_noise_multiplier),
         chain.gaussian.private_optimizer(drift, key=jax.random.key(2)),

@@ -135,10 +135,10 @@ def test_calibrate_takes_a_chain():
     assert chain.injected_noise_multipliers[0] == chain.gaussian.noise_multiplier
 
 
-def test_a_certificate_tells_the_chain():
-    words = slides(num_steps=10, num_chains=3).certificate(1e-5).paragraph()
+def test_a_certificate_describes_the_chain():
+    text = slides(num_steps=10, num_chains=3).certificate(1e-5).paragraph()
     for said in ("SGLD, step size 0.1", "temperature 1", "3, with a batch for each"):
-        assert said in words
+        assert said in text
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ def test_sizes_are_numbers_under_jit():
 
 
 def test_bad_schedules_are_refused():
-    for schedule, arguments in [
-        (PolynomialDecay, (0.0,)),
-        (PolynomialDecay, (1.0, 2.0)),
-        (CyclicalCosine, (1.0, 0)),
+    for schedule, initial, arguments in [
+        (PolynomialDecay, 0.0, {}),
+        (PolynomialDecay, 1.0, {"exponent": 2.0}),
+        (CyclicalCosine, 1.0, {"period": 0}),
     ]:
         with pytest.raises(ValueError, match="must be"):
-            schedule(*arguments)
+            schedule(initial, **arguments)

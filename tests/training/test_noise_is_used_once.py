@@ -31,12 +31,12 @@ class Crash(Exception):
 
 def run(folder):
     train(
-        optax.sgd(0.1),
+        jax.random.key(5),
         lambda params, x: jnp.sum((params["w"] - x) ** 2),
         {"w": jnp.zeros(3)},
         DATA,
         MECHANISM,
-        jax.random.key(5),
+        optax.sgd(0.1),
         steps_per_call=3,
         checkpoint_dir=folder,
         progress=False,

@@ -2,23 +2,24 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from scipy.special import gammaln, xlogy
 
-from dpjax._validation import as_floats, check, check_count, check_positive
+from dpjax._validation import check, check_count, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import (
     Array,
     BetaPosterior,
     DirichletPosterior,
     GammaPosterior,
 )
-from dpjax.sensitivity import Norm, Sensitivity, clip_to, of_histogram
+from dpjax.sensitivity import Norm, Sensitivity, of_histogram
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class BetaBinomial(BoundedSum):
 
     Records are zeros and ones; other numbers are rounded to the nearer one, and NaN becomes zero.
     The number of ones is released and, where the number of records is private, that of zeros.
+
+    Attributes:
+      alpha: of the prior, above zero.
+      beta: of the prior, above zero.
+
+    Raises:
+      ValueError: ``alpha`` or ``beta`` is not a finite number above zero.
 
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> float(family.exact_posterior(jnp.array([1, 1, 0, 1])).mean)
@@ -44,25 +52,18 @@ class BetaBinomial(BoundedSum):
         check_positive("alpha", self.alpha)
         check_positive("beta", self.beta)
 
-    @property
-    def upper_bound(self) -> int:
-        """One."""
-        return 1
-
-    def statistic(self, records: Any) -> jax.Array:
-        """The records, int32 ``(n, 1)``."""
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
+        """Returns the records as int32 ``(n, 1)``."""
         return _as_counts(records, 1)[:, None]
 
     def posterior(self, sums: Sums) -> BetaPosterior:
-        """Beta(alpha + ones, beta + zeros)."""
+        """Returns Beta(alpha + ones, beta + zeros)."""
         ones, n = sums.total[..., 0], sums.num_examples
         return BetaPosterior(self.alpha + ones, self.beta + n - ones)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Beta-binomial log probability."""
-        ones, n = sums.total[..., 0], sums.num_examples
-        counts = np.stack([ones, n - ones], axis=-1)
-        return _dirichlet_multinomial(counts, np.array([self.alpha, self.beta]))
+        """Returns the beta-binomial log probability."""
+        return _dirichlet_multinomial(_all_counts(sums), np.array([self.alpha, self.beta]))
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class DirichletMultinomial(ConjugateFamily):
 
     Attributes:
       concentration: of the prior, K numbers above zero.
+
+    Raises:
+      ValueError: ``concentration`` is not a tuple of at least two numbers above zero.
 
     >>> family = DirichletMultinomial((1.0, 1.0, 1.0))
     >>> family.exact_posterior(jnp.array([0, 2, 2])).mean.round(2).tolist()
@@ -92,7 +96,7 @@ class DirichletMultinomial(ConjugateFamily):
 
     @property
     def description(self) -> str:
-        """The number of categories."""
+        """The number of categories, as text."""
         return f"one of {len(self.concentration)} categories"
 
     @property
@@ -101,39 +105,35 @@ class DirichletMultinomial(ConjugateFamily):
         size = len(self.concentration) - 1
         return np.zeros(size), np.ones(size)
 
-    def statistic(self, records: Any) -> jax.Array:
-        """One-hot categories without the last, int32 ``(n, K - 1)``."""
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
+        """Returns one-hot categories without the last, int32 ``(n, K - 1)``."""
         size = len(self.concentration)
         return jax.nn.one_hot(_as_counts(records, size - 1), size, dtype=jnp.int32)[:, :-1]
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
-        """The counts of all categories."""
+        """Returns the counts of all categories, whatever the adjacency."""
         check_adjacency(adjacency)
         size = len(self.concentration) - 1
         return Encoding(np.vstack([np.eye(size), -np.ones(size)]), np.eye(size + 1)[-1])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """Sensitivity of a histogram."""
+        """Returns the sensitivity of a histogram."""
         return of_histogram(norm=norm, adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
-        """Clips negative counts to zero, and scales all to the sum n."""
+        """Returns sums whose negative counts are clipped to zero, and all scaled to the sum n."""
         n = np.maximum(sums.num_examples, 1.0)
-        counts = np.maximum(self._counts(sums), 0.0)
+        counts = np.maximum(_all_counts(sums), 0.0)
         all_counts = np.maximum(counts.sum(axis=-1, keepdims=True), 1e-300)
         return Sums((counts * (n[..., None] / all_counts))[..., :-1], n)
 
     def posterior(self, sums: Sums) -> DirichletPosterior:
-        """Dirichlet(concentration + counts)."""
-        return DirichletPosterior(np.array(self.concentration) + self._counts(sums))
+        """Returns Dirichlet(concentration + counts)."""
+        return DirichletPosterior(np.array(self.concentration) + _all_counts(sums))
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Dirichlet-multinomial log probability."""
-        return _dirichlet_multinomial(self._counts(sums), np.array(self.concentration))
-
-    def _counts(self, sums: Sums) -> Array:
-        last = sums.num_examples - sums.total.sum(axis=-1)
-        return np.concatenate([sums.total, last[..., None]], axis=-1)
+        """Returns the Dirichlet-multinomial log probability."""
+        return _dirichlet_multinomial(_all_counts(sums), np.array(self.concentration))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +147,9 @@ class GammaPoisson(BoundedSum):
       shape: of the prior, above zero.
       rate: of the prior, above zero.
       largest_count: a public integer, which should exceed nearly all records.
+
+    Raises:
+      ValueError: a number that is not above zero, or a ``largest_count`` that is not whole.
 
     >>> family = GammaPoisson(shape=2.0, rate=1.0, largest_count=10)
     >>> float(family.exact_posterior(jnp.array([3, 0, 99])).mean)
@@ -167,24 +170,24 @@ class GammaPoisson(BoundedSum):
 
     @property
     def description(self) -> str:
-        """The largest count."""
+        """The range of the counts, as text."""
         return f"counts clipped to 0 .. {self.largest_count}"
 
     @property
-    def upper_bound(self) -> int:
+    def upper_bound(self) -> int:  # type: ignore[override]
         """The largest count."""
         return self.largest_count
 
-    def statistic(self, records: Any) -> jax.Array:
-        """The clipped counts, int32 ``(n, 1)``."""
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
+        """Returns the clipped counts, int32 ``(n, 1)``."""
         return _as_counts(records, self.largest_count)[:, None]
 
     def posterior(self, sums: Sums) -> GammaPosterior:
-        """Gamma(shape + sum, rate + n)."""
+        """Returns Gamma(shape + sum, rate + n)."""
         return GammaPosterior(self.shape + sums.total[..., 0], self.rate + sums.num_examples)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Negative binomial log probability."""
+        """Returns the negative binomial log probability."""
         total, n = sums.total[..., 0], sums.num_examples
         coefficient = gammaln(self.shape + total) - gammaln(self.shape) - gammaln(total + 1)
         share = n / (self.rate + n)
@@ -192,11 +195,15 @@ class GammaPoisson(BoundedSum):
         return np.where(total >= 0, log_probability, -math.inf)
 
 
-def _as_counts(records: Any, largest: int) -> jax.Array:
+def _as_counts(records: npt.ArrayLike, largest: int) -> jax.Array:
     """Rounded and clipped to 0 .. ``largest``, as int32."""
-    records = as_floats(records)
-    check(records.ndim == 1, "records", records.shape, "of shape (n,)")
-    return jnp.rint(clip_to(records, (0, largest))).astype(jnp.int32)
+    return jnp.rint(clip_records(records, (0, largest))).astype(jnp.int32)
+
+
+def _all_counts(sums: Sums) -> Array:
+    """The counts of all categories, the last one included, which the statistic omits."""
+    last = sums.num_examples - sums.total.sum(axis=-1)
+    return np.concatenate([sums.total, last[..., None]], axis=-1)
 
 
 def _dirichlet_multinomial(counts: Array, concentration: Array) -> Array:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, is_traced
-from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax._validation import as_floats, check, is_traced
+from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.gradients.clipping import accumulator
-from dpjax.sensitivity import Norm, Sensitivity, of_sum
+from dpjax.sensitivity import Norm, Sensitivity, clip_to, of_sum
 from dpjax.sensitivity.sums import sum_in_blocks
 
 
@@ -20,11 +20,11 @@ class Sums(NamedTuple):
     """Sufficient statistics of a posterior: sums over the records, private until released.
 
     Attributes:
-      total: the sum of the records' sufficient statistics, ``(..., k)``.
-      num_examples: the number of records, ``(...)``.
+      total: the sum of the records' sufficient statistics, ``(..., k)``; traced under jit.
+      num_examples: the number of records, ``(...)``; noisy sums need not have an integer.
     """
 
-    total: Any
+    total: Any  # an array of numpy, or of JAX under jit
     num_examples: Any
 
 
@@ -95,15 +95,22 @@ class ConjugateFamily(abc.ABC):
         """Public lower and upper bounds on the statistic of one record, arrays ``(k,)``."""
 
     @abc.abstractmethod
-    def statistic(self, records: Any) -> jax.Array:
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
         """Returns the statistics ``(n, k)`` of clipped records; works under jit and vmap.
 
         They are within ``statistic_bounds`` for every record, also where one is NaN.
+
+        Args:
+          records: ``(n,)``, or as the family has it.
         """
 
     @abc.abstractmethod
     def posterior(self, sums: Sums) -> Posterior:
-        """Returns the conjugate posterior of attainable sums, for each entry of their batch."""
+        """Returns the conjugate posterior of attainable sums, for each entry of their batch.
+
+        Args:
+          sums: of one data set, or with batch axes in front.
+        """
 
     @abc.abstractmethod
     def log_evidence(self, sums: Sums) -> Array:
@@ -121,25 +128,40 @@ class ConjugateFamily(abc.ABC):
         return Sums(np.clip(sums.total, low, high), n)
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
-        """Returns the released entries: the total and, where it is private, the count."""
-        check_adjacency(adjacency)
-        identity = np.eye(len(self.statistic_bounds[0]) + 1)
-        encoding = Encoding(identity[:, :-1], identity[:, -1])
-        return Encoding(*(e[:-1] for e in encoding)) if is_size_public(adjacency) else encoding
+        """Returns the released entries: the total and, where it is private, the count.
+
+        Args:
+          adjacency: under ``"add_remove"`` the number of records is private.
+        """
+        size = len(self.statistic_bounds[0])
+        identity = np.eye(size + 1)[: size if is_size_public(adjacency) else None]
+        return Encoding(identity[:, :-1], identity[:, -1])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
         """Returns the joint sensitivity of the released entries, that of a sum over a box.
 
         Exact where the statistic attains every corner of its box, and otherwise an upper bound.
+
+        Args:
+          norm: ``"l1"``, ``"l2"`` or ``"linf"``.
+          adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
         """
         return of_sum(self.contribution_bounds(adjacency), norm=norm, adjacency=adjacency)
 
-    def sums(self, records: Any) -> Sums:
-        """Returns the exact, private sums of ``records``; works under jit and vmap.
+    def sums(self, records: npt.ArrayLike) -> Sums:
+        """Returns the exact sums of ``records``; works under jit and vmap.
 
-        An empty array gives zeros. Summed in float64 or int64 on the host; under jit in JAX's
-        default dtypes, whose rounding adds to the sensitivity. ``StatisticRelease`` sums on the
-        host always.
+        Summed in float64 or int64 on the host; under jit in JAX's default dtypes, whose rounding
+        adds to the sensitivity. ``StatisticRelease`` sums on the host always.
+
+        Args:
+          records: as for ``statistic``; no records give zeros.
+
+        Privacy:
+          The sums are private, and not released here.
+
+        Raises:
+          ValueError: under jit, integers whose sum might exceed 2^31.
         """
         statistics = self.statistic(records)
         if not is_traced(statistics):
@@ -151,8 +173,15 @@ class ConjugateFamily(abc.ABC):
         dtype = accumulator(statistics) if jnp.issubdtype(statistics.dtype, jnp.floating) else None
         return Sums(statistics.sum(axis=0, dtype=dtype), np.float64(statistics.shape[0]))
 
-    def exact_posterior(self, records: Any) -> Posterior:
-        """Returns the non-private posterior of clipped records, summed in float64."""
+    def exact_posterior(self, records: npt.ArrayLike) -> Posterior:
+        """Returns the posterior of clipped records, summed in float64.
+
+        Args:
+          records: as for ``statistic``.
+
+        Privacy:
+          Not private: a function of the exact sums.
+        """
         statistics = np.asarray(self.statistic(records), np.float64)
         return self.posterior(Sums(statistics.sum(axis=0), np.float64(len(statistics))))
 
@@ -163,7 +192,7 @@ class ConjugateFamily(abc.ABC):
         lows, highs = (end.sum(axis=1) + encoding.offset for end in (ends.min(0), ends.max(0)))
         return lows, highs
 
-    def encode(self, sums: Sums, adjacency: Adjacency) -> Any:
+    def encode(self, sums: Sums, adjacency: Adjacency) -> npt.NDArray[Any]:
         """Returns the entries to release ``(..., m)``, without noise."""
         dtype = sums.total.dtype
         matrix, offset = (part.astype(dtype) for part in self.encoding(adjacency))
@@ -171,7 +200,9 @@ class ConjugateFamily(abc.ABC):
         # Not a product of matrices, which some devices round.
         return (sums.total[..., None, :] * matrix).sum(-1) + count * offset
 
-    def decode(self, released: Any, num_examples: Any, adjacency: Adjacency) -> Sums:
+    def decode(
+        self, released: Array, num_examples: np.float64 | Array | int | None, adjacency: Adjacency
+    ) -> Sums:
         """Returns the sums that the released entries determine, noise included, in float64.
 
         Args:
@@ -191,33 +222,40 @@ class ConjugateFamily(abc.ABC):
 
 
 class BoundedSum(ConjugateFamily):
-    """Family whose statistic is one number in [0, ``upper_bound``].
+    """Family whose statistic is one number in [0, ``upper_bound``], by default in [0, 1].
 
     Where the number n of records is private, a record adds its statistic s to one released entry
     and upper_bound - s to another. The two add up to n times the upper bound, so they determine n
     with the sensitivity of the sum alone.
     """
 
-    @property
-    @abc.abstractmethod
-    def upper_bound(self) -> float:
-        """The largest value of the statistic, public."""
+    upper_bound: ClassVar[float] = 1.0
 
     @property
     def statistic_bounds(self) -> tuple[Array, Array]:
-        """Zero and ``upper_bound``."""
+        """Zero and ``upper_bound``, each of shape ``(1,)``."""
         return np.zeros(1), np.full(1, float(self.upper_bound))
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
-        """The sum and, where the number of records is private, its complement."""
-        check_adjacency(adjacency)
+        """Returns the sum and, where the number of records is private, its complement."""
         size = 1 if is_size_public(adjacency) else 2
         return Encoding(np.array([[1.0], [-1.0]])[:size], np.array([0.0, self.upper_bound])[:size])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """``upper_bound``, exactly, in every norm.
+        """Returns the exact sensitivity: ``upper_bound`` in every norm.
 
         One record changes the two entries by ``upper_bound`` together in L1, and one entry by all
         of it if the statistic is at a bound.
         """
         return Sensitivity(float(self.upper_bound), norm, adjacency, monotone=True)
+
+
+def clip_records(records: npt.ArrayLike, bounds: tuple[float, float]) -> jax.Array:
+    """Returns records ``(n,)`` as floats clipped to ``bounds``; NaN becomes the lower bound.
+
+    Raises:
+      ValueError: records of another shape.
+    """
+    floats = as_floats(records)
+    check(floats.ndim == 1, "records", floats.shape, "of shape (n,)")
+    return clip_to(floats, bounds)

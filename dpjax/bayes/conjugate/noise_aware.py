@@ -1,32 +1,31 @@
 """Noise-aware posteriors of conjugate families, by importance sampling of the exact sums."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import laplace
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import as_key, check, check_count
 from dpjax.bayes.conjugate.family import Sums
 from dpjax.bayes.conjugate.posteriors import Array, Mixture
 from dpjax.bayes.conjugate.release import StatisticRelease, estimate_sums
 from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
-from dpjax.mechanisms.base import NoisyStatistic
 
 # Iterations of adaptive importance sampling; the last one's particles are returned.
 _ROUNDS = 6
 # Share of the particles whose weights are clipped when the next proposal is fitted.
 _CLIPPED_SHARE = 0.03
-
-
 # Too light tails cost far more effective samples than too heavy ones.
 _WIDER = 1.3
 
 
 def noise_aware_posterior(
-    key: jax.Array,
+    key: PRNGKey,
     release: StatisticRelease,
-    released: Any,
+    released: npt.ArrayLike,
     *,
     num_examples: int | None = None,
     num_particles: int = 1000,
@@ -51,6 +50,9 @@ def noise_aware_posterior(
       num_examples: the number of records; ``None`` under ``"add_remove"``, where it is private.
       num_particles: of each posterior.
 
+    Returns:
+      A mixture with one component for each particle.
+
     Privacy:
       Post-processing of the release.
 
@@ -74,16 +76,20 @@ def noise_aware_posterior(
     """
     check_count("num_particles", num_particles)
     entries, n = release.check_released(released, num_examples)
-    target = _Target(release, entries, n)
     proposal = _initial_proposal(release, entries, n)
-    keys = jax.random.split(as_key(key), _ROUNDS)
-    drawn, log_weights = _weighted_draws(keys[0], target, proposal, num_particles)
-    for round_key in keys[1:]:
+    for round_key in jax.random.split(as_key(key), _ROUNDS):
+        uniforms = jax.random.uniform(round_key, (num_particles, *proposal.centre.shape))
+        # In the open interval (0, 1).
+        drawn = proposal.draw(np.asarray(uniforms, np.float64) + 2.0**-25)
+        sums = release.family.decode(drawn, n, release.adjacency)
+        log_weights = _log_target(release, entries, sums) - proposal.log_density(drawn)
+        possible = bool(np.isfinite(log_weights).any(axis=0).all())
+        allowed = "more: no particle is possible for some release"
+        check(possible, "num_particles", num_particles, allowed)
         proposal = proposal.fit(drawn, log_weights, 0.3 * float(release.mechanism.scale))
-        drawn, log_weights = _weighted_draws(round_key, target, proposal, num_particles)
     # Impossible sums have weight zero, but their posterior must be finite.
-    possible = release.family.repair(target.sums(drawn))
-    return Mixture(release.family.posterior(possible), normalize_weights(log_weights))
+    posteriors = release.family.posterior(release.family.repair(sums))
+    return Mixture(posteriors, normalize_weights(log_weights))
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,9 @@ class Proposal:
     def draw(self, uniforms: Array) -> Array:
         """Returns draws ``(M, ..., m)`` from uniform numbers of the same shape in (0, 1)."""
         margin = 0.5 if self.integer_valued else 0.0
-        start = _cdf((self.low - margin - self.centre) / self.scale)
-        end = _cdf((self.high + margin - self.centre) / self.scale)
-        drawn = self.centre + self.scale * _quantile(start + uniforms * (end - start))
+        start = laplace.cdf(self.low - margin, self.centre, self.scale)
+        end = laplace.cdf(self.high + margin, self.centre, self.scale)
+        drawn = laplace.ppf(start + uniforms * (end - start), self.centre, self.scale)
         return np.rint(drawn) if self.integer_valued else np.clip(drawn, self.low, self.high)
 
     def log_density(self, drawn: Array) -> Array:
@@ -118,14 +124,24 @@ class Proposal:
         if not self.integer_valued:
             return -(deviations / self.scale).sum(axis=-1)
         inner, outer = ((end - deviations) / self.scale for end in (0.5, -0.5))
-        return np.log(np.maximum(_cdf(inner) - _cdf(outer), 1e-300)).sum(axis=-1)
+        probability = laplace.cdf(inner) - laplace.cdf(outer)
+        return np.log(np.maximum(probability, 1e-300)).sum(axis=-1)
 
     def fit(self, drawn: Array, log_weights: Array, least_scale: float) -> "Proposal":
         """Returns a proposal fitted to weighted draws, the largest weights clipped.
 
+        Args:
+          drawn: ``(M, ..., m)``.
+          log_weights: ``(M, ...)``; minus infinity for impossible draws.
+          least_scale: lower bound on the fitted scales.
+
         Source: Koblents & Míguez (2015), section 3 (clipping of weights).
         """
-        weights = normalize_weights(_clip_largest(log_weights))[..., None]
+        kept = len(log_weights) - 1 - int(_CLIPPED_SHARE * len(log_weights))
+        largest = np.partition(log_weights, kept, axis=0)[kept]
+        least_possible = np.where(np.isfinite(log_weights), log_weights, np.inf).min(axis=0)
+        clipped = np.minimum(log_weights, np.maximum(largest, least_possible))
+        weights = normalize_weights(clipped)[..., None]
         centre = (weights * drawn).sum(axis=0)
         spread = (weights * np.abs(drawn - centre)).sum(axis=0)
         scale = np.maximum(_WIDER * spread, least_scale)
@@ -138,58 +154,24 @@ def normalize_weights(log_weights: Array) -> Array:
     return weights / weights.sum(axis=0)
 
 
-def _clip_largest(log_weights: Array) -> Array:
-    kept = len(log_weights) - 1 - int(_CLIPPED_SHARE * len(log_weights))
-    most = np.partition(log_weights, kept, axis=0)[kept]
-    least_possible = np.where(np.isfinite(log_weights), log_weights, np.inf).min(axis=0)
-    return np.minimum(log_weights, np.maximum(most, least_possible))
+def _log_target(release: StatisticRelease, entries: Array, sums: Sums) -> Array:
+    """Log density, up to a constant, of the exact sums given the released entries."""
+    family, mechanism = release.family, release.mechanism
+    with np.errstate(all="ignore"):
+        log_evidence = family.log_evidence(sums)
+    # The tolerance is for rounding: integers are decoded by a division.
+    log_prior = np.where(sums.num_examples < 1 - 1e-9, -np.inf, log_evidence)
+    scaled = (entries - family.encode(sums, release.adjacency)) / float(mechanism.scale)
+    if isinstance(mechanism, Laplace | DiscreteLaplace):
+        return log_prior - np.abs(scaled).sum(axis=-1)
+    if isinstance(mechanism, Gaussian | DiscreteGaussian):
+        return log_prior - (scaled**2).sum(axis=-1) / 2
+    raise TypeError(f"mechanism must add Laplace or Gaussian noise, got {mechanism!r}")
 
 
-def _cdf(x: Array) -> Array:
-    tail = np.exp(-np.abs(x)) / 2
-    return np.where(x < 0, tail, 1 - tail)
-
-
-def _quantile(probability: Array) -> Array:
-    tail = np.log(2 * np.minimum(probability, 1 - probability))
-    return np.where(probability < 0.5, tail, -tail)
-
-
-class _Target(NamedTuple):
-    """Distribution of the exact sums given the released statistics."""
-
-    release: StatisticRelease
-    entries: Array
-    num_examples: Any
-
-    def sums(self, drawn: Array) -> Sums:
-        return self.release.family.decode(drawn, self.num_examples, self.release.adjacency)
-
-    def log_density(self, drawn: Array) -> Array:
-        """Log density of the first entries, which determine the others for public n."""
-        family, sums = self.release.family, self.sums(drawn)
-        noise = self.entries - family.encode(sums, self.release.adjacency)
-        with np.errstate(all="ignore"):
-            log_evidence = family.log_evidence(sums)
-        # The tolerance is for rounding: integers are decoded by a division.
-        log_prior = np.where(sums.num_examples < 1 - 1e-9, -np.inf, log_evidence)
-        return log_prior + _log_likelihood(self.release.mechanism, noise)
-
-
-def _weighted_draws(
-    key: jax.Array, target: _Target, proposal: Proposal, num_particles: int
-) -> tuple[Array, Array]:
-    uniforms = jax.random.uniform(key, (num_particles, *proposal.centre.shape))
-    # In the open interval (0, 1).
-    drawn = proposal.draw(np.asarray(uniforms, np.float64) + 2.0**-25)
-    log_weights = target.log_density(drawn) - proposal.log_density(drawn)
-    possible = bool(np.isfinite(log_weights).any(axis=0).all())
-    allowed = "more: no particle is possible for some release"
-    check(possible, "num_particles", num_particles, allowed)
-    return drawn, log_weights
-
-
-def _initial_proposal(release: StatisticRelease, entries: Array, num_examples: Any) -> Proposal:
+def _initial_proposal(
+    release: StatisticRelease, entries: Array, num_examples: np.float64 | None
+) -> Proposal:
     """Laplace distributions at the attainable entries nearest to y, of the noise's scale."""
     family = release.family
     size = family.encoding(release.adjacency).matrix.shape[1] + (num_examples is None)
@@ -202,13 +184,3 @@ def _initial_proposal(release: StatisticRelease, entries: Array, num_examples: A
     centre = np.clip(nearest, low, high)[..., :size]
     scale = np.full_like(centre, float(release.mechanism.scale))
     return Proposal(centre, scale, low[:size], high[:size], family.integer_valued)
-
-
-def _log_likelihood(mechanism: NoisyStatistic, noise: Array) -> Array:
-    """The log density, or probability, of noise ``(..., m)``, up to a constant."""
-    scaled = noise / float(mechanism.scale)
-    if isinstance(mechanism, Laplace | DiscreteLaplace):
-        return -np.abs(scaled).sum(axis=-1)
-    if isinstance(mechanism, Gaussian | DiscreteGaussian):
-        return -(scaled**2).sum(axis=-1) / 2
-    raise TypeError(f"mechanism must add Laplace or Gaussian noise, got {mechanism!r}")

@@ -2,18 +2,19 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from scipy.special import gammaln, xlogy
 
-from dpjax._validation import as_floats, check, check_choice, check_positive
+from dpjax._validation import check, check_choice, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
-from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
+from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior
-from dpjax.sensitivity import Norm, Sensitivity, clip_to
+from dpjax.sensitivity import Norm, Sensitivity
 from dpjax.sensitivity.statistics import checked_bounds
 
 MomentNorm = Literal["l1", "l2"]
@@ -33,6 +34,9 @@ class NormalKnownVariance(BoundedSum):
       prior_mean: of theta.
       prior_variance: of theta.
 
+    Raises:
+      ValueError: bounds out of order, a number that is not finite, or a variance not above zero.
+
     >>> family = NormalKnownVariance(
     ...     (0.0, 60.0), variance=25.0, prior_mean=30.0, prior_variance=100.0
     ... )
@@ -47,43 +51,35 @@ class NormalKnownVariance(BoundedSum):
     prior_variance: float
 
     def __post_init__(self) -> None:
-        _check_bounds(self.bounds)
+        _check_bounds_and_mean(self.bounds, self.prior_mean)
         check_positive("variance", self.variance)
-        _check_finite("prior_mean", self.prior_mean)
         check_positive("prior_variance", self.prior_variance)
 
     @property
     def description(self) -> str:
-        """The bounds."""
+        """The bounds, as text."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}"
 
-    @property
-    def upper_bound(self) -> float:
-        """One."""
-        return 1.0
-
-    def statistic(self, records: Any) -> jax.Array:
-        """The clipped records, scaled from the bounds to [0, 1], ``(n, 1)``."""
-        return jnp.clip(_in_units(records, self.bounds, self.bounds[0], self._width), 0, 1)[:, None]
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
+        """Returns the clipped records, scaled from the bounds to [0, 1], ``(n, 1)``."""
+        low, high = self.bounds
+        units = (clip_records(records, self.bounds) - low) / (high - low)
+        return jnp.clip(units, 0, 1)[:, None]
 
     def posterior(self, sums: Sums) -> NormalPosterior:
-        """Normal posterior, by adding precisions."""
-        n = sums.num_examples
-        total = self._width * sums.total[..., 0] + n * self.bounds[0]
+        """Returns the normal posterior, by adding precisions."""
+        (low, high), n = self.bounds, sums.num_examples
+        total = (high - low) * sums.total[..., 0] + n * low
         precision = 1 / self.prior_variance + n / self.variance
         weighted = self.prior_mean / self.prior_variance + total / self.variance
         return NormalPosterior(weighted / precision, 1 / precision)
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Normal log density."""
-        n = sums.num_examples
-        mean = n * (self.prior_mean - self.bounds[0]) / self._width
-        variance = (n * self.variance + n**2 * self.prior_variance) / self._width**2
+        """Returns the normal log density."""
+        (low, high), n = self.bounds, sums.num_examples
+        mean = n * (self.prior_mean - low) / (high - low)
+        variance = (n * self.variance + n**2 * self.prior_variance) / (high - low) ** 2
         return -((sums.total[..., 0] - mean) ** 2) / (2 * variance) - np.log(variance) / 2
-
-    @property
-    def _width(self) -> float:
-        return self.bounds[1] - self.bounds[0]
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,10 @@ class NormalUnknownVariance(ConjugateFamily):
       prior_shape: of the variance, whose prior mean is finite above one.
       prior_scale: of the variance, in its units.
 
+    Raises:
+      ValueError: bounds out of order, a number that is not finite, or a prior parameter other than
+        the mean not above zero.
+
     >>> family = NormalUnknownVariance(
     ...     (0.0, 10.0), prior_mean=5.0, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
     ... )
@@ -117,37 +117,34 @@ class NormalUnknownVariance(ConjugateFamily):
     prior_strength: float
     prior_shape: float
     prior_scale: float
+    # Of u and of its square.
+    statistic_bounds: ClassVar[tuple[Array, Array]] = (np.array([-1.0, 0.0]), np.ones(2))
 
     def __post_init__(self) -> None:
-        _check_bounds(self.bounds)
-        _check_finite("prior_mean", self.prior_mean)
+        _check_bounds_and_mean(self.bounds, self.prior_mean)
         for name in ("prior_strength", "prior_shape", "prior_scale"):
             check_positive(name, getattr(self, name))
 
     @property
     def description(self) -> str:
-        """The bounds."""
+        """The bounds, as text."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}, with their squares"
 
-    @property
-    def statistic_bounds(self) -> tuple[Array, Array]:
-        """-1 and 1 for u, 0 and 1 for its square."""
-        return np.array([-1.0, 0.0]), np.ones(2)
-
-    def statistic(self, records: Any) -> jax.Array:
-        """u and u^2, ``(n, 2)``."""
-        units = jnp.clip(_in_units(records, self.bounds, self._centre, self._half), -1, 1)
+    def statistic(self, records: npt.ArrayLike) -> jax.Array:
+        """Returns u and u^2, ``(n, 2)``."""
+        low, high = self.bounds
+        units = (clip_records(records, self.bounds) - (low + high) / 2) / ((high - low) / 2)
+        units = jnp.clip(units, -1, 1)
         return jnp.stack([units, units**2], axis=-1)
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
-        """Both sums and, where n is private, n less the second."""
-        check_adjacency(adjacency)
+        """Returns both sums and, where n is private, n less the second."""
         size = 2 if is_size_public(adjacency) else 3
         matrix = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         return Encoding(matrix[:size], np.array([0.0, 0.0, 1.0])[:size])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """Exact sensitivity of the first two moments over [-1, 1], or of (u, u^2, 1 - u^2).
+        """Returns the exact sensitivity of (u, u^2), or of (u, u^2, 1 - u^2) where n is private.
 
         The latter has the L1 norm 1 + |u| and the squared L2 norm 1 - u^2 + 2 u^4, both largest at
         |u| = 1.
@@ -158,13 +155,13 @@ class NormalUnknownVariance(ConjugateFamily):
         return of_first_two_moments((-1, 1), norm=cast(MomentNorm, norm), adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
-        """Clips to the bounds, and raises the second moment to at least the squared mean."""
+        """Returns sums within the bounds, whose second moment is at least the squared mean."""
         total, n = super().repair(sums)
         least = total[..., 0] ** 2 / n
         return Sums(np.stack([total[..., 0], np.maximum(total[..., 1], least)], axis=-1), n)
 
     def posterior(self, sums: Sums) -> NormalInverseGammaPosterior:
-        """Normal-inverse-gamma posterior, from the sum and the sum of squared deviations."""
+        """Returns the posterior from the sum and the sum of squared deviations from the mean."""
         total, squares, n = self._in_record_units(sums)
         strength = self.prior_strength + n
         deviation = (total - n * self.prior_mean) ** 2 / np.maximum(n, 1e-300)
@@ -177,7 +174,7 @@ class NormalUnknownVariance(ConjugateFamily):
         )
 
     def log_evidence(self, sums: Sums) -> Array:
-        """Log density of sum and squares: that of the records times the volume of equal sums.
+        """Returns the log density of sum and squares: of the records, times that of equal sums.
 
         The volume is proportional to the sum of squared deviations to the power (n - 3) / 2. Fewer
         than two records, or deviations of zero, are counted as impossible.
@@ -194,31 +191,15 @@ class NormalUnknownVariance(ConjugateFamily):
         """The sum of the records, the sum of squares around their mean, and their number."""
         first, second, n = sums.total[..., 0], sums.total[..., 1], sums.num_examples
         around = second - first**2 / np.maximum(n, 1e-300)
-        return self._half * first + n * self._centre, self._half**2 * around, n
-
-    @property
-    def _centre(self) -> float:
-        return (self.bounds[0] + self.bounds[1]) / 2
-
-    @property
-    def _half(self) -> float:
-        return (self.bounds[1] - self.bounds[0]) / 2
+        centre, half = (self.bounds[0] + self.bounds[1]) / 2, (self.bounds[1] - self.bounds[0]) / 2
+        return half * first + n * centre, half**2 * around, n
 
 
-def _in_units(records: Any, bounds: Any, origin: float, unit: float) -> jax.Array:
-    records = as_floats(records)
-    check(records.ndim == 1, "records", records.shape, "of shape (n,)")
-    return (clip_to(records, bounds) - origin) / unit
-
-
-def _check_bounds(bounds: Any) -> None:
+def _check_bounds_and_mean(bounds: tuple[float, float], prior_mean: float) -> None:
     ordered = isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]
     fine = ordered and math.isfinite(bounds[0]) and math.isfinite(bounds[1])
     check(fine, "bounds", bounds, "a tuple (low, high) of finite numbers with low < high")
-
-
-def _check_finite(name: str, value: Any) -> None:
-    check(math.isfinite(value), name, value, "a finite number")
+    check(math.isfinite(prior_mean), "prior_mean", prior_mean, "a finite number")
 
 
 def of_first_two_moments(
@@ -254,26 +235,13 @@ def of_first_two_moments(
     ends = checked_bounds(bounds)
     check(ends[0].ndim == 0, "bounds", bounds, "two numbers")
     low, high = (float(end) for end in ends)
+    pairs = [(low, 0.0), (high, 0.0)]
+    if adjacency == "replace_one":
+        pairs = []
+        for end in (low, high):
+            root = math.sqrt(max(end**2 - 2, 0.0))
+            stationary = (-0.5, 0.5) if norm == "l1" else ((-end + root) / 2, (-end - root) / 2)
+            pairs += [(end, min(max(z, low), high)) for z in (low, high, -end, *stationary)]
     order = 1 if norm == "l1" else 2
-    if adjacency != "replace_one":
-        largest = max(_distance(x, 0.0, order) for x in (low, high))
-        return Sensitivity(largest, norm, adjacency, low >= 0)
-    pairs = [(end, z) for end in (low, high) for z in _candidates(end, norm)]
-    largest = max(_distance(end, min(max(z, low), high), order) for end, z in pairs)
-    return Sensitivity(largest, norm, adjacency)
-
-
-def _distance(x: float, z: float, order: int) -> float:
-    return float(np.linalg.norm([x - z, x * x - z * z], order))
-
-
-def _candidates(end: float, norm: str) -> list[float]:
-    """Where the distance from ``end`` can be largest; infinities stand for the bounds."""
-    stationary = [-0.5, 0.5] if norm == "l1" else _roots(end)
-    return [-math.inf, math.inf, -end, *stationary]
-
-
-def _roots(end: float) -> list[float]:
-    """The solutions z of 2 z (end + z) = -1."""
-    root = math.sqrt(max(end**2 - 2, 0.0))
-    return [(-end + root) / 2, (-end - root) / 2]
+    largest = max(float(np.linalg.norm([x - z, x * x - z * z], order)) for x, z in pairs)
+    return Sensitivity(largest, norm, adjacency, adjacency != "replace_one" and low >= 0)

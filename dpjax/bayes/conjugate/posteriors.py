@@ -1,6 +1,5 @@
 """Posteriors of conjugate families in closed form, and their mixtures: float64 on the host."""
 
-import abc
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -9,44 +8,83 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import stats
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import as_key, check_count, check_delta
 from dpjax.mechanisms.base import Interval, check_level
 
 Array = npt.NDArray[np.float64]
 
 
-class Posterior(abc.ABC):
+class Posterior:
     """Posterior distribution of the parameters, given observed or released statistics.
 
     Its fields are arrays with batch axes in front, one entry for each data set. The entries of a
-    parameter vector are on the last axis.
+    parameter vector are on the last axis. A subclass defines the marginal distributions and the
+    draws, or overrides ``mean``, ``cdf``, ``quantile`` and ``sample``.
     """
 
-    @property
-    @abc.abstractmethod
-    def mean(self) -> Array:
-        """Posterior mean."""
+    def _marginal(self) -> Any:
+        """The marginal distribution of each entry, a frozen distribution of `scipy.stats`."""
+        raise NotImplementedError(f"{type(self).__name__} has no marginal distribution")
 
-    @abc.abstractmethod
-    def cdf(self, parameters: Any) -> Array:
-        """Returns the marginal distribution function at ``parameters``.
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        """Draws ``num_samples`` parameters on a new leading axis."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be sampled")
+
+    @property
+    def mean(self) -> Array:
+        """Posterior mean, ``(...)``, or ``(..., k)`` of a vector of k parameters."""
+        return np.asarray(self._marginal().mean(), np.float64)
+
+    def cdf(self, parameters: npt.ArrayLike) -> Array:
+        """Returns the marginal distribution functions at ``parameters``.
 
         Args:
-          parameters: shaped like ``mean``.
+          parameters: shaped like ``mean``, or with more axes in front.
+
+        Returns:
+          Probabilities, shaped like ``parameters``.
         """
+        return np.asarray(self._marginal().cdf(parameters), np.float64)
 
-    @abc.abstractmethod
     def quantile(self, probability: float) -> Array:
-        """Returns the marginal quantiles."""
+        """Returns the marginal quantiles, shaped like ``mean``.
 
-    @abc.abstractmethod
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns draws of the parameters on a new leading axis."""
+        Args:
+          probability: in (0, 1).
+        """
+        return np.asarray(self._marginal().ppf(probability), np.float64)
+
+    def sample(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        """Draws parameters from the posterior.
+
+        Args:
+          key: a JAX key.
+          num_samples: number of draws for each data set.
+
+        Returns:
+          Draws ``(num_samples, ...)``, in JAX's default float dtype.
+
+        Raises:
+          ValueError: ``num_samples`` is not a whole number of at least one.
+        """
+        check_count("num_samples", num_samples)
+        return self._draw(as_key(key), num_samples)
 
     def interval(self, level: float) -> Interval:
-        """Returns the marginal central credible intervals of probability ``level``."""
+        """Returns the marginal central credible intervals.
+
+        Args:
+          level: the probability, in (0, 1), of each interval.
+
+        Returns:
+          Both ends, shaped like ``mean``.
+
+        Raises:
+          ValueError: ``level`` is not in (0, 1).
+        """
         check_level(level)
         return Interval(self.quantile((1 - level) / 2), self.quantile((1 + level) / 2))
 
@@ -54,6 +92,10 @@ class Posterior(abc.ABC):
 @dataclass(frozen=True)
 class BetaPosterior(Posterior):
     """Beta posterior of a probability.
+
+    Attributes:
+      alpha: above zero, ``(...)``.
+      beta: above zero, ``(...)``.
 
     >>> posterior = BetaPosterior(np.float64(3), np.float64(1))
     >>> float(posterior.mean), float(posterior.interval(0.9).low)
@@ -63,103 +105,70 @@ class BetaPosterior(Posterior):
     alpha: Array
     beta: Array
 
-    @property
-    def mean(self) -> Array:
-        """alpha / (alpha + beta)."""
-        return self.alpha / (self.alpha + self.beta)
+    def _marginal(self) -> Any:
+        return stats.beta(self.alpha, self.beta)
 
-    def cdf(self, parameters: Any) -> Array:
-        """The regularised incomplete beta function."""
-        return np.asarray(special.betainc(self.alpha, self.beta, parameters), np.float64)
-
-    def quantile(self, probability: float) -> Array:
-        """Its inverse."""
-        return np.asarray(special.betaincinv(self.alpha, self.beta, probability), np.float64)
-
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns probabilities, of shape ``(num_samples, ...)``."""
-        shape = _draws(num_samples, self.alpha)
-        return jax.random.beta(as_key(key), jnp.array(self.alpha), jnp.array(self.beta), shape)
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        shape = (num_samples, *np.shape(self.alpha))
+        return jax.random.beta(key, jnp.array(self.alpha), jnp.array(self.beta), shape)
 
 
 @dataclass(frozen=True)
 class DirichletPosterior(Posterior):
-    """Dirichlet posterior of the probabilities of K categories, ``concentration`` ``(..., K)``."""
+    """Dirichlet posterior of the probabilities of K categories, with beta marginals.
+
+    Attributes:
+      concentration: above zero, ``(..., K)``.
+    """
 
     concentration: Array
 
-    @property
-    def mean(self) -> Array:
-        """Concentration over its sum."""
-        return self.concentration / self.concentration.sum(axis=-1, keepdims=True)
-
-    def cdf(self, parameters: Any) -> Array:
-        """Marginal beta distribution of each category."""
-        return self._marginals().cdf(parameters)
-
-    def quantile(self, probability: float) -> Array:
-        """Marginal beta distribution of each category."""
-        return self._marginals().quantile(probability)
-
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns probabilities of sum one, of shape ``(num_samples, ..., K)``."""
-        shape = _draws(num_samples, self.concentration[..., 0])
-        return jax.random.dirichlet(as_key(key), jnp.array(self.concentration), shape)
-
-    def _marginals(self) -> BetaPosterior:
+    def _marginal(self) -> Any:
         rest = self.concentration.sum(axis=-1, keepdims=True) - self.concentration
-        return BetaPosterior(self.concentration, rest)
+        return stats.beta(self.concentration, rest)
+
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        shape = (num_samples, *self.concentration.shape[:-1])
+        return jax.random.dirichlet(key, jnp.array(self.concentration), shape)
 
 
 @dataclass(frozen=True)
 class GammaPosterior(Posterior):
-    """Gamma posterior of a Poisson rate, of density ~ theta^(shape - 1) exp(-rate theta)."""
+    """Gamma posterior of a Poisson rate, of density ~ theta^(shape - 1) exp(-rate theta).
+
+    Attributes:
+      shape: above zero, ``(...)``.
+      rate: above zero, ``(...)``.
+    """
 
     shape: Array
     rate: Array
 
-    @property
-    def mean(self) -> Array:
-        """Shape / rate."""
-        return self.shape / self.rate
+    def _marginal(self) -> Any:
+        return stats.gamma(self.shape, scale=1 / self.rate)
 
-    def cdf(self, parameters: Any) -> Array:
-        """The regularised lower incomplete gamma function."""
-        return special.gammainc(self.shape, self.rate * parameters)
-
-    def quantile(self, probability: float) -> Array:
-        """Its inverse."""
-        return special.gammaincinv(self.shape, probability) / self.rate
-
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns rates, of shape ``(num_samples, ...)``."""
-        shape = _draws(num_samples, self.shape)
-        return jax.random.gamma(as_key(key), jnp.array(self.shape), shape) / jnp.array(self.rate)
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        shape = (num_samples, *np.shape(self.shape))
+        return jax.random.gamma(key, jnp.array(self.shape), shape) / jnp.array(self.rate)
 
 
 @dataclass(frozen=True)
 class NormalPosterior(Posterior):
-    """Normal posterior of a mean: N(``centre``, ``variance``)."""
+    """Normal posterior of a mean: N(``centre``, ``variance``).
+
+    Attributes:
+      centre: the posterior mean, ``(...)``.
+      variance: above zero, ``(...)``.
+    """
 
     centre: Array
     variance: Array
 
-    @property
-    def mean(self) -> Array:
-        """The centre."""
-        return self.centre
+    def _marginal(self) -> Any:
+        return stats.norm(self.centre, np.sqrt(self.variance))
 
-    def cdf(self, parameters: Any) -> Array:
-        """Normal distribution."""
-        return special.ndtr((parameters - self.centre) / np.sqrt(self.variance))
-
-    def quantile(self, probability: float) -> Array:
-        """Normal distribution."""
-        return self.centre + np.sqrt(self.variance) * special.ndtri(probability)
-
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns means, of shape ``(num_samples, ...)``."""
-        noise = jax.random.normal(as_key(key), _draws(num_samples, self.centre))
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        noise = jax.random.normal(key, (num_samples, *np.shape(self.centre)))
         return jnp.array(self.centre) + noise * jnp.sqrt(jnp.array(self.variance))
 
 
@@ -169,6 +178,12 @@ class NormalInverseGammaPosterior(Posterior):
 
     The variance is inverse gamma of ``shape`` and ``scale``; given it, the mean is
     N(``centre``, variance / ``strength``). The marginal distribution of the mean is Student's t.
+
+    Attributes:
+      centre: the posterior mean of the mean, ``(...)``.
+      strength: number of records that the posterior mean counts as, above zero, ``(...)``.
+      shape: of the variance, above zero, ``(...)``; its mean is infinite up to a shape of one.
+      scale: of the variance, above zero, ``(...)``.
     """
 
     centre: Array
@@ -176,41 +191,33 @@ class NormalInverseGammaPosterior(Posterior):
     shape: Array
     scale: Array
 
+    def _marginals(self) -> tuple[Any, Any]:
+        spread = np.sqrt(self.scale / (self.shape * self.strength))
+        mean = stats.t(2 * self.shape, self.centre, spread)
+        return mean, stats.invgamma(self.shape, scale=self.scale)
+
     @property
     def mean(self) -> Array:
         """The centre, and scale / (shape - 1): infinite up to a shape of one."""
-        heavy = self.shape <= 1
-        variance = np.where(heavy, np.inf, self.scale / np.where(heavy, 1.0, self.shape - 1))
-        return np.stack([self.centre, variance], axis=-1)
+        _, variance = self._marginals()
+        return np.stack([self.centre, variance.mean()], axis=-1)
 
-    def cdf(self, parameters: Any) -> Array:
-        """Marginal Student's t and inverse gamma distributions; the variance is above zero."""
-        mean, variance = np.moveaxis(np.asarray(parameters), -1, 0)
-        below = special.stdtr(2 * self.shape, (mean - self.centre) / self._spread())
-        return np.stack([below, special.gammaincc(self.shape, self.scale / variance)], axis=-1)
+    def cdf(self, parameters: npt.ArrayLike) -> Array:
+        """Returns the distribution functions of mean and variance at ``(..., 2)`` parameters."""
+        values = np.moveaxis(np.asarray(parameters), -1, 0)
+        both = zip(self._marginals(), values, strict=True)
+        return np.stack([marginal.cdf(value) for marginal, value in both], axis=-1)
 
     def quantile(self, probability: float) -> Array:
-        """Marginal Student's t and inverse gamma distributions."""
-        mean = self.centre + self._spread() * special.stdtrit(2 * self.shape, probability)
-        variance = self.scale / special.gammainccinv(self.shape, probability)
-        return np.stack([mean, variance], axis=-1)
+        """Returns the quantiles ``(..., 2)`` of mean and variance at ``probability``."""
+        return np.stack([marginal.ppf(probability) for marginal in self._marginals()], axis=-1)
 
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns means and variances, of shape ``(num_samples, ..., 2)``."""
-        first, second = jax.random.split(as_key(key))
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        first, second = jax.random.split(key)
         variance = 1 / GammaPosterior(self.shape, self.scale).sample(first, num_samples)
         noise = jax.random.normal(second, variance.shape)
         mean = jnp.array(self.centre) + noise * jnp.sqrt(variance / jnp.array(self.strength))
         return jnp.stack([mean, variance], axis=-1)
-
-    def _spread(self) -> Array:
-        """Scale of the mean's marginal t distribution."""
-        return np.sqrt(self.scale / (self.shape * self.strength))
-
-
-def _draws(num_samples: int, batch: Any) -> tuple[int, ...]:
-    check_count("num_samples", num_samples)
-    return (num_samples, *np.shape(batch))
 
 
 # To the rounding of float64.
@@ -231,7 +238,7 @@ class Mixture(Posterior):
 
     @property
     def effective_sample_size(self) -> Array:
-        """Effective sample size of the importance weights, 1 / sum of squares.
+        """Effective sample size of the importance weights, 1 / sum of squares, ``(...)``.
 
         The Monte Carlo error of a mean is the standard deviation over its root. Use more particles
         where it is below about a hundred.
@@ -241,16 +248,22 @@ class Mixture(Posterior):
     @property
     def mean(self) -> Array:
         """The weighted mean of the components' means."""
-        return self._weighted(self.components.mean)
+        return self._weighted_sum(self.components.mean)
 
-    def cdf(self, parameters: Any) -> Array:
-        """The weighted mean of the components' distribution functions."""
-        return self._weighted(self.components.cdf(parameters))
+    def cdf(self, parameters: npt.ArrayLike) -> Array:
+        """Returns the weighted mean of the components' distribution functions."""
+        return self._weighted_sum(self.components.cdf(parameters))
 
     def quantile(self, probability: float) -> Array:
         """Returns the quantiles, by bisection between those of the components.
 
-        Slow for very many data sets: coverage of an interval can be read off ``cdf`` instead.
+        Slow for very many data sets: coverage of an interval can be computed from ``cdf`` instead.
+
+        Args:
+          probability: in (0, 1).
+
+        Raises:
+          ValueError: ``probability`` is not in (0, 1).
         """
         check_delta(probability, "probability")
         quantiles = self.components.quantile(probability)
@@ -261,26 +274,21 @@ class Mixture(Posterior):
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return (low + high) / 2
 
-    def sample(self, key: jax.Array, num_samples: int) -> jax.Array:
-        """Returns draws: a component by its weight, then the parameters from it."""
-        check_count("num_samples", num_samples)
-        first, second = jax.random.split(as_key(key))
-        shape = (num_samples, *self.weights.shape[1:])
+    def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
+        """Draws a component by its weight, then the parameters from it."""
+        first, second = jax.random.split(key)
         with np.errstate(divide="ignore"):
             logits = np.moveaxis(np.log(self.weights), 0, -1)
+        shape = (num_samples, *self.weights.shape[1:])
         chosen = np.asarray(jax.random.categorical(first, logits, shape=shape))
-        drawn = {
-            field.name: self._take(getattr(self.components, field.name), chosen)
-            for field in dataclasses.fields(self.components)  # type: ignore[arg-type]
-        }
-        return dataclasses.replace(self.components, **drawn).sample(second, 1)[0]  # type: ignore[type-var]
+        drawn: dict[str, Array] = {}
+        for name, field in vars(self.components).items():
+            index = chosen[..., None] if field.ndim > chosen.ndim else chosen
+            drawn[name] = np.take_along_axis(field, index, axis=0)
+        components: Any = self.components
+        return dataclasses.replace(components, **drawn).sample(second, 1)[0]
 
-    def _weighted(self, values: Array) -> Array:
-        return (self._aligned(self.weights, values) * values).sum(axis=0)
-
-    def _take(self, field: Array, chosen: Any) -> Array:
-        return np.take_along_axis(field, self._aligned(chosen, field), axis=0)
-
-    def _aligned(self, indexed: Any, values: Array) -> Any:
-        """Adds an axis at the end for parameters of several entries."""
-        return indexed[..., None] if values.ndim > self.weights.ndim else indexed
+    def _weighted_sum(self, values: Array) -> Array:
+        """Sums over the components; weights get an axis for parameters of several entries."""
+        several = values.ndim > self.weights.ndim
+        return ((self.weights[..., None] if several else self.weights) * values).sum(axis=0)

@@ -8,23 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import as_numbers, check, check_count
 from dpjax.adjacency import Adjacency, is_size_public
+from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
-from dpjax.mechanisms.base import Mechanism, NoisyStatistic
+from dpjax.mechanisms.base import NoisyStatistic
+from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.host import call_on_host
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
-_PRIVATE_COUNT = "private; determined by the release, with noise"
-_PUBLIC_COUNT = "public"
-
 
 @dataclass(frozen=True)
-class StatisticRelease(Mechanism):
+class StatisticRelease(ComposedMechanism):
     """Releases the summed sufficient statistics of a conjugate family once, with noise.
 
     Clipping, sums, noise, event and posteriors are all derived from family and mechanism.
@@ -78,41 +77,32 @@ class StatisticRelease(Mechanism):
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """The mechanism's."""
+        """The unit of privacy, that of the mechanism."""
         return self.mechanism.unit
 
     @property
-    def has_exact_noise(self) -> bool:
-        """That of the mechanism."""
-        return self.mechanism.has_exact_noise
-
-    @property
-    def num_releases(self) -> int:
-        """One."""
-        return self.mechanism.num_releases
-
-    @property
-    def event(self) -> DpEvent:
-        """The mechanism's."""
-        return self.mechanism.event
+    def composition(self) -> Composition:
+        """The mechanism alone."""
+        return Composition((self.mechanism,))
 
     def scale_noise(self, factor: float) -> "StatisticRelease":
-        """The same release with the noise's scale times ``factor``."""
+        """Returns the same release with the noise's scale times ``factor``."""
         return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
 
     def describe(self) -> Mapping[str, str]:
         """Returns records and mechanism as text for certificates."""
-        private = not is_size_public(self.adjacency)
+        public = is_size_public(self.adjacency)
+        count = "public" if public else "private; determined by the release, with noise"
         return {
             "records": f"{self.family.description}; summed sufficient statistics are released",
-            "number of records": _PRIVATE_COUNT if private else _PUBLIC_COUNT,
+            "number of records": count,
             **self.mechanism.describe(),
         }
 
-    def release(self, key: jax.Array, records: Any) -> Any:
+    def release(self, key: PRNGKey, records: npt.ArrayLike) -> Any:
         """Returns the noisy sums ``(m,)`` of clipped records; works under jit and vmap.
 
-        Summed on the host, in float64, or exactly for integers.
+        Summed on the host, in float64, or exactly for integers. This is what is released.
 
         Args:
           key: a JAX key; a secret.
@@ -137,8 +127,15 @@ class StatisticRelease(Mechanism):
         noise: AdditiveNoise = self.mechanism  # type: ignore[assignment]
         return noise.add_noise(words, [exact], rounding=rounding)
 
-    def check_released(self, released: Any, num_examples: Any) -> tuple[Array, Any]:
-        """Returns noisy entries and the public number of records as checked float64."""
+    def check_released(
+        self, released: npt.ArrayLike, num_examples: int | None
+    ) -> tuple[Array, np.float64 | None]:
+        """Returns noisy entries and the public number of records in float64.
+
+        Raises:
+          ValueError: entries that are not finite or too few; a number of records that is missing,
+            or given though it is private.
+        """
         size = len(self.family.encoding(self.adjacency).offset)
         entries = np.asarray(released, np.float64)
         fine = entries.ndim > 0 and entries.shape[-1] == size and bool(np.isfinite(entries).all())
@@ -151,7 +148,7 @@ class StatisticRelease(Mechanism):
 
 
 def naive_posterior(
-    release: StatisticRelease, released: Any, num_examples: int | None = None
+    release: StatisticRelease, released: npt.ArrayLike, num_examples: int | None = None
 ) -> Posterior:
     """Returns the posterior that treats noisy sums, projected to attainable ones, as exact.
 
@@ -162,6 +159,13 @@ def naive_posterior(
       release: the mechanism that made ``released``.
       released: result of ``release.release``, ``(..., m)``; one posterior for each batch entry.
       num_examples: the number of records; ``None`` under ``"add_remove"``, where it is private.
+
+    Privacy:
+      Post-processing of the release.
+
+    Raises:
+      ValueError: entries that are not finite or too few; a number of records that is missing, or
+        given though it is private.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.conjugate import BetaBinomial
@@ -175,7 +179,9 @@ def naive_posterior(
     return release.family.posterior(estimate_sums(release, entries, n))
 
 
-def estimate_sums(release: StatisticRelease, entries: Array, num_examples: Any) -> Sums:
+def estimate_sums(
+    release: StatisticRelease, entries: Array, num_examples: np.float64 | None
+) -> Sums:
     """Returns the sums that checked entries determine, projected to attainable ones."""
     family = release.family
     return family.repair(family.decode(entries, num_examples, release.adjacency))

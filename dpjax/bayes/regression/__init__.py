@@ -8,8 +8,7 @@ from dpjax.bayes.regression.noise_aware import (
     noise_aware_posterior,
     prediction_interval,
 )
-from dpjax.bayes.regression.numpyro_model import released_regression
-from dpjax.bayes.regression.observation_model import FeaturePrior
+from dpjax.bayes.regression.observation_model import FeaturePrior, released_regression
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.posterior import (
     Prediction,
@@ -26,8 +25,8 @@ from dpjax.bayes.regression.statistics import (
     statistics_sensitivities,
     sufficient_statistics,
 )
-from dpjax.bayes.regression.wishart import WishartNoise
-from dpjax.bayes.regression.wishart_baselines import (
+from dpjax.bayes.regression.wishart import (
+    WishartNoise,
     excludes_record,
     nonprivate_wishart_noise,
     sheffet_degrees_of_freedom,

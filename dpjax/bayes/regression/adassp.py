@@ -3,31 +3,28 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent
+import numpy.typing as npt
 
-from dpjax._validation import as_numbers, check_delta, check_positive
+from dpjax._validation import check_delta, check_positive
 from dpjax.adjacency import Adjacency
+from dpjax.bayes.composed import ComposedMechanism
+from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
-    check_features,
-    check_records,
-    check_statistics,
-    clipped_statistics,
     describe_clipping,
     statistics_sensitivities,
 )
 from dpjax.mechanisms.additive import mirror, upper_triangle
-from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array, call_on_host, float_dtype
+from dpjax.mechanisms.host import Array
 from dpjax.sensitivity import Sensitivity
 from dpjax.sensitivity.sums import SUM_ROUNDING
 
@@ -53,7 +50,7 @@ class AdaSSPRelease(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdaSSP(Mechanism):
+class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
     """Releases X^T X, X^T y and the smallest eigenvalue of X^T X with Gaussian noise.
 
     With s for the noise on an entry of xtx and s_e for that on the eigenvalue, the eigenvalue is
@@ -72,6 +69,9 @@ class AdaSSP(Mechanism):
     Privacy:
       The result of ``release`` is released; the ridge is post-processing. One record changes the
       smallest eigenvalue by at most ``x_norm``^2 under every adjacency (Weyl).
+
+    Raises:
+      ValueError: a number out of range.
 
     Source: Wang (2018), Algorithm 2. There each part has a third of epsilon and of delta, by the
     classical Gaussian calibration; here a third of mu^2, which is as private with less noise.
@@ -93,6 +93,7 @@ class AdaSSP(Mechanism):
     adjacency: Adjacency
     unit: str = "one record"
     failure_probability: float = 0.05
+    _num_statistics: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_positive("mu", self.mu)
@@ -110,7 +111,19 @@ class AdaSSP(Mechanism):
         num_features: int,
         unit: str = "one record",
     ) -> Self:
-        """Returns the mechanism that is (epsilon, delta)-private; arguments as the attributes."""
+        """Returns the mechanism that is (epsilon, delta)-private.
+
+        Args:
+          bounds: public.
+          epsilon: any finite number above zero.
+          delta: in (0, 1).
+          adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+          num_features: d, with the intercept.
+          unit: the unit of privacy, in words.
+
+        Raises:
+          ValueError: a number out of range.
+        """
         whole = Gaussian.from_epsilon(
             Sensitivity(1.0, "l2", adjacency), epsilon=epsilon, delta=delta
         )
@@ -129,50 +142,13 @@ class AdaSSP(Mechanism):
         )
         return xtx, xty, smallest
 
-    def release(self, key: jax.Array, statistics: RegressionStatistics) -> AdaSSPRelease:
-        """Returns noisy statistics and a ridge for them; works under jit and vmap.
-
-        Args:
-          key: a JAX key; a secret.
-          statistics: of records that were clipped to the bounds; yty is not read.
-        """
-        given = statistics._replace(yty=None)
-        check_statistics(given, self.num_features)
-        return self._release(key, [given.xtx, given.xty], self.add_noise)
-
-    def release_records(self, key: jax.Array, x: Any, y: Any) -> AdaSSPRelease:
-        """Returns the release for records, clipped and summed here: ``(n, d)`` and ``(n,)``."""
-        check_records(jnp.shape(x), jnp.shape(y))
-        check_features(x, self.num_features)
-        return self._release(key, [x, y], self._noisy_records)
-
-    def _release(self, key: jax.Array, values: list[Any], noisy: Any) -> AdaSSPRelease:
-        d, dtype = self.num_features, float_dtype(values[0])
-        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((d, d), (d,), ())]
-        numbers = [as_numbers(value) for value in values]
-        xtx, xty, smallest = map(jnp.asarray, call_on_host(noisy, key, numbers, results))
-        margin = self.parts[2].scale * math.sqrt(math.log(6 / self.delta))
-        lower_bound = jnp.maximum(smallest - margin, 0.0)
-        ridge = jnp.maximum(self.noise_eigenvalue_bound - lower_bound, 0.0)
-        return AdaSSPRelease(RegressionStatistics(xtx, xty, None), lower_bound, ridge)
-
-    def _noisy_records(self, words: Any, arrays: list[Array]) -> list[Array]:
-        x, y = arrays
-        exact = clipped_statistics(self.bounds, x, y)
-        return self.add_noise(words, [exact.xtx, exact.xty], rounding=SUM_ROUNDING)
-
-    def add_noise(self, words: Any, arrays: list[Array], *, rounding: float = 0.0) -> list[Array]:
-        """Returns noisy xtx, xty and smallest eigenvalue: what ``release`` computes on the host.
-
-        Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
-          arrays: xtx and xty.
-          rounding: relative increase of the sensitivities by rounding of the sums.
-        """
+    def add_noise(
+        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+    ) -> list[Array]:
+        """Returns noisy xtx, xty and smallest eigenvalue, as `StatisticsMechanism.add_noise`."""
         xtx, xty = arrays
-        finite = np.where(np.isfinite(xtx), xtx, 0.0)
         # In float64 its error is below d 2^-50 times the largest one: far below SUM_ROUNDING.
-        smallest = np.linalg.eigvalsh(finite, UPLO="U")[..., 0]
+        smallest = np.linalg.eigvalsh(np.where(np.isfinite(xtx), xtx, 0.0), UPLO="U")[..., 0]
         keys = derive(words, 3)
         of_xtx, of_xty, of_smallest = self.parts
         triangle = of_xtx.add_noise(keys[0], [upper_triangle(xtx)], rounding=rounding)[0]
@@ -181,6 +157,13 @@ class AdaSSP(Mechanism):
             *of_xty.add_noise(keys[1], [xty], rounding=rounding),
             *of_smallest.add_noise(keys[2], [smallest], rounding=SUM_ROUNDING),
         ]
+
+    def _as_release(self, values: list[jax.Array]) -> AdaSSPRelease:
+        xtx, xty, smallest = values
+        margin = self.parts[2].scale * math.sqrt(math.log(6 / self.delta))
+        lower_bound = jnp.maximum(smallest - margin, 0.0)
+        ridge = jnp.maximum(self.noise_eigenvalue_bound - lower_bound, 0.0)
+        return AdaSSPRelease(RegressionStatistics(xtx, xty, None), lower_bound, ridge)
 
     @property
     def noise_eigenvalue_bound(self) -> float:
@@ -195,21 +178,6 @@ class AdaSSP(Mechanism):
         xtx, xty, _ = self.parts
         every = np.full((self.num_features, self.num_features), xtx.standard_deviation)
         return RegressionStatistics(every, xty.standard_deviation, None)
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether all parts have."""
-        return self.composition.has_exact_noise
-
-    @property
-    def num_releases(self) -> int:
-        """Three."""
-        return self.composition.num_releases
-
-    @property
-    def event(self) -> DpEvent:
-        """The parts' events, composed."""
-        return self.composition.event
 
     @property
     def composition(self) -> Composition:

@@ -11,7 +11,6 @@ from dpjax.bayes.regression.statistics import RegressionBounds, RegressionStatis
 
 NoiseDistribution = Literal["gaussian", "laplace"]
 
-
 # A variance falls with the share of mu^2, or with the square of the share of epsilon; the shares
 # that minimise the sum of coefficient * sensitivity^2 / share^p are its (p + 1)-th roots.
 _POWERS = {"gaussian": 1, "laplace": 2}
@@ -45,6 +44,10 @@ class AssumedModel:
         """Returns the default: signal and noise of half the targets' bound each.
 
         The signal is that of coefficients of random direction at features of the largest norm.
+
+        Args:
+          bounds: public.
+          num_features: d, with the intercept.
 
         >>> AssumedModel.from_bounds(RegressionBounds(x_norm=2.0, y_size=1.0), num_features=4)
         AssumedModel(coefficient_norm=0.5, noise_std=0.5, noise_known=False)
@@ -92,7 +95,17 @@ def optimal_budget_shares(
     >>> [round(share, 2) for share in shares]
     [0.25, 0.67, 0.08]
     """
-    costs = np.array(_costs(model, x_norm, num_features))
+    # Increase of the loss per unit of noise variance in each statistic, times n^2.
+    variance, signal = model.noise_std**2, model.coefficient_norm**2
+    of_coefficients = num_features**2 / (2 * x_norm**2 * variance)
+    of_variance = 0.0 if model.noise_known else 1 / (4 * variance**2)
+    costs = np.array(
+        [
+            of_coefficients * signal + of_variance * signal**2,
+            of_coefficients + of_variance * 4 * signal,
+            of_variance,
+        ]
+    )
     if noise_distribution == "gaussian":  # off the diagonal of xtx half the variance
         costs[0] *= (1 + 1 / num_features) / 2
     weights = costs * np.square(np.array(sensitivities, float))
@@ -107,15 +120,3 @@ def check_shares(shares: RegressionStatistics) -> None:
     for share in (shares.xtx, shares.xty, *given):
         check_positive("shares", share)
     check(abs(sum(given) - 1) < 1e-9, "shares", shares, "numbers that add up to one")
-
-
-def _costs(model: AssumedModel, x_norm: float, num_features: int) -> tuple[float, float, float]:
-    """Increase of the loss per unit of noise variance in each statistic, times n^2."""
-    variance, signal = model.noise_std**2, model.coefficient_norm**2
-    of_coefficients = num_features**2 / (2 * x_norm**2 * variance)
-    of_variance = 0.0 if model.noise_known else 1 / (4 * variance**2)
-    return (
-        of_coefficients * signal + of_variance * signal**2,
-        of_coefficients + of_variance * 4 * signal,
-        of_variance,
-    )

@@ -13,13 +13,14 @@ prior_precision / n: u has nearly one scale however near to singular S_xx is.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.bayes.regression.budget_allocation import NoiseDistribution
 from dpjax.bayes.regression.observation_model import Observation, SecondMoment, log_det
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
@@ -117,13 +118,22 @@ def log_density(
     # The volume factors of M (for S_xx), whose powers fall from d to 1.
     powers = jnp.arange(d, 0, -1, dtype=unknowns.dtype)
     volume = jnp.sum(powers * found.log_diagonal)
-    return log_prior + volume + _log_likelihood(found, observation, noise_distribution)
+    # Of the release given S.
+    cross = found.features @ found.targets
+    square = found.residual + jnp.sum(found.targets**2)
+    exact = jnp.block(
+        [[found.features @ found.features.T, cross[:, None]], [cross[None, :], square[None, None]]]
+    )
+    noise = ((observation.average - exact) / observation.scale)[np.triu_indices(d + 1)]
+    if noise_distribution == "gaussian":
+        return log_prior + volume - jnp.sum(noise**2) / 2
+    return log_prior + volume - math.sqrt(2) * jnp.sum(jnp.abs(noise))
 
 
 def decode(
     unknowns: jax.Array, coordinates: Coordinates, observation: Observation, prior: ConjugatePrior
 ) -> Statistics:
-    """Returns the statistics at the unknowns."""
+    """Returns S in factors at the unknowns, ``((d + 1) (d + 2) / 2,)``."""
     d = len(coordinates.roots)
     moves = unknowns * coordinates.scales
     lower = jnp.eye(d, dtype=moves.dtype).at[np.tril_indices(d)].add(moves[: -d - 1])
@@ -143,9 +153,9 @@ def decode(
 
 
 def draw_parameters(
-    key: jax.Array, found: Statistics, num_examples: jax.Array, prior: ConjugatePrior
+    key: PRNGKey, found: Statistics, num_examples: jax.Array, prior: ConjugatePrior
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws coefficients and residual variance from their conjugate posterior given S."""
+    """Draws coefficients ``(d,)`` and residual variance from their conjugate posterior given S."""
     gamma_key, normal_key = jax.random.split(key)
     root, n = found.features, num_examples
     d, dtype = len(root), root.dtype
@@ -160,22 +170,6 @@ def draw_parameters(
     return mean + jnp.sqrt(variance / n) * spread, variance
 
 
-def _log_likelihood(
-    found: Statistics, observation: Observation, noise_distribution: NoiseDistribution
-) -> jax.Array:
-    """Of the release given S, up to a constant."""
-    cross = found.features @ found.targets
-    square = found.residual + jnp.sum(found.targets**2)
-    exact = jnp.block(
-        [[found.features @ found.features.T, cross[:, None]], [cross[None, :], square[None, None]]]
-    )
-    upper = np.triu_indices(len(exact))
-    noise = ((observation.average - exact) / observation.scale)[upper]
-    if noise_distribution == "gaussian":
-        return -jnp.sum(noise**2) / 2
-    return -math.sqrt(2) * jnp.sum(jnp.abs(noise))
-
-
-def _bounded(variance: jax.Array, largest: Any) -> jax.Array:
+def _bounded(variance: jax.Array, largest: Numeric) -> jax.Array:
     """Nearly the smaller of two variances."""
     return variance * largest / (variance + largest)

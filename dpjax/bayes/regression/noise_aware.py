@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
 from numpyro.infer.hmc import hmc
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import (
     as_floats,
     as_key,
@@ -19,7 +21,6 @@ from dpjax._validation import (
 )
 from dpjax.bayes.regression import latent_statistics
 from dpjax.bayes.regression.budget_allocation import NoiseDistribution
-from dpjax.bayes.regression.diagnostics import effective_sample_size, split_r_hat
 from dpjax.bayes.regression.latent_statistics import ConjugatePrior, Coordinates
 from dpjax.bayes.regression.observation_model import (
     FeaturePrior,
@@ -51,19 +52,19 @@ class RegressionDraws(NamedTuple):
 
     beta: jax.Array
     sigma2: jax.Array
-    ess: Any = None
-    r_hat: Any = None
+    ess: jax.Array | None = None
+    r_hat: jax.Array | None = None
 
 
 def noise_aware_posterior(
-    key: jax.Array,
+    key: PRNGKey,
     mechanism: PerturbedStatistics,
     released: RegressionStatistics,
     *,
-    num_examples: Any,
-    prior_precision: Any,
-    noise_shape: Any,
-    noise_rate: Any,
+    num_examples: Numeric,
+    prior_precision: Numeric,
+    noise_shape: Numeric,
+    noise_rate: Numeric,
     features: FeaturePrior | None = None,
     num_draws: int = 2_000,
     num_warmup: int = 500,
@@ -79,8 +80,9 @@ def noise_aware_posterior(
     The distribution of X^T y and y^T y given X^T X is exact for any features and any n > d. Only
     the prior of X^T X is a model: with ``features``, that of Gaussian features around zero.
 
-    Privacy: post-processing of the release. ``num_examples`` is public under replace-one and
-    zero-out; under add/remove it is private, and has to be released too.
+    Privacy:
+      Post-processing of the release. ``num_examples`` is public under replace-one and zero-out;
+      under add/remove it is private, and has to be released too.
 
     Source: Bernstein & Sheldon (2019), "Differentially private Bayesian linear regression", with
     parameters marginalised and NUTS, Hoffman & Gelman (2014), instead of their Gibbs sampler.
@@ -117,18 +119,17 @@ def noise_aware_posterior(
     ...     adjacency="replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
+    >>> released = mechanism.release(jax.random.key(1), data)
     >>> draws = noise_aware_posterior(
-    ...     jax.random.key(0), mechanism, mechanism.release(
-    ...         jax.random.key(1), data
-    ...     ), num_examples=900,
-    ...     prior_precision=1.0, noise_shape=1.0, noise_rate=0.1,
-    ... )  # fmt: skip
+    ...     jax.random.key(0), mechanism, released, num_examples=900,
+    ...     prior_precision=1.0, noise_shape=1.0, noise_rate=0.1
+    ... )
     >>> draws.beta.shape, round(float(draws.beta.mean()), 1), bool((draws.ess > 200).all())
     ((2000, 1), 0.5, True)
     """
     observation = observe(mechanism, released, num_examples)
-    for name, value in (("prior_precision", prior_precision), ("noise_shape", noise_shape)):
-        check_positive(name, value)
+    check_positive("prior_precision", prior_precision)
+    check_positive("noise_shape", noise_shape)
     check_positive("noise_rate", noise_rate)
     check_count("num_chains", num_chains)
     check_count("num_draws", num_draws, minimum=4 * num_chains)
@@ -147,16 +148,32 @@ def noise_aware_posterior(
         num_draws // num_chains,
         num_warmup,
     )
-    _warn_if_unmixed(draws)
+    if is_traced(draws.ess):
+        return draws
+    ess, r_hat = float(jnp.min(draws.ess)), float(jnp.max(draws.r_hat))
+    if not (ess >= _LEAST_ESS and r_hat <= _LARGEST_R_HAT):
+        warnings.warn(
+            f"the chains of noise_aware_posterior mixed poorly: least effective sample size"
+            f" {ess:.0f} (below {_LEAST_ESS} is too few), largest split R-hat {r_hat:.3f} (above"
+            f" {_LARGEST_R_HAT} is too large). Raise num_draws and num_warmup.",
+            UserWarning,
+            stacklevel=2,
+        )
     return draws
 
 
 def coefficient_interval(draws: RegressionDraws, level: float) -> Interval:
-    """Returns the central credible interval of each coefficient: ends of shape ``(d,)``.
+    """Returns the central credible interval of each coefficient.
 
     Args:
       draws: from a posterior.
       level: the probability, in (0, 1), of each interval; not of all together.
+
+    Returns:
+      Both ends, each ``(d,)``.
+
+    Raises:
+      ValueError: ``level`` is not in (0, 1).
 
     >>> draws = RegressionDraws(jnp.arange(101.0)[:, None], jnp.ones(101))
     >>> [end.tolist() for end in coefficient_interval(draws, 0.9)]
@@ -165,14 +182,22 @@ def coefficient_interval(draws: RegressionDraws, level: float) -> Interval:
     return _central(draws.beta, level)
 
 
-def prediction_interval(key: jax.Array, draws: RegressionDraws, x: Any, level: float) -> Interval:
-    """Returns the central interval of the targets of new records: ends of shape ``(m,)``.
+def prediction_interval(
+    key: PRNGKey, draws: RegressionDraws, x: npt.ArrayLike, level: float
+) -> Interval:
+    """Returns the central predictive interval of the target of each new record.
 
     Args:
       key: a JAX key, for the residuals of the new records.
       draws: from a posterior.
       x: features ``(m, d)`` of new records. They are not protected here.
       level: the probability, in (0, 1), with which each interval covers its target.
+
+    Returns:
+      Both ends, each ``(m,)``.
+
+    Raises:
+      ValueError: ``level`` is not in (0, 1).
 
     >>> draws = RegressionDraws(jnp.ones((20_000, 1)), jnp.full(20_000, 4.0))
     >>> interval = prediction_interval(jax.random.key(0), draws, [[3.0]], 0.9)
@@ -216,17 +241,20 @@ def _run_chain(
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """NUTS over the statistics, and one draw of the parameters for each draw of them."""
-    coordinates, observation, _, prior = model
+    coordinates, observation, second_moment, prior = model
     start_key, chain_key, draw_key = jax.random.split(key, 3)
 
-    def potential(unknowns: jax.Array) -> jax.Array:
-        return -latent_statistics.log_density(
-            unknowns, *model, noise_distribution=noise_distribution
-        )
-
+    log_density = functools.partial(
+        latent_statistics.log_density,
+        coordinates=coordinates,
+        observation=observation,
+        second_moment=second_moment,
+        prior=prior,
+        noise_distribution=noise_distribution,
+    )
     scales = coordinates.scales
     start = jax.random.normal(start_key, scales.shape, scales.dtype) / 10
-    initialise, step = hmc(potential, algo="NUTS")
+    initialise, step = hmc(lambda unknowns: -log_density(unknowns), algo="NUTS")
     state = initialise(
         start, num_warmup, step_size=0.3, max_tree_depth=_TREE_DEPTHS, rng_key=chain_key
     )
@@ -244,15 +272,40 @@ def _run_chain(
     return jax.vmap(draw)(jax.random.split(draw_key, num_draws), kept[num_warmup:])
 
 
-def _warn_if_unmixed(draws: RegressionDraws) -> None:
-    if is_traced(draws.ess):
-        return
-    ess, r_hat = float(jnp.min(draws.ess)), float(jnp.max(draws.r_hat))
-    if not (ess >= _LEAST_ESS and r_hat <= _LARGEST_R_HAT):
-        warnings.warn(
-            f"the chains of noise_aware_posterior mixed poorly: least effective sample size"
-            f" {ess:.0f} (below {_LEAST_ESS} is too few), largest split R-hat {r_hat:.3f} (above"
-            f" {_LARGEST_R_HAT} is too large). Raise num_draws and num_warmup.",
-            UserWarning,
-            stacklevel=3,
-        )
+def split_r_hat(draws: jax.Array) -> jax.Array:
+    """Returns split R-hat of draws ``(num_chains, num_draws, ...)``, as numpyro, also under jit.
+
+    Source: Gelman et al. (2013), "Bayesian data analysis", section 11.4.
+    """
+    half = draws.shape[1] // 2
+    within, total = _variances(jnp.concatenate([draws[:, :half], draws[:, -half:]]))
+    return jnp.sqrt(total / within)
+
+
+def effective_sample_size(draws: jax.Array) -> jax.Array:
+    """Returns the effective sample size of draws ``(num_chains, num_draws, ...)``.
+
+    Source: Gelman et al. (2013), section 11.5, with the initial monotone sequence of Geyer (1992).
+    """
+    num_chains, length = draws.shape[:2]
+    centred = draws - draws.mean(axis=1, keepdims=True)
+    spectrum = jnp.fft.rfft(centred, 2 * length, axis=1)
+    products = jnp.fft.irfft((spectrum * spectrum.conj()).real, 2 * length, axis=1)[:, :length]
+    within, total = _variances(draws)
+    correlation = 1 - (within[None] - products.mean(axis=0) / length) / total[None]
+    correlation = correlation.at[0].set(1.0)
+    pairs = correlation[: length - length % 2].reshape(-1, 2, *draws.shape[2:]).sum(axis=1)
+    # The first pair is kept whatever its sign; the sum of the others ends at a negative one.
+    later = jnp.where(jax.lax.cummin(pairs[1:], axis=0) > 0, pairs[1:], 0.0)
+    monotone = jax.lax.cummin(jnp.concatenate([pairs[:1], later]), axis=0)
+    return num_chains * length / (2 * monotone.sum(axis=0) - 1)
+
+
+def _variances(draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Within the chains, and of all draws together, both unbiased."""
+    length = draws.shape[1]
+    within = draws.var(axis=1, ddof=1).mean(axis=0)
+    total = within * ((length - 1) / length)
+    if len(draws) == 1:
+        return total, total
+    return within, total + draws.mean(axis=1).var(axis=0, ddof=1)

@@ -1,12 +1,17 @@
-"""Observation model of released statistics: noise scales, and the prior of X^T X / n."""
+"""Observation model of released statistics, the prior of X^T X / n, and both as a numpyro model."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro
 import numpyro.distributions as dist
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import as_floats, check, check_positive
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
@@ -25,8 +30,8 @@ class FeaturePrior:
       ValueError: a number that is not above zero.
     """
 
-    second_moment: Any
-    num_examples: Any = 1.0
+    second_moment: Numeric
+    num_examples: Numeric = 1.0
 
     def __post_init__(self) -> None:
         check_positive("num_examples", self.num_examples)
@@ -60,12 +65,12 @@ class SecondMoment(NamedTuple):
       scale: B, ``(d, d)``.
     """
 
-    degrees: Any
-    prior_degrees: Any
+    degrees: jax.Array
+    prior_degrees: jax.Array
     scale: jax.Array
 
     def log_density(self, log_det: jax.Array, log_det_sum: jax.Array) -> jax.Array:
-        """The log density up to a constant, of log|S| and log|S + B|."""
+        """Returns the log density up to a constant, from log|S| and log|S + B|."""
         dim = self.scale.shape[-1]
         total = self.degrees + self.prior_degrees
         return ((self.degrees - dim - 1) * log_det - total * log_det_sum) / 2
@@ -80,8 +85,8 @@ class SecondMomentCholesky(dist.Distribution):
         self.second_moment = second_moment
         super().__init__(event_shape=second_moment.scale.shape)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws F, then S given F."""
+    def sample(self, key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws F, then the Cholesky factor of S given F, ``(*sample_shape, d, d)``."""
         first, second = jax.random.split(key)
         degrees, prior_degrees, scale = self.second_moment
         unit = jnp.eye(len(scale), dtype=scale.dtype)
@@ -92,7 +97,7 @@ class SecondMomentCholesky(dist.Distribution):
             return population.sample(first, sample_shape) @ standard
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        """The matrix's density times the volume factor of the Cholesky factorisation."""
+        """Returns the matrix's log density plus the log volume factor of the factorisation."""
         diagonal = jnp.log(jnp.diagonal(value))
         total = log_det(value @ value.T + self.second_moment.scale)
         volume = jnp.sum(jnp.arange(len(value), 0, -1, dtype=value.dtype) * diagonal)
@@ -100,22 +105,27 @@ class SecondMomentCholesky(dist.Distribution):
 
 
 def observe(
-    mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Any
+    mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Numeric
 ) -> Observation:
     """Returns a release and its noise scales in averages over the records.
 
     Raises:
       ValueError: statistics without yty or not of the mechanism's shape; no records.
     """
-    _check(mechanism, released)
+    with_yty = mechanism.scales.yty is not None and released.yty is not None
+    check(with_yty, "released.yty", released.yty, "released, for unknown noise")
+    dim = mechanism.num_features
+    shapes, wanted = tuple(jnp.shape(part) for part in released), ((dim, dim), (dim,), ())
+    check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
     check_positive("num_examples", num_examples)
-    parts = RegressionStatistics(
-        *(as_floats(part, f"released.{name}") for name, part in released._asdict().items())
+    parts = [as_floats(part, f"released.{name}") for name, part in released._asdict().items()]
+    scales = list(map(jnp.full_like, parts, mechanism.noise_scales))
+    average, scale = (
+        jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])
+        for xtx, xty, yty in (parts, scales)
     )
-    spread = RegressionStatistics(*map(jnp.full_like, parts, mechanism.noise_scales))
-    n = jnp.asarray(num_examples, parts.xtx.dtype)
-    least = jnp.asarray(mechanism.num_features + 1, n.dtype)
-    return Observation(_joined(parts) / n, _joined(spread) / n, jnp.maximum(n, least))
+    n = jnp.asarray(num_examples, average.dtype)
+    return Observation(average / n, scale / n, jnp.maximum(n, jnp.asarray(dim + 1, n.dtype)))
 
 
 def second_moment_prior(
@@ -139,20 +149,88 @@ def second_moment_prior(
 
 
 def log_det(matrix: jax.Array) -> jax.Array:
-    """The log determinant of a positive definite matrix."""
+    """Returns the log determinant of a positive definite matrix."""
     return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
 
 
-def _check(mechanism: PerturbedStatistics, released: RegressionStatistics) -> None:
-    with_yty = mechanism.scales.yty is not None and released.yty is not None
-    check(with_yty, "released.yty", released.yty, "released, for unknown noise")
-    dim = mechanism.num_features
-    shapes = tuple(jnp.shape(part) for part in released)
-    wanted = ((dim, dim), (dim,), ())
-    check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
+def released_regression(
+    prior: Callable[[], tuple[jax.Array, jax.Array]],
+    mechanism: PerturbedStatistics,
+    released: RegressionStatistics,
+    num_examples: Numeric,
+    features: FeaturePrior | None = None,
+) -> None:
+    """Numpyro model of y ~ N(x^T b, v) given released noisy statistics, for NUTS or SVI.
+
+    The model of `noise_aware_posterior` with any prior. X^T X / n is a latent variable. Given it,
+    X^T y and y^T y are integrated out by the central limit theorem, a normal distribution with
+    their exact mean and covariance, so the model is for many records. For Laplace noise the
+    variance of each of their entries is one more latent variable.
+
+    Privacy: post-processing of the release.
+
+    Args:
+      prior: samples the coefficients ``(d,)`` and the residuals' variance, and returns both.
+      mechanism: the mechanism of the release, with yty.
+      released: result of ``mechanism.release``, without `repair`.
+      num_examples: number of records; public, or released too.
+      features: as in `noise_aware_posterior`.
+
+    Raises:
+      ValueError: statistics without yty or not of the mechanism's shape; no records.
+
+    Source: Bernstein & Sheldon (2019) for the model.
+
+    >>> from dpjax.bayes.regression import RegressionBounds
+    >>> mechanism = PerturbedStatistics.from_epsilon(
+    ...     RegressionBounds(x_norm=1.0, y_size=1.0), epsilon=1.0, delta=1e-5,
+    ...     adjacency="replace_one", num_features=1
+    ... )
+    >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
+    >>> released = mechanism.release(jax.random.key(1), data)
+    >>> def prior():
+    ...     b = numpyro.sample("b", dist.StudentT(3, 0, 1).expand([1]).to_event(1))
+    ...     return b, numpyro.sample("v", dist.HalfNormal(1))
+    >>> kernel = numpyro.infer.NUTS(released_regression)
+    >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
+    >>> mcmc.run(jax.random.key(2), prior, mechanism, released, 900)
+    >>> round(float(mcmc.get_samples()["b"].mean()), 1)
+    0.5
+    """
+    observation = observe(mechanism, released, num_examples)
+    average, noise, n = observation
+    beta, variance = prior()
+    root_prior = SecondMomentCholesky(second_moment_prior(features, mechanism, observation))
+    root = numpyro.sample("feature_root", root_prior)
+    second_moment = root @ root.T
+    dim, upper = len(root), np.triu_indices(len(root))
+    exact, deviations = second_moment[upper], noise[:dim, :dim][upper]
+    noise_variances = noise[:, -1] ** 2
+    if mechanism.noise_distribution == "gaussian":
+        of_features = dist.Normal(exact, deviations)
+    else:
+        of_features = dist.Laplace(exact, deviations / math.sqrt(2))
+        # Conditionally Gaussian noise of exponential variance, Park & Casella (2008), equation 4.
+        exponential = dist.Exponential(1.0).expand(noise_variances.shape)
+        units = numpyro.sample("noise_units", exponential.to_event(1))
+        noise_variances = noise_variances * units
+    observed = average[:dim, :dim][upper]
+    numpyro.sample("released_xtx", of_features.to_event(1), obs=observed)
+    mean, covariance = _moments_given_features(second_moment, beta, variance, n)
+    joint = dist.MultivariateNormal(mean, covariance + jnp.diag(noise_variances))
+    numpyro.sample("released_targets", joint, obs=average[:, -1])
 
 
-def _joined(statistics: RegressionStatistics) -> jax.Array:
-    """The statistics in one symmetric matrix (d + 1, d + 1)."""
-    xtx, xty, yty = statistics
-    return jnp.block([[xtx, xty[:, None]], [xty[None, :], yty[None, None]]])
+def _moments_given_features(
+    second_moment: jax.Array, beta: jax.Array, variance: jax.Array, num_examples: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and covariance of X^T y / n and y^T y / n given X: exact, for any features."""
+    cross = second_moment @ beta
+    explained = beta @ cross
+    mean = jnp.append(cross, explained + variance)
+    corner = 4 * explained * variance + 2 * variance**2
+    blocks = [
+        [second_moment * variance, 2 * variance * cross[:, None]],
+        [2 * variance * cross[None, :], corner[None, None]],
+    ]
+    return mean, jnp.block(blocks) / num_examples

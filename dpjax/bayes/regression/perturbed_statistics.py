@@ -5,43 +5,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent
+import numpy.typing as npt
 
-from dpjax._validation import as_numbers, check, check_choice, check_positive
+from dpjax._validation import check_choice, check_positive
 from dpjax.adjacency import Adjacency
+from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.budget_allocation import (
     AssumedModel,
     NoiseDistribution,
     check_shares,
     optimal_budget_shares,
 )
+from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
-    check_features,
-    check_records,
-    check_statistics,
-    clipped_statistics,
     describe_clipping,
     statistics_sensitivities,
 )
 from dpjax.mechanisms.additive import mirror, upper_triangle
-from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array, call_on_host, float_dtype
+from dpjax.mechanisms.host import Array
 from dpjax.mechanisms.laplace import Laplace
 from dpjax.sensitivity import Sensitivity
-from dpjax.sensitivity.sums import SUM_ROUNDING
 
 # The float below sqrt(2).
 _ROOT_TWO = math.nextafter(math.sqrt(2), 0.0)
-
-
 _MECHANISMS: Mapping[NoiseDistribution, type[Gaussian] | type[Laplace]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
@@ -49,7 +41,7 @@ _MECHANISMS: Mapping[NoiseDistribution, type[Gaussian] | type[Laplace]] = {
 
 
 @dataclass(frozen=True)
-class PerturbedStatistics(Mechanism):
+class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMechanism):
     """Releases X^T X, X^T y and optionally y^T y of clipped records with independent noise.
 
     Attributes:
@@ -66,9 +58,13 @@ class PerturbedStatistics(Mechanism):
       add/remove can be estimated from the released xtx entry of an intercept, which is too small
       where rows were clipped.
 
+    Raises:
+      ValueError: a scale that is not a finite number above zero, or another distribution.
+
     Source: Foulds et al. (2016) for the perturbation; Balle & Wang (2018), Theorem 8, for Gaussian
     noise; Gaussian releases compose exactly, by adding mu^2.
 
+    >>> import jax, jax.numpy as jnp
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     >>> mechanism = PerturbedStatistics.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=3
@@ -89,7 +85,7 @@ class PerturbedStatistics(Mechanism):
 
     def __post_init__(self) -> None:
         check_choice("noise_distribution", self.noise_distribution, tuple(_MECHANISMS))
-        for scale in self.scales[: 3 if self.scales.yty is not None else 2]:
+        for scale in self._scales:
             check_positive("scales", scale)
 
     @classmethod
@@ -116,6 +112,10 @@ class PerturbedStatistics(Mechanism):
             an assumed model that the shares are optimised for, by default
             ``AssumedModel.from_bounds``.
           unit: the unit of privacy, in words.
+
+        Raises:
+          ValueError: a number out of range, or shares that are not positive or do not add up to
+            one.
         """
         noise_distribution: NoiseDistribution = "gaussian" if delta else "laplace"
         if delta:
@@ -125,19 +125,38 @@ class PerturbedStatistics(Mechanism):
         else:
             check_positive("epsilon", epsilon)
             budget = epsilon
-        scales = _scales(bounds, num_features, budget, noise_distribution, adjacency, split)
-        return cls(bounds, num_features, scales, noise_distribution, adjacency, unit)
+        sensitivities = statistics_sensitivities(
+            bounds, num_features, norm=_MECHANISMS[noise_distribution].norm, adjacency=adjacency
+        )
+        sizes = RegressionStatistics(*(sensitivity.value for sensitivity in sensitivities))
+        if not isinstance(split, RegressionStatistics):
+            model = AssumedModel.from_bounds(bounds, num_features) if split is None else split
+            split = optimal_budget_shares(
+                sizes,
+                model,
+                x_norm=bounds.x_norm,
+                num_features=num_features,
+                noise_distribution=noise_distribution,
+            )
+        check_shares(split)
+        # Shares of a Gaussian budget are of mu^2.
+        scales = (
+            None if share is None else size / ((math.sqrt(share) if delta else share) * budget)
+            for size, share in zip(sizes, split, strict=True)
+        )
+        return cls(
+            bounds, num_features, RegressionStatistics(*scales), noise_distribution, adjacency, unit
+        )
 
     @property
     def parts(self) -> RegressionStatistics:
         """The mechanism of each statistic; ``None`` for an omitted yty."""
-        mechanisms = [
-            None
-            if scale is None
-            else _MECHANISMS[self.noise_distribution](sensitivity, scale, self.unit)
-            for sensitivity, scale in zip(self._sensitivities, self.scales, strict=True)
-        ]
-        return RegressionStatistics(*mechanisms)
+        return RegressionStatistics(
+            *(
+                None if scale is None else replace(part, scale=scale, unit=self.unit)
+                for part, scale in zip(self._unit_parts, self.scales, strict=True)
+            )
+        )
 
     @property
     def noise_scales(self) -> RegressionStatistics:
@@ -145,99 +164,42 @@ class PerturbedStatistics(Mechanism):
 
         The noise on xtx is symmetric. ``None`` for an omitted yty.
         """
-        stds = _each(lambda part: part.standard_deviation, self.parts)
-        return stds._replace(xtx=stds.xtx / self._weights)
+        xtx, xty, yty = (None if part is None else part.standard_deviation for part in self.parts)
+        return RegressionStatistics(xtx / self._weights, xty, yty)
 
-    def release(self, key: jax.Array, statistics: RegressionStatistics) -> RegressionStatistics:
-        """Returns noisy statistics; xtx is symmetric and may be indefinite: see `repair`.
-
-        A pure function that works under jit and vmap.
-
-        Args:
-          key: a JAX key, split for the parts; a secret.
-          statistics: of records clipped to ``bounds``.
-        """
-        given = statistics if self.scales.yty is not None else statistics._replace(yty=None)
-        missing = given.yty is None and self.scales.yty is not None
-        check(not missing, "statistics.yty", None, "given, as its noise has a scale")
-        check_statistics(given, self.num_features)
-        return self._release(key, [part for part in given if part is not None], self.add_noise)
-
-    def release_records(self, key: jax.Array, x: Any, y: Any) -> RegressionStatistics:
-        """Returns the noisy statistics of records, clipped and summed here.
-
-        Args:
-          key: a JAX key; a secret.
-          x: features ``(n, num_features)``, of any size.
-          y: targets ``(n,)``, of any size.
-        """
-        check_records(jnp.shape(x), jnp.shape(y))
-        check_features(x, self.num_features)
-        return self._release(key, [x, y], self._noisy_records)
-
-    def _release(self, key: jax.Array, values: list[Any], noisy: Any) -> RegressionStatistics:
-        d, count = self.num_features, len(self._stated_scales)
-        dtype = float_dtype(values[0])
-        shapes = [(d, d), (d,), ()][:count]
-        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-        numbers = [as_numbers(value) for value in (*values, *self._stated_scales)]
-        released = map(jnp.asarray, call_on_host(noisy, key, numbers, results))
-        return RegressionStatistics(*released, *[None] * (3 - count))
-
-    def _noisy_records(self, words: Any, arrays: list[Array]) -> list[Array]:
-        x, y, *scales = arrays
-        exact = clipped_statistics(self.bounds, x, y)[: len(scales)]
-        return self.add_noise(words, [*exact, *scales], rounding=SUM_ROUNDING)
-
-    def add_noise(self, words: Any, arrays: list[Array], *, rounding: float = 0.0) -> list[Array]:
-        """Returns noisy statistics: what ``release`` computes on the host.
-
-        Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
-          arrays: xtx, xty and yty, without yty if it is omitted, then the scale of each.
-          rounding: relative increase of the sensitivities by rounding of the sums.
-        """
+    def add_noise(
+        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+    ) -> list[Array]:
+        """Returns noisy statistics, as `StatisticsMechanism.add_noise`."""
         count = len(arrays) // 2
-        exact, scales = arrays[:count], arrays[count:]
-        exact = [upper_triangle(exact[0]), *exact[1:]]
-        parts = [part for part in self._unit_parts if part is not None]
+        exact, scales = [upper_triangle(arrays[0]), *arrays[1:count]], arrays[count:]
         weights = [upper_triangle(self._weights), None, None]
         noisy = [
             part.add_noise(key, [value], scale=scale, weights=weight, rounding=rounding)[0]
             for part, key, value, scale, weight in zip(
-                parts, derive(words, count), exact, scales, weights[:count], strict=True
+                self._unit_parts[:count], derive(words, count), exact, scales, weights, strict=False
             )
         ]
         return [mirror(noisy[0]), *noisy[1:]]
 
     @property
-    def _stated_scales(self) -> list[Any]:
-        return [scale for scale in self.scales if scale is not None]
+    def _num_statistics(self) -> int:  # type: ignore[override]
+        return 2 if self.scales.yty is None else 3
+
+    _num_values = _num_statistics
+
+    @property
+    def _scales(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return self.scales[: self._num_statistics]
 
     @property
     def _unit_parts(self) -> list[Any]:
-        """The mechanisms with scale one, for noise whose scale is traced."""
-        pairs = zip(self._sensitivities, self.scales, strict=True)
-        return [
-            _MECHANISMS[self.noise_distribution](moves, 1.0)
-            for moves, scale in pairs
-            if scale is not None
-        ]
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether all parts have."""
-        return self.composition.has_exact_noise
-
-    @property
-    def num_releases(self) -> int:
-        """Two, or three with yty."""
-        return self.composition.num_releases
-
-    @property
-    def event(self) -> DpEvent:
-        """The parts' events, composed."""
-        return self.composition.event
+        """The mechanisms of the three statistics with scale one, for scales that are traced."""
+        mechanism = _MECHANISMS[self.noise_distribution]
+        sensitivities = statistics_sensitivities(
+            self.bounds, self.num_features, norm=mechanism.norm, adjacency=self.adjacency
+        )
+        return [mechanism(sensitivity, 1.0) for sensitivity in sensitivities]
 
     @property
     def composition(self) -> Composition:
@@ -246,7 +208,8 @@ class PerturbedStatistics(Mechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with every noise scale times ``factor``."""
-        return replace(self, scales=_each(lambda scale: scale * factor, self.scales))
+        scales = (None if scale is None else scale * factor for scale in self.scales)
+        return replace(self, scales=RegressionStatistics(*scales))
 
     def describe(self) -> Mapping[str, str]:
         """Returns records, clipping and parts as text for certificates."""
@@ -263,60 +226,5 @@ class PerturbedStatistics(Mechanism):
         other entries by sqrt(2), rounded down, gives the Frobenius norm of the whole matrix, which
         has the same bound, so these entries get less noise.
         """
-        d = self.num_features
-        return np.where(
-            np.eye(d) > 0, 1.0, _ROOT_TWO if self.noise_distribution == "gaussian" else 1.0
-        )
-
-    @property
-    def _sensitivities(self) -> RegressionStatistics:
-        return _sensitivities(
-            self.bounds, self.num_features, self.noise_distribution, self.adjacency
-        )
-
-
-def _sensitivities(
-    bounds: RegressionBounds,
-    num_features: int,
-    noise_distribution: NoiseDistribution,
-    adjacency: Adjacency,
-) -> RegressionStatistics:
-    return statistics_sensitivities(
-        bounds, num_features, norm=_MECHANISMS[noise_distribution].norm, adjacency=adjacency
-    )
-
-
-def _scales(
-    bounds: RegressionBounds,
-    num_features: int,
-    budget: float,
-    noise_distribution: NoiseDistribution,
-    adjacency: Adjacency,
-    split: RegressionStatistics | AssumedModel | None,
-) -> RegressionStatistics:
-    """Returns the noise scales that spend a budget of mu, or of epsilon for Laplace noise."""
-    sensitivities = _sensitivities(bounds, num_features, noise_distribution, adjacency)
-    sizes = _each(lambda sensitivity: sensitivity.value, sensitivities)
-    if isinstance(split, RegressionStatistics):
-        check_shares(split)
-        shares = split
-    else:
-        model = AssumedModel.from_bounds(bounds, num_features) if split is None else split
-        shares = optimal_budget_shares(
-            sizes,
-            model,
-            x_norm=bounds.x_norm,
-            num_features=num_features,
-            noise_distribution=noise_distribution,
-        )
-    # Shares of a Gaussian budget are of mu^2.
-    parts = _each(math.sqrt, shares) if noise_distribution == "gaussian" else shares
-    scales = [
-        None if part is None else size / (part * budget)
-        for size, part in zip(sizes, parts, strict=True)
-    ]
-    return RegressionStatistics(*scales)
-
-
-def _each(change: Any, values: RegressionStatistics) -> RegressionStatistics:
-    return RegressionStatistics(*(None if value is None else change(value) for value in values))
+        weight = _ROOT_TWO if self.noise_distribution == "gaussian" else 1.0
+        return np.where(np.eye(self.num_features) > 0, 1.0, weight)

@@ -1,13 +1,15 @@
 """Closed-form posteriors of linear regression, and repair of noisy sufficient statistics."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
+from dpjax._typing import Numeric
 from dpjax._validation import as_floats, check, check_delta, check_positive
 from dpjax.bayes.regression.statistics import RegressionStatistics
 from dpjax.mechanisms.base import Interval
@@ -22,9 +24,9 @@ class Prediction(NamedTuple):
       degrees_of_freedom: of the t distribution; infinite if normal.
     """
 
-    mean: Any
-    scale: Any
-    degrees_of_freedom: Any
+    mean: jax.Array
+    scale: jax.Array
+    degrees_of_freedom: jax.Array
 
     def interval(self, level: float) -> Interval:
         """Returns central prediction intervals, each of probability ``level``.
@@ -33,6 +35,12 @@ class Prediction(NamedTuple):
 
         Args:
           level: in (0, 1).
+
+        Returns:
+          Both ends, each ``(n,)``.
+
+        Raises:
+          ValueError: ``level`` is not in (0, 1).
         """
         check_delta(level, "level")
         width = student.ppf((1 + level) / 2, np.asarray(self.degrees_of_freedom)) * self.scale
@@ -53,14 +61,14 @@ class RegressionPosterior(NamedTuple):
       rate: of the noise variance's distribution, or the variance.
     """
 
-    mean: Any
-    precision: Any
-    shape: Any
-    rate: Any
+    mean: jax.Array
+    precision: jax.Array
+    shape: jax.Array
+    rate: jax.Array
 
     @property
-    def noise_variance(self) -> Any:
-        """``rate`` over ``shape``: the squared predictive scale for known coefficients."""
+    def noise_variance(self) -> jax.Array:
+        """Squared predictive scale for known coefficients, ``rate`` over ``shape``, of shape ()."""
         return jnp.where(jnp.isinf(self.shape), self.rate, self.rate / self.shape)
 
     @property
@@ -70,10 +78,11 @@ class RegressionPosterior(NamedTuple):
         spread = jnp.where(self.shape > 1, spread, jnp.inf)
         return spread * self.noise_variance * self._inverse
 
-    def predict(self, x: Any) -> Prediction:
-        """Returns the marginal predictive distributions at features ``x``, ``(n, d)``.
+    def predict(self, x: npt.ArrayLike) -> Prediction:
+        """Returns the marginal predictive distributions of new targets; works under jit and vmap.
 
-        Works under jit and vmap.
+        Args:
+          x: features ``(n, d)``. They are not protected here.
 
         >>> data = RegressionStatistics(jnp.eye(1) * 4, jnp.array([2.0]), jnp.array(1.0))
         >>> seen = known_noise_posterior(data, prior_precision=1.0, noise_precision=1.0)
@@ -93,7 +102,7 @@ class RegressionPosterior(NamedTuple):
 
 
 def known_noise_posterior(
-    statistics: RegressionStatistics, *, prior_precision: Any, noise_precision: Any
+    statistics: RegressionStatistics, *, prior_precision: Numeric, noise_precision: Numeric
 ) -> RegressionPosterior:
     """Returns the posterior for y ~ N(x^T b, 1 / noise_precision), b ~ N(0, I / prior_precision).
 
@@ -105,6 +114,12 @@ def known_noise_posterior(
       prior_precision: above zero.
       noise_precision: above zero.
 
+    Privacy:
+      Post-processing of released statistics.
+
+    Raises:
+      ValueError: a precision that is not above zero.
+
     Source: Bishop (2006), equations 3.53 and 3.54.
 
     >>> data = RegressionStatistics(jnp.eye(2) * 4, jnp.array([5.0, 0.0]), None)
@@ -115,16 +130,17 @@ def known_noise_posterior(
     check_positive("prior_precision", prior_precision)
     check_positive("noise_precision", noise_precision)
     precision, mean = _normal(statistics, prior_precision / noise_precision)
-    return RegressionPosterior(mean, precision, jnp.inf, 1 / jnp.asarray(noise_precision, float))
+    variance = 1 / jnp.asarray(noise_precision, float)
+    return RegressionPosterior(mean, precision, jnp.asarray(jnp.inf, mean.dtype), variance)
 
 
 def unknown_noise_posterior(
     statistics: RegressionStatistics,
-    num_examples: Any,
+    num_examples: Numeric,
     *,
-    prior_precision: Any,
-    noise_shape: Any,
-    noise_rate: Any,
+    prior_precision: Numeric,
+    noise_shape: Numeric,
+    noise_rate: Numeric,
 ) -> RegressionPosterior:
     """Returns the posterior for y ~ N(x^T b, v), b ~ N(0, v I / prior_precision), v unknown.
 
@@ -138,6 +154,9 @@ def unknown_noise_posterior(
       noise_shape: above zero.
       noise_rate: above zero.
 
+    Privacy:
+      Post-processing of released statistics.
+
     Raises:
       ValueError: a prior that is not above zero, or statistics without yty.
 
@@ -150,8 +169,8 @@ def unknown_noise_posterior(
     >>> posterior.mean.tolist(), posterior.shape.item(), posterior.rate.item()
     ([1.0], 3.0, 2.0)
     """
-    for name, value in (("noise_shape", noise_shape), ("noise_rate", noise_rate)):
-        check_positive(name, value)
+    check_positive("noise_shape", noise_shape)
+    check_positive("noise_rate", noise_rate)
     check_positive("prior_precision", prior_precision)
     check(statistics.yty is not None, "statistics.yty", None, "released, for unknown noise")
     precision, mean = _normal(statistics, prior_precision)
@@ -160,11 +179,11 @@ def unknown_noise_posterior(
         as_floats(statistics.yty, "statistics.yty"),
     )
     unexplained = jnp.maximum(yty - xty @ mean, 0.0)
-    shape = noise_shape + jnp.maximum(as_floats(num_examples, "num_examples"), 0.0) / 2
-    return RegressionPosterior(mean, precision, shape, noise_rate + unexplained / 2)
+    shape = jnp.maximum(as_floats(num_examples, "num_examples"), 0.0) / 2 + noise_shape
+    return RegressionPosterior(mean, precision, shape, unexplained / 2 + noise_rate)
 
 
-def _normal(statistics: RegressionStatistics, ridge: Any) -> tuple[jax.Array, jax.Array]:
+def _normal(statistics: RegressionStatistics, ridge: Numeric) -> tuple[jax.Array, jax.Array]:
     """Posterior precision of the coefficients over the noise precision, and their mean."""
     xtx, xty = (
         as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
@@ -173,18 +192,23 @@ def _normal(statistics: RegressionStatistics, ridge: Any) -> tuple[jax.Array, ja
     return precision, cho_solve(cho_factor(precision), xty)
 
 
-def repair(statistics: RegressionStatistics, floor: Any) -> RegressionStatistics:
+def repair(statistics: RegressionStatistics, floor: Numeric) -> RegressionStatistics:
     """Returns the statistics with xtx projected to positive definite matrices and yty raised.
 
     The eigenvalues of xtx below ``floor`` are raised to it, which gives the nearest such matrix in
     Frobenius norm; then a yty smaller than xty^T xtx^-1 xty, the explained sum of squares, is
-    raised to that. Post-processing. Works under jit and vmap. A direction whose
-    eigenvalue is below that of the noise cannot be distinguished from noise: see
-    `largest_noise_eigenvalue`.
+    raised to that. Works under jit and vmap. A direction whose eigenvalue is below that of the
+    noise cannot be distinguished from noise: see `largest_noise_eigenvalue`.
 
     Args:
       statistics: as released.
       floor: lower bound on the eigenvalues, in the units of xtx; above zero.
+
+    Privacy:
+      Post-processing of released statistics.
+
+    Raises:
+      ValueError: ``floor`` is not above zero.
 
     >>> noisy = RegressionStatistics(jnp.diag(jnp.array([4.0, -1.0])), jnp.ones(2), jnp.array(0.0))
     >>> repaired = repair(noisy, floor=0.5)
@@ -205,7 +229,7 @@ def repair(statistics: RegressionStatistics, floor: Any) -> RegressionStatistics
     return RegressionStatistics(raised, xty, jnp.maximum(yty, explained))
 
 
-def largest_noise_eigenvalue(standard_deviations: Any) -> jax.Array:
+def largest_noise_eigenvalue(standard_deviations: npt.ArrayLike) -> jax.Array:
     """Returns the typical largest eigenvalue of the noise in a released xtx, for large d.
 
     Twice the root of the summed variances of a row, averaged over the rows: 2 s sqrt(d) for equal

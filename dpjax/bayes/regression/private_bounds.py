@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
+from dpjax._typing import PRNGKey
 from dpjax._validation import as_numbers, check, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.regression.statistics import RegressionBounds, check_records
-from dpjax.mechanisms.base import Mechanism
+from dpjax.bayes.composed import ComposedMechanism
+from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, as_float64, call_on_host, exact
@@ -23,7 +23,7 @@ from dpjax.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateBounds(Mechanism):
+class PrivateBounds(ComposedMechanism):
     """Selects bounds near a quantile of the records' sizes, among public candidates.
 
     Two exponential mechanisms of one scale. The utility of a candidate is
@@ -44,6 +44,10 @@ class PrivateBounds(Mechanism):
       Gaussian noise and the default split of `PerturbedStatistics` its event does not depend on
       the selected bounds. The utilities are exact fractions for any number of records.
 
+    Raises:
+      ValueError: no candidates, candidates that are not increasing or that `RegressionBounds` does
+        not allow, or a quantile or epsilon out of range.
+
     Source: Smith (2011), for the private quantile.
 
     >>> mechanism = PrivateBounds(
@@ -63,8 +67,13 @@ class PrivateBounds(Mechanism):
     unit: str = "one record"
 
     def __post_init__(self) -> None:
-        _check_candidates("x_norms", self.x_norms)
-        _check_candidates("y_sizes", self.y_sizes)
+        for name in ("x_norms", "y_sizes"):
+            candidates = getattr(self, name)
+            check(len(candidates) > 0, name, candidates, "at least one candidate")
+            for candidate in candidates:
+                check_bound(name, candidate)
+            increasing = all(low < high for low, high in pairwise(candidates))
+            check(increasing, name, candidates, "increasing")
         check_delta(self.quantile, "quantile")
         check_positive("epsilon", self.epsilon)
         check_adjacency(self.adjacency)
@@ -78,15 +87,28 @@ class PrivateBounds(Mechanism):
             sensitivity, epsilon=self.epsilon / 2, unit=self.unit
         )
 
-    def release(self, key: jax.Array, x: Any, y: Any) -> RegressionBounds:
-        """Returns the chosen bounds of features ``(n, d)`` and targets ``(n,)``, on the host."""
+    def release(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionBounds:
+        """Returns the chosen bounds, on the host; arguments as ``release_positions``."""
         at_x, at_y = self.release_positions(key, x, y)
         return RegressionBounds(x_norm=self.x_norms[int(at_x)], y_size=self.y_sizes[int(at_y)])
 
-    def release_positions(self, key: jax.Array, x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
+    def release_positions(
+        self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the positions of the chosen candidates; works under jit and vmap.
 
         NaN counts as above every candidate.
+
+        Args:
+          key: a JAX key; a secret.
+          x: features ``(n, d)``.
+          y: targets ``(n,)``.
+
+        Returns:
+          Positions in ``x_norms`` and in ``y_sizes``, of shape ``()``.
+
+        Raises:
+          ValueError: not real numbers, or of other shapes.
         """
         numbers = [as_numbers(x, "x"), as_numbers(y, "y")]
         check_records(*(np.shape(part) for part in numbers))
@@ -114,21 +136,6 @@ class PrivateBounds(Mechanism):
         """Both selections, on the same records."""
         return Composition((self.choice, self.choice))
 
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether all parts have."""
-        return self.composition.has_exact_noise
-
-    @property
-    def num_releases(self) -> int:
-        """Two."""
-        return 2
-
-    @property
-    def event(self) -> DpEvent:
-        """The event of both selections."""
-        return self.composition.event
-
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with its noise scale times ``factor``."""
         return replace(self, epsilon=self.epsilon / factor)
@@ -138,11 +145,3 @@ class PrivateBounds(Mechanism):
         candidates = f"{len(self.x_norms)} candidates for |x|, {len(self.y_sizes)} for |y|"
         aim = f"the {100 * self.quantile:.4g} % quantiles of |x| and |y|, {candidates}"
         return {"bounds": aim, **self.composition.describe()}
-
-
-def _check_candidates(name: str, candidates: tuple[float, ...]) -> None:
-    check(len(candidates) > 0, name, candidates, "at least one candidate")
-    for candidate in candidates:
-        check_positive(name, candidate)
-    increasing = all(low < high for low, high in pairwise(candidates))
-    check(increasing, name, candidates, "increasing")

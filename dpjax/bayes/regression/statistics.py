@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_floats, check, check_choice, check_count, check_positive
+from dpjax._validation import as_floats, check, check_choice, check_count, check_positive, is_traced
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.mechanisms.host import as_float64
@@ -21,7 +21,8 @@ from dpjax.sensitivity.sums import products_in_blocks
 class RegressionStatistics(NamedTuple):
     """Sufficient statistics of linear regression: sums over the records.
 
-    The same type holds their noise scales, where a field may be one number for all its entries.
+    The same type holds what there is one of for each statistic: noise scales (one number for all
+    entries of a field), sensitivities, mechanisms. yty is ``None`` where it is not released.
 
     Attributes:
       xtx: the sum of x x^T, of shape (d, d), symmetric.
@@ -29,7 +30,7 @@ class RegressionStatistics(NamedTuple):
       yty: the sum of y^2, of shape ().
     """
 
-    xtx: Any
+    xtx: Any  # an array of JAX or numpy, a number, a `Sensitivity` or a mechanism
     xty: Any
     yty: Any
 
@@ -43,7 +44,7 @@ class RegressionBounds:
       y_size: bound on the absolute value of the target.
 
     Raises:
-      ValueError: a bound that is not a finite number above zero.
+      ValueError: a bound that is not a number between 1e-37 and 1e+37.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=2.0)
     >>> x, y = bounds.clip(jnp.array([[3.0, 4.0]]), jnp.array([-9.0]))
@@ -55,16 +56,30 @@ class RegressionBounds:
     y_size: float
 
     def __post_init__(self) -> None:
-        check_positive("x_norm", self.x_norm)
-        check_positive("y_size", self.y_size)
+        check_bound("x_norm", self.x_norm)
+        check_bound("y_size", self.y_size)
 
-    def clip(self, x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
+    def clip(self, x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Returns clipped features ``(n, d)`` and targets ``(n,)``.
 
         A row that is not finite becomes zero, a NaN target ``-y_size``.
+
+        Args:
+          x: features ``(n, d)``.
+          y: targets ``(n,)``.
+
+        Raises:
+          ValueError: not real numbers.
         """
         x, y = as_floats(x, "x"), as_floats(y, "y")
         return clip_norm_to(x, self.x_norm), clip_to(y, (-self.y_size, self.y_size))
+
+
+def check_bound(name: str, bound: float) -> None:
+    """Raises ``ValueError`` unless the fourth powers of a clipping bound are float64 numbers."""
+    check_positive(name, bound)
+    allowed = "between 1e-37 and 1e+37, so that its fourth power is a float64 number"
+    check(is_traced(bound) or 1e-37 <= bound <= 1e37, name, bound, allowed)
 
 
 def clipped_statistics(
@@ -106,20 +121,20 @@ def check_records(x_shape: tuple[int, ...], y_shape: tuple[int, ...]) -> None:
     check(y_shape == x_shape[:-1], "y", y_shape, f"targets of shape {x_shape[:-1]}")
 
 
-def check_features(x: Any, num_features: int) -> None:
+def check_features(x: npt.ArrayLike, num_features: int) -> None:
     """Raises ``ValueError`` unless ``x`` has ``num_features`` columns."""
-    check(jnp.shape(x)[-1] == num_features, "x", jnp.shape(x), f"of shape (n, {num_features})")
+    check(np.shape(x)[-1] == num_features, "x", np.shape(x), f"of shape (n, {num_features})")
 
 
 def check_statistics(statistics: RegressionStatistics, num_features: int) -> None:
     """Raises ``ValueError`` unless the statistics are those of ``num_features`` features."""
     shapes = [(num_features, num_features), (num_features,), ()]
     for name, part, shape in zip(statistics._fields, statistics, shapes, strict=True):
-        ok = part is None or jnp.shape(part) == shape
-        check(ok, f"statistics.{name}", jnp.shape(part) if not ok else None, f"of shape {shape}")
+        found = shape if part is None else jnp.shape(part)
+        check(found == shape, f"statistics.{name}", found, f"of shape {shape}")
 
 
-def sufficient_statistics(x: Any, y: Any) -> RegressionStatistics:
+def sufficient_statistics(x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionStatistics:
     """Returns the exact statistics of records, private until a mechanism releases them.
 
     Summed on the device, in float32 unless x64 is on. The rounding adds to their sensitivity, about
@@ -130,12 +145,19 @@ def sufficient_statistics(x: Any, y: Any) -> RegressionStatistics:
       x: features ``(n, d)``; an intercept is a column of ones. n = 0 gives zeros.
       y: targets ``(n,)``.
 
+    Privacy:
+      The statistics are private, and not released here.
+
+    Raises:
+      ValueError: not real numbers.
+      ValueError: features or targets of other shapes.
+
     >>> sufficient_statistics(jnp.array([[1.0, 2.0]]), jnp.array([3.0])).xty.tolist()
     [3.0, 6.0]
     """
     x, y = as_floats(x, "x"), as_floats(y, "y")
     check(x.ndim == 2, "x", x.shape, "features of shape (n, d)")
-    check(y.shape == x.shape[:1], "y", y.shape, f"targets of shape {x.shape[:1]}")
+    check_records(x.shape, y.shape)
     x, y = (part.astype(accumulator(part)) for part in (x, y))
     dot = functools.partial(jnp.matmul, precision=EXACT)
     return RegressionStatistics(dot(x.T, x), dot(x.T, y), dot(y, y))
@@ -168,6 +190,9 @@ def statistics_sensitivities(
       norm: ``"l1"`` or ``"l2"``.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
+    Raises:
+      ValueError: another norm or adjacency, or a ``num_features`` below one.
+
     >>> bounds = RegressionBounds(x_norm=2.0, y_size=3.0)
     >>> found = statistics_sensitivities(bounds, 4, norm="l1", adjacency="add_remove")
     >>> found.xtx.value, found.xty.value, found.yty.value
@@ -177,27 +202,21 @@ def statistics_sensitivities(
     check_count("num_features", num_features)
     check_adjacency(adjacency)
     spread = math.sqrt(num_features) if norm == "l1" else 1.0
-    xty = sensitivity_in_clips(adjacency) * spread * bounds.x_norm * bounds.y_size
-    return RegressionStatistics(
-        _of_xtx(bounds.x_norm, num_features, norm, adjacency),
-        Sensitivity(xty, norm, adjacency),
-        of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency),
-    )
+    of_xty = sensitivity_in_clips(adjacency) * spread * bounds.x_norm * bounds.y_size
+    if num_features == 1:
+        xtx = of_sum((0, bounds.x_norm**2), norm=norm, adjacency=adjacency)
+    elif norm == "l2":
+        xtx = of_second_moment(bounds.x_norm, adjacency=adjacency)
+    elif adjacency != "replace_one":
+        xtx = Sensitivity((num_features + 1) / 2 * bounds.x_norm**2, norm, adjacency)
+    else:
+        factor = math.sqrt(num_features * (num_features + 3) / 2)
+        xtx = Sensitivity(factor * bounds.x_norm**2, norm, adjacency)
+    yty = of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency)
+    return RegressionStatistics(xtx, Sensitivity(of_xty, norm, adjacency), yty)
 
 
 def describe_clipping(bounds: RegressionBounds, num_features: int) -> str:
     """Returns records and clipping as text for certificates."""
     clipped = f"x to L2 norm {bounds.x_norm:.4g}, |y| to {bounds.y_size:.4g}"
     return f"{num_features} features and a target each, clipped: {clipped}"
-
-
-def _of_xtx(x_norm: float, num_features: int, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    if num_features == 1:
-        return of_sum((0, x_norm**2), norm=norm, adjacency=adjacency)
-    if norm == "l2":
-        return of_second_moment(x_norm, adjacency=adjacency)
-    if adjacency != "replace_one":
-        factor = (num_features + 1) / 2
-    else:
-        factor = math.sqrt(num_features * (num_features + 3) / 2)
-    return Sensitivity(factor * x_norm**2, norm, adjacency)

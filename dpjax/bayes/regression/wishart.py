@@ -1,45 +1,40 @@
-"""Additive Wishart noise on regression statistics, calibrated by its exact privacy profile."""
+"""Additive Wishart noise on regression statistics, and two published mechanisms to compare with."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 from scipy.special import gammaincinv, ndtri
 
-from dpjax._validation import as_numbers, check_count, check_delta, check_positive
+from dpjax._typing import PRNGKey
+from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.regression.statistics import (
-    RegressionBounds,
-    RegressionStatistics,
-    check_features,
-    check_records,
-    check_statistics,
-    clipped_statistics,
-)
+from dpjax.bayes.regression.release import StatisticsMechanism
+from dpjax.bayes.regression.statistics import RegressionBounds, RegressionStatistics
 from dpjax.mechanisms.additive import mirror, upper_triangle
-from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.exact_sampling import RandomWords
-from dpjax.mechanisms.host import Array, call_on_host, float_dtype, from_units, to_units
+from dpjax.mechanisms.host import Array, call_on_host, from_units, to_units
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2
+# Relative, of eigenvalues in float32.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
-class WishartNoise(Mechanism):
+class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     """Adds Wishart noise to the second moment of the rows [x, y], which stays positive definite.
 
     Equivalent to adding normal rows to the data, as many as there are degrees of freedom, with
-    variance ``scale`` of each coordinate.
+    variance ``scale`` of each coordinate. The mean of the noise acts as a ridge: see ``debias``.
 
     Attributes:
       bounds: public clipping bounds.
@@ -111,22 +106,35 @@ class WishartNoise(Mechanism):
           adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
           num_features: d, with the intercept.
           unit: the unit of privacy, in words.
+
+        Raises:
+          ValueError: a number out of range.
         """
         check_positive("epsilon", epsilon)
         check_delta(delta)
-        first = cls(
+        least = cls(
             bounds,
             num_features,
             degrees_of_freedom=num_features + 1 + _LEAST_SURPLUS,
-            scale=_square(bounds),
+            scale=_largest_square(bounds),
             adjacency=adjacency,
             unit=unit,
         )
 
-        def is_private(surplus: int) -> bool:
-            return first._with_more(surplus).delta(epsilon) <= delta
+        def delta_with(count: int) -> float:
+            degrees = least.degrees_of_freedom + count
+            return dataclasses.replace(least, degrees_of_freedom=degrees).delta(epsilon)
 
-        return first._with_more(_smallest_integer(is_private))
+        # Bisection of the number of degrees of freedom above the least, in which delta falls.
+        short, enough = -1, 0
+        while delta_with(enough) > delta:
+            short, enough = enough, max(1, 2 * enough)
+        while enough - short > 1:
+            middle = (short + enough) // 2
+            is_private = delta_with(middle) <= delta
+            short, enough = (short, middle) if is_private else (middle, enough)
+        degrees = least.degrees_of_freedom + enough
+        return dataclasses.replace(least, degrees_of_freedom=degrees)
 
     @property
     def dimension(self) -> int:
@@ -139,14 +147,15 @@ class WishartNoise(Mechanism):
         return 1
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> WishartDpEvent:
         """One Wishart release."""
-        return self._event
+        surplus = self.degrees_of_freedom - self.dimension + 1
+        return WishartDpEvent(surplus, self.scale / _largest_square(self.bounds))
 
     @property
     def curve(self) -> TradeOff:
         """Trade-off function; exact under add/remove, a lower bound under replace-one."""
-        return wishart_curve(self._event, self.adjacency)
+        return wishart_curve(self.event, self.adjacency)
 
     @property
     def mean_noise(self) -> float:
@@ -161,50 +170,14 @@ class WishartNoise(Mechanism):
         """Returns the mechanism with ``scale`` times ``factor``."""
         return dataclasses.replace(self, scale=self.scale * factor)
 
-    def release(self, key: jax.Array, statistics: RegressionStatistics) -> RegressionStatistics:
-        """Returns the statistics plus noise; works under jit and vmap.
+    def add_noise(
+        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+    ) -> list[Array]:
+        """Returns noisy xtx, xty and yty, as `StatisticsMechanism.add_noise`.
 
-        Args:
-          key: a JAX key; a secret. Reusing it on other data reveals their difference.
-          statistics: of records clipped to ``bounds``.
-
-        Returns:
-          Statistics whose joint matrix is positive definite. The mean of the
-          noise acts as a ridge: see ``debias``.
+        Nothing is added for ``rounding``: sums of records on the grid are exact.
         """
-        check_statistics(statistics, self.num_features)
-        return self._release(key, list(statistics), self.add_noise)
-
-    def release_records(self, key: jax.Array, x: Any, y: Any) -> RegressionStatistics:
-        """Returns the noisy statistics of records, which are clipped and summed here.
-
-        Args:
-          key: a JAX key; a secret.
-          x: features ``(n, num_features)``, of any size.
-          y: targets ``(n,)``, of any size.
-        """
-        check_records(jnp.shape(x), jnp.shape(y))
-        check_features(x, self.num_features)
-        return self._release(key, [x, y], self._noisy_records)
-
-    def _release(self, key: jax.Array, values: list[Any], noisy: Any) -> RegressionStatistics:
-        d, dtype = self.num_features, float_dtype(values[0])
-        results = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((d, d), (d,), ())]
-        numbers = [as_numbers(value) for value in values]
-        return RegressionStatistics(*map(jnp.asarray, call_on_host(noisy, key, numbers, results)))
-
-    def _noisy_records(self, words: Any, arrays: list[Array]) -> list[Array]:
-        x, y = arrays
-        statistics = clipped_statistics(self.bounds, x, y, unit=2.0 ** (self._exponent // 2))
-        return self.add_noise(words, list(statistics))
-
-    def add_noise(self, words: Any, arrays: list[Array]) -> list[Array]:
-        """Returns noisy xtx, xty and yty: what ``release`` computes on the host.
-
-        Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
-          arrays: xtx, xty and yty.
-        """
+        del rounding
         xtx, xty, yty = arrays
         noise = draw_wishart(words, self.dimension, self.degrees_of_freedom, self.scale)
         noises = [upper_triangle(noise[..., :-1, :-1]), noise[..., :-1, -1], noise[..., -1, -1]]
@@ -216,14 +189,22 @@ class WishartNoise(Mechanism):
         return [mirror(released[0]), *released[1:]]
 
     @property
+    def _record_unit(self) -> float:  # type: ignore[override]
+        return 2.0 ** (self._exponent // 2)
+
+    @property
     def _exponent(self) -> int:
         """Exponent of the grid: an even number, at least 32 bits below the noise."""
         return 2 * ((math.frexp(self.scale)[1] - 33) // 2)
 
     def debias(self, released: RegressionStatistics) -> RegressionStatistics:
-        """Returns a release minus the mean of the noise; post-processing.
+        """Returns a release minus the mean of the noise: unbiased, but may be indefinite.
 
-        Unbiased, but may be indefinite.
+        Args:
+          released: result of ``release``.
+
+        Privacy:
+          Post-processing.
         """
         ridge = self.mean_noise * jnp.eye(self.num_features, dtype=jnp.result_type(released.xtx))
         return RegressionStatistics(
@@ -232,7 +213,7 @@ class WishartNoise(Mechanism):
 
     def describe(self) -> Mapping[str, str]:
         """Returns statistic and noise as text for certificates."""
-        norm = math.sqrt(_square(self.bounds))
+        norm = math.sqrt(_largest_square(self.bounds))
         return {
             "statistic": f"the second moment of rows of {self.dimension} entries, features and"
             f" target, of norm at most {norm:.4g}",
@@ -241,28 +222,16 @@ class WishartNoise(Mechanism):
             f" deviation {self.scale * math.sqrt(self.degrees_of_freedom):.4g} off it",
         }
 
-    @property
-    def _event(self) -> WishartDpEvent:
-        surplus = self.degrees_of_freedom - self.dimension + 1
-        return WishartDpEvent(surplus, self.scale / _square(self.bounds))
 
-    def _with_more(self, count: int) -> Self:
-        return dataclasses.replace(self, degrees_of_freedom=self.degrees_of_freedom + count)
-
-
-def wishart_noise(
-    key: jax.Array, dimension: int, degrees_of_freedom: int, scale: float
-) -> jax.Array:
+def wishart_noise(key: PRNGKey, dimension: int, degrees_of_freedom: int, scale: float) -> jax.Array:
     """Draws one Wishart matrix, ``(dimension, dimension)``, of scale matrix ``scale`` I.
 
-    Works under jit and vmap.
+    Works under jit and vmap; arguments as `draw_wishart`.
     """
-
-    def draw(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        return [draw_wishart(words, dimension, degrees_of_freedom, scale)]
-
     result = [jax.ShapeDtypeStruct((dimension, dimension), np.float64)]
-    return jnp.asarray(call_on_host(draw, key, [], result)[0])
+    arguments = dimension, degrees_of_freedom, scale
+    drawn = call_on_host(lambda words, _: [draw_wishart(words, *arguments)], key, [], result)
+    return jnp.asarray(drawn[0])
 
 
 def draw_wishart(
@@ -289,19 +258,84 @@ def draw_wishart(
     return scale * (factor @ np.swapaxes(factor, -1, -2))
 
 
-def _square(bounds: RegressionBounds) -> float:
+def _largest_square(bounds: RegressionBounds) -> float:
     """The largest squared norm of a row of features and target."""
     return bounds.x_norm**2 + bounds.y_size**2
 
 
-def _smallest_integer(is_enough: Callable[[int], bool]) -> int:
-    """Returns the smallest integer >= 0 with ``is_enough``, by bisection of a monotone test."""
-    if is_enough(0):
-        return 0
-    short, enough = 0, 1
-    while not is_enough(enough):
-        short, enough = enough, 2 * enough
-    while enough - short > 1:
-        middle = (short + enough) // 2
-        short, enough = (short, middle) if is_enough(middle) else (middle, enough)
-    return enough
+def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) -> int:
+    """Returns the published degrees of freedom floor(d + (14 / epsilon^2) 2 log(4 / delta)).
+
+    With a scale of the largest squared norm of a row it is (epsilon, delta)-private under
+    add/remove and replace-one, by the exact profile, with many times the degrees of freedom of
+    `WishartNoise.from_epsilon`.
+
+    Args:
+      dimension: d, of the rows [x, y].
+      epsilon: in (0, 1).
+      delta: in (0, 1 / e).
+
+    Raises:
+      ValueError: a number out of range.
+
+    Source: Sheffet (2019), the theorem on additive Wishart noise.
+
+    >>> sheffet_degrees_of_freedom(2, epsilon=0.5, delta=1e-4)
+    1188
+    """
+    check_count("dimension", dimension)
+    check_delta(epsilon, "epsilon")
+    check_delta(delta)
+    check(delta < math.exp(-1), "delta", delta, "in (0, 1 / e), for which the theorem is stated")
+    return math.floor(dimension + 14 / epsilon**2 * 2 * math.log(4 / delta))
+
+
+def nonprivate_wishart_noise(
+    key: PRNGKey, num_features: int, *, x_norm: float, epsilon: float
+) -> jax.Array:
+    """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
+
+    It is NOT epsilon-differentially private, so it has no mechanism and no certificate. The noise
+    is positive definite: if a release minus x x^T is not, x is not in the data. For every d and
+    every finite epsilon', delta is at least 1 - e^(-epsilon / 3), the probability of that.
+    `WishartNoise` has the degrees of freedom that make delta small.
+
+    Args:
+      key: a JAX key.
+      num_features: d.
+      x_norm: R, the bound on the norm of the features.
+      epsilon: what is claimed.
+
+    Returns:
+      Noise ``(d, d)`` for the sum of x x^T.
+
+    Raises:
+      ValueError: a number that is not above zero.
+
+    Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
+
+    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm=1.0, epsilon=1.0).shape
+    (3, 3)
+    """
+    check_count("num_features", num_features)
+    check_positive("x_norm", x_norm)
+    check_positive("epsilon", epsilon)
+    return wishart_noise(key, num_features, num_features + 1, 3 * x_norm**2 / (2 * epsilon))
+
+
+def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:
+    """Returns whether a second moment with positive definite noise excludes ``row`` from the data.
+
+    It does if the release minus the row's second moment has a negative eigenvalue beyond rounding.
+
+    Args:
+      released: ``(d, d)``, symmetric.
+      row: ``(d,)``.
+
+    >>> bool(excludes_record(jnp.eye(2), jnp.array([0.9, 0.0])))
+    False
+    >>> bool(excludes_record(jnp.eye(2), jnp.array([1.1, 0.0])))
+    True
+    """
+    eigenvalues = jnp.linalg.eigvalsh(released - jnp.outer(row, row))
+    return eigenvalues[0] < -_ROUNDING * jnp.abs(eigenvalues).max()

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
 
+from dpjax._typing import ClipBound
 from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.calibration import calibrate
@@ -16,7 +17,7 @@ from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.bayes.sgmcmc.schedules import Floats
-from dpjax.mechanisms.base import Mechanism
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.composition import Composition
 
 _L = TypeVar("_L", bound=Langevin)
@@ -28,6 +29,11 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
     The minimum is never lowered: a chain that is private enough is returned unchanged. Step sizes
     are kept. Where the injected noise is below the minimum, independent noise is added, which
     raises the temperature: see ``excess_temperatures`` of the result. All chains are counted.
+
+    Args:
+      chain: an `SGLD`, `SGHMC` or `PSGLD`.
+      epsilon: above zero.
+      delta: in (0, 1).
 
     Raises:
       ValueError: ``epsilon`` or ``delta`` is out of range.
@@ -45,10 +51,10 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
     check_positive("epsilon", epsilon)
     if guarantee(chain.event, delta, chain.adjacency)[1] <= epsilon:
         return chain
-    adjustable = _MinNoise(
-        dataclasses.replace(chain, min_noise_multiplier=float(chain.noise_multipliers.min()))
-    )
-    return calibrate(adjustable, epsilon=epsilon, delta=delta).chain  # type: ignore[return-value]
+    least = float(chain.noise_multipliers.min())
+    raised = dataclasses.replace(chain, min_noise_multiplier=least)
+    found = calibrate(_MinNoise(raised, chain.adjacency), epsilon=epsilon, delta=delta)
+    return found.chain  # type: ignore[return-value]
 
 
 def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
@@ -57,6 +63,11 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
     At the chain's temperature, by the injected noise alone, with ``min_noise_multiplier`` zero:
     smaller steps inject more noise into the sums. Equals `dpjax.calibrate` of a chain without a
     minimum. All chains are counted.
+
+    Args:
+      chain: an `SGLD`, `SGHMC` or `PSGLD`.
+      epsilon: above zero.
+      delta: in (0, 1).
 
     Raises:
       ValueError: ``epsilon`` or ``delta`` is out of range, or no step size reaches it.
@@ -82,8 +93,13 @@ def certified_step_size(chain: Langevin, *, epsilon: float, delta: float) -> Flo
     by the accountant that certifies the chain, for its batch size, clip bound, number of steps,
     temperature, adjacency and number of chains.
 
+    Args:
+      chain: an `SGLD`, `SGHMC` or `PSGLD`.
+      epsilon: above zero.
+      delta: in (0, 1).
+
     Returns:
-      ``(num_steps,)``.
+      Step sizes ``(num_steps,)``.
 
     Raises:
       ValueError: as `calibrate_step_size`.
@@ -92,40 +108,24 @@ def certified_step_size(chain: Langevin, *, epsilon: float, delta: float) -> Flo
 
 
 @dataclass(frozen=True)
-class _MinNoise(Mechanism):
+class _MinNoise:
     """A chain whose ``scale_noise`` scales the minimal noise multiplier instead of the steps."""
 
     chain: Langevin
-
-    @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
-        return self.chain.adjacency
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        return self.chain.unit
-
-    @property
-    def num_releases(self) -> int:
-        return self.chain.num_releases
+    adjacency: Adjacency
 
     @property
     def event(self) -> DpEvent:
         return self.chain.event
 
-    def scale_noise(self, factor: float) -> "_MinNoise":
-        return _MinNoise(
-            dataclasses.replace(
-                self.chain, min_noise_multiplier=self.chain.min_noise_multiplier * factor
-            )
-        )
-
-    def describe(self) -> Mapping[str, str]:
-        return self.chain.describe()
+    def scale_noise(self, factor: float) -> Self:
+        least = self.chain.min_noise_multiplier * factor
+        scaled = dataclasses.replace(self.chain, min_noise_multiplier=least)
+        return dataclasses.replace(self, chain=scaled)
 
 
 def step_size_bound_2015(
-    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: float
+    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
 ) -> float:
     """Published bound ``epsilon^2 N / (128 T L^2 log(2.5 T / delta) log(2 / delta))`` on eta.
 
@@ -140,7 +140,10 @@ def step_size_bound_2015(
       delta: in (0, 1).
       num_examples: N.
       num_steps: T.
-      l2_clip: L, the bound on a gradient's norm.
+      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
+
+    Raises:
+      ValueError: a number out of range.
 
     Returns:
       The largest step size, a number.
@@ -153,19 +156,19 @@ def step_size_bound_2015(
     >>> f"{published:.1e}"
     '9.2e-08'
     """
-    _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
+    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
     logs = math.log(2.5 * num_steps / delta) * math.log(2 / delta)
-    return epsilon**2 * num_examples / (128 * num_steps * l2_clip**2 * logs)
+    return epsilon**2 * num_examples / (128 * num_steps * bound**2 * logs)
 
 
 def step_size_bound_2017(
-    step: Any,
+    step: npt.ArrayLike,
     *,
     epsilon: float,
     delta: float,
     num_examples: int,
     num_steps: int,
-    l2_clip: float,
+    l2_clip: ClipBound,
     constant: float,
 ) -> Floats:
     """Published bound ``epsilon^2 N t^(-1/3) / (c^2 T^(2/3) L^2 log(1 / delta))`` on step t.
@@ -182,11 +185,14 @@ def step_size_bound_2017(
       delta: in (0, 1).
       num_examples: N.
       num_steps: T.
-      l2_clip: L, the bound on a gradient's norm.
+      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
       constant: c.
 
     Returns:
-      Shaped like ``step``.
+      Step sizes, shaped like ``step``.
+
+    Raises:
+      ValueError: a number out of range.
 
     Source: Li, Chen & Liu (2017), presentation slides, "Our results".
 
@@ -197,22 +203,23 @@ def step_size_bound_2017(
     >>> float(published)
     0.053
     """
-    _check_bound_arguments(epsilon, delta, num_examples, num_steps, l2_clip)
+    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
     check_positive("constant", constant)
     step = np.asarray(step, np.float64)
     check(bool((step >= 1).all()), "step", step, "at least 1: steps are counted from one")
-    scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * l2_clip**2)
+    scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * bound**2)
     return np.asarray(scale / math.log(1 / delta) * step ** (-1 / 3))
 
 
-def _check_bound_arguments(
-    epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: float
-) -> None:
+def _checked_bound(
+    epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
+) -> float:
+    """Checks the arguments of a published bound, and returns L."""
     check_positive("epsilon", epsilon)
     check_delta(delta)
     check_count("num_examples", num_examples)
     check_count("num_steps", num_steps)
-    check_positive("l2_clip", l2_clip)
+    return total_l2_clip(l2_clip)
 
 
 def hybrid(
@@ -239,6 +246,9 @@ def hybrid(
     Privacy:
       Both parts are released: at most (epsilon, delta) by basic composition, and less by the
       certificate's accountant.
+
+    Raises:
+      ValueError: ``epsilon`` or ``delta`` is out of range, or no step size reaches half of it.
 
     Source: Wang, Fienberg & Smola (2015).
 

@@ -8,18 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax._validation import as_key
-from dpjax.bayes.sgmcmc.langevin import Langevin
+from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
-LogLikelihood = Callable[[Any, Any], jax.Array]
-LogPrior = Callable[[Any], jax.Array]
-
 
 def private_chains(
-    key: jax.Array,
-    log_likelihood: LogLikelihood,
+    key: PRNGKey,
+    log_likelihood: LossFn,
     log_prior: LogPrior | None,
     chain: Langevin,
     *,
@@ -59,7 +57,7 @@ def private_chains(
     key = as_key(key)
     shared = chain.batches == "shared"
 
-    def one_chain(key: jax.Array) -> PrivateStep:
+    def one_chain(key: PRNGKey) -> PrivateStep:
         step_key, update_key = jax.random.split(key)
         optimizer: optax.GradientTransformation = chain.optimizer(log_prior, key=update_key)
         return private_step(
@@ -71,8 +69,8 @@ def private_chains(
             microbatch_size=microbatch_size,
         )
 
-    def init(params: Any) -> TrainState:
-        def start(key: jax.Array) -> TrainState:
+    def init(params: ArrayTree | Callable[[PRNGKey], ArrayTree]) -> TrainState:
+        def start(key: PRNGKey) -> TrainState:
             step_key, start_key = jax.random.split(key)
             return one_chain(step_key).init(params(start_key) if callable(params) else params)
 
@@ -81,7 +79,7 @@ def private_chains(
             return state
         return state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
 
-    def update(state: TrainState, data: Any) -> tuple[TrainState, StepInfo]:
+    def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
         axes = TrainState(0, 0, None if shared else 0)
         return jax.vmap(step.update, (axes, None), (axes, 0))(state, data)
 
@@ -93,16 +91,18 @@ def private_chains(
 Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
 
 
-def compile_steps(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+def compile_steps(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
     """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
     loop = on_device if loops_on_device(update, state, data) else on_host
     return loop(update, state, data, max_kept)
 
 
-def on_device(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+def on_device(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
     """Runs all steps to several kept states in one device call; see `compile_steps`."""
 
-    def run_to_kept_state(carry: tuple[TrainState, jax.Array], data: Any) -> tuple[Any, Any]:
+    def run_to_kept_state(
+        carry: tuple[TrainState, jax.Array], data: ArrayTree
+    ) -> tuple[tuple[TrainState, jax.Array], Any]:
         state, steps = carry
         state = jax.lax.fori_loop(0, steps, lambda _, at: update(at, data)[0], state)
         return (state, steps), state.params
@@ -116,7 +116,7 @@ def on_device(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
     return keep
 
 
-def on_host(update: Update, state: Any, data: Any, max_kept: int) -> Keep:
+def on_host(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
     """Runs one device call for each step, where that is faster; see `compile_steps`."""
     run = on_host_loop(lambda state, data: (update(state, data)[0], ()), state, data, max_kept)
 

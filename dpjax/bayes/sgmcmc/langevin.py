@@ -9,6 +9,7 @@ the sampler injects is the noise of the mechanism.
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -20,15 +21,19 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
+from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
 from dpjax._validation import as_key, check_choice, check_count, check_non_negative, check_positive
 from dpjax.adjacency import Adjacency
-from dpjax.bayes.sgmcmc.schedules import Floats, StepSize, as_schedule, evaluate_step_sizes
+from dpjax.bayes.sgmcmc.schedules import (
+    Floats,
+    Schedule,
+    StepSize,
+    as_schedule,
+    evaluate_step_sizes,
+)
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.subsampled_gaussian import (
-    SizeScaledSubsampledGaussian,
-    SubsampledGaussian,
-)
+from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
 from dpjax.sampling.base import Sampling, repeated
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.description import PrivateTransformation
@@ -37,21 +42,19 @@ from dpjax.transforms.noise import add_gaussian_noise
 # Langevin dynamics of step h on a potential U is ``theta - h grad U + N(0, 2 h)``, and here
 # h = eta / N. With the published noise variance eta / N it samples the posterior *squared*.
 POSTERIOR_TEMPERATURE = 1.0
-
-
 PUBLISHED_TEMPERATURE = 0.5
 
-
 Batches = Literal["own", "shared"]
+LogPrior = Callable[[Any], jax.Array]
 
 
 def injected_noise_multiplier(
-    step_size: Any,
+    step_size: Numeric,
     *,
-    temperature: float,
+    temperature: Numeric,
     num_examples: int,
     expected_batch_size: float,
-    l2_clip: Any,
+    l2_clip: ClipBound,
     variance_factor: float = 1.0,
 ) -> Any:
     """Returns the noise multiplier, on the clipped sum, of the noise that the sampler injects.
@@ -68,6 +71,9 @@ def injected_noise_multiplier(
       l2_clip: bound (or per-layer bounds) of one example's gradient.
       variance_factor: 1 for SGLD, the friction for SGHMC, one over the largest preconditioner
         entry for pSGLD.
+
+    Returns:
+      Noise multipliers, shaped like ``step_size``.
 
     >>> injected_noise_multiplier(0.1, temperature=1.0, num_examples=50_000,
     ...                           expected_batch_size=1_000, l2_clip=4.0)
@@ -101,12 +107,12 @@ class Langevin(Mechanism):
       unit: the unit of privacy, in words.
 
     Raises:
-      ValueError: for numbers out of range.
+      ValueError: a number, a step size or a choice out of range.
     """
 
     sampling: Sampling
     _: KW_ONLY
-    l2_clip: Any
+    l2_clip: ClipBound
     step_size: StepSize
     num_steps: int
     adjacency: Adjacency
@@ -131,11 +137,13 @@ class Langevin(Mechanism):
     @property
     @abc.abstractmethod
     def noise_variance_factor(self) -> float:
-        """``variance_factor`` of `injected_noise_multiplier`."""
+        """The ``variance_factor`` of `injected_noise_multiplier`."""
 
     @abc.abstractmethod
-    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
-        """Returns the sampler's update from noisy mean gradients, as an optax optimizer.
+    def optimizer(
+        self, log_prior: LogPrior | None, *, key: PRNGKey
+    ) -> optax.GradientTransformation:
+        """Returns the sampler's update from noisy mean gradients, as an optax optimiser.
 
         Args:
           log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior. It does not
@@ -151,20 +159,19 @@ class Langevin(Mechanism):
     @cached_property
     def injected_noise_multipliers(self) -> Floats:
         """Noise multipliers of the noise that the sampler injects, ``(num_steps,)``."""
-        return np.asarray(
-            injected_noise_multiplier(
-                self.step_sizes,
-                temperature=self.temperature,
-                num_examples=self.sampling.num_examples,
-                expected_batch_size=self.sampling.expected_batch_size,
-                l2_clip=self.l2_clip,
-                variance_factor=self.noise_variance_factor,
-            )
+        injected = injected_noise_multiplier(
+            self.step_sizes,
+            temperature=self.temperature,
+            num_examples=self.sampling.num_examples,
+            expected_batch_size=self.sampling.expected_batch_size,
+            l2_clip=self.l2_clip,
+            variance_factor=self.noise_variance_factor,
         )
+        return np.asarray(injected)
 
     @property
     def noise_multipliers(self) -> Floats:
-        """Noise multipliers used: the injected ones, at least ``min_noise_multiplier``."""
+        """Noise multipliers used, ``(num_steps,)``: at least ``min_noise_multiplier``."""
         return np.maximum(self.injected_noise_multipliers, self.min_noise_multiplier)
 
     @property
@@ -216,97 +223,121 @@ class Langevin(Mechanism):
 
         Step sizes are divided by ``factor`` squared, at the same temperature. So `dpjax.calibrate`
         returns the largest step sizes for which the injected noise suffices.
-        """
-        sizes = (self.step_sizes / factor**2).tolist()
-        smaller = sizes[0] if self._is_constant else tuple(sizes)
-        return dataclasses.replace(
-            self, step_size=smaller, min_noise_multiplier=self.min_noise_multiplier * factor
-        )
 
-    def schedule(self) -> Any:
+        Args:
+          factor: above zero.
+        """
+        smaller = self._with_sizes(self.step_sizes / factor**2)
+        least = self.min_noise_multiplier * factor
+        return dataclasses.replace(self, step_size=smaller, min_noise_multiplier=least)
+
+    def schedule(self) -> Schedule:
         """Returns the step size as a function of the (traced) step number."""
-        sizes = tuple(self.step_sizes.tolist())
-        return as_schedule(sizes[0] if self._is_constant else sizes)
+        return as_schedule(self._with_sizes(self.step_sizes))
 
     def describe(self) -> Mapping[str, str]:
         """Returns sampler, sampling, clipping, noise and chains as text for certificates."""
         low, high = self.step_sizes.min(), self.step_sizes.max()
         steps = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
+        noise, raised = "all of the noise; none was added for privacy", self.excess_temperatures
+        if raised.any():
+            noise = (
+                f"more noise was added for privacy in {np.count_nonzero(raised):,} of"
+                f" {self.num_steps:,} steps, up to temperature"
+                f" {self.temperature + raised.max():.4g}"
+            )
+        drawn = "a batch for each" if self.batches == "own" else "one batch for all"
+        chains = f"{self.num_chains}, with {drawn} in each step" if self.num_chains > 1 else "one"
         return {
             "sampler": f"{self.name}, step size {steps}, temperature {self.temperature:g}",
             **self.gaussian.describe(),
-            "injected noise": self._describe_noise(),
-            "chains": self._describe_chains(),
+            "injected noise": noise,
+            "chains": f"{chains}; every state is released, burn-in included",
         }
 
-    @property
-    def _is_constant(self) -> bool:
-        return not callable(self.step_size) and not isinstance(self.step_size, tuple)
-
-    def _describe_noise(self) -> str:
-        raised = self.excess_temperatures > 0
-        if not raised.any():
-            return "all of the noise; none was added for privacy"
-        return (
-            f"more noise was added for privacy in {int(raised.sum()):,} of {self.num_steps:,}"
-            f" steps, up to temperature {self.temperature + self.excess_temperatures.max():.4g}"
-        )
-
-    def _describe_chains(self) -> str:
-        released = "every state is released, burn-in included"
-        if self.num_chains == 1:
-            return f"one; {released}"
-        drawn = "a batch for each" if self.batches == "own" else "one batch for all"
-        return f"{self.num_chains}, with {drawn} in each step; {released}"
+    def _with_sizes(self, sizes: Floats) -> float | tuple[float, ...]:
+        """The step sizes as a number, where the chain's is one, else as a tuple."""
+        several = callable(self.step_size) or isinstance(self.step_size, tuple)
+        return tuple(sizes.tolist()) if several else float(sizes[0])
 
 
-def add_prior_gradient(log_prior: Any, num_examples: int) -> Any:
-    """Returns ``f(mean_gradient, params)`` that adds the gradient of ``-log prior / N``."""
-    if log_prior is None:
-        return lambda gradient, params: gradient
+def sampler_update(
+    init: Callable[[Any], Any],
+    move: Callable[[Any, jax.Array, Any], tuple[Any, Any]],
+    step_size: Schedule,
+    num_examples: int,
+    log_prior: LogPrior | None,
+) -> optax.GradientTransformation:
+    """Returns a sampler's update from noisy mean gradients of ``-log likelihood``.
 
-    def add(gradient: Any, params: Any) -> Any:
-        if params is None:
-            raise ValueError("params must be given to update: the prior's gradient is taken there")
-        prior = jax.grad(log_prior)(params)
-        return jax.tree.map(lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior)
+    ``move(gradient, step size, state) -> (updates, state)`` is given the mean gradient plus that of
+    ``-log prior / N``; the states of ``init`` count the steps in ``num_steps``.
+    """
 
-    return add
+    def update(gradient: ArrayTree, state: Any, params: Params | None = None) -> tuple[Any, Any]:
+        if log_prior is not None:
+            if params is None:
+                raise ValueError("params must be given to update: the prior's gradient needs them")
+            prior = jax.grad(log_prior)(params)
+            gradient = jax.tree.map(
+                lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior
+            )
+        updates, moved = move(gradient, step_size(state.num_steps), state)
+        return updates, moved._replace(num_steps=state.num_steps + 1)
+
+    return optax.GradientTransformation(init, update)
 
 
-def scale_tree(tree: Any, factor: Any) -> Any:
+def scale_tree(tree: ArrayTree, factor: Numeric) -> Any:
     """Returns ``factor * tree`` with unchanged dtypes."""
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
 
 
-def noise_multiplier_schedule(
-    step_size: StepSize, min_noise_multiplier: float, **sampler: Any
-) -> float | Callable[[Any], Any]:
-    """Returns the noise multiplier, or a function of the step: injected, or the minimum."""
-    check_non_negative("min_noise_multiplier", min_noise_multiplier)
-    check_positive("temperature", sampler["temperature"])
-    check_count("num_examples", sampler["num_examples"])
-    check_positive("expected_batch_size", sampler["expected_batch_size"])
-    if not callable(step_size):
-        check_positive("step_size", step_size)
-        return max(injected_noise_multiplier(step_size, **sampler), min_noise_multiplier)
-
-    def multiplier(step: Any) -> Any:
-        injected = injected_noise_multiplier(step_size(step), **sampler)
-        return injected + (injected < min_noise_multiplier) * (min_noise_multiplier - injected)
-
-    return multiplier
-
-
-def private_langevin(
-    noise_multiplier: Any,
-    l2_clip: Any,
+def langevin_transformation(
+    make_update: Callable[[Schedule, Schedule], optax.GradientTransformation],
+    step_size: StepSize,
+    key: PRNGKey,
+    *,
+    temperature: float,
+    num_examples: int,
     expected_batch_size: float,
-    optimizer: optax.GradientTransformation,
-    key: Any,
+    l2_clip: ClipBound,
+    min_noise_multiplier: float,
+    variance_factor: float = 1.0,
 ) -> PrivateTransformation:
-    """Returns noise, division by the expected batch size and ``optimizer``, with a description."""
-    noise = add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=as_key(key))
-    chain = step_on_sum(noise, expected_batch_size, optimizer)
-    description = dataclasses.replace(noise.description, divisor="public constant")
+    """Returns noise, division by the expected batch size and the sampler's update.
+
+    ``make_update`` returns the update, from the step size and the standard deviation of the noise
+    in the mean gradients as functions of the step number.
+    """
+    check_non_negative("min_noise_multiplier", min_noise_multiplier)
+    check_positive("temperature", temperature)
+    check_count("num_examples", num_examples)
+    check_positive("expected_batch_size", expected_batch_size)
+    injected = functools.partial(
+        injected_noise_multiplier,
+        temperature=temperature,
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        l2_clip=l2_clip,
+        variance_factor=variance_factor,
+    )
+    noise: Any
+    if callable(step_size):
+        schedule = step_size
+
+        def noise(step: Numeric) -> Any:
+            found = injected(schedule(step))
+            return found + (found < min_noise_multiplier) * (min_noise_multiplier - found)
+    else:
+        check_positive("step_size", step_size)  # a tuple is none
+        injected_noise = injected(step_size)  # type: ignore[arg-type]
+        schedule, noise = as_schedule(step_size), max(injected_noise, min_noise_multiplier)
+    clip_over_size = total_l2_clip(l2_clip) / expected_batch_size
+    update = make_update(
+        schedule, lambda step: (noise(step) if callable(noise) else noise) * clip_over_size
+    )
+    added = add_gaussian_noise(noise_multiplier=noise, l2_clip=l2_clip, key=as_key(key))
+    chain = step_on_sum(added, expected_batch_size, update)
+    description = dataclasses.replace(added.description, divisor="public constant")
     return PrivateTransformation.of(chain.init, chain.update, description)

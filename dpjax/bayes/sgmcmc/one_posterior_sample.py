@@ -12,18 +12,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from dp_accounting import DpEvent
 from numpyro.infer import MCMC, NUTS
 
+from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax._validation import as_key, check, check_count, check_positive
 from dpjax.adjacency import Adjacency, sensitivity_in_clips
 from dpjax.bayes.conjugate.counts import BetaBinomial
-from dpjax.bayes.sgmcmc.chains import LogLikelihood, LogPrior
+from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.certificates.certificate import Certificate
 from dpjax.mechanisms.base import Mechanism, pure_in_words
 from dpjax.mechanisms.statistic_events import pure_event
 
-Draw = Callable[[jax.Array], Any]
+Draw = Callable[[PRNGKey], Any]
 
 
 @dataclass(frozen=True)
@@ -70,23 +73,31 @@ class OnePosteriorSample(Mechanism):
     def __post_init__(self) -> None:
         check_positive("target_epsilon", self.target_epsilon)
         for name in ("low", "high"):
-            _check_bounded(name, getattr(self, name))
+            if not math.isfinite(bound := getattr(self, name)):
+                raise ValueError(
+                    f"{name} must be finite, got {bound!r}: where a record's log-likelihood has no"
+                    " bound, one record can move the posterior without limit, and a sample of it is"
+                    " not private. Clip the log-likelihood, or bound parameters and records (a"
+                    " logistic log-likelihood is bounded by -log(1 + exp(R X)) for parameters of"
+                    " norm R and features of norm X)"
+                )
         check(self.high > self.low, "high", self.high, f"above low = {self.low}")
         sensitivity_in_clips(self.adjacency)
 
     @property
     def scale(self) -> float:
         """Exponent of the likelihood: at most 1, where the posterior itself is private enough."""
-        return min(1.0, self.target_epsilon / self._epsilon_at_one)
+        at_one = sensitivity_in_clips(self.adjacency) * (self.high - self.low)
+        return min(1.0, self.target_epsilon / at_one)
 
     @property
     def epsilon(self) -> float:
         """Epsilon of the release: at most ``target_epsilon``."""
-        return self.scale * self._epsilon_at_one
+        return self.scale * (sensitivity_in_clips(self.adjacency) * (self.high - self.low))
 
     @property
     def num_releases(self) -> int:
-        """One."""
+        """One sample."""
         return 1
 
     @property
@@ -106,10 +117,6 @@ class OnePosteriorSample(Mechanism):
             "clipping": f"each log-likelihood within [{self.low:.4g}, {self.high:.4g}]",
             "guarantee": pure_in_words(self.epsilon),
         }
-
-    @property
-    def _epsilon_at_one(self) -> float:
-        return sensitivity_in_clips(self.adjacency) * (self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,9 @@ class PosteriorDraw:
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of the sample at ``delta``.
 
+        Args:
+          delta: in (0, 1).
+
         Raises:
           ValueError: the sample is not exact.
         """
@@ -147,24 +157,16 @@ class PosteriorDraw:
         return self.mechanism.certificate(delta)
 
 
-def _check_bounded(name: str, bound: float) -> None:
-    if not math.isfinite(bound):
-        raise ValueError(
-            f"{name} must be finite, got {bound!r}: where a record's log-likelihood has no bound,"
-            " one record can move the posterior without limit, and a sample of it is not private."
-            " Clip the log-likelihood, or bound parameters and records (a logistic log-likelihood"
-            " is bounded by -log(1 + exp(R X)) for parameters of norm R and features of norm X)"
-        )
-
-
-def clipped_log_likelihood(log_likelihood: Any, mechanism: OnePosteriorSample) -> Any:
+def clipped_log_likelihood(
+    log_likelihood: LossFn, mechanism: OnePosteriorSample
+) -> Callable[[ArrayTree, ArrayTree], jax.Array]:
     """Returns ``f(params, data)``: each record's log-likelihood clipped to the bounds, ``(n,)``.
 
     NaN becomes the lower bound. The log-likelihood of a record must be a scalar: several numbers
     would each be within the bounds, and their sum would not.
     """
 
-    def clipped(params: Any, data: Any) -> jax.Array:
+    def clipped(params: ArrayTree, data: ArrayTree) -> jax.Array:
         each = jax.vmap(log_likelihood, (None, 0))(params, data)
         if not (isinstance(each, jax.Array) and each.ndim == 1):
             shape = jax.tree.map(lambda leaf: leaf.shape[1:], each)
@@ -179,10 +181,10 @@ def clipped_log_likelihood(log_likelihood: Any, mechanism: OnePosteriorSample) -
 
 
 def rejection_sample(
-    key: jax.Array,
-    log_likelihood: LogLikelihood,
+    key: PRNGKey,
+    log_likelihood: LossFn,
     draw_prior: Draw,
-    data: Any,
+    data: ArrayTree,
     mechanism: OnePosteriorSample,
     *,
     max_draws: int = 1_000_000,
@@ -203,6 +205,12 @@ def rejection_sample(
       max_draws: number of draws after which an error is raised. The error depends on the data,
         which the guarantee does not cover.
 
+    Returns:
+      The sample, with its mechanism.
+
+    Privacy:
+      The sample is released, under ``mechanism``; the number of draws and the time are not.
+
     Raises:
       ValueError: none of ``max_draws`` draws was accepted.
 
@@ -213,19 +221,18 @@ def rejection_sample(
     ('pure DP: an exact sample', True)
     """
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
-
-    def log_accept(params: Any) -> jax.Array:
-        return mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high)
-
-    return PosteriorDraw(
-        _first_accepted(draw_prior, log_accept, as_key(key), max_draws), mechanism, True
+    sampler = rejection_loop(
+        draw_prior,
+        lambda params: mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high),
+        max_draws,
     )
+    return _first_accepted(sampler, key, mechanism, max_draws)
 
 
 def beta_sample(
-    key: jax.Array,
+    key: PRNGKey,
     family: BetaBinomial,
-    records: Any,
+    records: npt.ArrayLike,
     mechanism: OnePosteriorSample,
     *,
     max_draws: int = 1_000_000,
@@ -240,6 +247,12 @@ def beta_sample(
         log(1 - theta) are both within them.
       max_draws: see `rejection_sample`.
 
+    Returns:
+      The sample, with its mechanism.
+
+    Privacy:
+      The sample is released, under ``mechanism``.
+
     Raises:
       ValueError: no probability is within the bounds, or none of ``max_draws`` draws was.
 
@@ -250,25 +263,23 @@ def beta_sample(
     """
     least = max(math.exp(mechanism.low), 1 - math.exp(mechanism.high))
     check(least < 0.5, "low and high", (mechanism.low, mechanism.high), "around -log 2")
-    total = mechanism.scale * jnp.sum(family.statistic(records), dtype=float)
-    zeros = mechanism.scale * len(records) - total
-    ones_shape, zeros_shape = family.alpha + total, family.beta + zeros
-
-    def log_accept(theta: jax.Array) -> jax.Array:
-        return jnp.where((theta >= least) & (theta <= 1 - least), 0.0, -jnp.inf)
-
-    def draw(key: jax.Array) -> jax.Array:
-        return jax.random.beta(key, ones_shape, zeros_shape)
-
-    return PosteriorDraw(_first_accepted(draw, log_accept, as_key(key), max_draws), mechanism, True)
+    ones = mechanism.scale * jnp.sum(family.statistic(records), dtype=float)
+    zeros = mechanism.scale * np.shape(records)[0] - ones
+    shapes = family.alpha + ones, family.beta + zeros
+    sampler = rejection_loop(
+        lambda key: jax.random.beta(key, *shapes),
+        lambda theta: jnp.where((theta >= least) & (theta <= 1 - least), 0.0, -jnp.inf),
+        max_draws,
+    )
+    return _first_accepted(sampler, key, mechanism, max_draws)
 
 
 def markov_chain_sample(
-    key: jax.Array,
-    log_likelihood: LogLikelihood,
+    key: PRNGKey,
+    log_likelihood: LossFn,
     log_prior: LogPrior,
-    params: Any,
-    data: Any,
+    params: ArrayTree,
+    data: ArrayTree,
     mechanism: OnePosteriorSample,
     *,
     num_steps: int = 1_000,
@@ -287,6 +298,12 @@ def markov_chain_sample(
       mechanism: bounds on the log-likelihood, and its exponent.
       num_steps: steps of numpyro's NUTS, all of them warm-up.
 
+    Returns:
+      The last state, with the mechanism that an exact sample would have.
+
+    Privacy:
+      None is guaranteed.
+
     >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
     >>> draw = markov_chain_sample(jax.random.key(0), lambda w, x: -(w - x) ** 2,
     ...                            lambda w: -(w**2), jnp.zeros(()), jnp.ones(6), mechanism,
@@ -297,32 +314,35 @@ def markov_chain_sample(
     check_count("num_steps", num_steps)
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
 
-    def potential(params: Any) -> jax.Array:
-        return -log_prior(params) - mechanism.scale * clipped(params, data).sum()
-
-    chain = MCMC(
-        NUTS(potential_fn=potential), num_warmup=num_steps, num_samples=1, progress_bar=False
+    kernel = NUTS(
+        potential_fn=lambda params: (
+            -log_prior(params) - mechanism.scale * clipped(params, data).sum()
+        )
     )
+    chain = MCMC(kernel, num_warmup=num_steps, num_samples=1, progress_bar=False)
     chain.run(as_key(key), init_params=params)
     last = jax.tree.map(lambda leaf: leaf[-1], chain.get_samples())
     return PosteriorDraw(last, mechanism, is_exact=False)
 
 
 def _first_accepted(
-    draw: Draw, log_accept: Callable[[Any], jax.Array], key: jax.Array, max_draws: int
-) -> Any:
+    sampler: Callable[[PRNGKey], tuple[jax.Array, Any]],
+    key: PRNGKey,
+    mechanism: OnePosteriorSample,
+    max_draws: int,
+) -> PosteriorDraw:
     check_count("max_draws", max_draws)
-    accepted, params = jax.jit(rejection_loop(draw, log_accept, max_draws))(key)
+    accepted, params = jax.jit(sampler)(as_key(key))
     if not accepted:
         raise ValueError(
             f"max_draws must be large enough for one accepted draw, got {max_draws:,}: nothing was"
             " released. The posterior is too far from these proposals; markov_chain_sample samples"
             " any posterior, but is not pure DP"
         )
-    return params
+    return PosteriorDraw(params, mechanism, is_exact=True)
 
 
-def bernoulli_exp(key: jax.Array, log_probability: jax.Array) -> jax.Array:
+def bernoulli_exp(key: PRNGKey, log_probability: jax.Array) -> jax.Array:
     """Draws from Bernoulli(exp(log_probability)), accurately for small probabilities.
 
     Comparing one uniform number with a small probability rounds it to a multiple of 2^-23, or to
@@ -339,15 +359,14 @@ def bernoulli_exp(key: jax.Array, log_probability: jax.Array) -> jax.Array:
         part = jnp.minimum(left, 1)  # subtracting it is exact
         return key, left - part, jax.random.bernoulli(draw_key, jnp.exp(-part))
 
-    def continues(carry: tuple[Any, ...]) -> jax.Array:
-        return carry[2] & ~(carry[1] <= 0)  # NaN is drawn as well, and gives False
-
-    return jax.lax.while_loop(continues, draw, (key, -log_probability, jnp.array(True)))[2]
+    start = key, -log_probability, jnp.array(True)
+    # NaN is drawn as well, and gives False.
+    return jax.lax.while_loop(lambda carry: carry[2] & ~(carry[1] <= 0), draw, start)[2]
 
 
 def rejection_loop(
     draw: Draw, log_accept: Callable[[Any], jax.Array], max_draws: int
-) -> Callable[[jax.Array], tuple[jax.Array, Any]]:
+) -> Callable[[PRNGKey], tuple[jax.Array, Any]]:
     """Returns ``f(key)``: whether one of ``max_draws`` draws was accepted, and the first such."""
 
     def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -356,14 +375,13 @@ def rejection_loop(
         params = draw(draw_key)
         return key, tried + 1, bernoulli_exp(accept_key, log_accept(params)), params
 
-    def continues(carry: tuple[Any, ...]) -> jax.Array:
-        return ~carry[2] & (carry[1] < max_draws)
-
-    def first_accepted(key: jax.Array) -> tuple[jax.Array, Any]:
+    def first_accepted(key: PRNGKey) -> tuple[jax.Array, Any]:
         shapes = jax.eval_shape(draw, key)
         empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         start = (key, jnp.int32(0), jnp.array(False), empty)
-        _, _, accepted, params = jax.lax.while_loop(continues, attempt, start)
+        _, _, accepted, params = jax.lax.while_loop(
+            lambda carry: ~carry[2] & (carry[1] < max_draws), attempt, start
+        )
         return accepted, params
 
     return first_accepted

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ArrayTree, ClipBound, PRNGKey
 from dpjax._validation import as_key, check, check_positive
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
-    add_prior_gradient,
-    noise_multiplier_schedule,
-    private_langevin,
+    LogPrior,
+    langevin_transformation,
+    sampler_update,
 )
-from dpjax.bayes.sgmcmc.schedules import StepSize, as_schedule
+from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import gaussian_like
@@ -36,6 +37,9 @@ class RMSProp:
       decay: of the running mean, in (0, 1).
       damping: above zero.
 
+    Raises:
+      ValueError: a number out of range, or a ``max_value`` below ``min_value``.
+
     Source: Li, Chen, Carlson & Carin (2016), section 4, without the curvature term Gamma, as there:
     while G still changes the chain is biased.
     """
@@ -52,15 +56,15 @@ class RMSProp:
         check(self.max_value >= self.min_value, "max_value", self.max_value, wanted)
         check(0 < self.decay < 1, "decay", self.decay, "in (0, 1)")
 
-    def __call__(self, squares: Any) -> Any:
-        """Returns G for a tree of running means of squares."""
+    def __call__(self, squares: ArrayTree) -> Any:
+        """Returns G, a tree like the running means of ``squares``."""
         return jax.tree.map(
             lambda v: jnp.clip(1 / (self.damping + jnp.sqrt(v)), self.min_value, self.max_value),
             squares,
         )
 
-    def average(self, squares: Any, gradient: Any) -> Any:
-        """Returns the running means after one more gradient."""
+    def average(self, squares: ArrayTree, gradient: ArrayTree) -> Any:
+        """Returns the running means of squares after one more ``gradient``."""
         return jax.tree.map(
             lambda v, g: self.decay * v + (1 - self.decay) * g * g, squares, gradient
         )
@@ -109,8 +113,10 @@ class PSGLD(Langevin):
         """One over the upper bound on the preconditioner."""
         return 1 / self.preconditioner.max_value
 
-    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
-        """Returns `psgld_update`."""
+    def optimizer(
+        self, log_prior: LogPrior | None, *, key: PRNGKey
+    ) -> optax.GradientTransformation:
+        """Returns the update of preconditioned SGLD from noisy mean gradients."""
         clip_over_size = total_l2_clip(self.l2_clip) / self.sampling.expected_batch_size
         noises = jnp.asarray(self.noise_multipliers * clip_over_size, float)
         return psgld_update(
@@ -131,9 +137,9 @@ def psgld(
     preconditioner: RMSProp,
     num_examples: int,
     expected_batch_size: float,
-    l2_clip: Any,
-    key: jax.Array,
-    log_prior: Any = None,
+    l2_clip: ClipBound,
+    key: PRNGKey,
+    log_prior: LogPrior | None = None,
     min_noise_multiplier: float = 0.0,
 ) -> PrivateTransformation:
     """Preconditioned SGLD as an optax transformation of the clipped **sum**.
@@ -157,72 +163,58 @@ def psgld(
 
     Source: Li, Chen, Carlson & Carin (2016), Algorithm 1.
 
-    >>> optimizer = psgld(0.01, preconditioner=RMSProp(
-    ...     min_value=0.1, max_value=10.0
-    ... ), num_examples=50_000,
-    ...                   expected_batch_size=1_000, l2_clip=4.0, key=jax.random.key(0))
+    >>> optimizer = psgld(0.01, preconditioner=RMSProp(min_value=0.1, max_value=10.0),
+    ...                   num_examples=50_000, expected_batch_size=1_000, l2_clip=4.0,
+    ...                   key=jax.random.key(0))
     >>> optimizer.description.noise_multiplier
     5.0
     """
-    noise = noise_multiplier_schedule(
+    noise_key, update_key = jax.random.split(as_key(key))
+    return langevin_transformation(
+        lambda schedule, noise_std: psgld_update(
+            schedule, preconditioner, noise_std, temperature, num_examples, log_prior, update_key
+        ),
         step_size,
-        min_noise_multiplier,
+        noise_key,
         temperature=temperature,
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         l2_clip=l2_clip,
+        min_noise_multiplier=min_noise_multiplier,
         variance_factor=1 / preconditioner.max_value,
     )
-    noise_key, update_key = jax.random.split(as_key(key))
-    clip_over_size = total_l2_clip(l2_clip) / expected_batch_size
-    update = psgld_update(
-        as_schedule(step_size),
-        preconditioner,
-        lambda step: (noise(step) if callable(noise) else noise) * clip_over_size,
-        temperature,
-        num_examples,
-        log_prior,
-        update_key,
-    )
-    return private_langevin(noise, l2_clip, expected_batch_size, update, noise_key)
 
 
 def psgld_update(
-    step_size: Any,
+    step_size: Schedule,
     preconditioner: RMSProp,
-    noise_std: Any,
+    noise_std: Schedule,
     temperature: float,
     num_examples: int,
-    log_prior: Any,
-    key: jax.Array,
+    log_prior: LogPrior | None,
+    key: PRNGKey,
 ) -> optax.GradientTransformation:
     """Returns the update of preconditioned SGLD from noisy mean gradients.
 
     ``noise_std(step)`` is the standard deviation of the noise in the mean gradients.
     """
-    add_prior = add_prior_gradient(log_prior, num_examples)
 
-    def added_noise_std(eta: Any, noise: Any, g: jax.Array) -> jax.Array:
-        """Standard deviation of the noise to add where the release's noise is too small."""
-        variance = 2 * temperature * eta * g / num_examples - (eta * noise * g) ** 2
-        return jnp.sqrt(jnp.maximum(variance, 0)).astype(g.dtype)
-
-    def init(params: Any) -> PSGLDState:
+    def init(params: ArrayTree) -> PSGLDState:
         return PSGLDState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), key)
 
-    def update(mean: Any, state: PSGLDState, params: Any = None) -> tuple[Any, PSGLDState]:
-        gains, eta = preconditioner(state.squares), step_size(state.num_steps)
+    def move(gradient: ArrayTree, eta: jax.Array, state: PSGLDState) -> tuple[Any, PSGLDState]:
         noise = noise_std(state.num_steps)
         next_key, noise_key = jax.random.split(state.key)
-        white = gaussian_like(noise_key, jax.tree.map(jnp.zeros_like, mean), 1.0)
-        gradient = add_prior(mean, params)
-        updates = jax.tree.map(
-            lambda g, d, w: added_noise_std(eta, noise, g) * w - jnp.asarray(eta, d.dtype) * g * d,
-            gains,
-            gradient,
-            white,
-        )
-        squares = preconditioner.average(state.squares, gradient)
-        return updates, PSGLDState(state.num_steps + 1, squares, next_key)
+        white = gaussian_like(noise_key, jax.tree.map(jnp.zeros_like, gradient), 1.0)
 
-    return optax.GradientTransformation(init, update)
+        def move_leaf(gain: jax.Array, gradient: jax.Array, white: jax.Array) -> jax.Array:
+            # The variance that the noise of the release does not have where the gain is small.
+            lacking = 2 * temperature * eta * gain / num_examples - (eta * noise * gain) ** 2
+            added_std = jnp.sqrt(jnp.maximum(lacking, 0)).astype(gain.dtype)
+            return added_std * white - jnp.asarray(eta, gradient.dtype) * gain * gradient
+
+        updates = jax.tree.map(move_leaf, preconditioner(state.squares), gradient, white)
+        squares = preconditioner.average(state.squares, gradient)
+        return updates, state._replace(squares=squares, key=next_key)
+
+    return sampler_update(init, move, step_size, num_examples, log_prior)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,17 @@ import numpy as np
 from tqdm import tqdm
 
 from dpjax._extras import requires_extra
+from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax._validation import as_key, check, check_count
-from dpjax.bayes.sgmcmc.chains import LogLikelihood, LogPrior, compile_steps, private_chains
-from dpjax.bayes.sgmcmc.langevin import Batches, Langevin
+from dpjax.bayes.sgmcmc.chains import compile_steps, private_chains
+from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
 from dpjax.training.checkpoint import CheckpointStore, identify
 from dpjax.training.loop import Update
-from dpjax.training.step import PrivateStep, TrainState
+from dpjax.training.step import TrainState
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ChainResult:
     seeded: bool
 
     def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate at ``delta``, for every state of every chain, kept or not."""
+        """Returns the certificate at ``delta`` in (0, 1), for every state of every chain."""
         return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
 
     def to_arviz(self) -> Any:
@@ -62,7 +64,11 @@ class ChainResult:
             from arviz_base import from_dict
 
         leaves = jax.tree_util.tree_leaves_with_path(self.samples)
-        return from_dict({"posterior": {_name(path): leaf for path, leaf in leaves}})
+        named = {
+            jax.tree_util.keystr(path, simple=True, separator=".") or "params": leaf
+            for path, leaf in leaves
+        }
+        return from_dict({"posterior": named})
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,11 @@ class SamplePlan:
 
     @classmethod
     def from_chain(cls, chain: Langevin, burn_in: int, thinning: int) -> "SamplePlan":
-        """Returns the plan for ``chain``; burn-in and thinning must divide its steps."""
+        """Returns the plan for ``chain``.
+
+        Raises:
+          ValueError: burn-in and thinning do not divide the chain's steps.
+        """
         check_count("burn_in", burn_in, minimum=0)
         check_count("thinning", thinning)
         after = chain.num_steps - burn_in
@@ -100,11 +110,11 @@ class SamplePlan:
 
 
 def sample(
-    key: jax.Array,
-    log_likelihood: LogLikelihood,
+    key: PRNGKey,
+    log_likelihood: LossFn,
     log_prior: LogPrior | None,
-    params: Any,
-    data: Any,
+    params: ArrayTree | Callable[[PRNGKey], ArrayTree],
+    data: ArrayTree,
     chain: Langevin,
     *,
     burn_in: int = 0,
@@ -173,7 +183,11 @@ def sample(
     )
     state, seeded = step.init(params), is_seeded(key)
     folder = Path(checkpoint_dir) if checkpoint_dir else None
-    with _open_checkpoints(folder, plan, data, step, state, seeded) as saved:
+    checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
+    if folder is not None:
+        identity = identify(plan, data, step.update, state)
+        checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
+    with checkpoints as saved:
         state = saved.restore(state) if saved else state
         resumed = int(state.num_releases[0]) > 0
         if saved and not resumed:  # the key first: no kept state may be on disk without it
@@ -181,19 +195,6 @@ def sample(
         store = SampleStore(state.params, plan.num_kept, folder, resumed=resumed)
         _run_chains(step.update, state, data, plan, samples_per_call, store, saved, progress)
     return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
-
-
-def _open_checkpoints(
-    folder: Path | None, plan: SamplePlan, data: Any, step: PrivateStep, state: Any, seeded: bool
-) -> AbstractContextManager[CheckpointStore | None]:
-    if folder is None:
-        return nullcontext()
-    identity = identify(plan, data, step.update, state)
-    return CheckpointStore(folder / "checkpoints", identity, seeded)
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
 
 class SampleStore:
@@ -205,7 +206,7 @@ class SampleStore:
     """
 
     def __init__(
-        self, params: Any, num_kept: int, folder: Path | None, *, resumed: bool = False
+        self, params: ArrayTree, num_kept: int, folder: Path | None, *, resumed: bool = False
     ) -> None:
         """Allocates arrays for all states, or opens those of a run that is resumed.
 
@@ -228,7 +229,7 @@ class SampleStore:
         ]
         self.samples = jax.tree.unflatten(treedef, self._arrays)
 
-    def write(self, first: int, states: Any) -> None:
+    def write(self, first: int, states: ArrayTree) -> None:
         """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk."""
         for array, leaf in zip(self._arrays, jax.tree.leaves(states), strict=True):
             array[:, first : first + len(leaf)] = np.moveaxis(np.asarray(leaf), 0, 1)
@@ -236,19 +237,15 @@ class SampleStore:
                 array.flush()
 
 
-def _allocate(leaf: Any, num_kept: int, path: Path | None, resumed: bool) -> Any:
+def _allocate(leaf: jax.Array, num_kept: int, path: Path | None, resumed: bool) -> np.ndarray:
+    """Memory for the kept states of one leaf, or its file, new or as a resumed run left it."""
     shape = (leaf.shape[0], num_kept, *leaf.shape[1:])
     # numpy cannot store bfloat16 in files.
     dtype = leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.dtype(np.float32)
     if path is None:
         return np.empty(shape, dtype)
-    if not resumed:
-        return _new_file(path, shape, dtype)
-    _check_file(path, shape, dtype)
-    return np.lib.format.open_memmap(path, mode="r+")
-
-
-def _new_file(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
+    if resumed:
+        return _open_file(path, shape, dtype)
     try:
         array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
         if hasattr(os, "posix_fallocate"):  # not on macOS or Windows
@@ -263,7 +260,7 @@ def _new_file(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap:
     return array
 
 
-def _check_file(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
+def _open_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     try:
         # Read-only: a writable map would extend a file that is too short.
         found = np.lib.format.open_memmap(path, mode="r")
@@ -276,12 +273,13 @@ def _check_file(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
             f" are in {path.name!r}, which {wrong}: put the file back as it was, {dtype} {shape}."
             " A run in another checkpoint_dir is a new release"
         )
+    return np.lib.format.open_memmap(path, mode="r+")
 
 
 def _run_chains(
     update: Update,
     state: TrainState,
-    data: Any,
+    data: ArrayTree,
     plan: SamplePlan,
     samples_per_call: int,
     store: SampleStore,

@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._typing import Numeric
 from dpjax._validation import check, check_count, check_positive
 
 Floats = npt.NDArray[np.float64]
-# A number, one number for each step, or a function of the step's number 0, 1, ...
-StepSize = float | tuple[float, ...] | Callable[[Any], Any]
+# A function of the step number 0, 1, ..., which may be traced.
+Schedule = Callable[[Any], Any]
+# A number, one number for each step, or a schedule.
+StepSize = float | tuple[float, ...] | Schedule
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class PolynomialDecay:
     Attributes:
       initial: size of the first step.
       exponent: in [0, 1]; 1/3 has the best rate of convergence of the posterior mean.
+
+    Raises:
+      ValueError: a number out of range.
 
     Source: Teh, Thiery & Vollmer (2016), for the exponent 1/3.
 
@@ -40,8 +46,8 @@ class PolynomialDecay:
         check_positive("initial", self.initial)
         check(0 <= self.exponent <= 1, "exponent", self.exponent, "in [0, 1]")
 
-    def __call__(self, step: Any) -> jax.Array:
-        """Returns the size of step number ``step``, counted from zero."""
+    def __call__(self, step: Numeric) -> jax.Array:
+        """Returns the size of step number ``step`` = 0, 1, ..., which may be traced."""
         return self.initial * (jnp.asarray(step, float) + 1) ** -self.exponent
 
 
@@ -52,6 +58,9 @@ class CyclicalCosine:
     Attributes:
       initial: size of the first step of each cycle.
       period: number of steps of a cycle.
+
+    Raises:
+      ValueError: a number out of range.
 
     Source: Zhang, Li, Zhang, Chen & Wilson (2020), equation 1.
 
@@ -68,17 +77,17 @@ class CyclicalCosine:
         check_positive("initial", self.initial)
         check_count("period", self.period)
 
-    def __call__(self, step: Any) -> jax.Array:
-        """Returns the size of step number ``step``, counted from zero."""
+    def __call__(self, step: Numeric) -> jax.Array:
+        """Returns the size of step number ``step`` = 0, 1, ..., which may be traced."""
         phase = jnp.asarray(jnp.asarray(step) % self.period, float) / self.period
         return self.initial * (jnp.cos(math.pi * phase) + 1) / 2
 
 
 def evaluate_step_sizes(step_size: StepSize, num_steps: int) -> Floats:
-    """Returns the step sizes ``(num_steps,)``.
+    """Returns the step sizes ``(num_steps,)``, in float64.
 
     Raises:
-      ValueError: for a size that is not a finite number above zero, or a tuple of another length.
+      ValueError: a size that is not a finite number above zero, or a tuple of another length.
     """
     if callable(step_size):
         with jax.ensure_compile_time_eval():  # concrete numbers, also when called under jit
@@ -97,7 +106,7 @@ def evaluate_step_sizes(step_size: StepSize, num_steps: int) -> Floats:
     return sizes
 
 
-def as_schedule(step_size: StepSize) -> Callable[[Any], Any]:
+def as_schedule(step_size: StepSize) -> Schedule:
     """Returns a function of the (traced) step number: of a tuple, its entry."""
     if callable(step_size):
         return step_size

@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ArrayTree, ClipBound, PRNGKey
 from dpjax._validation import check_rate
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
-    add_prior_gradient,
-    noise_multiplier_schedule,
-    private_langevin,
+    LogPrior,
+    langevin_transformation,
+    sampler_update,
     scale_tree,
 )
-from dpjax.bayes.sgmcmc.schedules import StepSize, as_schedule
+from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
 from dpjax.transforms.description import PrivateTransformation
 
 
@@ -39,6 +40,9 @@ class SGHMC(Langevin):
 
     Attributes:
       friction: alpha, in (0, 1].
+
+    Raises:
+      ValueError: a number out of range.
 
     Privacy:
       Every velocity, and so every state, is released: each is a Gaussian release of the clipped sum
@@ -65,8 +69,10 @@ class SGHMC(Langevin):
         """The friction."""
         return self.friction
 
-    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
-        """Returns `sghmc_update`, which needs no key."""
+    def optimizer(
+        self, log_prior: LogPrior | None, *, key: PRNGKey
+    ) -> optax.GradientTransformation:
+        """Returns the SGHMC update of noisy mean gradients, which needs no key."""
         del key
         schedule, num_examples = self.schedule(), self.sampling.num_examples
         return sghmc_update(schedule, self.friction, num_examples, log_prior)
@@ -79,9 +85,9 @@ def sghmc(
     friction: float,
     num_examples: int,
     expected_batch_size: float,
-    l2_clip: Any,
-    key: jax.Array,
-    log_prior: Any = None,
+    l2_clip: ClipBound,
+    key: PRNGKey,
+    log_prior: LogPrior | None = None,
     min_noise_multiplier: float = 0.0,
 ) -> PrivateTransformation:
     """SGHMC as an optax transformation of the clipped **sum** of gradients of ``-log likelihood``.
@@ -111,32 +117,30 @@ def sghmc(
     5.0
     """
     check_rate("friction", friction)
-    noise = noise_multiplier_schedule(
+    return langevin_transformation(
+        lambda schedule, _: sghmc_update(schedule, friction, num_examples, log_prior),
         step_size,
-        min_noise_multiplier,
+        key,
         temperature=temperature,
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         l2_clip=l2_clip,
+        min_noise_multiplier=min_noise_multiplier,
         variance_factor=friction,
     )
-    update = sghmc_update(as_schedule(step_size), friction, num_examples, log_prior)
-    return private_langevin(noise, l2_clip, expected_batch_size, update, key)
 
 
 def sghmc_update(
-    step_size: Any, friction: float, num_examples: int, log_prior: Any
+    step_size: Schedule, friction: float, num_examples: int, log_prior: LogPrior | None
 ) -> optax.GradientTransformation:
     """Returns the SGHMC update of noisy mean gradients: the new velocity."""
-    add_prior = add_prior_gradient(log_prior, num_examples)
 
-    def init(params: Any) -> SGHMCState:
+    def init(params: ArrayTree) -> SGHMCState:
         return SGHMCState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
-    def update(mean: Any, state: SGHMCState, params: Any = None) -> tuple[Any, SGHMCState]:
-        force = scale_tree(add_prior(mean, params), -step_size(state.num_steps))
-        slowed = scale_tree(state.velocity, 1 - friction)
-        velocity = jax.tree.map(jnp.add, slowed, force)
-        return velocity, SGHMCState(state.num_steps + 1, velocity)
+    def move(gradient: ArrayTree, eta: jax.Array, state: SGHMCState) -> tuple[Any, SGHMCState]:
+        force = scale_tree(gradient, -eta)
+        velocity = jax.tree.map(jnp.add, scale_tree(state.velocity, 1 - friction), force)
+        return velocity, state._replace(velocity=velocity)
 
-    return optax.GradientTransformation(init, update)
+    return sampler_update(init, move, step_size, num_examples, log_prior)

@@ -1,21 +1,22 @@
 """SGLD (stochastic gradient Langevin dynamics), private by the noise that it injects."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import ClipBound, PRNGKey
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
-    add_prior_gradient,
-    noise_multiplier_schedule,
-    private_langevin,
+    LogPrior,
+    langevin_transformation,
+    sampler_update,
     scale_tree,
 )
-from dpjax.bayes.sgmcmc.schedules import StepSize, as_schedule
+from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
 from dpjax.transforms.description import PrivateTransformation
 
 
@@ -45,14 +46,12 @@ class SGLD(Langevin):
     """
 
     name: ClassVar[str] = "SGLD"
+    noise_variance_factor: ClassVar[float] = 1.0
 
-    @property
-    def noise_variance_factor(self) -> float:
-        """One."""
-        return 1.0
-
-    def optimizer(self, log_prior: Any, *, key: jax.Array) -> optax.GradientTransformation:
-        """Returns `sgld_update`, which needs no key."""
+    def optimizer(
+        self, log_prior: LogPrior | None, *, key: PRNGKey
+    ) -> optax.GradientTransformation:
+        """Returns the SGLD update of noisy mean gradients, which needs no key."""
         del key
         return sgld_update(self.schedule(), self.sampling.num_examples, log_prior)
 
@@ -63,9 +62,9 @@ def sgld(
     temperature: float = POSTERIOR_TEMPERATURE,
     num_examples: int,
     expected_batch_size: float,
-    l2_clip: Any,
-    key: jax.Array,
-    log_prior: Any = None,
+    l2_clip: ClipBound,
+    key: PRNGKey,
+    log_prior: LogPrior | None = None,
     min_noise_multiplier: float = 0.0,
 ) -> PrivateTransformation:
     """SGLD as an optax transformation of the clipped **sum** of gradients of ``-log likelihood``.
@@ -95,28 +94,26 @@ def sgld(
     >>> optimizer.description.noise_multiplier
     5.0
     """
-    noise = noise_multiplier_schedule(
+    return langevin_transformation(
+        lambda schedule, _: sgld_update(schedule, num_examples, log_prior),
         step_size,
-        min_noise_multiplier,
+        key,
         temperature=temperature,
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         l2_clip=l2_clip,
+        min_noise_multiplier=min_noise_multiplier,
     )
-    update = sgld_update(as_schedule(step_size), num_examples, log_prior)
-    return private_langevin(noise, l2_clip, expected_batch_size, update, key)
 
 
-def sgld_update(step_size: Any, num_examples: int, log_prior: Any) -> optax.GradientTransformation:
+def sgld_update(
+    step_size: Schedule, num_examples: int, log_prior: LogPrior | None
+) -> optax.GradientTransformation:
     """Returns the SGLD update ``-eta (mean - grad(log prior) / N)`` of noisy mean gradients."""
-    add_prior = add_prior_gradient(log_prior, num_examples)
-
-    def init(params: Any) -> SGLDState:
-        del params
-        return SGLDState(jnp.zeros((), jnp.int32))
-
-    def update(mean: Any, state: SGLDState, params: Any = None) -> tuple[Any, SGLDState]:
-        updates = scale_tree(add_prior(mean, params), -step_size(state.num_steps))
-        return updates, SGLDState(state.num_steps + 1)
-
-    return optax.GradientTransformation(init, update)
+    return sampler_update(
+        lambda _: SGLDState(jnp.zeros((), jnp.int32)),
+        lambda gradient, eta, state: (scale_tree(gradient, -eta), state),
+        step_size,
+        num_examples,
+        log_prior,
+    )

@@ -4,22 +4,18 @@ Everything is traced on zero-filled records, so a refusal is no function of the 
 values that were computed from the data before, a mean or a part, in a closure, object or global.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpyro.optim
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import (
-    AutoDAIS,
-    AutoGuideList,
-    AutoLaplaceApproximation,
-    AutoSemiDAIS,
-)
+from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDAIS, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
 from numpyro.ops.provenance import eval_provenance
 
+from dpjax._typing import ArrayTree
 from dpjax.bayes.variational.elbo import (
     Problem,
     Traces,
@@ -32,6 +28,8 @@ from dpjax.bayes.variational.elbo import (
 from dpjax.bayes.variational.independence import check_independence, explain_failure
 from dpjax.bayes.variational.model_trace import (
     Arguments,
+    Site,
+    Values,
     check_not_mutable,
     fill_records,
     in_plate,
@@ -48,8 +46,8 @@ _LOCAL_LATENTS = (
 )
 
 
-def check_loss(loss: Any) -> None:
-    """Refuses losses that are not a sum over the records."""
+def check_loss(loss: ELBO) -> None:
+    """Raises ``ValueError`` for losses that are not a sum over the records."""
     plain = type(loss) in (Trace_ELBO, TraceMeanField_ELBO) and loss.sum_sites
     if not plain or getattr(loss, "multi_sample_guide", False):
         raise ValueError(
@@ -58,8 +56,8 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def check_optimizer(optim: Any) -> None:
-    """Refuses optimisers that evaluate the loss."""
+def check_optimizer(optim: object) -> None:
+    """Raises ``ValueError`` for optimisers that evaluate the loss."""
     if isinstance(optim, numpyro.optim.Minimize):
         raise ValueError(
             "optim must use gradients alone, got Minimize, which evaluates the loss, and so reads"
@@ -67,7 +65,7 @@ def check_optimizer(optim: Any) -> None:
         )
 
 
-def check_problem(problem: Problem, params: Any, arguments: Arguments) -> None:
+def check_problem(problem: Problem, params: Values, arguments: Arguments) -> None:
     """Refuses models and guides in which a record affects more than its own clipped term.
 
     Raises:
@@ -75,7 +73,14 @@ def check_problem(problem: Problem, params: Any, arguments: Arguments) -> None:
     """
     num_examples = len(arguments.records[0])
     _check_guide_class(problem.guide)
-    _check_params(params, num_examples)
+    for name, value in params.items():
+        if any(leaf.shape[:1] == (num_examples,) for leaf in jax.tree.leaves(value)):
+            _check_imputed(name)
+            raise ValueError(
+                f"params must be shared by all records, but {name!r} has a leading axis of"
+                f" num_examples = {num_examples}, as a variable for each record has:"
+                f" {_LOCAL_LATENTS}"
+            )
     whole = _trace_zeros(problem, params, arguments, num_examples)
     one = _trace_zeros(problem, params, arguments, 1)
     check_not_mutable(one.guide, "guide")
@@ -92,7 +97,7 @@ def check_problem(problem: Problem, params: Any, arguments: Arguments) -> None:
     check_independence(problem, params, arguments)
 
 
-def _check_guide_class(guide: Any) -> None:
+def _check_guide_class(guide: object) -> None:
     """Refuses autoguides that use the posterior of the records they were set up on."""
     if isinstance(guide, AutoGuideList):
         for part in guide._guides:
@@ -105,31 +110,20 @@ def _check_guide_class(guide: Any) -> None:
         )
 
 
-def _check_params(params: Mapping[str, Any], num_examples: int) -> None:
-    for name, value in params.items():
-        if any(leaf.shape[:1] == (num_examples,) for leaf in jax.tree.leaves(value)):
-            _check_imputed(name)
-            raise ValueError(
-                f"params must be shared by all records, but {name!r} has a leading axis of"
-                f" num_examples = {num_examples}, as a variable for each record has:"
-                f" {_LOCAL_LATENTS}"
-            )
-
-
-def _trace_zeros(problem: Problem, params: Any, arguments: Arguments, count: int) -> Traces:
+def _trace_zeros(problem: Problem, params: Values, arguments: Arguments, count: int) -> Traces:
     """Traces of guide and model on ``count`` zero-filled records, abstractly."""
     found = []
 
-    def trace(records: Any, arrays: Any, params: Any) -> None:
+    def trace(records: list[jax.Array], arrays: list[jax.Array], params: Values) -> None:
         zeros, key = [leaf[:count] for leaf in fill_records(records)], jax.random.key(0)
-        found.append(trace_guide_and_model(problem, params, zeros, arrays, key, key))
+        found.append(trace_guide_and_model(problem, params, zeros, arrays, (key, key)))
 
     with explain_failure(count):
         jax.eval_shape(trace, arguments.records, arguments.arrays, params)
     return found[0]
 
 
-def _check_guide_site(name: str, site: Any, proposal: Any, plate: str) -> None:
+def _check_guide_site(name: str, site: Site, proposal: Site | None, plate: str) -> None:
     """The guide must sample each latent variable, local ones under the same plate."""
     if site["is_observed"]:
         return
@@ -164,7 +158,7 @@ def _check_imputed(name: str) -> None:
         )
 
 
-def _check_site(name: str, site: Any, whole: Any, plate: str) -> None:
+def _check_site(name: str, site: Site, whole: Site, plate: str) -> None:
     """Sites outside the plate must not grow with the records; those under it must not be scaled."""
     if not in_plate(site, plate):
         if site["fn"].shape() != whole["fn"].shape():
@@ -182,13 +176,13 @@ def _check_site(name: str, site: Any, whole: Any, plate: str) -> None:
         )
 
 
-def _check_terms(problem: Problem, params: Any, arguments: Arguments) -> None:
+def _check_terms(problem: Problem, params: Values, arguments: Arguments) -> None:
     """For one record, a site under the plate must have one value and one log-probability."""
 
-    def check_sites(records: Any, arrays: Any, params: Any) -> None:
+    def check_sites(records: list[jax.Array], arrays: list[jax.Array], params: Values) -> None:
         key = jax.random.key(0)
         one = [leaf[:1] for leaf in fill_records(records)]
-        for sites in trace_guide_and_model(problem, params, one, arrays, key, key):
+        for sites in trace_guide_and_model(problem, params, one, arrays, (key, key)):
             for name, site in sites.items():
                 if site["type"] == "sample" and in_plate(site, problem.plate):
                     _check_term(name, site, problem.plate)
@@ -196,9 +190,17 @@ def _check_terms(problem: Problem, params: Any, arguments: Arguments) -> None:
     jax.eval_shape(check_sites, arguments.records, arguments.arrays, params)
 
 
-def _check_term(name: str, site: Any, plate: str) -> None:
+def _check_term(name: str, site: Site, plate: str) -> None:
     dim = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
-    for what, shape in _shapes(site):
+    fn, value = site["fn"], jnp.shape(site["value"])
+    # Without event axes; the log-probability's last, as it broadcasts the others.
+    shapes = {
+        "batch shape": lambda: fn.batch_shape,
+        "values of shape": lambda: value[: len(value) - fn.event_dim],
+        "log-probabilities of shape": lambda: jnp.shape(log_prob(site)),
+    }
+    for what, shape_of in shapes.items():
+        shape = shape_of()
         if len(shape) >= -dim and shape[dim] != 1:
             raise ValueError(
                 f"site {name!r} must have one value for one record, but has {what} {shape}: pass"
@@ -207,28 +209,19 @@ def _check_term(name: str, site: Any, plate: str) -> None:
             )
 
 
-def _shapes(site: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Shapes without event axes; the log-probability's last, as it broadcasts the others."""
-    fn, value = site["fn"], jnp.shape(site["value"])
-    yield "batch shape", fn.batch_shape
-    yield "values of shape", value[: len(value) - fn.event_dim]
-    yield "log-probabilities of shape", jnp.shape(log_prob(site))
-
-
-def _check_constants(problem: Problem, params: Any, arguments: Arguments) -> None:
+def _check_constants(problem: Problem, params: Values, arguments: Arguments) -> None:
     """The loss must not contain constants with an axis as long as the records."""
     num_examples = len(arguments.records[0])
 
-    def of_record(params: Any, record: Any, arrays: Any) -> jax.Array:
-        return record_loss(problem, params, record, arrays, jax.random.key(0), 0)
-
-    def data_free(params: Any, records: Any, arrays: Any) -> jax.Array:
-        return data_free_loss(problem, params, records, arrays, jax.random.key(0))
-
     whole = jax.eval_shape(fill_records, arguments.records)
     one = jax.eval_shape(lambda records: [leaf[0] for leaf in records], whole)
-    for loss, records in ((of_record, one), (data_free, whole)):
-        for constant in _constants(jax.make_jaxpr(loss)(params, records, arguments.arrays)):
+    of_record = partial(record_loss, problem, index=0)
+    for loss, records in ((of_record, one), (partial(data_free_loss, problem), whole)):
+
+        def seeded(*leaves: ArrayTree, loss: Callable[..., jax.Array] = loss) -> jax.Array:
+            return loss(*leaves, key=jax.random.key(0))
+
+        for constant in _constants(jax.make_jaxpr(seeded)(params, records, arguments.arrays)):
             if num_examples > 1 and num_examples in jnp.shape(constant):
                 raise ValueError(
                     "model and guide must take the data as arguments, but read an array of shape"
@@ -238,7 +231,7 @@ def _check_constants(problem: Problem, params: Any, arguments: Arguments) -> Non
                 )
 
 
-def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
+def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[jax.Array]:
     """Constants of a jaxpr and of the jaxprs inside it."""
     yield from getattr(jaxpr, "consts", ())
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -248,12 +241,12 @@ def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
                 yield from _constants(inner)
 
 
-def _check_dependence(problem: Problem, params: Any, arguments: Arguments) -> None:
+def _check_dependence(problem: Problem, params: Values, arguments: Arguments) -> None:
     """The terms of sites under the plate, and only those, must depend on the records."""
     key, is_local = jax.random.key(0), {}
 
-    def losses(records: Any, params: Any) -> dict[str, jax.Array]:
-        found = site_losses(problem, params, records, arguments.arrays, key, key)
+    def losses(records: list[jax.Array], params: Values) -> dict[str, jax.Array]:
+        found = site_losses(problem, params, records, arguments.arrays, (key, key))
         is_local.update({name: local for name, (local, _) in found.items()})
         return {name: loss for name, (_, loss) in found.items()}
 

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 
+from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
 from dpjax._validation import batch_length
 from dpjax.bayes.variational.elbo import Problem, record_loss, trace_guide
-from dpjax.bayes.variational.model_trace import Trace, fill_records
+from dpjax.bayes.variational.model_trace import Leaves, Trace, Values, fill_records
 from dpjax.gradients.clipped_grad import clipped_grad
 
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
-
 _NO_BOUND = 1e30
 _REPORT_BATCH = 1024  # records whose gradients are in memory at once
 
@@ -40,14 +40,19 @@ class Coordinates(NamedTuple):
     """
 
     loss: Callable[[Any, Any], jax.Array]
-    point: Any
+    point: Any  # an array, or the parameters
     to_params: Callable[[Any], Any]
 
 
 def choose_coordinates(
-    problem: Problem, l2_clip: Any, params: Any, records: Any, arrays: Any, key: jax.Array
+    problem: Problem,
+    l2_clip: ClipBound,
+    params: Values,
+    records: Leaves,
+    arrays: Leaves,
+    key: PRNGKey,
 ) -> Coordinates:
-    """Latent coordinates where they are exact, else the parameters; decided while tracing.
+    """Returns latent coordinates where they are exact, else the parameters.
 
     Args:
       problem: model and guide.
@@ -65,55 +70,40 @@ def choose_coordinates(
     one_record = [leaf[:1] for leaf in fill_records(records)]
 
     def guide(params: Any) -> Trace:
-        return trace_guide(problem, params, one_record, arrays, key, key)
+        return trace_guide(problem, params, one_record, arrays, (key, key))
 
     if {name for name, site in guide(params).items() if site["type"] == "param"} != set(params):
         return parameter_coordinates(problem, params, arrays, key)  # the model has some too
     name = f"_{autoguide.prefix}_latent"
-    return _latent_coordinates(
-        problem, name, lambda p: guide(p)[name]["value"], params, arrays, key
-    )
 
+    def latent(params: Any) -> jax.Array:
+        return guide(params)[name]["value"]
 
-def parameter_coordinates(
-    problem: Problem, params: Any, arrays: Any, key: jax.Array
-) -> Coordinates:
-    """The parameters themselves, for any model and guide."""
-    return Coordinates(_loss_of_example(problem, arrays, key), params, lambda summed: summed)
-
-
-def _latent_coordinates(
-    problem: Problem,
-    name: str,
-    latent: Callable[[Any], jax.Array],
-    params: Any,
-    arrays: Any,
-    key: jax.Array,
-) -> Coordinates:
-    """phi, for guides whose latent vector, site ``name``, is ``latent(params)``."""
     with jax.default_matmul_precision("highest"):  # TF32 errors would exceed the bound's tolerance
         start, transpose = jax.vjp(latent, params)
         _, squares = jax.jvp(latent, (params,), transpose(jnp.ones_like(start)))
     lengths, values = jnp.sqrt(squares), problem.constrain(params)
-
-    def constrain(phi: jax.Array) -> dict[str, Any]:
-        return {**values, name: start + lengths * phi}
-
-    def to_params(summed: jax.Array) -> Any:
-        return transpose((summed / lengths).astype(start.dtype))[0]
-
-    loss = _loss_of_example(problem._replace(constrain=constrain), arrays, key)
-    return Coordinates(loss, jnp.zeros_like(start), to_params)
+    in_latents = problem._replace(constrain=lambda phi: {**values, name: start + lengths * phi})
+    return Coordinates(
+        parameter_coordinates(in_latents, params, arrays, key).loss,
+        jnp.zeros_like(start),
+        lambda summed: transpose((summed / lengths).astype(start.dtype))[0],
+    )
 
 
-def _loss_of_example(
-    problem: Problem, arrays: Any, key: jax.Array
-) -> Callable[[Any, Any], jax.Array]:
-    def loss(point: Any, example: Any) -> jax.Array:
+def parameter_coordinates(
+    problem: Problem, params: Values, arrays: Leaves, key: PRNGKey
+) -> Coordinates:
+    """Returns the parameters themselves as coordinates, for any model and guide.
+
+    Arguments as `choose_coordinates`.
+    """
+
+    def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, index = example
         return record_loss(problem, point, record, arrays, key, index)
 
-    return loss
+    return Coordinates(loss, params, lambda summed: summed)
 
 
 class ClippingReport(NamedTuple):
@@ -131,12 +121,12 @@ class ClippingReport(NamedTuple):
 
     @property
     def bias(self) -> Any:
-        """Clipped minus unclipped mean gradient, a tree."""
+        """Clipped minus unclipped mean gradient, a tree like the parameters."""
         return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
 
     @property
     def cosine(self) -> jax.Array:
-        """Cosine similarity of clipped and unclipped mean: 1 if clipping only shortens the step."""
+        """Cosine of the angle between both means: 1 if clipping only shortens the step."""
         clipped, unclipped = ravel_pytree(self.clipped)[0], ravel_pytree(self.unclipped)[0]
         lengths = jnp.linalg.norm(clipped) * jnp.linalg.norm(unclipped)
         return clipped @ unclipped / lengths
@@ -144,12 +134,12 @@ class ClippingReport(NamedTuple):
     @property
     def relative_bias(self) -> jax.Array:
         """L2 norm of the bias over the L2 norm of the unclipped mean."""
-        lengths = [jnp.linalg.norm(ravel_pytree(g)[0]) for g in (self.bias, self.unclipped)]
-        return lengths[0] / lengths[1]
+        bias, unclipped = ravel_pytree(self.bias)[0], ravel_pytree(self.unclipped)[0]
+        return jnp.linalg.norm(bias) / jnp.linalg.norm(unclipped)
 
 
 def report_clipping(
-    loss: Callable[[Any, Any], jax.Array], l2_clip: Any, params: Any, data: Any
+    loss: LossFn, l2_clip: ClipBound, params: Values, data: ArrayTree
 ) -> ClippingReport:
     """Compares mean gradients of all of ``data`` with and without clipping to ``l2_clip``.
 

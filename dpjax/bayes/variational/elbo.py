@@ -16,14 +16,20 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.bayes.variational.model_trace import (
     Layout,
+    Leaves,
+    Site,
     Trace,
+    Values,
     batch_of_one,
     fill_records,
     in_plate,
 )
 
+# Of global latent variables, and of those under the plate.
+Keys = tuple[PRNGKey, PRNGKey]
 # Far from the numbers of the keys that numpyro splits off the same key.
 _LOCAL = 2**31 - 1
 
@@ -43,16 +49,9 @@ class Problem(NamedTuple):
     model: Callable[..., Any]
     guide: Callable[..., Any]
     loss: ELBO
-    constrain: Callable[[Any], Any]
+    constrain: Callable[[Any], dict[str, Any]]
     plate: str
     layout: Layout
-
-
-class NegativeELBO(NamedTuple):
-    """Data-free term, and sum of the records' terms, for one particle."""
-
-    data_free: jax.Array
-    of_records: jax.Array
 
 
 class Traces(NamedTuple):
@@ -63,9 +62,9 @@ class Traces(NamedTuple):
 
 
 def record_loss(
-    problem: Problem, params: Any, record: Any, arrays: Any, key: jax.Array, index: Any
+    problem: Problem, params: Values, record: Leaves, arrays: Leaves, key: PRNGKey, index: Numeric
 ) -> jax.Array:
-    """One record's term of the negative ELBO, averaged over the loss's particles.
+    """Returns one record's term of the negative ELBO, averaged over the loss's particles.
 
     Args:
       problem: model and guide.
@@ -76,92 +75,104 @@ def record_loss(
       index: position of the record, folded into the key of its local latent variables.
     """
     local_key = jax.random.fold_in(jax.random.fold_in(key, _LOCAL), index)
-
-    def one(keys: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return negative_elbo(problem, params, batch_of_one(record), arrays, *keys).of_records
-
-    return _mean_over_particles(problem.loss, one, key, local_key)
+    return _mean_loss(
+        problem, params, batch_of_one(record), arrays, (key, local_key), under_plate=True
+    )
 
 
 def data_free_loss(
-    problem: Problem, params: Any, records: Any, arrays: Any, key: jax.Array
+    problem: Problem, params: Values, records: Leaves, arrays: Leaves, key: PRNGKey
 ) -> jax.Array:
-    """E_q[log q - log p] of the global latent variables; of ``records`` only shapes are used."""
+    """Returns E_q[log q - log p] of the global latent variables, averaged over the particles.
 
-    def one(keys: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return negative_elbo(problem, params, fill_records(records), arrays, *keys).data_free
+    Arguments as `record_loss`; of ``records`` only shapes and dtypes are used.
+    """
+    records = fill_records(records)
+    return _mean_loss(problem, params, records, arrays, (key, key), under_plate=False)
 
-    return _mean_over_particles(problem.loss, one, key, key)
 
-
-def negative_elbo(
+def _mean_loss(
     problem: Problem,
-    params: Any,
-    records: Any,
-    arrays: Any,
-    key: jax.Array,
-    local_key: jax.Array,
-) -> NegativeELBO:
-    """Both terms for one particle, drawn from ``key`` as numpyro's losses draw from it."""
-    parts = [jnp.zeros(()), jnp.zeros(())]
-    for local, loss in site_losses(problem, params, records, arrays, key, local_key).values():
-        parts[local] = parts[local] + loss
-    return NegativeELBO(*parts)
+    params: Values,
+    records: Leaves,
+    arrays: Leaves,
+    keys: Keys,
+    *,
+    under_plate: bool,
+) -> jax.Array:
+    """The summed terms of the sites under the plate, or of the others; mean over the particles."""
+
+    def one(keys: Keys) -> jax.Array:
+        losses = site_losses(problem, params, records, arrays, keys).values()
+        return sum((loss for local, loss in losses if local == under_plate), jnp.zeros(()))
+
+    num_particles = problem.loss.num_particles
+    if num_particles == 1:
+        return one(keys)
+    split = tuple(jax.random.split(key, num_particles) for key in keys)  # as numpyro's losses do
+    return problem.loss.vectorize_particles_fn(one, split).mean()
 
 
 def site_losses(
-    problem: Problem,
-    params: Any,
-    records: Any,
-    arrays: Any,
-    key: jax.Array,
-    local_key: jax.Array,
+    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> dict[str, tuple[bool, jax.Array]]:
-    """For each sample site: whether it is under the plate, and its term of the negative ELBO."""
-    guide, model = trace_guide_and_model(problem, params, records, arrays, key, local_key)
+    """Returns for each sample site: whether it is under the plate, its term of the negative ELBO.
+
+    For one particle, drawn from ``keys[0]`` as numpyro's losses draw from it.
+    """
+    guide, model = trace_guide_and_model(problem, params, records, arrays, keys)
     analytic = isinstance(problem.loss, TraceMeanField_ELBO)
     losses = {}
     for name in dict.fromkeys([*model, *guide]):
         site, proposal = model.get(name), guide.get(name)
-        either: Any = site or proposal
-        if either["type"] == "sample":
+        either = site or proposal
+        if either and either["type"] == "sample":
             local = in_plate(either, problem.plate)
-            losses[name] = local, _site_loss(site, proposal, local, analytic)
+            losses[name] = local, _site_loss(site, proposal, local=local, analytic=analytic)
     return losses
 
 
+def _site_loss(
+    site: Site | None, proposal: Site | None, *, local: bool, analytic: bool
+) -> jax.Array:
+    """One site's term, scaled by handlers but under the plate, whose n/b is among their factors."""
+
+    def total(value: jax.Array, part: Site) -> jax.Array:
+        return jnp.sum(value if local else scale_and_mask(value, part["scale"]))
+
+    if analytic and site and proposal:
+        try:
+            return total(kl_divergence(proposal["fn"], site["fn"]), proposal)
+        except NotImplementedError:
+            pass  # no closed form for this pair: log-densities at the draw, as in numpyro's ELBO
+    of_guide, of_model = (
+        total(log_prob(part), part) if part else jnp.zeros(()) for part in (proposal, site)
+    )
+    return of_guide - of_model
+
+
 def trace_guide_and_model(
-    problem: Problem,
-    params: Any,
-    records: Any,
-    arrays: Any,
-    key: jax.Array,
-    local_key: jax.Array,
+    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> Traces:
-    """Traces the guide, then the model at its latent variables, on ``records`` alone."""
-    guide_trace = trace_guide(problem, params, records, arrays, key, local_key)
-    model_key, _ = jax.random.split(key)
-    model = ResizePlate(problem.model, problem.plate, len(records[0]), local_key)
+    """Returns the traces of guide, and of model at its latent variables, on ``records`` alone."""
+    guide_trace = trace_guide(problem, params, records, arrays, keys)
+    model_key, _ = jax.random.split(keys[0])
+    model = ResizePlate(problem.model, problem.plate, len(records[0]), keys[1])
     model = replay(seed(model, model_key), guide_trace)
     return Traces(guide_trace, _trace(problem, model, params, records, arrays))
 
 
 def trace_guide(
-    problem: Problem,
-    params: Any,
-    records: Any,
-    arrays: Any,
-    key: jax.Array,
-    local_key: jax.Array,
+    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> Trace:
-    """Traces the guide on ``records`` alone."""
-    _, guide_key = jax.random.split(key)
-    guide = ResizePlate(problem.guide, problem.plate, len(records[0]), local_key)
+    """Returns the trace of the guide on ``records`` alone."""
+    _, guide_key = jax.random.split(keys[0])
+    guide = ResizePlate(problem.guide, problem.plate, len(records[0]), keys[1])
     return _trace(problem, seed(guide, guide_key), params, records, arrays)
 
 
 def _trace(
-    problem: Problem, program: Callable[..., Any], params: Any, records: Any, arrays: Any
+    problem: Problem, program: Callable[..., Any], params: Values, records: Leaves, arrays: Leaves
 ) -> Trace:
     args, kwargs = problem.layout.arguments(records, arrays)
     values = problem.constrain(params)
@@ -174,11 +185,11 @@ class ResizePlate(Messenger):
     Local latent variables are drawn from ``key``, whatever is drawn outside of the plate.
     """
 
-    def __init__(self, fn: Any, plate: str, count: int, key: jax.Array) -> None:
+    def __init__(self, fn: Callable[..., Any], plate: str, count: int, key: PRNGKey) -> None:
         super().__init__(fn)
         self.plate, self.count, self.key = plate, count, key
 
-    def process_message(self, msg: Any) -> None:
+    def process_message(self, msg: dict[str, Any]) -> None:
         """Changes plate and sample messages, as numpyro's handlers do."""
         if msg["type"] == "plate" and msg["name"] == self.plate:
             msg["args"] = (msg["args"][0], self.count)
@@ -187,34 +198,7 @@ class ResizePlate(Messenger):
             self.key, msg["kwargs"]["rng_key"] = jax.random.split(self.key)
 
 
-def _mean_over_particles(loss: ELBO, one: Any, key: jax.Array, local_key: jax.Array) -> jax.Array:
-    """Mean over the particles, which are drawn from numpyro's keys."""
-    if loss.num_particles == 1:
-        return one((key, local_key))
-    keys = [jax.random.split(k, loss.num_particles) for k in (key, local_key)]
-    return loss.vectorize_particles_fn(one, tuple(keys)).mean()
-
-
-def _site_loss(site: Any, proposal: Any, local: bool, analytic: bool) -> jax.Array:
-    """One site's term of the negative ELBO."""
-    if analytic and site and proposal:
-        try:
-            divergence = kl_divergence(proposal["fn"], site["fn"])
-            return jnp.sum(_scaled(divergence, proposal, local))
-        except NotImplementedError:
-            pass  # no closed form for this pair: log-densities at the draw, as in numpyro's ELBO
-    of_guide, of_model = (
-        jnp.sum(_scaled(log_prob(s), s, local)) if s else jnp.zeros(()) for s in (proposal, site)
-    )
-    return of_guide - of_model
-
-
-def log_prob(site: Any) -> jax.Array:
-    """The log-density of a traced sample site at its value, without factors of handlers."""
+def log_prob(site: Site) -> jax.Array:
+    """Returns the log-density of a sample site at its value, without factors of handlers."""
     intermediates = [site["intermediates"]] if site["intermediates"] else []
     return site["fn"].log_prob(site["value"], *intermediates)
-
-
-def _scaled(value: jax.Array, site: Any, local: bool) -> jax.Array:
-    """Scaled by handlers; sites under the plate are not, as its factor n/b is among theirs."""
-    return value if local else scale_and_mask(value, site["scale"])

@@ -6,10 +6,10 @@ keys, and of the records only shapes and dtypes are used, so a refusal is no fun
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from dpjax.bayes.variational.elbo import Problem, ResizePlate, log_prob
 from dpjax.bayes.variational.model_trace import (
     Arguments,
     Layout,
+    Leaves,
+    Site,
+    Values,
     batch_of_one,
     in_plate,
     initial_value,
@@ -70,7 +73,7 @@ def explain_failure(count: int) -> Iterator[None]:
         ) from error
 
 
-def check_independence(problem: Problem, params: Any, arguments: Arguments) -> None:
+def check_independence(problem: Problem, params: Values, arguments: Arguments) -> None:
     """Refuses models and guides in which a record's log-density depends on other records.
 
     Args:
@@ -89,27 +92,34 @@ def check_independence(problem: Problem, params: Any, arguments: Arguments) -> N
 
 
 def check_program(
-    program: Callable[..., Any],
-    fill: Callable[[Any], Any],
+    program: Callable[..., object],
+    fill: Callable[[Site], jax.Array | None],
     plate: str,
-    values: Any,
+    values: Values,
     arguments: Arguments,
 ) -> None:
     """Tests model or guide on each kind of synthetic records; see `check_independence`.
 
-    ``fill(site)`` gives values of latent variables, or None to sample them; ``values`` are those of
-    param sites.
+    ``fill(site)`` returns the value of a latent variable, or None to sample it; ``values`` are
+    those of param sites.
 
     Replacing half of the records must leave the log-densities of the others as they are (in one
     compiled program, so rounding is the same); and a record by itself must have the log-densities
     that it has among the others (up to rounding).
     """
-    count, arrays = _num_synthetic(arguments.records), arguments.arrays
+    arrays = arguments.arrays
+    entries = max(math.prod(leaf.shape[1:]) for leaf in arguments.records)
+    enough = max(8, _MAX_ENTRIES // max(1, entries))
+    count = min(len(arguments.records[0]), _MAX_RECORDS, enough)
     among_others, by_itself = _local_site_functions(program, fill, plate, arguments.layout)
     for kind in range(len(_FLOATS)):
         pair = [_synthetic(arguments.records, count, kind, draw) for draw in range(2)]
         order = jax.random.permutation(jax.random.key(kind), count)
-        half = partial(_choose, order < count // 2)
+
+        def half(first: jax.Array, second: jax.Array, chosen: jax.Array = order) -> jax.Array:
+            is_first = (chosen < count // 2).reshape(-1, *[1] * (first.ndim - 1))
+            return jnp.where(is_first, first, second)
+
         records = (*pair, jax.tree.map(half, *pair))
         with explain_failure(count):
             if not jax.eval_shape(among_others, pair[0], arrays, values).log_probs:
@@ -119,12 +129,14 @@ def check_program(
         expected = jax.tree.map(half, first, second)
         for name in first.log_probs:
             for before, after in zip(expected, mixed, strict=True):
-                if name in before and not _equal(before[name], after[name]):
+                # Up to the rounding by which devices without a fixed order of summation differ.
+                close = partial(jnp.allclose, rtol=1e-6, atol=0, equal_nan=True)
+                if name in before and not _holds(close, before[name], after[name]):
                     raise ValueError(
                         f"site {name!r} must depend on one record alone under plate {plate!r}, but"
                         f" changes with other records: {_TO_DO}"
                     )
-            if not _close(first.log_probs[name], single[name]):
+            if not _holds(_is_close, first.log_probs[name], single[name]):
                 raise ValueError(
                     f"site {name!r} must have the same log-density for a record by itself and among"
                     f" others under plate {plate!r}, but changes with the number or the position of"
@@ -134,12 +146,15 @@ def check_program(
 
 
 def _local_site_functions(
-    program: Callable[..., Any], fill: Callable[[Any], Any], plate: str, layout: Layout
+    program: Callable[..., object],
+    fill: Callable[[Site], jax.Array | None],
+    plate: str,
+    layout: Layout,
 ) -> tuple[Callable[..., LocalSites], Callable[..., dict[str, jax.Array]]]:
     """The local sites of all records at once; log-densities of each by itself, at given latents."""
     axes: dict[str, int] = {}  # the records' axis in the values of each latent variable
 
-    def local_sites(records: Any, arrays: Any, values: Any) -> LocalSites:
+    def local_sites(records: Leaves, arrays: Leaves, values: Values) -> LocalSites:
         key, found = jax.random.key(0), LocalSites({}, {})
         resized = seed(ResizePlate(program, plate, len(records[0]), key), key)
         filled = substitute(substitute(resized, substitute_fn=fill), data=values)
@@ -154,7 +169,9 @@ def _local_site_functions(
                 found.latents[name] = jnp.moveaxis(site["value"], axes[name], 0)
         return found
 
-    def of_one(record: Any, latents: Any, arrays: Any, values: Any) -> dict[str, jax.Array]:
+    def of_one(
+        record: Leaves, latents: dict[str, jax.Array], arrays: Leaves, values: Values
+    ) -> dict[str, jax.Array]:
         own = {name: jnp.expand_dims(value, axes[name]) for name, value in latents.items()}
         log_probs = local_sites(batch_of_one(record), arrays, {**values, **own}).log_probs
         return {name: value[0] for name, value in log_probs.items()}
@@ -162,12 +179,7 @@ def _local_site_functions(
     return jax.jit(local_sites), jax.jit(jax.vmap(of_one, (0, 0, None, None)))
 
 
-def _num_synthetic(records: Sequence[jax.Array]) -> int:
-    entries = max(math.prod(leaf.shape[1:]) for leaf in records)
-    return min(len(records[0]), _MAX_RECORDS, max(8, _MAX_ENTRIES // max(1, entries)))
-
-
-def _synthetic(records: Sequence[jax.Array], count: int, kind: int, draw: int) -> list[jax.Array]:
+def _synthetic(records: Leaves, count: int, kind: int, draw: int) -> list[jax.Array]:
     """``count`` records of the same dtypes and shapes of one record, drawn from fixed keys."""
     made = []
     for number, leaf in enumerate(records):
@@ -182,26 +194,19 @@ def _synthetic(records: Sequence[jax.Array], count: int, kind: int, draw: int) -
     return made
 
 
-def _choose(chosen: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Entries of ``first`` along its leading axis where ``chosen``, else of ``second``."""
-    return jnp.where(chosen.reshape(-1, *[1] * (first.ndim - 1)), first, second)
-
-
-def _equal(a: jax.Array, b: jax.Array) -> bool:
-    """Up to the rounding that devices without a fixed order of summation differ by."""
-    return a.shape == b.shape and _holds(jnp.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True))
-
-
-def _close(a: jax.Array, b: jax.Array) -> bool:
-    """Up to rounding in a computation of another shape, where both are finite."""
-    if a.shape != b.shape:
-        return False
+def _is_close(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Whether equal up to rounding in a computation of another shape, where both are finite."""
     finite = jnp.isfinite(a) & jnp.isfinite(b)
     count = jnp.maximum(1, jnp.sum(finite, dtype=a.dtype))
     size = jnp.abs(a) + jnp.sum(jnp.where(finite, jnp.abs(a), 0)) / count
-    return _holds(jnp.all(~finite | (jnp.abs(a - b) <= 0.01 * size)))
+    return jnp.all(~finite | (jnp.abs(a - b) <= 0.01 * size))
 
 
-def _holds(condition: jax.Array) -> bool:
-    """The condition; True where a traced value that the model closes over leaves it unknown."""
-    return is_traced(condition) or bool(condition)
+def _holds(
+    condition: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array
+) -> bool:
+    """Whether shapes are equal and the condition holds, or a traced closure leaves it unknown."""
+    if a.shape != b.shape:
+        return False
+    result = condition(a, b)
+    return is_traced(result) or bool(result)

@@ -10,9 +10,17 @@ from numpyro.distributions import Unit
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 
+from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_unmasked
 
-Trace = Mapping[str, Mapping[str, Any]]
+# A message of numpyro's trace, and all messages of a program by name.
+Site = Mapping[str, Any]
+Trace = Mapping[str, Site]
+# Leaves of records or of public arrays, and parameters by name.
+Leaves = Sequence[jax.Array]
+Values = Mapping[str, ArrayTree]
+# Positional and keyword arguments of a model.
+ArgsAndKwargs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Layout(NamedTuple):
@@ -25,13 +33,13 @@ class Layout(NamedTuple):
       types: their types, as ``True == 1`` although a model may treat them differently.
     """
 
-    treedef: Any
+    treedef: jax.tree_util.PyTreeDef
     kinds: tuple[str, ...]
     statics: tuple[Any, ...]
     types: tuple[type, ...]
 
-    def arguments(self, records: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, Any]:
-        """``(args, kwargs)`` with these records and these public arrays."""
+    def arguments(self, records: Leaves, arrays: Leaves) -> ArgsAndKwargs:
+        """Returns ``(args, kwargs)`` with these records and these public arrays."""
         leaves = {"record": iter(records), "array": iter(arrays), "static": iter(self.statics)}
         filled = [next(leaves[kind]) for kind in self.kinds]
         return jax.tree.unflatten(self.treedef, filled)
@@ -50,8 +58,8 @@ class Arguments(NamedTuple):
     arrays: list[jax.Array]
     layout: Layout
 
-    def signature(self) -> Any:
-        """Layout, shapes and dtypes: model and guide are traced alike where these are equal."""
+    def signature(self) -> tuple[Any, ...]:
+        """Returns layout, shapes and dtypes: equal where model and guide are traced alike."""
         leaves = (*self.records, *self.arrays)
         return self.layout, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -88,15 +96,14 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], num_examples
     return Arguments(records, arrays, Layout(treedef, kinds, tuple(of["static"]), types))
 
 
-def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
     """Returns ``(args, kwargs)`` with numpy arrays for pandas Series and DataFrames.
 
     Raises:
-      ValueError: for arrays that hold no numbers, naming the argument and its dtype, and for masked
-        arrays.
+      ValueError: an array that holds no numbers, named with its dtype, or a masked one.
     """
 
-    def convert(path: Any, leaf: Any) -> Any:
+    def convert(path: tuple[Any, ...], leaf: Any) -> Any:
         name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
         check_unmasked(name, leaf)
         array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
@@ -139,8 +146,10 @@ def _check_public_arguments(
         )
 
 
-def fill_records(records: Sequence[Any], value: float = 0.0) -> list[jax.Array]:
-    """Records of the same shapes with every entry ``value``: independent of the data.
+def fill_records(
+    records: Sequence[jax.Array | jax.ShapeDtypeStruct], value: float = 0.0
+) -> list[jax.Array]:
+    """Returns records of the same shapes with every entry ``value``: independent of the data.
 
     >>> fill_records([jnp.arange(3)])[0].tolist()
     [0, 0, 0]
@@ -148,8 +157,8 @@ def fill_records(records: Sequence[Any], value: float = 0.0) -> list[jax.Array]:
     return [jnp.full(leaf.shape, value, leaf.dtype) for leaf in records]
 
 
-def batch_of_one(record: Sequence[Any]) -> list[jax.Array]:
-    """One record with a leading axis of length one."""
+def batch_of_one(record: Leaves) -> list[jax.Array]:
+    """Returns the leaves of one record with a leading axis of length one."""
     return [jnp.asarray(leaf)[None] for leaf in record]
 
 
@@ -170,13 +179,13 @@ class ModelTrace(NamedTuple):
     arrays: list[jax.Array]
     layout: Layout
 
-    def zero_arguments(self) -> tuple[Any, Any]:
-        """``(args, kwargs)`` with zero-filled records."""
+    def zero_arguments(self) -> ArgsAndKwargs:
+        """Returns ``(args, kwargs)`` with zero-filled records."""
         return self.layout.arguments(fill_records(self.records), self.arrays)
 
 
 def trace_model(model: Callable[..., Any], arguments: Arguments) -> ModelTrace:
-    """Traces ``model`` abstractly on zero-filled records.
+    """Returns the structure of ``model``, traced abstractly on zero-filled records.
 
     Raises:
       ValueError: if there is not exactly one plate of ``num_examples`` that holds every observed
@@ -184,27 +193,29 @@ def trace_model(model: Callable[..., Any], arguments: Arguments) -> ModelTrace:
     """
     found: list[tuple[str, tuple[str, ...]]] = []
 
-    def trace_sites(records: Any, arrays: Any) -> None:
+    def trace_sites(records: list[jax.Array], arrays: list[jax.Array]) -> None:
         args, kwargs = arguments.layout.arguments(fill_records(records), arrays)
         filled = substitute(seed(model, jax.random.key(0)), substitute_fn=initial_value)
         sites = trace(filled).get_trace(*args, **kwargs)
         check_not_mutable(sites, "model")
-        latents = {
-            name: site
-            for name, site in sites.items()
-            if site["type"] == "sample" and not site["is_observed"]
-        }
-        _check_continuous(latents)
+        latents = [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]]
+        for name in latents:
+            if sites[name]["fn"].support.is_discrete:
+                raise ValueError(
+                    f"model must have continuous latent variables, but site {name!r} is discrete"
+                    " and has no gradient: marginalise it, e.g. by"
+                    " numpyro.distributions.MixtureSameFamily"
+                )
         plate = _find_record_plate(sites, len(records[0]))
-        found.append((plate, tuple(n for n, site in latents.items() if not in_plate(site, plate))))
+        found.append((plate, tuple(n for n in latents if not in_plate(sites[n], plate))))
 
     jax.eval_shape(trace_sites, arguments.records, arguments.arrays)
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments.records]
     return ModelTrace(*found[0], shapes, arguments.arrays, arguments.layout)
 
 
-def initial_value(site: Any) -> Any:
-    """A starting value of a latent variable as numpyro's; None where it has to be sampled.
+def initial_value(site: Site) -> jax.Array | None:
+    """Returns numpyro's starting value of a latent variable; None where it has to be sampled.
 
     An improper prior cannot be sampled, and for some supports there are no starting values.
     """
@@ -216,8 +227,8 @@ def initial_value(site: Any) -> Any:
         return None
 
 
-def in_plate(site: Any, plate: str) -> bool:
-    """Whether a traced site is under the plate of this name."""
+def in_plate(site: Site, plate: str) -> bool:
+    """Returns whether a traced site is under the plate of this name."""
     return any(frame.name == plate for frame in site["cond_indep_stack"])
 
 
@@ -228,15 +239,6 @@ def check_not_mutable(sites: Trace, owner: str) -> None:
             raise ValueError(
                 f"{owner} must not keep state, but site {name!r} is mutable: what it keeps of the"
                 " records would be released without noise; use layers without running statistics"
-            )
-
-
-def _check_continuous(latents: Trace) -> None:
-    for name, site in latents.items():
-        if site["fn"].support.is_discrete:
-            raise ValueError(
-                f"model must have continuous latent variables, but site {name!r} is discrete and"
-                " has no gradient: marginalise it, e.g. by numpyro.distributions.MixtureSameFamily"
             )
 
 

@@ -1,12 +1,16 @@
 """One step of differentially private stochastic variational inference, and its compilation."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from numpyro.optim import _NumPyroOptim
 
+from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.checks import check_problem
 from dpjax.bayes.variational.clipping import choose_coordinates
 from dpjax.bayes.variational.elbo import Problem, data_free_loss
@@ -14,7 +18,9 @@ from dpjax.bayes.variational.independence import check_program
 from dpjax.bayes.variational.model_trace import (
     Arguments,
     Layout,
+    Leaves,
     ModelTrace,
+    Values,
     fill_records,
     initial_value,
     split_arguments,
@@ -22,7 +28,7 @@ from dpjax.bayes.variational.model_trace import (
 )
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.loop import compile_steps
+from dpjax.training.loop import Steps, compile_steps
 from dpjax.training.step import StepInfo, sum_over_draw
 
 # Constant records that starting values are found on: a model may need values other than zero.
@@ -40,7 +46,7 @@ class DPSVIState(NamedTuple):
     """
 
     optim_state: Any
-    rng_key: jax.Array
+    rng_key: PRNGKey
     sampler: Any
     noise: Any
 
@@ -53,10 +59,10 @@ class DPSVIState(NamedTuple):
 def make_step(
     problem: Problem,
     mechanism: SubsampledGaussian,
-    optim: Any,
+    optim: _NumPyroOptim,
     state: DPSVIState,
-    records: Any,
-    arrays: Any,
+    records: Leaves,
+    arrays: Leaves,
 ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
     """Draws a batch, adds noise to the clipped sum, adds the data-free gradient, and updates.
 
@@ -82,8 +88,8 @@ def make_step(
     return DPSVIState(optim_state, rng_key, sampler, noise), (loss, info)
 
 
-def with_index(records: Any) -> Any:
-    """The records, each with its position."""
+def with_index(records: Leaves) -> tuple[Leaves, jax.Array]:
+    """Returns the records, each with its position."""
     return records, jnp.arange(len(records[0]))
 
 
@@ -101,17 +107,20 @@ class CompiledSteps:
     ) -> None:
         self._svi, self._mechanism, self._static_kwargs = svi, mechanism, static_kwargs
         self._jitted = jax.jit(self._step, static_argnums=(3, 4))
-        self._loops: dict[Any, Any] = {}
-        self._traces: dict[Any, ModelTrace] = {}  # by signature, the last one checked last
-        self._checked: set[Any] = set()
+        self._loops: dict[tuple[Any, ...], Steps] = {}
+        # By signature, the last one checked last.
+        self._traces: dict[tuple[Any, ...], ModelTrace] = {}
+        self._checked: set[tuple[Any, ...]] = set()
 
-    def split(self, args: Any, kwargs: Any) -> Arguments:
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Splits arguments into records and public ones; see `split_arguments`."""
         num_examples = self._mechanism.sampling.num_examples
         return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
 
-    def init(self, key: jax.Array, model_trace: ModelTrace, parts: Arguments, values: Any) -> Any:
-        """numpyro's initial state on constant records, with starting ``values`` by name or None."""
+    def init(
+        self, key: PRNGKey, model_trace: ModelTrace, parts: Arguments, values: Values | None
+    ) -> SVIState:
+        """Returns numpyro's initial state on constant records, with starting values by name."""
         for constant in _INITIAL_RECORDS:
             args, kwargs = parts.layout.arguments(
                 fill_records(parts.records, constant), parts.arrays
@@ -124,7 +133,7 @@ class CompiledSteps:
         check_program(self._svi.model, initial_value, model_trace.plate, {}, parts)
         raise failed
 
-    def check(self, model_trace: ModelTrace, params: Any, parts: Arguments) -> None:
+    def check(self, model_trace: ModelTrace, params: Values, parts: Arguments) -> None:
         """Checks model and guide, once for arguments and parameters of the same shapes.
 
         Raises:
@@ -140,13 +149,13 @@ class CompiledSteps:
         self._traces[signature] = model_trace
 
     def last_trace(self) -> ModelTrace:
-        """The trace that `check` kept last."""
+        """Returns the trace that `check` kept last."""
         if not self._traces:
             raise ValueError("init must be called first, got a DPSVI that has seen no arguments")
         return next(reversed(self._traces.values()))
 
     def problem(self, state: DPSVIState, parts: Arguments) -> Problem:
-        """Model and guide with these arguments, checked if their signature is new."""
+        """Returns model and guide with these arguments, checked if their signature is new."""
         if parts.signature() not in self._traces:
             params = self._svi.optim.get_params(state.optim_state)
             self.check(trace_model(self._svi.model, parts), params, parts)
@@ -159,7 +168,7 @@ class CompiledSteps:
         plate = self.problem(state, parts).plate
         return self._jitted(state, parts.records, parts.arrays, parts.layout, plate)
 
-    def loop(self, state: DPSVIState, parts: Arguments, most: int) -> Any:
+    def loop(self, state: DPSVIState, parts: Arguments, most: int) -> Steps:
         """Returns ``run(state, data, count) -> (state, losses)`` for up to ``most`` steps.
 
         ``data`` are ``(parts.records, parts.arrays)``; the loop is kept for others of their shapes.
@@ -169,9 +178,10 @@ class CompiledSteps:
         kind = (parts.layout, most, treedef, tuple(jax.typeof(leaf) for leaf in leaves))
         if kind not in self._loops:
 
-            def update(state: Any, data: Any) -> Any:
-                records, arrays = data
-                state, (loss, _) = self._step(state, records, arrays, parts.layout, plate)
+            def update(
+                state: DPSVIState, data: tuple[list[jax.Array], list[jax.Array]]
+            ) -> tuple[DPSVIState, jax.Array]:
+                state, (loss, _) = self._step(state, *data, parts.layout, plate)
                 return state, loss
 
             self._loops[kind] = compile_steps(update, state, data, most)
@@ -182,7 +192,7 @@ class CompiledSteps:
         return Problem(svi.model, svi.guide, svi.loss, svi.constrain_fn, plate, layout)
 
     def _step(
-        self, state: DPSVIState, records: Any, arrays: Any, layout: Layout, plate: str
+        self, state: DPSVIState, records: Leaves, arrays: Leaves, layout: Layout, plate: str
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
         problem = self._problem(layout, plate)
         return make_step(problem, self._mechanism, self._svi.optim, state, records, arrays)

@@ -5,16 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy.typing as npt
+import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
+from numpyro.optim import _NumPyroOptim
 from tqdm import tqdm
 
 from dpjax._extras import requires_extra
+from dpjax._typing import ClipBound, PRNGKey
 from dpjax._validation import as_key, check_count
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.variational.checks import check_loss, check_optimizer
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
-from dpjax.bayes.variational.model_trace import as_arrays, trace_model
+from dpjax.bayes.variational.model_trace import Values, as_arrays, trace_model
 from dpjax.bayes.variational.step import CompiledSteps, DPSVIState, with_index
 from dpjax.certificates.certificate import Certificate
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
@@ -79,6 +83,10 @@ class DPSVI:
 
     Attributes:
       mechanism: the `dpjax.SubsampledGaussian` that defines sampler, noise and certificate.
+      model: the numpyro model.
+      guide: the numpyro guide.
+      optim: the optimiser, as one of numpyro's.
+      loss: the loss, an ELBO of numpyro.
 
     Privacy:
       A run releases the parameters after every step, at the cost that `mechanism` certifies.
@@ -114,12 +122,12 @@ class DPSVI:
         self,
         model: Callable[..., Any],
         guide: Callable[..., Any],
-        optim: Any,
+        optim: _NumPyroOptim | optax.GradientTransformation,
         loss: ELBO | None = None,
         *,
         sampling: Sampling,
         num_steps: int,
-        l2_clip: Any,
+        l2_clip: ClipBound,
         noise_multiplier: float | tuple[float, ...],
         adjacency: Adjacency,
         unit: str = "one record",
@@ -138,36 +146,18 @@ class DPSVI:
         )
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
+        self.model, self.guide = self._svi.model, self._svi.guide
+        self.optim, self.loss = self._svi.optim, self._svi.loss
         self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs)
 
-    @property
-    def model(self) -> Callable[..., Any]:
-        """The numpyro model."""
-        return self._svi.model
-
-    @property
-    def guide(self) -> Callable[..., Any]:
-        """The numpyro guide."""
-        return self._svi.guide
-
-    @property
-    def optim(self) -> Any:
-        """The optimiser, as a numpyro one."""
-        return self._svi.optim
-
-    @property
-    def loss(self) -> ELBO:
-        """The loss."""
-        return self._svi.loss
-
     def certificate(self, delta: float) -> Certificate:
-        """Privacy certificate of one run of all ``num_steps`` at ``delta``."""
+        """Returns the certificate of one run of all ``num_steps`` at ``delta`` in (0, 1)."""
         return self.mechanism.certificate(delta)
 
     def init(
-        self, rng_key: jax.Array, *args: Any, init_params: Any = None, **kwargs: Any
+        self, rng_key: PRNGKey, *args: Any, init_params: Values | None = None, **kwargs: Any
     ) -> DPSVIState:
-        """Initial state; refuses models and guides that DP-VI cannot handle.
+        """Returns the initial state; refuses models and guides that DP-VI cannot handle.
 
         Args:
           rng_key: a JAX key (`dpjax.release_key()` for a release), split for guide, sampler and
@@ -175,6 +165,9 @@ class DPSVI:
           *args: of the model, the whole data set included.
           init_params: starting values by name, as numpyro's.
           **kwargs: of the model.
+
+        Returns:
+          The state, computed on constant records. **It holds keys, which are secrets.**
 
         Raises:
           ValueError: naming the site and what is allowed.
@@ -190,16 +183,28 @@ class DPSVI:
         return DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
 
     def get_params(self, svi_state: DPSVIState) -> dict[str, Any]:
-        """Values of the param sites: released after every step."""
+        """Returns the values of the param sites by name, released after every step.
+
+        Args:
+          svi_state: a state of this `DPSVI`.
+        """
         return self._svi.get_params(svi_state)
 
     def update(
         self, svi_state: DPSVIState, *args: Any, **kwargs: Any
     ) -> tuple[DPSVIState, jax.Array]:
-        """One step; the batch is drawn here, so ``args`` are the whole data set.
+        """Makes one step; the batch is drawn here, so ``args`` are the whole data set.
+
+        Args:
+          svi_state: the state before the step.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
 
         Returns:
           The next state, and an estimate of the negative ELBO: a **private** value, not released.
+
+        Privacy:
+          The parameters of the next state are released.
         """
         state, (loss, _) = self._steps.step(svi_state, self._steps.split(args, kwargs))
         return state, loss
@@ -207,21 +212,28 @@ class DPSVI:
     def update_with_info(
         self, svi_state: DPSVIState, *args: Any, **kwargs: Any
     ) -> tuple[DPSVIState, StepInfo]:
-        """As `update`, with a `StepInfo` of the drawn records: **private** values.
+        """Makes one step as `update`, and returns the drawn records' norms and losses.
 
-        Its gradient norms are the input of Bayesian accounting.
+        Args:
+          svi_state: the state before the step.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
+
+        Returns:
+          The next state, and a `StepInfo`: **private** values, not released. Its gradient norms are
+          the input of Bayesian accounting.
         """
         state, (_, info) = self._steps.step(svi_state, self._steps.split(args, kwargs))
         return state, info
 
     def run(
         self,
-        rng_key: jax.Array,
+        rng_key: PRNGKey,
         num_steps: int,
         *args: Any,
         progress_bar: bool = True,
         init_state: DPSVIState | None = None,
-        init_params: Any = None,
+        init_params: Values | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
         """Makes many steps in one loop on the device, compiled once for all runs of the same shape.
@@ -240,6 +252,9 @@ class DPSVI:
         Returns:
           ``(params, state, losses)`` as numpyro's. Only ``params`` are released; ``losses``
           (``(num_steps,)``) are **private** values, which no certificate covers.
+
+        Raises:
+          ValueError: naming the argument or site, and what is allowed.
         """
         check_count("num_steps", num_steps)
         if init_state is None:
@@ -258,12 +273,21 @@ class DPSVI:
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> jax.Array:
-        """Negative ELBO on all records, as numpyro computes it: a **private** value."""
+        """Returns the negative ELBO on all records, as numpyro computes it.
+
+        Args:
+          svi_state: a state of this `DPSVI`.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
+
+        Privacy:
+          The result is a **private** value, not released.
+        """
         args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
         return self._svi.evaluate(svi_state, *args, **kwargs)
 
     def posterior_samples(
-        self, rng_key: jax.Array, params: Any, num_samples: int
+        self, rng_key: PRNGKey, params: DPSVIState | Values, num_samples: int
     ) -> dict[str, jax.Array]:
         """Draws the global latent variables from the guide: postprocessing, at no privacy cost.
 
@@ -289,7 +313,12 @@ class DPSVI:
         return {name: draws[None] for name, draws in draw(rng_key, *args, **kwargs).items()}
 
     def predict(
-        self, rng_key: jax.Array, params: Any, num_samples: int, *args: Any, **kwargs: Any
+        self,
+        rng_key: PRNGKey,
+        params: DPSVIState | Values,
+        num_samples: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draws from the posterior predictive at public inputs: postprocessing, at no privacy cost.
 
@@ -316,15 +345,18 @@ class DPSVI:
         return draw(rng_key, *args, **kwargs)
 
     def clipping_report(
-        self, rng_key: jax.Array, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
     ) -> ClippingReport:
-        """Bias that clipping adds to the mean gradient of all records: **private** values.
+        """Returns the bias that clipping adds to the mean gradient of all records.
 
         Args:
           rng_key: for the latent variables, drawn once (for each particle) as a step does.
           svi_state: gradients are taken at its parameters.
           *args: of the model, the whole data set included.
           **kwargs: of the model.
+
+        Privacy:
+          The report holds **private** values, not released.
         """
         parts = self._steps.split(args, kwargs)
         problem = self._steps.problem(svi_state, parts)
@@ -335,12 +367,12 @@ class DPSVI:
         means = map(where.to_params, (report.clipped, report.unclipped))
         return ClippingReport(report.share_clipped, *means)
 
-    def _params(self, params: Any) -> Any:
+    def _params(self, params: DPSVIState | Values) -> Values:
         return self.get_params(params) if isinstance(params, DPSVIState) else params
 
 
-def to_arviz(samples: Mapping[str, Any]) -> Any:
-    """Posterior samples with axes ``(chain, draw, ...)`` as an ``xarray.DataTree`` for arviz.
+def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
+    """Returns posterior samples with axes ``(chain, draw, ...)`` as an `xarray.DataTree` for arviz.
 
     Args:
       samples: what `DPSVI.posterior_samples` returned.
