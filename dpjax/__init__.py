@@ -48,13 +48,20 @@ _EXPORTS = {
         "noisy_sgd",
     ],
 }
-_SUBPACKAGES = {
-    "accounting": "dpjax.accounting",
-    "bayes": "dpjax.bayes",
-    "bdp": "dpjax.bdp",
-    "datasets": "dpjax.datasets",
-    "sensitivity": "dpjax.sensitivity",
-}
+_SUBPACKAGES = (
+    "accounting",
+    "adjacency",
+    "bayes",
+    "bdp",
+    "certificates",
+    "datasets",
+    "gradients",
+    "mechanisms",
+    "sampling",
+    "sensitivity",
+    "training",
+    "transforms",
+)
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = sorted([*_MODULE_OF, *_SUBPACKAGES])
@@ -65,7 +72,20 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dpjax import accounting, bayes, bdp, datasets, sensitivity
+    from dpjax import (
+        accounting,
+        adjacency,
+        bayes,
+        bdp,
+        certificates,
+        datasets,
+        gradients,
+        mechanisms,
+        sampling,
+        sensitivity,
+        training,
+        transforms,
+    )
     from dpjax.accounting import calibrate
     from dpjax.bayes.sgmcmc import psgld, sghmc, sgld
     from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
@@ -103,7 +123,7 @@ else:  # hidden from mypy, for which a module with __getattr__ has every attribu
     def __getattr__(name: str) -> Any:
         """Imports a public name, or a subpackage, on its first use."""
         if name in _SUBPACKAGES:
-            return importlib.import_module(_SUBPACKAGES[name])
+            return importlib.import_module(f"dpjax.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -46,7 +46,7 @@ def test_names_for_mypy_are_the_names_exported():
     imports = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
     for_mypy = {(node.module, alias.name) for node in imports for alias in node.names}
     exported = {(module, name) for name, module in dpjax._MODULE_OF.items()}
-    modules = {tuple(path.rsplit(".", 1)) for path in dpjax._SUBPACKAGES.values()}
+    modules = {("dpjax", name) for name in dpjax._SUBPACKAGES}
     assert for_mypy == exported | modules
 
 
