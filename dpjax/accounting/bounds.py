@@ -33,7 +33,12 @@ class EpsilonBounds(NamedTuple):
 
 
 class ProfileBounds(NamedTuple):
-    """Certified upper bounds and proven lower bounds on delta, for each epsilon asked for."""
+    """Certified upper bounds and proven lower bounds on delta, for each epsilon asked for.
+
+    Attributes:
+      lower: proven lower bounds, of the shape of the epsilons.
+      upper: certified upper bounds, of the same shape.
+    """
 
     lower: Array
     upper: Array

@@ -230,6 +230,9 @@ def update_worst_case(state: AccountantState, num_steps: int) -> AccountantState
       state: of a mechanism with `PoissonSampling` under add/remove or zero-out.
       num_steps: the number of steps to add, at least 1.
 
+    Returns:
+      The state after these steps.
+
     Raises:
       ValueError: more steps than planned, or a mechanism of another kind.
     """
@@ -249,6 +252,9 @@ class TrainingAccountant:
     each report, for a run that is resumed from a checkpoint; steps whose norms were lost in between
     are added at their worst case. One accountant and one file serve one run. **The file holds
     private values.**
+
+    Args:
+      path: file in which the state is kept for a resumed run; none by default.
 
     Attributes:
       state: the accumulated cost, an `AccountantState`.

@@ -80,7 +80,13 @@ def published_reverse_log_moments(
     It follows from convexity and is loose: at q = 0.01, lambda = s = d = 1 it is 0.0170, and the
     moment that it bounds is 0.00016. The accountant does not use it; it is here for comparison.
 
-    Arguments, result and errors are those of `subsampled_gaussian_log_moments`.
+    Result and errors are those of `subsampled_gaussian_log_moments`.
+
+    Args:
+      orders: whole numbers lambda >= 1.
+      distances: between the two values, of any shape.
+      sampling_rate: q, the probability with which a record is drawn.
+      noise_std: standard deviation of the noise, of a shape that broadcasts.
 
     Source: Triastcyn & Faltings (2020), Theorem 3 (c^R).
 

@@ -59,6 +59,10 @@ class Range(NamedTuple):
     """Interval in which a quantity commonly lies, from public knowledge without the data.
 
     Not a bound: single records may be outside.
+
+    Attributes:
+      low: lower end.
+      high: upper end.
     """
 
     low: float

@@ -167,7 +167,12 @@ class DiscreteNoise(NoisyStatistic):
         return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
 
     def add_noise(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        """Returns ``arrays`` of integers plus noise: what ``release`` computes on the host."""
+        """Returns ``arrays`` of integers plus noise: what ``release`` computes on the host.
+
+        Args:
+          words: a key for each release, uint32 ``(*batch, 2)``.
+          arrays: of integers, ``(*batch, ...)`` each.
+        """
         scale = exact(self.scale)
         noisy = []
         for key, array in zip(derive(words, len(arrays)), arrays, strict=True):

@@ -92,7 +92,12 @@ class Mechanism(abc.ABC):
 
 
 class Interval(NamedTuple):
-    """Lower and upper ends of confidence intervals, each shaped like the released value."""
+    """Lower and upper ends of confidence intervals, each shaped like the released value.
+
+    Attributes:
+      low: lower ends.
+      high: upper ends.
+    """
 
     low: Any  # the structure of the released tree, as the caller has it
     high: Any

@@ -62,7 +62,11 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, state: Any) -> tuple[Any, Any]:
-        """Returns one draw and the next state; the same state gives the same draw."""
+        """Returns one draw and the next state; the same state gives the same draw.
+
+        Args:
+          state: from ``init`` or the previous draw.
+        """
 
     def num_batches(self, draw: Any) -> jax.Array | int:
         """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
@@ -70,19 +74,36 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, draw: Any, part: jax.Array | int) -> Batch:
-        """Returns physical batch number ``part`` of the draw, all masked past the last one."""
+        """Returns physical batch number ``part`` of the draw, all masked past the last one.
+
+        Args:
+          draw: from ``draw``.
+          part: number of the physical batch, from 0.
+        """
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """Returns the event of one step's noisy sum, with the noise over one clip bound."""
+        """Returns the event of one step's noisy sum, with the noise over one clip bound.
+
+        Args:
+          noise_multiplier: noise standard deviation over one clip bound.
+        """
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError for an adjacency under which the sampler has no guarantee."""
+        """Raises ValueError for an adjacency under which the sampler has no guarantee.
+
+        Args:
+          adjacency: the neighbouring relation.
+        """
         check_adjacency(adjacency)
 
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:
-        """Returns one sentence for the certificate, without n if n is private."""
+        """Returns one sentence for the certificate, without n if n is private.
+
+        Args:
+          adjacency: the neighbouring relation.
+        """
 
     def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
@@ -101,6 +122,10 @@ def compose(events: Sequence[DpEvent]) -> DpEvent:
 
 def gather(data: ArrayTree, indices: jax.Array) -> Any:
     """Returns the records of ``data`` (leading example axis on every leaf) at ``indices``.
+
+    Args:
+      data: a tree whose leaves share a leading axis of records.
+      indices: of the records, ``(size,)``.
 
     >>> gather({"x": jnp.array([3, 4, 5])}, jnp.array([2, 0]))["x"].tolist()
     [5, 3]

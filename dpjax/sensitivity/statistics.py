@@ -85,6 +85,10 @@ def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacen
 def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     """Returns the sensitivity of the number of records with some property: one.
 
+    Args:
+      norm: ``"l1"``, ``"l2"`` or ``"linf"``.
+      adjacency: the neighbouring relation.
+
     >>> of_count(norm="l1", adjacency="replace_one").value
     1.0
     """
@@ -95,6 +99,10 @@ def of_histogram(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     """Returns the sensitivity of a histogram: two bins or more, every record in exactly one.
 
     Replacing a record takes it out of one bin and puts it into another; a zeroed one is in none.
+
+    Args:
+      norm: ``"l1"``, ``"l2"`` or ``"linf"``.
+      adjacency: the neighbouring relation.
 
     >>> of_histogram(norm="l1", adjacency="replace_one").value
     2.0
@@ -108,6 +116,11 @@ def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency)
     """Returns the sensitivity of the numbers of records below each of ``num_thresholds`` values.
 
     One record may be below all of them; a replacement moves every count in the same direction.
+
+    Args:
+      num_thresholds: number of thresholds.
+      norm: ``"l1"``, ``"l2"`` or ``"linf"``.
+      adjacency: the neighbouring relation.
 
     >>> of_quantile_counts(9, norm="l2", adjacency="add_remove").value
     3.0
@@ -123,6 +136,10 @@ def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
     the Frobenius norm of x x^T - z z^T, whose square is |x|^4 + |z|^4 - 2 (x . z)^2; two different
     unit vectors attain both. So it is sqrt(2) ``l2_bound``^2, not twice ``l2_bound``^2. (For
     records of one entry only, ``l2_bound``^2 would do.)
+
+    Args:
+      l2_bound: public bound on the norm of a record.
+      adjacency: the neighbouring relation.
 
     >>> round(of_second_moment(2.0, adjacency="replace_one").value, 3)
     5.657

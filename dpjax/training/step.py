@@ -65,7 +65,12 @@ class StepInfo(NamedTuple):
 
 
 class PrivateStep(NamedTuple):
-    """``init(params) -> state`` and ``update(state, data) -> (state, info)``, both jittable."""
+    """A step of private training as two jittable functions.
+
+    Attributes:
+      init: ``init(params) -> state``.
+      update: ``update(state, data) -> (state, info)``: one release.
+    """
 
     init: Callable[[Any], TrainState]
     update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]

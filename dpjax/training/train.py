@@ -25,7 +25,12 @@ from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
 class Budget(NamedTuple):
-    """A privacy budget: the largest certified ``epsilon`` at ``delta`` that a run may reach."""
+    """A privacy budget: the largest certified ``epsilon`` at ``delta`` that a run may reach.
+
+    Attributes:
+      epsilon: the largest epsilon.
+      delta: at which it is certified.
+    """
 
     epsilon: float
     delta: float

@@ -13,7 +13,11 @@ from dpjax.transforms.description import ClipDescription, check_description
 
 
 class ClipPerExampleState(NamedTuple):
-    """State of `clip_per_example`: its clip bound, read by `dpjax.mechanism_of`; no arrays."""
+    """State of `clip_per_example`: its clip bound, read by `dpjax.mechanism_of`; no arrays.
+
+    Attributes:
+      description: the clip bound.
+    """
 
     description: ClipDescription
 

@@ -91,7 +91,13 @@ class LeafShapes(tuple[tuple[int, ...] | None, ...]):
 
 
 class PrivateTransformation(optax.GradientTransformationExtraArgs):
-    """An optax transformation that carries the description of the noise it adds."""
+    """An optax transformation that carries the description of the noise it adds.
+
+    Attributes:
+      init: as optax's.
+      update: as optax's.
+      description: the noise that ``update`` adds.
+    """
 
     description: NoiseDescription
 
@@ -102,7 +108,13 @@ class PrivateTransformation(optax.GradientTransformationExtraArgs):
         update: optax.TransformUpdateExtraArgsFn,
         description: NoiseDescription,
     ) -> Self:
-        """Returns the transformation ``(init, update)`` with its description."""
+        """Returns the transformation ``(init, update)`` with its description.
+
+        Args:
+          init: as optax's.
+          update: as optax's.
+          description: the noise that ``update`` adds.
+        """
         transformation = cls(init, update)
         transformation.description = description
         return transformation

@@ -94,7 +94,7 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
         jnp.array([[9.0, 2.0], [2.0, 5.0]]), jnp.array([3.0, 1.0]), jnp.array(8.0)
     )
     observation = observation_model.observe(mechanism, released, n)
-    features = FeaturePrior(jnp.array([[0.3, 0.1], [0.1, 0.2]]), 4.0)
+    features = FeaturePrior(jnp.array([[0.3, 0.1], [0.1, 0.2]]), num_examples=4.0)
     second_moment = observation_model.second_moment_prior(features, mechanism, observation)
     prior = latent_statistics.ConjugatePrior(*map(jnp.asarray, (1.5, 3.0, 2.0)))
     coordinates = latent_statistics.make_coordinates(observation, prior, mechanism)
@@ -298,7 +298,7 @@ def test_known_moments_of_the_features_narrow_the_posterior(records):
     fit = partial(
         noise_aware_posterior, jax.random.key(8), GAUSSIAN, released, num_examples=300, **PRIOR
     )
-    unknown, known = fit(), fit(features=FeaturePrior(jnp.eye(2) / 6, 1e5))
+    unknown, known = fit(), fit(features=FeaturePrior(jnp.eye(2) / 6, num_examples=1e5))
     assert known.beta.std() < unknown.beta.std()
 
 
@@ -355,6 +355,6 @@ def test_a_bad_belief_or_level_is_refused():
     with pytest.raises(ValueError, match="second_moment"):
         FeaturePrior(0.0)
     with pytest.raises(ValueError, match="num_examples"):
-        FeaturePrior(jnp.eye(2), 0)
+        FeaturePrior(jnp.eye(2), num_examples=0)
     with pytest.raises(ValueError, match="level"):
         coefficient_interval(RegressionDraws(jnp.ones((5, 1)), jnp.ones(5)), 1.0)

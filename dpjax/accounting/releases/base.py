@@ -177,7 +177,12 @@ class Release:
 
 @dataclass(frozen=True)
 class RepeatedRelease:
-    """A release and its multiplicity in a composition."""
+    """A release and its multiplicity in a composition.
+
+    Attributes:
+      release: one release.
+      count: how many times it occurs.
+    """
 
     release: Release
     count: int

@@ -53,6 +53,9 @@ class TradeOff(abc.ABC):
     def true_positive_rate(self, alpha: npt.ArrayLike) -> Any:
         """Returns 1 - f(alpha), with full relative accuracy where it is tiny.
 
+        Args:
+          alpha: false positive rates in [0, 1].
+
         Raises:
           ValueError: an ``alpha`` is not in [0, 1].
         """
@@ -158,7 +161,11 @@ class Symmetric(TradeOff):
 
 @dataclass(frozen=True)
 class Inverse(TradeOff):
-    """The inverse of a curve that has no closed form for it: the two profiles are exchanged."""
+    """The inverse of a curve that has no closed form for it: the two profiles are exchanged.
+
+    Attributes:
+      curve: whose inverse it is.
+    """
 
     curve: TradeOff
 
@@ -180,7 +187,11 @@ class Inverse(TradeOff):
 
 @dataclass(frozen=True)
 class Symmetrized(Symmetric):
-    """The greatest symmetric curve below another: its profile is the larger of the two."""
+    """The greatest symmetric curve below another: its profile is the larger of the two.
+
+    Attributes:
+      curve: the other curve.
+    """
 
     curve: TradeOff
 

@@ -223,6 +223,10 @@ def is_at_least(f: TradeOff, g: TradeOff, tolerance: float = 1e-9) -> bool:
 def distance(f: TradeOff, g: TradeOff) -> float:
     """Returns sup |f - g| over the levels at which ``is_at_least`` compares.
 
+    Args:
+      f: a curve.
+      g: another.
+
     >>> from dpjax.accounting.tradeoff import Gaussian
     >>> distance(Gaussian(1.0), Gaussian(1.0))
     0.0

@@ -119,10 +119,17 @@ class ConjugateFamily(abc.ABC):
         Up to a constant that depends on neither; minus infinity where the total is impossible.
         Float64 arrays, for each entry of their batch. The number of records is at least one and
         need not be an integer. Numpy's warnings are silenced by the caller.
+
+        Args:
+          sums: attainable sums.
         """
 
     def repair(self, sums: Sums) -> Sums:
-        """Returns noisy sums projected to attainable ones: at least one record, within bounds."""
+        """Returns noisy sums projected to attainable ones: at least one record, within bounds.
+
+        Args:
+          sums: total and number of records, noise included.
+        """
         n = np.maximum(sums.num_examples, 1.0)
         low, high = (n[..., None] * bound for bound in self.statistic_bounds)
         return Sums(np.clip(sums.total, low, high), n)
@@ -186,14 +193,23 @@ class ConjugateFamily(abc.ABC):
         return self.posterior(Sums(statistics.sum(axis=0), np.float64(len(statistics))))
 
     def contribution_bounds(self, adjacency: Adjacency) -> tuple[Array, Array]:
-        """Returns lower and upper bounds ``(m,)`` on one record's released entries."""
+        """Returns lower and upper bounds ``(m,)`` on one record's released entries.
+
+        Args:
+          adjacency: of the release.
+        """
         encoding, (low, high) = self.encoding(adjacency), self.statistic_bounds
         ends = np.stack([encoding.matrix * low, encoding.matrix * high])
         lows, highs = (end.sum(axis=1) + encoding.offset for end in (ends.min(0), ends.max(0)))
         return lows, highs
 
     def encode(self, sums: Sums, adjacency: Adjacency) -> npt.NDArray[Any]:
-        """Returns the entries to release ``(..., m)``, without noise."""
+        """Returns the entries to release ``(..., m)``, without noise.
+
+        Args:
+          sums: exact sums.
+          adjacency: of the release.
+        """
         dtype = sums.total.dtype
         matrix, offset = (part.astype(dtype) for part in self.encoding(adjacency))
         count = np.asarray(sums.num_examples).astype(dtype)[..., None]

@@ -132,6 +132,10 @@ class StatisticRelease(ComposedMechanism):
     ) -> tuple[Array, np.float64 | None]:
         """Returns noisy entries and the public number of records in float64.
 
+        Args:
+          released: noisy entries ``(..., m)``.
+          num_examples: ``None`` under ``"add_remove"``, else public.
+
         Raises:
           ValueError: entries that are not finite or too few; a number of records that is missing,
             or given though it is private.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ class FeaturePrior:
     """
 
     second_moment: Numeric
+    _: KW_ONLY
     num_examples: Numeric = 1.0
 
     def __post_init__(self) -> None:

@@ -88,7 +88,13 @@ class PrivateBounds(ComposedMechanism):
         )
 
     def release(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionBounds:
-        """Returns the chosen bounds, on the host; arguments as ``release_positions``."""
+        """Returns the chosen bounds, on the host.
+
+        Args:
+          key: JAX key.
+          x: features ``(n, d)``.
+          y: targets ``(n,)``.
+        """
         at_x, at_y = self.release_positions(key, x, y)
         return RegressionBounds(x_norm=self.x_norms[int(at_x)], y_size=self.y_sizes[int(at_y)])
 

@@ -145,6 +145,9 @@ def step_size_bound_2015(
     Raises:
       ValueError: a number out of range.
 
+    Returns:
+      The largest step size, a number.
+
     Source: Wang, Fienberg & Smola (2015), as stated by Li, Chen & Liu (2017).
 
     >>> published = step_size_bound_2015(

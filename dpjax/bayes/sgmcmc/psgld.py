@@ -64,7 +64,12 @@ class RMSProp:
         )
 
     def average(self, squares: ArrayTree, gradient: ArrayTree) -> Any:
-        """Returns the running means of squares after one more ``gradient``."""
+        """Returns the running means of squares after one more ``gradient``.
+
+        Args:
+          squares: running means of squared gradients, a tree.
+          gradient: a tree of the same structure.
+        """
         return jax.tree.map(
             lambda v, g: self.decay * v + (1 - self.decay) * g * g, squares, gradient
         )

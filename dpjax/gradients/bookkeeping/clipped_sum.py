@@ -79,6 +79,17 @@ def clipped_sum(
     respect to it is the output gradient. Norms follow from layer inputs and output gradients, and
     the clipped sum is the transposed equation applied to output gradients scaled by clip factors.
 
+    Args:
+      loss_fn: ``loss_fn(params, example) -> scalar``.
+      l2_clip: a number, or a prefix of the parameter tree.
+      params: a tree of float arrays.
+      batch: a tree whose leaves share a leading axis of length B.
+      mask: bool ``(B,)``: the examples to include.
+      max_batch_size: the most examples in one sum before the noise; B by default.
+
+    Returns:
+      The sum, in the structure of ``params``, and the private `ClippedGradInfo`.
+
     Source: Goodfellow (2015), arXiv:1510.01799, for dense layers; Bu, Wang, Zha, Karypis (2022) for
     book-keeping; Bu, Mao, Xu (2022) for the choice between ghost norms and instantiation.
     """
