@@ -28,9 +28,7 @@ reproduce: setup
 	$(BIN)/python -m experiments report && exit $$status
 
 # The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
-# The quick ones compile with XLA's older emitter, in half the time.
 test: setup
-	XLA_FLAGS=--xla_cpu_use_fusion_emitters=false \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-all: setup

@@ -28,5 +28,5 @@ class ComposedMechanism(Mechanism):
 
     @property
     def event(self) -> DpEvent:
-        """The parts' events, composed."""
+        """The composition of the parts' events."""
         return self.composition.event

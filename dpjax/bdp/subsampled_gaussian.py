@@ -49,12 +49,12 @@ class UnclippedGaussian(Mechanism):
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """Add or remove one record."""
+        """The adjacency: add or remove one record."""
         return "add_remove"
 
     @property
     def num_releases(self) -> int:
-        """One noisy sum for each step."""
+        """Number of noisy sums released: one for each step."""
         return self.num_steps
 
     @property

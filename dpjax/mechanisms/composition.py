@@ -50,22 +50,22 @@ class Composition(Mechanism):
 
     @property
     def num_releases(self) -> int:
-        """The sum over the parts."""
+        """Number of noisy values released, summed over the parts."""
         return sum(part.num_releases for part in self.parts)
 
     @property
     def event(self) -> DpEvent:
-        """The parts' events, composed."""
+        """The composition of the parts' events."""
         return compose([part.event for part in self.parts])
 
     @property
     def has_exact_noise(self) -> bool:
-        """Whether all parts have."""
+        """Whether the noise of all parts is sampled exactly."""
         return all(part.has_exact_noise for part in self.parts)
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """Those of the parts, each once."""
+        """Descriptions of the parts' published values computed from n, each once."""
         return tuple(dict.fromkeys(c for part in self.parts for c in part.constants_from_size))
 
     def scale_noise(self, factor: float) -> "Composition":

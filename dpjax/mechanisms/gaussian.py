@@ -70,7 +70,7 @@ class Gaussian(AdditiveNoise):
 
     @property
     def event(self) -> DpEvent:
-        """One Gaussian release."""
+        """The event of one Gaussian release."""
         return GaussianDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property

@@ -69,7 +69,7 @@ class Laplace(AdditiveNoise):
 
     @property
     def event(self) -> DpEvent:
-        """One Laplace release."""
+        """The event of one Laplace release."""
         return LaplaceDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
@@ -154,7 +154,7 @@ class DiscreteLaplace(DiscreteNoise):
 
     @property
     def event(self) -> DpEvent:
-        """One discrete Laplace release."""
+        """The event of one discrete Laplace release."""
         return discrete_laplace_event(self.sensitivity, float(self.scale))
 
     @property

@@ -68,7 +68,7 @@ class SubsampledGaussian(Mechanism):
 
     @property
     def num_releases(self) -> int:
-        """One noisy sum for each step."""
+        """Number of noisy sums released: one for each step."""
         return self.num_steps
 
     @property
@@ -178,7 +178,7 @@ class SizeScaledSubsampledGaussian(SubsampledGaussian):
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """The sampler's, and the scale."""
+        """Descriptions of the sampler's published values computed from n, and of the scale."""
         scale = "the scale num_examples / expected_batch_size"
         return (*self.sampling.constants_from_size, scale)
 

@@ -33,12 +33,12 @@ class _FixedSize(Sampling):
 
     @property
     def physical_batch_size(self) -> int:  # type: ignore[override]
-        """``batch_size``."""
+        """Number of records in every batch: ``batch_size``."""
         return self.batch_size
 
     @property
     def expected_batch_size(self) -> float:  # type: ignore[override]
-        """``batch_size``."""
+        """Number of records in every batch: ``batch_size``."""
         return float(self.batch_size)
 
     def batch(self, draw: Batch, part: jax.Array | int) -> Batch:

@@ -213,12 +213,12 @@ class TruncatedPoissonSampling(Sampling):
 
     @property
     def physical_batch_size(self) -> int:  # type: ignore[override]
-        """``truncated_batch_size``."""
+        """Largest number of records in a batch: ``truncated_batch_size``."""
         return self.truncated_batch_size
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """Epsilon, and the divisor where it is derived from n."""
+        """Published values computed from n: epsilon, and the divisor if none was given."""
         return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
 
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:

@@ -20,18 +20,10 @@ IN_SINGLE_PRECISION = (
     "mlp regularised tied_embedding two_branches mixture_of_experts image_network attention"
     " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf"
 ).split()
-# The older emitter, with which the quick tests are compiled, reads unsigned indices as signed ones.
-FOR_THE_DEFAULT_EMITTER = ["small_unsigned_indices"]
 WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in FOR_THE_DEFAULT_EMITTER else [])
-        for name in ZOO
-    ],
-)
+@pytest.mark.parametrize("name", ZOO)
 def test_agrees_in_double_precision(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)

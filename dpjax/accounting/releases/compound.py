@@ -39,7 +39,7 @@ class Composed(Release):
 
     @property
     def bounded_as(self) -> Adjacency:
-        """Replace-one if any part is bounded under replace-one."""
+        """The adjacency of the bounds: replace-one if any part is bounded under replace-one."""
         parts = [release_of(part, self.adjacency).bounded_as for part in self.event.events]
         return "replace_one" if "replace_one" in parts else self.adjacency
 

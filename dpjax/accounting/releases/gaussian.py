@@ -30,14 +30,14 @@ class GaussianRelease(Release):
     event_types = (dp_event.GaussianDpEvent,)
 
     def pld_builder(self) -> PLDBuilder:
-        """dp-accounting's distribution."""
+        """Builds the privacy loss distribution by dp-accounting."""
         noise = check_noise(self.over_sensitivity.noise_multiplier)
         return lambda interval: pld.from_gaussian_mechanism(
             noise, value_discretization_interval=interval
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """A normal distribution of mean mu^2 / 2 and variance mu^2."""
+        """Privacy loss distribution: normal, of mean mu^2 / 2 and variance mu^2."""
         mu = 1 / check_noise(self.over_sensitivity.noise_multiplier)
         return gaussian_loss_distribution(mu, 1.0, tail, direction)
 
@@ -46,11 +46,11 @@ class GaussianRelease(Release):
         return Gaussian(float(1 / self.over_sensitivity.noise_multiplier))
 
     def log_moments(self, orders: Sequence[float]) -> Array:
-        """Exact, by ``gaussian_moments``."""
+        """Log moments of the privacy loss, exact (`gaussian_moments`)."""
         return log_moments(orders, self.over_sensitivity.noise_multiplier, 1.0)
 
     def squared_mu(self) -> float:
-        """Exact: the squared sensitivity over the variance."""
+        """mu^2 of Gaussian DP: the squared sensitivity over the variance, exact."""
         return float(self.over_sensitivity.noise_multiplier) ** -2
 
 

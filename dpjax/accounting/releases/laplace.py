@@ -33,7 +33,7 @@ class LaplaceRelease(Release):
         return float(1 / self.over_sensitivity.noise_multiplier)
 
     def pld_builder(self) -> PLDBuilder:
-        """dp-accounting's distribution."""
+        """Builds the privacy loss distribution by dp-accounting."""
         noise = self.over_sensitivity.noise_multiplier
         _check_loss(1 / noise)
         return lambda interval: pld.from_laplace_mechanism(
@@ -41,7 +41,7 @@ class LaplaceRelease(Release):
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact, with atoms at both ends."""
+        """Exact privacy loss distribution, with atoms at both ends."""
         return _loss_distribution(self.largest_loss, 1.0, "remove")
 
     def tradeoff(self) -> Laplace:
@@ -57,7 +57,7 @@ class PoissonSampledLaplace(Compound):
     is_asymmetric = True
 
     def pld_builder(self) -> PLDBuilder:
-        """dp-accounting's distribution."""
+        """Builds the privacy loss distribution by dp-accounting."""
         if self.clips != 1:
             return super().pld_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
@@ -67,7 +67,7 @@ class PoissonSampledLaplace(Compound):
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact, with atoms at both ends."""
+        """Exact privacy loss distribution, with atoms at both ends."""
         if self.clips != 1:
             return super().loss_distribution(direction, tail)
         bound = 1 / self.event.event.noise_multiplier
@@ -89,12 +89,12 @@ class DiscreteLaplaceRelease(Release):
 
     @property
     def largest_loss(self) -> float:
-        """The pure epsilon."""
+        """The largest privacy loss, which is the pure epsilon."""
         scaled = self.over_sensitivity
         return float(scaled.noise_parameter * scaled.sensitivity)
 
     def pld_builder(self) -> PLDBuilder:
-        """dp-accounting's distribution."""
+        """Builds the privacy loss distribution by dp-accounting."""
         scaled = self.over_sensitivity
         _check_loss(self.largest_loss)
         return lambda interval: pld.from_discrete_laplace_mechanism(
@@ -105,7 +105,7 @@ class DiscreteLaplaceRelease(Release):
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact: atoms at the multiples of the parameter."""
+        """Exact privacy loss distribution: atoms at the multiples of the parameter."""
         _check_loss(self.largest_loss)
         parameter, sensitivity = self.event.noise_parameter, self.over_sensitivity.sensitivity
         inner = np.arange(1, sensitivity)

@@ -28,14 +28,14 @@ class RandomizedResponseRelease(Release):
 
     @property
     def over_sensitivity(self) -> dp_event.RandomizedResponseDpEvent:
-        """The event itself, which is stated for neighbours."""
+        """Returns the release itself: its noise is stated for neighbours, not for clip bounds."""
         if self.adjacency == "zero_out":
             raise UnsupportedEventError("no answer to randomized response contributes nothing")
         return self.event
 
     @property
     def largest_loss(self) -> float:
-        """The pure epsilon."""
+        """The largest privacy loss, which is the pure epsilon."""
         noise = self.event.noise_parameter
         return math.log1p(self.event.num_buckets * (1 - noise) / noise)
 

@@ -67,7 +67,7 @@ class PoissonSampledGaussian(Compound):
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact for both adjacencies."""
+        """Privacy loss distribution, exact under both adjacencies."""
         mu = 1 / check_noise(self.event.event.noise_multiplier)
         rate = float(self.event.sampling_probability)
         if self.clips == 1:
@@ -102,7 +102,7 @@ class FixedSizeSampledGaussian(Compound):
     inner_type = GaussianDpEvent
 
     def pld_builder(self) -> PLDBuilder:
-        """The curve's profile on a grid."""
+        """Builds the privacy loss distribution from the trade-off function, on a grid."""
         if self.adjacency == "add_remove":
             return super().pld_builder()
         mu = 1 / check_noise(self.over_sensitivity.event.noise_multiplier)

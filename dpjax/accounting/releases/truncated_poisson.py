@@ -60,7 +60,7 @@ class TruncatedPoissonSampledGaussian(Release):
 
     @classmethod
     def noise(cls, event: dp_event.TruncatedSubsampledGaussianDpEvent) -> float:
-        """Infinite where every batch is empty."""
+        """Noise std over the clip bound; infinity where every batch is empty."""
         if event.sampling_probability == 0 or event.truncated_batch_size == 0:
             return math.inf
         return float(event.noise_multiplier)
@@ -77,14 +77,14 @@ class TruncatedPoissonSampledGaussian(Release):
         )
 
     def pld_builder(self) -> PLDBuilder:
-        """The profile bounds on a grid."""
+        """Builds the privacy loss distribution from the profile bounds, on a grid."""
         check_noise(self.event.noise_multiplier)
         removal, addition = profile_bounds(self.event, self.adjacency)
         largest = largest_loss(self.event, self.adjacency)
         return lambda interval: pld_from_profiles(removal, addition, largest, interval)
 
     def loss_range(self) -> float:
-        """Twice the largest loss of the profile bounds."""
+        """Half the width of the loss grid: twice the largest loss of the profile bounds."""
         return 2 * largest_loss(self.event, self.adjacency)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:

@@ -72,7 +72,7 @@ class WishartRelease(Release):
     is_asymmetric = True
 
     def pld_builder(self) -> PLDBuilder:
-        """The trade-off function on a grid."""
+        """Builds the privacy loss distribution from the trade-off function, on a grid."""
         curve = self.event.presence
         revealed = curve.inverse().delta(LARGEST_EPSILON)
         if revealed > _MOST_REVEALED:
@@ -128,7 +128,7 @@ class WishartRelease(Release):
         return LossDistribution((segment,), ((float(loss(np.array(high))), revealed),))
 
     def tradeoff(self) -> TradeOff | None:
-        """Exact under add/remove."""
+        """Trade-off function, exact under add/remove."""
         return wishart_curve(self.event, self.adjacency) if self.clips == 1 else None
 
 

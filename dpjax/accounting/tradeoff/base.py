@@ -148,11 +148,11 @@ class Symmetric(TradeOff):
 
     @property
     def is_symmetric(self) -> bool:
-        """True."""
+        """Whether the curve equals its inverse: always."""
         return True
 
     def inverse(self) -> TradeOff:
-        """Returns the curve itself."""
+        """Returns the inverse: a symmetric curve is its own."""
         return self
 
     def _backward(self, epsilon: Array) -> Array:

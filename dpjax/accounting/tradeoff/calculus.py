@@ -128,11 +128,11 @@ class Group(TradeOff):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the curve for one record is."""
+        """Whether the curve of the group equals its inverse, as that of one record does."""
         return self.curve.is_symmetric
 
     def inverse(self) -> "Group":
-        """Returns the curve of the group in the other order."""
+        """Returns the inverse: the group's curve with both distributions exchanged."""
         return self if self.is_symmetric else Group(self.curve.inverse(), self.size)
 
     def _forward(self, epsilon: Array) -> Array:

@@ -19,7 +19,7 @@ class Identity(Symmetric):
     """
 
     def as_discrete(self) -> Discrete:
-        """Returns one outcome, certain under both."""
+        """Returns the curve as a `Discrete`: one outcome, certain under both distributions."""
         return Discrete(np.ones(1), np.ones(1))
 
     def _forward(self, epsilon: Array) -> Array:

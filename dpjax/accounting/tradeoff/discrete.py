@@ -73,7 +73,7 @@ class Discrete(TradeOff):
         return bool(np.allclose(self.p, self.q[::-1], rtol=1e-9, atol=0.0))
 
     def inverse(self) -> "Discrete":
-        """Returns T(Q, P)."""
+        """Returns the inverse curve, T(Q, P)."""
         return Discrete(self.q, self.p)
 
     def symmetrized(self) -> "Discrete":
@@ -94,7 +94,7 @@ class Discrete(TradeOff):
         return self.inverse()._forward(epsilon)
 
     def as_discrete(self) -> "Discrete":
-        """Returns the curve itself."""
+        """Returns the curve as a `Discrete`: itself."""
         return self
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:

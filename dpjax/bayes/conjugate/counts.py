@@ -101,7 +101,7 @@ class DirichletMultinomial(ConjugateFamily):
 
     @property
     def statistic_bounds(self) -> tuple[Array, Array]:
-        """Zero and one, for every category but the last."""
+        """Bounds on a record's statistic: zero and one, for every category but the last."""
         size = len(self.concentration) - 1
         return np.zeros(size), np.ones(size)
 

@@ -249,7 +249,7 @@ class BoundedSum(ConjugateFamily):
 
     @property
     def statistic_bounds(self) -> tuple[Array, Array]:
-        """Zero and ``upper_bound``, each of shape ``(1,)``."""
+        """Bounds on a record's statistic: zero and ``upper_bound``, each of shape ``(1,)``."""
         return np.zeros(1), np.full(1, float(self.upper_bound))
 
     def encoding(self, adjacency: Adjacency) -> Encoding:

@@ -82,7 +82,7 @@ class StatisticRelease(ComposedMechanism):
 
     @property
     def composition(self) -> Composition:
-        """The mechanism alone."""
+        """The composition of one part, the mechanism."""
         return Composition((self.mechanism,))
 
     def scale_noise(self, factor: float) -> "StatisticRelease":

@@ -181,7 +181,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
 
     @property
     def composition(self) -> Composition:
-        """The three parts, on the same records."""
+        """Composition of the three released statistics, on the same records."""
         return Composition(self.parts)
 
     def scale_noise(self, factor: float) -> Self:

@@ -203,7 +203,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
 
     @property
     def composition(self) -> Composition:
-        """The parts that are released, on the same records."""
+        """Composition of the released statistics, on the same records."""
         return Composition(tuple(part for part in self.parts if part is not None))
 
     def scale_noise(self, factor: float) -> Self:

@@ -139,7 +139,7 @@ class PrivateBounds(ComposedMechanism):
 
     @property
     def composition(self) -> Composition:
-        """Both selections, on the same records."""
+        """Composition of the two selections, on the same records."""
         return Composition((self.choice, self.choice))
 
     def scale_noise(self, factor: float) -> Self:

@@ -143,12 +143,12 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
 
     @property
     def num_releases(self) -> int:
-        """One matrix."""
+        """Number of noisy values released: one matrix."""
         return 1
 
     @property
     def event(self) -> WishartDpEvent:
-        """One Wishart release."""
+        """The event of one Wishart release."""
         surplus = self.degrees_of_freedom - self.dimension + 1
         return WishartDpEvent(surplus, self.scale / _largest_square(self.bounds))
 

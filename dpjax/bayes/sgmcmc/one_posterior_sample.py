@@ -97,7 +97,7 @@ class OnePosteriorSample(Mechanism):
 
     @property
     def num_releases(self) -> int:
-        """One sample."""
+        """Number of values released: one sample."""
         return 1
 
     @property

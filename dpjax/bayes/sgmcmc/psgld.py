@@ -115,7 +115,7 @@ class PSGLD(Langevin):
 
     @property
     def noise_variance_factor(self) -> float:
-        """One over the upper bound on the preconditioner."""
+        """Variance of the injected noise over SGLD's: one over the preconditioner's upper bound."""
         return 1 / self.preconditioner.max_value
 
     def optimizer(

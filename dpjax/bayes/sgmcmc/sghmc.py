@@ -66,7 +66,7 @@ class SGHMC(Langevin):
 
     @property
     def noise_variance_factor(self) -> float:
-        """The friction."""
+        """Variance of the injected noise over SGLD's: the friction."""
         return self.friction
 
     def optimizer(
