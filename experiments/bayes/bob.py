@@ -39,10 +39,10 @@ def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
     return dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one student's weight")
 
 
-def bobs_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
+def infer_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
     """Bob's weight from the means of the class with and without him; exact if the means are.
 
-    >>> bobs_weight(46.0, 45.0, 25)
+    >>> infer_weight(46.0, 45.0, 25)
     70.0
     """
     return students * mean_with - (students - 1) * mean_without
@@ -71,8 +71,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
         mean.release(key, np.full(repeats, value))
         for mean, key, value in zip(means, keys, exact, strict=True)
     )
-    attack_errors = np.abs(bobs_weight(with_bob, without_bob, students) - weights[0])
-    attack_on_exact = abs(bobs_weight(*exact, students) - weights[0])
+    attack_errors = np.abs(infer_weight(with_bob, without_bob, students) - weights[0])
+    attack_on_exact = abs(infer_weight(*exact, students) - weights[0])
     return Result(
         measured={
             MEAN_ERROR: np.abs(with_bob - exact[0]).mean(),

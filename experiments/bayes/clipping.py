@@ -43,13 +43,7 @@ _FACTORS = tuple(float(factor) for factor in np.round(np.geomspace(0.1, 4.0, 13)
 
 
 def scale_bounds(records: Records, which: str, factor: float) -> Records:
-    """The records with one or both of their bounds times ``factor``.
-
-    Args:
-      records: with bounds that are the typical sizes.
-      which: ``"B_x"``, ``"B_y"`` or ``"both"``.
-      factor: above zero.
-    """
+    """The records with one or both of their bounds times ``factor``."""
     of_x = factor if which in ("B_x", "both") else 1.0
     of_y = factor if which in ("B_y", "both") else 1.0
     bounds = RegressionBounds(

@@ -31,7 +31,7 @@ from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, make_rows
-from experiments.lib.verdicts import rows_where
+from experiments.lib.verdicts import join_row_names
 
 DELTA = 1e-6
 _LEVEL, _NUM_PARTICLES, _BATCH = 0.9, 300, 50
@@ -58,17 +58,11 @@ _NAIVE, _AWARE = "naive coverage %", "noise-aware coverage %"
 
 
 class Model(NamedTuple):
-    """A family and how its records are drawn.
+    """A family and how its records are drawn."""
 
-    Attributes:
-      family: prior and public bounds, which cut off next to nothing.
-      truth: parameters for where they are fixed.
-      draw: from key, parameters and n to records.
-    """
-
-    family: ConjugateFamily
-    truth: Any
-    draw: Callable[[jax.Array, Any, int], jax.Array]
+    family: ConjugateFamily  # prior and public bounds, which cut off next to nothing
+    truth: Any  # parameters for where they are fixed
+    draw: Callable[[jax.Array, Any, int], jax.Array]  # from key, parameters and n to records
 
 
 class Data(NamedTuple):
@@ -109,7 +103,7 @@ MODELS = {
 }
 
 
-def release_of(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
+def make_release(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
     """The release of a family's sums, Laplace at pure ``epsilon``, or Gaussian at `DELTA`."""
     model = MODELS[family].family
     if noise == "Laplace":
@@ -177,7 +171,7 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
-    release = release_of(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
+    release = make_release(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
     # Of each family its own key, so that their noise is not alike.
     key = jax.random.key(list(MODELS).index(settings["family"]))
     run = _run_consistency if row.name.startswith("consistency") else _run_coverage
@@ -310,7 +304,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     if not covered:
         return []
     low, high = ALLOWED
-    outside = rows_where(
+    outside = join_row_names(
         covered, lambda r: not all(low <= share <= high for share in r.measured[_AWARE])
     )
     failing = sum(min(record.measured[_NAIVE]) < TOO_LOW for record in covered)

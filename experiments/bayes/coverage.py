@@ -34,7 +34,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.verdicts import rows_where
+from experiments.lib.verdicts import join_row_names
 
 _LEVEL = 0.9
 _SIZES = {
@@ -48,20 +48,14 @@ _LINES = {"noise-aware": CERTIFIED, "naive": PALETTE[1], "exact": MEASURED}
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the data sets, budget of their release, and length of the chains.
+    """Size of the data sets, budget of their release, and length of the chains."""
 
-    Attributes:
-      num_examples: n, public: neighbours replace a record.
-      num_features: each uniform on an interval around zero, of norm one at most together.
-      y_size: bound on the targets, four of their standard deviations.
-      num_data_sets: each with coefficients and a variance of its own, drawn from the prior.
-    """
-
-    num_examples: int
-    num_features: int = 2
-    y_size: float = 2.5
+    num_examples: int  # n, public: neighbours replace a record
+    num_features: int = 2  # each uniform on an interval around zero, of norm one at most together
+    y_size: float = 2.5  # bound on the targets, four of their standard deviations
     epsilon: float = 1.0
     delta: float = 1e-5
+    # each with coefficients and a variance of its own, drawn from the prior
     num_data_sets: int = 400
     num_draws: int = 400
     num_warmup: int = 150
@@ -244,7 +238,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 def _remarks(records: Sequence[Record]) -> list[str]:
     aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
     shares = column(records, aware)
-    failing = rows_where(records, lambda record: record.measured[naive] < 80)
+    failing = join_row_names(records, lambda record: record.measured[naive] < 80)
     found = (
         f"the naive ones fall below 80 % at {failing}"
         if failing

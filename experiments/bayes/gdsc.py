@@ -22,7 +22,7 @@ from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, when_run
+from experiments.lib.verdicts import format_upper_bound, remarks_on_rows
 
 # The table's figures are those at the two epsilons; the picture by size is that at the second.
 _SHOWN, _NUM_TEST = (1.0, 2.0), 100
@@ -53,17 +53,11 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 
 class Lines(NamedTuple):
-    """Cell lines of one repeat, or of all with a leading axis.
+    """Cell lines of one repeat, or of all with a leading axis."""
 
-    Attributes:
-      x: features ``(n, d)``, centred.
-      y: responses ``(n, drugs)``, zero where they are missing.
-      known: 1 where they are not, 0 where they are, of the same shape.
-    """
-
-    x: jax.Array
-    y: jax.Array
-    known: jax.Array
+    x: jax.Array  # features (n, d), centred
+    y: jax.Array  # responses (n, drugs), zero where they are missing
+    known: jax.Array  # 1 where they are not, 0 where they are, of the same shape
 
 
 @functools.cache
@@ -71,7 +65,7 @@ def _data() -> DrugResponses:
     return load_gdsc()
 
 
-def chosen_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:
+def frequent_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:
     """The columns of the genes most often mutated and of the tissues with most lines.
 
     Counts over all lines: which genes and tissues are frequent is taken as public. Where the data
@@ -123,7 +117,7 @@ def spearman(predicted: jax.Array, actual: jax.Array, known: jax.Array) -> jax.A
     return jnp.where(scale > 0, jnp.sum(first * second) / jnp.where(scale > 0, scale, 1.0), 0.0)
 
 
-def scorer(
+def make_scorer(
     settings: Settings, train: Lines, test: Lines
 ) -> Callable[[float, int], tuple[float, float]]:
     """A function of epsilon and the number of training lines, compiled once.
@@ -205,9 +199,9 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings, data = Settings(**row.settings), _data()
-    columns = chosen_features(data, settings.num_genes, settings.num_tissues)
+    columns = frequent_features(data, settings.num_genes, settings.num_tissues)
     train, test = repeats(data, columns, settings.num_repeats, settings.seed)
-    score, largest = scorer(settings, train, test), max(settings.sizes)
+    score, largest = make_scorer(settings, train, test), max(settings.sizes)
     by_epsilon = {epsilon: score(epsilon, largest) for epsilon in settings.epsilons}
     by_size = {size: score(_SHOWN[1], size) for size in settings.sizes}
     certified, certificate = {}, ""
@@ -274,8 +268,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "The source adds Laplace noise (pure ε), has ten public lines beside the private ones,"
         " centres features and responses by their private means and clips at multiples of their"
         " private standard deviations, none of which its ε counts.",
-        *when_run(records, _gain, "projected", "no projection", "non-private"),
-        *when_run(records, _all_drugs, "projected"),
+        *remarks_on_rows(records, _gain, "projected", "no projection", "non-private"),
+        *remarks_on_rows(records, _all_drugs, "projected"),
     ]
 
 

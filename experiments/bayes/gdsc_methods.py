@@ -42,18 +42,13 @@ _UNIT_OF_PRIVACY = "one cell line's features and response to one drug"
 class BallRidge:
     """The minimum over a ball of the summed losses plus ``ridge`` / 2 times the squared norm.
 
-    Attributes:
-      bounds: public, to which the records were clipped.
-      ridge: above zero.
-      radius: of the ball around zero that holds the coefficients.
-
     Raises:
       ValueError: ``ridge`` or ``radius`` is not above zero.
     """
 
-    bounds: RegressionBounds
-    ridge: float
-    radius: float
+    bounds: RegressionBounds  # public, to which the records were clipped
+    ridge: float  # above zero
+    radius: float  # of the ball around zero that holds the coefficients
 
     def __post_init__(self) -> None:
         check_positive("ridge", self.ridge)
@@ -110,10 +105,6 @@ def output_perturbation(ridge: BallRidge, mu: float, unit: str = "one record") -
 class ObjectivePerturbation:
     """The minimum of the objective plus a random linear function, N(0, scale^2 I)^T b.
 
-    Attributes:
-      model: the regression.
-      scale: the standard deviation of each entry of the random function.
-
     Privacy:
       What ``release`` returns is private when one record is replaced, by ``epsilon(delta)``. First
       let the losses go on beyond the ball with slope G at most, so that b is free. A release b then
@@ -134,8 +125,8 @@ class ObjectivePerturbation:
     those of a rank-one Hessian and of replaced records.
     """
 
-    model: BallRidge
-    scale: float
+    model: BallRidge  # the regression
+    scale: float  # the standard deviation of each entry of the random function
 
     @classmethod
     def from_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
@@ -175,64 +166,42 @@ class ObjectivePerturbation:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one method, the same for every drug; epsilon and delta are of one drug's model.
+    """Settings of one method; epsilon and delta are those of one drug's model."""
 
-    Attributes:
-      method: a key of ``METHODS``, or ``"none"`` for no noise.
-      num_genes: features, the genes most often mutated.
-      num_tissues: features, the tissues with most lines.
-      x_norm: on the features of a line; None reads it off the data.
-      y_size: on a response less the drug's mean; None reads it and the range off the data.
-      y_range: in which responses are summed for their mean, in ln micromoles.
-      mean_share: of the budget, for the mean: of mu^2, or of epsilon.
-      ridge: added to X^T X, in units of the bounds.
-      sizes: numbers of training lines, those without a response among them.
-      num_repeats: random splits.
-    """
-
-    method: str
-    num_genes: int = 5
-    num_tissues: int = 5
-    x_norm: float | None = 1.0
+    method: str  # a key of METHODS, or "none" for no noise
+    num_genes: int = 5  # features, the genes most often mutated
+    num_tissues: int = 5  # features, the tissues with most lines
+    x_norm: float | None = 1.0  # on the features of a line; None reads it off the data
+    # on a response less the drug's mean; None reads it and the range off the data
     y_size: float | None = 1.5
+    # in which responses are summed for their mean, in ln micromoles
     y_range: tuple[float, float] = (-7.0, 7.0)
-    mean_share: float = 0.1
-    ridge: float = 10.0
+    mean_share: float = 0.1  # of the budget, for the mean: of mu^2, or of epsilon
+    ridge: float = 10.0  # added to X^T X, in units of the bounds
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    # numbers of training lines, those without a response among them
     sizes: tuple[int, ...] = (100, 200, 400, 600, 800)
     delta: float = 1e-5
-    num_repeats: int = 10
+    num_repeats: int = 10  # random splits
     seed: int = 0
 
 
 class Guarantee(NamedTuple):
-    """Certified (ε, δ) of one drug's model, and of those of all drugs together.
+    """Certified (ε, δ) of one drug's model, and of those of all drugs together."""
 
-    Attributes:
-      one: epsilon of one drug, at the settings' delta.
-      every: epsilon of all drugs.
-      delta: at which ``every`` holds.
-      certificate: of one drug, in words.
-    """
-
-    one: float
-    every: float
-    delta: float
-    certificate: str
+    one: float  # epsilon of one drug, at the settings' delta
+    every: float  # epsilon of all drugs
+    delta: float  # at which every holds
+    certificate: str  # of one drug, in words
 
 
 @dataclass(frozen=True)
 class Method:
-    """A private regression on records within unit bounds, beside a private mean.
+    """A private regression on records within unit bounds, beside a private mean."""
 
-    Attributes:
-      mean: releases the sum of the responses over the length of their range.
-      fit: the mechanism behind the coefficients.
-      solve: from key, ``fit`` and exact statistics to coefficients ``(d,)``.
-    """
-
-    mean: Gaussian
-    fit: Any
+    mean: Gaussian  # releases the sum of the responses over the length of their range
+    fit: Any  # the mechanism behind the coefficients
+    # from key, fit and exact statistics to coefficients (d,)
     solve: Callable[[jax.Array, Any, RegressionStatistics], jax.Array]
 
     @property

@@ -27,7 +27,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import when_run
+from experiments.lib.verdicts import remarks_on_rows
 
 _DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
 _EPSILONS, _AT = (0.1, 0.3, 1.0, 3.0, 10.0), 1.0
@@ -165,7 +165,7 @@ def _sizes_figure(records: Sequence[Record]) -> Figure:
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    return when_run(records, _remarks_on, _BEST)
+    return remarks_on_rows(records, _remarks_on, _BEST)
 
 
 def _remarks_on(best: Record) -> list[str]:

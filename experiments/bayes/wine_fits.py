@@ -40,18 +40,12 @@ _EVEN = RegressionStatistics(1 / 3, 1 / 3, 1 / 3)
 
 
 class Records(NamedTuple):
-    """All records, with features and targets in half widths of their public ranges.
+    """All records, with features and targets in half widths of their public ranges."""
 
-    Attributes:
-      x: ``(n, d)``; the first feature is the constant one.
-      y: ``(n,)``.
-      half_width: of the target's range, in its own unit.
-      bounds: public: the root mean squares of records spread evenly over the ranges.
-    """
-
-    x: jax.Array
-    y: jax.Array
-    half_width: float
+    x: jax.Array  # (n, d); the first feature is the constant one
+    y: jax.Array  # (n,)
+    half_width: float  # of the target's range, in its own unit
+    # public: the root mean squares of records spread evenly over the ranges
     bounds: RegressionBounds
 
 
@@ -70,33 +64,20 @@ class Fit(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """On the test records of each run, ``(num_repeats,)``.
+    """On the test records of each run, ``(num_repeats,)``."""
 
-    Attributes:
-      error: mean absolute error, in the target's own unit.
-      coverage: the share of targets in their 90 % prediction intervals.
-    """
-
-    error: np.ndarray
-    coverage: np.ndarray
+    error: np.ndarray  # mean absolute error, in the target's own unit
+    coverage: np.ndarray  # the share of targets in their 90 % prediction intervals
 
 
 class Task(NamedTuple):
-    """Records, runs, noise key and budget of one fit.
+    """Records, runs, noise key and budget of one fit."""
 
-    Attributes:
-      records: with the bounds to which they are clipped.
-      splits: of the runs.
-      key: of the noise.
-      epsilon: of one run.
-      delta: of one run; zero for Laplace noise.
-    """
-
-    records: Records
-    splits: Splits
-    key: jax.Array
-    epsilon: float
-    delta: float
+    records: Records  # with the bounds to which they are clipped
+    splits: Splits  # of the runs
+    key: jax.Array  # of the noise
+    epsilon: float  # of one run
+    delta: float  # of one run; zero for Laplace noise
 
     def run_keys(self) -> jax.Array:
         """A key for each run."""
@@ -202,7 +183,7 @@ def adassp(task: Task) -> Fit:
     return Fit(jax.vmap(posterior)(task.run_keys(), exact_statistics(task, bounds)), mechanism)
 
 
-def bought_bounds(task: Task) -> Fit:
+def private_bounds(task: Task) -> Fit:
     """Gaussian noise, with bounds near a private quantile for a fifth of epsilon."""
     records, train = task.records, task.splits.train
     paid = _SHARE_FOR_BOUNDS * task.epsilon
@@ -232,7 +213,7 @@ def bought_bounds(task: Task) -> Fit:
     return Fit(own_fits, Composition((bounds, mechanism)))
 
 
-def own_statistics(task: Task) -> Fit:
+def local_statistics(task: Task) -> Fit:
     """Local model: every holder releases the statistics of its one record."""
     mechanism = _perturbation(task)
     # The sum of n independent Gaussian noises is one that is sqrt(n) as large: drawn at once.
@@ -240,7 +221,7 @@ def own_statistics(task: Task) -> Fit:
     return _release(summed, task)._replace(mechanism=mechanism)
 
 
-def own_record(task: Task) -> Fit:
+def local_records(task: Task) -> Fit:
     """Local model: every holder releases x and y, half of mu^2 each; squares are debiased."""
     bounds, train = task.records.bounds, task.splits.train
     any_size = Sensitivity(1.0, "l2", ADJACENCY)
@@ -312,9 +293,9 @@ METHODS: Mapping[str, Callable[[Task], Fit]] = {
     "not private": non_private,
     "trusted, Gaussian": perturbed_statistics,
     "trusted, Gaussian, split evenly": functools.partial(perturbed_statistics, split=_EVEN),
-    "trusted, Gaussian, bounds bought": bought_bounds,
+    "trusted, Gaussian, bounds bought": private_bounds,
     "trusted, AdaSSP": adassp,
     "trusted, Laplace": lambda task: perturbed_statistics(task._replace(delta=0.0)),
-    "naive, every holder's statistics": own_statistics,
-    "naive, every holder's record": own_record,
+    "naive, every holder's statistics": local_statistics,
+    "naive, every holder's record": local_records,
 }

@@ -28,8 +28,8 @@ from dpjax.bayes.regression import (
 from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
-    attacked_epsilon,
     clopper_pearson,
+    epsilon_lower_bound,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
@@ -55,10 +55,10 @@ _STYLES = {
 }
 
 
-def mechanism_of(noise: str, dimension: int) -> Any:
+def make_mechanism(noise: str, dimension: int) -> Any:
     """A mechanism for the second moment of rows of norm at most one, under add/remove.
 
-    >>> mechanism_of("Wishart", 5).degrees_of_freedom
+    >>> make_mechanism("Wishart", 5).degrees_of_freedom
     30
     """
     if noise == "Wishart":
@@ -76,13 +76,13 @@ def mechanism_of(noise: str, dimension: int) -> Any:
     return dpjax.Laplace.from_epsilon(entries, epsilon=EPSILON)
 
 
-def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
+def noise_sampler(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
     """Draws a release of no records at all: a ``(d, d)`` matrix."""
     if noise == PUBLISHED:
         return partial(
             nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
         )
-    mechanism = mechanism_of(noise, dimension)
+    mechanism = make_mechanism(noise, dimension)
     if noise != "Wishart":
         return lambda key: mechanism.release_symmetric(key, jnp.zeros((dimension, dimension)))
 
@@ -102,7 +102,7 @@ def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, l
     """
     row = jnp.full(dimension, dimension**-0.5)
     keys = jax.random.split(jax.random.key(seed), 2 * draws)
-    drawn = jax.jit(jax.vmap(noise_of(noise, dimension)))(keys)
+    drawn = jax.jit(jax.vmap(noise_sampler(noise, dimension)))(keys)
     without, held = drawn[:draws], drawn[draws:] + jnp.outer(row, row)
     lacks = jax.jit(jax.vmap(excludes_record, (0, None)))
     support = Counts(int(lacks(without, row).sum()), int(lacks(held, row).sum()), draws)
@@ -143,7 +143,7 @@ def _run_attack(row: Row) -> Result:
     if noise == PUBLISHED:
         certified, text = {"δ at any ε, lower": -math.expm1(-EPSILON / 3)}, ""
     else:
-        mechanism = mechanism_of(noise, dimension)
+        mechanism = make_mechanism(noise, dimension)
         certificate = mechanism.certificate(DELTA)
         certified, text = {"ε": certificate.epsilon, "δ": DELTA}, str(certificate)
         if noise == "Laplace":
@@ -155,7 +155,7 @@ def _run_attack(row: Row) -> Result:
             ALARMS: 100 * support.alarms / support.draws,
             f"{HITS}, at least": 100 * clopper_pearson(support.hits, support.draws, error)[0],
             f"{ALARMS}, at most": 100 * clopper_pearson(support.alarms, support.draws, error)[1],
-            ATTACKED: attacked_epsilon([support, *along], certified.get("δ", 0.0)),
+            ATTACKED: epsilon_lower_bound([support, *along], certified.get("δ", 0.0)),
             "best accuracy %": 100 * max(test.accuracy for test in (support, *along)),
         },
         certified=certified,
@@ -173,14 +173,14 @@ def _run_constant(row: Row) -> Result:
         noise = WishartNoise(
             _UNIT_BOUNDS, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency=adjacency
         )
-        fewest = _fewest(epsilon, adjacency, _FEATURES)
+        fewest = _calibrated_noise(epsilon, adjacency, _FEATURES)
         measured[f"{DEGREES}{name}"] = fewest.degrees_of_freedom
         certified[f"ε{name}"] = wishart_curve(noise.event, adjacency).epsilon(DELTA)
         certified["δ"] = DELTA
     return Result(measured, certified)
 
 
-def _fewest(epsilon: float, adjacency: Adjacency, num_features: int = 1) -> WishartNoise:
+def _calibrated_noise(epsilon: float, adjacency: Adjacency, num_features: int = 1) -> WishartNoise:
     """Wishart noise with the fewest degrees of freedom at this epsilon and `DELTA`."""
     return WishartNoise.from_epsilon(
         _UNIT_BOUNDS, epsilon=epsilon, delta=DELTA, adjacency=adjacency, num_features=num_features
@@ -233,7 +233,7 @@ def _degrees_figure() -> Figure:
         ("add_remove", CERTIFIED, "add or remove"),
     )
     for adjacency, colour, label in lines:
-        made = [_fewest(epsilon, adjacency) for epsilon in epsilons]
+        made = [_calibrated_noise(epsilon, adjacency) for epsilon in epsilons]
         above = [each.degrees_of_freedom - each.dimension for each in made]
         axes.loglog(epsilons, above, color=colour, label=label)
     set_log_ticks(axes, (0.05, 0.1, 0.2, 0.5, 1.0))

@@ -105,7 +105,7 @@ def _run_number(row: Row) -> Result:
         measured={
             "MA ε": estimates.moments_epsilon(),
             KNOWN: estimates.exact_epsilon(),
-            MOST: estimates.exact_epsilon_of_most(),
+            MOST: estimates.exact_epsilon_without_rarest(),
             STUDENT: [each[1] for each in curves["student"]],
             "Bayesian ε, Bernstein": [each[1] for each in curves["bernstein"]],
             "Bayesian ε, least without assumption": curves["limit"],
@@ -122,7 +122,7 @@ def _run_tails(row: Row) -> Result:
     return Result(
         measured={
             KNOWN: estimates.exact_epsilon(estimates.weibull_norm_at(shape)),
-            MOST: estimates.exact_epsilon_of_most(estimates.weibull_norm_at(shape)),
+            MOST: estimates.exact_epsilon_without_rarest(estimates.weibull_norm_at(shape)),
             STUDENT: [each[1] for each in curves["clipped"]],
             f"{KNOWN}, unclipped": math.inf,
             f"{STUDENT}, unclipped": [each[1] for each in curves["unclipped"]],

@@ -49,17 +49,11 @@ _LOSSES_AT_ONCE = 100_000
 
 
 class Population(NamedTuple):
-    """A distribution of z.
+    """A distribution of z."""
 
-    Attributes:
-      draw: returns log z, from a generator and a shape ``(trials, draws)``.
-      log_mean: the logarithm of its exact mean.
-      log_bound: the logarithm of the largest z, infinite where there is none.
-    """
-
-    draw: Draw
-    log_mean: float
-    log_bound: float = math.inf
+    draw: Draw  # returns log z, from a generator and a shape (trials, draws)
+    log_mean: float  # the logarithm of its exact mean
+    log_bound: float = math.inf  # the logarithm of the largest z, infinite where there is none
 
 
 @functools.cache
@@ -136,10 +130,6 @@ def run_log_moments(norms: Array) -> Array:
 def clipped_mean(norm_at: NormAt, last_level: float = _LAST_LEVEL) -> Array:
     """Returns log E exp(Tλ D) at all orders, of norms of known distribution clipped at C = 1.
 
-    Args:
-      norm_at: of the population.
-      last_level: norms at higher levels count as the norm at this one.
-
     >>> bool(np.all(clipped_mean(lambda levels: np.ones_like(levels)) > 0))
     True
     """
@@ -202,7 +192,7 @@ def exact_epsilon(norm_at: NormAt = log_normal_norm_at) -> float:
     return _epsilon(clipped_mean(norm_at))
 
 
-def exact_epsilon_of_most(norm_at: NormAt = log_normal_norm_at) -> float:
+def exact_epsilon_without_rarest(norm_at: NormAt = log_normal_norm_at) -> float:
     """Returns it with the records of the largest norms, half of δ, given up as a part of δ.
 
     Corollary 1 does not: its expectation is over all records, however rare.

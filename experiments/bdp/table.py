@@ -66,14 +66,7 @@ def published_row(
 
 
 def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Result:
-    """Trains a row, and computes both accounts of the same steps.
-
-    Args:
-      row: of either table.
-      context: its folder keeps the checkpoints.
-      task: network and data.
-      landmark: the accuracy (%) to which epochs are counted.
-    """
+    """Trains a row, and computes both accounts of the same steps."""
     target = row.settings["target"]
     settings = Settings(**{**row.settings, "target": target and tuple(target)})
     run = train(settings, task, context.folder)

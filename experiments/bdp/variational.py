@@ -53,22 +53,17 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Two rows of Table 1 for one data set, and rows with noise.
-
-    Attributes:
-      l2_clip: bound on the gradient of one log-likelihood.
-      sigmas: σ of the rows with noise, by name; over twice the clip, as in Honkela (2017).
-      published: accuracy without privacy, accuracy, then ε and attack bound by DP and by BDP.
-      repeats: runs of each row with noise, for the mean accuracy.
-    """
+    """Two rows of Table 1 for one data set, and rows with noise."""
 
     data: Callable[[], Dataset]
-    l2_clip: float
+    l2_clip: float  # bound on the gradient of one log-likelihood
     sampling_rate: float
     num_steps: int
+    # σ of the rows with noise, by name; over twice the clip, as in Honkela (2017)
     sigmas: Mapping[str, float]
+    # accuracy without privacy, accuracy, then ε and attack bound by DP and by BDP
     published: tuple[float, float, tuple[float, float], tuple[float, float]]
-    repeats: int
+    repeats: int  # runs of each row with noise, for the mean accuracy
     learning_rate: float = 0.1
 
     def rows(self, profile: str) -> list[Row]:
@@ -106,17 +101,12 @@ class Table:
 
 
 class Repeats(NamedTuple):
-    """Repeated runs of one row.
+    """Repeated runs of one row."""
 
-    Attributes:
-      accuracies: on the test records (%), of predictions by draws of the weights, ``(repeats,)``.
-      norms: unclipped, of the records drawn in the first repeat, ``(steps, slots)``.
-      mask: which slots hold a drawn record, bool ``(steps, slots)``.
-    """
-
+    # on the test records (%), of predictions by draws of the weights, (repeats,)
     accuracies: np.ndarray
-    norms: np.ndarray
-    mask: np.ndarray
+    norms: np.ndarray  # unclipped, of the records drawn in the first repeat, (steps, slots)
+    mask: np.ndarray  # which slots hold a drawn record, bool (steps, slots)
 
 
 @functools.cache

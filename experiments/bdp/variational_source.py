@@ -27,21 +27,13 @@ _NUM_RECORDS = 64
 
 
 class Trajectory(NamedTuple):
-    """Variational distributions along a run, with and without single records.
+    """Variational distributions along a run, with and without single records."""
 
-    Attributes:
-      mean: after each step, ``(steps, d)``.
-      scale: standard deviations, of the same shape.
-      other_mean: the means without one of the drawn records, ``(steps, records, d)``.
-      other_scale: their standard deviations.
-      mask: which of the records were drawn, bool ``(steps, records)``.
-    """
-
-    mean: Any
-    scale: Any
-    other_mean: Any
-    other_scale: Any
-    mask: Any
+    mean: Any  # after each step, (steps, d)
+    scale: Any  # standard deviations, of the same shape
+    other_mean: Any  # the means without one of the drawn records, (steps, records, d)
+    other_scale: Any  # their standard deviations
+    mask: Any  # which of the records were drawn, bool (steps, records)
 
 
 def run_source_protocol(

@@ -31,17 +31,12 @@ _NEIGHBOURS: dict[str, Any] = {"norm": "l1", "adjacency": "replace_one"}
 
 
 class Query(NamedTuple):
-    """A query on a database of bits, and the attack on two of its answers.
+    """A query on a database of bits, and the attack on two of its answers."""
 
-    Attributes:
-      answer: from the entries to a number.
-      sensitivity: from the number of entries to that of the answer; one entry is replaced.
-      scaled: whether the answer is divided by the number of entries.
-    """
-
-    answer: Callable[[jax.Array], jax.Array]
+    answer: Callable[[jax.Array], jax.Array]  # from the entries to a number
+    # from the number of entries to that of the answer; one entry is replaced
     sensitivity: Callable[[int], Sensitivity]
-    scaled: bool = False
+    scaled: bool = False  # whether the answer is divided by the number of entries
 
     def recover(self, with_row: jax.Array, without: jax.Array, entries: int) -> jax.Array:
         """Returns the value of a row from the answers with and without it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.datasets import Dataset, load_abalone
 from dpjax.datasets.preprocessing import Scaling
-from experiments.dpvi.study import LANGEVIN_WORDS, Study, figures, remarks
+from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, figures, remarks
 from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))
@@ -71,7 +71,7 @@ EXPERIMENT = Experiment(
         "The source's accuracies are those stored with the published code. The rows on c repeat its"
         " T = 2,000, q = 0.01; those on q, T = 2,000 too, are ours. 'Public ranges' scales the"
         " columns by ranges typed by hand, so that no record moves another's features.\n\n"
-        + LANGEVIN_WORDS
+        + LANGEVIN_DESCRIPTION
     ),
     rows=STUDY.rows,
     run_row=STUDY.run_row,

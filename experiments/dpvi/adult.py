@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.datasets import Dataset, load_adult_attributes
 from dpjax.datasets.preprocessing import Scaling
-from experiments.dpvi.study import LANGEVIN_WORDS, Study, figures, remarks
+from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, figures, remarks
 from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(-0.3, 3.0, 10)))
@@ -69,7 +69,7 @@ EXPERIMENT = Experiment(
         " figures on c (q = 0.001) and on q (c = 50) are, and stand beside the rows that repeat"
         " them. 'Public ranges' scales the columns by ranges typed by hand, so that no record moves"
         " another's features. Three repeats in the quick profile, ten in the other.\n\n"
-        + LANGEVIN_WORDS
+        + LANGEVIN_DESCRIPTION
     ),
     rows=STUDY.rows,
     run_row=STUDY.run_row,

@@ -24,16 +24,12 @@ _SLACK = 4e-5
 
 
 class Point(NamedTuple):
-    """Noise and clip bound of a run.
+    """Noise and clip bound of a run."""
 
-    Attributes:
-      sigma: the source's σ, noise over twice the clip bound; zero for a run without privacy, which
-        does not clip either.
-      l2_clip: bound on the gradient of one record's log-likelihood.
-    """
-
+    # the source's σ, noise over twice the clip bound; zero for a run without privacy, which does
+    # not clip either
     sigma: Any
-    l2_clip: Any
+    l2_clip: Any  # bound on the gradient of one record's log-likelihood
 
 
 # (point, num_steps) -> DPSVI; the point's numbers may be traced.
@@ -41,17 +37,12 @@ MakeInference = Callable[[Point, int], DPSVI]
 
 
 class Fits(NamedTuple):
-    """Fitted parameters, and what the steps clipped.
+    """Fitted parameters, and what the steps clipped."""
 
-    Attributes:
-      params: every leaf with leading axes ``(points, repeats)``.
-      norms: unclipped norms of the drawn records, ``(points, repeats, steps, slots)``, or None.
-      mask: which slots hold a drawn record, bool of the same shape.
-    """
-
-    params: ArrayTree
+    params: ArrayTree  # every leaf with leading axes (points, repeats)
+    # unclipped norms of the drawn records, (points, repeats, steps, slots), or None
     norms: jax.Array | None
-    mask: jax.Array | None
+    mask: jax.Array | None  # which slots hold a drawn record, bool of the same shape
 
 
 def make_inference(
@@ -130,14 +121,10 @@ def _fit(
 
 
 class Epsilons(NamedTuple):
-    """ε of a run, by the name of its column.
+    """ε of a run, by the name of its column."""
 
-    Attributes:
-      claimed: by advanced composition and by the moments accountant.
-      certified: upper bounds by the privacy loss distribution, under both adjacencies.
-    """
-
-    claimed: dict[str, float]
+    claimed: dict[str, float]  # by advanced composition and by the moments accountant
+    # upper bounds by the privacy loss distribution, under both adjacencies
     certified: dict[str, float]
 
 

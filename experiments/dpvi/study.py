@@ -20,7 +20,7 @@ from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, mean_and_error
 from experiments.lib.verdicts import group_by
 
-LANGEVIN_WORDS = (
+LANGEVIN_DESCRIPTION = (
     "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip and number of"
     " steps, each repeat a chain of its own; its injected noise is the DP noise, so its step size η"
     " decides ε. Predictions average over every tenth state of the second half. The published"
@@ -37,31 +37,19 @@ Setting = tuple[float, float, float, int]
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One data set, the published settings, and the accuracies stored with the published code.
+    """One data set, the published settings, and the accuracies stored with the published code."""
 
-    Attributes:
-      data: by how the columns are scaled.
-      clip: c of the main figure, on gradients that the source multiplies by 1/q first.
-      sigmas: of the main figure, by profile.
-      at: the σ whose certificate is shown, and of the row with public ranges.
-      clips: settings of the figure on clip bounds.
-      rates: settings of the figure on sampling rates.
-      step_sizes: of the DP-SGLD chains.
-      published: accuracies (%) by setting.
-      published_plain: accuracy (%) without privacy.
-    """
-
-    data: Callable[[Scaling], Dataset]
+    data: Callable[[Scaling], Dataset]  # by how the columns are scaled
     sampling_rate: float
-    clip: float
+    clip: float  # c of the main figure, on gradients that the source multiplies by 1/q first
     num_steps: int
-    sigmas: Mapping[str, Sequence[float]]
-    at: float
-    clips: Sequence[Setting]
-    rates: Sequence[Setting]
-    step_sizes: Sequence[float]
-    published: Mapping[Setting, float]
-    published_plain: float
+    sigmas: Mapping[str, Sequence[float]]  # of the main figure, by profile
+    at: float  # the σ whose certificate is shown, and of the row with public ranges
+    clips: Sequence[Setting]  # settings of the figure on clip bounds
+    rates: Sequence[Setting]  # settings of the figure on sampling rates
+    step_sizes: Sequence[float]  # of the DP-SGLD chains
+    published: Mapping[Setting, float]  # accuracies (%) by setting
+    published_plain: float  # accuracy (%) without privacy
     repeats: Mapping[str, int]
     delta: float = 1e-3
     learning_rate: float = 0.1
@@ -126,7 +114,7 @@ class Study:
             mechanism = chain.gaussian
             accuracies = chain_accuracies(data, chain, settings["repeats"], settings["seed"])
         else:
-            mechanism = mechanism_of(settings, len(data.train.y))
+            mechanism = row_mechanism(settings, len(data.train.y))
             accuracies = _runs(self, context.profile, _program(settings))[_point(settings)]
         measured = dict(zip((ACCURACY, ERROR), mean_and_error(accuracies), strict=True))
         note = (
@@ -175,7 +163,7 @@ def l2_clip(settings: Mapping[str, Any]) -> float:
     return float(settings["c"] * settings["sampling_rate"])
 
 
-def mechanism_of(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
+def row_mechanism(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
     """Returns the mechanism of a row's runs under add/remove."""
     rate, num_steps = settings["sampling_rate"], settings["num_steps"]
     return make_mechanism(*_point(settings), rate, num_steps, num_examples)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dpjax
-from experiments.lib.verdicts import format_upper_bound, judge_claim
+from experiments.lib.verdicts import compare_claim, format_upper_bound
 
 DIVISOR_REMARK = (
     "The printed algorithm divides by the drawn batch size, which is private under Poisson"
@@ -37,16 +37,9 @@ def compute_accounts(
 
 
 def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: float) -> list[str]:
-    """Compares the source's accountants of one row with the certified epsilon.
-
-    Args:
-      row: its name.
-      clt: the source's epsilon by the central limit.
-      costs: as from :func:`compute_accounts`.
-      certified: epsilon of the same mechanism.
-    """
+    """Compares the source's accountants of one row with the certified epsilon."""
     return [
-        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {judge_claim(clt, certified)},"
+        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {compare_claim(clt, certified)},"
         f" against a certified {format_upper_bound(certified)}.",
         f"{row}: the moments accountant is loose by its conversion: the classical one gives"
         f" {costs['MA ε']:.2f}, the improved one {costs['Rényi ε, improved']:.2f}.",

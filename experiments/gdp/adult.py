@@ -56,7 +56,7 @@ def _data() -> Dataset:
     return dpjax.datasets.load("adult")
 
 
-def _nine_tenths(data: Dataset) -> Dataset:
+def _hold_out_tenth(data: Dataset) -> Dataset:
     """Returns the source's split: a tenth of the training part is held out, chosen once."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(data.train.y))
     num_test = len(order) // 10
@@ -77,7 +77,7 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     data = _data()
-    split = _nine_tenths(data)
+    split = _hold_out_tenth(data)
     if row.name in _CLASSICAL:
         score = _classical(row.name).fit(*split.train).score
         parts = {ACCURACY: split.test, _OTHER_ACCURACY: data.test}

@@ -62,22 +62,14 @@ class PlainSettings:
 
 
 class Problem(NamedTuple):
-    """A classification problem.
+    """A classification problem."""
 
-    Attributes:
-      model: from features to logits.
-      optimizer: from a learning rate.
-      data: to train and to test on.
-      unit: the unit of privacy, in words.
-      published_size: number of training records that the source had.
-      other_tests: further parts to test on, by column of the table.
-    """
-
-    model: nn.Module
-    optimizer: Callable[[float], optax.GradientTransformation]
-    data: Dataset
-    unit: str
-    published_size: int
+    model: nn.Module  # from features to logits
+    optimizer: Callable[[float], optax.GradientTransformation]  # from a learning rate
+    data: Dataset  # to train and to test on
+    unit: str  # the unit of privacy, in words
+    published_size: int  # number of training records that the source had
+    # further parts to test on, by column of the table
     other_tests: Mapping[str, Split] = MappingProxyType({})
 
 
@@ -144,12 +136,7 @@ def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
 
 
 def training_figure(records: Sequence[Record], published: Mapping[str, float]) -> Figure:
-    """Draws accuracy by epoch of the trained rows, and epsilon by epoch of the first private one.
-
-    Args:
-      records: of all rows; those without a training curve are left out.
-      published: the source's accuracies, by the name of their row.
-    """
+    """Draws accuracy by epoch of the trained rows, and epsilon by epoch of a private one."""
     figure, (left, right) = new_figure(columns=2, width=9.6)
     trained = [record for record in records if _ACCURACY_CURVES in record.series]
     for record, colour in zip(trained, PALETTE, strict=False):

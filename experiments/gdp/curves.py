@@ -50,44 +50,26 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bound on a trade-off function.
+    """Lower and upper bound on a trade-off function."""
 
-    Attributes:
-      lower: a guarantee.
-      upper: no guarantee lies above it.
-    """
-
-    lower: TradeOff
-    upper: TradeOff
+    lower: TradeOff  # a guarantee
+    upper: TradeOff  # no guarantee lies above it
 
 
 def clt_curve(**settings: Any) -> tradeoff.Gaussian:
-    """Returns G_mu of the central limit, an approximation, with mu unrounded.
-
-    Args:
-      **settings: noise multiplier, sampling rate and number of steps.
-    """
+    """Returns G_mu of the central limit, an approximation, with mu unrounded."""
     return tradeoff.Gaussian(gdp.clt_mu(**settings))
 
 
 def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
-    """Returns the moments accountant's guarantee by its pair at delta = 1e-5, and by all pairs.
-
-    Args:
-      **settings: noise multiplier, sampling rate and number of steps.
-    """
+    """Returns the moments accountant's guarantee by its pair at delta = 1e-5, and by all pairs."""
     epsilon = moments_accountant.compute_epsilon(**settings, delta=_DELTA)
     profile = moments_accountant.compute_profile(**settings)
     return tradeoff.ApproximateDP(epsilon, slack=_DELTA), tradeoff.from_profile(*profile)
 
 
-def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
-    """Returns bounds on the mechanism's own curve, which holds for neighbours in both orders.
-
-    Args:
-      mechanism: whose curve is bounded.
-      largest_epsilon: up to which its profile is computed.
-    """
+def tradeoff_bounds(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
+    """Returns bounds on the mechanism's own curve, which holds for neighbours in both orders."""
     epsilons = np.linspace(0.0, largest_epsilon, _NUM_EPSILONS)
     deltas = dpjax.accounting.profile_bounds(
         mechanism.event, epsilons, adjacency=mechanism.adjacency
@@ -108,10 +90,10 @@ def one_epoch(noise_multiplier: float, sampling_rate: float, num_steps: int) -> 
     return Bounds(*tradeoff.power(step, num_steps, grid_size=2048))
 
 
-def sum_of_errors(curve: TradeOff) -> float:
+def min_error_sum(curve: TradeOff) -> float:
     """Returns the least sum of the type I and II errors (%) of a test, for a symmetric curve.
 
-    >>> round(sum_of_errors(tradeoff.Gaussian(0.57)), 1)
+    >>> round(min_error_sum(tradeoff.Gaussian(0.57)), 1)
     77.6
     """
     return 100 * (1 - float(curve.delta(0.0)))
@@ -149,7 +131,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
         )
     pair, envelope = moments_curves(**row.settings)
     largest = 1.5 * pair.epsilon(_DELTA)
-    bounds = true_curve(mnist.published_mechanisms()[int(row.name) - 1], largest)
+    bounds = tradeoff_bounds(mnist.published_mechanisms()[int(row.name) - 1], largest)
     curves: dict[str, TradeOff] = {"CLT": clt, "MA": envelope, **bounds._asdict()}
     epsilons = np.linspace(0.0, largest, _NUM_SHOWN)
     return Result(
@@ -157,15 +139,15 @@ def _run_row(row: Row, context: RowContext) -> Result:
             "CLT μ": clt.mu,
             "CLT ε": clt.epsilon(_DELTA),
             "MA ε": pair.epsilon(_DELTA),
-            "errors, CLT %": sum_of_errors(clt),
-            "errors, MA pair %": sum_of_errors(pair),
-            "errors, MA envelope %": sum_of_errors(envelope),
+            "errors, CLT %": min_error_sum(clt),
+            "errors, MA pair %": min_error_sum(pair),
+            "errors, MA envelope %": min_error_sum(envelope),
         },
         certified={
             "ε": bounds.lower.epsilon(_DELTA),
             "ε, lower": bounds.upper.epsilon(_DELTA),
-            "errors, lower %": sum_of_errors(bounds.lower),
-            "errors, upper %": sum_of_errors(bounds.upper),
+            "errors, lower %": min_error_sum(bounds.lower),
+            "errors, upper %": min_error_sum(bounds.upper),
         },
         series={
             "epsilons": epsilons,

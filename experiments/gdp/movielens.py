@@ -58,20 +58,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class UserSettings:
-    """Settings of training on whole users, which the source does not do.
-
-    Attributes:
-      l2_clip: clip bound on the mean gradient of one user's ratings.
-      epsilon: what the noise is calibrated to.
-      num_kept: how many of a user's ratings count at most.
-    """
+    """Settings of training on whole users, which the source does not do."""
 
     learning_rate: float = 0.01
-    l2_clip: float = 0.1
-    epsilon: float = _TARGET_EPSILON
+    l2_clip: float = 0.1  # clip bound on the mean gradient of one user's ratings
+    epsilon: float = _TARGET_EPSILON  # what the noise is calibrated to
     sampling_rate: float = 0.1
     epochs: int = 100
-    num_kept: int = 64
+    num_kept: int = 64  # how many of a user's ratings count at most
     delta: float = 1e-6
     seed: int = 0
 
@@ -144,7 +138,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     data = _data()
     if row.name in _BASELINES:
         options = {name: value for name, value in row.settings.items() if name != "algorithm"}
-        error = models.rmse_of(_BASELINES[row.name][0], data, options)
+        error = models.baseline_rmse(_BASELINES[row.name][0], data, options)
         return Result(measured={"RMSE": error}, certified={}, note=data.note)
     model = models.NeuralFiltering(data.num_users, data.num_items, data.num_classes)
     settings: Settings | UserSettings
@@ -182,10 +176,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _groups(data: RatingsDataset, epsilon: float, mu: float, delta: float) -> list[Any]:
-    """One rating's guarantee for a user of two, of the median and of the most ratings.
-
-    Each as number of ratings, epsilon, delta, and the epsilon of ``G_{k mu}`` at the first delta.
-    """
+    """One rating's guarantee for a user of two, of the median and of the most ratings."""
     counts = np.bincount(np.concatenate([data.train.x[:, 0], data.test.x[:, 0]]))
     sizes = (2, int(np.median(counts[counts > 0])), int(counts.max()))
     limit = dpjax.accounting.gdp.epsilon

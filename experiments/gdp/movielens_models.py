@@ -51,19 +51,13 @@ class NeuralFiltering(nn.Module):
 
 
 class UserRecords(NamedTuple):
-    """One record for each user, so that a user's ratings are protected as a whole.
+    """One record for each user, so that a user's ratings are protected as a whole."""
 
-    Attributes:
-      user: positions, int32 ``(users,)``.
-      items: of up to K ratings each, int32 ``(users, K)``; some valid position where masked out.
-      classes: the ratings' classes, int32 ``(users, K)``.
-      mask: float32 ``(users, K)``, 1 for a rating, 0 for padding.
-    """
-
-    user: jax.Array | np.ndarray
+    user: jax.Array | np.ndarray  # positions, int32 (users,)
+    # of up to K ratings each, int32 (users, K); some valid position where masked out
     items: jax.Array | np.ndarray
-    classes: jax.Array | np.ndarray
-    mask: jax.Array | np.ndarray
+    classes: jax.Array | np.ndarray  # the ratings' classes, int32 (users, K)
+    mask: jax.Array | np.ndarray  # float32 (users, K), 1 for a rating, 0 for padding
 
 
 def user_records(data: RatingsDataset, num_kept: int, seed: int) -> UserRecords:
@@ -121,7 +115,7 @@ def rmse(model: nn.Module, part: Split) -> Callable[[Any], float]:
     return lambda params: float(np.sqrt(np.mean(squared_errors(params, part.x, part.y))))
 
 
-def rmse_of(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, Any]) -> float:
+def baseline_rmse(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, Any]) -> float:
     """Returns the root mean squared error on the test part of ``predictor(data, **settings)``.
 
     Predictions are cut to the grades there are, as Surprise cuts them.

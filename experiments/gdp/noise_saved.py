@@ -50,19 +50,14 @@ _WITHIN_OWN, _WITHIN_CERTIFIED = (
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the figure: a target epsilon, and the noise that each accountant needs for it.
+    """One half of the figure: a target epsilon, and the noise that each accountant needs for it."""
 
-    Attributes:
-      epsilon: the target, at delta = 1e-5.
-      epochs: after which it is to hold.
-      noises: the noise multipliers, one for each of ``ACCOUNTS``. Those by MA and by CLT are
-        printed; that by the tight account is calibrated, rounded up.
-      milestones: what the source prints of the runs by MA and by CLT.
-    """
-
-    epsilon: float
-    epochs: int
+    epsilon: float  # the target, at delta = 1e-5
+    epochs: int  # after which it is to hold
+    # the noise multipliers, one for each of ACCOUNTS. Those by MA and by CLT are printed; that by
+    # the tight account is calibrated, rounded up
     noises: Sequence[float]
+    # what the source prints of the runs by MA and by CLT
     milestones: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 

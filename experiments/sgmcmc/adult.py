@@ -20,7 +20,7 @@ from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, grid, make_rows
-from experiments.lib.verdicts import format_upper_bound, group_by, when_run
+from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 from experiments.sgmcmc.adult_methods import (
     DELTA,
     LEAST_LOG_LIKELIHOOD,
@@ -28,7 +28,7 @@ from experiments.sgmcmc.adult_methods import (
     NUM_STEPS,
     NUTS_STEPS,
     SAMPLING_RATE,
-    langevin,
+    make_sgld,
     run_sgld,
 )
 from experiments.sgmcmc.bounds import CONSTANT
@@ -65,7 +65,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     if method in METHODS:
         runs = METHODS[method](data.train, settings["epsilon"], num_runs, key)
     else:
-        chain = langevin(data.train, settings["step"], temperature=settings["temperature"])
+        chain = make_sgld(data.train, settings["step"], temperature=settings["temperature"])
         runs = run_sgld(data.train, chain, num_runs, key)
     mechanism = runs.mechanism
     epsilon = certified_epsilon(mechanism.event, DELTA, adjacency="zero_out")
@@ -171,9 +171,9 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         " their accuracy is about what such a sampler would reach, not what a certified run has."
     )
     return [
-        *when_run(records, _claim_remark, SOURCE_STEP),
-        *when_run(records, _last_remark, _CHAIN),
-        *_against_sgd(records),
+        *remarks_on_rows(records, _claim_remark, SOURCE_STEP),
+        *remarks_on_rows(records, _last_remark, _CHAIN),
+        *_compare_with_sgd(records),
         *([not_exact] if any(TARGET in record.measured for record in records) else []),
     ]
 
@@ -193,7 +193,7 @@ def _last_remark(record: Record) -> str:
     )
 
 
-def _against_sgd(records: Sequence[Record]) -> list[str]:
+def _compare_with_sgd(records: Sequence[Record]) -> list[str]:
     """The cost of the temperature: DP-SGD may take other steps with the same noise."""
     found = {(r.settings["method"], r.settings.get("epsilon")): r.measured for r in records}
     return [

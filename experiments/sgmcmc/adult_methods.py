@@ -37,17 +37,12 @@ NUTS_STEPS = 40
 
 
 class Runs(NamedTuple):
-    """Several independent runs of one method.
+    """Several independent runs of one method."""
 
-    Attributes:
-      weights: ``(num_runs, num_kept, num_features)``; predictions average over the second axis.
-      mechanism: of one run.
-      is_exact: whether the mechanism's guarantee holds for the run as it was made.
-    """
-
+    # (num_runs, num_kept, num_features); predictions average over the second axis
     weights: np.ndarray
-    mechanism: Mechanism
-    is_exact: bool
+    mechanism: Mechanism  # of one run
+    is_exact: bool  # whether the mechanism's guarantee holds for the run as it was made
 
 
 Method = Callable[[Split, float, int, jax.Array], Runs]
@@ -65,7 +60,7 @@ def log_prior(weights: jax.Array) -> jax.Array:
     return -0.5 * jnp.sum(weights**2)
 
 
-def langevin(
+def make_sgld(
     train: Split, step_size: float, l2_clip: float = NO_CLIP, temperature: float = 1.0
 ) -> SGLD:
     """One chain of the experiment's length, on its Poisson batches."""
@@ -104,7 +99,7 @@ def dp_sgld(
 
     Without clipping their target is the posterior; a smaller bound allows larger steps.
     """
-    chain = calibrate_chain(langevin(train, _START, l2_clip), epsilon)
+    chain = calibrate_chain(make_sgld(train, _START, l2_clip), epsilon)
     return run_sgld(train, chain, num_runs, key)
 
 
@@ -151,7 +146,7 @@ def one_posterior_sample(train: Split, epsilon: float, num_runs: int, key: jax.A
 
 def run_hybrid(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
     """Chains that start at one posterior sample, half of epsilon for each."""
-    both = hybrid(_one_sample(epsilon), langevin(train, _START), epsilon=epsilon, delta=DELTA)
+    both = hybrid(_one_sample(epsilon), make_sgld(train, _START), epsilon=epsilon, delta=DELTA)
     start, chain = both.parts
     assert isinstance(start, OnePosteriorSample)
     assert isinstance(chain, SGLD)
@@ -167,10 +162,7 @@ def _one_sample(epsilon: float) -> OnePosteriorSample:
 
 
 def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.Array) -> Any:
-    """One draw a run, ``(num_runs, num_features)``, in coordinates in which steps can be long.
-
-    The coordinates are chosen by the data, and change how the chain moves but not its target.
-    """
+    """One draw a run, ``(num_runs, num_features)``, in coordinates in which steps can be long."""
     x = np.asarray(train.x, np.float64)
     curvature = mechanism.scale * x.T @ x / 4 + np.eye(x.shape[1])
     back = np.linalg.inv(np.linalg.cholesky(curvature)).T

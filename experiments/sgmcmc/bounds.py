@@ -41,10 +41,10 @@ CERTIFIED_STEP, FIRST_STEP = "certified η, batch {:,}", "first η of t^(−1/3)
 BY_SLIDES, BY_2015 = "η, slides' formula", "η, 2015 formula"
 
 
-def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
+def make_sgld(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
     """A chain of the source's MNIST setting.
 
-    >>> langevin(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
+    >>> make_sgld(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
     5.0
     """
     sampling = PoissonSampling(SETTING["num_examples"], batch / SETTING["num_examples"])
@@ -60,14 +60,15 @@ def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> S
     )
 
 
-def stairs(first: float) -> tuple[float, ...]:
+def stepwise_schedule(first: float) -> tuple[float, ...]:
     """Piecewise constant steps, each at least ``first * t^(-1/3)`` and at most 11 % above.
 
     A smaller step is a noisier release. So what is certified for these steps is an upper bound for
     the smooth schedule's, and composing thirty different steps is faster than ten thousand.
 
-    >>> [round(size, 4) for size in stairs(0.1)[:2]], round(stairs(0.1)[-1] / 0.1, 4)
-    ([0.1, 0.0794], 0.0514)
+    >>> schedule = stepwise_schedule(0.1)
+    >>> [round(size, 4) for size in (*schedule[:2], schedule[-1])]
+    [0.1, 0.0794, 0.0051]
     """
     num_steps = SETTING["num_steps"]
     numbers = np.arange(1, num_steps + 1)
@@ -119,9 +120,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
         return Result({}, _both_epsilons(batch, CLAIMED_STEP, **chains))
     first = settings["first step"]
     if settings["schedule"] == "decreasing":
-        note = f"t^(−1/3) is certified by {_STAIRS} stairs that lie above it."
-        return Result({}, _both_epsilons(batch, stairs(first)), note)
-    shown = langevin(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
+        note = f"t^(−1/3) is certified by {_STAIRS} stepwise_schedule that lie above it."
+        return Result({}, _both_epsilons(batch, stepwise_schedule(first)), note)
+    shown = make_sgld(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
     text = str(shown.certificate(DELTA)) if shown else ""
     return Result({}, _both_epsilons(batch, first), certificate=text)
 
@@ -130,7 +131,7 @@ def _both_epsilons(batch: int, step_size: Any, **chains: Any) -> dict[str, float
     """Certified ε with the noise as printed, and with that of the posterior."""
     temperatures = {PRINTED: PUBLISHED_TEMPERATURE, TEMPERATURE_ONE: POSTERIOR_TEMPERATURE}
     return {
-        name: _epsilon(langevin(batch, step_size, temperature, **chains))
+        name: _epsilon(make_sgld(batch, step_size, temperature, **chains))
         for name, temperature in temperatures.items()
     }
 
@@ -144,11 +145,11 @@ def _run_steps(epsilon: float) -> Result:
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
 
     def largest(batch: int, step_size: Any) -> SGLD:
-        chain = langevin(batch, step_size, POSTERIOR_TEMPERATURE)
+        chain = make_sgld(batch, step_size, POSTERIOR_TEMPERATURE)
         return calibrate_step_size(chain, **budget)
 
     found = {batch: largest(batch, CLAIMED_STEP) for batch in BATCHES}
-    falling = largest(_BATCH, stairs(CLAIMED_STEP))
+    falling = largest(_BATCH, stepwise_schedule(CLAIMED_STEP))
     constant = {batch: float(chain.step_sizes[0]) for batch, chain in found.items()}
     first = float(falling.step_sizes[0])
     return Result(

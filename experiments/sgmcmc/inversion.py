@@ -37,21 +37,15 @@ _STEP, _MOST_STEPS = 0.05, 2_000
 
 @dataclass(frozen=True)
 class Settings:
-    """A softmax regression on a few images of each class, or on many.
+    """A softmax regression on a few images of each class, or on many."""
 
-    Attributes:
-      per_class: how many images of each class it is trained on.
-      epsilon: of the private chain; None for the model without privacy.
-      prior_std: standard deviation of the Gaussian prior on every weight.
-    """
-
-    per_class: int
-    epsilon: float | None
+    per_class: int  # how many images of each class it is trained on
+    epsilon: float | None  # of the private chain; None for the model without privacy
     num_steps: int
     sampling_rate: float
     delta: float = 1e-5
     l2_clip: float = 4.0
-    prior_std: float = 0.1
+    prior_std: float = 0.1  # standard deviation of the Gaussian prior on every weight
     seed: int = 0
 
     def chain(self, num_examples: int) -> SGLD:
@@ -83,7 +77,7 @@ def load_images() -> Dataset:
     return dpjax.datasets.load("mnist")
 
 
-def two_groups(data: Dataset, per_class: int) -> tuple[Images, Images]:
+def split_images(data: Dataset, per_class: int) -> tuple[Images, Images]:
     """So many images of each class to train on, and as many others that are held out.
 
     Fewer where the data do not have them.
@@ -235,7 +229,7 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings, data = Settings(**row.settings), load_images()
-    own, others = two_groups(data, settings.per_class)
+    own, others = split_images(data, settings.per_class)
     weights = fit(settings, own)
     pictures = np.asarray(invert(jnp.asarray(weights, jnp.float32)))
     logits = data.test.x.reshape(len(data.test.y), -1) @ weights

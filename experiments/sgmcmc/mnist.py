@@ -17,7 +17,7 @@ from dpjax.datasets import Dataset
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_bars
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, judge_claim, when_run
+from experiments.lib.verdicts import compare_claim, format_upper_bound, remarks_on_rows
 from experiments.sgmcmc.mnist_chains import (
     HAMILTONIAN,
     LANGEVIN,
@@ -27,8 +27,8 @@ from experiments.sgmcmc.mnist_chains import (
     QUOTED,
     Predictions,
     Settings,
+    auroc_percent,
     calibration_error_percent,
-    detection_percent,
     entropies,
     epsilon_by_batch,
     load_images,
@@ -152,7 +152,7 @@ def _score(
     averaged, last = predictions.averaged, predictions.last
     doubts = {name: entropies(p) for name, p in predictions.strange.items()}
     known = entropies(averaged)
-    detected = [detection_percent(known, doubt) for doubt in doubts.values()]
+    detected = [auroc_percent(known, doubt) for doubt in doubts.values()]
     measured = {
         ACCURACY: accuracy(averaged),
         NLL: negative_log_likelihood(averaged, labels),
@@ -262,9 +262,9 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "The slides' DP-SGLD at ε = 0.1 by batch size, which they do not give: certified is"
         f" {printed} with the printed noise, and {true} with that of the true posterior. No batch"
         " size makes it 0.1.",
-        *when_run(records, _last_state, _SGLD),
-        *when_run(records, _beside_noisy_sgd, _SGLD, _NOISY_SGD),
-        *when_run(records, _frontier, f"{FRONTIER}ε = 0.1", f"{_NOISY_SGD} at ε = 0.1"),
+        *remarks_on_rows(records, _last_state, _SGLD),
+        *remarks_on_rows(records, _compare_with_noisy_sgd, _SGLD, _NOISY_SGD),
+        *remarks_on_rows(records, _frontier, f"{FRONTIER}ε = 0.1", f"{_NOISY_SGD} at ε = 0.1"),
     ]
 
 
@@ -273,7 +273,7 @@ def _claim(record: Record) -> str:
     return (
         f"{record.row}: the slides claim ε = {claim:g}; their N, T, L and printed noise, at step"
         f" size {record.settings['step_size']:g} and batches of {record.settings['batch_size']},"
-        f" certify {format_upper_bound(certified)}. The claim {judge_claim(claim, certified)}."
+        f" certify {format_upper_bound(certified)}. The claim {compare_claim(claim, certified)}."
     )
 
 
@@ -290,7 +290,7 @@ def _last_state(record: Record) -> str:
     )
 
 
-def _beside_noisy_sgd(chain: Record, point: Record) -> str:
+def _compare_with_noisy_sgd(chain: Record, point: Record) -> str:
     one, other = chain.measured, point.measured
     return (
         "Private SGLD is DP-SGD whose noise multiplier follows from the step size, with a prior and"

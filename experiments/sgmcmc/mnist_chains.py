@@ -46,38 +46,22 @@ class MnistMLP(nn.Module):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one row; a method ignores those that it does not use.
+    """Settings of one row; a method ignores those that it does not use."""
 
-    Attributes:
-      method: one of the names above.
-      data: ``"mnist"`` or ``"digits"``.
-      network: ``"MLP"`` or ``"CNN"``.
-      num_steps: T, as this profile runs.
-      batch_size: mean of the Poisson draw; of a plain run, the size of every batch.
-      step_size: eta of a chain.
-      l2_clip: L, the bound on one image's gradient.
-      temperature: 1/2 is the printed noise, 1 that of the true posterior.
-      friction: alpha of SGHMC.
-      target: the epsilon to which the step size is scaled; None to leave it.
-      learning_rate: of the point estimates.
-      prior_std: standard deviation of the Gaussian prior on every weight.
-      num_kept: states that predictions average over, spread over the chain's second half.
-    """
-
-    method: str
-    data: str
-    network: str
-    num_steps: int
+    method: str  # one of the names above
+    data: str  # "mnist" or "digits"
+    network: str  # "MLP" or "CNN"
+    num_steps: int  # T, as this profile runs
     delta: float
-    batch_size: int = 256
-    step_size: float = 0.1
-    l2_clip: float = 4.0
-    temperature: float = 1.0
-    friction: float = 0.1
-    target: float | None = None
-    learning_rate: float = 0.5
-    prior_std: float = 1.0
-    num_kept: int = 20
+    batch_size: int = 256  # mean of the Poisson draw; of a plain run, the size of every batch
+    step_size: float = 0.1  # eta of a chain
+    l2_clip: float = 4.0  # L, the bound on one image's gradient
+    temperature: float = 1.0  # 1/2 is the printed noise, 1 that of the true posterior
+    friction: float = 0.1  # alpha of SGHMC
+    target: float | None = None  # the epsilon to which the step size is scaled; None to leave it
+    learning_rate: float = 0.5  # of the point estimates
+    prior_std: float = 1.0  # standard deviation of the Gaussian prior on every weight
+    num_kept: int = 20  # states that predictions average over, spread over the chain's second half
     seed: int = 0
 
     @property
@@ -116,17 +100,11 @@ class Settings:
 
 
 class Predictions(NamedTuple):
-    """Predictive probabilities, as averages over the kept states and by the last of them alone.
+    """Predictive probabilities, as averages over the kept states and by the last of them alone."""
 
-    Attributes:
-      averaged: on the test images, ``(n, 10)``.
-      last: likewise.
-      strange: by name, averaged, on images that are no digits.
-    """
-
-    averaged: np.ndarray
-    last: np.ndarray
-    strange: dict[str, np.ndarray]
+    averaged: np.ndarray  # on the test images, (n, 10)
+    last: np.ndarray  # likewise
+    strange: dict[str, np.ndarray]  # by name, averaged, on images that are no digits
 
 
 @functools.cache
@@ -147,7 +125,7 @@ def run(settings: Settings, data: Dataset, folder: Path) -> Predictions:
     each = [_probabilities(settings.model, params, data.test.x) for params in states]
     strange = {
         name: np.mean([_probabilities(settings.model, params, images) for params in states], axis=0)
-        for name, images in strange_images(data.test.x[:_NUM_STRANGE]).items()
+        for name, images in out_of_distribution_images(data.test.x[:_NUM_STRANGE]).items()
     }
     return Predictions(np.mean(each, axis=0), each[-1], strange)
 
@@ -218,10 +196,10 @@ def epsilon_by_batch(temperature: float) -> dict[int, float]:
     }
 
 
-def strange_images(images: np.ndarray) -> dict[str, np.ndarray]:
+def out_of_distribution_images(images: np.ndarray) -> dict[str, np.ndarray]:
     """Images that are no digits: inverted, on their side, and with their pixels shuffled.
 
-    >>> sorted(strange_images(np.zeros((2, 28, 28, 1))))
+    >>> sorted(out_of_distribution_images(np.zeros((2, 28, 28, 1))))
     ['inverted', 'on their side', 'shuffled']
     """
     order = np.random.default_rng(0).permutation(images[0].size)
@@ -242,17 +220,11 @@ def _probabilities(model: nn.Module, params: Any, images: np.ndarray) -> np.ndar
 
 
 class Reliability(NamedTuple):
-    """Predictions binned by confidence, the probability of the predicted class.
+    """Predictions binned by confidence, the probability of the predicted class."""
 
-    Attributes:
-      confidence: mean of each bin that is not empty.
-      accuracy: share of a bin's predictions that are right.
-      share: of all predictions, those in a bin.
-    """
-
-    confidence: np.ndarray
-    accuracy: np.ndarray
-    share: np.ndarray
+    confidence: np.ndarray  # mean of each bin that is not empty
+    accuracy: np.ndarray  # share of a bin's predictions that are right
+    share: np.ndarray  # of all predictions, those in a bin
 
 
 def negative_log_likelihood(probabilities: Any, labels: Any) -> float:
@@ -307,7 +279,7 @@ def entropies(probabilities: Any) -> np.ndarray:
     return -(probabilities * np.log(probabilities)).sum(axis=1)
 
 
-def detection_percent(known: Any, strange: Any) -> float:
+def auroc_percent(known: Any, strange: Any) -> float:
     """AUROC of the entropy: how often it is larger for a strange input than for a known one.
 
     50 is no better than guessing.
@@ -316,7 +288,7 @@ def detection_percent(known: Any, strange: Any) -> float:
       known: entropies of predictions for inputs of the kind that was trained on.
       strange: for inputs of another kind.
 
-    >>> detection_percent([0.1, 0.2], [0.3, 0.15])
+    >>> auroc_percent([0.1, 0.2], [0.3, 0.15])
     75.0
     """
     known, strange = np.asarray(known), np.asarray(strange)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.bayes import conjugate
-from experiments.bayes.conjugate import DELTA, MODELS, release_of
+from experiments.bayes.conjugate import DELTA, MODELS, make_release
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
@@ -70,7 +70,7 @@ def test_certified_is_the_mechanism_that_ran(records):
     assert laplace.certified["ε at δ = 1e-6"] <= 1 + 1e-6
     assert "pure differential privacy" in laplace.certificate
     assert gaussian.certified["pure ε"] is None
-    release = release_of("normal, known variance", "Gaussian", 1.0, "replace_one")
+    release = make_release("normal, known variance", "Gaussian", 1.0, "replace_one")
     certified = gaussian.certified["ε at δ = 1e-6"]
     assert certified == release.certificate(DELTA).epsilon == pytest.approx(1.0, rel=5e-3)
     for record in records.values():

@@ -110,5 +110,5 @@ def test_both_pictures_are_drawn_and_remarks_follow_the_records(records, tmp_pat
     assert stems == ["attacks", "percentiles"]
     remarks = incomes.EXPERIMENT.remarks(list(records.values()))
     assert "not attained by one mean" in remarks[0]
-    assert "says nothing of the outlier" in remarks[2]
+    assert "does not cover the outlier" in remarks[2]
     assert incomes.EXPERIMENT.remarks([records["clipped at 99 %, ε = 1"]]) == []

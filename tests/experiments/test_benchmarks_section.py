@@ -33,7 +33,7 @@ def test_the_report_shows_every_table_and_one_picture(results):
     html = path.read_text(encoding="utf-8")
     assert complete
     for part in (
-        "What privacy costs in time and memory",
+        "Time and memory of private training steps",
         "MLP, batch 64",
         "CNN, batch 256",
         "× host",

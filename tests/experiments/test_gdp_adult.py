@@ -36,12 +36,12 @@ def test_both_profiles_run_everything_as_published():
 def test_a_tenth_of_the_training_part_is_held_out_once_and_for_all():
     x, y = np.arange(87).reshape(29, 3), np.arange(29)
     whole = dataclasses.replace(dpjax.datasets.load("digits"), train=dpjax.datasets.Split(x, y))
-    split = adult._nine_tenths(whole)
+    split = adult._hold_out_tenth(whole)
     assert (len(split.train.y), len(split.test.y)) == (27, 2)
     assert sorted([*split.train.y, *split.test.y]) == list(range(29))
     for part in (split.train, split.test):
         np.testing.assert_array_equal(part.x, x[part.y])
-    np.testing.assert_array_equal(split.test.y, adult._nine_tenths(whole).test.y)
+    np.testing.assert_array_equal(split.test.y, adult._hold_out_tenth(whole).test.y)
 
 
 def test_the_split_has_the_published_size():
