@@ -99,7 +99,9 @@ def test_the_picture_is_drawn_and_the_accounts_compared(records, tmp_path):
     assert len(remarks) == 2
 
 
-@pytest.mark.parametrize(("bdp", "verdict"), [(0.5, "says more"), (1.5, "adds nothing")])
+@pytest.mark.parametrize(
+    ("bdp", "verdict"), [(0.5, "BDP ε is smaller"), (1.5, "BDP ε is not smaller")]
+)
 def test_remarks_judge_the_bayesian_account(bdp, verdict):
     certified = {DP: 1.0}
     measured = {ACCURACY: 76.0, variational.ABOVE: 1.0, BDP: bdp}

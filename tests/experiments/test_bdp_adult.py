@@ -12,7 +12,9 @@ from experiments.lib.registry import profile_rows
 @pytest.mark.parametrize(
     ("module", "num_examples", "promised"), [(abalone, 3_341, 0.61), (adult, 39_073, 0.2)]
 )
-def test_the_last_row_gives_everyone_what_the_source_promises_some(module, num_examples, promised):
+def test_the_dp_epsilon_of_the_last_row_equals_the_published_bdp_epsilon(
+    module, num_examples, promised
+):
     settings = profile_rows(module.EXPERIMENT, "quick")[-1].settings
     run = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
     epsilon = make_mechanism(*run, num_examples).certificate(1e-10).epsilon
