@@ -123,4 +123,4 @@ def test_every_picture_is_drawn_and_remarks_follow_the_records(results, records,
     assert draw_figures(curves.EXPERIMENT, [records["1"]], tmp_path)
     remarks = " ".join(curves.EXPERIMENT.remarks(list(records.values())))
     assert "9.4 %" in remarks
-    assert "promises more than is true in rows 1, 2." in remarks
+    assert "is below the certified lower bound in rows 1, 2." in remarks

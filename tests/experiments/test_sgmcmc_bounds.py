@@ -25,7 +25,7 @@ def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     some = dataclasses.replace(bounds.EXPERIMENT, rows=_fewer_rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "_STAIRS", 4)  # coarser, and faster: still an upper bound
+        patch.setattr(bounds, "_NUM_PIECES", 4)  # coarser, and faster: still an upper bound
         assert run_experiment(some, Plan("quick", folder, False, print))
     return {record.row: record for record in load_records(folder, some.name)}
 
