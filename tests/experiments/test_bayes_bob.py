@@ -45,7 +45,7 @@ def test_both_answers_cost_twice_what_one_does(records):
         assert record.certified["ε, one mean"] == pytest.approx(epsilon, rel=1e-12)
         assert record.certified["ε, both means"] == pytest.approx(2 * epsilon, rel=1e-12)
         assert "replace_one" in record.certificate
-    assert "spends 2ε" in bob.EXPERIMENT.remarks(records)[0]
+    assert "has privacy loss 2ε" in bob.EXPERIMENT.remarks(records)[0]
 
 
 @pytest.mark.parametrize("students", [25, 250])

@@ -84,7 +84,7 @@ def test_pictures_and_remarks_follow_the_records(records, tmp_path):
     assert stems == ["consistency", "coverage"]
     assert len(draw_figures(conjugate.EXPERIMENT, [records[RUN_HERE[0]]], tmp_path)) == 1
     (remark,) = conjugate.EXPERIMENT.remarks(list(records.values()))
-    assert "in no row; that of naive ones falls under 80 % in 2 of 3 rows" in remark
+    assert "in no row; that of naive ones is below 80 % in 2 of 3 rows" in remark
     off = dataclasses.replace(
         records[RUN_HERE[1]],
         measured={"naive coverage %": [50.0], "noise-aware coverage %": [80.0]},
