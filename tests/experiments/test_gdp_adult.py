@@ -85,7 +85,7 @@ def test_the_rows_learn_and_are_drawn(tumours, tmp_path):
     assert "Every ε is that of one run" in records[0].note
     (figure,) = draw_figures(adult.EXPERIMENT, records, tmp_path)
     assert figure.path.stat().st_size > 10_000
-    assert any("expected size" in remark for remark in adult.EXPERIMENT.remarks(records))
+    assert any("expected batch size" in remark for remark in adult.EXPERIMENT.remarks(records))
 
 
 @pytest.mark.parametrize(("clt", "verdict"), [(10.2, "is below"), (12.0, "is not below")])
