@@ -11,18 +11,14 @@ from experiments.lib.records import load_records
 from experiments.lib.registry import PROFILES, Experiment, load_experiments, select
 from experiments.lib.report import write_report
 from experiments.lib.runner import Plan, run_experiment
-from experiments.lib.tables import finished_records, lines_of, text_table
+from experiments.lib.tables import finished_records, table_lines, text_table
 
 
 def main(argv: Sequence[str] | None = None, experiments: Sequence[Experiment] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-      argv: its arguments; those of the process where left out.
-      experiments: all experiments; the registry's where left out.
+    """Runs the command on the given experiments, by default those of the registry.
 
     Returns:
-      The exit status: 0; 1 where a row, a figure or a remark failed; 130 where it was interrupted.
+      The exit status: 0; 1 if a row, a figure or a remark failed; 130 if interrupted.
 
     Raises:
       SystemExit: status 2 for unknown arguments, 0 after ``--help``.
@@ -48,13 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.set_defaults(names=["all"])
     parser = argparse.ArgumentParser(
-        "python -m experiments", description="Published results, run again."
+        "python -m experiments", description="Reproduction of published results."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, text in (
-        ("list", _list, "the experiments, and how many rows were run"),
-        ("run", _run, "run what has no result yet"),
-        ("plan", _plan, "the hours that rows without a result will take"),
+        ("list", _list, "list the experiments and the number of rows run"),
+        ("run", _run, "run the rows without a result"),
+        ("plan", _plan, "estimate the run time of rows without a result"),
         ("report", _report, "write results/report.html"),
     ):
         added = commands.add_parser(name, parents=[common], help=text, description=text)
@@ -69,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
                 "--profile", choices=PROFILES, default=PROFILES[0], help="(%(default)s)"
             )
         if name == "run":
-            added.add_argument("--fresh", action="store_true", help="run again what has a result")
+            added.add_argument(
+                "--fresh", action="store_true", help="also run rows with a result again"
+            )
     return parser
 
 
@@ -77,7 +75,7 @@ def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
     width = max((len(experiment.name) for experiment in experiments), default=0)
     for experiment in experiments:
         records = load_records(arguments.results, experiment.name)
-        lines = {profile: lines_of(experiment, profile, records) for profile in PROFILES}
+        lines = {profile: table_lines(experiment, profile, records) for profile in PROFILES}
         done = ", ".join(
             f"{profile} {len(finished_records(rows))}/{len(rows)}"
             for profile, rows in lines.items()
@@ -128,7 +126,7 @@ def _report(experiments: Sequence[Experiment], arguments: argparse.Namespace) ->
 def _print_tables(
     experiments: Sequence[Experiment], results: Path, profiles: Sequence[str]
 ) -> None:
-    """Prints the tables of what was run under these profiles, and names what was not run at all."""
+    """Prints the tables of these profiles, and the experiments that were not run."""
     for experiment in experiments:
         records = load_records(results, experiment.name)
         run = {record.profile for record in records}

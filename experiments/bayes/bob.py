@@ -1,4 +1,4 @@
-"""Bob's class, Honkela (2017): a mean with Laplace noise, and the attack on one student's weight.
+"""Private mean of a class, Honkela (2017), and a differencing attack on one student's weight.
 
 ``python -m experiments run bayes_bob``: seconds, the same in both profiles.
 """
@@ -19,7 +19,7 @@ from experiments.lib.verdicts import largest_deviation
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
 MEAN_ERROR, ATTACK_ERROR = "mean, error kg", "attack, error kg"
 _CLOSED = "closed form, "
-# epsilon, students, and the printed mean absolute errors of the mean and of the attack.
+# Epsilon, students, and the published mean absolute errors of the mean and of the attack.
 _SLIDES = (
     (1.0, 25, 1.20, 45.04),
     (10.0, 25, 0.12, 4.49),
@@ -30,7 +30,7 @@ _SLIDES = (
 
 
 def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
-    """The Laplace mechanism for the mean weight of a class, under replacement of one student.
+    """Returns the Laplace mechanism of the mean weight of a class, under replacement.
 
     >>> mean_weight(1.0, 25).scale
     1.2
@@ -39,10 +39,10 @@ def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
     return dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one student's weight")
 
 
-def bobs_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
-    """Bob's weight from the means of the class with and without him; exact if the means are.
+def infer_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
+    """Returns Bob's weight from the means of the class with and without him.
 
-    >>> bobs_weight(46.0, 45.0, 25)
+    >>> infer_weight(46.0, 45.0, 25)
     70.0
     """
     return students * mean_with - (students - 1) * mean_without
@@ -65,20 +65,20 @@ def _run_row(row: Row, context: RowContext) -> Result:
     means = mean_weight(epsilon, students), mean_weight(epsilon, students - 1)
     weights = np.random.default_rng(seed).uniform(*WEIGHTS, students)
     exact = weights.mean(), weights[1:].mean()
-    # Many independent releases of each mean, in float64.
+    # Independent releases of each mean, in float64.
     keys = jax.random.split(jax.random.key(seed))
     with_bob, without_bob = (
         mean.release(key, np.full(repeats, value))
         for mean, key, value in zip(means, keys, exact, strict=True)
     )
-    attack_errors = np.abs(bobs_weight(with_bob, without_bob, students) - weights[0])
-    attack_on_exact = abs(bobs_weight(*exact, students) - weights[0])
+    attack_errors = np.abs(infer_weight(with_bob, without_bob, students) - weights[0])
+    attack_on_exact = abs(infer_weight(*exact, students) - weights[0])
     return Result(
         measured={
             MEAN_ERROR: np.abs(with_bob - exact[0]).mean(),
             ATTACK_ERROR: attack_errors.mean(),
             _CLOSED + MEAN_ERROR: means[0].scale,
-            # of two Laplace variables of one scale, E|X - Y| is one and a half scales
+            # E|X - Y| of two Laplace variables is 1.5 times their scale
             _CLOSED + ATTACK_ERROR: 1.5 * (WEIGHTS[1] - WEIGHTS[0]) / epsilon,
             "attack on exact means, error kg": round(attack_on_exact, 6),
         },
@@ -86,7 +86,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
             "ε, one mean": means[0].pure_epsilon,
             "ε, both means": sum(mean.pure_epsilon for mean in means),
         },
-        note="Weights uniform between 30 and 60 kg, drawn anew: the slides' are not printed.",
+        note="Simulated weights, uniform between 30 and 60 kg; the slides' are not published.",
         series={"attack errors": np.quantile(attack_errors, np.linspace(0.05, 0.95, 19))},
         certificate=str(dpjax.Composition(means).certificate(1e-6)),
     )
@@ -103,20 +103,21 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.axhline(unknown, color=PALETTE[1], linestyle="--", label=f"{unknown:g} kg, the range")
     right.legend()
     caption = (
-        "Mean absolute errors of the mean and of the attack on Bob's weight. More students make the"
-        " mean more exact; the error of the attack depends on ε alone, and at ε = 10 it is small."
-        " Bars: closed forms."
+        "Mean absolute errors of the mean and of the attack on Bob's weight. The error of the"
+        " mean decreases with the number of students; that of the attack depends only on ε. Bars:"
+        " closed forms."
     )
     return {"errors": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
-        "Whoever answers both queries spends 2ε, not the ε that the slides set: every student but"
-        " Bob is in both means. (Bob's own weight is in one of them.)",
-        "The attack as shown adds the noise of two answers. Who knows the other weights needs only"
-        " one of them, and errs by 30 / ε kg, two thirds of the printed error.",
-        f"The printed errors are within {largest_deviation(records):.1%} of those measured.",
+        "Answering both queries has privacy loss 2ε, not the ε of the slides, since every student"
+        " except Bob is in both means. (Bob's weight is in one of them.)",
+        "The published attack combines the noise of two answers. An attacker who knows all other"
+        " weights needs only one answer, and has error 30 / ε kg, two thirds of the published"
+        " error.",
+        f"The published errors are within {largest_deviation(records):.1%} of the measured ones.",
     ]
 
 
@@ -126,9 +127,9 @@ EXPERIMENT = Experiment(
     source="Honkela (2017), slides on Bob's class",
     description=(
         "N students' weights lie between 30 and 60 kg, so that replacing one moves their mean by"
-        " at most 30 / N kg. The mean is released with Laplace noise of scale 30 / (N ε). From the"
-        " mean of all and the mean of all but Bob his weight follows by a subtraction: exactly"
-        " from exact means, with an error of 1.5 · 30 / ε kg, whatever N, from private ones."
+        " at most 30 / N kg. The mean is released with Laplace noise of scale 30 / (N ε). The"
+        " attack computes Bob's weight from the means with and without him: exactly from exact"
+        " means, with mean absolute error 1.5 · 30 / ε kg, for every N, from private ones."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -43,13 +43,7 @@ _FACTORS = tuple(float(factor) for factor in np.round(np.geomspace(0.1, 4.0, 13)
 
 
 def scale_bounds(records: Records, which: str, factor: float) -> Records:
-    """The records with one or both of their bounds times ``factor``.
-
-    Args:
-      records: with bounds that are the typical sizes.
-      which: ``"B_x"``, ``"B_y"`` or ``"both"``.
-      factor: above zero.
-    """
+    """Returns the records with bound ``which`` ("B_x", "B_y" or "both") times ``factor``."""
     of_x = factor if which in ("B_x", "both") else 1.0
     of_y = factor if which in ("B_y", "both") else 1.0
     bounds = RegressionBounds(
@@ -59,9 +53,9 @@ def scale_bounds(records: Records, which: str, factor: float) -> Records:
 
 
 def simulate(num_examples: int, num_features: int, seed: int) -> Records:
-    """Normal features and targets of variance one, half of the targets' variance noise.
+    """Simulates normal features and targets of variance one, half of it noise.
 
-    The bounds are the root mean squares of a record's norm and of a target.
+    The bounds are the root mean squares of the norm of x and of y.
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((num_examples, num_features))
@@ -117,8 +111,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
         },
         certified={"ε": certified_epsilon(mechanism.event, _DELTA, adjacency=ADJACENCY)},
         note=f"{source} Seeded keys: the noise is reproducible, so these runs are not private. The"
-        " ε is that of one run with one bound: to choose the best of several by their errors costs"
-        " more.",
+        " ε is that of one run with one bound; choosing the best bound by its error is not"
+        " accounted for.",
         series={"noisy": noisy, "clipped": clipped, "not private": plain},
         certificate=str(mechanism.certificate(_DELTA)),
     )
@@ -134,9 +128,9 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     legend_below(figure, axes)
     caption = (
         "Mean absolute error against the bounds, in units of the typical sizes (ε = 1, δ = 1e-4)."
-        " Small bounds distort, as clipping without noise shows, and large ones call for more"
-        " noise: the dot is the best. Small bounds on x alone leave the picture. Small ones on both"
-        " distort little, since they shorten features and targets alike."
+        " Small bounds cause clipping bias (see clipping without noise), large ones need more"
+        " noise; the dot is the best factor. Small bounds on both cause little bias, since"
+        " features and targets shrink together."
     )
     return {"bounds": (figure, caption)}
 
@@ -159,9 +153,9 @@ def _draw(axes: Axes, record: Record, highest: float) -> None:
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
         f"{record.row}: best at {format_value(record.measured['best factor'])} times the typical"
-        f" size; four times the typical size costs"
-        f" {100 * (record.measured['MAE, largest bound'] / record.measured['MAE, best'] - 1):.1f} %"
-        " more error."
+        " size; four times the typical size has"
+        f" {100 * (record.measured['MAE, largest bound'] / record.measured['MAE, best'] - 1):.1f}"
+        " % more error."
         for record in records
         if record.settings["which"] == "both"
     ]
@@ -172,12 +166,13 @@ EXPERIMENT = Experiment(
     title="The effect of smaller bounds on a private regression",
     source="Honkela (2017), slides: decreasing B_x and B_y",
     description=(
-        "Linear regression from perturbed statistics at ε = 1, δ = 1e-4 (Gaussian noise, neighbours"
-        " differ by the presence of one record), with the bound B_x on a record's norm, B_y on its"
-        " target, or both, from a tenth to four times the typical size, the other being at it."
-        " Simulated: 10 normal features, half of the target's variance noise, 1,000 training"
-        " records, for which typical is the root mean square. Wine: as in bayes_wine. Means over 40"
-        " repeats. The numbers behind the source's figure are not printed."
+        "Linear regression from perturbed statistics at ε = 1, δ = 1e-4 (Gaussian noise,"
+        " neighbours differ by the presence of one record), with the bound B_x on the norm of x,"
+        " B_y on the target, or both, from 0.1 to 4 times the typical size, the other one at the"
+        " typical size. Simulated: 10 normal features, half of the target's variance is noise,"
+        " 1,000 training records; the typical size is the root mean square. Wine: as in"
+        " bayes_wine. Means over 40 repeats. The numbers behind the source's figure are not"
+        " printed."
     ),
     rows=_rows,
     run_row=_run_row,

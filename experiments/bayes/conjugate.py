@@ -1,4 +1,4 @@
-"""Conjugate posteriors of privately released sums: rates of convergence, and coverage.
+"""Conjugate posteriors from private sums: convergence rates and coverage.
 
 ``python -m experiments run bayes_conjugate``: half a minute in the quick profile.
 """
@@ -31,14 +31,13 @@ from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, make_rows
-from experiments.lib.verdicts import rows_where
+from experiments.lib.verdicts import join_row_names
 
 DELTA = 1e-6
 _LEVEL, _NUM_PARTICLES, _BATCH = 0.9, 300, 50
-# In which noise-aware intervals are to be, and below which naive ones fall where noise matters.
+# Accepted coverage (%) of noise-aware intervals, and limit for reporting naive ones.
 ALLOWED, TOO_LOW = (87.0, 93.0), 80.0
-# Of the coverage rows: noise, epsilon, adjacency, and a number of records where the noise matters
-# and one where it does not.
+# Coverage rows: noise, epsilon, adjacency, and two numbers of records, one with large noise.
 _COVERAGE = {
     "beta-binomial": ("Laplace", 0.2, "replace_one", 100, 5_000),
     "Dirichlet-multinomial": ("Laplace", 0.2, "add_remove", 100, 5_000),
@@ -58,21 +57,15 @@ _NAIVE, _AWARE = "naive coverage %", "noise-aware coverage %"
 
 
 class Model(NamedTuple):
-    """A family and how its records are drawn.
+    """A conjugate family and the sampler of its records."""
 
-    Attributes:
-      family: prior and public bounds, which cut off next to nothing.
-      truth: parameters for where they are fixed.
-      draw: from key, parameters and n to records.
-    """
-
-    family: ConjugateFamily
-    truth: Any
-    draw: Callable[[jax.Array, Any, int], jax.Array]
+    family: ConjugateFamily  # prior and public bounds, which clip almost nothing
+    truth: Any  # fixed parameters
+    draw: Callable[[jax.Array, Any, int], jax.Array]  # from key, parameters and n to records
 
 
 class Data(NamedTuple):
-    """Repeated data sets: their exact sums, and the noisy ones ``(repeats, m)``."""
+    """Exact and noisy sums ``(repeats, m)`` of repeated data sets."""
 
     sums: Sums
     released: npt.NDArray[np.float64]
@@ -109,8 +102,8 @@ MODELS = {
 }
 
 
-def release_of(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
-    """The release of a family's sums, Laplace at pure ``epsilon``, or Gaussian at `DELTA`."""
+def make_release(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
+    """Returns the release of a family's sums with Laplace or Gaussian noise."""
     model = MODELS[family].family
     if noise == "Laplace":
         of_sums = model.sensitivity(norm="l1", adjacency=adjacency)
@@ -126,11 +119,7 @@ def draw_data(
     parameters: jax.Array,
     sizes: Sequence[int],
 ) -> list[Data]:
-    """Draws a data set for each of ``parameters``, and releases its first n records.
-
-    Returns:
-      One entry for each n in ``sizes``, each with noise of its own.
-    """
+    """Draws a data set for each of ``parameters``, and releases its first n records by size."""
 
     def one(inputs: tuple[jax.Array, jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
         data_key, *noise_keys = jax.random.split(inputs[0], 1 + len(sizes))
@@ -177,8 +166,8 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
-    release = release_of(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
-    # Of each family its own key, so that their noise is not alike.
+    release = make_release(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
+    # Each family has its own key.
     key = jax.random.key(list(MODELS).index(settings["family"]))
     run = _run_consistency if row.name.startswith("consistency") else _run_coverage
     measured, series = run(release, settings, key)
@@ -188,9 +177,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
         measured=measured,
         certified={"pure ε": pure, "ε at δ = 1e-6": certificate.epsilon},
         series=series,
-        note="Simulated records; the keys are seeded, so the noise is reproducible and not private."
-        " Coverage is of 90 % intervals with parameters drawn from the prior, separately for each"
-        " parameter.",
+        note="Simulated records; seeded keys: the noise is reproducible, so these runs are not"
+        " private. Coverage of 90 % intervals for each parameter, with parameters drawn from the"
+        " prior.",
         certificate=str(certificate),
     )
 
@@ -198,7 +187,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 def _run_consistency(
     release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
 ) -> tuple[Any, Any]:
-    """Slopes of the errors on logs, and the root mean square errors by n."""
+    """Returns log-log slopes of the errors, and root mean square errors by n."""
     sizes, model = settings["n"], MODELS[settings["family"]]
     truth = np.asarray(model.truth)
     truths = jnp.broadcast_to(jnp.array(model.truth), (settings["repeats"], *truth.shape))
@@ -213,7 +202,7 @@ def _run_consistency(
 
 
 def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
-    """The exponent of n in errors that go with a power of it, by least squares on logs.
+    """Returns the exponent of n in the errors, by least squares on logs.
 
     >>> round(slope((10, 100, 1000), (3.0, 0.3, 0.03)), 6)
     -1.0
@@ -224,7 +213,7 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
 def _run_coverage(
     release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
 ) -> tuple[Any, Any]:
-    """Coverage of both posteriors' intervals, with parameters from the prior."""
+    """Returns the coverage of both posteriors' intervals, with parameters from the prior."""
     model, n = MODELS[settings["family"]], settings["n"]
     prior_key, data_key, particle_key = jax.random.split(key, 3)
     nothing = Sums(np.zeros(len(model.family.statistic_bounds[0])), np.float64(0))
@@ -244,10 +233,7 @@ def _run_coverage(
 
 
 def coverage(posterior: Posterior, parameters: Any) -> list[float]:
-    """How often (%) 90 % intervals hold the parameters, each entry on its own.
-
-    A parameter is in its interval if its cdf is within 5 % to 95 %: no interval is computed.
-    """
+    """Returns the coverage (%) of 90 % intervals for each parameter, by the posterior's cdf."""
     ranks = posterior.cdf(np.asarray(parameters, np.float64))
     inside = np.mean(np.abs(ranks - 0.5) <= _LEVEL / 2, axis=0)
     return [round(100 * float(share), 2) for share in np.atleast_1d(inside)]
@@ -259,17 +245,15 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     drawn = {}
     if slopes:
         caption = (
-            "Errors of the posterior mean over the number of records n, at ε = 1, root mean squares"
-            " over repeated data. What the noise adds shrinks like 1/n (dotted), faster than the"
-            " sampling error of the data themselves, 1/√n (dashed): with enough records privacy"
-            " costs nothing."
+            "Errors of the posterior mean over the number of records n, at ε = 1, root mean"
+            " squares over repeated data. The error due to noise decreases as 1/n (dotted),"
+            " faster than the sampling error, 1/√n (dashed)."
         )
         drawn["consistency"] = (_consistency_figure(slopes), caption)
     if covered:
         caption = (
-            "How often 90 % intervals hold the parameter (parameters with several entries have one"
-            " point each). Naive intervals are too short where the noise matters. Shaded: 87 % to"
-            " 93 %."
+            "Coverage of 90 % intervals, one point for each parameter. Naive intervals are too"
+            " short if the noise is large. Shaded: 87 % to 93 %."
         )
         drawn["coverage"] = (_coverage_figure(covered), caption)
     return drawn
@@ -310,13 +294,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     if not covered:
         return []
     low, high = ALLOWED
-    outside = rows_where(
+    outside = join_row_names(
         covered, lambda r: not all(low <= share <= high for share in r.measured[_AWARE])
     )
     failing = sum(min(record.measured[_NAIVE]) < TOO_LOW for record in covered)
     return [
         f"The coverage of noise-aware 90 % intervals is outside {low:.0f} % to {high:.0f} % in"
-        f" {outside or 'no row'}; that of naive ones falls under {TOO_LOW:.0f} % in {failing} of"
+        f" {outside or 'no row'}; that of naive ones is below {TOO_LOW:.0f} % in {failing} of"
         f" {len(covered)} rows."
     ]
 
@@ -329,16 +313,15 @@ EXPERIMENT = Experiment(
         " Noise-aware posteriors: Bernstein and Sheldon 2018"
     ),
     description=(
-        "Records are clipped to public bounds, their sufficient statistics are summed and released"
-        " once with noise. The rows on consistency compare, at ε = 1, how far the noise moves the"
-        " posterior mean (private error) with how far that is from the truth without noise"
-        " (sampling error), root mean squares over repeated data: the source expects them to go"
-        " with 1/n and 1/√n. Slopes are fitted on logs.\n\n"
-        "The rows on coverage count how often 90 % credible intervals hold the parameter: of the"
-        " naive posterior, which takes the noisy sums for exact, and of the noise-aware one, in"
-        " which the noise is part of the model. Under add_remove the number of records is private"
-        " too: it is released with noise, and neither posterior is given it. Each family has"
-        " one row where the noise matters and one where it hardly does."
+        "Records are clipped to public bounds, their sufficient statistics are summed and"
+        " released once with noise. The rows on consistency compare, at ε = 1, the change of the"
+        " posterior mean due to noise (private error) with its error without noise (sampling"
+        " error), root mean squares over repeated data; the source expects rates 1/n and 1/√n."
+        " Slopes are fitted on log-log scale.\n\n"
+        "The rows on coverage measure the coverage of 90 % credible intervals of the naive"
+        " posterior, which treats the noisy sums as exact, and of the noise-aware posterior,"
+        " which models the noise. Under add_remove the number of records is private too and is"
+        " released with noise. Each family has one row with large and one with small noise."
     ),
     rows=_rows,
     run_row=_run_row,

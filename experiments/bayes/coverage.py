@@ -34,7 +34,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.verdicts import rows_where
+from experiments.lib.verdicts import join_row_names
 
 _LEVEL = 0.9
 _SIZES = {
@@ -48,20 +48,14 @@ _LINES = {"noise-aware": CERTIFIED, "naive": PALETTE[1], "exact": MEASURED}
 
 @dataclass(frozen=True)
 class Settings:
-    """Size of the data sets, budget of their release, and length of the chains.
+    """Size of the data sets, budget of their release, and length of the chains."""
 
-    Attributes:
-      num_examples: n, public: neighbours replace a record.
-      num_features: each uniform on an interval around zero, of norm one at most together.
-      y_size: bound on the targets, four of their standard deviations.
-      num_data_sets: each with coefficients and a variance of its own, drawn from the prior.
-    """
-
-    num_examples: int
-    num_features: int = 2
-    y_size: float = 2.5
+    num_examples: int  # public, under replacement
+    num_features: int = 2  # uniform around zero, with norm at most one
+    y_size: float = 2.5  # bound on the targets, four standard deviations
     epsilon: float = 1.0
     delta: float = 1e-5
+    # each with parameters drawn from the prior
     num_data_sets: int = 400
     num_draws: int = 400
     num_warmup: int = 150
@@ -69,11 +63,11 @@ class Settings:
 
     @property
     def release(self) -> tuple[int, float, float, float]:
-        """The arguments of the mechanism: features, bound on the targets, epsilon, delta."""
+        """Arguments of the mechanism: features, bound on the targets, epsilon, delta."""
         return self.num_features, self.y_size, self.epsilon, self.delta
 
     def mechanism(self) -> PerturbedStatistics:
-        """The release of the three statistics."""
+        """Returns the mechanism that releases the sufficient statistics."""
         return _mechanism(*self.release)
 
 
@@ -88,7 +82,7 @@ def _mechanism(
 
 @functools.cache
 def _certificate(*release: Any) -> Certificate:
-    """The same for all sizes of the data sets; the last setting is delta."""
+    """Returns the certificate, which does not depend on the number of records."""
     return _mechanism(*release).certificate(release[-1])
 
 
@@ -103,7 +97,7 @@ class Simulated(NamedTuple):
 
 
 def simulate(settings: Settings) -> Simulated:
-    """Draws the data sets, each with one new record beside it: leading axis ``num_data_sets``."""
+    """Draws the data sets with one new record each; leading axis ``num_data_sets``."""
     mechanism, sets = settings.mechanism(), settings.num_data_sets
     shape = (settings.num_examples + 1, settings.num_features)
     keys = jax.random.split(jax.random.key(settings.seed), 4)
@@ -125,7 +119,7 @@ def simulate(settings: Settings) -> Simulated:
 
 
 def noise_aware_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """Intervals of every data set's coefficients, and of its new record's target."""
+    """Returns intervals of the coefficients, and of the new target, for every data set."""
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.num_data_sets)
     fit = _compiled_fit(*settings.release, settings.num_draws, settings.num_warmup)
     return fit(keys, data.released, data.new_x, float(settings.num_examples))
@@ -133,7 +127,7 @@ def noise_aware_intervals(settings: Settings, data: Simulated) -> tuple[Interval
 
 @functools.cache
 def _compiled_fit(*settings: Any) -> Any:
-    """Compiled once for all sizes of the data sets."""
+    """Returns the fit, compiled once for all numbers of records."""
     *release, num_draws, num_warmup = settings
     mechanism = _mechanism(*release)
 
@@ -156,14 +150,14 @@ def _compiled_fit(*settings: Any) -> Any:
 
 
 def naive_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """The same from the posterior that takes the repaired release for exact."""
+    """Returns intervals of the posterior that treats the repaired release as exact."""
     floor = largest_noise_eigenvalue(settings.mechanism().noise_scales.xtx)
     repaired = jax.vmap(lambda released: repair(released, floor))(data.released)
     return exact_intervals(settings, data._replace(exact=repaired))
 
 
 def exact_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Interval]:
-    """The same from the posterior given exact statistics."""
+    """Returns intervals of the posterior given exact statistics."""
 
     def fit(exact: RegressionStatistics, new_x: jax.Array) -> tuple[Prediction, Prediction]:
         posterior = unknown_noise_posterior(exact, settings.num_examples, **_PRIOR)
@@ -181,7 +175,7 @@ def exact_intervals(settings: Settings, data: Simulated) -> tuple[Interval, Inte
 
 
 def coverage(intervals: Interval, truth: jax.Array) -> float:
-    """The share of the intervals that hold their true value, in percent."""
+    """Returns the coverage of the intervals in percent."""
     return 100 * float(jnp.mean((intervals.low <= truth) & (truth <= intervals.high)))
 
 
@@ -234,9 +228,9 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     panels[2].set(yscale="log", ylabel="mean length, coefficients")
     panels[2].legend(loc="upper right")
     caption = (
-        "How often 90 % intervals hold the truth, over data sets drawn from the prior, and how long"
-        " they are. Noise-aware: the noise of the release is part of the model. Naive: the repaired"
-        " release is taken for exact. Exact: no noise, no privacy."
+        "Coverage and length of 90 % intervals over data sets drawn from the prior. Noise-aware:"
+        " the model includes the noise of the release. Naive: the repaired release is treated as"
+        " exact. Exact: no noise, no privacy."
     )
     return {"coverage": (figure, caption)}
 
@@ -244,7 +238,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 def _remarks(records: Sequence[Record]) -> list[str]:
     aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
     shares = column(records, aware)
-    failing = rows_where(records, lambda record: record.measured[naive] < 80)
+    failing = join_row_names(records, lambda record: record.measured[naive] < 80)
     found = (
         f"the naive ones fall below 80 % at {failing}"
         if failing
@@ -262,13 +256,13 @@ EXPERIMENT = Experiment(
     source="Honkela (2017), slides; method of Bernstein and Sheldon (2019)",
     description=(
         "A linear regression is fitted to one private release of X^T X, X^T y and y^T y, with"
-        " Gaussian noise at ε = 1, δ = 1e-5 (neighbours replace one record). Over many data sets,"
-        " how often does a 90 % credible interval hold the coefficient, and a 90 % prediction"
-        " interval the target of a new record?\n\n"
-        "The source takes the noisy statistics for exact (naive). The noise-aware posterior of"
-        " Bernstein and Sheldon has the exact statistics as unknowns; NUTS draws them, with the"
-        " parameters integrated out. Both have the same release and prior, from which the data sets"
-        " have their coefficients and variances, so that exact statistics cover 90 %."
+        " Gaussian noise at ε = 1, δ = 1e-5 (neighbours replace one record). Measured over many"
+        " data sets: the coverage of 90 % credible intervals of coefficients, and of 90 %"
+        " prediction intervals of a new record's target.\n\n"
+        "The source treats the noisy statistics as exact (naive). The noise-aware posterior of"
+        " Bernstein and Sheldon treats the exact statistics as latent variables, sampled by NUTS"
+        " with the parameters integrated out. Both use the same release and prior; parameters are"
+        " drawn from this prior, so that intervals from exact statistics have coverage 90 %."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,7 +1,7 @@
 """Drug sensitivity of cancer cell lines by private linear regression (Honkela 2017).
 
 ``python -m experiments run bayes_gdsc``: under a minute on two CPU cores in the quick profile.
-The data may not be passed on: put the files of GDSC, release 17, into ``DPJAX_DATA_DIR``.
+The data may not be redistributed: put the files of GDSC, release 17, into ``DPJAX_DATA_DIR``.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, when_run
+from experiments.lib.verdicts import format_upper_bound, remarks_on_rows
 
-# The table's figures are those at the two epsilons; the picture by size is that at the second.
+# Epsilons in the table; the figure by size is at the second.
 _SHOWN, _NUM_TEST = (1.0, 2.0), 100
 _BY_EPSILON, _BY_SIZE = "Spearman by ε", "Spearman by number of lines, ε = 2"
 _REPEATS = {"quick": 10, "paper": 50}
@@ -39,7 +39,7 @@ _PUBLISHED = dict(
 _PUBLISHED_EPSILONS = {1.0: 0.1831, 1.5: 0.2044, 2.0: 0.2149, 2.5: 0.2207, 3.0: 0.2245}
 _UNBOUNDED: dict[str, Any] = {"x_norm": None, "y_size": None}
 _GENES = {"num_genes": 10, "num_tissues": 0}
-# method and settings, then the source's figures: without noise, or at epsilon 1 and 2.
+# Settings, and published values at epsilon 1 and 2.
 _ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "non-private": ({"method": "none", **_UNBOUNDED}, (0.2509, 0.2509)),
     "non-private, projected": ({"method": "none"}, (0.2352, 0.2352)),
@@ -53,17 +53,11 @@ _ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 
 class Lines(NamedTuple):
-    """Cell lines of one repeat, or of all with a leading axis.
+    """Cell lines of one repeat, or of all repeats with a leading axis."""
 
-    Attributes:
-      x: features ``(n, d)``, centred.
-      y: responses ``(n, drugs)``, zero where they are missing.
-      known: 1 where they are not, 0 where they are, of the same shape.
-    """
-
-    x: jax.Array
-    y: jax.Array
-    known: jax.Array
+    x: jax.Array  # features (n, d), centred
+    y: jax.Array  # responses (n, drugs), zero if missing
+    known: jax.Array  # 0 for missing responses, else 1
 
 
 @functools.cache
@@ -71,11 +65,10 @@ def _data() -> DrugResponses:
     return load_gdsc()
 
 
-def chosen_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:
-    """The columns of the genes most often mutated and of the tissues with most lines.
+def frequent_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:
+    """Returns the columns of the most frequently mutated genes and most frequent tissues.
 
-    Counts over all lines: which genes and tissues are frequent is taken as public. Where the data
-    are a stand-in without such names, the first columns.
+    Frequencies over all lines are assumed public. For a stand-in without names, the first columns.
     """
     counts = np.concatenate([data.train.x, data.test.x]).sum(axis=0)
     by_count = sorted(range(len(data.feature_names)), key=lambda column: -counts[column])
@@ -84,13 +77,12 @@ def chosen_features(data: DrugResponses, num_genes: int, num_tissues: int) -> li
     return genes + tissues or list(range(min(num_genes + num_tissues, len(counts))))
 
 
-def repeats(
+def draw_splits(
     data: DrugResponses, columns: Sequence[int], number: int, seed: int
 ) -> tuple[Lines, Lines]:
-    """Random splits of all lines into training and 100 test lines, ``number`` of them.
+    """Draws ``number`` random splits of all lines into training and 100 test lines.
 
-    Features are centred at their frequencies among all lines, which are taken as public like the
-    choice of the columns.
+    Features are centred at their frequencies among all lines, which are assumed public.
     """
     x = np.concatenate([data.train.x, data.test.x])[:, columns]
     y = np.concatenate([data.train.y, data.test.y])
@@ -115,7 +107,7 @@ def spearman(predicted: jax.Array, actual: jax.Array, known: jax.Array) -> jax.A
     """
 
     def centred_ranks(values: jax.Array) -> jax.Array:
-        """From comparisons with every other known entry; zero if unknown."""
+        """Ranks by comparison with the known entries; zero if unknown."""
         return known * (jnp.sign(values[:, None] - values[None, :]) @ known) / 2
 
     first, second = centred_ranks(predicted), centred_ranks(actual)
@@ -123,12 +115,12 @@ def spearman(predicted: jax.Array, actual: jax.Array, known: jax.Array) -> jax.A
     return jnp.where(scale > 0, jnp.sum(first * second) / jnp.where(scale > 0, scale, 1.0), 0.0)
 
 
-def scorer(
+def make_scorer(
     settings: Settings, train: Lines, test: Lines
 ) -> Callable[[float, int], tuple[float, float]]:
-    """A function of epsilon and the number of training lines, compiled once.
+    """Returns a compiled function of epsilon and the number of training lines.
 
-    It returns Spearman's rank correlation of predictions and responses over test lines, mean over
+    It returns Spearman's correlation of predictions and responses on test lines, averaged over
     drugs and repeats, and its standard error over repeats.
     """
     make, dim = METHODS.get(settings.method), train.x.shape[-1]
@@ -136,7 +128,7 @@ def scorer(
 
     @jax.jit
     def all_scores(factors: Any, size: Any) -> jax.Array:
-        """Scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
+        """Returns scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
         method = base and dataclasses.replace(
             base, mean=base.mean.scale_noise(factors[0]), fit=base.fit.scale_noise(factors[1])
         )
@@ -167,7 +159,7 @@ def scorer(
 def _score(
     settings: Settings, method: Method | None, key: jax.Array, train: Lines, test: Lines
 ) -> jax.Array:
-    """The score of one drug, whose number of known responses is public."""
+    """Returns the score of one drug; its number of known responses is public."""
     mean_key, fit_key = jax.random.split(key)
     number = jnp.maximum(train.known.sum(), 1.0)
     if method is None:
@@ -184,7 +176,7 @@ def _score(
 
 
 def unit_statistics(settings: Settings, train: Lines, mean: jax.Array) -> RegressionStatistics:
-    """Statistics of the known lines, clipped to the bounds and in units of them."""
+    """Returns the statistics of the known lines, clipped and in units of the bounds."""
     x_norm = settings.x_norm or jnp.max(jnp.linalg.norm(train.x, axis=1))
     y_size = settings.y_size or jnp.max(train.known * jnp.abs(train.y - mean))
     x, y = UNIT.clip(train.x / x_norm, (train.y - mean) / y_size)
@@ -205,16 +197,16 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings, data = Settings(**row.settings), _data()
-    columns = chosen_features(data, settings.num_genes, settings.num_tissues)
-    train, test = repeats(data, columns, settings.num_repeats, settings.seed)
-    score, largest = scorer(settings, train, test), max(settings.sizes)
+    columns = frequent_features(data, settings.num_genes, settings.num_tissues)
+    train, test = draw_splits(data, columns, settings.num_repeats, settings.seed)
+    score, largest = make_scorer(settings, train, test), max(settings.sizes)
     by_epsilon = {epsilon: score(epsilon, largest) for epsilon in settings.epsilons}
     by_size = {size: score(_SHOWN[1], size) for size in settings.sizes}
     certified, certificate = {}, ""
     if settings.method == "none":
-        note = "Not private: the two columns are one run."
+        note = "Not private: both columns are the same run."
     elif settings.y_size is None:
-        note = "Bounds are read off the data, so that nothing is certified."
+        note = "Bounds are computed from the data, so that nothing is certified."
     else:
         note = "Seeded keys: the noise is reproducible, so these runs are not private."
         method = METHODS[settings.method](settings, len(columns), _SHOWN[0])
@@ -260,22 +252,22 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.set(xlabel="training lines, at ε = 2")
     right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     caption = (
-        "Rank correlation of predicted and measured responses over lines held out, mean over drugs;"
-        " bands: one standard error over the splits. Dotted: the source's robust private"
-        " regression, on other features."
+        "Rank correlation of predicted and measured responses on held-out lines, mean over drugs;"
+        " bands: one standard error over splits. Dotted: the source's robust private regression,"
+        " on other features."
     )
     return {"spearman": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
-        "Bounds, ridges and the number of features were fixed after a look at these data, which no"
-        " certificate counts. The lines themselves are public.",
+        "Bounds, ridges and the number of features were chosen on these data, which no"
+        " certificate accounts for. The cell lines are public.",
         "The source adds Laplace noise (pure ε), has ten public lines beside the private ones,"
-        " centres features and responses by their private means and clips at multiples of their"
-        " private standard deviations, none of which its ε counts.",
-        *when_run(records, _gain, "projected", "no projection", "non-private"),
-        *when_run(records, _all_drugs, "projected"),
+        " centres features and responses by their means and clips at multiples of their standard"
+        " deviations, which its ε does not account for.",
+        *remarks_on_rows(records, _gain, "projected", "no projection", "non-private"),
+        *remarks_on_rows(records, _all_drugs, "projected"),
     ]
 
 
@@ -284,16 +276,15 @@ def _gain(*records: Record) -> str:
         format_value(round(record.measured["Spearman, ε = 1"], 3)) for record in records
     )
     return (
-        f"At ε = 1 the projected regression scores {projected}, with bounds at the data's extremes"
-        f" {without}, and without noise {plain}: projecting outliers is where the gain is."
+        f"At ε = 1 the score is {projected} with projection, {without} with bounds at the data's"
+        f" extremes, and {plain} without noise."
     )
 
 
 def _all_drugs(projected: Record) -> str:
     return (
-        "With a model for every drug released, the guarantee of a line is ε ="
-        f" {format_upper_bound(projected.certified['ε, all drugs'])}: the budget has to be shared"
-        " among the drugs, or spent on few."
+        "If the models of all drugs are released, the guarantee for a line is ε ="
+        f" {format_upper_bound(projected.certified['ε, all drugs'])}."
     )
 
 
@@ -302,24 +293,23 @@ EXPERIMENT = Experiment(
     title="Drug sensitivity of cancer cell lines",
     source="Honkela (2017), slides; Honkela et al. (2018)",
     description=(
-        "For each drug a linear regression predicts the sensitivity of cancer cell lines to it from"
-        " ten features of a line; the score is Spearman's rank correlation over 100 lines held out,"
-        " mean over drugs and random splits. Of the 800 training lines a fifth has no response to a"
-        " drug; whether it has one is taken as public.\n\n"
-        "The source's features, the expression of the ten genes most often mutated, cannot be had"
-        " with the lines' identities. Here they are whether each of the five genes most often"
-        " mutated is, and whether a line is of one of the five most frequent tissues (or the ten"
-        " genes alone): other data, so the source's figures are comparable in the order of the"
-        " methods, not in their values. Which genes and tissues are frequent, and how frequent, is"
-        " taken as public.\n\n"
-        "Projected: features are shortened to norm 1 and responses clipped at 1.5 around a private"
-        " mean, then X^T X and X^T y are released with Gaussian noise. No projection: the same with"
-        " bounds at the data's extremes. Output perturbation adds the noise to the ridge solution,"
-        " objective perturbation (in the source, the functional mechanism) to the objective. All"
-        " spend a tenth of the budget on the mean.\n\n"
+        "For each drug a linear regression predicts the sensitivity of cancer cell lines to it"
+        " from ten features of a line; the score is Spearman's rank correlation over 100 lines"
+        " held out, mean over drugs and random splits. A fifth of the 800 training lines has no"
+        " response to a given drug; missingness is assumed public.\n\n"
+        "The source's features, the expression of the ten most frequently mutated genes, are not"
+        " available with the lines' identities. Here the features are the mutation status of the"
+        " five most frequently mutated genes and indicators of the five most frequent tissues (or"
+        " ten genes), so that only the order of the methods is comparable with the source."
+        " Frequencies of genes and tissues are assumed public.\n\n"
+        "Projected: features are shortened to norm 1 and responses clipped at 1.5 around a"
+        " private mean, then X^T X and X^T y are released with Gaussian noise. No projection: the"
+        " same with bounds at the data's extremes. Output perturbation adds the noise to the"
+        " ridge solution, objective perturbation (in the source, the functional mechanism) to the"
+        " objective. All use a tenth of the budget for the mean.\n\n"
         "ε and δ = 1e-5 are for one drug's model, as in the source; neighbours replace one line."
-        " All drugs are fitted to the same lines: for their models together the ε in the last"
-        " columns holds, which is hardly any protection."
+        " All drugs are fitted to the same lines; the last columns have the ε of all models"
+        " together."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,9 +1,9 @@
 """Private linear regressions of the drug-sensitivity experiment, on records within unit bounds.
 
-Statistics with Gaussian noise, and two baselines: noise on the ridge solution, or on its objective.
-The baselines take coefficients from a ball, over which no record's loss (y - x^T b)^2 / 2 has a
-gradient longer than G = R (B + R radius), for features of norm R and targets of size B. Neighbours
-replace one record.
+Sufficient statistics with Gaussian noise, and two baselines: output and objective perturbation of
+ridge regression. The baselines restrict coefficients to a ball, where the gradient of a record's
+loss (y - x^T b)^2 / 2 has norm at most G = R (B + R radius), for features of norm R and targets of
+size B. Neighbours replace one record.
 """
 
 import math
@@ -29,10 +29,10 @@ from dpjax.bayes.regression import (
 from dpjax.mechanisms import Composition, Gaussian
 from dpjax.sensitivity import Sensitivity
 
-# The rank correlation does not depend on the scale of the records.
+# Rank correlation does not depend on the scale of the records.
 UNIT = RegressionBounds(x_norm=1.0, y_size=1.0)
 _ONE = Sensitivity(1.0, "l2", "replace_one")
-# In units of the bounds; a public guess, which the split of the budget is optimised for.
+# Public assumption, in units of the bounds, for which the budget split is optimised.
 _GUESS = AssumedModel(coefficient_norm=0.5, noise_std=0.7, noise_known=True)
 _RADIUS, _HALVINGS = 1.0, 40
 _UNIT_OF_PRIVACY = "one cell line's features and response to one drug"
@@ -40,20 +40,15 @@ _UNIT_OF_PRIVACY = "one cell line's features and response to one drug"
 
 @dataclass(frozen=True)
 class BallRidge:
-    """The minimum over a ball of the summed losses plus ``ridge`` / 2 times the squared norm.
-
-    Attributes:
-      bounds: public, to which the records were clipped.
-      ridge: above zero.
-      radius: of the ball around zero that holds the coefficients.
+    """Ridge regression constrained to a ball: summed losses plus ``ridge`` / 2 ||b||^2.
 
     Raises:
       ValueError: ``ridge`` or ``radius`` is not above zero.
     """
 
-    bounds: RegressionBounds
+    bounds: RegressionBounds  # public clipping bounds
     ridge: float
-    radius: float
+    radius: float  # of the ball
 
     def __post_init__(self) -> None:
         check_positive("ridge", self.ridge)
@@ -67,7 +62,7 @@ class BallRidge:
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """Of the minimum, in L2: 2 G / ridge.
+        """L2 sensitivity of the minimum: 2 G / ridge.
 
         The objective is ``ridge``-strongly convex, and replacing a record changes its gradient by
         at most 2 G within the ball, where both minima are (Chaudhuri, Monteleoni and Sarwate 2011,
@@ -81,9 +76,9 @@ class BallRidge:
         return math.log1p(self.bounds.x_norm**2 / self.ridge)
 
     def solve(self, statistics: RegressionStatistics) -> jax.Array:
-        """The exact coefficients ``(d,)``, which are not private.
+        """Returns the exact coefficients ``(d,)``, which are not private.
 
-        On the ball's surface they are those of a larger ridge, which is found by halving.
+        On the boundary of the ball they are those of a larger ridge, found by bisection.
         """
         values, vectors = jnp.linalg.eigh(statistics.xtx)
         rotated = vectors.T @ statistics.xty
@@ -102,22 +97,18 @@ class BallRidge:
 
 
 def output_perturbation(ridge: BallRidge, mu: float, unit: str = "one record") -> Gaussian:
-    """The Gaussian mechanism, mu-GDP, for the minimum."""
+    """Returns the mu-GDP Gaussian mechanism of the minimum."""
     return Gaussian(ridge.sensitivity, ridge.sensitivity.value / mu, unit)
 
 
 @dataclass(frozen=True)
 class ObjectivePerturbation:
-    """The minimum of the objective plus a random linear function, N(0, scale^2 I)^T b.
-
-    Attributes:
-      model: the regression.
-      scale: the standard deviation of each entry of the random function.
+    """Objective perturbation: the minimum of the objective plus N(0, scale^2 I)^T b.
 
     Privacy:
-      What ``release`` returns is private when one record is replaced, by ``epsilon(delta)``. First
-      let the losses go on beyond the ball with slope G at most, so that b is free. A release b then
-      gives away the noise, minus the objective's gradient at b. Between neighbours
+      The release is ``(epsilon(delta), delta)``-DP under replacement. First extend the losses
+      beyond the ball with slope at most G, so that b is unconstrained. A release b then determines
+      the noise, minus the objective's gradient at b. Between neighbours
 
       - the Jacobians' determinants differ by a factor of at most 1 + R^2 / ridge, for the Hessians
         share all records but one and that one's has rank one;
@@ -126,23 +117,23 @@ class ObjectivePerturbation:
         probability delta / 2. Else the densities differ by a factor of at most
         exp(2 G t / scale + (2 G)^2 / (2 scale^2)).
 
-      With epsilon = log(1 + R^2 / ridge) + 2 G t / scale + 2 G^2 / scale^2 all that fails with
-      probability delta. The ball is the limit of ever steeper penalties outside, which are the same
-      for all data, and limits of private mechanisms are private.
+      So epsilon = log(1 + R^2 / ridge) + 2 G t / scale + 2 G^2 / scale^2. The constraint to the
+      ball is the limit of increasing penalties outside it, which do not depend on the data, and
+      limits of private mechanisms are private.
 
-    Source: Kifer, Smith and Thakurta 2012, Theorems 2 and 4, which this follows; the constants are
-    those of a rank-one Hessian and of replaced records.
+    Source: Kifer, Smith and Thakurta (2012), Theorems 2 and 4, with the constants of a rank-one
+    Hessian and of replacement.
     """
 
     model: BallRidge
-    scale: float
+    scale: float  # standard deviation of each entry of the noise
 
     @classmethod
     def from_epsilon(cls, model: BallRidge, epsilon: float, delta: float) -> Self:
-        """The mechanism with the least noise at (epsilon, delta).
+        """Returns the mechanism with the least noise at (epsilon, delta).
 
         Raises:
-          ValueError: ``epsilon`` is below what the determinants alone cost; take a larger ridge.
+          ValueError: ``epsilon`` is at most the log-determinant term; use a larger ridge.
         """
         check_positive("epsilon", epsilon)
         check_delta(delta)
@@ -152,21 +143,21 @@ class ObjectivePerturbation:
         return cls(model, 2 * model.gradient_bound / root)
 
     def epsilon(self, delta: float) -> float:
-        """The certified epsilon at ``delta``."""
+        """Returns the certified epsilon at ``delta``."""
         check_delta(delta)
         ratio, quantile = 2 * self.model.gradient_bound / self.scale, -float(ndtri(delta / 4))
         return self.model.log_determinant + quantile * ratio + ratio**2 / 2
 
     def scale_noise(self, factor: Any) -> Self:
-        """The same mechanism with ``scale`` times ``factor``."""
+        """Returns the mechanism with ``scale`` times ``factor``."""
         return replace(self, scale=self.scale * factor)
 
     def release(self, key: jax.Array, statistics: RegressionStatistics) -> jax.Array:
-        """Private coefficients ``(d,)``; works under jit and vmap.
+        """Releases private coefficients ``(d,)``; works under jit and vmap.
 
         Args:
-          key: a JAX key; a secret.
-          statistics: of records that were clipped to the model's bounds.
+          key: a JAX key; must be kept secret.
+          statistics: of records clipped to the model's bounds.
         """
         xty = jnp.asarray(statistics.xty)
         noise = self.scale * jax.random.normal(as_key(key), xty.shape, xty.dtype)
@@ -175,77 +166,51 @@ class ObjectivePerturbation:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one method, the same for every drug; epsilon and delta are of one drug's model.
+    """Settings of one method; epsilon and delta are those of one drug's model."""
 
-    Attributes:
-      method: a key of ``METHODS``, or ``"none"`` for no noise.
-      num_genes: features, the genes most often mutated.
-      num_tissues: features, the tissues with most lines.
-      x_norm: on the features of a line; None reads it off the data.
-      y_size: on a response less the drug's mean; None reads it and the range off the data.
-      y_range: in which responses are summed for their mean, in ln micromoles.
-      mean_share: of the budget, for the mean: of mu^2, or of epsilon.
-      ridge: added to X^T X, in units of the bounds.
-      sizes: numbers of training lines, those without a response among them.
-      num_repeats: random splits.
-    """
-
-    method: str
-    num_genes: int = 5
-    num_tissues: int = 5
-    x_norm: float | None = 1.0
-    y_size: float | None = 1.5
-    y_range: tuple[float, float] = (-7.0, 7.0)
-    mean_share: float = 0.1
-    ridge: float = 10.0
+    method: str  # a key of METHODS, or "none" for no noise
+    num_genes: int = 5  # number of gene features
+    num_tissues: int = 5  # number of tissue features
+    x_norm: float | None = 1.0  # bound on the features; None for the data's maximum
+    y_size: float | None = 1.5  # bound on centred responses; None for the data's maximum
+    y_range: tuple[float, float] = (-7.0, 7.0)  # of responses, in ln micromoles
+    mean_share: float = 0.1  # share of the budget (mu^2 or epsilon) for the mean
+    ridge: float = 10.0  # added to X^T X, in units of the bounds
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    sizes: tuple[int, ...] = (100, 200, 400, 600, 800)
+    sizes: tuple[int, ...] = (100, 200, 400, 600, 800)  # numbers of training lines
     delta: float = 1e-5
-    num_repeats: int = 10
+    num_repeats: int = 10  # number of random splits
     seed: int = 0
 
 
 class Guarantee(NamedTuple):
-    """Certified (ε, δ) of one drug's model, and of those of all drugs together.
+    """Certified (ε, δ) of one drug's model, and of those of all drugs together."""
 
-    Attributes:
-      one: epsilon of one drug, at the settings' delta.
-      every: epsilon of all drugs.
-      delta: at which ``every`` holds.
-      certificate: of one drug, in words.
-    """
-
-    one: float
-    every: float
-    delta: float
-    certificate: str
+    one: float  # epsilon of one drug, at the settings' delta
+    every: float  # epsilon of all drugs
+    delta: float  # at which every holds
+    certificate: str  # text for one drug
 
 
 @dataclass(frozen=True)
 class Method:
-    """A private regression on records within unit bounds, beside a private mean.
+    """A private regression on records within unit bounds, and a private mean."""
 
-    Attributes:
-      mean: releases the sum of the responses over the length of their range.
-      fit: the mechanism behind the coefficients.
-      solve: from key, ``fit`` and exact statistics to coefficients ``(d,)``.
-    """
-
-    mean: Gaussian
-    fit: Any
+    mean: Gaussian  # releases the sum of responses over their range
+    fit: Any  # the mechanism behind the coefficients
+    # from key, fit and exact statistics to coefficients (d,)
     solve: Callable[[jax.Array, Any, RegressionStatistics], jax.Array]
 
     @property
     def scales(self) -> tuple[float, float]:
-        """Scales of the mean's noise and of the coefficients'."""
+        """Noise scales of the mean and of the coefficients."""
         of_statistics = isinstance(self.fit, PerturbedStatistics)
         return self.mean.scale, self.fit.scales.xty if of_statistics else self.fit.scale
 
     def guarantee(self, delta: float, num_drugs: int) -> Guarantee:
-        """The guarantee if bounds and range are public.
+        """Returns the guarantee for public bounds and range.
 
-        Gaussian mechanisms compose exactly. Objective perturbation has an (epsilon, delta)
-        guarantee alone, which is added up over parts and drugs.
+        Gaussian mechanisms compose exactly; objective perturbation by summed epsilon and delta.
         """
         if isinstance(self.fit, ObjectivePerturbation):
             one = gdp.epsilon(self.mean.mu, delta / 2) + self.fit.epsilon(delta / 2)
@@ -258,7 +223,7 @@ class Method:
 
 
 def ridge_solution(statistics: RegressionStatistics, ridge: float) -> jax.Array:
-    """The posterior mean of the coefficients, ``(d,)``."""
+    """Returns the posterior mean of the coefficients, ``(d,)``."""
     posterior = known_noise_posterior(statistics, prior_precision=ridge, noise_precision=1.0)
     return posterior.mean
 
@@ -298,7 +263,7 @@ def _by_objective(settings: Settings, dim: int, epsilon: float) -> Method:
 
 
 def _mean_and_rest(settings: Settings, epsilon: float) -> tuple[Gaussian, float]:
-    """The mean's mechanism, and mu of the regression; their squares add up to the budget's."""
+    """Returns the mechanism of the mean, and mu of the regression."""
     mu = Gaussian.from_epsilon(_ONE, epsilon=epsilon, delta=settings.delta).mu
     mean = Gaussian(_ONE, 1 / (mu * math.sqrt(settings.mean_share)), _UNIT_OF_PRIVACY)
     return mean, mu * math.sqrt(1 - settings.mean_share)

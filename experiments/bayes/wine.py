@@ -27,7 +27,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import when_run
+from experiments.lib.verdicts import remarks_on_rows
 
 _DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
 _EPSILONS, _AT = (0.1, 0.3, 1.0, 3.0, 10.0), 1.0
@@ -38,7 +38,7 @@ COVERAGE = "coverage of 90 % intervals, ε = 1 %"
 
 
 def column(epsilon: float) -> str:
-    """The name of the column of errors at an epsilon.
+    """Returns the name of the column of errors at an epsilon.
 
     >>> column(1.0)
     'MAE, ε = 1'
@@ -84,7 +84,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
     scores = [score(fit.posteriors, records, splits) for fit in fits]
     errors = [float(one.error.mean()) for one in scores]
     mechanisms = [fit.mechanism for fit in fits if fit.mechanism is not None]
-    spent = [certified_epsilon(each.event, _DELTA, adjacency=ADJACENCY) for each in mechanisms]
+    epsilons_certified = [
+        certified_epsilon(each.event, _DELTA, adjacency=ADJACENCY) for each in mechanisms
+    ]
     y = np.asarray(records.y) * records.half_width
     means = y[splits.train].mean(axis=1, keepdims=True)
     return Result(
@@ -93,10 +95,10 @@ def _run_row(row: Row, context: RowContext) -> Result:
             ABOVE: 100 * (errors[at] / plain - 1),
             COVERAGE: 100 * float(scores[at].coverage.mean()),
         },
-        certified={"ε, in this order": spent} if spent else {},
-        note=f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]} records"
-        " for testing, the first of the others for training. Seeded keys: the noise is"
-        " reproducible, so these runs are not private. Every ε is that of one run.",
+        certified={"ε, in this order": epsilons_certified} if epsilons_certified else {},
+        note=f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]}"
+        " records for testing, the others for training. Seeded keys: the noise is reproducible,"
+        " so these runs are not private. Every ε is that of one run.",
         series={
             "errors": errors,
             "spread": [float(one.error.std(ddof=1)) for one in scores],
@@ -122,8 +124,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         drawn["errors"] = _errors_figure(lines), caption
     if len(sizes) > 1:
         caption = (
-            "The same error at ε = 1 against the number of training records, Gaussian noise. Left,"
-            " the errors; right, how much of the error is the price of privacy."
+            "The same error at ε = 1 against the number of training records, Gaussian noise."
+            " Left: errors; right: relative increase over the non-private error."
         )
         drawn["sizes"] = _sizes_figure(sizes), caption
     return drawn
@@ -165,7 +167,7 @@ def _sizes_figure(records: Sequence[Record]) -> Figure:
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
-    return when_run(records, _remarks_on, _BEST)
+    return remarks_on_rows(records, _remarks_on, _BEST)
 
 
 def _remarks_on(best: Record) -> list[str]:
@@ -173,9 +175,8 @@ def _remarks_on(best: Record) -> list[str]:
     return [
         f"At ε = 1 the error with Gaussian noise is {best.measured[ABOVE]:.1f} % above that without"
         f" privacy; predicting the mean is {mean:.1f} % above it.",
-        f"Its 90 % prediction intervals hold {best.measured[COVERAGE]:.1f} % of the test records:"
-        " targets clipped to a small bound look less noisy than they are. A larger bound costs"
-        " accuracy.",
+        f"Its 90 % prediction intervals have coverage {best.measured[COVERAGE]:.1f} %: clipping"
+        " the targets reduces the estimated noise variance. A larger bound reduces accuracy.",
     ]
 
 
@@ -188,18 +189,17 @@ EXPERIMENT = Experiment(
         " and a constant, 2,000 training records, 40 repeats, δ = 1e-4; neighbours differ by the"
         " presence of one wine, and n is public. The numbers behind the source's figure are not"
         " printed.\n\n"
-        "Features and grades are centred and scaled by round numbers, typed by hand: the ranges in"
-        " which white wines commonly lie by their chemistry and European rules. The bounds are the"
-        " root mean squares of records spread evenly over the ranges. Eigenvalues of the noisy XᵀX"
-        " below what its noise makes are raised to that. This rule for the bounds, the guess that"
-        " the budget's split is optimised for, and the quantile and the price of bounds bought were"
-        " settled with errors of earlier runs on these data in view, which no ε counts: the gaps"
-        " are somewhat too small.\n\n"
-        "Trusted: one aggregator has the records. Bounds bought: by the exponential mechanism near"
-        " the 80 % quantiles, for a fifth of ε. Naive: every holder adds all the noise to its own"
-        " record or statistics. The distributed protocol, whose noise the holders make up together,"
-        " belongs between the two and is not here yet. AdaSSP releases no yᵀy, so its intervals are"
-        " guesses. The last rows repeat the Gaussian one with other numbers of training records."
+        "Features and grades are centred and scaled by public ranges, chosen from wine chemistry"
+        " and European regulations. The bounds are the root mean squares of records uniform over"
+        " the ranges. Eigenvalues of the noisy XᵀX below the noise level are raised to it. The"
+        " rule for the bounds, the assumption for which the budget split is optimised, and the"
+        " quantile and budget of private bounds were chosen by errors on these data, which no ε"
+        " accounts for.\n\n"
+        "Trusted: central model with one aggregator. Bounds bought: bounds from the exponential"
+        " mechanism near the 80 % quantiles, for a fifth of ε. Naive: local model, in which every"
+        " holder adds noise to its own record or statistics. Distributed noise generation is not"
+        " implemented. AdaSSP releases no yᵀy, so its intervals assume a noise variance. The last"
+        " rows are the Gaussian one with other numbers of training records."
     ),
     rows=_rows,
     run_row=_run_row,

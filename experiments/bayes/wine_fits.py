@@ -30,9 +30,9 @@ from dpjax.sensitivity import Sensitivity
 
 ADJACENCY: Adjacency = "add_remove"
 _UNIT, _LEVEL, _TEST_SHARE = "one wine", 0.9, 0.18
-# For features and targets in half widths of their ranges: vague, and public.
+# Weak public prior, for features and targets in half widths of their ranges.
 _PRIOR = {"prior_precision": 1.0, "noise_shape": 1.0, "noise_rate": 0.1}
-# What bounds of the data's own cost, and what they are chosen from.
+# Share of epsilon for private bounds, their quantile and candidates.
 _SHARE_FOR_BOUNDS, _QUANTILE = 0.2, 0.8
 _CANDIDATES = tuple(round(0.4 * 1.25**power, 3) for power in range(10))
 _UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
@@ -40,71 +40,52 @@ _EVEN = RegressionStatistics(1 / 3, 1 / 3, 1 / 3)
 
 
 class Records(NamedTuple):
-    """All records, with features and targets in half widths of their public ranges.
+    """All records, with features and targets in half widths of their public ranges."""
 
-    Attributes:
-      x: ``(n, d)``; the first feature is the constant one.
-      y: ``(n,)``.
-      half_width: of the target's range, in its own unit.
-      bounds: public: the root mean squares of records spread evenly over the ranges.
-    """
-
-    x: jax.Array
-    y: jax.Array
-    half_width: float
+    x: jax.Array  # (n, d), with the constant first
+    y: jax.Array  # (n,)
+    half_width: float  # of the target's range
+    # public clipping bounds
     bounds: RegressionBounds
 
 
 class Splits(NamedTuple):
-    """Positions of the training and test records of each run, ``(num_repeats, n)`` each."""
+    """Indices of the training and test records of each run, ``(num_repeats, n)``."""
 
     train: Any
     test: Any
 
 
 class Fit(NamedTuple):
-    """The posteriors of all runs, stacked, and what was released: None without privacy."""
+    """Stacked posteriors of all runs, and the mechanism, None without privacy."""
 
     posteriors: RegressionPosterior
     mechanism: Mechanism | None
 
 
 class Scores(NamedTuple):
-    """On the test records of each run, ``(num_repeats,)``.
+    """Scores on the test records of each run, ``(num_repeats,)``."""
 
-    Attributes:
-      error: mean absolute error, in the target's own unit.
-      coverage: the share of targets in their 90 % prediction intervals.
-    """
-
-    error: np.ndarray
-    coverage: np.ndarray
+    error: np.ndarray  # mean absolute error, in units of the target
+    coverage: np.ndarray  # of 90 % prediction intervals
 
 
 class Task(NamedTuple):
-    """Records, runs, noise key and budget of one fit.
+    """Records, splits, noise key and budget of one fit."""
 
-    Attributes:
-      records: with the bounds to which they are clipped.
-      splits: of the runs.
-      key: of the noise.
-      epsilon: of one run.
-      delta: of one run; zero for Laplace noise.
-    """
-
-    records: Records
-    splits: Splits
-    key: jax.Array
-    epsilon: float
-    delta: float
+    records: Records  # with clipping bounds
+    splits: Splits  # of the runs
+    key: jax.Array  # of the noise
+    epsilon: float  # of one run
+    delta: float  # of one run; zero for Laplace noise
 
     def run_keys(self) -> jax.Array:
-        """A key for each run."""
+        """Returns a key for each run."""
         return jax.random.split(self.key, len(self.splits.train))
 
 
 def scale_records(data: RegressionDataset) -> Records:
-    """Training and test records together, scaled by their public ranges."""
+    """Returns all records, scaled by their public ranges."""
     x = np.concatenate([data.train.x, data.test.x])
     y = np.concatenate([data.train.y, data.test.y])
     low, high = np.array(data.feature_ranges, np.float32).T
@@ -119,7 +100,7 @@ def scale_records(data: RegressionDataset) -> Records:
 
 
 def draw_splits(records: Records, num_train: int, num_repeats: int, seed: int) -> Splits:
-    """Random splits; the test records of a seed are the same for every ``num_train``."""
+    """Draws random splits; the test records do not depend on ``num_train``."""
     n = len(records.y)
     num_test = round(_TEST_SHARE * n)
     orders = np.random.default_rng(seed).permuted(np.tile(np.arange(n), (num_repeats, 1)), axis=1)
@@ -128,7 +109,7 @@ def draw_splits(records: Records, num_train: int, num_repeats: int, seed: int) -
 
 
 def score(posteriors: RegressionPosterior, records: Records, splits: Splits) -> Scores:
-    """Mean absolute error and coverage of 90 % intervals on each run's test records."""
+    """Returns mean absolute error and interval coverage on each run's test records."""
     x, y = records.x[splits.test], records.y[splits.test]
     predictions = _predict(posteriors, x)
     degrees = np.asarray(predictions.degrees_of_freedom)[:, None]
@@ -141,7 +122,7 @@ _predict = jax.jit(jax.vmap(RegressionPosterior.predict))
 
 
 def exact_statistics(task: Task, bounds: RegressionBounds | None) -> RegressionStatistics:
-    """The statistics of each run's training records, clipped if there are bounds."""
+    """Returns the statistics of each run's training records, clipped to the bounds if any."""
     x, y = task.records.x, task.records.y
     x, y = (x, y) if bounds is None else bounds.clip(x, y)
     return jax.vmap(lambda run: sufficient_statistics(x[run], y[run]))(task.splits.train)
@@ -150,13 +131,9 @@ def exact_statistics(task: Task, bounds: RegressionBounds | None) -> RegressionS
 def posteriors(
     statistics: RegressionStatistics, splits: Splits, noise: Any = None
 ) -> RegressionPosterior:
-    """Each run's posterior, the number of its records public.
+    """Returns each run's posterior, with a public number of records.
 
-    Args:
-      statistics: of the runs, stacked.
-      splits: of the runs.
-      noise: the standard deviations of the noise on xtx, whose typical largest eigenvalue is the
-        smallest that is left; None for exact statistics.
+    ``noise`` has the standard deviations of the noise on xtx, for its repair; None if exact.
     """
     floor = None if noise is None else largest_noise_eigenvalue(noise)
     return _posteriors(statistics, splits.train.shape[1], floor)
@@ -174,17 +151,17 @@ def _posteriors(
 
 
 def non_private(task: Task) -> Fit:
-    """The exact fit: no noise, no clipping."""
+    """Fits without noise and clipping."""
     return Fit(posteriors(exact_statistics(task, None), task.splits), None)
 
 
 def perturbed_statistics(task: Task, split: RegressionStatistics | None = None) -> Fit:
-    """Noise on the statistics, the budget split by default where ``split`` is None."""
+    """Fits by perturbed statistics, with the default budget split if ``split`` is None."""
     return _release(_perturbation(task, split), task)
 
 
 def adassp(task: Task) -> Fit:
-    """AdaSSP, which releases no sum of squared targets: the noise variance is guessed."""
+    """Fits by AdaSSP with an assumed noise variance, since it releases no squared targets."""
     bounds, d = task.records.bounds, task.records.x.shape[1]
     mechanism = AdaSSP.from_epsilon(
         bounds,
@@ -202,8 +179,8 @@ def adassp(task: Task) -> Fit:
     return Fit(jax.vmap(posterior)(task.run_keys(), exact_statistics(task, bounds)), mechanism)
 
 
-def bought_bounds(task: Task) -> Fit:
-    """Gaussian noise, with bounds near a private quantile for a fifth of epsilon."""
+def private_bounds(task: Task) -> Fit:
+    """Fits by perturbed statistics with private bounds, for a fifth of epsilon."""
     records, train = task.records, task.splits.train
     paid = _SHARE_FOR_BOUNDS * task.epsilon
     bounds = PrivateBounds(
@@ -228,31 +205,31 @@ def bought_bounds(task: Task) -> Fit:
         fits.append(_release(mechanism, rest).posteriors)
     runs = np.arange(len(group))
     own_fits = jax.tree.map(lambda *leaves: jnp.stack(leaves)[group, runs], *fits)
-    # The event of the last is that of any: noise over the bounds does not depend on them.
+    # The event does not depend on the chosen bounds.
     return Fit(own_fits, Composition((bounds, mechanism)))
 
 
-def own_statistics(task: Task) -> Fit:
-    """Local model: every holder releases the statistics of its one record."""
+def local_statistics(task: Task) -> Fit:
+    """Fits in the local model: every holder releases the statistics of its record."""
     mechanism = _perturbation(task)
-    # The sum of n independent Gaussian noises is one that is sqrt(n) as large: drawn at once.
+    # The sum of n independent noises, drawn as one Gaussian.
     summed = mechanism.scale_noise(math.sqrt(task.splits.train.shape[1]))
     return _release(summed, task)._replace(mechanism=mechanism)
 
 
-def own_record(task: Task) -> Fit:
-    """Local model: every holder releases x and y, half of mu^2 each; squares are debiased."""
+def local_records(task: Task) -> Fit:
+    """Fits in the local model: every holder releases x and y, with half of mu^2 each."""
     bounds, train = task.records.bounds, task.splits.train
     any_size = Sensitivity(1.0, "l2", ADJACENCY)
     half = Gaussian.from_epsilon(any_size, epsilon=task.epsilon, delta=task.delta).mu / math.sqrt(2)
-    # With the record or without: an absent holder sends noise.
+    # Under add/remove an absent holder sends noise.
     of_x, of_y = (
         Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, _UNIT)
         for size in (bounds.x_norm, bounds.y_size)
     )
     x, y = bounds.clip(task.records.x, task.records.y)
     summed = _sum_noisy_records(of_x.scale, of_y.scale, task.run_keys(), x[train], y[train])
-    # Noise times noise, and noise times features of mean square x_norm^2 / d on either side.
+    # Variance of noise times noise plus noise times features of mean square x_norm^2 / d.
     n, d = train.shape[1], x.shape[1]
     variance = of_x.scale**4 + 2 * of_x.scale**2 * bounds.x_norm**2 / d
     noise = np.full((d, d), np.sqrt(n * variance))
@@ -263,7 +240,7 @@ def own_record(task: Task) -> Fit:
 def _sum_noisy_records(
     x_scale: jax.Array, y_scale: jax.Array, keys: jax.Array, x: jax.Array, y: jax.Array
 ) -> RegressionStatistics:
-    """Statistics of noisy records ``(num_repeats, n, d)``, less what the noise adds to squares."""
+    """Returns debiased statistics of noisy records ``(num_repeats, n, d)``."""
     any_size = Sensitivity(1.0, "l2", ADJACENCY)
     of_x, of_y = Gaussian(any_size, x_scale), Gaussian(any_size, y_scale)  # type: ignore[arg-type]
     n, d = x.shape[1:]
@@ -292,7 +269,7 @@ def _perturbation(task: Task, split: RegressionStatistics | None = None) -> Pert
 
 def _release(mechanism: PerturbedStatistics, task: Task) -> Fit:
     exact = exact_statistics(task, mechanism.bounds)
-    # One compilation for every scale and bound, of which the release needs the scales alone.
+    # Compiled once for all scales and bounds; the release depends only on the scales.
     unscaled = replace(mechanism, bounds=_UNIT_BOUNDS, scales=RegressionStatistics(1.0, 1.0, 1.0))
     released = _release_all(unscaled, mechanism.scales, task.run_keys(), exact)
     return Fit(posteriors(released, task.splits, mechanism.noise_scales.xtx), mechanism)
@@ -312,9 +289,9 @@ METHODS: Mapping[str, Callable[[Task], Fit]] = {
     "not private": non_private,
     "trusted, Gaussian": perturbed_statistics,
     "trusted, Gaussian, split evenly": functools.partial(perturbed_statistics, split=_EVEN),
-    "trusted, Gaussian, bounds bought": bought_bounds,
+    "trusted, Gaussian, bounds bought": private_bounds,
     "trusted, AdaSSP": adassp,
     "trusted, Laplace": lambda task: perturbed_statistics(task._replace(delta=0.0)),
-    "naive, every holder's statistics": own_statistics,
-    "naive, every holder's record": own_record,
+    "naive, every holder's statistics": local_statistics,
+    "naive, every holder's record": local_records,
 }

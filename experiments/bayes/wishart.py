@@ -1,4 +1,4 @@
-"""Wishart noise on a second moment, Honkela (2017): an attack on it, and private alternatives.
+"""Wishart noise on a second moment, Honkela (2017): attack and private alternatives.
 
 ``python -m experiments run bayes_wishart``: a quarter of a minute, the same in both profiles.
 """
@@ -28,8 +28,8 @@ from dpjax.bayes.regression import (
 from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
-    attacked_epsilon,
     clopper_pearson,
+    epsilon_lower_bound,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
@@ -55,10 +55,10 @@ _STYLES = {
 }
 
 
-def mechanism_of(noise: str, dimension: int) -> Any:
-    """A mechanism for the second moment of rows of norm at most one, under add/remove.
+def make_mechanism(noise: str, dimension: int) -> Any:
+    """Returns a mechanism for the second moment of rows of norm at most one, under add/remove.
 
-    >>> mechanism_of("Wishart", 5).degrees_of_freedom
+    >>> make_mechanism("Wishart", 5).degrees_of_freedom
     30
     """
     if noise == "Wishart":
@@ -76,13 +76,13 @@ def mechanism_of(noise: str, dimension: int) -> Any:
     return dpjax.Laplace.from_epsilon(entries, epsilon=EPSILON)
 
 
-def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
-    """Draws a release of no records at all: a ``(d, d)`` matrix."""
+def noise_sampler(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
+    """Returns a sampler of releases of an empty data set, ``(d, d)`` matrices."""
     if noise == PUBLISHED:
         return partial(
             nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
         )
-    mechanism = mechanism_of(noise, dimension)
+    mechanism = make_mechanism(noise, dimension)
     if noise != "Wishart":
         return lambda key: mechanism.release_symmetric(key, jnp.zeros((dimension, dimension)))
 
@@ -95,18 +95,18 @@ def noise_of(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array]:
 
 
 def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, list[Counts]]:
-    """Tests whether one row of norm one is in the data, which else are empty and known.
+    """Membership attack on one row of norm one, the only record.
 
     Returns:
-      The test of the support, and tests of how large the release is along the row.
+      The test of the support, and threshold tests of the release along the row.
     """
     row = jnp.full(dimension, dimension**-0.5)
     keys = jax.random.split(jax.random.key(seed), 2 * draws)
-    drawn = jax.jit(jax.vmap(noise_of(noise, dimension)))(keys)
-    without, held = drawn[:draws], drawn[draws:] + jnp.outer(row, row)
-    lacks = jax.jit(jax.vmap(excludes_record, (0, None)))
-    support = Counts(int(lacks(without, row).sum()), int(lacks(held, row).sum()), draws)
-    sizes = [np.asarray(jnp.einsum("i,nij,j->n", row, each, row)) for each in (without, held)]
+    drawn = jax.jit(jax.vmap(noise_sampler(noise, dimension)))(keys)
+    without, present = drawn[:draws], drawn[draws:] + jnp.outer(row, row)
+    excluded = jax.jit(jax.vmap(excludes_record, (0, None)))
+    support = Counts(int(excluded(without, row).sum()), int(excluded(present, row).sum()), draws)
+    sizes = [np.asarray(jnp.einsum("i,nij,j->n", row, each, row)) for each in (without, present)]
     levels = np.quantile(np.concatenate(sizes), np.linspace(0.001, 0.999, _NUM_THRESHOLDS))
     below = [[int((size < level).sum()) for size in sizes] for level in levels]
     return support, [Counts(hits, alarms, draws) for hits, alarms in below]
@@ -143,7 +143,7 @@ def _run_attack(row: Row) -> Result:
     if noise == PUBLISHED:
         certified, text = {"δ at any ε, lower": -math.expm1(-EPSILON / 3)}, ""
     else:
-        mechanism = mechanism_of(noise, dimension)
+        mechanism = make_mechanism(noise, dimension)
         certificate = mechanism.certificate(DELTA)
         certified, text = {"ε": certificate.epsilon, "δ": DELTA}, str(certificate)
         if noise == "Laplace":
@@ -155,11 +155,12 @@ def _run_attack(row: Row) -> Result:
             ALARMS: 100 * support.alarms / support.draws,
             f"{HITS}, at least": 100 * clopper_pearson(support.hits, support.draws, error)[0],
             f"{ALARMS}, at most": 100 * clopper_pearson(support.alarms, support.draws, error)[1],
-            ATTACKED: attacked_epsilon([support, *along], certified.get("δ", 0.0)),
+            ATTACKED: epsilon_lower_bound([support, *along], certified.get("δ", 0.0)),
             "best accuracy %": 100 * max(test.accuracy for test in (support, *along)),
         },
         certified=certified,
-        note="Bounds of attacks (Clopper and Pearson) are wrong with probability 1e-6 at most.",
+        note="Confidence bounds of attacks (Clopper and Pearson) fail with probability at most"
+        " 1e-6.",
         series={"tests": [list(test) for test in (support, *along)]},
         certificate=text,
     )
@@ -173,15 +174,15 @@ def _run_constant(row: Row) -> Result:
         noise = WishartNoise(
             _UNIT_BOUNDS, _FEATURES, degrees_of_freedom=degrees, scale=2.0, adjacency=adjacency
         )
-        fewest = _fewest(epsilon, adjacency, _FEATURES)
+        fewest = _calibrated_noise(epsilon, adjacency, _FEATURES)
         measured[f"{DEGREES}{name}"] = fewest.degrees_of_freedom
         certified[f"ε{name}"] = wishart_curve(noise.event, adjacency).epsilon(DELTA)
         certified["δ"] = DELTA
     return Result(measured, certified)
 
 
-def _fewest(epsilon: float, adjacency: Adjacency, num_features: int = 1) -> WishartNoise:
-    """Wishart noise with the fewest degrees of freedom at this epsilon and `DELTA`."""
+def _calibrated_noise(epsilon: float, adjacency: Adjacency, num_features: int = 1) -> WishartNoise:
+    """Returns Wishart noise with the fewest degrees of freedom at this epsilon and `DELTA`."""
     return WishartNoise.from_epsilon(
         _UNIT_BOUNDS, epsilon=epsilon, delta=DELTA, adjacency=adjacency, num_features=num_features
     )
@@ -192,15 +193,14 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     drawn = {}
     if len(attacked) == len(_STYLES):
         caption = (
-            "d = 5, ε = 1: how often a test says that the row is not in the data, where it is not"
-            " (up) and where it is (right). Points: the test of the support; those without a hit or"
-            " an alarm lie on the edge. Lines: tests of the release along the row. Dashed: the most"
-            " that pure ε = 1 allows."
+            "d = 5, ε = 1: true and false positive rates of tests that reject the presence of the"
+            " row. Points: test of the support; zero rates lie on the edge. Lines: threshold"
+            " tests of the release along the row. Dashed: limit of pure ε = 1."
         )
         drawn["attacks"] = _attacks_figure(attacked), caption
     caption = (
-        "Degrees of freedom of Wishart noise above the dimension, at scale R² and δ = 1e-4: what"
-        " Sheffet's theorem asks for, and what the exact profile does."
+        "Degrees of freedom of Wishart noise minus the dimension, at scale R² and δ = 1e-4: by"
+        " Sheffet's theorem and by the exact privacy profile."
     )
     return {**drawn, "degrees": (_degrees_figure(), caption)}
 
@@ -233,7 +233,7 @@ def _degrees_figure() -> Figure:
         ("add_remove", CERTIFIED, "add or remove"),
     )
     for adjacency, colour, label in lines:
-        made = [_fewest(epsilon, adjacency) for epsilon in epsilons]
+        made = [_calibrated_noise(epsilon, adjacency) for epsilon in epsilons]
         above = [each.degrees_of_freedom - each.dimension for each in made]
         axes.loglog(epsilons, above, color=colour, label=label)
     set_log_ticks(axes, (0.05, 0.1, 0.2, 0.5, 1.0))
@@ -257,23 +257,24 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 def _published_remark(record: Record) -> str:
     measured, best = record.measured, 100 / (1 + math.exp(-EPSILON))
     return (
-        f"{record.row} is not ({EPSILON:g}, 0)-private as published: a row that is not in the data"
-        f" is recognised in {measured[HITS]:.1f} % of releases with"
-        f" {format_value(measured[ALARMS])} false alarms in {record.settings['draws']:,}, which no"
-        f" pure guarantee allows, and proves ε > {math.floor(10 * measured[ATTACKED]) / 10}."
-        f" δ is 1 − e^(−ε/3) = {record.certified['δ at any ε, lower']:.3f} at every ε. Its"
-        f" accuracy, {measured['best accuracy %']:.1f} %, is below the {best:.1f} % that a pure ε"
-        f" of {EPSILON:g} allows: accuracy alone is no evidence."
+        f"{record.row} is not ({EPSILON:g}, 0)-DP as published: the absence of a row is detected"
+        f" in {measured[HITS]:.1f} % of releases, with {format_value(measured[ALARMS])} % false"
+        f" positives in {record.settings['draws']:,} releases, which implies ε >"
+        f" {math.floor(10 * measured[ATTACKED]) / 10}. δ is 1 − e^(−ε/3) ="
+        f" {record.certified['δ at any ε, lower']:.3f} at every ε. The attack's accuracy,"
+        f" {measured['best accuracy %']:.1f} %, is below the {best:.1f} % that pure ε ="
+        f" {EPSILON:g} allows, so accuracy alone does not show the violation."
     )
 
 
 def _ours_remark(records: Sequence[Record]) -> str:
     beaten = [r.row for r in records if r.measured[ATTACKED] > r.certified["ε"]]
     if beaten:
-        return f"The same attacks beat the certified ε of {', '.join(beaten)}."
+        return "The lower bound of the same attacks exceeds the certified ε of"
+        f" {', '.join(beaten)}."
     return (
-        "The same attacks, and 19 thresholds on the release along the row, stay within the"
-        f" certified ε of {', '.join(record.row for record in records)}."
+        "The lower bounds of the same attacks, with 19 thresholds on the release along the row,"
+        f" do not exceed the certified ε of {', '.join(record.row for record in records)}."
     )
 
 
@@ -286,29 +287,29 @@ def _constant_remark(records: Sequence[Record]) -> str:
     )
     return (
         f"The constant of Sheffet 2019 is {'safe' if is_safe else 'NOT safe'}, by the exact"
-        f" profile, which depends on the dimension only through k − d + 1: it takes"
-        f" {min(ratios):.0f} to {max(ratios):.0f} times the degrees of freedom that add/remove"
-        f" needs, and {min(others):.0f} to {max(others):.0f} times those for replacing a row."
+        " privacy profile, which depends on the dimension only through k − d + 1: it requires"
+        f" {min(ratios):.0f} to {max(ratios):.0f} times the degrees of freedom needed for"
+        f" add/remove, and {min(others):.0f} to {max(others):.0f} times those for replacing a row."
     )
 
 
 EXPERIMENT = Experiment(
     name="bayes_wishart",
-    title="Wishart noise: what is not private, and what is",
+    title="Wishart noise: attack and certified alternatives",
     source=(
         "Honkela (2017), slides, linear regression (Wishart noise"
         " after Jiang et al. 2016); Sheffet 2019 for the constant"
     ),
     description=(
-        "The source hides Σxxᵀ by W(d + 1, 3R²/(2ε) I), which is claimed to be purely ε-private."
-        " Its noise is positive definite, so a release from which the second moment of a row"
-        " cannot be taken away does not contain that row, for sure. The test says so; a hit"
-        " is a row not in the data, a false alarm one that is.\n\n"
-        "The same is tried on noise that dpjax offers, at ε = 1 and, but for Laplace, δ = 1e-4:"
-        " symmetric Laplace and Gaussian noise, and Wishart noise with degrees of freedom from its"
-        " exact privacy profile. Rows have norm at most R = 1; one is added or removed. The last"
-        " rows compare degrees of freedom: Sheffet's constant, and the fewest that will do (d = 12,"
-        " δ = 1e-4)."
+        "The source adds noise W(d + 1, 3R²/(2ε) I) to Σxxᵀ, which is claimed to be ε-DP. The"
+        " noise is positive definite, so if the release minus the second moment of a row is not"
+        " positive definite, the row is not in the data. The test rejects the presence of the row"
+        " in this case.\n\n"
+        "The same attack is run on the mechanisms of dpjax, at ε = 1 and, except for Laplace, δ ="
+        " 1e-4: symmetric Laplace and Gaussian noise, and Wishart noise with degrees of freedom"
+        " from its exact privacy profile. Rows have norm at most R = 1; one is added or removed."
+        " The last rows compare Sheffet's degrees of freedom with the fewest sufficient ones (d ="
+        " 12, δ = 1e-4)."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -3,8 +3,8 @@
 ``python -m experiments run bdp_cifar10``: on two CPU cores about a minute (``quick``: 10,000
 training and 2,500 test images) or a quarter of an hour (``paper``: all of them).
 
-Features are scattering coefficients (Bruna and Mallat 2013), fixed wavelets that no data were used
-for; as features of private classifiers: Tramèr and Boneh (2021).
+Features are scattering coefficients (Bruna and Mallat 2013) of fixed wavelets, as used for private
+classifiers by Tramèr and Boneh (2021).
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ NUM_FEATURES = 3888
 _SIDE, _CELLS, _NUM_ANGLES = 32, 4, 8
 _OPPONENT = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt([[3], [6], [2]])
 _AT_ONCE = 100
-# Of norm-1 features: a gradient's norm is then at most the square root of two.
+# For features of norm 1 a gradient has norm at most the square root of two.
 _MODEL = nn.Dense(10, use_bias=False, kernel_init=nn.initializers.zeros)
 
 
 @functools.cache
 def load_images() -> Dataset:
-    """Returns CIFAR-10, or what stands in for it where it cannot be had."""
+    """Returns CIFAR-10, or its stand-in if it is not available."""
     return load_cifar10()
 
 
 @functools.cache
 def load_features(num_train: int, num_test: int) -> Dataset:
-    """Returns the scattering features of the first images of the training and the test part."""
+    """Returns the scattering features of the first training and test images."""
     images = load_images()
     parts = ((images.train, num_train), (images.test, num_test))
     train, test = (Split(scattering(part.x[:n]), part.y[:n].astype(np.int32)) for part, n in parts)
@@ -53,22 +53,23 @@ def load_features(num_train: int, num_test: int) -> Dataset:
 def scattering(images: np.ndarray) -> np.ndarray:
     """Returns 3,888 features of norm 1 of each image, float32 (n, 3888).
 
-    Brightness and two differences of colours, each averaged over 4x4 cells: as they are, as moduli
-    of 16 wavelets (two sizes, eight angles), and as moduli of the large wavelets of the small ones'
-    moduli. Each of these three groups is centred and scaled to norm 1 within the image.
+    Scattering coefficients of orders 0, 1 and 2 (two scales, eight angles) of brightness and two
+    colour differences, averaged over 4x4 cells. The coefficients of each order are centred and
+    scaled to norm 1 within the image.
 
-    Privacy: an image's features depend on that image alone; nothing is learned from the data.
+    Privacy:
+      An image's features depend on that image only.
 
     Args:
       images: float32 in [0, 1], (n, 32, 32, 3).
     """
-    front = _front()
+    front = _scattering_transform()
     parts = (images[i : i + _AT_ONCE] for i in range(0, len(images), _AT_ONCE))
     return np.concatenate([np.asarray(front(jnp.asarray(part))) for part in parts])
 
 
 @functools.cache
-def _front() -> Callable[[jax.Array], jax.Array]:
+def _scattering_transform() -> Callable[[jax.Array], jax.Array]:
     small, large = (jnp.asarray(_wavelets(size)) for size in (0, 1))
 
     @jax.jit
@@ -92,14 +93,14 @@ def _wavelets(size: int) -> np.ndarray:
     """Returns Morlet wavelets in the frequency domain, (angles, 32, 32)."""
     scale, found = 2.0**size, []
     for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES:
-        wave = _bump(scale, angle, 0.75 * np.pi / scale)
-        envelope = _bump(scale, angle, 0.0)
-        # Of integral zero: a constant image has no coefficients.
+        wave = _gabor(scale, angle, 0.75 * np.pi / scale)
+        envelope = _gabor(scale, angle, 0.0)
+        # Subtracts the mean, so that constant images have zero coefficients.
         found.append(wave - envelope * wave[0, 0] / envelope[0, 0])
     return np.stack(found).astype(np.float32)
 
 
-def _bump(scale: float, angle: float, centre: float) -> np.ndarray:
+def _gabor(scale: float, angle: float, centre: float) -> np.ndarray:
     """Returns a Gaussian around one frequency, periodised."""
     axis = 2 * np.pi * np.fft.fftfreq(_SIDE)
     total = np.zeros((_SIDE, _SIDE))
@@ -135,8 +136,8 @@ def _rows(profile: str) -> list[Row]:
     published = ((8.0, 0.999), (0.76, 0.681))
     sizes = dict(zip(("num_train", "num_test"), _SIZES[profile], strict=True))
 
-    def row(name: str, source: dict[str, float], way: str, **changes: Any) -> Row:
-        settings = Settings(way, "adam", 0.01, **common, **changes)
+    def row(name: str, source: dict[str, float], method: str, **changes: Any) -> Row:
+        settings = Settings(method, "adam", 0.01, **common, **changes)
         return Row(name, {**dataclasses.asdict(settings), **sizes}, source)
 
     return [
@@ -156,26 +157,25 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
-        "The source's features come from a network that was trained on ImageNet; its weights are"
-        " not to be had here, so accuracies are below its 86 and 73 %.",
-        "Adam's step size is 0.01 and not the source's 0.001: these features are of norm 1, and"
-        " their weights have farther to go.",
-        "Its code clips nothing at all on this data set, and adds noise of 0.8 to the mean; the"
-        " protocol's row clips the mean to 1, as its text has it.",
+        "The source's features are those of a network pretrained on ImageNet, whose weights are"
+        " not available here; accuracies are below its 86 and 73 %.",
+        "Adam's step size is 0.01 instead of the source's 0.001, since these features have norm 1.",
+        "The source's code does not clip on this data set and adds noise of 0.8 to the mean; the"
+        " row on its protocol clips the mean to 1, as stated in its text.",
         *remarks(records),
     ]
 
 
 EXPERIMENT = Experiment(
     name="bdp_cifar10",
-    title="CIFAR-10 by two accounts",
+    title="CIFAR-10: DP and BDP accounting",
     source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
-    description=DESCRIPTION
-    + "\n\nThe last layer alone is trained, by Adam (0.01) in batches of 512, on"
-    f" {NUM_FEATURES:,} scattering coefficients of each image: fixed wavelets, moduli and averages,"
-    " which no data were used for, normalised within the image. Rows: no privacy; the source's"
-    " protocol (σ = 0.8 on the clipped mean); examples clipped to 1 with noise for the published DP"
-    " ε; the same with noise for the published BDP ε, aimed at through DP at the same δ.",
+    description=DESCRIPTION + "\n\n"
+    "Only the last layer is trained, by Adam (step size 0.01) on batches of 512, on"
+    f" {NUM_FEATURES:,} scattering coefficients of each image, normalised within the image. Rows:"
+    " no privacy; the source's protocol (σ = 0.8 on the clipped mean); per-example clipping to 1"
+    " with noise calibrated to the published DP ε, and with noise calibrated to a DP ε equal to"
+    " the published BDP ε at the same δ.",
     rows=_rows,
     run_row=_run_row,
     data=lambda: load_images().name,

@@ -1,4 +1,4 @@
-"""A classifier trained with a differential and a Bayesian account of the same steps."""
+"""Classifier training with DP and BDP accounting of the same steps."""
 
 import dataclasses
 import json
@@ -24,43 +24,36 @@ from experiments.lib.records import write_atomically
 PLAIN, MEAN, EXAMPLES = "not private", "mean clipped", "examples clipped"
 ORDERS = (*range(1, 33), 40, 48, 64, 96, 128)
 _PHYSICAL_BATCH_SIZE = 144
-# More than any gradient's norm: nothing is clipped by it.
+# Exceeds every gradient norm, so that nothing is clipped.
 _NO_CLIP = 1e9
 _NUM_PAIRS = 256
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Training and privacy settings of one row.
+    """Training and privacy settings of one row."""
 
-    Attributes:
-      way: what is clipped: nothing, the batch's mean (the source's code), or each example.
-      batch_size: mean of the Poisson draw.
-      l2_clip: bound on the mean's gradient, or on each example's.
-      noise_std: of the noise on the mean, or on the sum; None to calibrate it to the target.
-      target: the differential epsilon to calibrate the noise to, and its delta.
-      share_of_weights: probability with which a step updates a weight.
-      delta: of the differential epsilon, and of the Bayesian one for 99.999 % of the records.
-    """
-
-    way: str
+    way: str  # what is clipped: PLAIN, MEAN (the source's code) or EXAMPLES
     optimizer: str
     learning_rate: float
     epochs: int
     published_epochs: int
-    batch_size: int
-    l2_clip: float = 1.0
+    batch_size: int  # mean Poisson batch size
+    l2_clip: float = 1.0  # on the mean gradient, or on each example's
+    # on the mean or the sum; None to calibrate to target
     noise_std: float | None = None
+    # DP (epsilon, delta) to calibrate the noise to
     target: tuple[float, float] | None = None
-    share_of_weights: float = 1.0
+    share_of_weights: float = 1.0  # probability that a step updates a weight
+    # of DP, and of BDP for 99.999 % of the records
     delta: float = 1e-5
     seed: int = 0
 
     def mechanism(self, num_examples: int, unit: str) -> dpjax.SubsampledGaussian:
-        """Returns noisy sums of Poisson batches, under zero-out.
+        """Returns the subsampled Gaussian mechanism of the run, under zero-out.
 
-        A clipped mean, times the batch size, is a sum that one example can move from one end of
-        the ball to the other: its bound is ``2 l2_clip batch_size``.
+        For a clipped mean the sensitivity of the sum is ``2 l2_clip batch_size``: one example can
+        move the mean from one end of the clipping ball to the other.
         """
         of_mean = self.way == MEAN
         bound = 2 * self.l2_clip * self.batch_size if of_mean else self.l2_clip
@@ -85,7 +78,7 @@ class Settings:
 
 
 class Task(NamedTuple):
-    """A network, its data, and the unit of privacy in words."""
+    """A network, its data and the unit of privacy."""
 
     model: nn.Module
     data: Dataset
@@ -93,21 +86,14 @@ class Task(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The arguments of a private step that trains as the settings say.
-
-    Attributes:
-      loss_fn: of ``params``.
-      params: the weights; with fewer weights updated than all, also the number of the step.
-      mechanism: of the sums; without clipping and noise, unless examples are clipped.
-      optimizer: clips and noises the mean where the settings say so.
-      key: of the batches, and of the noise on sums.
-    """
+    """Arguments of a private training step."""
 
     loss_fn: LossFn
-    params: Params
+    params: Params  # weights; with random weight masks, (weights, step number)
+    # of the sums; without clipping and noise, unless examples are clipped
     mechanism: dpjax.SubsampledGaussian
-    optimizer: optax.GradientTransformation
-    key: PRNGKey
+    optimizer: optax.GradientTransformation  # clips and perturbs the mean if way is MEAN
+    key: PRNGKey  # for batches and noise
 
     @staticmethod
     def weights(params: Any) -> Any:
@@ -116,35 +102,24 @@ class Program(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A trained network, its gradients' norms and its accounts.
-
-    Attributes:
-      weights: after the last step.
-      mechanism: that was run; of a run without privacy, that of its batches.
-      curve: test accuracy (%) after each epoch.
-      norms: of the drawn examples' gradients: 0.5, 0.9, 0.99 quantile and largest, by epoch.
-      share_clipped: of the drawn examples, those whose norm reached the bound.
-      account: by zero-out, from the norms of the drawn examples.
-      published: by the source's formula from pairs of examples: **not an upper bound**.
-    """
+    """A trained network, its gradient norms and its privacy accounts."""
 
     weights: Any
+    # that was run; of a run without privacy, that of its batches
     mechanism: dpjax.SubsampledGaussian
-    curve: training.Curve
+    curve: training.Curve  # test accuracy (%) by epoch
+    # of the drawn examples' gradients: 0.5, 0.9, 0.99 quantile and largest, by epoch
     norms: list[list[float]]
-    share_clipped: float
-    account: bdp.AccountantState
+    share_clipped: float  # of the drawn examples, those whose norm reached the bound
+    account: bdp.AccountantState  # BDP account under zero-out, from gradient norms
+    # the source's formula on pairs; not an upper bound
     published: bdp.AccountantState
 
 
 def train(settings: Settings, task: Task, folder: Path) -> Run:
-    """Trains a network, and accounts for the norms that training computes.
+    """Trains a network with a BDP account of its gradient norms; resumes from ``folder``.
 
-    Args:
-      settings: of the row.
-      task: network and data.
-      folder: for checkpoints; a stopped run resumes from there. The norms of an epoch that was
-        saved but not reported are lost, and count as worst cases in the account.
+    If an epoch was checkpointed but its norms were not saved, the account assumes the worst case.
     """
     data, loss_fn = task.data, cross_entropy(task.model)
     key, init_key, pair_key = jax.random.split(jax.random.key(settings.seed), 3)
@@ -210,7 +185,7 @@ def make_program(
     weights: Any,
     mechanism: dpjax.SubsampledGaussian,
 ) -> Program:
-    """Returns the loss, optimiser and mechanism of the settings' steps."""
+    """Returns the arguments of the private step for these settings."""
     weights_key, noise_key, key = jax.random.split(key, 3)
     optimizer = getattr(optax, settings.optimizer)(settings.learning_rate)
     params = weights
@@ -223,7 +198,7 @@ def make_program(
         return Program(loss_fn, params, mechanism, optimizer, key)
     if settings.way == MEAN:
         optimizer = optax.chain(clip_mean(noise_key, settings, mechanism), optimizer)
-    # The noise, if any, comes after the mean is clipped, so that of the sum is zero.
+    # The optimiser adds the noise after clipping the mean; the sum itself has none.
     noiseless = dataclasses.replace(mechanism, l2_clip=_NO_CLIP, noise_multiplier=0.0)
     return Program(loss_fn, params, noiseless, optimizer, key)
 
@@ -244,17 +219,14 @@ def clip_mean(
 def _update_drawn_weights(
     key: PRNGKey, loss_fn: LossFn, optimizer: optax.GradientTransformation, share: float
 ) -> tuple[LossFn, optax.GradientTransformation]:
-    """Returns loss and optimiser of (weights, number of the step): a step updates drawn weights.
-
-    The number is a parameter so that the loss, and with it clipping, depends on the step.
-    """
+    """Returns loss and optimiser of (weights, step number), where a step updates random weights."""
 
     def drawn(params: Any) -> Any:
         weights, step = params
         return draw_weights(jax.random.fold_in(key, step.astype(jnp.int32)), weights, share)
 
     def loss(params: Any, example: Any) -> jax.Array:
-        return _hold_others(loss_fn, drawn(params))(params[0], example)
+        return _freeze_others(loss_fn, drawn(params))(params[0], example)
 
     def update(updates: Any, state: Any, params: Any) -> Any:
         kept = jax.tree.map(lambda keep, u: jnp.where(keep, u, 0), drawn(params), updates[0])
@@ -265,7 +237,7 @@ def _update_drawn_weights(
 
 
 def draw_weights(key: PRNGKey, weights: Any, share: float) -> Any:
-    """Returns booleans of the shapes of ``weights``, each True with probability ``share``."""
+    """Returns random boolean masks of the weights, True with probability ``share``."""
     leaves, treedef = jax.tree.flatten(weights)
     keys = jax.random.split(key, len(leaves))
     masks = [
@@ -274,8 +246,8 @@ def draw_weights(key: PRNGKey, weights: Any, share: float) -> Any:
     return jax.tree.unflatten(treedef, masks)
 
 
-def _hold_others(loss_fn: LossFn, kept: Any) -> LossFn:
-    """The loss with all other weights held fixed: their gradient is zero before any clipping."""
+def _freeze_others(loss_fn: LossFn, kept: Any) -> LossFn:
+    """Returns the loss with zero gradient for the weights that are not kept."""
 
     def hold(keep: jax.Array, leaf: jax.Array) -> jax.Array:
         return jnp.where(keep, leaf, jax.lax.stop_gradient(leaf))
@@ -286,19 +258,19 @@ def _hold_others(loss_fn: LossFn, kept: Any) -> LossFn:
 def _pair_distances(
     keys: jax.Array, loss_fn: LossFn, weights: Any, data: Dataset, settings: Settings
 ) -> np.ndarray:
-    """Returns distances of the gradients of disjoint pairs of examples, over drawn weights."""
+    """Returns gradient distances of disjoint pairs of examples, on masked weights."""
     num_pairs = min(_NUM_PAIRS, len(data.train.y) // 2)
     pairs = bdp.sample_disjoint_pairs(keys[0], len(data.train.y), num_pairs=num_pairs)
     kept = draw_weights(keys[1], weights, settings.share_of_weights)
     first, second = ((data.train.x[rows], data.train.y[rows]) for rows in np.asarray(pairs))
-    found = bdp.gradient_pairs(_hold_others(loss_fn, kept), weights, first, second)
+    found = bdp.gradient_pairs(_freeze_others(loss_fn, kept), weights, first, second)
     return np.asarray(found.distances)
 
 
 def _account_of_pairs(
     account: bdp.AccountantState, epochs: list[dict[str, Any]]
 ) -> bdp.AccountantState:
-    """Accounts for steps by the printed formula, with the distances of pairs for norms."""
+    """Accounts by the source's formula, from pair distances instead of norms."""
     mechanism: Any = account.mechanism
     for epoch in epochs:
         moments = bdp.subsampled_gaussian_log_moments(

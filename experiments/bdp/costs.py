@@ -1,7 +1,6 @@
-"""Bayesian epsilons from draws of log moments after every step, and certified DP epsilons.
+"""BDP ε from samples of log moments, by step, and certified DP ε.
 
-`dpjax.bdp` converts the cost of a whole run, with the DP guarantee beside it; curves over steps,
-noise or orders need the costs themselves.
+`dpjax.bdp` accounts for whole runs; curves over steps, noise or orders need the costs of each step.
 """
 
 import functools
@@ -28,13 +27,10 @@ def log_moments(
     noise_std: float,
     orders: tuple[int, ...] = ORDERS,
 ) -> Array:
-    """Returns ``subsampled_gaussian_log_moments``, interpolated: for many distances.
+    """Returns interpolated ``subsampled_gaussian_log_moments``, with the orders on a last axis.
 
-    A log moment is convex in the squared distance, so that straight lines between the points of a
-    grid are upper bounds; its 4,097 points are dense where distances are small.
-
-    Returns:
-      Orders on a last axis behind those of ``distances``.
+    A log moment is convex in the squared distance, so linear interpolation on a grid is an upper
+    bound.
 
     >>> float(log_moments(np.ones(1), sampling_rate=1.0, noise_std=1.0)[0, 0].round(6))
     1.0
@@ -46,7 +42,7 @@ def log_moments(
 
 @functools.cache
 def _table(orders: tuple[int, ...], sampling_rate: float, power: int) -> tuple[Array, Array]:
-    """Returns log moments on a grid of squared distances over noise, up to this power of two."""
+    """Returns log moments on a grid of squared distances in noise units, up to ``2**power``."""
     roots = np.linspace(0.0, 2.0 ** (power / 2), _GRID)
     rates = {"sampling_rate": sampling_rate, "noise_std": 1.0}
     return np.square(roots), subsampled_gaussian_log_moments(orders, roots, **rates)
@@ -58,13 +54,13 @@ def step_costs(
     failure_probability: float = FAILURE,
     worst: Array | None = None,
 ) -> Array:
-    """Returns each step's cost by Theorem 1, its expectation estimated by Student (Theorem 4).
+    """Returns the cost of each step by Theorem 1, with Student's upper bound of Theorem 4.
 
     Args:
-      log_moments: of each draw at each order, ``(..., draws, orders)``.
-      planned: the T of Theorem 1.
-      failure_probability: gamma, of each estimate.
-      worst: largest log moments of any record, an upper bound on the costs, if there are such.
+      log_moments: of each sample at each order, ``(..., samples, orders)``.
+      planned: number of steps T of Theorem 1.
+      failure_probability: gamma of each estimate.
+      worst: log moments of the worst-case record, an upper bound on the costs, if finite.
 
     >>> step_costs(np.full((50, 1), 0.25), planned=100)
     array([0.25])
@@ -76,13 +72,13 @@ def step_costs(
 def epsilons(
     costs: Array, delta: float, failure: float = 0.0, orders: Sequence[int] = ORDERS
 ) -> Array:
-    """Returns the least epsilon over the orders (Corollary 1).
+    """Returns the smallest epsilon over the orders (Corollary 1).
 
     Args:
-      costs: of all steps together, ``(..., orders)``.
+      costs: total of all steps, ``(..., orders)``.
       delta: of the guarantee.
-      failure: the part of delta for estimates that may be too small.
-      orders: the lambdas.
+      failure: failure probability of the estimates, part of delta.
+      orders: lambda.
 
     >>> float(epsilons(np.array([1.0, 4.0]), delta=np.exp(-3.0), orders=(1, 2)))
     3.5
@@ -112,7 +108,7 @@ def certified_epsilon(
     adjacency: Adjacency,
     delta: float,
 ) -> float:
-    """Returns the tight DP epsilon of the sampled Gaussian whose gradients are clipped.
+    """Returns the certified DP epsilon of the subsampled Gaussian mechanism.
 
     >>> round(certified_epsilon(1_000, 0.1, 1.0, 1, "add_remove", 1e-5), 2)
     1.74

@@ -1,7 +1,7 @@
-"""Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020), published and certified.
+"""Figures 1, 3, 4 and 5 of Triastcyn and Faltings (2020), as published, and certified.
 
 ``python -m experiments run bdp_figures``: a quarter of a minute on two CPU cores; the paper profile
-draws the gradients ten times as often.
+uses ten times as many seeds.
 """
 
 import math
@@ -22,7 +22,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, group_by, when_run
+from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24
@@ -67,14 +67,14 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 _NOTE = (
-    "Gradients are drawn anew. Of the Bayesian ε a row has the median over the seeds. DP ε is for"
-    " gradients clipped at C; of unclipped ones, as the Bayesian accounts of Figures 1 and 4 have"
-    " them, it is infinite. Rows 3 and 4: at the ends σ = 0.55 and σ = 1.4."
+    "Gradients are simulated. BDP ε is the median over seeds. DP ε is for gradients clipped at C;"
+    " for unclipped gradients, as in the BDP accounts of Figures 1 and 4, it is infinite. Rows of"
+    " Figures 3 and 4 have the values at σ = 0.55 and σ = 1.4."
 )
 
 
 def _run_curves(row: Row) -> Result:
-    """Figures 1, 3 and 4: ε over the steps or over the noise."""
+    """Returns the result of a row of Figures 1, 3 or 4: ε over steps or over noise."""
     settings, columns = row.settings, _COLUMNS
     level, order, seeds = settings["level"], settings["order"], range(settings["seeds"])
     is_clipped = settings["figure"] == "3"
@@ -110,7 +110,7 @@ def _one_or_all(values: list[float]) -> Any:
 
 
 def _certified(runs: Sequence[tuple[float, int]], adjacency: Adjacency) -> list[float]:
-    """Returns the certified ε of runs of clipped gradients: noise multipliers and steps."""
+    """Returns the certified ε of runs (noise multiplier, steps) with clipped gradients."""
     shape = round(accounts.BATCH / accounts.RATE), accounts.RATE
     return [costs.certified_epsilon(*shape, *run, adjacency, accounts.DELTA) for run in runs]
 
@@ -133,7 +133,7 @@ def _run_orders(row: Row) -> Result:
 
 
 def _run_formula(row: Row) -> Result:
-    """The source's formulas at one point, order 2, beside the divergences themselves."""
+    """Returns a formula of the source at one point of order 2, and the exact log moment."""
     settings: dict[str, Any] = {
         "sampling_rate": row.settings["rate"],
         "noise_std": row.settings["noise"],
@@ -145,7 +145,7 @@ def _run_formula(row: Row) -> Result:
             2.0, row.settings["noise"] / distance, row.settings["rate"], direction="add"
         )
     else:
-        # Two gradients of norm one, and so at 60 degrees one apart.
+        # Two gradients of norm one.
         cosine = row.settings["cosine"]
         printed = subsampled_gaussian_log_moments((1,), np.sqrt(2 - 2 * cosine), **settings)
         exact = float(replace_one_log_moments((1,), 1.0, 1.0, cosine, **settings)[0])
@@ -158,9 +158,9 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return [
         *([_order_remark(steps), _INFINITE_REMARK] if steps else []),
         *([_clipped_remark(clipped)] if clipped else []),
-        *when_run(records, _orders_remark, "5: C = 1"),
-        *when_run(records, _reverse_remark, REVERSE),
-        *when_run(records, _pairs_remark, PAIRS),
+        *remarks_on_rows(records, _orders_remark, "5: C = 1"),
+        *remarks_on_rows(records, _reverse_remark, REVERSE),
+        *remarks_on_rows(records, _pairs_remark, PAIRS),
         *([_PUBLISHED_REMARK] if steps else []),
     ]
 
@@ -173,25 +173,24 @@ def _order_remark(steps: Sequence[Record]) -> str:
         format_upper_bound(first.certified[name]) for name in ("DP ε", "DP ε, replace one")
     )
     return (
-        f"Figure 1's order is reproduced at the source's one order λ = {first.settings['order']}:"
-        f" with noise at the {first.settings['level']:g} quantile the Bayesian ε ends at"
+        f"At the source's order λ = {first.settings['order']} Figure 1 is reproduced: with C at"
+        f" the {first.settings['level']:g} quantile the BDP ε after the last step is"
         f" {first.measured[SOURCES_PAIRS]:.0f}, {ratio:.1f} times the moments accountant's"
         f" {first.measured[SOURCES_MA]:.0f}, and at the {last.settings['level']:g} quantile at"
-        f" {last.measured[SOURCES_PAIRS]:.2f}. But that order is a bad choice: over the orders 1"
-        f" to 64 the moments accountant's ε is {first.measured[BEST_MA]:.2f}, and what clipping at"
-        f" C certifies is {replaced} for replacing a record ({added} for adding one), below every"
-        f" Bayesian ε of the figure, of which the least is {least:.2f}. (Corollary 1 alone keeps ε"
-        " above log(1/δ)/λ,"
-        f" {-math.log(accounts.DELTA) / costs.ORDERS[-1]:.2f} at the largest order.)"
+        f" {last.measured[SOURCES_PAIRS]:.2f}. The order is far from optimal: with the best order"
+        f" of 1 to 64 the moments accountant's ε is {first.measured[BEST_MA]:.2f}. The certified ε"
+        f" with clipping at C is {replaced} for replacing a record ({added} for adding one), below"
+        f" all BDP ε of the figure, the smallest being {least:.2f}. (By Corollary 1, ε exceeds"
+        f" log(1/δ)/λ, {-math.log(accounts.DELTA) / costs.ORDERS[-1]:.2f} at the largest order.)"
     )
 
 
 _INFINITE_REMARK = (
-    "Without clipping the quantity that is estimated does not exist: a Weibull coordinate of shape"
-    " 1/2 has a tail exp(−√x), so that E exp(Tλ D), which grows like exp(c x²), is infinite at"
-    " every λ, and Theorem 4's mean and variance with it. The finite curves of Figures 1 and 4 show"
-    " the draws, not the distribution: see the rows on tails in bdp_limits. Clipped, as in Figure"
-    " 3, it exists."
+    "Without clipping the estimated expectation is infinite: a Weibull coordinate of shape 1/2"
+    " has tail exp(−√x), so E exp(Tλ D), whose integrand grows like exp(c x²), diverges at every"
+    " λ, and so do the mean and variance in Theorem 4. The finite curves of Figures 1 and 4"
+    " reflect the finite samples (see the rows on tails in bdp_limits). With clipping, as in"
+    " Figure 3, the expectation is finite."
 )
 
 
@@ -199,21 +198,21 @@ def _clipped_remark(clipped: Sequence[Record]) -> str:
     found = [f"{record.measured[SOURCES_PAIRS][0]:.1f}" for record in clipped]
     levels = [f"{record.settings['level']:g}" for record in clipped]
     return (
-        "Figure 3: that the Bayesian curve approaches DP's as more gradients are clipped is not"
-        f" what we find. At σ = 0.55 it is {', '.join(found)} with C at the quantiles"
-        f" {', '.join(levels)}, and the moments accountant's"
-        f" {clipped[0].measured[SOURCES_MA][0]:.1f}: clipped gradients of random directions are"
-        " about 1.3 C apart, and 2C only if they are opposite. From the norms, at the best order,"
-        " it does attain the moments accountant's of adding a record once most are clipped."
+        "Figure 3: the BDP curve does not approach the DP curve as more gradients are clipped. At"
+        f" σ = 0.55 the BDP ε is {', '.join(found)} with C at the quantiles {', '.join(levels)},"
+        f" and the moments accountant's ε is {clipped[0].measured[SOURCES_MA][0]:.1f}: clipped"
+        " gradients of random directions have distance about 1.3 C, and 2C only if they are"
+        " opposite. The BDP ε from norms, at the best order, equals the moments accountant's ε"
+        " for adding a record once most gradients are clipped."
     )
 
 
 def _orders_remark(record: Record) -> str:
     return (
-        "Figure 5: with all distances equal the Bayesian accountant and the moments accountant"
-        f" agree to {format_value(record.measured['Bayesian ε less MA ε, at most'])} of ε. At C = 1"
-        f" the best order is {record.measured['best λ ≤ 50']} with ε ="
-        f" {record.measured[BEST_MA]:.2f}, and"
+        "Figure 5: with all distances equal the BDP accountant and the moments accountant agree"
+        " up to a relative difference of"
+        f" {format_value(record.measured['Bayesian ε less MA ε, at most'])}. At C = 1 the best"
+        f" order is {record.measured['best λ ≤ 50']} with ε = {record.measured[BEST_MA]:.2f}, and"
         f" {format_upper_bound(record.certified['DP ε'])} is certified."
     )
 
@@ -221,9 +220,9 @@ def _orders_remark(record: Record) -> str:
 def _reverse_remark(record: Record) -> str:
     printed, exact = record.measured[PRINTED], record.measured[EXACT]
     return (
-        f"c^R of Theorem 3 as printed is {printed:.4f} at q = 0.01, λ = 1, σ = d = 1, where the"
-        f" reverse divergence is {exact:.5f}: a convexity bound that loses what sampling gains. The"
-        " maximum of both directions is the forward one, which the accounts use."
+        f"c^R of Theorem 3 as printed is {printed:.4f} at q = 0.01, λ = 1, σ = d = 1; the exact"
+        f" reverse divergence is {exact:.5f}. The printed convexity bound loses the amplification"
+        " by sampling. The accounts use the forward divergence, which is the larger one."
     )
 
 
@@ -231,21 +230,21 @@ def _pairs_remark(record: Record) -> str:
     printed, exact = record.measured[PRINTED], record.measured[EXACT]
     verdict = "below" if printed < exact else "not below"
     return (
-        "As published: not an upper bound for replacing. At q = 0.01, order 2, σ = 0.7 and two"
-        f" gradients of norm 1 at 60 degrees the pair formula gives {printed:.1e}, {verdict} the"
-        f" {exact:.1e} of the two mixtures themselves."
+        "The pair formula is not an upper bound for replacing a record: at q = 0.01, order 2, σ ="
+        f" 0.7 and two gradients of norm 1 at 60 degrees it gives {printed:.1e}, {verdict} the"
+        f" exact value {exact:.1e}."
     )
 
 
 _PUBLISHED_REMARK = (
-    "The source takes all 1,225 pairs of 50 gradients as independent draws: see the row on pairs"
-    " in bdp_limits for what that does to Theorem 4's promise. It also scales each step's noise to"
-    " a quantile of that step's own norms, which depends on them."
+    "The source treats all 1,225 pairs of 50 gradients as independent samples; the row on pairs"
+    " in bdp_limits measures the effect on Theorem 4. It also scales each step's noise by a"
+    " quantile of that step's own norms, which is private."
 )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Returns those pictures whose rows were run."""
+    """Returns the figures whose rows were run."""
     draw = {
         "1": ("steps", _curves_figure, _STEPS_CAPTION),
         "3": ("noise_clipped", _curves_figure, _CLIPPED_CAPTION),
@@ -261,26 +260,25 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 
 _STEPS_CAPTION = (
-    "Figure 1: ε after each step, with the noise at 2C and C at a quantile of the norms. Bands:"
-    " range over the draws of the gradients. As published: one order, distances of pairs, not an"
-    " upper bound for replacing a record (see the counterexample in the last row); the moments"
-    " accountant has the distance 2C. From the norms: for adding or removing a record. The"
-    " Bayesian accounts are of unclipped gradients where not said otherwise, whose DP ε is infinite"
-    " and whose expectation, too: they show the draws."
+    "Figure 1: ε after each step, with noise 2C and C at a quantile of the norms. Bands: range"
+    " over seeds. As published: one order and pair distances, which is not an upper bound for"
+    " replacing a record (see the last row); the moments accountant uses the distance 2C. BDP"
+    " from norms: for adding or removing a record. Unless labelled clipped, BDP curves are for"
+    " unclipped gradients, whose DP ε and BDP expectation are infinite."
 )
 _CLIPPED_CAPTION = (
-    "Figure 3: ε of one step against the noise over 2C, gradients clipped at C. Bands: range over"
-    " the draws. Both Bayesian curves are below the moments accountant's at the same λ, and above"
-    " what is certified."
+    "Figure 3: ε of one step against the noise over 2C, with gradients clipped at C. Bands: range"
+    " over seeds. Both BDP curves are below the moments accountant's at the same λ, and above the"
+    " certified ε."
 )
 _UNCLIPPED_CAPTION = (
-    "Figure 4: as Figure 3, and the Bayesian accounts of gradients that are not clipped: of these"
-    " the DP ε is infinite, and certified is only the ε of clipped ones."
+    "Figure 4: as Figure 3, but with BDP accounts of unclipped gradients, whose DP ε is infinite;"
+    " the certified ε is that of clipped gradients."
 )
 _ORDERS_CAPTION = (
-    "Figure 5: ε at each order λ after 10,000 steps, every norm C. Lines: the Bayesian accountant;"
-    " points: the moments accountant, equal. Dotted: the certified DP ε. A bad λ costs orders of"
-    " magnitude; for small C the best one is beyond the range."
+    "Figure 5: ε at each order λ after 10,000 steps with all norms equal to C. Lines: BDP"
+    " accountant; points: moments accountant. Dotted: certified DP ε. For small C the best order"
+    " is beyond the range."
 )
 
 
@@ -346,21 +344,21 @@ def _orders_figure(records: Sequence[Record]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="bdp_figures",
-    title="Bayesian ε over steps, noise and orders",
+    title="BDP ε over steps, noise and orders",
     source="Triastcyn and Faltings (2020), Figures 1, 3, 4 and 5",
     description=(
         "Synthetic gradients of 1,000 Weibull coordinates of shape 1/2, 50 in a step, q = 1/1000,"
         " δ = 1e-5. C is a quantile of their norms, and the noise σ · 2C. Figure 1: ε over 100"
-        " steps at σ = 1; figures 3 (clipped at C) and 4 (not): ε of one step against σ. None of"
-        " the source's numbers survives in the copy at hand.\n\n"
+        " steps at σ = 1; figures 3 (clipped at C) and 4 (not): ε of one step against σ. The"
+        " source's numbers are not available.\n\n"
         "As published: one order, λ = 16 in Figure 1 and 24 in the others; the moments accountant"
-        " (MA) with the distance 2C; the Bayesian one with the distances of all pairs of a batch in"
-        " the formula for adding a record, 1 − γ = 1 − 1e-16. Beside it the best order of 1 to 64,"
-        " and the Bayesian account of adding or removing a record, from the norms (γ = 1e-15)."
-        " Certified: DP ε by privacy loss distributions. A Bayesian ε holds for records drawn like"
-        " these and under Theorem 4's assumption; it is not a DP ε.\n\n"
+        " (MA) with distance 2C; the BDP account with the distances of all pairs of a batch in"
+        " the formula for adding a record, 1 − γ = 1 − 1e-16. In addition: the best order of 1 to"
+        " 64, and the BDP account for adding or removing a record, from norms (γ = 1e-15)."
+        " Certified: DP ε by privacy loss distributions. A BDP ε holds for records from this"
+        " distribution under Theorem 4's assumption; it is not a DP ε.\n\n"
         "Figure 5: ε against λ for 10,000 steps, q = 64 / 60,000, σ = 1, every norm equal to C."
-        " The last two rows hold single formulas of the source against the exact log moments."
+        " The last two rows compare formulas of the source with the exact log moments."
     ),
     rows=_rows,
     run_row=_run_row,

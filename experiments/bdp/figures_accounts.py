@@ -1,9 +1,8 @@
-"""Synthetic gradients of Figures 1, 3 and 4 of Triastcyn and Faltings (2020), and accounts of them.
+"""Simulated gradients of Figures 1, 3 and 4 of Triastcyn and Faltings (2020), and their accounts.
 
-Coordinates are Weibull variables of shape 1/2: 1,000 in a gradient, 50 gradients in a step. As in
-the source: one fixed order, the distance 2C for the moments accountant, and the distances of all
-pairs of a batch for the Bayesian one, in the formula for adding a record. Beside it: the best of
-many orders, and the norms of the gradients.
+Gradients have 1,000 Weibull coordinates of shape 1/2, with 50 gradients in a step. As published:
+one order, distance 2C for the moments accountant, and all pair distances of a batch for BDP. In
+addition: the best of many orders, and BDP accounts from gradient norms.
 """
 
 import functools
@@ -32,15 +31,10 @@ _REFERENCE_STEPS, _REFERENCE_SEED = 200, 2**31
 
 
 class Distances(NamedTuple):
-    """Norms and distances of the gradients of one step, or of several on leading axes.
+    """Norms and pair distances of the gradients of one or several steps."""
 
-    Attributes:
-      norms: of the gradients, ``(..., 50)``.
-      pairs: distances of all pairs of them, ``(..., 1225)``.
-    """
-
-    norms: Array
-    pairs: Array
+    norms: Array  # gradient norms, (..., 50)
+    pairs: Array  # distances of all pairs, (..., 1225)
 
 
 def inner_products(num_steps: int, seed: int) -> Array:
@@ -55,11 +49,7 @@ def inner_products(num_steps: int, seed: int) -> Array:
 
 
 def distances(products: Array, l2_clip: npt.ArrayLike = np.inf) -> Distances:
-    """Returns norms and pair distances of clipped gradients.
-
-    Args:
-      products: as `inner_products` returns them.
-      l2_clip: for all steps, or one for each; by default nothing is clipped.
+    """Returns norms and pair distances of clipped gradients from their inner products.
 
     >>> clipped = distances(np.array([[9.0, 0.0], [0.0, 16.0]]), l2_clip=1.0)
     >>> clipped.norms, clipped.pairs
@@ -75,7 +65,7 @@ def distances(products: Array, l2_clip: npt.ArrayLike = np.inf) -> Distances:
 
 
 def norm_quantile(level: float) -> float:
-    """Returns a quantile of the norms' distribution, from 10,000 draws of their own."""
+    """Returns a quantile of the norms, estimated from 10,000 separate samples."""
     return float(np.quantile(_reference_norms(), level))
 
 
@@ -89,19 +79,10 @@ def _reference_norms() -> Array:
 def published_costs(
     products: Array, level: float, order: int, *, noise: float, planned: int, is_clipped: bool
 ) -> Array:
-    """Returns each step's cost at one order, as the source estimates it: ``(steps, 1)``.
+    """Returns each step's cost at one order by the source's estimate, ``(steps, 1)``.
 
-    C is the quantile of each step's own norms, the distances are those of all pairs of the batch,
-    taken as independent, and their formula is the one for adding a record: for replacing one it is
-    no upper bound.
-
-    Args:
-      products: inner products of the gradients, ``(steps, 50, 50)``.
-      level: of the quantile.
-      order: lambda.
-      noise: the standard deviation over 2C.
-      planned: the T of Theorem 1.
-      is_clipped: whether gradients are, at C.
+    C is a quantile of each step's own norms; all pair distances are treated as independent, in the
+    formula for adding a record. It is not an upper bound for replacing one.
     """
     clip = np.quantile(distances(products).norms, level, axis=-1)
     pairs = distances(products, clip if is_clipped else np.inf).pairs
@@ -113,10 +94,9 @@ def published_costs(
 def norm_costs(
     products: Array, level: float, *, noise: float, planned: int, is_clipped: bool
 ) -> Array:
-    """Returns each step's cost at all orders from the gradients' norms, ``(steps, orders)``.
+    """Returns each step's cost at all orders from gradient norms, ``(steps, orders)``.
 
-    C is the quantile of the norms' distribution: noise scaled to the batch would depend on it.
-    Clipped gradients cost no more than one of norm C.
+    C is a quantile of the distribution of norms, so that the noise does not depend on the batch.
     """
     clip = norm_quantile(level)
     settings: dict[str, Any] = {"sampling_rate": RATE, "noise_std": noise * 2 * clip}
@@ -135,14 +115,7 @@ def _moments_curves(noise: Any, steps: Any, order: int) -> dict[str, Any]:
 
 
 def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """Returns ε after every step (Figure 1), the Bayesian ones for each seed.
-
-    Args:
-      level: C is this quantile of the norms.
-      num_steps: T.
-      order: the source's lambda.
-      seeds: of the gradients.
-    """
+    """Returns ε after every step (Figure 1), with BDP ε for each seed."""
     setting: dict[str, Any] = {"noise": 1.0, "planned": num_steps}
     curves = _moments_curves(1.0, np.arange(1, num_steps + 1), order)
     curves |= {"pairs, published": [], "norms": [], "norms, clipped": []}
@@ -176,10 +149,7 @@ def noise_curves(
 
 
 def order_curves(distance: float, orders: range) -> tuple[Array, Array]:
-    """Returns ε at each order (Figure 5), by the Bayesian accountant and by the moments'.
-
-    Ten thousand steps with noise of standard deviation one, every gradient's norm the same.
-    """
+    """Returns ε at each order (Figure 5) by the BDP and the moments accountant, for equal norms."""
     settings = {"sampling_rate": LONG_RATE, "noise_std": 1.0}
     drawn = subsampled_gaussian_log_moments(orders, np.full(BATCH, distance), **settings)
     costs = LONG_STEPS * step_costs(drawn, LONG_STEPS)

@@ -1,6 +1,6 @@
-"""Section 3 of Triastcyn and Faltings (2020): an attack on a town's mean income with an outlier.
+"""Section 3 of Triastcyn and Faltings (2020): membership attack on a mean income with outlier.
 
-``python -m experiments run bdp_incomes``: seconds; the paper profile attacks ten times as often.
+``python -m experiments run bdp_incomes``: seconds; ten times as many releases in the paper profile.
 """
 
 import functools
@@ -44,8 +44,8 @@ AT_OUTLIER, AT_PERCENTILE = "clipped at the outlier", "clipped at 99 %"
 UNCLIPPED = "noise for 99 %, not clipped"
 _COLOURS = {AT_OUTLIER: CERTIFIED, AT_PERCENTILE: MEASURED, UNCLIPPED: PALETTE[1]}
 _ORDERS = tuple(int(order) for order in np.unique(np.geomspace(1, 1e6, 61).round()))
-# Of the loss of one resident, and on average over release and resident: by Markov's inequality the
-# second implies the first for all but their ratio of the population.
+# δ of one resident, and δ_μ on average over residents: by Markov's inequality δ_μ implies δ for all
+# but a share δ_μ / δ of the population.
 _DELTA, _DELTA_MU = 1e-5, 1e-10
 _SHARES = np.geomspace(0.5, 1e-6, 30)
 _SHOWN_INCOMES = np.geomspace(5e3, 2e7, 80)
@@ -53,15 +53,11 @@ _SHOWN_INCOMES = np.geomspace(5e3, 2e7, 80)
 
 @dataclass(frozen=True)
 class Release:
-    """A noisy sum of clipped incomes.
+    """A noisy sum of clipped incomes."""
 
-    Attributes:
-      mechanism: adds the noise.
-      clip: bound on an income; infinite for no clipping, and then the mechanism's own privacy
-        statements do not hold.
-    """
-
-    mechanism: dpjax.Laplace
+    mechanism: dpjax.Laplace  # adds the noise
+    # bound on an income; infinite for no clipping, and then the mechanism's own privacy
+    # statements do not hold
     clip: float
 
     @property
@@ -70,24 +66,24 @@ class Release:
         return self.clip / self.mechanism.scale
 
     def shift(self, incomes: npt.ArrayLike) -> Array:
-        """Returns each income's contribution to the sum, in scales of the noise."""
+        """Returns the contribution of each income to the sum, in units of the noise scale."""
         return np.minimum(incomes, self.clip) / self.mechanism.scale
 
 
-def make_release(way: str, epsilon: float) -> Release:
+def make_release(method: str, epsilon: float) -> Release:
     """Returns the release of a row.
 
     >>> make_release(AT_OUTLIER, 1.0).epsilon
     1.0
     """
-    bound = OUTLIER_INCOME if way == AT_OUTLIER else float(income_at(-math.log(0.01)))
+    bound = OUTLIER_INCOME if method == AT_OUTLIER else float(income_at(-math.log(0.01)))
     sensitivity = dpjax.sensitivity.of_sum((0.0, bound), norm="l1", adjacency="add_remove")
     mechanism = dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one resident")
-    return Release(mechanism, math.inf if way == UNCLIPPED else bound)
+    return Release(mechanism, math.inf if method == UNCLIPPED else bound)
 
 
 def income_at(levels: npt.ArrayLike) -> Array:
-    """Returns the income that a share exp(-level) of typical residents exceeds.
+    """Returns the income that a share exp(-level) of the typical residents exceeds.
 
     >>> income_at([np.log(2)])
     array([30000.])
@@ -97,16 +93,16 @@ def income_at(levels: npt.ArrayLike) -> Array:
 
 @functools.cache
 def draw_incomes() -> Array:
-    """Returns the incomes of the typical residents."""
+    """Returns the simulated incomes of the typical residents."""
     generator = np.random.default_rng(_SEED)
     return generator.lognormal(math.log(_MEDIAN), _LOG_SPREAD, NUM_RESIDENTS - 1)
 
 
 def attack(release: Release, shifts: Array, seed: int) -> int:
-    """Returns the number of right answers of the attacker, in as many releases as shifts.
+    """Returns the number of correct guesses of a membership attack, one release for each shift.
 
-    Every second release includes the attacked resident. The attacker subtracts the contributions of
-    all others and takes the likelier of the two centres, 0 and the resident's shift.
+    Every second release includes the target. The attacker subtracts all other contributions and
+    decides by likelihood between 0 and the target's shift.
     """
     noise = release.mechanism.release(jax.random.key(seed), np.zeros(len(shifts), np.float32))
     is_in = np.arange(len(shifts)) % 2 == 1
@@ -115,7 +111,7 @@ def attack(release: Release, shifts: Array, seed: int) -> int:
 
 
 def exact_accuracy(shifts: npt.ArrayLike) -> Array:
-    """Returns the accuracy of that attack: 1 - exp(-shift / 2) / 2.
+    """Returns the accuracy of `attack`: 1 - exp(-shift / 2) / 2.
 
     >>> float(exact_accuracy(0.0))
     0.5
@@ -124,7 +120,7 @@ def exact_accuracy(shifts: npt.ArrayLike) -> Array:
 
 
 def bayesian_epsilon(release: Release, incomes: Array, delta: float = _DELTA_MU) -> float:
-    """Returns the Bayesian ε, with ``incomes`` as draws of a resident's."""
+    """Returns the BDP ε estimated from ``incomes`` as samples."""
     worst = None
     if math.isfinite(release.clip):
         worst = bdp.laplace_log_moments(_ORDERS, release.epsilon, scale=1.0)
@@ -133,10 +129,9 @@ def bayesian_epsilon(release: Release, incomes: Array, delta: float = _DELTA_MU)
 
 
 def exact_bayesian_epsilon(release: Release, delta: float = _DELTA_MU) -> float:
-    """Returns the Bayesian ε by Definition 1, from the distribution of incomes: no moments.
+    """Returns the BDP ε by Definition 1 from the income distribution, without moments.
 
-    The loss is at most the shift s, and at least epsilon <= s with probability
-    1 - exp(-(s - epsilon) / 2) / 2.
+    The loss exceeds epsilon <= s with probability 1 - exp(-(s - epsilon) / 2) / 2 at shift s.
     """
     ends = np.linspace(0.0, 40.0, 40_001)
     shifts = release.shift(income_at((ends[1:] + ends[:-1]) / 2))
@@ -150,7 +145,7 @@ def exact_bayesian_epsilon(release: Release, delta: float = _DELTA_MU) -> float:
 
 
 def certificate(release: Release, incomes: Array) -> bdp.BDPCertificate:
-    """Returns both guarantees of a clipped release, the Bayesian one from these incomes."""
+    """Returns the DP and BDP certificate of a clipped release; BDP from these incomes."""
     account = bdp.init(release.mechanism, orders=_ORDERS, failure_probability=FAILURE)
     worst = bdp.laplace_log_moments(_ORDERS, release.epsilon, scale=1.0)
     moments = bdp.laplace_log_moments(_ORDERS, release.shift(incomes), scale=1.0)
@@ -161,11 +156,11 @@ def certificate(release: Release, incomes: Array) -> bdp.BDPCertificate:
 def _rows(profile: str) -> list[Row]:
     return [
         Row(
-            f"{way}, ε = {epsilon:g}",
-            {"way": way, "epsilon": epsilon, "releases": _RELEASES[profile], "seed": seed},
-            {BOUND: printed} if way != UNCLIPPED else {},
+            f"{method}, ε = {epsilon:g}",
+            {"way": method, "epsilon": epsilon, "releases": _RELEASES[profile], "seed": seed},
+            {BOUND: printed} if method != UNCLIPPED else {},
         )
-        for way in _COLOURS
+        for method in _COLOURS
         for seed, (epsilon, printed) in enumerate(_PRINTED.items())
     ]
 
@@ -198,11 +193,11 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 _NOTE = (
-    "Incomes are drawn: 999 residents' log-normal (median 30,000, log standard deviation 0.6) and"
-    " one of 10,000,000. Attacks: shares of right answers, half of the releases with the attacked"
-    " resident; seeded, so not private. Bayesian ε at δ_μ = 1e-10 (γ = 1e-15), which holds at"
-    " δ = 1e-5 for 99.999 % of those whose income is drawn like the residents', and under Theorem"
-    " 4's assumption: not for the outlier."
+    "Simulated incomes: 999 log-normal ones (median 30,000, log standard deviation 0.6) and one"
+    " of 10,000,000. Attacks: accuracy, with the target in half of the releases; the key is"
+    " seeded, so releases are not private. BDP ε at δ_μ = 1e-10 (γ = 1e-15), which implies δ ="
+    " 1e-5 for 99.999 % of residents from this distribution under Theorem 4's assumption; it does"
+    " not hold for the outlier."
 )
 
 
@@ -223,11 +218,12 @@ def _attack_rates(row: Row, release: Release, incomes: Array) -> dict[str, Any]:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     by_way = group_by(records, "way")
-    hidden, cut, loose = (by_way.get(way, []) for way in _COLOURS)
+    at_outlier, at_percentile, unclipped = (by_way.get(name, []) for name in _COLOURS)
     return [
-        *([_bound_remark(hidden)] if hidden else []),
-        *([_utility_remark(hidden[0], cut[0])] if hidden and cut else []),
-        *([_outlier_remark(loose[0]), _percentile_remark(loose[0])] if loose else []),
+        *([_bound_remark(at_outlier)] if at_outlier else []),
+        *map(_utility_remark, at_outlier[:1], at_percentile[:1]),
+        *map(_outlier_remark, unclipped[:1]),
+        *map(_percentile_remark, unclipped[:1]),
     ]
 
 
@@ -239,31 +235,31 @@ def _bound_remark(records: Sequence[Record]) -> str:
         for record in records
     ]
     return (
-        "Equation 1's bound is not attained by one mean: with the clip at the outlier's income, the"
-        f" worst there is, the best attack on the outlier is right in {', '.join(parts)}. It is"
-        " 1 − exp(−ε/2)/2 for Laplace noise; randomized response would attain the bound. The same"
-        f" attack on other residents is right in {first.measured[RESIDENTS]:.1f} % at"
-        f" ε = {first.settings['epsilon']:g}, hardly more than guessing."
+        "The bound of Equation 1 is not attained by a mean with Laplace noise: with clipping at"
+        " the outlier's income, the worst case, the best attack on the outlier has accuracy"
+        f" {', '.join(parts)}. In closed form it is 1 − exp(−ε/2)/2; randomized response would"
+        " attain the bound. On other residents the attack has accuracy"
+        f" {first.measured[RESIDENTS]:.1f} % at ε = {first.settings['epsilon']:g}."
     )
 
 
-def _utility_remark(hidden: Record, cut: Record) -> str:
+def _utility_remark(at_outlier: Record, at_percentile: Record) -> str:
     mean = float(draw_incomes().sum() + OUTLIER_INCOME) / NUM_RESIDENTS
     return (
-        f"What hides the outlier hides the mean of {mean:,.0f}: at ε ="
-        f" {hidden.settings['epsilon']:g} the noise is {hidden.measured[NOISE_ERROR]:,.0f} in size"
-        f" with the clip at the outlier. At the 99th percentile it is"
-        f" {cut.measured[NOISE_ERROR]:,.0f}, and {cut.measured[CLIPPING_ERROR]:,.0f} are clipped"
-        " away, nearly all of them the outlier's."
+        f"Utility: the mean is {mean:,.0f}. At ε = {at_outlier.settings['epsilon']:g} the noise"
+        f" scale is {at_outlier.measured[NOISE_ERROR]:,.0f} with clipping at the outlier, and"
+        f" {at_percentile.measured[NOISE_ERROR]:,.0f} with clipping at the 99th percentile, which"
+        f" adds a clipping error of {at_percentile.measured[CLIPPING_ERROR]:,.0f}, nearly all from"
+        " the outlier."
     )
 
 
 def _outlier_remark(record: Record) -> str:
     return (
-        f"“{record.row}”: the Bayesian ε of {record.measured[BAYESIAN]:.2f} says nothing of the"
-        " outlier, who is not drawn like the others; the attack is right in"
+        f"“{record.row}”: the BDP ε of {record.measured[BAYESIAN]:.2f} does not cover the outlier,"
+        " who is not from the distribution of the others; the attack has accuracy"
         f" {record.measured[OUTLIER]:.1f} %, and DP ε is infinite. With the outlier among the"
-        f" draws the Bayesian ε is {record.measured[WITH_OUTLIER]:.0f}: it depends on the draws."
+        f" samples the BDP ε is {record.measured[WITH_OUTLIER]:.0f}."
     )
 
 
@@ -271,27 +267,27 @@ def _percentile_remark(record: Record) -> str:
     release = make_release(record.settings["way"], record.settings["epsilon"])
     own = float(release.shift(income_at(math.log(1e5))))
     return (
-        f"“{record.row}”: nor does it hold for 99.999 % of the others. It is the ε of the largest"
-        f" of 999 incomes, while the resident at that percentile has {own:.2f}, and Definition 1"
-        f" at δ_μ = 1e-10 asks for {record.measured[KNOWN]:.2f}. Unclipped log-normal incomes have"
-        " no E exp(λ D) at all, and Theorem 4 nothing to estimate; with the clip at the outlier"
-        " they have, and the estimate is too small all the same."
+        f"“{record.row}”: the BDP ε does not hold for 99.999 % of the others either. It equals the"
+        " ε of the largest of 999 incomes, while the resident at that percentile has ε ="
+        f" {own:.2f}, and Definition 1 at δ_μ = 1e-10 gives {record.measured[KNOWN]:.2f}. For"
+        " unclipped log-normal incomes E exp(λ D) is infinite, so Theorem 4 does not apply; with"
+        " clipping at the outlier it is finite, but the estimate is still too small."
     )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     attacks = (
-        "How often the attacker rightly says whether a resident is in, by income. Lines: the best"
-        " attack in closed form; points: attacks that were run, on the outlier and on residents"
-        " picked at random (at the median income). Grey: the bound e^ε / (1 + e^ε) for clipped"
-        " incomes; of the release that does not clip there is none."
+        "Accuracy of the membership attack by income. Lines: best attack in closed form; points:"
+        " simulated attacks on the outlier and on random residents (drawn at the median income)."
+        " Grey: the bound e^ε / (1 + e^ε) for clipped incomes; the unclipped release has no"
+        " bound."
     )
     percentiles = (
-        "Bayesian ε of the same releases at ε = 1, against the share of the population for whom it"
+        "BDP ε of the same releases at ε = 1 against the share of the population for which it"
         " need not hold (lines: Student's estimate and Markov's inequality, δ = 1e-5), and the ε"
-        " that the resident at that percentile really has, income over scale (dotted). An account"
-        " is the largest draw's: beyond one in a thousand it is too small. Dashed: DP ε. The"
-        " outlier is at no percentile."
+        " of the resident at that percentile, income over noise scale (dotted). For shares below"
+        " one in a thousand the BDP ε is too small. Dashed: DP ε. The outlier is not part of the"
+        " distribution."
     )
     return {
         "attacks": (_attacks_figure(records), attacks),
@@ -305,7 +301,7 @@ def _attacks_figure(records: Sequence[Record]) -> Figure:
     for axis, (epsilon, shown) in zip(axes, by_epsilon, strict=True):
         _draw_attacks(axis, shown)
         axis.set(title=f"ε = {epsilon:g}", xscale="log", xlabel="income", ylim=(48, 102))
-    axes[0].set_ylabel("right answers (%)")
+    axes[0].set_ylabel("attack accuracy (%)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
@@ -331,7 +327,7 @@ def _percentiles_figure(records: Sequence[Record]) -> Figure:
         axes.loglog(series["shares"], series["bayesian"], color=colour)
         axes.plot(series["shares"], series["own"], ":", color=colour)
         axes.plot([], [], color=colour, label=record.settings["way"])
-    axes.plot([], [], ":", color=SOURCE, label="what the resident there has")
+    axes.plot([], [], ":", color=SOURCE, label="ε of the resident at this percentile")
     axes.axhline(least, color=SOURCE, linestyle="--", label="DP ε, clipped", zorder=1)
     axes.set(xlabel="share of the population left out", ylabel="ε")
     axes.invert_xaxis()
@@ -341,18 +337,17 @@ def _percentiles_figure(records: Sequence[Record]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="bdp_incomes",
-    title="A town's incomes: whom Bayesian privacy protects",
+    title="BDP for a mean income with an outlier",
     source="Triastcyn and Faltings (2020), Section 3",
     description=(
-        "The mean income of a town of 1,000 is released with Laplace noise: the sum under adding or"
-        " removing a resident, divided by the public 1,000. The attacker has every income, and"
-        " all residents but one, has a flat prior on whether that one is in, and decides by the"
-        " likelihoods. Equation 1 bounds the share of right answers by e^ε / (1 + e^ε).\n\n"
-        "Three ways: incomes clipped at the outlier's, 10,000,000; clipped at the 99th percentile"
-        " of the others, 121,000, which the noise is scaled to; and the same noise without"
-        " clipping, scaled to typical incomes, as Bayesian differential privacy allows. The"
-        " Bayesian account is from the 999 typical incomes, by the Rényi divergence of Laplace"
-        " noise (one step), orders 1 to a million."
+        "The mean income of a town of 1,000 is released with Laplace noise: the sum under adding"
+        " or removing a resident, divided by the public 1,000. The attacker has all incomes, has"
+        " a uniform prior on the membership of one resident, and decides by likelihood. Equation"
+        " 1 bounds the attack's accuracy by e^ε / (1 + e^ε).\n\n"
+        "Three methods: clipping at the outlier's income, 10,000,000; clipping at the 99th"
+        " percentile of the others, 121,000; and the noise of the latter without clipping, as"
+        " Bayesian differential privacy allows. The BDP account uses the 999 typical incomes and"
+        " the Rényi divergence of Laplace noise (one step), orders 1 to a million."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,6 +1,6 @@
-"""Errors of the estimators of Triastcyn and Faltings (2020) on known distributions.
+"""Errors of the BDP estimators of Triastcyn and Faltings (2020) on known distributions.
 
-``python -m experiments run bdp_limits``: half a minute on two CPU cores; the paper profile makes
+``python -m experiments run bdp_limits``: half a minute on two CPU cores; the paper profile runs
 more trials and takes minutes.
 """
 
@@ -41,7 +41,7 @@ def _rows(profile: str) -> list[Row]:
     coverage = {"trials": counts["trials"], "gammas": _GAMMAS, "seed": 0}
     repeated = {"repeats": counts["repeats"], "seed": 0}
     composition = {"losses": counts["losses"], "seed": 1}
-    # As near as whole numbers of records come to the other sizes.
+    # Numbers of pairs closest to the other sizes.
     pairs = [n * (n - 1) // 2 for n in estimates.RECORDS]
     sizes: dict[str, Sequence[int]] = dict.fromkeys(estimates.populations(), estimates.SIZES)
     settings: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ def _run_coverage(row: Row) -> Result:
             for place, gamma in enumerate(settings["gammas"])
         },
         certified={},
-        note="Shares of trials, by the number of draws: 16, 64, 256, 1,024 and 4,096.",
+        note="Shares of trials by sample size: 16, 64, 256, 1,024 and 4,096.",
         series={name: [each[name] for each in counts] for name in counts[0]},
     )
 
@@ -105,13 +105,13 @@ def _run_number(row: Row) -> Result:
         measured={
             "MA ε": estimates.moments_epsilon(),
             KNOWN: estimates.exact_epsilon(),
-            MOST: estimates.exact_epsilon_of_most(),
+            MOST: estimates.exact_epsilon_without_rarest(),
             STUDENT: [each[1] for each in curves["student"]],
             "Bayesian ε, Bernstein": [each[1] for each in curves["bernstein"]],
             "Bayesian ε, least without assumption": curves["limit"],
         },
         certified={"DP ε": estimates.certified_run_epsilon()},
-        note="Medians over repeats, by the number of draws: 16, 64, ..., 16,384.",
+        note="Medians over repeats by sample size: 16, 64, ..., 16,384.",
         series=curves,
     )
 
@@ -122,13 +122,13 @@ def _run_tails(row: Row) -> Result:
     return Result(
         measured={
             KNOWN: estimates.exact_epsilon(estimates.weibull_norm_at(shape)),
-            MOST: estimates.exact_epsilon_of_most(estimates.weibull_norm_at(shape)),
+            MOST: estimates.exact_epsilon_without_rarest(estimates.weibull_norm_at(shape)),
             STUDENT: [each[1] for each in curves["clipped"]],
             f"{KNOWN}, unclipped": math.inf,
             f"{STUDENT}, unclipped": [each[1] for each in curves["unclipped"]],
         },
         certified={"DP ε": estimates.certified_run_epsilon(), "DP ε, unclipped": math.inf},
-        note="Tails: medians over repeats, by the number of draws: 64, 1,024 and 16,384.",
+        note="Tails: medians over repeats by sample size: 64, 1,024 and 16,384.",
         series=curves,
     )
 
@@ -176,30 +176,30 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 def _inside_remark(record: Record) -> str:
     shares = record.measured[f"γ = 0.05: {_LABELS['student']}"]
     return (
-        "Theorem 4 holds where z is normal, and only there: its estimate is too small in"
-        f" {min(shares):.1f} to {max(shares):.1f} % of trials at γ = 5 %. Costs are no such z:"
-        " exp(Tλ D) is never negative, and its tail is long."
+        f"Theorem 4 holds for normal z: its estimate is too small in {min(shares):.1f} to"
+        f" {max(shares):.1f} % of trials at γ = 5 %. The costs exp(Tλ D) are not normal: they are"
+        " non-negative and have a long tail."
     )
 
 
 def _rare_remark(record: Record) -> str:
     few, many = record.settings["draws"][0], record.settings["draws"][-1]
     return (
-        "Where one record in 1,000 carries the mean, a sample without it has no spread, and"
-        " Student's estimate is too small whatever γ is, the source's 1e-15 included: with"
-        f" probability {100 * 0.999**few:.0f} % for {few} draws and {100 * 0.999**many:.1f} % for"
-        f" {many:,}. The"
-        " empirical Bernstein bound assumes only that z has a largest value, which clipping"
-        " provides, and keeps its promise."
+        "If one record in 1,000 determines the mean, a sample without such a record has variance"
+        " zero, and Student's estimate is too small for every γ, including the source's 1e-15:"
+        f" with probability {100 * 0.999**few:.0f} % for sample size {few} and"
+        f" {100 * 0.999**many:.1f} % for {many:,}. The empirical Bernstein bound assumes only a"
+        " bounded z, which clipping provides, and its failure rate is at most γ."
     )
 
 
 def _pairs_remark(record: Record) -> str:
     shares = record.measured[f"γ = 0.001: {_LABELS['student']}"]
     return (
-        "All pairs of one sample are not independent draws, as the source takes them: at γ = 0.1 %"
-        f" the estimate from {record.settings['draws'][-1]:,} pairs of {estimates.RECORDS[-1]}"
-        f" records is too small in {shares[-1]:.0f} % of trials, and more pairs make it worse."
+        "All pairs of one sample are not independent, as the source assumes: at γ = 0.1 % the"
+        f" estimate from {record.settings['draws'][-1]:,} pairs of {estimates.RECORDS[-1]} records"
+        f" is too small in {shares[-1]:.0f} % of trials, and the share grows with the number of"
+        " pairs."
     )
 
 
@@ -207,51 +207,51 @@ def _number_remark(record: Record) -> str:
     measured, few = record.measured, record.settings["draws"][0]
     certified = format_upper_bound(record.certified["DP ε"])
     return (
-        f"N draws cannot exclude that a share 1 − γ^(1/N) of the population has the norm C"
-        f" ({100 * estimates.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15), so that"
-        f" without an assumption ε is {estimates.least_distribution_free_epsilon(1_024):.2f} at"
-        f" least, where the moments accountant has {measured['MA ε']:.2f} for every record, and a"
-        f" tight account {certified}. Student's ε is {measured[STUDENT][0]:.2f} from {few} draws,"
-        f" below the {measured[KNOWN]:.2f} of the known distribution: the fewer the draws, the"
-        " better it looks."
+        "A sample of size N cannot exclude that a share 1 − γ^(1/N) of the population has norm C"
+        f" ({100 * estimates.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15). Without"
+        " distributional assumptions ε is therefore at least"
+        f" {estimates.least_distribution_free_epsilon(1_024):.2f}; the moments accountant gives"
+        f" {measured['MA ε']:.2f} for every record, and {certified} is certified. Student's ε is"
+        f" {measured[STUDENT][0]:.2f} for sample size {few}, below the exact value"
+        f" {measured[KNOWN]:.2f}: it is smaller for smaller samples."
     )
 
 
 def _tails_remark(record: Record) -> str:
     unclipped = record.measured[f"{STUDENT}, unclipped"]
     return (
-        "Of Weibull norms that are not clipped E z is infinite in this run, and Corollary 1 has no"
-        " ε. Student's ε then grows with the draws:"
-        f" {format_value(unclipped[0])} from {record.settings['draws'][0]} and"
-        f" {format_value(unclipped[-1])} from {record.settings['draws'][-1]:,} of shape 1/2."
+        "For unclipped Weibull norms E z is infinite in this run, and Corollary 1 gives no ε."
+        f" Student's ε then grows with the sample size: {format_value(unclipped[0])} for"
+        f" {record.settings['draws'][0]} and {format_value(unclipped[-1])} for"
+        f" {record.settings['draws'][-1]:,} samples of shape 1/2."
     )
 
 
 def _rarest_remark(record: Record) -> str:
     measured, most = record.measured, record.settings["draws"][-1]
     return (
-        "With light tails, Weibull of shape 2, no draws show what E z is made of: clipped records"
-        " are one in 1e13, and carry it at the orders that matter. Corollary 1's ε is"
-        f" {measured[KNOWN]:.2f} where the distribution is known,"
-        f" Student's {measured[STUDENT][-1]:.2f} from {most:,} draws, clipped or not."
-        " Which is not to say that the loss itself is that large: with the rarest records given up"
-        f" as half of δ, ε = {measured[MOST]:.2f} holds. Theorem 4 does not say so."
+        "With light tails, Weibull of shape 2, samples of this size do not contain the records"
+        " that determine E z: one record in 1e13 is clipped, and these dominate at the relevant"
+        f" orders. Corollary 1 gives ε = {measured[KNOWN]:.2f} for the known distribution,"
+        f" Student's estimate {measured[STUDENT][-1]:.2f} for {most:,} samples, clipped or not. If"
+        f" the rarest records are counted as half of δ, ε = {measured[MOST]:.2f} holds; this does"
+        " not follow from Theorem 4."
     )
 
 
 def _composition_remark(record: Record) -> str:
     measured = record.measured
     return (
-        "Theorem 1 is exact if each record has the same norm in every step, and no closer: where"
-        " the norms go round, so that all records are alike over the run, it still charges the"
-        f" worst, ε = {measured['Bayesian ε, Theorem 1']:.2f} instead of"
+        "Theorem 1 is exact only if each record has the same norm in every step. If the norms"
+        " rotate among the records, so that all records have the same total, it gives the worst"
+        f" case, ε = {measured['Bayesian ε, Theorem 1']:.2f} instead of"
         f" {measured['Bayesian ε, exact moments']:.2f}. The simulated privacy loss exceeds"
         f" {measured['Bayesian ε, simulated']:.2f} with probability δ."
     )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Returns those pictures whose rows were run."""
+    """Returns the figures whose rows were run."""
     draw = {
         "coverage": ("coverage", _coverage_figure, _COVERAGE),
         "number": ("draws", _draws_figure, _DRAWS_CAPTION),
@@ -267,26 +267,25 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 
 _COVERAGE = (
-    "How often an estimate of E z is below it, against the number of draws, with 99 % intervals"
-    " (Clopper and Pearson): circles at γ = 0.05, squares at γ = 0.001, dotted what γ allows; no"
-    " failure in any trial lies on the edge. Only the first population is inside Theorem 4's"
-    " assumption."
+    "Share of estimates below E z against the sample size, with 99 % intervals (Clopper and"
+    " Pearson): circles at γ = 0.05, squares at γ = 0.001; dotted: γ. Points without failures lie"
+    " on the edge. Only the first population satisfies Theorem 4's assumption."
 )
 _DRAWS_CAPTION = (
-    "ε of 1,000 steps against the number of draws at γ = 1e-15. Student's estimate is below the"
-    " truth while the draws miss what carries it. What no assumption can exclude keeps ε near that"
-    " of every record (DP). Bands: 5 to 95 % of repeats."
+    "ε of 1,000 steps against the sample size at γ = 1e-15. Student's estimate is below the exact"
+    " value if the sample misses the records with large norms. The distribution-free lower limit"
+    " is close to the DP ε. Bands: 5 to 95 % of repeats."
 )
 _TAILS = (
     "Student's ε of the same run with Weibull norms. Left: clipped at C, with the exact values"
-    " dotted. Right: not clipped, where the exact value is infinite for all three: of the heavier"
-    " tails ε grows with the draws without end, and of shape 2 they do not show it. Bands: 5 to"
-    " 95 % of repeats."
+    " dotted. Right: not clipped, where the exact value is infinite for all three shapes: for the"
+    " heavier tails ε grows with the sample size, for shape 2 it does not. Bands: 5 to 95 % of"
+    " repeats."
 )
 _COMPOSITION = (
-    "Privacy loss L of 20 steps over release and record. Left: log E exp(λ L), exact (lines) and by"
-    " Theorem 1 (dashed, the same for all three). Right: Pr[L ≥ ε], simulated, and the bounds on"
-    " it that the moments give. Where records keep their norms Theorem 1 loses nothing."
+    "Privacy loss L of 20 steps over release and record. Left: log E exp(λ L), exact (lines) and"
+    " by Theorem 1 (dashed, the same for all three rows). Right: Pr[L ≥ ε], simulated, and its"
+    " Chernoff bounds. Theorem 1 is exact if records keep their norms."
 )
 _ESTIMATORS: Mapping[str, dict[str, Any]] = {
     "student": {"color": PALETTE[1], "label": "Student (Theorem 4)"},
@@ -303,7 +302,7 @@ def _coverage_figure(records: Sequence[Record]) -> Figure:
     for axis in axes[::4]:
         axis.set_ylabel("share too small")
     for axis in axes[4:]:
-        axis.set_xlabel("draws")
+        axis.set_xlabel("sample size")
     known = [axis.get_legend_handles_labels() for axis in axes]
     handles = {label: handle for each in known for handle, label in zip(*each, strict=True)}
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (0.98, 0.12)}
@@ -342,8 +341,8 @@ def _draws_figure(records: Sequence[Record]) -> Figure:
     for name, style in _ESTIMATORS.items():
         label = f"Bayesian, {style['label']}"
         _draw_band(axes, sizes, series[name], **style | {"label": label, "marker": ""})
-    axes.plot(sizes, series["limit"], "--", color=MEASURED, label="the least without assumption")
-    axes.set(xscale="log", xlabel="draws", ylabel="ε at δ = 1e-5", ylim=(0, None))
+    axes.plot(sizes, series["limit"], "--", color=MEASURED, label="distribution-free lower limit")
+    axes.set(xscale="log", xlabel="sample size", ylabel="ε at δ = 1e-5", ylim=(0, None))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
@@ -357,8 +356,10 @@ def _tails_figure(records: Sequence[Record]) -> Figure:
         left.axhline(record.measured[KNOWN], color=colour, linestyle=":")
         _draw_band(right, sizes, record.series["unclipped"], **style)
     left.axhline(records[0].certified["DP ε"], color="black", label="DP, certified")
-    left.set(xscale="log", xlabel="draws", ylabel="ε at δ = 1e-5", ylim=(0, None), title="clipped")
-    right.set(xscale="log", yscale="log", xlabel="draws", title="not clipped")
+    left.set(
+        xscale="log", xlabel="sample size", ylabel="ε at δ = 1e-5", ylim=(0, None), title="clipped"
+    )
+    right.set(xscale="log", yscale="log", xlabel="sample size", title="not clipped")
     left.legend()
     return figure
 
@@ -382,7 +383,7 @@ def _composition_figure(records: Sequence[Record]) -> Figure:
 
 
 def _chernoff(moments: Any) -> tuple[Any, Any]:
-    """Theorem 2's bounds on the probability of a loss of each epsilon."""
+    """Returns Chernoff bounds (Theorem 2) on the probability of a loss of each epsilon."""
     epsilons = np.linspace(0.0, 4.0, 81)
     exponents = moments - np.array(ORDERS) * epsilons[:, None]
     return epsilons, np.exp(np.minimum(exponents.min(axis=1), 0.0))
@@ -390,23 +391,26 @@ def _chernoff(moments: Any) -> tuple[Any, Any]:
 
 EXPERIMENT = Experiment(
     name="bdp_limits",
-    title="The limits of Bayesian accounts, measured",
+    title="Errors of BDP estimators",
     source="Triastcyn and Faltings (2020), Theorems 1 and 4",
     description=(
-        "How often an estimate of E z, z = exp(Tλ D), is too small, on populations whose mean is"
-        " known: Theorem 4's (Student), which should fail in a share γ of trials, and the empirical"
-        " Bernstein bound, which assumes only that z is bounded. Normal: N(10, 1), the one inside"
-        " Theorem 4's assumption. Log-normal: log z ~ N(0, 4). Pareto: tail index 1.5. One in"
-        " 1,000: z = 1e6 with probability 1/1000, else 1. Clipped norms: z at λ = 8 of 1,000 steps,"
-        " q = 0.01, noise C, norms log-normal with median 0.15 C, one in 1,275 clipped. Pairs:"
-        " z = exp(0.02 |x − x'|²), x normal in 8 dimensions, of independent pairs and of all pairs"
-        " of one sample.\n\n"
-        "Number of draws: ε at δ = 1e-5 (γ = 1e-15) of that run from draws of those norms, and"
-        " tails: of Weibull norms of the same median. The same draws stand for all steps.\n\n"
+        "Coverage: the share of trials in which an estimate of E z, z = exp(Tλ D), is too small,"
+        " on populations with known mean: Theorem 4's estimate (Student), which should fail in a"
+        " share γ of trials, and the empirical Bernstein bound, which assumes only that z is"
+        " bounded. Normal: N(10, 1), the only one that satisfies Theorem 4's assumption."
+        " Log-normal: log z ~ N(0, 4). Pareto: tail index 1.5. One in 1,000: z = 1e6 with"
+        " probability 1/1000, else 1. Clipped norms: z at λ = 8 of 1,000 steps, q = 0.01, noise"
+        " C, norms log-normal with median 0.15 C, one in 1,275 clipped. Pairs: z = exp(0.02 |x −"
+        " x'|²), x normal in 8 dimensions, of independent pairs and of all pairs of one"
+        " sample.\n\n"
+        "Number of draws: ε at δ = 1e-5 (γ = 1e-15) of that run, estimated from samples of those"
+        " norms; tails: from Weibull norms with the same median. The same sample is used for all"
+        " steps.\n\n"
         "Composition: a model of 100 records with known norms in 20 steps (q = 0.1, noise of one"
-        " clip bound, δ = 1e-3), with E over records exact, by Theorem 1, and by simulating"
-        " releases and their privacy loss L. Kept is the share of steps in which a record has a"
-        " norm of its own; in the others the norms go round."
+        " clip bound, δ = 1e-3), with the expectation over records computed exactly, by Theorem"
+        " 1, and by simulation of releases and their privacy loss L. Kept: the share of steps in"
+        " which each record has its own norm; in the other steps the norms rotate among the"
+        " records."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,11 +1,11 @@
 """Estimates of E z, z = exp(Tλ D), on known distributions, and Theorem 1 on a small model.
 
-Theorem 4's estimate (Student) exceeds the mean with probability 1 - γ where z is normal. The run
-that costs are of has 1,000 Poisson-sampled steps and noise of one clip bound; the same draws stand
-for every step, so that Theorem 1 loses nothing and all differences are the estimators'.
+Theorem 4's estimate (Student) exceeds the mean with probability 1 - γ if z is normal. The run has
+1,000 Poisson-subsampled steps with noise of one clip bound, and the same samples for every step,
+for which Theorem 1 is exact.
 
-The small model has 100 records, one of which, equally likely, is x', and known norms in 20 steps:
-E exp(λ L) is a finite sum, and so is Theorem 1's bound; the privacy loss L can be simulated.
+The small model has 100 records with known norms in 20 steps, so that E exp(λ L) and Theorem 1's
+bound are finite sums, and the privacy loss L can be simulated.
 """
 
 import functools
@@ -25,12 +25,12 @@ from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.sweeps import MeanAndError, quantiles
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
-# (levels) -> the norms that shares exp(-level) of a population exceed.
+# From levels to the norms that shares exp(-level) of a population exceed.
 NormAt = Callable[[Array], Array]
 
 ORDERS = tuple(range(1, 33))
 SIZES = (16, 64, 256, 1_024, 4_096)
-# Numbers of records of which there are about as many pairs.
+# Numbers of records with about as many pairs as `SIZES`.
 RECORDS = (6, 12, 23, 46, 91)
 # The run, and the population of clipped norms, in units of C.
 RUN: Mapping[str, float] = {"sampling_rate": 0.01, "noise_std": 1.0}
@@ -42,24 +42,18 @@ _COORDINATES, _PAIR_SCALE = 8, 0.02
 _CHUNK = 2**20
 _LAST_LEVEL, _GRID = 40.0, 2**14
 
-# The small model: norms, and how many of the records have each in a step.
+# The small model: norms, and the number of records with each in a step.
 NUM_RECORDS, MODEL_STEPS, MODEL_RATE, MODEL_NOISE, MODEL_DELTA = 100, 20, 0.1, 1.0, 1e-3
 _NORMS, _NUMBERS = (0.2, 0.5, 1.0), (80, 17, 3)
 _LOSSES_AT_ONCE = 100_000
 
 
 class Population(NamedTuple):
-    """A distribution of z.
+    """A distribution of z."""
 
-    Attributes:
-      draw: returns log z, from a generator and a shape ``(trials, draws)``.
-      log_mean: the logarithm of its exact mean.
-      log_bound: the logarithm of the largest z, infinite where there is none.
-    """
-
-    draw: Draw
-    log_mean: float
-    log_bound: float = math.inf
+    draw: Draw  # from generator and shape (trials, draws) to log z
+    log_mean: float  # log of the exact mean
+    log_bound: float = math.inf  # log of the largest z, or infinite
 
 
 @functools.cache
@@ -96,7 +90,7 @@ def populations() -> dict[str, Population]:
 
 
 def _draw_all_pairs(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """All pairs of as many records as have at most that many: dependent draws."""
+    """Draws all pairs of a sample of records, which are dependent."""
     num_records = math.isqrt(2 * shape[1]) + 1
     records = generator.normal(size=(shape[0], num_records, _COORDINATES))
     squares = np.square(records).sum(axis=-1)
@@ -106,7 +100,7 @@ def _draw_all_pairs(generator: np.random.Generator, shape: tuple[int, int]) -> A
 
 
 def log_normal_norms(generator: np.random.Generator, shape: Sequence[int]) -> Array:
-    """Draws norms over C, most of them small: one in 1,275 is clipped.
+    """Draws log-normal norms in units of C, of which one in 1,275 is clipped.
 
     >>> log_normal_norms(np.random.default_rng(0), (2, 3)).shape
     (2, 3)
@@ -120,7 +114,7 @@ def log_normal_norm_at(levels: Array) -> Array:
 
 
 def weibull_norm_at(shape: float) -> NormAt:
-    """Returns the same of Weibull norms with this shape and the same median.
+    """Returns the quantile function of Weibull norms with this shape and the same median.
 
     >>> float(weibull_norm_at(1.0)(np.log([2.0]))[0])
     0.15
@@ -129,16 +123,12 @@ def weibull_norm_at(shape: float) -> NormAt:
 
 
 def run_log_moments(norms: Array) -> Array:
-    """Returns log moments of one step of the run at all orders, orders last, of norms over C."""
+    """Returns log moments of one step at all orders, on a last axis, from norms in units of C."""
     return costs.log_moments(norms, **RUN, orders=ORDERS)
 
 
 def clipped_mean(norm_at: NormAt, last_level: float = _LAST_LEVEL) -> Array:
-    """Returns log E exp(Tλ D) at all orders, of norms of known distribution clipped at C = 1.
-
-    Args:
-      norm_at: of the population.
-      last_level: norms at higher levels count as the norm at this one.
+    """Returns log E exp(Tλ D) at all orders for norms of known distribution clipped at C = 1.
 
     >>> bool(np.all(clipped_mean(lambda levels: np.ones_like(levels)) > 0))
     True
@@ -155,7 +145,7 @@ def num_too_small(
 ) -> dict[str, list[int]]:
     """Counts trials whose estimate is below the mean, by estimator and for each γ.
 
-    The empirical Bernstein bound is counted only where z is bounded.
+    The empirical Bernstein bound is counted only if z is bounded.
     """
     generator = np.random.default_rng((seed, num_draws))
     bounded = math.isfinite(population.log_bound)
@@ -185,34 +175,31 @@ def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Ar
 
 
 def certified_run_epsilon() -> float:
-    """Returns the tight DP ε of the run."""
+    """Returns the certified DP ε of the run."""
     rate, noise = RUN["sampling_rate"], RUN["noise_std"]
     return costs.certified_epsilon(60_000, rate, noise, NUM_STEPS, "zero_out", DELTA)
 
 
 def moments_epsilon() -> float:
-    """Returns the moments accountant's ε of the run, at the orders of the Bayesian ones."""
+    """Returns the moments accountant's ε of the run, at the orders of the BDP accounts."""
     noise, rate = RUN["noise_std"], RUN["sampling_rate"]
     orders = [order + 1 for order in ORDERS]
     return float(moments_accountant.compute_epsilon(noise, rate, NUM_STEPS, DELTA, orders))
 
 
 def exact_epsilon(norm_at: NormAt = log_normal_norm_at) -> float:
-    """Returns the Bayesian ε of clipped norms whose distribution is known."""
+    """Returns the BDP ε of clipped norms of known distribution."""
     return _epsilon(clipped_mean(norm_at))
 
 
-def exact_epsilon_of_most(norm_at: NormAt = log_normal_norm_at) -> float:
-    """Returns it with the records of the largest norms, half of δ, given up as a part of δ.
-
-    Corollary 1 does not: its expectation is over all records, however rare.
-    """
+def exact_epsilon_without_rarest(norm_at: NormAt = log_normal_norm_at) -> float:
+    """Returns the BDP ε without the largest norms, whose probability is counted as half of δ."""
     log_means = clipped_mean(norm_at, -math.log(DELTA / 2))
     return float(epsilons(log_means, DELTA / 2, 0.0, ORDERS))
 
 
 def unseen_share(num_draws: int, failure_probability: float = FAILURE) -> float:
-    """Returns the share of a population that none of the draws is of, with this probability.
+    """Returns the largest population share that a sample misses with this probability.
 
     >>> round(unseen_share(1_024), 3)
     0.033
@@ -221,9 +208,9 @@ def unseen_share(num_draws: int, failure_probability: float = FAILURE) -> float:
 
 
 def least_distribution_free_epsilon(num_draws: int) -> float:
-    """Returns ε if the share that draws cannot exclude has the norm C, the rest the true norms.
+    """Returns a lower bound on the ε of every distribution-free estimate.
 
-    It is a lower bound on every estimate without assumptions.
+    It is the BDP ε if the share that the sample may miss has norm C.
     """
     share, worst = unseen_share(num_draws), NUM_STEPS * run_log_moments(np.ones(1))[0]
     rest = math.log1p(-share) + clipped_mean(log_normal_norm_at)
@@ -231,12 +218,12 @@ def least_distribution_free_epsilon(num_draws: int) -> float:
 
 
 def _epsilon(log_means: Array) -> float:
-    """Returns ε; the estimates of all steps may fail with a probability that δ includes."""
+    """Returns ε, with the failure probability of all estimates as a part of δ."""
     return float(epsilons(log_means, DELTA, NUM_STEPS * FAILURE, ORDERS))
 
 
 def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
-    """Returns ε against the number of draws: 5, 50 and 95 % of the repeats, and the limit."""
+    """Returns quantiles of ε over repeats by sample size, and the distribution-free limit."""
     curves: dict[str, Any] = {"student": [], "bernstein": []}
     for size in sizes:
         generator = np.random.default_rng((seed, size))
@@ -248,7 +235,7 @@ def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any
 
 
 def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
-    """Returns the same of Student's ε for Weibull norms, clipped and not."""
+    """Returns quantiles of Student's ε by sample size for Weibull norms, clipped and not."""
     curves: dict[str, Any] = {"clipped": [], "unclipped": []}
     for size in sizes:
         levels = np.random.default_rng((seed, size)).exponential(size=(repeats, size))
@@ -266,7 +253,7 @@ def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> 
 
 
 def _clipped_epsilons(norms: Array) -> tuple[float, float]:
-    """Returns ε by Student, at most that of the norm C, and by empirical Bernstein."""
+    """Returns ε by Student's estimate, capped at the worst case, and by empirical Bernstein."""
     values, worst = NUM_STEPS * run_log_moments(norms), NUM_STEPS * run_log_moments(np.ones(1))[0]
     student = np.minimum(estimators.student_upper_bound(values, FAILURE), worst)
     bernstein = estimators.empirical_bernstein_upper_bound(values, FAILURE, worst)
@@ -274,11 +261,9 @@ def _clipped_epsilons(norms: Array) -> tuple[float, float]:
 
 
 def norms_by_step(kept: float) -> Array:
-    """Returns the small model's norms, ``(steps, records)``: each step has the same norms.
+    """Returns the small model's norms, ``(steps, records)``.
 
-    Args:
-      kept: the share of steps in which each record has its own norm; in the others the norms
-        rotate, a few records further in each step.
+    Each record has its own norm in a share ``kept`` of the steps; in the others the norms rotate.
 
     >>> bool(np.all(np.sort(norms_by_step(0.5)) == np.sort(norms_by_step(1.0))))
     True
@@ -295,19 +280,19 @@ def _model_log_moments(norms: Array, orders: Sequence[int]) -> Array:
 
 
 def exact_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
-    """Returns log E exp(λ L) of all steps: the mean over records of their own products."""
+    """Returns log E exp(λ L) of all steps, exactly."""
     products = _model_log_moments(norms, orders).sum(axis=0)
     return np.asarray(logsumexp(products, axis=0) - math.log(NUM_RECORDS))
 
 
 def theorem_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
-    """Returns Theorem 1's bound: Hölder's inequality, with the expectations known."""
+    """Returns Theorem 1's bound (Hölder's inequality) with exact expectations."""
     powers = logsumexp(MODEL_STEPS * _model_log_moments(norms, orders), axis=1)
     return np.asarray((powers - math.log(NUM_RECORDS)).mean(axis=0))
 
 
 def simulated_losses(norms: Array, draws: int, seed: int) -> Array:
-    """Draws privacy losses of all steps together, over x' and the releases."""
+    """Draws total privacy losses over the record x' and the releases."""
     generator = np.random.default_rng(seed)
     losses = []
     for start in range(0, draws, _LOSSES_AT_ONCE):
@@ -321,7 +306,7 @@ def simulated_losses(norms: Array, draws: int, seed: int) -> Array:
 
 
 def simulated_moment(losses: Array, order: int) -> MeanAndError:
-    """Returns E exp(λ L) from drawn losses.
+    """Returns the mean of exp(λ L) over simulated losses, and its standard error.
 
     >>> simulated_moment(np.zeros(10), 2)
     MeanAndError(mean=1.0, error=0.0)
@@ -331,6 +316,6 @@ def simulated_moment(losses: Array, order: int) -> MeanAndError:
 
 
 def certified_model_epsilon() -> float:
-    """Returns the tight DP ε of the small model's run: the largest norm is the clip bound."""
+    """Returns the certified DP ε of the small model; the largest norm is the clip bound."""
     shape = (NUM_RECORDS, MODEL_RATE, MODEL_NOISE, MODEL_STEPS)
     return costs.certified_epsilon(*shape, "zero_out", MODEL_DELTA)

@@ -1,4 +1,4 @@
-"""MNIST, Table 1 of Triastcyn and Faltings (2020): BDP and DP of its protocol, and with clipping.
+"""MNIST, Table 1 of Triastcyn and Faltings (2020): BDP and DP of CNN training.
 
 ``python -m experiments run bdp_mnist``: on two CPU cores about two minutes (``quick``: two epochs
 a row) or an hour (``paper``: 50 epochs). A stopped row resumes from its last epoch.
@@ -24,7 +24,7 @@ _OURS = published_row(96.0, (2.2, 0.898))
 
 @functools.cache
 def load_mnist() -> Dataset:
-    """Returns MNIST, or what stands in for it where it cannot be had."""
+    """Returns MNIST, or its stand-in if it is not available."""
     return dpjax.datasets.load("mnist")
 
 
@@ -34,11 +34,11 @@ def _rows(profile: str) -> list[Row]:
 
     common: Any = {"epochs": epochs, "published_epochs": _EPOCHS, "batch_size": 1024}
 
-    def row(name: str, source: dict[str, float], way: str, rate: float, **changes: Any) -> Row:
-        settings = Settings(way, "sgd", rate, **common, **changes)
+    def row(name: str, source: dict[str, float], method: str, rate: float, **changes: Any) -> Row:
+        settings = Settings(method, "sgd", rate, **common, **changes)
         return Row(name, dataclasses.asdict(settings), source)
 
-    # In 117 steps of 0.02 nothing is learned.
+    # 117 steps of size 0.02 are too few to learn.
     source_rate = 0.1 if quick else 0.02
     tenth: Any = {"share_of_weights": 0.1}
     rows = [
@@ -60,26 +60,26 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     return [
-        "The network is the CNN of Bu et al. (2020), 26,010 parameters. The published code has one"
-        " with batch normalisation, where one example's gradient depends on its whole batch: no"
-        " account of examples holds for it.",
-        "The 10 % of the weights that a step updates are drawn without looking at the data, and the"
-        " others are held fixed before anything is clipped, so norms are those of the drawn ones.",
+        "The network is the CNN of Bu et al. (2020), 26,010 parameters. The network of the"
+        " published code has batch normalisation, with which an example's gradient depends on the"
+        " whole batch, so that no per-example account holds.",
+        "The 10 % of the weights that a step updates are sampled independently of the data; the"
+        " gradient of the others is zero before clipping.",
         *remarks(records),
     ]
 
 
 EXPERIMENT = Experiment(
     name="bdp_mnist",
-    title="MNIST by two accounts",
+    title="MNIST: DP and BDP accounting",
     source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
-    description=DESCRIPTION
-    + "\n\nRows: no privacy; the source's protocol (batches of 1,024, σ = 0.1 on the clipped mean,"
-    " a random tenth of the weights in each step; step size 0.02, in the shortened run 0.1);"
-    " examples clipped to 1 with noise for the published DP ε; the same with noise for the"
-    " published BDP ε, aimed at through DP at the same δ; a clip bound that no norm reaches, with"
-    " much noise, where the two accounts differ most; in full, also a tenth of the weights with"
-    " examples clipped.",
+    description=DESCRIPTION + "\n\n"
+    "Rows: no privacy; the source's protocol (batches of 1,024, σ = 0.1 on the clipped mean, a"
+    " random tenth of the weights in each step; step size 0.02, in the shortened run 0.1);"
+    " per-example clipping to 1 with noise calibrated to the published DP ε, and with noise"
+    " calibrated to a DP ε equal to the published BDP ε at the same δ; a clip bound above all"
+    " norms with large noise, where the two accounts differ most; in the paper profile, also a"
+    " tenth of the weights with per-example clipping.",
     rows=_rows,
     run_row=_run_row,
     data=lambda: load_mnist().name,

@@ -1,7 +1,7 @@
 """Rows of Table 1 with neural networks: results, gradient distances (Figure 2), figures, remarks.
 
-Both tests on distances assume independent numbers. The distances of all pairs of a sample are not
-independent: equal distributions are then called different far more often than one time in twenty.
+Both tests on distances assume independent samples. The distances of all pairs of a sample are
+dependent, so that the tests reject equal distributions far more often than at their level.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,29 +36,28 @@ _NUM_PAIRS, _NUM_EXAMPLES, _NUM_BINS = 500, 100, 40
 _MOST_COLUMNS = 3
 
 TWO_ACCOUNTS = (
-    "DP ε is certified (PLD) for every record at δ = 1e-5; BDP ε is that of the same steps for"
-    " 99.999 % of the records drawn like the data, by the Bayesian accountant at δ_μ = 1e-10, from"
-    " the norms that clipping computes; neighbours differ by the presence of one record. An"
-    " attacker with a flat prior is right about one record at most e^ε / (1 + e^ε) of the time. The"
-    " Bayesian column does not cover outliers and rests on the assumptions that its certificate"
-    " lists.\n\n"
+    "DP ε is certified (PLD) for every record at δ = 1e-5. BDP ε of the same steps holds for"
+    " 99.999 % of records from the data distribution, by the BDP accountant at δ_μ = 1e-10 from"
+    " the gradient norms; neighbours differ by the presence of one record. The accuracy of a"
+    " membership attack with uniform prior is at most e^ε / (1 + e^ε). The BDP column does not"
+    " cover outliers and relies on the assumptions listed in its certificate.\n\n"
 )
 DESCRIPTION = (
-    f"{TWO_ACCOUNTS}"
-    "“The source's protocol” is that of its published code: the mean of a batch is clipped, not"
-    " its examples. One example can then carry the mean from one end of the ball to the other, so"
-    " its noise is 0.5 σ in units of what is certified. Clipping to a ball never lengthens a"
-    " difference, so the Bayesian account of that run is from the unclipped norms over the batch"
-    " size. Beside it stands the source's own formula, from pairs of examples: not an upper bound."
-    "\n\nStep sizes and clips that the source does not give were settled in a few tries with test"
-    " accuracies in view, which no ε counts."
+    f"{TWO_ACCOUNTS}“The source's protocol” is that of its published code: the mean gradient of a"
+    " batch is clipped, not the examples' gradients. One example can then move the mean from one"
+    " end of the clipping ball to the other, so that the noise multiplier is 0.5 σ. Clipping to a"
+    " ball does not increase distances, so the BDP account of that run uses the unclipped norms"
+    " over the batch size. The source's own formula, on pairs of examples, is shown too; it is"
+    " not an upper bound.\n\n"
+    "Step sizes and clip bounds that the source does not state were chosen by test accuracy in a"
+    " few runs, which no ε accounts for."
 )
 
 
 def published_row(
     accuracy: float, dp: tuple[float, float] | None = None, bdp: tuple[float, float] | None = None
 ) -> dict[str, float]:
-    """The source's figures of a row: accuracy, then epsilon and attack bound by both accounts."""
+    """Returns the published values: accuracy, and (epsilon, attack bound) by DP and BDP."""
     found = {ACCURACY: accuracy}
     for names, figures in (((DP, DP_ATTACK), dp), ((BDP, BDP_ATTACK), bdp)):
         found.update(zip(names, figures or (), strict=False))
@@ -66,14 +65,7 @@ def published_row(
 
 
 def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Result:
-    """Trains a row, and computes both accounts of the same steps.
-
-    Args:
-      row: of either table.
-      context: its folder keeps the checkpoints.
-      task: network and data.
-      landmark: the accuracy (%) to which epochs are counted.
-    """
+    """Trains a row and computes the DP and BDP accounts; ``landmark`` is an accuracy in %."""
     target = row.settings["target"]
     settings = Settings(**{**row.settings, "target": target and tuple(target)})
     run = train(settings, task, context.folder)
@@ -92,8 +84,8 @@ def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Resul
     note = f"{task.data.note} Seeded key: the noise is reproducible, so this run is not private."
     if settings.epochs < settings.published_epochs:
         note += (
-            f" Shortened: fewer than {settings.published_epochs} epochs, so not the source's"
-            " accuracy, and every ε is that of the epochs that were run."
+            f" Shortened: fewer than {settings.published_epochs} epochs, so accuracies are lower"
+            " than the source's; every ε is that of the epochs run."
         )
     if settings.way == PLAIN:
         return Result(measured, {}, note, series)
@@ -104,7 +96,7 @@ def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Resul
     else:
         measured[ABOVE] = 100 * run.share_clipped
     noise: Any = run.mechanism.noise_multiplier
-    # A Bayesian epsilon rests on assumptions: it is measured, never certified.
+    # BDP epsilon relies on assumptions, so it is measured, not certified.
     measured |= {"noise multiplier": noise, BDP: epsilon.bdp, BDP_ATTACK: attack.bdp}
     at_population = bdp.epsilon(run.account, 1e-10).dp
     certified = {DP: epsilon.dp, DP_ATTACK: attack.dp, "DP ε at δ = 1e-10": at_population}
@@ -112,12 +104,7 @@ def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Resul
 
 
 def compare(key: PRNGKey, loss_fn: LossFn, weights: Any, data: Dataset) -> dict[str, Any]:
-    """Compares gradient distances within the training and within the test part, JSON-ready.
-
-    Returns:
-      ``"disjoint pairs"`` and ``"all pairs"``, each with ``"train"`` and ``"test"`` (counts by bin
-      of ``"edges"``) and the p-values ``"t"`` and ``"levene"``.
-    """
+    """Compares gradient distances within the training and the test part, by kind of pairs."""
     train_key, test_key = jax.random.split(key)
     found = {}
     for name, distances in ((_DISJOINT, disjoint_distances), (_ALL, all_distances)):
@@ -128,7 +115,7 @@ def compare(key: PRNGKey, loss_fn: LossFn, weights: Any, data: Dataset) -> dict[
 
 
 def disjoint_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split) -> np.ndarray:
-    """Returns the gradients' distances of disjoint pairs of examples: independent numbers."""
+    """Returns gradient distances of disjoint pairs of examples, which are independent."""
     num_pairs = min(_NUM_PAIRS, len(part.y) // 2)
     pairs = np.asarray(bdp.sample_disjoint_pairs(key, len(part.y), num_pairs=num_pairs))
     first, second = ((part.x[rows], part.y[rows]) for rows in pairs)
@@ -136,7 +123,7 @@ def disjoint_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split)
 
 
 def all_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split) -> np.ndarray:
-    """Returns the gradients' distances of all pairs of 100 examples: dependent numbers."""
+    """Returns gradient distances of all pairs of 100 examples, which are dependent."""
     rows = np.asarray(jax.random.permutation(key, len(part.y))[:_NUM_EXAMPLES])
     examples = jnp.asarray(part.x[rows]), jnp.asarray(part.y[rows])
     gradients = jax.jit(jax.vmap(jax.grad(loss_fn), in_axes=(None, 0)))(weights, examples)
@@ -145,7 +132,7 @@ def all_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split) -> n
 
 
 def compare_samples(train: np.ndarray, test: np.ndarray) -> dict[str, Any]:
-    """Returns histograms of two samples, and p-values of equal means and of equal variances."""
+    """Returns histograms of two samples, and p-values of the t-test and Levene's test."""
     edges = np.linspace(0, max(train.max(), test.max()), _NUM_BINS + 1)
     return {
         "edges": edges.tolist(),
@@ -161,24 +148,23 @@ def _format_p_values(found: Mapping[str, Any]) -> str:
 
 
 def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Accuracy by epoch, both epsilons of each run, norms, and gradient distances (Figure 2)."""
+    """Draws accuracies, DP and BDP epsilon, gradient norms, and gradient distances (Figure 2)."""
     accounts = (
-        "Left: test accuracy as training goes on, by noise. Right: both ε of the same runs, which"
-        " are never to be quoted one without the other. Where many norms reach the clip bound, both"
-        " accounts see the same, and the Bayesian one is the larger for its smaller δ."
+        "Left: test accuracy by epoch. Right: DP and BDP ε of the same runs. If many norms reach"
+        " the clip bound, both accounts have the same costs, and BDP ε is larger because of its"
+        " smaller δ."
     )
     norms = (
-        "Norms of the drawn examples' gradients, by epoch (of the updated weights only, where few"
-        " are): median, 0.99 quantile and the largest. Dotted: the clip bound. The Bayesian account"
-        " is decided by the largest."
+        "Gradient norms of the sampled examples by epoch (of the updated weights only): median,"
+        " 0.99 quantile and maximum. Dotted: clip bound. The largest norms dominate the BDP"
+        " account."
     )
     distances = (
-        "Distances of the gradients of two images, after training, within the training and within"
-        " the test part. Above: disjoint pairs, which are independent. Below: all pairs of 100"
-        " images, as in the source's code, where an image is in 99 of them. Student's t-test"
-        " compares means, Levene's variances. All pairs are not independent, and their p-values are"
-        " worth nothing: two samples of one distribution are called different. A p-value above"
-        " 0.05 is no proof that nothing leaks: it says that these few numbers do not show it."
+        "Gradient distances of two images after training, within the training and within the test"
+        " part. Above: disjoint pairs, which are independent. Below: all pairs of 100 images, as"
+        " in the source's code. Student's t-test compares means, Levene's test variances. The"
+        " p-values of all pairs are invalid, since the pairs are dependent. A p-value above 0.05"
+        " does not prove the absence of leakage."
     )
     return {
         "accounts": (_accounts_figure(records), accounts),
@@ -223,7 +209,7 @@ def _norms_figure(records: Sequence[Record]) -> Figure:
 
 
 def distances_figure(records: Sequence[Record]) -> Figure:
-    """Histograms of the first rows that have distances: a column for each row."""
+    """Draws histograms of the gradient distances, a column for each of the first rows."""
     compared = [record for record in records if "distances" in record.series][:_MOST_COLUMNS]
     figure, axes = new_figure(rows=2, columns=len(compared), width=3.4 * len(compared), height=6.0)
     shown = [(name, record) for name in (_DISJOINT, _ALL) for record in compared]
@@ -240,7 +226,7 @@ def distances_figure(records: Sequence[Record]) -> Figure:
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    """Compares the two accounts of each run, and states the tests of Figure 2."""
+    """Compares DP and BDP of each run, and reports the tests of Figure 2."""
     private = [record for record in records if record.certified]
     return [*map(_compare_accounts, private), *map(_state_tests, records)]
 
@@ -249,23 +235,19 @@ def _compare_accounts(record: Record) -> str:
     dp, bdp = record.certified[DP], record.measured[BDP]
     both = (
         f"{record.row}: DP ε = {format_upper_bound(dp)} for every record, BDP ε ="
-        f" {format_upper_bound(bdp)} for 99.999 % of those like the data"
+        f" {format_upper_bound(bdp)} for 99.999 % of records from the data distribution"
     )
     if record.settings["way"] == MEAN:
         claim = format_upper_bound(record.measured[_PAIRS_EPSILON])
         return (
-            f"{both}. One example can move the clipped mean by 2 C, so the noise"
-            " promises next to nothing to an outlier. The source's formula, on pairs, gives"
-            f" {claim} at δ_μ = 1e-10, and is no upper bound."
+            f"{both}. One example can move the clipped mean by 2 C, so an outlier has almost no"
+            f" protection. The source's formula, on pairs, gives {claim} at δ_μ = 1e-10; it is not"
+            " an upper bound."
         )
-    verdict = (
-        "here the Bayesian account does say more, of such records alone."
-        if bdp < dp
-        else "the Bayesian account adds nothing."
-    )
+    verdict = "BDP ε is smaller, for such records only." if bdp < dp else "BDP ε is not smaller."
     return (
         f"{both}, with {format_value(record.measured[ABOVE])} % of the norms above the clip bound:"
-        f" {verdict} The cost is a mean of exponentials, which the largest norms decide."
+        f" {verdict}"
     )
 
 
@@ -273,6 +255,7 @@ def _state_tests(record: Record) -> str:
     distances = record.series["distances"]
     found = "; ".join(f"{name} {_format_p_values(distances[name])}" for name in (_DISJOINT, _ALL))
     return (
-        f"Gradient distances of train and test, {record.row}: {found}. A p-value above 0.05 is no"
-        " proof of no leak; one of all pairs takes dependent numbers for independent ones."
+        f"Gradient distances of train and test, {record.row}: {found}. A p-value above 0.05 does"
+        " not prove the absence of leakage; that of all pairs treats dependent samples as"
+        " independent."
     )

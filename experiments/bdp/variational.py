@@ -35,44 +35,38 @@ _SEED, _NUM_DRAWS = 0, 100
 _RECONSTRUCTED = "reconstructed BDP ε"
 
 DESCRIPTION = (
-    f"{TWO_ACCOUNTS}"
-    "“The source's protocol (reconstructed)” adds no noise. Its account takes the randomness of the"
-    " weights that each step draws from the variational distribution for the noise, as the source"
-    " writes (its code for these rows is not published): per step, the distribution with one record"
-    " more against the one without it. That would cover the release of one draw for each step, and"
-    " not what the steps start from: the fitted distribution itself, which is not released, depends"
-    " on every record, and the composition theorem is for steps whose start is public. So no"
-    " outlier has any guarantee (DP ε = ∞), and the BDP ε of others is not proven."
+    f"{TWO_ACCOUNTS}“The source's protocol (reconstructed)” adds no noise. As described in the"
+    " source (its code for these rows is not published), its account treats the sampling of"
+    " weights from the variational distribution in each step as the noise mechanism, and compares"
+    " this distribution with and without one record. This covers the release of one weight sample"
+    " per step, but not the state that the steps start from: the variational parameters depend on"
+    " every record and are not released, while the composition theorem requires a public state."
+    " So outliers have no guarantee (DP ε = ∞), and the BDP ε of other records is not proven."
     " Releasing the fitted means would be a release without noise.\n\n"
-    "The other rows are dpjax.bayes.variational.DPSVI as in dpvi_abalone and dpvi_adult: noise on"
-    " clipped sums, everything that is fitted may be released. Predictions are averages over 100"
-    " draws of the weights, as in the source. Columns are standardised with all records' means, as"
-    " in the published code: a small leak that no ε here counts."
+    "The other rows use dpjax.bayes.variational.DPSVI as in dpvi_abalone and dpvi_adult: noise on"
+    " clipped sums, so that all fitted parameters may be released. Predictions average over 100"
+    " weight samples, as in the source. Columns are standardised with the statistics of all"
+    " records, as in the published code, which no ε here accounts for."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Two rows of Table 1 for one data set, and rows with noise.
-
-    Attributes:
-      l2_clip: bound on the gradient of one log-likelihood.
-      sigmas: σ of the rows with noise, by name; over twice the clip, as in Honkela (2017).
-      published: accuracy without privacy, accuracy, then ε and attack bound by DP and by BDP.
-      repeats: runs of each row with noise, for the mean accuracy.
-    """
+    """Two rows of Table 1 for one data set, and rows with noise."""
 
     data: Callable[[], Dataset]
-    l2_clip: float
+    l2_clip: float  # bound on the gradient of one log-likelihood
     sampling_rate: float
     num_steps: int
+    # σ of the rows with noise, by name; over twice the clip, as in Honkela (2017)
     sigmas: Mapping[str, float]
+    # accuracy without privacy, accuracy, then ε and attack bound by DP and by BDP
     published: tuple[float, float, tuple[float, float], tuple[float, float]]
-    repeats: int
+    repeats: int  # runs of each row with noise, for the mean accuracy
     learning_rate: float = 0.1
 
     def rows(self, profile: str) -> list[Row]:
-        """Not private, the source's protocol, and each noise; the same in both profiles."""
+        """Returns the rows, which are the same in both profiles."""
         del profile
         plain, private, dp, bdp = self.published
         sources = {PLAIN: published_row(plain), SOURCE_PROTOCOL: published_row(private, dp, bdp)}
@@ -85,12 +79,12 @@ class Table:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What all fits of the table have in common."""
+        """Settings shared by all fits of the table."""
         names = ("l2_clip", "sampling_rate", "num_steps", "learning_rate")
         return {name: getattr(self, name) for name in names}
 
     def run_row(self, row: Row, context: RowContext) -> Result:
-        """Runs a row, and computes both accounts of the same steps."""
+        """Runs a row and computes its DP and BDP accounts."""
         del context
         note = (
             f"{self.data().note} The first {len(self.data().train.y):,} records train. Seeded keys:"
@@ -106,22 +100,17 @@ class Table:
 
 
 class Repeats(NamedTuple):
-    """Repeated runs of one row.
+    """Repeated runs of one row."""
 
-    Attributes:
-      accuracies: on the test records (%), of predictions by draws of the weights, ``(repeats,)``.
-      norms: unclipped, of the records drawn in the first repeat, ``(steps, slots)``.
-      mask: which slots hold a drawn record, bool ``(steps, slots)``.
-    """
-
+    # on the test records (%), of predictions by draws of the weights, (repeats,)
     accuracies: np.ndarray
-    norms: np.ndarray
-    mask: np.ndarray
+    norms: np.ndarray  # unclipped, of the records drawn in the first repeat, (steps, slots)
+    mask: np.ndarray  # which slots hold a drawn record, bool (steps, slots)
 
 
 @functools.cache
 def _fits(table: Table) -> dict[float, Repeats]:
-    """The runs of DP-SVI by σ, computed together at the first call."""
+    """Returns the DP-SVI runs by σ, computed together."""
     data, sigmas, key = table.data(), [0.0, *table.sigmas.values()], jax.random.key(_SEED)
     fits = fit(
         key,
@@ -142,7 +131,7 @@ def _fits(table: Table) -> dict[float, Repeats]:
 
 @jax.jit
 def _score(params: Any, test: Any, keys: jax.Array) -> jax.Array:
-    """Returns accuracies (%) of fitted parameters, ``(points, repeats)``, by draws of weights."""
+    """Returns accuracies (%) of fitted parameters, ``(points, repeats)``, by weight samples."""
 
     def score(params: Any, key: jax.Array) -> jax.Array:
         x, y = test
@@ -161,7 +150,7 @@ def _noisy_result(
     state = bdp.update(bdp.init(mechanism, orders=ORDERS), run.norms, run.mask)
     certificate = bdp.certificate(state, _DELTA)
     return Result(
-        # A Bayesian epsilon rests on assumptions: it is measured, never certified.
+        # BDP epsilon relies on assumptions, so it is measured, not certified.
         measured={
             **measured,
             ABOVE: percent(run.norms[run.mask] >= table.l2_clip),
@@ -198,7 +187,7 @@ def _source_result(table: Table, note: str) -> Result:
 
 
 def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Accuracy against both ε, of the rows that have both."""
+    """Draws accuracy against DP and BDP ε."""
     noisy = [record for record in records if BDP in record.measured]
     if not noisy:
         return {}
@@ -218,27 +207,23 @@ def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     axes.set(xlabel="ε", ylabel="test accuracy (%)", xscale="log")
     figure.legend(loc="outside right center")
     caption = (
-        "Accuracy and both ε of the same runs. Crosses: the source's protocol without noise, by the"
-        " published and by the reconstructed account, whose differential ε is infinite."
+        "Accuracy against DP and BDP ε of the same runs. Crosses: the source's protocol without"
+        " noise, by the published and by the reconstructed BDP account; its DP ε is infinite."
     )
     return {"accounts": (figure, caption)}
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    """Compares the Bayesian with the differential ε of each row with noise."""
+    """Compares BDP with DP ε of each row with noise."""
     return [_compare(record) for record in records if BDP in record.measured]
 
 
 def _compare(record: Record) -> str:
     dp, bdp = record.certified[DP], record.measured[BDP]
-    verdict = (
-        "the Bayesian account says more, of records like the data alone"
-        if bdp < dp
-        else "the Bayesian account adds nothing"
-    )
+    verdict = "BDP ε is smaller, for such records only" if bdp < dp else "BDP ε is not smaller"
     return (
-        f"{record.row}: {record.measured[ACCURACY]:.1f} % right at DP ε ="
+        f"{record.row}: accuracy {record.measured[ACCURACY]:.1f} % at DP ε ="
         f" {np.ceil(100 * dp) / 100:.2f} for every record; BDP ε = {np.ceil(100 * bdp) / 100:.2f}"
-        f" for 99.999 % of those like the data: {verdict}, with {record.measured[ABOVE]:.0f} % of"
-        " the norms above the clip bound."
+        f" for 99.999 % of records from the data distribution: {verdict}, with"
+        f" {record.measured[ABOVE]:.0f} % of the norms above the clip bound."
     )

@@ -1,10 +1,9 @@
-"""The source's protocol for Abalone and Adult, as far as it is described: no noise is added.
+"""Protocol of Triastcyn and Faltings (2020) for Abalone and Adult, which adds no noise.
 
-Each step draws weights from the variational distribution q, and moves q's parameters by the clipped
-gradients at these weights. The account of Triastcyn and Faltings (2020) takes the randomness of the
-weights for the noise: it compares q after a step with and without one record. That would cover the
-release of one draw of weights for each step, if everything before it were public; it covers neither
-q's parameters, which are what is fitted, nor what each step starts from.
+Each step samples weights from the variational distribution q and updates q's parameters with the
+clipped gradients at these weights. The account compares q after a step with and without one record.
+It would cover the release of one weight sample per step if the state before it were public; it does
+not cover the release of q's parameters.
 """
 
 from collections.abc import Sequence
@@ -22,26 +21,18 @@ from dpjax.datasets import Dataset
 from dpjax.sampling.base import gather
 from experiments.dpvi.logistic import windowed_adagrad
 
-# Drawn records of a step whose removal is followed.
+# Number of sampled records of a step for which the step without them is computed.
 _NUM_RECORDS = 64
 
 
 class Trajectory(NamedTuple):
-    """Variational distributions along a run, with and without single records.
+    """Variational distributions of each step, with and without single records."""
 
-    Attributes:
-      mean: after each step, ``(steps, d)``.
-      scale: standard deviations, of the same shape.
-      other_mean: the means without one of the drawn records, ``(steps, records, d)``.
-      other_scale: their standard deviations.
-      mask: which of the records were drawn, bool ``(steps, records)``.
-    """
-
-    mean: Any
-    scale: Any
-    other_mean: Any
-    other_scale: Any
-    mask: Any
+    mean: Any  # after each step, (steps, d)
+    scale: Any  # standard deviations, of the same shape
+    other_mean: Any  # means without one sampled record, (steps, records, d)
+    other_scale: Any  # standard deviations without it
+    mask: Any  # which records were sampled, bool (steps, records)
 
 
 def run_source_protocol(
@@ -53,7 +44,7 @@ def run_source_protocol(
     learning_rate: float,
     seed: int,
 ) -> Trajectory:
-    """Fits without noise, and computes each step also without each of some drawn records."""
+    """Fits without noise; computes each step also without each of some sampled records."""
     sampling = dpjax.PoissonSampling(len(data.train.y), sampling_rate)
     optimizer = windowed_adagrad(learning_rate)
     records, key = tuple(data.train), jax.random.key(seed)
@@ -73,7 +64,7 @@ def _run(
     rate = sampling.expected_batch_size / sampling.num_examples
 
     def data_free_loss(params: Any, normal: jax.Array) -> jax.Array:
-        """Minus log prior and entropy, up to a constant."""
+        """Negative log prior and entropy, up to a constant."""
         weights = params[0] + jnp.exp(params[1]) * normal
         return 0.5 * jnp.sum(weights**2) - params[1].sum()
 
@@ -121,13 +112,14 @@ def _clipped_gradients(params: Any, records: Any, normal: jax.Array, l2_clip: An
 def account(
     run: Trajectory, sampling_rate: float, num_examples: int, orders: Sequence[int]
 ) -> bdp.AccountantState:
-    """Returns the Bayesian account of the release of one draw of weights for each step, add/remove.
+    """Returns the BDP account of the release of one weight sample per step, under add/remove.
 
     The two normal distributions of a step are replaced by two of equal scale with the same Rényi
-    divergence of order 2, the larger of both directions, whose distance enters the formula of the
-    sampled Gaussian.
+    divergence of order 2 (the larger direction), whose distance enters the formula of the
+    subsampled Gaussian mechanism.
 
-    Privacy: no guarantee; see the module. Its differential epsilon is infinite.
+    Privacy:
+      No guarantee (see the module); the DP epsilon is infinite.
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     mechanism = bdp.UnclippedGaussian(sampling, noise_std=1.0, num_steps=len(run.mean))
@@ -138,7 +130,7 @@ def account(
 
 
 def distances(run: Trajectory) -> np.ndarray:
-    """Returns the distances of each step's distributions, in standard deviations."""
+    """Returns the distances of each step's distributions in standard deviations."""
     one = (run.mean[:, None], run.scale[:, None])
     other = (run.other_mean, run.other_scale)
     both = [

@@ -1,5 +1,5 @@
 """Benchmarks: ``make bench``, or ``python -m experiments.benchmarks [PART...]``.
 
-Every claim is a ratio within one table, whose cases are timed in turn in one run. The results go to
-``results/benchmarks_PART.json``, and into the report from there.
+The cases of a table are timed alternately in one run, so that ratios within a table are meaningful.
+Results are written to ``results/benchmarks_PART.json`` and shown in the report.
 """

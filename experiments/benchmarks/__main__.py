@@ -15,23 +15,18 @@ import jax
 from experiments.benchmarks.accounting import accounting_groups
 from experiments.benchmarks.imports import import_groups
 from experiments.benchmarks.inference import inference_groups
-from experiments.benchmarks.methods import why_missing
+from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
 from experiments.benchmarks.steps import step_groups
 from experiments.lib.runner import versions
 
 
 class Part(NamedTuple):
-    """One part of the benchmarks.
+    """One part of the benchmarks."""
 
-    Attributes:
-      groups: from the batch sizes to the groups.
-      libraries: whose versions the results depend on.
-      peers: modules of libraries that are compared with where they are installed.
-    """
-
-    groups: Callable[[Sequence[int]], Groups]
-    libraries: tuple[str, ...]
+    groups: Callable[[Sequence[int]], Groups]  # groups for given batch sizes
+    libraries: tuple[str, ...]  # libraries with a recorded version
+    # optional libraries to compare with
     peers: tuple[str, ...] = ()
 
 
@@ -46,15 +41,15 @@ PARTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, writes the results of a part after each group, and prints the tables.
+    """Runs the benchmarks, saves the results after each group, and prints the tables.
 
     Returns:
-      The exit status: 0; 130 where it was interrupted, the finished groups being kept.
+      The exit status: 0, or 130 if interrupted; finished groups are kept.
 
     Raises:
       SystemExit: status 2 for unknown arguments, 0 after ``--help``.
     """
-    # The torch worker, where there is one, needs room on an accelerator too.
+    # Leaves accelerator memory for the torch worker.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     arguments = _parser().parse_args(argv)
     try:
@@ -69,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(name: str, arguments: argparse.Namespace) -> Benchmark:
     """Measures the groups of one part whose title contains ``arguments.only``, and saves them."""
     part = PARTS[name]
-    missing = missing_peers(part)
+    missing = missing_libraries(part)
     found = {*part.libraries, *(peer.replace("_", "-") for peer in part.peers)} - missing.keys()
     library_versions = {library: importlib.metadata.version(library) for library in sorted(found)}
     device, cores = jax.devices()[0], f"{os.cpu_count()} CPU cores"
@@ -89,15 +84,15 @@ def run(name: str, arguments: argparse.Namespace) -> Benchmark:
     return benchmark
 
 
-def missing_peers(part: Part) -> dict[str, str]:
-    """Returns the libraries that are not compared with, and why: ``make bench-setup`` gets them."""
+def missing_libraries(part: Part) -> dict[str, str]:
+    """Returns the missing optional libraries (see ``make bench-setup``) and their errors."""
     reasons = {}
     for peer in part.peers:
-        if peer in ("torch", "opacus"):  # not imported here: the worker does
+        if peer in ("torch", "opacus"):  # imported by the worker only
             found = importlib.util.find_spec(peer)
             reason = "" if found else f"No module named {peer!r}"
         else:
-            reason = why_missing(peer)
+            reason = import_error(peer)
         reasons[peer.replace("_", "-")] = reason
     return {name: reason for name, reason in reasons.items() if reason}
 
@@ -108,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Time and memory of private training, accounting, inference and imports.",
     )
     add = parser.add_argument
-    # One default, not none: argparse holds an empty list against the choices.
+    # argparse rejects an empty list as a default of an argument with choices.
     choices = [*PARTS, "all"]
     add("parts", nargs="*", default="all", metavar="PART", choices=choices, help=", ".join(choices))
     add("--only", default="", metavar="TEXT", help="tables whose title contains this")

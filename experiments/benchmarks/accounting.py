@@ -1,4 +1,4 @@
-"""Time and tightness of accountants of dpjax and of other libraries, called as users would."""
+"""Time and tightness of the accountants of dpjax and of other libraries."""
 
 import functools
 import importlib
@@ -15,22 +15,22 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import accounting
 from dpjax.accounting import gdp, moments_accountant
 from dpjax.accounting.accountants import guarantee
-from experiments.benchmarks.methods import why_missing
+from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Group, Groups, Values, median_values
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
 
 PRV, _PRV_NAME, MANY = "prv_accountant", "prv-accountant", "many settings"
-# Of numbers that are no upper bounds on epsilon.
+# Notes on values that are not certified upper bounds on epsilon.
 _NOTES = {
-    "dpjax, gdp_clt": "an approximation, no guarantee",
-    "dpjax, both ends": "the lower end of the bracket, no guarantee",
-    _PRV_NAME: "the upper end of its interval",
+    "dpjax, gdp_clt": "an approximation, not a bound",
+    "dpjax, both ends": "a lower bound",
+    _PRV_NAME: "upper bound of its interval",
 }
 _EFFORT = Effort(seconds=1.0, repetitions=10)
 
 
 class Setting(NamedTuple):
-    """A published run: Poisson-sampled Gaussian steps under add/remove, at one delta."""
+    """A published run: Poisson-subsampled Gaussian steps under add/remove, and delta."""
 
     name: str
     noise_multiplier: float
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The run as dp-accounting's event."""
+        """The run as a dp-accounting event."""
         step = dp_event.PoissonSampledDpEvent(
             self.sampling_rate, dp_event.GaussianDpEvent(self.noise_multiplier)
         )
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
     @property
     def certified(self) -> float:
-        """The epsilon that a certificate prints."""
+        """The certified epsilon."""
         return guarantee(self.event, self.delta, "add_remove")[1]
 
 
@@ -70,7 +70,7 @@ ArrayAccountant = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def single_methods() -> dict[str, Accountant]:
-    """Returns the accountants of one setting; prv-accountant only where it is installed."""
+    """Returns the accountants of one setting, with prv-accountant if it is installed."""
     methods: dict[str, Accountant] = {
         f"dpjax, {name}": functools.partial(_by_dpjax, name)
         for name in accounting.accountants.METHODS
@@ -85,7 +85,7 @@ def single_methods() -> dict[str, Accountant]:
         "dp-accounting, PLDAccountant": functools.partial(_by_dp_accounting, PLDAccountant),
         "dp-accounting, RdpAccountant": functools.partial(_by_dp_accounting, RdpAccountant),
     }
-    for error in () if why_missing(PRV) else (0.1, 0.02):
+    for error in () if import_error(PRV) else (0.1, 0.02):
         methods[f"{_PRV_NAME}, error {error:g}"] = functools.partial(_by_prv, error)
     return methods
 
@@ -113,11 +113,7 @@ def _by_prv(error: float, setting: Setting) -> float:
 
 
 def array_methods() -> dict[str, tuple[ArrayAccountant, int]]:
-    """Returns the accountants of many settings, and how many settings one call has.
-
-    They take noise multipliers, sampling rates and numbers of steps, and return epsilons at delta
-    1e-5; one without arrays is called for each setting.
-    """
+    """Returns accountants of arrays of settings at delta 1e-5, and the array size of a call."""
 
     def rdp_epsilon(noise: float, rate: float, steps: float) -> float:
         return _by_dp_accounting(RdpAccountant, Setting("", noise, rate, int(steps)))
@@ -144,15 +140,15 @@ def random_settings(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def accounting_groups() -> Groups:
-    """Yields every setting by itself, and many settings in one call."""
-    logging.set_verbosity(logging.ERROR)  # of the orders that dp-accounting leaves out
+    """Yields a group for each setting, and one for many settings in one call."""
+    logging.set_verbosity(logging.ERROR)  # silences warnings on omitted orders
     for setting in SETTINGS:
         yield setting.name, functools.partial(single_group, setting, single_methods())
     yield MANY, lambda: many_group(array_methods())
 
 
 def single_group(setting: Setting, methods: Mapping[str, Accountant]) -> Group:
-    """Returns the epsilon of one setting by every method, and the time of an answer."""
+    """Returns epsilon and run time of every method on one setting."""
     certified, noise = setting.certified, setting.noise_multiplier
 
     def case(name: str, solve: Accountant) -> Case:
@@ -166,7 +162,7 @@ def single_group(setting: Setting, methods: Mapping[str, Accountant]) -> Group:
 
 
 def many_group(methods: Mapping[str, tuple[ArrayAccountant, int]]) -> Group:
-    """Returns the time of the epsilons of many settings by every method."""
+    """Returns the run time of every method on many settings."""
 
     def case(name: str, solve: ArrayAccountant, size: int) -> Case:
         noise, rate, steps = random_settings(size)
@@ -181,6 +177,6 @@ def many_group(methods: Mapping[str, tuple[ArrayAccountant, int]]) -> Group:
 
 
 def _timed(solve: Callable[[Any], Any], noise: Any) -> Callable[[], float]:
-    """Times ``solve`` of the noise times a factor next to 1, another each time, against caches."""
+    """Times ``solve`` with a slightly different noise at each call, to avoid caches."""
     factors = (1 + 1e-9 * number for number in count(1))
     return lambda: blocking(solve, noise * next(factors))()

@@ -1,3 +1,3 @@
-"""Leaves the module of the torch worker out of the search for doctests: it needs torch."""
+"""Excludes the torch worker from doctest collection, since it needs torch."""
 
 collect_ignore = ["torch_worker.py"]

@@ -1,4 +1,4 @@
-"""Time of ``import dpjax`` beside that of the libraries it builds on, in fresh processes."""
+"""Import times of dpjax and of the libraries it depends on, in new processes."""
 
 import subprocess
 import sys
@@ -7,17 +7,17 @@ from experiments.benchmarks.results import Group, Groups, values_over
 from experiments.benchmarks.timing import Case, Effort
 
 BASELINE = "import numpyro, optax"
-# The package imports its public names at their first use: the second statement uses all of them.
+# Public names are imported lazily; the second statement imports all of them.
 STATEMENTS = ("import dpjax", "from dpjax import *")
 
 
 def import_groups() -> Groups:
-    """Yields the one group."""
+    """Yields the group of import times."""
     yield "import times", import_group
 
 
 def import_group() -> Group:
-    """Returns the imports to compare; a process is started for each repetition."""
+    """Returns the import statements, each timed in a new process."""
 
     def case(statement: str) -> Case:
         program = (

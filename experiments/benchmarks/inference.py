@@ -1,11 +1,10 @@
-"""Cost of the Bayesian account, of DP-SVI beside numpyro's SVI, and of Langevin chains.
+"""Cost of BDP accounting, of DP-SVI compared with numpyro's SVI, and of Langevin chains.
 
-Training steps are those of two networks with their norms kept and accounted for. Variational
-inference is logistic regression of Adult's shape (30,000 records, mean batch 256, Adam): both loops
-run on the device, and numpyro's model sees the same padded batch under the same mask. The chains
-are logistic regressions of 10,000 records of 20 attributes, 4 chains on Poisson batches of 256;
-blackjax's SGLD is the same chain without clipping, and numpyro's NUTS, on all records, shows what
-the posterior costs without batches.
+BDP accounting: training steps of two networks with gradient norms returned and accounted for.
+Variational inference: logistic regression with Adult's shape (30,000 records, mean batch 256,
+Adam), with the same padded and masked batches for numpyro. Chains: logistic regression on 10,000
+records of 20 attributes, 4 chains on Poisson batches of 256; blackjax's SGLD is the same chain
+without clipping, and numpyro's NUTS uses all records.
 """
 
 import functools
@@ -35,7 +34,7 @@ from dpjax.bayes.sgmcmc import SGLD, private_chains
 from dpjax.bayes.variational import DPSVI
 from dpjax.sampling import gather
 from dpjax.training.loop import Update, compile_steps
-from experiments.benchmarks.methods import why_missing
+from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, Values, median_values, ratio, values_over
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
@@ -46,7 +45,7 @@ ACCOUNT_STEPS, DRAWS = 10_000, 1_024
 _BLOCK, _NUM_EXAMPLES = 10, 8_192
 _DISCARDED = "norms discarded"
 NUMPYRO, NO_NOISE, PRIVATE = "numpyro", "DPSVI, noise 0", "DPSVI, noise 1.1"
-# Guides, and numbers of attributes.
+# Guides and numbers of attributes.
 GUIDES = (
     (AutoNormal, 124),
     (AutoMultivariateNormal, 10),
@@ -57,16 +56,16 @@ SVI_STEPS = 100
 SVI_SAMPLING = dpjax.PoissonSampling(30_000, 256 / 30_000)
 RECORDS, ATTRIBUTES, BATCH = 10_000, 20, 256
 CHAINS, BURN_IN, STEPS, STEP_SIZE = 4, 500, 4_000, 10.0
-# No gradient is as long: the chain without privacy is the private one that clips nothing.
+# Exceeds every gradient norm, so that nothing is clipped.
 NO_CLIP, CLIP = 1e4, 1.0
 CHAIN_SAMPLING = dpjax.PoissonSampling(RECORDS, BATCH / RECORDS)
 
-# From a key to the kept states, (chains, draws, attributes).
+# From a key to the kept states (chains, draws, attributes).
 Run = Callable[[PRNGKey], jax.Array]
 
 
 def inference_groups() -> Groups:
-    """Yields the Bayesian accounts, the variational steps and the chains."""
+    """Yields the groups of BDP accounting, variational inference and chains."""
     yield "Bayesian account alone", account_group
     for name, batch in (("mlp", 256), ("cnn", DRAWS)):
         subject = f"Bayesian account, {MODELS[name].title}, batch {batch:,}"
@@ -78,7 +77,7 @@ def inference_groups() -> Groups:
 
 
 def account_group() -> Group:
-    """Returns the accounts of 10,000 steps of 1,024 norms, and of a hundredth of them."""
+    """Returns BDP accounting of 10,000 and of 100 steps of 1,024 norms."""
     norms = np.random.default_rng(0).exponential(0.5, (ACCOUNT_STEPS, DRAWS)).astype(np.float32)
     mechanism = _mechanism(ACCOUNT_STEPS, DRAWS / 60_000)
 
@@ -92,7 +91,7 @@ def account_group() -> Group:
 
 
 def training_group(subject: str, name: str, batch: int) -> Group:
-    """Returns ten private steps: norms discarded, returned, and returned and accounted for."""
+    """Returns ten private steps with norms discarded, returned, or returned and accounted for."""
     model = MODELS[name]
     mechanism = _mechanism(10**6, batch / _NUM_EXAMPLES, _NUM_EXAMPLES)
     data = jax.device_put(model.data(_NUM_EXAMPLES))
@@ -133,7 +132,7 @@ def _mechanism(num_steps: int, rate: float, num_examples: int = 60_000) -> dpjax
 
 
 def svi_group(subject: str, guide: Callable[..., Any], attributes: int) -> Group:
-    """Returns a step of variational inference with and without privacy, and the draw alone."""
+    """Returns a variational inference step with and without privacy, and batch sampling alone."""
     data = synthetic_records(attributes)
     effort = Effort(seconds=1.0, repetitions=30)
     cases = [*svi_cases(guide(svi_model), data), draw_case(data)]
@@ -141,7 +140,7 @@ def svi_group(subject: str, guide: Callable[..., Any], attributes: int) -> Group
 
 
 def svi_model(x: jax.Array, y: jax.Array, mask: Any = True) -> None:
-    """Logistic regression of all records, of which ``x`` and ``y`` may hold some."""
+    """Logistic regression; ``x`` and ``y`` are a batch of the records."""
     weights = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
     plate = numpyro.plate("records", SVI_SAMPLING.num_examples, subsample_size=len(x))
     with plate, numpyro.handlers.mask(mask=mask):
@@ -149,12 +148,7 @@ def svi_model(x: jax.Array, y: jax.Array, mask: Any = True) -> None:
 
 
 def svi_cases(guide: Callable[..., Any], data: Data) -> list[Case]:
-    """Returns the same step with and without privacy, in seconds for one step.
-
-    Args:
-      guide: of :func:`svi_model`.
-      data: all records.
-    """
+    """Returns the cases of one step with and without privacy; the guide is of `svi_model`."""
     plain = SVI(svi_model, guide, optax.adam(1e-3), Trace_ELBO())
 
     def update(state: Any, data: Any) -> tuple[Any, jax.Array]:
@@ -187,7 +181,7 @@ def _update_privately(svi: DPSVI, state: Any, data: Data) -> tuple[Any, Any]:
 
 
 def draw_case(data: Data) -> Case:
-    """Returns the Poisson draw alone, with the positions of its padded batch."""
+    """Returns the case of Poisson sampling and batch padding alone."""
 
     def update(key: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
         draw, key = SVI_SAMPLING.draw(key)
@@ -197,7 +191,7 @@ def draw_case(data: Data) -> Case:
 
 
 def synthetic_records(attributes: int) -> Data:
-    """Returns as many records as Adult has, of attributes 0 or 1, a tenth of them 1."""
+    """Returns records of Adult's size with sparse binary attributes."""
     x_key, y_key = jax.random.split(jax.random.key(0))
     x = jax.random.bernoulli(x_key, 0.1, (SVI_SAMPLING.num_examples, attributes))
     y = jax.random.bernoulli(y_key, 0.25, (SVI_SAMPLING.num_examples,))
@@ -217,12 +211,12 @@ def _svi_case(name: str, update: Update, state: Any, data: Data) -> Case:
 
 
 def chain_group() -> Group:
-    """Returns every sampler that is installed, with its effective samples per second."""
+    """Returns the installed samplers and their effective samples per second."""
     key = jax.random.key(1)
     runs = {
         "dpjax SGLD, nothing clipped": _dpjax_chains(NO_CLIP),
         f"dpjax SGLD, clipped to {CLIP:g}": _dpjax_chains(CLIP),
-        **({} if why_missing("blackjax") else {"blackjax SGLD": _blackjax_chains()}),
+        **({} if import_error("blackjax") else {"blackjax SGLD": _blackjax_chains()}),
         "numpyro NUTS, all records": _numpyro_chains(),
     }
     cases = [
@@ -246,10 +240,7 @@ def chain_group() -> Group:
 
 
 def effective_samples(samples: ArrayTree) -> float:
-    """Returns the bulk effective sample size of the worst coordinate.
-
-    Args:
-      samples: ``(chains, draws, attributes)``.
+    """Returns the smallest bulk effective sample size of ``(chains, draws, attributes)`` samples.
 
     >>> draws = np.random.default_rng(0).normal(size=(4, 500, 2))
     >>> 1_500 < effective_samples(draws) < 2_600
@@ -260,19 +251,19 @@ def effective_samples(samples: ArrayTree) -> float:
 
 
 def log_prior(weights: jax.Array) -> jax.Array:
-    """A standard normal."""
+    """Log density of N(0, I), up to a constant."""
     return -0.5 * jnp.sum(weights**2)
 
 
 def log_likelihood(weights: jax.Array, record: Any) -> jax.Array:
-    """Of one record."""
+    """Log-likelihood of one record."""
     x, y = record
     return -jax.nn.softplus(-(2 * y - 1) * (x @ weights))
 
 
 @functools.cache
 def _chain_data() -> Data:
-    """Features of norm about one, and answers drawn from the model."""
+    """Returns features of norm about one, and labels drawn from the model."""
     x_key, w_key, y_key = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(x_key, (RECORDS, ATTRIBUTES)) / ATTRIBUTES**0.5
     logits = x @ (2 * jax.random.normal(w_key, (ATTRIBUTES,)))
@@ -318,7 +309,7 @@ def _blackjax_chains() -> Run:
         position, sampler, key = state
         draw, sampler = CHAIN_SAMPLING.draw(sampler)
         batch = CHAIN_SAMPLING.batch(draw, 0)
-        # It divides by the batch's length, padding included.
+        # blackjax divides by the batch length, padding included.
         weight = batch.mask * (len(batch.mask) / BATCH)
         key, step_key = jax.random.split(key)
         minibatch = (*gather(records, batch.indices), weight)

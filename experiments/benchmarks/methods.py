@@ -1,4 +1,4 @@
-"""Methods of making one step of SGD in JAX, private and plain: dpjax, optax and jax-privacy."""
+"""Private and non-private SGD steps in JAX: dpjax, optax and jax-privacy."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -12,33 +12,21 @@ from dpjax._typing import LossFn, PRNGKey
 
 L2_CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.1, 0.1
 PLAIN, NOISY, PRIVATE = "plain", "plain + noise", "dpjax"
-# Microbatch size, which suits jax-privacy and networks with many outputs.
+# Microbatch size.
 PART = 8
 
 
 class Method(NamedTuple):
-    """One method of making a step.
-
-    Attributes:
-      name: for readers.
-      gradient: ``(params, batch) -> updates``.
-      transform: what changes the updates before they are applied.
-      per_example: whether every example's gradient is in memory at once.
-    """
+    """One implementation of a step."""
 
     name: str
-    gradient: Callable[[Any, Any], Any]
-    transform: optax.GradientTransformation
-    per_example: bool = False
+    gradient: Callable[[Any, Any], Any]  # (params, batch) -> updates
+    transform: optax.GradientTransformation  # applied to the updates before the optimiser
+    per_example: bool = False  # whether it materialises per-example gradients
 
 
 def jax_methods(loss: LossFn, key: PRNGKey) -> Iterator[Method]:
-    """Yields every method, the plain one first; jax-privacy's only where it is installed.
-
-    Args:
-      loss: of one example, ``(params, example) -> scalar``.
-      key: for the noise.
-    """
+    """Yields the methods, the non-private one first, with jax-privacy if it is installed."""
 
     def mean_loss(params: Any, batch: Any) -> jax.Array:
         return jax.vmap(loss, (None, 0))(params, batch).mean()
@@ -59,7 +47,7 @@ def jax_methods(loss: LossFn, key: PRNGKey) -> Iterator[Method]:
     aggregate = optax.contrib.differentially_private_aggregate(L2_CLIP, NOISE_MULTIPLIER, key)
     gradients = jax.vmap(jax.grad(loss), (None, 0))
     yield Method("optax.contrib", gradients, aggregate, per_example=True)
-    if not why_missing("jax_privacy"):
+    if not import_error("jax_privacy"):
         yield from _jax_privacy_methods(loss, key)
 
 
@@ -75,14 +63,14 @@ def _jax_privacy_methods(loss: LossFn, key: PRNGKey) -> Iterator[Method]:
         yield Method(name, gradient, noise, per_example=size is None)
 
 
-def why_missing(module: str) -> str:
-    """Returns why a module cannot be imported; an empty text where it can.
+def import_error(module: str) -> str:
+    """Returns the error of importing a module, or an empty string.
 
-    >>> why_missing("jax"), why_missing("no_such_module")
+    >>> import_error("jax"), import_error("no_such_module")
     ('', "No module named 'no_such_module'")
     """
     try:
         importlib.import_module(module)
-    except Exception as error:  # a broken installation may raise anything
+    except Exception as error:  # a broken installation can raise any exception
         return str(error) or type(error).__name__
     return ""

@@ -1,4 +1,4 @@
-"""Networks of the benchmarks, and synthetic data of the shapes they take."""
+"""Networks of the benchmarks, with synthetic data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +19,12 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Model:
-    """A network, and data of the shape it takes.
+    """A network and synthetic data for it."""
 
-    Attributes:
-      name: in lower case, as the torch worker names it too.
-      title: for readers.
-      network: takes a batch, returns logits.
-      data: from a number of examples to ``(inputs, labels)``, the same at each call.
-    """
-
-    name: str
+    name: str  # also its name in the torch worker
     title: str
-    network: nn.Module
+    network: nn.Module  # from a batch to logits
+    # from a number of examples to (inputs, labels)
     data: Callable[[int], Arrays]
 
     def init(self) -> ArrayTree:
@@ -39,7 +33,7 @@ class Model:
         return jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
 
     def loss(self, params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
-        """Cross entropy of one example ``(x, label)``; the mean over tokens where each has one."""
+        """Cross entropy of one example ``(x, label)``, averaged over tokens if it has several."""
         x, label = example
         logits = jnp.asarray(self.network.apply({"params": params}, x[None]))
         return optax.softmax_cross_entropy_with_integer_labels(logits[0], label).mean()
@@ -65,10 +59,7 @@ class Mlp(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two causal pre-norm blocks of width 128; its output is not tied to the embedding.
-
-    Logits of each next token, ``(batch, length, vocabulary)``.
-    """
+    """Transformer of two causal pre-norm blocks; logits ``(batch, length, vocabulary)``."""
 
     width: int = 128
 
@@ -85,7 +76,7 @@ class Transformer(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Returns fixed encodings of positions, ``(length, width)``.
+    """Returns sinusoidal position encodings, ``(length, width)``.
 
     >>> sinusoids(128, 16).shape
     (128, 16)
@@ -111,7 +102,7 @@ def _texts(count: int) -> Arrays:
 
 
 def _words(generator: np.random.Generator, count: int, length: int) -> np.ndarray:
-    """Words as frequent as in a language, many of them more than once in a text."""
+    """Draws tokens with Zipf frequencies."""
     return (generator.zipf(1.3, (count, length)) % VOCABULARY).astype(np.int32)
 
 

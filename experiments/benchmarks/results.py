@@ -1,4 +1,4 @@
-"""Measurements of a benchmark, their file and their tables."""
+"""Benchmark results: measurement, storage and tables."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,52 +11,37 @@ from experiments.lib.formatting import ABSENT, format_value
 from experiments.lib.records import write_atomically
 
 Values = Mapping[str, float | None]
-# From a timed case and the times of all cases to the values of its row.
+# From a case and the times of all cases to the values of its row.
 Columns = Callable[[Case, Mapping[str, Times]], Values]
-# Title of each group, and what makes it: compiled one at a time, a group is freed again.
+# Titles and factories of groups, so that one group at a time is in memory.
 Groups = Iterator[tuple[str, Callable[[], "Group"]]]
 
 
 class Group(NamedTuple):
-    """The cases of one table, which are timed in turn.
+    """The cases of one table, timed alternately."""
 
-    Attributes:
-      kind: what the cases are, the heading of their names.
-      subject: what is compared.
-      cases: timed or skipped, in order.
-      columns: the values of a row.
-      effort: by default of the command.
-      batch: examples in a batch, where there is one.
-    """
-
-    kind: str
-    subject: str
-    cases: Sequence[Case]
-    columns: Columns
-    effort: Effort = Effort()
-    batch: int | None = None
+    kind: str  # heading of the cases' names
+    subject: str  # what the table is about
+    cases: Sequence[Case]  # timed or skipped
+    columns: Columns  # computes the values of a row
+    effort: Effort = Effort()  # default time budget
+    batch: int | None = None  # batch size, if any
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case of a table.
+    """One case of a table."""
 
-    Attributes:
-      case: its name.
-      values: by column; none of a case that was skipped, as ``note`` says.
-      repetitions: how many were timed.
-      note: why it was skipped or timed once, or what kind of number a value is.
-    """
-
-    case: str
+    case: str  # name of the case
+    # by column; empty if skipped
     values: Values = field(default_factory=dict)
-    repetitions: int = 0
-    note: str = ""
+    repetitions: int = 0  # number of timed repetitions
+    note: str = ""  # reason for skipping or timing once, or the kind of value
 
 
 @dataclass(frozen=True)
 class Table:
-    """The measurements of one group, whose attributes it has; a row for each case."""
+    """The results of one group, a row for each case."""
 
     kind: str
     subject: str
@@ -65,36 +50,28 @@ class Table:
 
     @property
     def title(self) -> str:
-        """Heading of the table."""
+        """The title of the table."""
         return title(self.subject, self.batch)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The headings of the cells, in the order of their appearance."""
+        """The column names, in order of appearance."""
         return (*dict.fromkeys(name for row in self.rows for name in row.values), "runs")
 
     def cells(self, row: Row) -> tuple[str, ...]:
-        """Returns the row's values as a reader sees them."""
+        """Returns the row's formatted values."""
         values = (format_cell(name, row.values.get(name)) for name in self.columns[:-1])
         return (*values, str(row.repetitions or ABSENT))
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The measurements of one part.
+    """The results of one part."""
 
-    Attributes:
-      part: a name of the command line, such as ``"steps"``.
-      versions: of what was measured.
-      device: in words.
-      missing: the libraries that could not be measured, and why.
-      tables: in the order they were made.
-    """
-
-    part: str
-    versions: Mapping[str, str]
-    device: str
-    missing: Mapping[str, str]
+    part: str  # name on the command line, such as "steps"
+    versions: Mapping[str, str]  # versions of the measured libraries
+    device: str  # description of the device
+    missing: Mapping[str, str]  # libraries that are not installed, with the error
     tables: tuple[Table, ...] = ()
 
 
@@ -108,17 +85,17 @@ def title(subject: str, batch: int | None) -> str:
 
 
 def ratio(times: Mapping[str, Times], case: Case, baseline: str) -> float | None:
-    """Returns the case's median time over that of ``baseline``; None where that was skipped."""
+    """Returns the median time relative to ``baseline``; None if the baseline was skipped."""
     return times[case.name].median / times[baseline].median if baseline in times else None
 
 
 def median_values(case: Case, times: Mapping[str, Times]) -> Values:
-    """Returns the median time, and the case's own values."""
+    """Returns the median time and the case's own values."""
     return {"ms": times[case.name].median, **case.values}
 
 
 def values_over(baseline: str) -> Columns:
-    """Returns the columns that compare each case with ``baseline``, by median and by least time."""
+    """Returns the columns of median and least time relative to ``baseline``."""
 
     def columns(case: Case, times: Mapping[str, Times]) -> Values:
         mine, other = times[case.name], times[baseline]
@@ -133,7 +110,7 @@ def values_over(baseline: str) -> Columns:
 
 
 def measure(group: Group, effort: Effort | None = None) -> Table:
-    """Times a group, with its own effort by default; a skipped case keeps its place."""
+    """Times the cases of a group, with its own effort by default."""
     times = interleaved(group.cases, effort or group.effort)
     rows = []
     for case in group.cases:
@@ -141,32 +118,32 @@ def measure(group: Group, effort: Effort | None = None) -> Table:
             rows.append(Row(case.name, note=case.note))
             continue
         found = times[case.name]
-        note = "slow: its first call alone" if found.slow else case.note
+        note = "slow: only its first call was timed" if found.slow else case.note
         rows.append(Row(case.name, dict(group.columns(case, times)), len(found.seconds), note))
     return Table(group.kind, group.subject, group.batch, tuple(rows))
 
 
-def path_of(results: Path, part: str) -> Path:
-    """Returns where the results of a part lie."""
+def results_path(results: Path, part: str) -> Path:
+    """Returns the path of the results of a part."""
     return results / f"benchmarks_{part}.json"
 
 
 def save(results: Path, benchmark: Benchmark) -> None:
     """Writes the results of a part."""
     text = json.dumps(asdict(benchmark), indent=1, ensure_ascii=False)
-    write_atomically(path_of(results, benchmark.part), text + "\n")
+    write_atomically(results_path(results, benchmark.part), text + "\n")
 
 
 def load(results: Path, part: str) -> Benchmark | None:
-    """Returns what :func:`save` wrote; None where there is nothing.
+    """Loads the results of a part; None if there are none.
 
     Raises:
-      ValueError: if the file holds something else.
+      ValueError: if the file is not a benchmark's results.
 
     >>> load(Path("no_such_folder"), "steps") is None
     True
     """
-    path = path_of(results, part)
+    path = results_path(results, part)
     if not path.exists():
         return None
     try:
@@ -181,7 +158,7 @@ def load(results: Path, part: str) -> Benchmark | None:
 
 
 def format_cell(column: str, value: float | None) -> str:
-    """Writes a value with three significant digits, of a whole part all; epsilon with four.
+    """Formats a value with three significant digits, epsilon with four.
 
     >>> format_cell("ms", 1234.5), format_cell("ms", 0.5), format_cell("× certified", 0.9653)
     ('1,234', '0.50', '0.965')
@@ -195,7 +172,7 @@ def format_cell(column: str, value: float | None) -> str:
 
 
 def format_text(benchmark: Benchmark) -> str:
-    """Returns every table as the terminal shows it, and the libraries that are missing."""
+    """Formats all tables, and the libraries that are missing, for the terminal."""
     blocks = []
     for table in benchmark.tables:
         lines = [("", *table.columns, "")]

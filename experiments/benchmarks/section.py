@@ -1,4 +1,4 @@
-"""The benchmarks' sections of the report: tables, and one figure of the training steps."""
+"""Sections of the report on benchmarks: tables, and a figure of training steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,29 +16,27 @@ _SHOWN_BATCH = 256
 # Heading and text of each part.
 _TEXTS = {
     "steps": (
-        "What privacy costs in time and memory",
-        "One training step by several methods: the median, and how many times that of the plain"
-        " step in JAX (SGD on the mean loss) and of the plain step with the same noise. Every case"
-        " but the plain ones clips and adds noise, unless it is named clipping alone. Peak memory"
-        " holds parameters, batch and every buffer of the step; it is counted, not sampled. A ratio"
-        " compares within its table only.",
+        "Time and memory of private training steps",
+        "Median time of one training step by several methods, also relative to the plain step in"
+        " JAX (SGD on the mean loss) and to the plain step with the same noise. All other cases"
+        " clip and add noise, except the one named clipping alone. Peak memory counts parameters,"
+        " batch and all buffers of the step. Ratios hold within a table only.",
     ),
     "accounting": (
-        "What an epsilon costs, and how tight it is",
-        "The accountants of dpjax and of other libraries on the settings of the published tables:"
-        " the median time of an answer that no cache holds, the answer, and how many times the"
-        " certified epsilon it is. All of them are upper bounds under add/remove unless a note says"
-        " otherwise.",
+        "Time and tightness of accountants",
+        "Accountants of dpjax and of other libraries on the settings of the published tables:"
+        " median time without caches, epsilon, and epsilon relative to the certified one. All"
+        " values are upper bounds under add/remove unless a note states otherwise.",
     ),
     "inference": (
-        "What private inference costs",
-        "The Bayesian account beside training, a step of DP-SVI beside numpyro's on the same"
-        " batches, and the effective samples per second of Langevin chains.",
+        "Time of private inference",
+        "BDP accounting during training, a step of DP-SVI compared with numpyro's SVI on the same"
+        " batches, and effective samples per second of Langevin chains.",
     ),
     "imports": (
-        "What an import costs",
-        "Import times in fresh processes. dpjax imports each public name at its first use:"
-        " the second statement uses all of them.",
+        "Import times",
+        "Import times in new processes. dpjax imports public names lazily; the second statement"
+        " imports all of them.",
     ),
 }
 
@@ -54,7 +52,7 @@ class Section(NamedTuple):
 
 
 def benchmark_sections(results: Path) -> list[Section]:
-    """Returns a section for each part that was run, and draws the figure.
+    """Returns a section for each part with results, and draws the figure.
 
     >>> benchmark_sections(Path("no_such_folder"))
     []
@@ -70,7 +68,7 @@ def benchmark_sections(results: Path) -> list[Section]:
 
 
 def _ratios(table: Table) -> dict[str, float]:
-    """Returns the times of the plain step by case, without the cases that have no such ratio."""
+    """Returns the time relative to the plain step, by case."""
     ratios = ((row.case, row.values.get("× plain")) for row in table.rows)
     return {case: ratio for case, ratio in ratios if ratio}
 
@@ -82,18 +80,14 @@ def _save_figure(tables: Sequence[Table], folder: Path) -> SavedFigure:
     path = folder / "benchmarks.png"
     figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
     caption = (
-        f"One step at batch {batch:,}: how many times as long as the plain step in JAX, on a"
-        " logarithmic scale. Blue: dpjax, clipping and noise included."
+        f"Time of one step at batch size {batch:,} relative to the plain step in JAX, on a"
+        " logarithmic scale. Blue: dpjax with clipping and noise."
     )
     return SavedFigure(path, caption, round(96 * figure.get_figwidth()))
 
 
 def draw(tables: Sequence[Table]) -> Figure:
-    """Returns a figure with one panel for each table, one line for each case.
-
-    Args:
-      tables: of steps at one batch size.
-    """
+    """Returns a figure with one panel for each table and one line for each case."""
     every = {table.subject: _ratios(table) for table in tables}
     cases = list(dict.fromkeys(case for ratios in every.values() for case in ratios))[::-1]
     figure, panels = new_figure(1, len(every), 3.2 + 1.65 * len(every), 1.1 + 0.24 * len(cases))

@@ -1,4 +1,4 @@
-"""Time and memory of one training step, by each method, and of the two loops of ``dpjax.train``."""
+"""Time and memory of one training step by each method, and of the two loops of ``dpjax.train``."""
 
 import functools
 import importlib.util
@@ -29,21 +29,16 @@ _LOOP_MODELS = ("mlp", "cnn")
 
 
 class Limits(NamedTuple):
-    """Memory limits in MiB; a case beyond them is skipped.
+    """Memory limits in MiB; a case that exceeds them is skipped."""
 
-    Attributes:
-      gradients: all examples' gradients, where a case holds them at once.
-      memory: a step in all.
-    """
-
-    gradients: float
-    memory: float
+    gradients: float  # of all per-example gradients together
+    memory: float  # of a step
 
 
 def default_limits() -> Limits:
-    """Returns half of an accelerator's memory or a quarter of the host's, which others use too.
+    """Returns half of an accelerator's memory or a quarter of the host's.
 
-    Of gradients 4 GiB, or a third of the limit: a case that holds them holds more than one copy.
+    Per-example gradients may take 4 GiB or a third of it, since several copies are held.
     """
     stats = jax.devices()[0].memory_stats() or {}
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -52,7 +47,7 @@ def default_limits() -> Limits:
 
 
 def step_groups(batches: Sequence[int]) -> Groups:
-    """Yields the steps of every model at each batch size, and the two loops."""
+    """Yields the groups of steps by model and batch size, and of the two loops."""
     limits, installed = default_limits(), importlib.util.find_spec("opacus")
     with torch_worker() if installed else nullcontext() as worker:
         for model in MODELS.values():
@@ -86,14 +81,7 @@ def step_values(size: int, case: Case, times: Mapping[str, Times]) -> Values:
 def step_cases(
     model: Model, size: int, limits: Limits, worker: TorchWorker | None
 ) -> Iterator[Case]:
-    """Yields one step on a batch of this size by every method, JAX's plain one first.
-
-    Args:
-      model: what is trained.
-      size: of the batch.
-      limits: of memory.
-      worker: for torch and Opacus; None where they are not installed.
-    """
+    """Yields one step on a batch of ``size`` by every method, with torch if there is a worker."""
     params, batch = model.init(), model.batch(size)
     gradients = size * sum(leaf.nbytes for leaf in jax.tree.leaves(params)) / 2**20
     too_much = _over(gradients, limits.gradients, "its per-example gradients take")
@@ -121,7 +109,7 @@ def _jax_case(method: Method, params: Any, batch: Any, limits: Limits) -> Case:
         return optax.apply_updates(params, updates), state
 
     compiled = jax.jit(step).lower(params, state, batch).compile()
-    # Arguments, results and XLA's buffers; the same at each run, on every device.
+    # Arguments, results and XLA's buffers.
     memory: Any = compiled.memory_analysis()
     arguments = memory.argument_size_in_bytes - memory.alias_size_in_bytes
     peak = (memory.temp_size_in_bytes + memory.output_size_in_bytes + arguments) / 2**20
@@ -140,14 +128,14 @@ def _torch_case(worker: Any, name: str, model: Model, size: int) -> Case:
 
 
 def _over(mib: float, limit: float, what: str) -> str:
-    """In words that ``mib`` is over the limit; an empty text where it is not."""
+    """Returns a message if ``mib`` exceeds the limit, else an empty string."""
     if mib <= limit:
         return ""
     return f"{what} {mib / _GIB:.1f} GiB, the limit is {limit / _GIB:.1f}"
 
 
 def loop_group(model: Model) -> Group:
-    """Returns the loop on the host against that on the device, between which dpjax chooses."""
+    """Returns the host loop and the device loop of ``dpjax.train``."""
     data, params = model.batch(_LOOP_DATA), model.init()
     sampling = dpjax.PoissonSampling(_LOOP_DATA, _LOOP_BATCH / _LOOP_DATA)
     mechanism = dpjax.SubsampledGaussian(
@@ -157,7 +145,7 @@ def loop_group(model: Model) -> Group:
 
     def case(name: str, loop: Any) -> Case:
         run = loop(step.update, step.init(params), data, _LOOP_STEPS)
-        # A run consumes the state it is given: each call starts from the first one again.
+        # A run donates its state, so each call starts from a new one.
         return Case(name, blocking(lambda: run(step.init(params), data, _LOOP_STEPS)))
 
     def columns(case: Case, times: Mapping[str, Times]) -> Values:

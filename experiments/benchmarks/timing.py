@@ -15,37 +15,25 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Case(NamedTuple):
-    """One of the alternatives that a table compares.
+    """One case of a table."""
 
-    Attributes:
-      name: unique in the table.
-      seconds: runs the case once and returns the seconds that took; None where it is skipped.
-      values: further quantities by column, such as peak memory.
-      note: why the case is skipped, or what a reader must know of its values.
-    """
-
-    name: str
+    name: str  # unique in the table
+    # runs the case once and returns its seconds; None if skipped
     seconds: Callable[[], float] | None
-    values: Mapping[str, float] = _NONE
-    note: str = ""
+    values: Mapping[str, float] = _NONE  # other columns, such as peak memory
+    note: str = ""  # reason for skipping, or a remark on the values
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Time budget of each case.
+    """Time budget of each case."""
 
-    Attributes:
-      seconds: for all timed repetitions of one case, about.
-      repetitions: at most; :data:`FEWEST` at least.
-      slow: a case whose first call takes more seconds than this is not called again.
-    """
-
-    seconds: float = 5.0
-    repetitions: int = 50
-    slow: float = 15.0
+    seconds: float = 5.0  # approximate, for all repetitions of a case
+    repetitions: int = 50  # maximum; at least FEWEST
+    slow: float = 15.0  # if the first call takes longer, it is the only one
 
     def count(self, first: float) -> int:
-        """Returns how often to time a case whose first call took ``first`` seconds.
+        """Returns the number of repetitions of a case whose first call took ``first`` seconds.
 
         >>> [Effort().count(first) for first in (0.001, 0.5, 9.0)]
         [50, 10, 3]
@@ -54,19 +42,19 @@ class Effort:
 
 
 class Times(NamedTuple):
-    """The timed repetitions of one case, in seconds; ``slow`` if there is only its first call."""
+    """Times of one case in seconds; ``slow`` if only its first call was timed."""
 
     seconds: tuple[float, ...]
     slow: bool
 
     @property
     def median(self) -> float:
-        """In milliseconds."""
+        """Median time in milliseconds."""
         return 1e3 * statistics.median(self.seconds)
 
     @property
     def least(self) -> float:
-        """In milliseconds."""
+        """Least time in milliseconds."""
         return 1e3 * min(self.seconds)
 
 
@@ -82,10 +70,7 @@ def blocking(function: Callable[..., Any], *arguments: Any) -> Callable[[], floa
 
 
 def interleaved(cases: Sequence[Case], effort: Effort) -> dict[str, Times]:
-    """Times the cases in turn, after a call or two each to warm up; skipped ones are left out.
-
-    A case that is timed less often than others has its turns spread evenly among theirs.
-    """
+    """Times the cases alternately after a warm-up; fewer repetitions are spread evenly."""
     timed = {case.name: case.seconds for case in cases if case.seconds}
     first = {name: _warm_up(seconds) for name, seconds in timed.items()}
     counts = {name: effort.count(first[name]) for name in first if first[name] <= effort.slow}
@@ -93,22 +78,19 @@ def interleaved(cases: Sequence[Case], effort: Effort) -> dict[str, Times]:
     rounds = max(counts.values(), default=0)
     for number in range(rounds):
         for name, count in counts.items():
-            if has_turn(number, rounds, count):
+            if is_timed_in_round(number, rounds, count):
                 found[name].append(_one_turn(timed[name], first[name]))
     return {name: Times(tuple(found.get(name, [first[name]])), name not in found) for name in timed}
 
 
 def _warm_up(seconds: Callable[[], float]) -> float:
-    """Seconds of a first call; of a second one where the first is soon over."""
+    """Returns the seconds of a first call, or of a second one if the first took under a second."""
     first = seconds()
     return seconds() if first < 1 else first
 
 
 def _one_turn(seconds: Callable[[], float], first: float) -> float:
-    """Times one call; of a quick case the first that comes when the case before has settled.
-
-    It leaves cold caches, and threads that wait for more work, spinning, for some milliseconds.
-    """
+    """Times one call; a quick case is repeated until the effects of the previous case are over."""
     start = time.perf_counter()
     found = seconds()
     while first < QUICK and time.perf_counter() < start + SETTLE:
@@ -116,10 +98,10 @@ def _one_turn(seconds: Callable[[], float], first: float) -> float:
     return found
 
 
-def has_turn(number: int, rounds: int, count: int) -> bool:
-    """Whether a case with ``count`` turns in so many rounds has one in the round of this number.
+def is_timed_in_round(number: int, rounds: int, count: int) -> bool:
+    """Whether a case with ``count`` repetitions in ``rounds`` rounds is timed in this round.
 
-    >>> [has_turn(number, 6, 3) for number in range(6)]
+    >>> [is_timed_in_round(number, 6, 3) for number in range(6)]
     [False, True, False, True, False, True]
     """
     return (number + 1) * count // rounds > number * count // rounds

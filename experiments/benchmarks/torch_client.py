@@ -1,7 +1,4 @@
-"""Torch and Opacus in a separate process, whose steps take turns with JAX's.
-
-Neither's threads nor memory disturb the other's. Messages are pickled tuples through pipes.
-"""
+"""Client of a separate process for torch and Opacus, so that they do not share memory with JAX."""
 
 import pickle
 import subprocess
@@ -21,7 +18,7 @@ PER_EXAMPLE_METHODS = frozenset({"Opacus, hooks", "Opacus, ew"})
 
 @contextmanager
 def torch_worker() -> "Iterator[TorchWorker]":
-    """Yields a worker, started at the first request, and ends it."""
+    """Context manager of a worker, which is started at the first request."""
     with tempfile.TemporaryFile() as log:
         worker = TorchWorker(log)
         try:
@@ -31,30 +28,27 @@ def torch_worker() -> "Iterator[TorchWorker]":
 
 
 class TorchWorker:
-    """Client of the worker process; one that ended is started again at the next request."""
+    """Client of the worker process, which is restarted if it ended."""
 
     def __init__(self, log: IO[bytes]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = log  # the worker's standard error
 
     def prepare(self, method: str, model: Model, size: int) -> float | None:
-        """Makes one method's model and optimiser and runs a first step.
-
-        Returns:
-          The memory of a step at its peak in MiB, parameters and batch included.
+        """Builds one method's model and optimiser; returns the peak memory of a step in MiB.
 
         Raises:
-          RuntimeError: if the worker cannot do it, with its reason.
+          RuntimeError: if the worker fails, with its error.
         """
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
         return self._ask("prepare", method, model.name, model.data(size), device)
 
     def step(self, method: str) -> float:
-        """Runs one step of what was prepared and returns the seconds it took in the worker."""
+        """Runs one prepared step and returns its seconds in the worker."""
         return self._ask("step", method)
 
     def forget(self) -> None:
-        """Frees what was prepared."""
+        """Frees the prepared steps."""
         self._ask("forget")
 
     def stop(self) -> None:

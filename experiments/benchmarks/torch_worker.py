@@ -1,7 +1,6 @@
-"""Process that makes torch's and Opacus' steps of the benchmark networks and times them.
+"""Worker process that times steps of torch and Opacus.
 
-A request is a pickled tuple on standard input; the answer, on standard output, is a pickled pair
-``(why it failed or "", result)``.
+Requests are pickled tuples on standard input, answers pickled pairs ``(error or "", result)``.
 """
 
 import itertools
@@ -23,12 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 Step = Callable[[], None]
 
-# Not from the module of the JAX networks: this process must not load JAX.
+# Not imported from `models`: this process must not load JAX.
 VOCABULARY = 10_000
 
 
 class Words(nn.Module):
-    """The mean of the words' embeddings."""
+    """Mean of the token embeddings."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ class Words(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with four heads, from plain layers, which Opacus supports."""
+    """Causal attention with four heads, from linear layers, which Opacus supports."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -76,7 +75,7 @@ class Block(nn.Module):
 
 
 class Positions(nn.Module):
-    """The tokens' embeddings plus fixed encodings of their positions."""
+    """Token embeddings plus sinusoidal position encodings."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -127,13 +126,13 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Worker:
-    """Holds the steps that were prepared."""
+    """Prepared steps by method."""
 
     def __init__(self) -> None:
         self.steps: dict[str, Step] = {}
 
     def prepare(self, method: str, name: str, data: Any, device: str) -> float | None:
-        """Makes a step; returns its peak memory in MiB."""
+        """Prepares a step and returns its peak memory in MiB."""
         x, y = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in data)
         y = y.long()
         model = NETWORKS[name]().to(device)
@@ -144,7 +143,7 @@ class Worker:
         return peak / 2**20
 
     def step(self, method: str) -> float:
-        """Runs a step; returns its seconds."""
+        """Runs a step and returns its seconds."""
         start = time.perf_counter()
         self.steps[method]()
         _wait()
@@ -187,8 +186,8 @@ def make_step(model: Any, x: Tensor, y: Tensor, method: str) -> Step:
 
 
 def _peak_bytes(step: Step, device: str, held: int) -> float:
-    """What a step holds at its peak: ``held`` before it, and what it allocates."""
-    step()  # the first one also allocates what stays
+    """Returns the peak memory of a step: ``held`` plus its allocations."""
+    step()  # the first call also allocates persistent buffers
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
@@ -209,8 +208,8 @@ def _wait() -> None:
 
 
 def main() -> None:
-    """Answers requests until there are no more."""
-    # What a library prints must not get between the answers.
+    """Answers requests until the end of the input."""
+    # Output of libraries goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     worker = Worker()
@@ -221,7 +220,7 @@ def main() -> None:
             return
         try:
             answer = ("", getattr(worker, command)(*arguments))
-        except Exception as error:  # the other steps must go on
+        except Exception as error:  # reported to the client
             answer = (f"{type(error).__name__}: {error}", None)
         pickle.dump(answer, answers)
         answers.flush()

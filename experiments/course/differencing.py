@@ -1,4 +1,4 @@
-"""Differencing attack of the course notes, on exact and on noisy answers of parallel databases.
+"""Differencing attack of the course notes on exact and noisy answers of parallel databases.
 
 ``python -m experiments run course_differencing``: seconds, the same in both profiles.
 """
@@ -31,17 +31,12 @@ _NEIGHBOURS: dict[str, Any] = {"norm": "l1", "adjacency": "replace_one"}
 
 
 class Query(NamedTuple):
-    """A query on a database of bits, and the attack on two of its answers.
+    """A query on a database of bits, and the differencing attack on it."""
 
-    Attributes:
-      answer: from the entries to a number.
-      sensitivity: from the number of entries to that of the answer; one entry is replaced.
-      scaled: whether the answer is divided by the number of entries.
-    """
-
-    answer: Callable[[jax.Array], jax.Array]
+    answer: Callable[[jax.Array], jax.Array]  # from the entries to the answer
+    # by number of entries, under replacement
     sensitivity: Callable[[int], Sensitivity]
-    scaled: bool = False
+    scaled: bool = False  # whether the answer is divided by the number of entries
 
     def recover(self, with_row: jax.Array, without: jax.Array, entries: int) -> jax.Array:
         """Returns the value of a row from the answers with and without it."""
@@ -51,10 +46,7 @@ class Query(NamedTuple):
 
 
 def queries(entries: jax.Array) -> dict[str, Query]:
-    """Returns the queries of the notes, and a threshold that no single entry moves.
-
-    The threshold that an attacker chooses is one below the number of ones.
-    """
+    """Returns the queries of the notes, and a threshold that no single entry changes."""
 
     def threshold(level: int) -> Query:
         return Query(lambda x: jnp.sum(x) > level, lambda _: of_count(**_NEIGHBOURS))
@@ -68,7 +60,7 @@ def queries(entries: jax.Array) -> dict[str, Query]:
 
 
 def database(entries: int, seed: int) -> jax.Array:
-    """Returns fair bits."""
+    """Draws fair random bits."""
     return jax.random.bernoulli(jax.random.key(seed), 0.5, (entries,))
 
 
@@ -81,7 +73,7 @@ def _rows(profile: str) -> list[Row]:
 def _run_row(row: Row, context: RowContext) -> Result:
     entries = database(row.settings["entries"], row.settings["seed"])
     size, query = len(entries), queries(entries)[row.name]
-    # The exact answers on the database, once for each entry, and on its parallel databases.
+    # Exact answers on the database and on its parallel databases.
     parts = jax.vmap(query.answer)(parallel_databases(entries)).astype(float)
     whole = jnp.broadcast_to(jnp.asarray(query.answer(entries), float), parts.shape)
     epsilon = row.settings["epsilon"]
@@ -108,7 +100,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
             TRUE: first.sensitivity.value,
             "ε, one answer": first.pure_epsilon,
             "ε, both answers": sum(mechanism.pure_epsilon for mechanism in mechanisms),
-            # The row attacked is in one of the two answers, and half of the bits are ones.
+            # The target is in one of the two answers, and half of the bits are ones.
             NOISY: 100 / (1 + math.exp(-first.pure_epsilon)),
         },
         certificate=str(dpjax.Composition(tuple(mechanisms)).certificate(1e-6)),
@@ -136,16 +128,16 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     left.set(yscale="log", ylim=(1e-5, 30), ylabel="sensitivity")
     left.legend()
     bound = records[0].certified[NOISY]
-    right.axhline(bound, color=CERTIFIED, linestyle="--", label="the most at ε = 0.5")
-    right.axhline(50, color="black", linewidth=1, label="guessing")
+    right.axhline(bound, color=CERTIFIED, linestyle="--", label="bound at ε = 0.5")
+    right.axhline(50, color="black", linewidth=1, label="chance")
     right.set(ylim=(40, 130), ylabel="rows recovered (%)")
     right.set_yticks(range(40, 101, 20))
     right.legend(ncols=2)
     caption = (
-        "Left: how far deleting one of these entries moves an answer, at most, and how far"
-        " replacing one entry of any database can. A threshold that is far off does not move at all"
-        " here, and noise set by that would be none. Right: entries recovered from answers with and"
-        " without them."
+        "Left: largest change of the answer when an entry of this database is deleted (empirical"
+        " sensitivity), and when an entry of any database is replaced (true). The empirical"
+        " sensitivity of the distant threshold is zero. Right: entries recovered from answers"
+        " with and without them."
     )
     return {"attack": (figure, caption)}
 
@@ -156,14 +148,14 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     if {"sum", "mean"} <= rows.keys():
         ratio = rows["sum"].measured[EMPIRICAL] / rows["mean"].measured[EMPIRICAL]
         remarks.append(
-            f"The mean's empirical sensitivity is below the sum's, by a factor of {ratio:,.0f}; so"
-            " is its noise, but the attack multiplies that again."
+            "The mean's empirical sensitivity and noise are smaller than the sum's by a factor of"
+            f" {ratio:,.0f}, but the attack multiplies the noise by the number of entries."
         )
     idle = [r.row for r in records if r.measured[EMPIRICAL] < 0.99 * r.certified[TRUE]]
     if idle:
         remarks.append(
-            "The empirical sensitivity is a lower bound on the true one, and below it here for"
-            f" {' and for '.join(idle)}: no mechanism takes it."
+            "The empirical sensitivity is a lower bound on the true one, and strictly smaller for"
+            f" {' and for '.join(idle)}; mechanisms use the true one."
         )
     return remarks
 
@@ -177,9 +169,8 @@ EXPERIMENT = Experiment(
         " attack reads a query's answers with and without an entry and infers it. Noisy answers"
         " have Laplace noise of ε = 0.5 each, for the true sensitivity to replacing an entry."
         " Both together cost 2ε, since all entries but one are in both.\n\n"
-        "A threshold query says whether there are more ones than a number: at the edge that is"
-        " one below their number, as in the notes; far off no deletion changes the answer, and the"
-        " difference gives nothing away."
+        "A threshold query tests whether the number of ones exceeds a level: at the edge, one"
+        " below their number, as in the notes; far off, no deletion changes the answer."
     ),
     rows=_rows,
     run_row=_run_row,

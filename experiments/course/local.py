@@ -1,4 +1,4 @@
-"""Local and global differential privacy: randomized response beside the Laplace mechanism.
+"""Local and global differential privacy: randomized response and the Laplace mechanism.
 
 ``python -m experiments run course_local``: seconds, the same in both profiles.
 """
@@ -25,7 +25,7 @@ _CLOSED = "closed form, "
 
 
 def local_mechanism(epsilon: float) -> dpjax.RandomizedResponse:
-    """Returns randomized response of one answer; at log 3 it is the two coins of the notes.
+    """Returns randomized response; at ε = log 3 it is the two-coin protocol of the notes.
 
     >>> round(local_mechanism(math.log(3)).keep_probability, 9)
     0.5
@@ -42,13 +42,13 @@ def global_mechanism(epsilon: float, answers: int) -> dpjax.Laplace:
 
 
 def local_error(epsilon: float, answers: int) -> float:
-    """Returns the standard deviation of the debiased share, from the randomization alone.
+    """Returns the standard deviation of the debiased share due to randomization.
 
     >>> round(local_error(math.log(3), 100), 4)
     0.0866
     """
     keep = local_mechanism(epsilon).keep_probability
-    # An answer is 1 with probability (1 + keep) / 2 or (1 - keep) / 2: of one variance.
+    # Both values have randomized answers of variance (1 - keep**2) / 4.
     return math.sqrt((1 - keep**2) / 4 / answers) / keep
 
 
@@ -111,8 +111,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     axes.set(xscale="log", yscale="log", xlabel="answers", ylabel="error of the share of yes")
     figure.legend(loc="outside right center")
     caption = (
-        "Root mean square error of the share of yes: measured (points) and in closed form (lines)."
-        " Local noise falls with the root of the number of answers, global noise with the number."
+        "Root mean square error of the share of yes: measured (points) and in closed form"
+        " (lines). The local error decreases as 1/√n, the global error as 1/n."
     )
     return {"errors": (figure, caption)}
 
@@ -120,21 +120,21 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 def _remarks(records: Sequence[Record]) -> list[str]:
     ratios = [record.measured["local over global"] for record in records]
     return [
-        "The two coins of the notes keep the truth with probability 1/2: ε = log 3, and the share"
-        " is 2 · mean − 1/2.",
-        f"Not having to trust anyone costs a factor of {min(ratios):.1f} to {max(ratios):,.0f} in"
-        " error, which grows with the root of the number of answers.",
+        "The two-coin protocol of the notes keeps the true answer with probability 1/2: ε = log"
+        " 3, and the debiased share is 2 · mean − 1/2.",
+        f"The local model has {min(ratios):.1f} to {max(ratios):,.0f} times the error of the"
+        " global model; the ratio grows as √n.",
     ]
 
 
 EXPERIMENT = Experiment(
     name="course_local",
-    title="Local and global privacy: the same share, asked in two ways",
+    title="Local and global privacy: estimates of a share",
     source="Course notes on differential privacy (nowave.it, 2021), local and global privacy",
     description=(
-        "30 % of n people would answer yes. Locally each answer is randomized before it is given,"
-        " and the share debiased; globally a trusted holder adds Laplace noise to the mean, once."
-        " Both are purely ε-private for replacing one answer."
+        "The true share of yes among n answers is 30 %. Local: each answer is randomized, and the"
+        " share is debiased. Global: a trusted curator adds Laplace noise to the mean. Both are"
+        " ε-DP for replacing one answer."
     ),
     rows=_rows,
     run_row=_run_row,

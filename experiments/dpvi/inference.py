@@ -1,4 +1,4 @@
-"""Repeated DP-SVI runs at many noise levels in one program, and the privacy accounts of a run.
+"""Repeated DP-SVI runs at many noise levels in one compiled program, and their epsilon.
 
 Jälkö, Dikmen and Honkela (2017) write their noise as N(0, 4 c² σ² I): σ is over 2c, the L2
 sensitivity to *replacing* a record. dpjax's noise multiplier is over c: 2σ.
@@ -24,34 +24,25 @@ _SLACK = 4e-5
 
 
 class Point(NamedTuple):
-    """Noise and clip bound of a run.
+    """Noise and clip bound of a run."""
 
-    Attributes:
-      sigma: the source's σ, noise over twice the clip bound; zero for a run without privacy, which
-        does not clip either.
-      l2_clip: bound on the gradient of one record's log-likelihood.
-    """
-
+    # the source's σ, noise over twice the clip bound; zero for a run without privacy, which does
+    # not clip either
     sigma: Any
-    l2_clip: Any
+    l2_clip: Any  # bound on the gradient of one record's log-likelihood
 
 
-# (point, num_steps) -> DPSVI; the point's numbers may be traced.
+# From point and num_steps to DPSVI; the point's numbers may be traced.
 MakeInference = Callable[[Point, int], DPSVI]
 
 
 class Fits(NamedTuple):
-    """Fitted parameters, and what the steps clipped.
+    """Fitted parameters and gradient norms."""
 
-    Attributes:
-      params: every leaf with leading axes ``(points, repeats)``.
-      norms: unclipped norms of the drawn records, ``(points, repeats, steps, slots)``, or None.
-      mask: which slots hold a drawn record, bool of the same shape.
-    """
-
-    params: ArrayTree
+    params: ArrayTree  # leaves with leading axes (points, repeats)
+    # unclipped norms of the drawn records, (points, repeats, steps, slots), or None
     norms: jax.Array | None
-    mask: jax.Array | None
+    mask: jax.Array | None  # which slots hold a drawn record, bool of the same shape
 
 
 def make_inference(
@@ -63,7 +54,7 @@ def make_inference(
     point: Point,
     num_steps: int,
 ) -> DPSVI:
-    """Returns DP-SVI on Poisson batches; `make_mechanism` is its mechanism under add/remove."""
+    """Returns DP-SVI on Poisson batches; `make_mechanism` returns its mechanism."""
     return DPSVI(
         model,
         guide,
@@ -86,27 +77,26 @@ def fit(
     repeats: int,
     with_norms: bool = False,
 ) -> Fits:
-    """Returns the parameters fitted at each point, ``repeats`` times.
+    """Fits the parameters ``repeats`` times at each point.
 
-    Repeats differ in starts, batches and noise. The same repeat of two points draws the same
-    batches, and the same noise up to its scale: drawing a batch may cost more than all the rest.
+    Repeats differ in initial values, batches and noise; the points of a repeat share batches and
+    standard noise. Calls with the same ``make``, steps and shapes share one compiled program.
 
     Args:
       key: split into one for each repeat.
-      make: the inference of a point. Calls with the same function, steps and shapes share one
-        compiled program.
+      make: returns the inference of a point.
       points: noise and clip bounds.
       records: the model's arguments.
-      num_steps: of each run.
+      num_steps: steps of each run.
       repeats: runs of each point.
-      with_norms: whether to return the gradients' norms.
+      with_norms: whether to return the gradient norms.
     """
     keys = jax.random.split(key, repeats)
     return _fit(make, num_steps, with_norms, keys, stack_points(points), records)
 
 
 def stack_points(points: list[Point]) -> Point:
-    """Returns the points as arrays, without a clip bound where there is no noise."""
+    """Returns the points as arrays; points without noise are not clipped."""
     sigmas = jnp.array([point.sigma for point in points], jnp.float32)
     bounds = jnp.array([p.l2_clip if p.sigma > 0 else _NO_CLIP for p in points], jnp.float32)
     return Point(sigmas, bounds)
@@ -130,14 +120,10 @@ def _fit(
 
 
 class Epsilons(NamedTuple):
-    """ε of a run, by the name of its column.
+    """ε of a run, by column name."""
 
-    Attributes:
-      claimed: by advanced composition and by the moments accountant.
-      certified: upper bounds by the privacy loss distribution, under both adjacencies.
-    """
-
-    claimed: dict[str, float]
+    claimed: dict[str, float]  # by advanced composition and by the moments accountant
+    # upper bounds by the privacy loss distribution, under both adjacencies
     certified: dict[str, float]
 
 
@@ -160,7 +146,7 @@ def make_mechanism(
 
 
 def compute_epsilons(mechanism: dpjax.SubsampledGaussian, delta: float) -> Epsilons:
-    """Returns ε of the mechanism under both adjacencies, as the source computes it and certified.
+    """Returns ε under both adjacencies, by the source's accountants and certified.
 
     The source's replace-one estimates are at ``delta / 2``, as in its code: twice the ε of
     advanced composition, and the moments accountant with σ as the noise multiplier. The add/remove

@@ -25,14 +25,14 @@ _THINNING = 10
 
 
 def model(x: jax.Array, y: jax.Array | None = None) -> None:
-    """Labels y (n,), 0 or 1, given features x (n, d)."""
+    """Logistic regression of labels y (n,) on features x (n, d), with N(0, I) prior."""
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("records", len(x)):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
 def guide(x: jax.Array, y: jax.Array | None = None) -> None:
-    """Independent normal weights, N(0, 1) at first; the logarithms of their scales are fitted."""
+    """Mean-field normal guide, initialised at N(0, I)."""
     mean = numpyro.param("mean", jnp.zeros(x.shape[1]))
     scale = numpyro.param("scale", jnp.ones(x.shape[1]), constraint=constraints.positive)
     numpyro.sample("weights", dist.Normal(mean, scale).to_event(1))
@@ -46,8 +46,7 @@ class _Window(NamedTuple):
 def windowed_adagrad(learning_rate: float) -> optax.GradientTransformation:
     """AdaGrad over the last ten gradients, the optimiser of the published code.
 
-    A step is ``learning_rate`` times the gradient over the root of their sum of squares: about
-    a third of ``learning_rate``, and of an Adam step, where noise prevails.
+    A step is ``learning_rate`` times the gradient over the root of their sum of squares.
 
     >>> optimizer = windowed_adagrad(0.1)
     >>> updates, _ = optimizer.update(jnp.array(30.0), optimizer.init(jnp.array(0.0)))
@@ -78,15 +77,13 @@ def windowed_adagrad(learning_rate: float) -> optax.GradientTransformation:
 def logistic_inference(
     num_examples: int, sampling_rate: float, learning_rate: float
 ) -> MakeInference:
-    """Returns the argument ``make`` of `fit`, the same function for the same numbers."""
+    """Returns the argument ``make`` of `fit`, cached for its compilation."""
     optimizer = windowed_adagrad(learning_rate)
     return functools.partial(make_inference, model, guide, optimizer, num_examples, sampling_rate)
 
 
 def accuracy_percent(params: Mapping[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the accuracy of the variational means, as in the source.
-
-    The average over the variational distribution is on the same side of one half.
+    """Returns the accuracy (%) of predictions by the variational mean, as in the source.
 
     >>> x = jnp.array([[1.0], [2.0], [-1.0]])
     >>> float(accuracy_percent({"mean": jnp.ones(1)}, x, jnp.array([1, 1, 1]))).__round__(1)
@@ -98,7 +95,7 @@ def accuracy_percent(params: Mapping[str, jax.Array], x: jax.Array, y: jax.Array
 def accuracy_percent_of_draws(
     params: Mapping[str, jax.Array], x: jax.Array, y: jax.Array, key: PRNGKey, num_draws: int
 ) -> jax.Array:
-    """Returns the accuracy of an average over draws of the weights (Triastcyn & Faltings 2020)."""
+    """Returns the accuracy (%) of predictions averaged over weight samples."""
     normal = jax.random.normal(key, (num_draws, x.shape[1]))
     weights = params["mean"] + params["scale"] * normal
     probability = jax.nn.sigmoid(x @ weights.T).mean(axis=1)
@@ -115,7 +112,7 @@ def svi_accuracies(
     repeats: int,
     seed: int,
 ) -> np.ndarray:
-    """Returns test accuracies (%) of DP-SVI, ``(points, repeats)``; the arguments are `fit`'s."""
+    """Returns test accuracies (%) of DP-SVI, ``(points, repeats)``; arguments as in `fit`."""
     make = logistic_inference(len(data.train.y), sampling_rate, learning_rate)
     key = jax.random.key(seed)
     fits = fit(key, make, points, tuple(data.train), num_steps=num_steps, repeats=repeats)
@@ -142,9 +139,9 @@ def make_chain(
 
 
 def chain_accuracies(data: Dataset, chain: SGLD, repeats: int, seed: int) -> np.ndarray:
-    """Returns the test accuracies (%) of ``repeats`` chains, each a run of its own.
+    """Returns test accuracies (%) of ``repeats`` independent chains.
 
-    Predictions are averages over every tenth state of a chain's second half.
+    Predictions average over every tenth state of a chain's second half.
     """
     records = tuple(map(jnp.asarray, data.train))
     weights = sample(

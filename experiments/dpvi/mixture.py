@@ -1,7 +1,7 @@
 """A private mixture of Gaussians by variational inference: predictive density against epsilon.
 
-``python -m experiments run dpvi_mixture``: half a minute. Which component a record comes from is
-summed out, so that no latent variable belongs to one record.
+``python -m experiments run dpvi_mixture``: half a minute. Component assignments are marginalised
+out, so that there are no local latent variables.
 """
 
 import functools
@@ -55,7 +55,7 @@ DENSITY, ERROR = "log density per record", "standard error"
 
 
 def draw_records(key: PRNGKey, num_records: int) -> jax.Array:
-    """Returns records ``(num_records, 2)`` of the source's mixture, its weights equal."""
+    """Draws records ``(num_records, 2)`` from the source's mixture with equal weights."""
     component_key, normal_key = jax.random.split(key)
     components = jax.random.randint(component_key, (num_records,), 0, _NUM_COMPONENTS)
     normal = jax.random.normal(normal_key, (num_records, _NUM_DIMENSIONS))
@@ -63,7 +63,7 @@ def draw_records(key: PRNGKey, num_records: int) -> jax.Array:
 
 
 def true_log_density(records: jax.Array) -> jax.Array:
-    """Returns the mean log density of records under the distribution they were drawn from.
+    """Returns the mean log density of records under the true distribution.
 
     >>> float(true_log_density(draw_records(jax.random.key(0), 10_000))).__round__(1)
     -3.7
@@ -80,7 +80,7 @@ def _mixture(weights: jax.Array, means: jax.Array, variances: jax.Array) -> Any:
 
 
 def model(records: jax.Array) -> None:
-    """Weights, means and variances of five round Gaussians, and records of their mixture."""
+    """Mixture of five isotropic Gaussians with unknown weights, means and variances."""
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(_NUM_COMPONENTS)))
     variances = numpyro.sample(
         "variances", dist.InverseGamma(2.0, 1.0).expand([_NUM_COMPONENTS]).to_event(1)
@@ -91,14 +91,14 @@ def model(records: jax.Array) -> None:
 
 
 def new_guide() -> AutoNormal:
-    """Returns a mean-field normal guide; its initial means do not depend on the records."""
+    """Returns a mean-field normal guide."""
     return AutoNormal(model, init_scale=0.1)
 
 
 def predictive_log_density(
     guide: AutoNormal, params: Params, records: jax.Array, key: PRNGKey, num_draws: int
 ) -> jax.Array:
-    """Returns the mean over records of log E_q[p(record | theta)], by draws of theta from q."""
+    """Returns the mean over records of log E_q[p(record | theta)], by samples of theta."""
     draws = Predictive(guide, params=params, num_samples=num_draws)(key, records)
     values = log_likelihood(model, draws, records)["x"]
     return (jax.nn.logsumexp(values, axis=0) - jnp.log(num_draws)).mean()
@@ -116,8 +116,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
     densities = _densities(settings["repeats"], tuple(settings["sigmas"]))[settings["sigma"]]
     measured = dict(zip((DENSITY, ERROR), mean_and_error(densities), strict=True))
     note = (
-        f"{settings['num_records']:,} records made up, {_NUM_TEST:,} others to predict, whose log"
-        f" density is {_true_density():.3f} under what drew them. Seeded keys: the noise is"
+        f"{settings['num_records']:,} simulated training records and {_NUM_TEST:,} test records,"
+        f" with true mean log density {_true_density():.3f}. Seeded keys: the noise is"
         " reproducible, so these runs are not private. Every ε is that of one run."
     )
     if row.name == _PLAIN:
@@ -130,7 +130,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 @functools.cache
 def _densities(repeats: int, sigmas: tuple[float, ...]) -> dict[float, np.ndarray]:
-    """Predictive log densities of every row, computed together at the first call."""
+    """Returns predictive log densities of all rows, computed together."""
     settings: dict[str, Any] = _SETTINGS
     optimizer = optax.adam(settings["learning_rate"])
     num_records, sampling_rate = settings["num_records"], settings["sampling_rate"]
@@ -180,8 +180,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     axes.set(xscale="log", xlabel="certified ε (δ = 1e-3)", ylabel="mean predictive log density")
     axes.legend(loc="lower right")
     caption = (
-        "Mean log predictive density of records not seen, against the certified ε of the same runs"
-        " under two adjacencies. Bars are two standard errors over repeats."
+        "Mean log predictive density of test records against the certified ε under two"
+        " adjacencies. Bars are two standard errors over repeats."
     )
     return {"density": (figure, caption)}
 
@@ -191,13 +191,13 @@ EXPERIMENT = Experiment(
     title="Private variational inference: a mixture of five Gaussians",
     source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
     description=(
-        "2,000 records of five round Gaussians in the plane (the published code's means and"
-        " variances), and the same mixture fitted privately: weights, means and variances, each"
-        " record's component summed out, AutoNormal as the guide, δ = 1e-3.\n\n"
-        "Batches are larger than the source's (100 records on average, against 6), the optimiser is"
-        " Adam with one step for all parameters, and starts are random; the clip bound of 1 on the"
-        " gradient of one log-likelihood is the source's. Its curves are not printed as numbers."
-        " Noise is 2cσ, as in dpvi_abalone."
+        "2,000 records from a mixture of five isotropic Gaussians in the plane (means and"
+        " variances of the published code), and a private fit of weights, means and variances"
+        " with component assignments marginalised out, AutoNormal as the guide, δ = 1e-3.\n\n"
+        "Batches are larger than the source's (100 records on average, against 6), the optimiser"
+        " is Adam with one step size, and initial values are random; the clip bound of 1 on the"
+        " gradient of one log-likelihood is the source's. The source's values are not published"
+        " as numbers. Noise is 2cσ, as in dpvi_abalone."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -20,11 +20,11 @@ from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, mean_and_error
 from experiments.lib.verdicts import group_by
 
-LANGEVIN_WORDS = (
-    "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip and number of"
-    " steps, each repeat a chain of its own; its injected noise is the DP noise, so its step size η"
-    " decides ε. Predictions average over every tenth state of the second half. The published"
-    " comparison's chains took other steps, noised by a bound of their own."
+LANGEVIN_DESCRIPTION = (
+    "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip bound and"
+    " number of steps; the injected noise is the DP noise, so the step size η determines ε."
+    " Predictions average over every tenth state of the second half of a chain. The published"
+    " comparison uses other step sizes and noise."
 )
 ACCURACY, ERROR = "accuracy %", "standard error %"
 PLAIN, LANGEVIN = "not private", "DP-SGLD"
@@ -37,37 +37,25 @@ Setting = tuple[float, float, float, int]
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One data set, the published settings, and the accuracies stored with the published code.
+    """One data set with the published settings and accuracies."""
 
-    Attributes:
-      data: by how the columns are scaled.
-      clip: c of the main figure, on gradients that the source multiplies by 1/q first.
-      sigmas: of the main figure, by profile.
-      at: the σ whose certificate is shown, and of the row with public ranges.
-      clips: settings of the figure on clip bounds.
-      rates: settings of the figure on sampling rates.
-      step_sizes: of the DP-SGLD chains.
-      published: accuracies (%) by setting.
-      published_plain: accuracy (%) without privacy.
-    """
-
-    data: Callable[[Scaling], Dataset]
+    data: Callable[[Scaling], Dataset]  # data set for a scaling of the columns
     sampling_rate: float
-    clip: float
+    clip: float  # c of the main figure, on gradients multiplied by 1/q
     num_steps: int
-    sigmas: Mapping[str, Sequence[float]]
-    at: float
-    clips: Sequence[Setting]
-    rates: Sequence[Setting]
-    step_sizes: Sequence[float]
-    published: Mapping[Setting, float]
-    published_plain: float
+    sigmas: Mapping[str, Sequence[float]]  # of the main figure, by profile
+    at: float  # σ of the row with public ranges; its certificate is shown
+    clips: Sequence[Setting]  # settings of the figure on clip bounds
+    rates: Sequence[Setting]  # settings of the figure on sampling rates
+    step_sizes: Sequence[float]  # of the DP-SGLD chains
+    published: Mapping[Setting, float]  # accuracies (%) by setting
+    published_plain: float  # accuracy (%) without privacy
     repeats: Mapping[str, int]
     delta: float = 1e-3
     learning_rate: float = 0.1
 
     def rows(self, profile: str) -> list[Row]:
-        """The main figure's rows, then clip bounds, sampling rates, public ranges and DP-SGLD."""
+        """Returns rows on noise, clip bounds, sampling rates, public ranges and DP-SGLD."""
 
         def main(sigma: float) -> Setting:
             return self.clip, self.sampling_rate, sigma, self.num_steps
@@ -112,7 +100,7 @@ class Study:
         return Row(name, settings, {ACCURACY: known[0]} if known and part != _PUBLIC else {})
 
     def run_row(self, row: Row, context: RowContext) -> Result:
-        """Runs all repeats of a row; the rows of one program are run together."""
+        """Runs all repeats of a row; rows of one compiled program run together."""
         settings, part = row.settings, row.settings["part"]
         data = self.data(_scaling(settings))
         if part == LANGEVIN:
@@ -126,7 +114,7 @@ class Study:
             mechanism = chain.gaussian
             accuracies = chain_accuracies(data, chain, settings["repeats"], settings["seed"])
         else:
-            mechanism = mechanism_of(settings, len(data.train.y))
+            mechanism = row_mechanism(settings, len(data.train.y))
             accuracies = _runs(self, context.profile, _program(settings))[_point(settings)]
         measured = dict(zip((ACCURACY, ERROR), mean_and_error(accuracies), strict=True))
         note = (
@@ -147,7 +135,7 @@ class Study:
 
 
 class _Program(NamedTuple):
-    """What rows that are run together have in common."""
+    """Settings shared by rows that run together."""
 
     scaling: Scaling
     sampling_rate: float
@@ -167,7 +155,7 @@ def _point(settings: Mapping[str, Any]) -> Point:
 
 
 def l2_clip(settings: Mapping[str, Any]) -> float:
-    """Returns the bound on a plain gradient: the source clips gradients multiplied by 1/q.
+    """Returns the clip bound on unscaled gradients; the source's c is on gradients over q.
 
     >>> l2_clip({"c": 75, "sampling_rate": 0.005})
     0.375
@@ -175,7 +163,7 @@ def l2_clip(settings: Mapping[str, Any]) -> float:
     return float(settings["c"] * settings["sampling_rate"])
 
 
-def mechanism_of(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
+def row_mechanism(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
     """Returns the mechanism of a row's runs under add/remove."""
     rate, num_steps = settings["sampling_rate"], settings["num_steps"]
     return make_mechanism(*_point(settings), rate, num_steps, num_examples)
@@ -183,14 +171,14 @@ def mechanism_of(settings: Mapping[str, Any], num_examples: int) -> dpjax.Subsam
 
 @functools.cache
 def _runs(study: Study, profile: str, program: _Program) -> dict[Point, np.ndarray]:
-    """The accuracies at all points of one program, computed together at the first call."""
+    """Returns the accuracies at all points of one program, computed together."""
     points: dict[_Program, list[Point]] = {}
     for row in study.rows(profile):
         if row.settings["part"] != LANGEVIN:
             known = points.setdefault(_program(row.settings), [])
             if _point(row.settings) not in known:
                 known.append(_point(row.settings))
-    # Padded to one length, so that programs that differ in data or steps are compiled once.
+    # Padded to one length, so that programs share their compilation.
     spare = max(map(len, points.values())) - len(points[program])
     found = svi_accuracies(
         study.data(program.scaling),
@@ -205,7 +193,7 @@ def _runs(study: Study, profile: str, program: _Program) -> dict[Point, np.ndarr
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    """Differences from the published accuracies by sampling rate, and between the accounts."""
+    """Compares with published accuracies by sampling rate, and claimed with certified ε."""
     published = group_by([r for r in records if ACCURACY in r.source], "sampling_rate")
     gaps = [_gap_remark(group) for _, group in sorted(published.items(), reverse=True)]
     for record in group_by(records, "part").get("noise", [])[:1]:
@@ -223,14 +211,14 @@ def _gap_remark(records: Sequence[Record]) -> str:
     gaps = [record.measured[ACCURACY] - record.source[ACCURACY] for record in records]
     farthest = records[int(np.argmax(np.abs(gaps)))]
     return (
-        f"At q = {farthest.settings['sampling_rate']:g} accuracies are {min(gaps):+.1f} to"
-        f" {max(gaps):+.1f} points from the {len(records)} stored with the published code; farthest"
-        f" at {farthest.row}."
+        f"At q = {farthest.settings['sampling_rate']:g} accuracies differ by {min(gaps):+.1f} to"
+        f" {max(gaps):+.1f} points from the {len(records)} published ones; largest difference at"
+        f" {farthest.row}."
     )
 
 
 def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Accuracy against ε by three accounts, and against clip bound and sampling rate."""
+    """Draws accuracy against ε by three accountants, clip bound and sampling rate."""
     parts = group_by(records, "part")
     drawn = {}
     if "noise" in parts:
@@ -241,11 +229,11 @@ def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 
 _ACCURACY_CAPTION = (
-    "Test accuracy of the same runs against ε by three accounts, and of Langevin chains. Left,"
-    " neighbours differ by the value of one record (as in the source: the moments accountant and"
-    " advanced composition are its own, at its code's δ), right by the presence of one."
-    " Bars are two standard errors over repeats; grey line: no privacy. Crosses: accuracies stored"
-    " with the published code, at its moments accountant's ε."
+    "Test accuracy of the same runs against ε by three accountants, and of DP-SGLD chains. Left:"
+    " neighbours differ by the value of one record (moments accountant and advanced composition"
+    " as in the source's code); right: by the presence of one. Bars are two standard errors over"
+    " repeats; grey line: no privacy. Crosses: accuracies stored with the published code, at its"
+    " moments accountant's ε."
 )
 _SETTINGS_CAPTION = (
     "Left, accuracy against the source's clip bound c (on gradients multiplied by 1/q); right,"

@@ -1,21 +1,21 @@
-"""The two accountants of Bu et al. (2020) beside the certified epsilon, and sentences on them."""
+"""Epsilon by the two accountants of Bu et al. (2020) and certified, and remarks on them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import dpjax
-from experiments.lib.verdicts import format_upper_bound, judge_claim
+from experiments.lib.verdicts import compare_claim, format_upper_bound
 
 DIVISOR_REMARK = (
-    "The printed algorithm divides by the drawn batch size, which is private under Poisson"
-    " sampling: these runs divide by the expected size."
+    "The published algorithm divides by the actual batch size, which is private under Poisson"
+    " sampling; these runs divide by the expected batch size."
 )
 
 
 def compute_accounts(
     mechanism: dpjax.SubsampledGaussian, delta: float
 ) -> tuple[dict[str, Any], float]:
-    """Returns epsilon by the source's accountants, by column of the tables, and as certified.
+    """Returns epsilon by the source's accountants, by column, and the certified epsilon.
 
     >>> sampling = dpjax.PoissonSampling(29_305, 256 / 29_305)
     >>> mechanism = dpjax.SubsampledGaussian(
@@ -37,17 +37,10 @@ def compute_accounts(
 
 
 def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: float) -> list[str]:
-    """Compares the source's accountants of one row with the certified epsilon.
-
-    Args:
-      row: its name.
-      clt: the source's epsilon by the central limit.
-      costs: as from :func:`compute_accounts`.
-      certified: epsilon of the same mechanism.
-    """
+    """Compares the source's accountants of one row with the certified epsilon."""
     return [
-        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {judge_claim(clt, certified)},"
-        f" against a certified {format_upper_bound(certified)}.",
-        f"{row}: the moments accountant is loose by its conversion: the classical one gives"
-        f" {costs['MA ε']:.2f}, the improved one {costs['Rényi ε, improved']:.2f}.",
+        f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {compare_claim(clt, certified)}"
+        f" the certified ε = {format_upper_bound(certified)}.",
+        f"{row}: the moments accountant is loose because of its conversion from Rényi DP: ε ="
+        f" {costs['MA ε']:.2f}, or {costs['Rényi ε, improved']:.2f} with the improved conversion.",
     ]

@@ -1,4 +1,4 @@
-"""Adult, Table 2 of Bu et al. (2020): NoisySGD on one hidden layer, beside classical classifiers.
+"""Adult, Table 2 of Bu et al. (2020): NoisySGD on one hidden layer, and classical classifiers.
 
 ``python -m experiments run gdp_adult``: about half a minute on two CPU cores, in both profiles.
 Expect a test accuracy of 84 to 85 % with privacy, and half a point more without.
@@ -40,7 +40,7 @@ _NOT_AT_HAND = {ACCURACY: None}
 _OTHER_ACCURACY = "published test part %"
 _SPLIT_SEED = 0
 
-# scikit-learn's module and class, and the options that are not its defaults.
+# scikit-learn's module, class and non-default options.
 _CLASSICAL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "logistic regression": ("linear_model", "LogisticRegression", {"max_iter": 1000}),
     "linear SVM": ("svm", "LinearSVC", {"random_state": 0}),
@@ -56,8 +56,8 @@ def _data() -> Dataset:
     return dpjax.datasets.load("adult")
 
 
-def _nine_tenths(data: Dataset) -> Dataset:
-    """Returns the source's split: a tenth of the training part is held out, chosen once."""
+def _hold_out_tenth(data: Dataset) -> Dataset:
+    """Holds out a fixed random tenth of the training part for testing, as in the source."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(data.train.y))
     num_test = len(order) // 10
     test, train = (Split(*(a[part] for a in data.train)) for part in np.split(order, [num_test]))
@@ -77,7 +77,7 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     data = _data()
-    split = _nine_tenths(data)
+    split = _hold_out_tenth(data)
     if row.name in _CLASSICAL:
         score = _classical(row.name).fit(*split.train).score
         parts = {ACCURACY: split.test, _OTHER_ACCURACY: data.test}
@@ -88,16 +88,16 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _classical(name: str) -> Any:
-    """Returns a classifier of scikit-learn, which is imported only where one is run."""
+    """Returns a classifier of scikit-learn, imported lazily."""
     module, classifier, options = _CLASSICAL[name]
     return getattr(importlib.import_module(f"sklearn.{module}"), classifier)(**options)
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     caption = (
-        "Left: test accuracy as training goes on, the mean over three seeds and their range;"
-        " dotted: the source's, about 84 %. Right: what NoisySGD has spent by then, as certified"
-        " and by the source's two accounts."
+        "Left: test accuracy by epoch, mean and range over three seeds; dotted: the source's,"
+        " about 84 %. Right: ε of NoisySGD by epoch, certified and by the source's two"
+        " accountants."
     )
     return {"training": (training_figure(records, {_PRIVATE_ROW: 84.0}), caption)}
 
@@ -112,14 +112,14 @@ EXPERIMENT = Experiment(
     title="NoisySGD on Adult",
     source="Bu, Dong, Long and Su (2020), Table 2",
     description=(
-        "Who earns more than 50,000 dollars, from 123 binary features: one hidden layer of 16 ReLU"
-        " trained by NoisySGD (Poisson batches of 256 on average), δ = 1e-5, neighbours differ by"
-        " the presence of one person; without privacy; and classical classifiers as scikit-learn"
-        " sets them, which are not private.\n\n"
+        "Classification of incomes above 50,000 dollars from 123 binary features: one hidden"
+        " layer of 16 ReLU trained by NoisySGD (Poisson batches of 256 on average), δ = 1e-5,"
+        " neighbours differ by the presence of one person; the same without privacy; and"
+        " non-private classical classifiers with scikit-learn's default settings.\n\n"
         "As in the source, nine tenths of the 32,561 records train and a tenth tests (a fixed"
-        " permutation of ours: the source's own split is not known). The second accuracy is on the"
-        " 16,281 records that were published as the test part. Of the source's table only these"
-        " figures are at hand."
+        " permutation; the source's split is not published). The second accuracy is on the 16,281"
+        " records of the published test part. Only these values of the source's table are"
+        " available."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,4 +1,4 @@
-"""Adult and IMDb of Bu et al. (2020): one network with and without privacy, over several seeds."""
+"""Training of one network with and without privacy over several seeds (Adult and IMDb)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ _ACCURACY_CURVES, _EPSILON_CURVES = "accuracy % by epoch, each seed", "ε by epo
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """Settings of DP-SGD with Poisson batches; one run for each of the seeds."""
+    """Settings of DP-SGD with Poisson batches, one run for each seed."""
 
     learning_rate: float
     l2_clip: float
@@ -40,7 +40,7 @@ class PrivateSettings:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def mechanism(self, num_examples: int, unit: str) -> dpjax.SubsampledGaussian:
-        """Returns ``floor(epochs n / B)`` noisy sums of Poisson batches, under zero-out."""
+        """Returns the mechanism of ``floor(epochs n / B)`` steps, under zero-out."""
         return dpjax.SubsampledGaussian(
             sampling=dpjax.PoissonSampling(num_examples, self.expected_batch_size / num_examples),
             l2_clip=self.l2_clip,
@@ -53,7 +53,7 @@ class PrivateSettings:
 
 @dataclass(frozen=True)
 class PlainSettings:
-    """Settings of SGD without privacy on shuffled batches; one run for each of the seeds."""
+    """Settings of SGD without privacy on shuffled batches, one run for each seed."""
 
     learning_rate: float
     epochs: int
@@ -62,29 +62,21 @@ class PlainSettings:
 
 
 class Problem(NamedTuple):
-    """A classification problem.
+    """A classification problem."""
 
-    Attributes:
-      model: from features to logits.
-      optimizer: from a learning rate.
-      data: to train and to test on.
-      unit: the unit of privacy, in words.
-      published_size: number of training records that the source had.
-      other_tests: further parts to test on, by column of the table.
-    """
-
-    model: nn.Module
-    optimizer: Callable[[float], optax.GradientTransformation]
-    data: Dataset
-    unit: str
-    published_size: int
+    model: nn.Module  # from features to logits
+    optimizer: Callable[[float], optax.GradientTransformation]  # from a learning rate
+    data: Dataset  # to train and to test on
+    unit: str  # the unit of privacy, in words
+    published_size: int  # number of training records that the source had
+    # further parts to test on, by column of the table
     other_tests: Mapping[str, Split] = MappingProxyType({})
 
 
 def fit(
     problem: Problem, settings: PrivateSettings | PlainSettings, folder: Path
 ) -> list[Training]:
-    """Trains the network once for each seed; an interrupted private run resumes from ``folder``."""
+    """Trains the network once for each seed; a private run resumes from ``folder``."""
     data = problem.data
     if isinstance(settings, PlainSettings):
         plan: Any = ShuffledEpochs(settings.epochs, settings.batch_size)
@@ -99,7 +91,7 @@ def fit(
 
 
 def summarize(accuracies: Sequence[float]) -> dict[str, Any]:
-    """Returns the mean and the range of the runs' accuracies, by column.
+    """Returns the mean and the range of accuracies, by column.
 
     >>> summarize([84.0, 85.0])
     {'test accuracy %': 84.5, 'lowest, highest %': [84.0, 85.0]}
@@ -109,10 +101,10 @@ def summarize(accuracies: Sequence[float]) -> dict[str, Any]:
 
 
 def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
-    """Trains as a row's settings say, privately where they have noise, and returns its result.
+    """Trains with a row's settings, privately if they have noise, and returns its result.
 
-    A private row has the source's accounts at the published size as measured, and the certified
-    epsilon of one run for the published size and for the size that was run.
+    Epsilon by the source's accountants is for the published size; certified epsilon is also for the
+    size that was run.
     """
     private = "noise_multiplier" in arguments
     settings = PrivateSettings(**arguments) if private else PlainSettings(**arguments)
@@ -126,30 +118,25 @@ def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
     published = settings.mechanism(problem.published_size, problem.unit)
     as_run = settings.mechanism(len(problem.data.train.y), problem.unit).certificate(settings.delta)
     costs, certified = compute_accounts(published, settings.delta)
-    spent: dict[str, list[tuple[int, float]]] = {"certified": [], "MA ε": [], "CLT ε": []}
+    epsilons: dict[str, list[tuple[int, float]]] = {"certified": [], "MA ε": [], "CLT ε": []}
     for epoch in range(1, settings.epochs + 1):
         shorter = dataclasses.replace(settings, epochs=epoch)
         mechanism = shorter.mechanism(problem.published_size, problem.unit)
         values, tight = compute_accounts(mechanism, settings.delta)
-        for name, curve in spent.items():
+        for name, curve in epsilons.items():
             curve.append((epoch, values.get(name, tight)))
     return Result(
         measured={**accuracies, **costs},
         certified={CERTIFIED_EPSILON: certified, "ε, as run": as_run.epsilon},
-        note=f"{note} Every ε is that of one run, and the accuracy a mean over seeds. Seeded keys:"
+        note=f"{note} Every ε is that of one run; accuracies are means over seeds. Seeded keys:"
         " the noise is reproducible, so these runs are not private.",
-        series={**curves, _EPSILON_CURVES: spent},
+        series={**curves, _EPSILON_CURVES: epsilons},
         certificate=str(as_run),
     )
 
 
 def training_figure(records: Sequence[Record], published: Mapping[str, float]) -> Figure:
-    """Draws accuracy by epoch of the trained rows, and epsilon by epoch of the first private one.
-
-    Args:
-      records: of all rows; those without a training curve are left out.
-      published: the source's accuracies, by the name of their row.
-    """
+    """Draws accuracy by epoch of the trained rows, and epsilon by epoch of a private one."""
     figure, (left, right) = new_figure(columns=2, width=9.6)
     trained = [record for record in records if _ACCURACY_CURVES in record.series]
     for record, colour in zip(trained, PALETTE, strict=False):
@@ -175,7 +162,7 @@ def training_figure(records: Sequence[Record], published: Mapping[str, float]) -
 
 
 def mean_accuracy(record: Record, epoch: int) -> float:
-    """Returns the mean over the seeds at an index of the curve by epoch (0 first, -1 last)."""
+    """Returns the mean accuracy over seeds at an index of the curve."""
     return float(np.mean([curve[epoch][1] for curve in record.series[_ACCURACY_CURVES]]))
 
 

@@ -1,4 +1,4 @@
-"""Figures 2, 3 and A.1 of Bu et al. (2020): its trade-off curves, beside bounds on the true ones.
+"""Figures 2, 3 and A.1 of Bu et al. (2020): trade-off curves and certified bounds on them.
 
 ``python -m experiments run gdp_curves``: half a minute, the same in both profiles; nothing is
 trained.
@@ -24,14 +24,14 @@ from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.verdicts import format_upper_bound
 
 _DELTA = 1e-5
-# Of the profile that is computed, and of it what a figure needs.
+# Numbers of computed and of plotted points of a privacy profile.
 _NUM_EPSILONS, _NUM_SHOWN = 4_001, 161
-# At which the records hold each curve.
+# Type I errors at which curves are stored.
 _LEVELS = np.concatenate([np.logspace(-6, -1, 80, endpoint=False), np.linspace(0.1, 1, 91)])
 _ONE_EPOCH = "A.1"
 _NUMERIC_STEPS = 234
 _PRINTED_MU = 0.57
-# Of row 2 alone.
+# Of row 2.
 _PRINTED_ERRORS = {"errors, CLT %": 77.6, "errors, MA pair %": 9.4}
 _SHOWN_DELTA = 1e-9
 _PALE = "#b9bcc2"
@@ -44,55 +44,37 @@ _STYLES: dict[str, dict[str, Any]] = {
         "color": "black",
         "linestyle": (0, (1, 3)),
         "linewidth": 1.2,
-        "label": "no account can certify less",
+        "label": "limit of any guarantee",
     },
 }
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bound on a trade-off function.
+    """Lower and upper bound on a trade-off function."""
 
-    Attributes:
-      lower: a guarantee.
-      upper: no guarantee lies above it.
-    """
-
-    lower: TradeOff
-    upper: TradeOff
+    lower: TradeOff  # certified
+    upper: TradeOff  # limit of any guarantee
 
 
 def clt_curve(**settings: Any) -> tradeoff.Gaussian:
-    """Returns G_mu of the central limit, an approximation, with mu unrounded.
-
-    Args:
-      **settings: noise multiplier, sampling rate and number of steps.
-    """
+    """Returns G_mu of the central limit theorem, an approximation."""
     return tradeoff.Gaussian(gdp.clt_mu(**settings))
 
 
 def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
-    """Returns the moments accountant's guarantee by its pair at delta = 1e-5, and by all pairs.
-
-    Args:
-      **settings: noise multiplier, sampling rate and number of steps.
-    """
+    """Returns the moments accountant's trade-off by its pair at delta = 1e-5, and by all pairs."""
     epsilon = moments_accountant.compute_epsilon(**settings, delta=_DELTA)
     profile = moments_accountant.compute_profile(**settings)
     return tradeoff.ApproximateDP(epsilon, slack=_DELTA), tradeoff.from_profile(*profile)
 
 
-def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
-    """Returns bounds on the mechanism's own curve, which holds for neighbours in both orders.
-
-    Args:
-      mechanism: whose curve is bounded.
-      largest_epsilon: up to which its profile is computed.
-    """
+def tradeoff_bounds(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> Bounds:
+    """Returns bounds on the mechanism's symmetric trade-off function."""
     epsilons = np.linspace(0.0, largest_epsilon, _NUM_EPSILONS)
     deltas = dpjax.accounting.profile_bounds(
         mechanism.event, epsilons, adjacency=mechanism.adjacency
     )
-    # Between two epsilons delta is at least what it is at the larger one; beyond all, zero.
+    # Between two epsilons delta is at least its value at the larger one.
     least = np.append(np.maximum(deltas.lower[1:], 0.0), 0.0)
     return Bounds(
         tradeoff.from_profile(epsilons, deltas.upper), tradeoff.from_profile(epsilons, least)
@@ -102,16 +84,16 @@ def true_curve(mechanism: dpjax.SubsampledGaussian, largest_epsilon: float) -> B
 def one_epoch(noise_multiplier: float, sampling_rate: float, num_steps: int) -> Bounds:
     """Returns bounds on (p G_(1 / sigma) + (1 - p) Id)^(x T), composed numerically.
 
-    It is asymmetric, as the source draws it: data without the record against data with it.
+    It is asymmetric, as in the source: data without the record against data with it.
     """
     step = tradeoff.mixture(tradeoff.Gaussian(1 / noise_multiplier), sampling_rate)
     return Bounds(*tradeoff.power(step, num_steps, grid_size=2048))
 
 
-def sum_of_errors(curve: TradeOff) -> float:
-    """Returns the least sum of the type I and II errors (%) of a test, for a symmetric curve.
+def min_error_sum(curve: TradeOff) -> float:
+    """Returns the smallest sum of type I and II errors (%), for a symmetric trade-off function.
 
-    >>> round(sum_of_errors(tradeoff.Gaussian(0.57)), 1)
+    >>> round(min_error_sum(tradeoff.Gaussian(0.57)), 1)
     77.6
     """
     return 100 * (1 - float(curve.delta(0.0)))
@@ -129,7 +111,7 @@ def _rows(profile: str) -> list[Row]:
         }
         source = {name: row.source[name] for name in ("CLT μ", "CLT ε", "MA ε")}
         rows.append(Row(row.name, settings, source | (_PRINTED_ERRORS if row.name == "2" else {})))
-    # Fewer steps at a rate p enlarged so that p sqrt(T) is that of row 2.
+    # Fewer steps at a larger rate p, with p sqrt(T) as in row 2.
     whole = rows[1].settings
     rate = whole["sampling_rate"] * math.sqrt(whole["num_steps"] / _NUMERIC_STEPS)
     short = {**whole, "sampling_rate": rate, "num_steps": _NUMERIC_STEPS}
@@ -149,7 +131,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
         )
     pair, envelope = moments_curves(**row.settings)
     largest = 1.5 * pair.epsilon(_DELTA)
-    bounds = true_curve(mnist.published_mechanisms()[int(row.name) - 1], largest)
+    bounds = tradeoff_bounds(mnist.published_mechanisms()[int(row.name) - 1], largest)
     curves: dict[str, TradeOff] = {"CLT": clt, "MA": envelope, **bounds._asdict()}
     epsilons = np.linspace(0.0, largest, _NUM_SHOWN)
     return Result(
@@ -157,15 +139,15 @@ def _run_row(row: Row, context: RowContext) -> Result:
             "CLT μ": clt.mu,
             "CLT ε": clt.epsilon(_DELTA),
             "MA ε": pair.epsilon(_DELTA),
-            "errors, CLT %": sum_of_errors(clt),
-            "errors, MA pair %": sum_of_errors(pair),
-            "errors, MA envelope %": sum_of_errors(envelope),
+            "errors, CLT %": min_error_sum(clt),
+            "errors, MA pair %": min_error_sum(pair),
+            "errors, MA envelope %": min_error_sum(envelope),
         },
         certified={
             "ε": bounds.lower.epsilon(_DELTA),
             "ε, lower": bounds.upper.epsilon(_DELTA),
-            "errors, lower %": sum_of_errors(bounds.lower),
-            "errors, upper %": sum_of_errors(bounds.upper),
+            "errors, lower %": min_error_sum(bounds.lower),
+            "errors, upper %": min_error_sum(bounds.upper),
         },
         series={
             "epsilons": epsilons,
@@ -176,7 +158,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _detected(curves: dict[str, TradeOff]) -> dict[str, Any]:
-    """One less the curves at the figures' levels: near level 0 accurate, as they are not."""
+    """Returns true positive rates at the stored levels, which are accurate near level 0."""
     return {name: curve.true_positive_rate(_LEVELS) for name, curve in curves.items()}
 
 
@@ -186,28 +168,27 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     drawn = {}
     if "2" in rows:
         caption = (
-            "Figure 2, for row 2 of Table 1: δ(ε) left, ε(δ) right. The true profile lies between"
-            " the certified bounds, which are drawn both and hardly differ."
+            "Figure 2, for row 2 of Table 1: δ(ε) left, ε(δ) right. The exact profile lies"
+            " between the certified bounds, which nearly coincide."
         )
         drawn["profiles"] = _profiles_figure(rows["2"]), caption
     if table:
         caption = (
-            "Figure 3: the least type II error at each type I error; higher is more private. The"
-            " moments accountant at its one pair (ε, 1e-5), and the envelope of all its pairs; the"
-            " central limit; and the band in which the mechanism's own curve lies. Numbers: the"
-            " least sum of both errors, by the pair in brackets."
+            "Figure 3: the smallest type II error at each type I error; higher is more private."
+            " Curves: the moments accountant with its pair (ε, 1e-5) and with all its pairs; the"
+            " central limit; and certified bounds on the exact curve. Numbers: smallest sum of"
+            " both errors, for the single pair in brackets."
         )
         drawn["trade_offs"] = _trade_offs_figure(table), caption
         caption = (
-            "What Figure 3 hides near its corners: how much more often a test of type I error α"
-            " detects a record than the central limit says, as bounds. Above 1 the central limit"
-            " promises too much."
+            "Bounds on the detection rate at type I error α relative to that of the central"
+            " limit, on a logarithmic axis. Above 1 the central limit overstates privacy."
         )
         drawn["attacks"] = _attacks_figure(table), caption
     if _ONE_EPOCH in rows:
         caption = (
-            "Figure A.1: 234 steps composed numerically, with bounds on both sides, against the"
-            " limit. Left, as the source draws it; right, the difference, a hundred times enlarged."
+            "Figure A.1: bounds on 234 steps composed numerically, and the central limit. Left,"
+            " trade-off curves as in the source; right, a hundred times their difference."
         )
         drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH]), caption
     return drawn
@@ -238,7 +219,7 @@ def _trade_offs_figure(records: Sequence[Record]) -> Figure:
         axis.fill_between(_LEVELS, curves["lower"], curves["upper"], color=CERTIFIED, linewidth=1.8)
         axis.plot(_LEVELS, curves["lower"], color=CERTIFIED, label="certified")
         axis.plot(_LEVELS, curves["CLT"], color=MEASURED, linestyle="--", label="central limit")
-        # The least sums of errors, in the curves' colours, where no curve is.
+        # Smallest sums of errors, in the curves' colours.
         measured, lower = record.measured, record.certified["errors, lower %"]
         lines = [
             (f"≥ {format_value(lower, '%', 1, ROUND_FLOOR)} %", CERTIFIED),
@@ -301,11 +282,10 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         source, measured = rows["2"].source, rows["2"].measured
         certified = format_value(rows["2"].certified["errors, lower %"], "%", rounding=ROUND_FLOOR)
         remarks.append(
-            f"Row 2: the source's {source['errors, CLT %']} % belongs to μ rounded to 0.57;"
-            f" unrounded it is {measured['errors, CLT %']:.1f} %. The"
-            f" {source['errors, MA pair %']} % beside it reads one pair (ε, 1e-5): all pairs of"
-            f" the moments accountant guarantee {measured['errors, MA envelope %']:.1f} %, and"
-            f" {certified} % is certified."
+            f"Row 2: the source's {source['errors, CLT %']} % is for μ rounded to 0.57; unrounded"
+            f" it is {measured['errors, CLT %']:.1f} %. Its {source['errors, MA pair %']} % uses"
+            " one pair (ε, 1e-5) of the moments accountant; all pairs give"
+            f" {measured['errors, MA envelope %']:.1f} %, and {certified} % is certified."
         )
     for verdict, holds in _VERDICTS.items():
         names = [record.row for record in table if holds(record)]
@@ -317,23 +297,23 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         excess = float(np.max(rates["upper"] - rates["CLT"]))
         distance = format_upper_bound(rows[_ONE_EPOCH].certified["sup |f − G|"])
         remarks.append(
-            f"A.1: after one epoch the curve and its limit are nowhere more than {distance} apart;"
-            f" at small levels tests detect up to {excess:.4f} more often than the limit says."
+            f"A.1: after one epoch the curve and its limit differ by at most {distance}; at small"
+            f" type I errors the detection rate exceeds that of the limit by up to {excess:.4f}."
         )
     return remarks
 
 
 _VERDICTS: dict[str, Callable[[Record], bool]] = {
-    "sum of errors promises more than is true": lambda record: (
+    "sum of errors is above the certified upper bound": lambda record: (
         record.measured["errors, CLT %"] > record.certified["errors, upper %"]
     ),
-    "sum of errors is on the safe side": lambda record: (
+    "sum of errors is below the certified lower bound": lambda record: (
         record.measured["errors, CLT %"] <= record.certified["errors, lower %"]
     ),
-    "ε at δ = 1e-5 promises more than is true": lambda record: (
+    "ε at δ = 1e-5 is below the certified lower bound": lambda record: (
         record.measured["CLT ε"] < record.certified["ε, lower"]
     ),
-    "ε at δ = 1e-5 is on the safe side": lambda record: (
+    "ε at δ = 1e-5 is above the certified upper bound": lambda record: (
         record.measured["CLT ε"] >= record.certified["ε"]
     ),
 }
@@ -345,16 +325,15 @@ EXPERIMENT = Experiment(
     source="Bu, Dong, Long and Su (2020), Figures 2, 3 and A.1",
     description=(
         "Rows 1 to 6 are the mechanisms of Table 1 (MNIST, δ = 1e-5, neighbours differ by the"
-        " presence of one image). By each account: ε, and the least sum of the errors of type I"
-        " and II with which any test can tell neighbours apart. CLT is the central limit of"
-        " Gaussian differential privacy, an approximation. MA is the moments accountant, read as"
-        " the source does at the one pair (ε, 1e-5), and by the envelope of all its pairs."
-        " Certified are a guarantee and, beside it, how much any guarantee could be better: the"
-        " mechanism's own curve lies between.\n\n"
+        " presence of one image). By each accountant: ε, and the smallest sum of type I and II"
+        " errors of a test between neighbours. CLT is the central limit of Gaussian differential"
+        " privacy, an approximation. MA is the moments accountant, with the single pair (ε, 1e-5)"
+        " as in the source and with the envelope of all its pairs. Certified are lower and upper"
+        " bounds on the exact value.\n\n"
         "Row A.1 is one epoch, 234 steps, at a rate enlarged so that the limit is that of row 2:"
         " f = (p G_{1/σ} + (1 − p) Id)^⊗234 in one order of neighbours, by numerical composition"
         " with bounds on both sides.\n\n"
-        "The settings of Figure 2 are not printed: it is drawn for row 2."
+        "The settings of Figure 2 are not published; it is drawn for row 2."
     ),
     rows=_rows,
     run_row=_run_row,

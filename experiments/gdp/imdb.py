@@ -71,9 +71,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     published = {_PRIVATE_ROW: _SOURCE[ACCURACY], _PLAIN_ROW: _PLAIN_SOURCE[ACCURACY]}
     caption = (
-        "Left: test accuracy as training goes on, the mean over three seeds and their range;"
-        " dotted: what the source prints for the end of its schedule. Right: what NoisyAdam has"
-        " spent by then, as certified and by the source's two accounts."
+        "Left: test accuracy by epoch, mean and range over three seeds; dotted: the source's"
+        " final accuracy. Right: ε of NoisyAdam by epoch, certified and by the source's two"
+        " accountants."
     )
     return {"training": (training_figure(records, published), caption)}
 
@@ -84,27 +84,26 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     trained = rows.get(_PRIVATE_ROW + _PADDING_TRAINED)
     remarks = [
         DIVISOR_REMARK,
-        "The vocabulary is computed from the training reviews and taken as public, as by the"
-        " source: no ε here covers it.",
+        "The vocabulary is computed from the training reviews and assumed public, as in the"
+        " source; no ε accounts for it.",
     ]
     if private:
         remarks += private_remarks(private)
     if private and trained:
         zero, other = (format_value(r.measured[ACCURACY], ACCURACY) for r in (private, trained))
         remarks.append(
-            f"Padding as a zero vector gives {zero} %. Where padding has an embedding that is"
-            " trained like any other, as in the code that the source's authors published, it is"
-            f" {other} %: the gradient of a token that is looked up many times adds up over its"
-            " lookups, the padding's above all, and clipping the whole leaves less of the words'."
-            " A clip that takes each lookup's share for itself would see a smaller norm than the"
-            " true one, and clip too little for the stated bound."
+            f"Accuracy with padding as a zero vector is {zero} %. With a trained padding"
+            f" embedding, as in the published code, it is {other} %: the gradients of a token's"
+            " lookups add up, so that padding dominates the gradient norm and clipping shrinks"
+            " the gradients of the words. Clipping each lookup separately would underestimate the"
+            " norm and violate the clip bound."
         )
     if plain:
         first, last = (format_value(mean_accuracy(plain, epoch), ACCURACY) for epoch in (0, -1))
         remarks.append(
             f"Without privacy the network overfits: {first} % after the first epoch, {last} %"
-            f" after the last, where the source prints {plain.source[ACCURACY]}. What privacy seems"
-            " to cost depends on when one stops."
+            f" after the last (source: {plain.source[ACCURACY]}). The measured cost of privacy"
+            " depends on the stopping time."
         )
     return remarks
 
@@ -114,12 +113,12 @@ EXPERIMENT = Experiment(
     title="NoisyAdam on IMDb",
     source="Bu, Dong, Long and Su (2020), Table 3",
     description=(
-        "Whether a film review praises or not, from its last 256 tokens: embeddings of 16 numbers,"
-        " their mean, a hidden layer of 16 ReLU; trained by NoisyAdam (Poisson batches of 512 on"
-        " average), δ = 1e-5, neighbours differ by the presence of one review; and by Adam without"
-        " privacy.\n\n"
-        "Adam sees released values only, so NoisyAdam costs what NoisySGD costs with the same"
-        " clipping and noise."
+        "Sentiment of film reviews from their last 256 tokens: mean of embeddings of dimension"
+        " 16, a hidden layer of 16 ReLU; trained by NoisyAdam (Poisson batches of 512 on"
+        " average), δ = 1e-5, neighbours differ by the presence of one review; and by Adam"
+        " without privacy.\n\n"
+        "Adam post-processes released gradients, so NoisyAdam has the same ε as NoisySGD with the"
+        " same clipping and noise."
     ),
     rows=_rows,
     run_row=_run_row,

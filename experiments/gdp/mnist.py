@@ -27,10 +27,10 @@ PUBLISHED_SIZE = 60_000
 ACCURACY, CURVE = "test accuracy %", "accuracy % by epoch"
 _CERTIFIED_EPSILON = "ε, published epochs"
 _SHORT_EPOCHS = 3
-# Two of these hold nearly every draw, and each keeps XLA's buffers small.
+# Two physical batches hold nearly every Poisson batch.
 _PHYSICAL_BATCH_SIZE = 152
 
-# learning rate, clip, noise multiplier, epochs; then accuracy, CLT mu, CLT epsilon, MA epsilon.
+# Learning rate, clip, noise multiplier, epochs; accuracy, CLT mu, CLT epsilon, MA epsilon.
 _TABLE_1 = (
     ((0.25, 1.5, 1.3, 15), (95.0, 0.23, 0.83, 1.19)),
     ((0.15, 1.0, 1.1, 60), (96.6, 0.57, 2.32, 3.01)),
@@ -78,7 +78,7 @@ class Settings:
 
 @functools.cache
 def load_mnist() -> Dataset:
-    """Returns MNIST, or its stand-in where it is not available."""
+    """Returns MNIST, or its stand-in if it is not available."""
     return dpjax.datasets.load("mnist")
 
 
@@ -99,16 +99,18 @@ def fit(settings: Settings, data: Dataset, folder: Path) -> Training:
         steps_per_report=size // settings.expected_batch_size,
         folder=folder,
     )
-    # The few steps that are left at the end belong to the last epoch.
+    # The remaining steps at the end belong to the last epoch.
     by_epoch = {float(round(epoch)): accuracy for epoch, accuracy in training.curve}
     return training._replace(curve=list(by_epoch.items()))
 
 
 def note(settings: Settings, data: Dataset) -> str:
-    """Returns what a reader must know of a run: its data, its key, and whether it was cut short."""
+    """Returns the note on a run: data, seeded key, and shortened training."""
     words = [data.note, "Seeded key: the noise is reproducible, so this run is not private."]
     if settings.epochs < settings.published_epochs:
-        words.append("Shortened: fewer epochs than published, so not the source's accuracy.")
+        words.append(
+            "Shortened: fewer epochs than published, so accuracies are lower than the source's."
+        )
     return " ".join(words)
 
 
@@ -138,13 +140,13 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     accuracy = (
-        "Test accuracy as training goes on. Dotted: the accuracy that the source prints for the end"
-        " of its schedule, where the row was run in full."
+        "Test accuracy by epoch. Dotted: the source's final accuracy, for rows that were run in"
+        " full."
     )
     epsilon = (
-        "What the six mechanisms cost by each account, over the certified ε, at δ = 1e-5 and the"
-        " published number of epochs. The central limit errs on both sides; the moments accountant"
-        " stays above."
+        "ε of the six mechanisms by the source's accountants, relative to the certified ε, at δ ="
+        " 1e-5 and the published number of epochs. The central limit is below or above 1; the"
+        " moments accountant is above."
     )
     return {
         "accuracy": (_accuracy_figure(records), accuracy),
@@ -164,7 +166,7 @@ def _accuracy_figure(records: Sequence[Record]) -> Figure:
 
 
 def row_label(record: Record) -> str:
-    """Returns the label of a row's curve: its number and its noise."""
+    """Returns the label of a row: its number and noise multiplier."""
     return f"row {record.row}: σ = {record.settings['noise_multiplier']}"
 
 
@@ -190,7 +192,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         )
         for record in records
     ]
-    # That the moments accountant is loose is shown by one row.
+    # The remark on the moments accountant is the same for all rows.
     return [DIVISOR_REMARK, *(limit for limit, _ in pairs), pairs[0][1]]
 
 
@@ -199,12 +201,12 @@ EXPERIMENT = Experiment(
     title="NoisySGD on MNIST",
     source="Bu, Dong, Long and Su (2020), Table 1",
     description=(
-        "A CNN of 26,010 parameters trained by NoisySGD (Poisson batches of 256 on average) at six"
-        " levels of noise, δ = 1e-5, neighbours differ by the presence of one image.\n\n"
-        "CLT and MA are the source's two accounts, the central limit of Gaussian differential"
-        " privacy and the moments accountant; they are recomputed for the published number of"
-        " epochs. The certified ε is a tight account (PLD) of the same mechanism, once for the"
-        " published epochs and once for the epochs that were run."
+        "A CNN of 26,010 parameters trained by NoisySGD (Poisson batches of 256 on average) at"
+        " six levels of noise, δ = 1e-5, neighbours differ by the presence of one image.\n\n"
+        "CLT and MA are the source's two accountants, the central limit of Gaussian differential"
+        " privacy and the moments accountant, recomputed for the published number of epochs. The"
+        " certified ε is by a tight accountant (PLD) for the same mechanism, for the published"
+        " epochs and for the epochs that were run."
     ),
     rows=_rows,
     run_row=_run_row,

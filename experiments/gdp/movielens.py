@@ -2,7 +2,7 @@
 
 ``python -m experiments run gdp_movielens``: both profiles run every row as published, on two CPU
 cores some minutes for MovieLens 1M and half a minute for the stand-in. The licence of MovieLens
-forbids to pass it on: put ``ml-1m.zip`` or ``ratings.dat`` into the folder ``DPJAX_DATA_DIR``.
+forbids redistribution: put ``ml-1m.zip`` or ``ratings.dat`` into the folder ``DPJAX_DATA_DIR``.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ _PRIVATE, _BY_USER = "private networks", "private networks, by user"
 _PLAIN = "non-private networks"
 _CURVE, _GROUPS = "RMSE by epoch", "groups"
 _NUM_REPORTS = 20
-# So large that nothing is clipped.
+# Exceeds every gradient norm.
 _NO_CLIP = 1e6
-# What is certified for one rating of the private row, and so the user-level row's target.
+# Certified ε of the row on single ratings, the target of the user-level row.
 _TARGET_EPSILON = 12.75
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of training on single ratings, by default the source's; clipped for each rating."""
+    """Settings of training with per-rating clipping, by default the source's."""
 
     learning_rate: float = 0.01
     l2_clip: float = 5.0
@@ -52,31 +52,25 @@ class Settings:
     seed: int = 0
 
     def mechanism(self, num_ratings: int) -> dpjax.SubsampledGaussian:
-        """Returns ``epochs / p`` noisy sums; one rating is the unit of privacy."""
+        """Returns the mechanism of ``epochs / p`` steps, with one rating as the unit of privacy."""
         return _mechanism(self, num_ratings, self.noise_multiplier, "one rating (a user has many)")
 
 
 @dataclass(frozen=True)
 class UserSettings:
-    """Settings of training on whole users, which the source does not do.
-
-    Attributes:
-      l2_clip: clip bound on the mean gradient of one user's ratings.
-      epsilon: what the noise is calibrated to.
-      num_kept: how many of a user's ratings count at most.
-    """
+    """Settings of training with per-user clipping, which the source does not have."""
 
     learning_rate: float = 0.01
-    l2_clip: float = 0.1
-    epsilon: float = _TARGET_EPSILON
+    l2_clip: float = 0.1  # clip bound on the mean gradient of one user's ratings
+    epsilon: float = _TARGET_EPSILON  # target of the calibration
     sampling_rate: float = 0.1
     epochs: int = 100
-    num_kept: int = 64
+    num_kept: int = 64  # maximum number of ratings per user
     delta: float = 1e-6
     seed: int = 0
 
     def mechanism(self, num_users: int) -> dpjax.SubsampledGaussian:
-        """Returns ``epochs / q`` noisy sums with the least noise for ``epsilon`` of one user."""
+        """Returns the mechanism of ``epochs / q`` steps, calibrated to ``epsilon`` of one user."""
         mechanism = _mechanism(self, num_users, 1.0, "one user with all ratings")
         return dpjax.calibrate(mechanism, epsilon=self.epsilon, delta=self.delta)
 
@@ -94,7 +88,7 @@ def _mechanism(
     )
 
 
-# Predictor, the name and the default settings of its algorithm in Surprise; the source's RMSE.
+# Predictor, name and default settings of the algorithm in Surprise, and the source's RMSE.
 _BASELINES: dict[str, tuple[models.Predictor, dict[str, Any], float]] = {
     "SVD": (
         models.biased_factorization,
@@ -144,7 +138,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     data = _data()
     if row.name in _BASELINES:
         options = {name: value for name, value in row.settings.items() if name != "algorithm"}
-        error = models.rmse_of(_BASELINES[row.name][0], data, options)
+        error = models.baseline_rmse(_BASELINES[row.name][0], data, options)
         return Result(measured={"RMSE": error}, certified={}, note=data.note)
     model = models.NeuralFiltering(data.num_users, data.num_items, data.num_classes)
     settings: Settings | UserSettings
@@ -182,10 +176,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _groups(data: RatingsDataset, epsilon: float, mu: float, delta: float) -> list[Any]:
-    """One rating's guarantee for a user of two, of the median and of the most ratings.
-
-    Each as number of ratings, epsilon, delta, and the epsilon of ``G_{k mu}`` at the first delta.
-    """
+    """Returns group-privacy guarantees for users of two, median and most ratings."""
     counts = np.bincount(np.concatenate([data.train.x[:, 0], data.test.x[:, 0]]))
     sizes = (2, int(np.median(counts[counts > 0])), int(counts.max()))
     limit = dpjax.accounting.gdp.epsilon
@@ -193,7 +184,7 @@ def _groups(data: RatingsDataset, epsilon: float, mu: float, delta: float) -> li
 
 
 def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Returns ``(k epsilon, delta (e^{k epsilon} - 1) / (e^epsilon - 1))``, delta cut at one.
+    """Returns ``(k epsilon, delta (e^{k epsilon} - 1) / (e^epsilon - 1))``, delta at most one.
 
     A mechanism that is (epsilon, delta)-DP for one record is so for groups of k records together
     (Vadhan, "The Complexity of Differential Privacy", 2017, Lemma 2.2).
@@ -210,16 +201,17 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
     check_positive("epsilon", epsilon)
     check_delta(delta)
     check_count("size", size)
-    # e^{k epsilon} overflows for users of a hundred ratings: in logarithms.
+    # In logarithms, since e^{k epsilon} overflows for a hundred ratings.
     growth = (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon) / -math.expm1(-epsilon))
     return size * epsilon, math.exp(min(0.0, math.log(delta) + growth))
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    training = "Test error of the networks as they train; a pass is over the ratings or the users."
+    training = "Test error of the networks during training; a pass is over the ratings or the"
+    " users."
     final = (
-        "Test error of every model at the end: measured, green where the run was private. Grey"
-        " squares: the source's, shown where the data are MovieLens."
+        "Final test error of every model; green: private. Grey squares: the source's, shown if"
+        " the data are MovieLens."
     )
     drawn = {"models": (_models_figure(records), final)}
     curves = [record for record in records if _CURVE in record.series]
@@ -253,44 +245,42 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     private, by_user, plain = (rows.get(name) for name in (_PRIVATE, _BY_USER, _PLAIN))
     remarks = _unit_remarks(private) if private else []
     if by_user:
-        beside = f" beside {format_value(private.measured['RMSE'])}" if private else ""
+        beside = f" instead of {format_value(private.measured['RMSE'])}" if private else ""
         certified = format_upper_bound(by_user.certified["ε, one user"])
         remarks.append(
-            f"With each user's gradient clipped as one, the certified ε = {certified} holds for all"
-            " ratings of a user at once; the price is an RMSE of"
-            f" {format_value(by_user.measured['RMSE'])}{beside}. At most"
-            f" {by_user.settings['num_kept']} of a user's ratings count."
+            f"With per-user clipping the certified ε = {certified} holds for all ratings of a"
+            f" user; the RMSE is {format_value(by_user.measured['RMSE'])}{beside}. At most"
+            f" {by_user.settings['num_kept']} ratings of a user are used."
         )
     remarks += [
         "The films are numbered as in the published catalogue, 1 to 3,952; the source has 3,706,"
         " those with a rating. Which films have a rating is itself private.",
-        "Step size, clip bound and batch size of the row by user were chosen on MovieLens 100K; a"
-        " choice on the same data would cost privacy that the certificate does not count.",
+        "Step size, clip bound and batch size of the row by user were chosen on MovieLens 100K;"
+        " the certificate does not account for a choice on the same data.",
     ]
     if private and plain and private.measured["RMSE"] < plain.measured["RMSE"]:
         remarks.append(
-            "On these data the private network errs less than the non-private one, which fits its"
-            " training ratings too closely in as many passes: noise costs no accuracy here."
+            "On these data the private network has a smaller error than the non-private one,"
+            " which overfits."
         )
     return remarks
 
 
 def _unit_remarks(private: Record) -> list[str]:
-    """The guarantees for one rating, and for all ratings of one user by group privacy."""
+    """Returns remarks on the guarantees for one rating and, by group privacy, for one user."""
     source, certified = private.source, format_upper_bound(private.certified["ε, one rating"])
     remarks = [
-        f"The source's CLT ε = {source['CLT ε']} is below the certified {certified}: it promises"
-        f" too much. Its MA ε = {source['MA ε']} is a bound, and a loose one. All three are for one"
-        " rating."
+        f"The source's CLT ε = {source['CLT ε']} is below the certified {certified}. Its MA ε ="
+        f" {source['MA ε']} is a loose upper bound. All three are for one rating."
     ]
-    users = ("the fewest that are a group", "the median user", "the most active user")
+    users = ("the smallest group", "the median user", "the most active user")
     for user, (size, epsilon, delta, limit) in zip(users, private.series[_GROUPS], strict=True):
-        worth = "which says nothing" if delta >= 1 else "which says little"
+        worth = "which is vacuous" if delta >= 1 else "which is weak"
         remarks.append(
-            f"For a user of {size:,} ratings ({user}), group privacy makes of the one-rating"
-            f" guarantee ε = {format_upper_bound(epsilon)} at δ = {format_upper_bound(delta)},"
-            f" {worth}; the central limit's G_kμ, an approximation and no guarantee, has ε ="
-            f" {format_value(limit)} at δ = {private.settings['delta']:g}."
+            f"For a user of {size:,} ratings ({user}), group privacy turns the one-rating"
+            f" guarantee into ε = {format_upper_bound(epsilon)} at δ ="
+            f" {format_upper_bound(delta)}, {worth}; the central limit's G_kμ, an approximation,"
+            f" has ε = {format_value(limit)} at δ = {private.settings['delta']:g}."
         )
     return remarks
 
@@ -302,17 +292,16 @@ EXPERIMENT = Experiment(
     description=(
         "Neural collaborative filtering (five factors of user times film, ten of either beside"
         " them, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
-        " ratings. The error is the root mean square over the other 20 %, where the network"
-        " predicts the expected grade under its own probabilities: the source does not say how it"
-        " gets from five classes to one number.\n\n"
-        "The unit of privacy is one rating, not one user: the row's ε protects whether one film was"
-        " rated and how, not the taste of a user with a hundred ratings. The row by user clips each"
-        " user's whole gradient instead, so that its ε is for all ratings of one user at once; the"
-        " source has no such row. Both are calibrated to the same certified ε at δ = 1e-6.\n\n"
-        "CLT and MA are the source's two accounts, recomputed; the certified ε is a tight account"
-        " (PLD) of the mechanism as it was run. SVD, NMF, user-based CF and global average are the"
-        " algorithms of the library Surprise in its default settings, written out on arrays; SVD"
-        " visits the ratings in another order."
+        " ratings. The error is the root mean square over the other 20 %, where the prediction is"
+        " the expected grade under the network's probabilities (the source does not state how it"
+        " predicts a grade).\n\n"
+        "The unit of privacy is one rating, not one user. The row by user clips each user's"
+        " gradient instead, so that its ε holds for all ratings of a user; the source has no such"
+        " row. Both have the same certified ε at δ = 1e-6.\n\n"
+        "CLT and MA are the source's two accountants, recomputed; the certified ε is by a tight"
+        " accountant (PLD) for the mechanism as run. SVD, NMF, user-based CF and global average"
+        " are reimplementations of the library Surprise with its default settings; SVD uses"
+        " another order of the ratings."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,8 +1,7 @@
-"""Recommenders of Table 4 of Bu et al. (2020): neural collaborative filtering, and the baselines.
+"""Recommenders of Table 4 of Bu et al. (2020): neural collaborative filtering and baselines.
 
-The baselines are algorithms of the library Surprise, written out on arrays so that the project
-depends on no compiled library for four reference rows. A predictor takes the data and returns its
-grades of the test part, from 1 to the number of classes. None of the baselines is private.
+The baselines reimplement algorithms of the library Surprise on arrays; they are not private. A
+predictor maps the data to grades of the test ratings, from 1 to the number of classes.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,10 +23,10 @@ _SEED = 0
 
 
 class NeuralFiltering(nn.Module):
-    """Neural collaborative filtering with two branches, as Bu et al. (2020) simplify it.
+    """Neural collaborative filtering with two branches, simplified as by Bu et al. (2020).
 
-    Five factors of the user times five of the item, beside ten of either; one dense layer on the
-    25 numbers. Input ``(batch, 2)`` of user and item, output logits ``(batch, num_classes)``.
+    Products of five user and five item factors, concatenated with ten factors of each; one dense
+    layer. Input ``(batch, 2)`` of user and item, output logits ``(batch, num_classes)``.
     """
 
     num_users: int
@@ -51,27 +50,20 @@ class NeuralFiltering(nn.Module):
 
 
 class UserRecords(NamedTuple):
-    """One record for each user, so that a user's ratings are protected as a whole.
+    """One record for each user with all of the user's ratings."""
 
-    Attributes:
-      user: positions, int32 ``(users,)``.
-      items: of up to K ratings each, int32 ``(users, K)``; some valid position where masked out.
-      classes: the ratings' classes, int32 ``(users, K)``.
-      mask: float32 ``(users, K)``, 1 for a rating, 0 for padding.
-    """
-
-    user: jax.Array | np.ndarray
+    user: jax.Array | np.ndarray  # positions, int32 (users,)
+    # of up to K ratings each, int32 (users, K); some valid position where masked out
     items: jax.Array | np.ndarray
-    classes: jax.Array | np.ndarray
-    mask: jax.Array | np.ndarray
+    classes: jax.Array | np.ndarray  # the ratings' classes, int32 (users, K)
+    mask: jax.Array | np.ndarray  # float32 (users, K), 1 for a rating, 0 for padding
 
 
 def user_records(data: RatingsDataset, num_kept: int, seed: int) -> UserRecords:
-    """Returns every user's training ratings, at most ``num_kept`` of them, chosen at random.
+    """Returns at most ``num_kept`` random training ratings of every user.
 
     Privacy:
-      Record ``u`` is a function of what user ``u`` rated alone: which of a user's ratings are kept
-      depends on no other user. A user without ratings has an empty record.
+      Record ``u`` depends only on the ratings of user ``u``.
     """
     shape = (data.num_users, num_kept)
     records = UserRecords(
@@ -93,7 +85,7 @@ def user_records(data: RatingsDataset, num_kept: int, seed: int) -> UserRecords:
 
 
 def user_loss(model: nn.Module) -> Callable[[Any, UserRecords], jax.Array]:
-    """Returns the loss of one user: the mean over the user's ratings, zero where there are none."""
+    """Returns the loss of one user: the mean over the user's ratings, or zero."""
 
     def loss_fn(params: Any, record: UserRecords) -> jax.Array:
         user, items, classes, mask = record
@@ -106,10 +98,7 @@ def user_loss(model: nn.Module) -> Callable[[Any, UserRecords], jax.Array]:
 
 
 def rmse(model: nn.Module, part: Split) -> Callable[[Any], float]:
-    """Returns ``f(params) -> root mean squared error`` of the expected class on ``part``.
-
-    The expectation is under the network's own probabilities; an error of one class is one star.
-    """
+    """Returns ``f(params) -> root mean squared error`` of the expected class on ``part``."""
 
     @jax.jit
     def squared_errors(params: Any, x: jax.Array, classes: jax.Array) -> jax.Array:
@@ -121,11 +110,8 @@ def rmse(model: nn.Module, part: Split) -> Callable[[Any], float]:
     return lambda params: float(np.sqrt(np.mean(squared_errors(params, part.x, part.y))))
 
 
-def rmse_of(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, Any]) -> float:
-    """Returns the root mean squared error on the test part of ``predictor(data, **settings)``.
-
-    Predictions are cut to the grades there are, as Surprise cuts them.
-    """
+def baseline_rmse(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, Any]) -> float:
+    """Returns the test RMSE of ``predictor(data, **settings)``, clipped to valid grades."""
     predicted = np.clip(predictor(data, **settings), 1, data.num_classes)
     return float(np.sqrt(np.mean((predicted - _grades(data.test.y)) ** 2)))
 
@@ -161,7 +147,7 @@ def user_based_filtering(data: RatingsDataset, num_neighbours: int) -> np.ndarra
 
 
 def _similarities(data: RatingsDataset) -> np.ndarray:
-    """Float32 (users, users); zero where two users rated no item in common."""
+    """Returns similarities of users, zero for users without common items."""
     ratings = _matrix(data).toarray().astype(np.float32)
     rated = (ratings > 0).astype(np.float32)
     common, squares = rated @ rated.T, ratings**2 @ rated.T
@@ -174,7 +160,7 @@ def nonnegative_factorization(
 ) -> np.ndarray:
     """Returns grades predicted as products of nonnegative factors of user and item ("NMF").
 
-    Multiplicative updates over the known grades alone, with a penalty for each of them.
+    Multiplicative updates on the observed grades, with a penalty for each.
     """
     rng = np.random.default_rng(_SEED)
     ratings = _matrix(data).tocsr()
@@ -207,9 +193,8 @@ def biased_factorization(
 ) -> np.ndarray:
     """Returns grades predicted as mean, both biases and product of factors ("SVD", by S. Funk).
 
-    Stochastic gradient descent on the penalised squared error, one grade after the other. Grades
-    on one diagonal of the table share neither user nor item, so taking them all at once is the
-    same as one after the other; Surprise goes user by user instead.
+    Stochastic gradient descent on the penalised squared error. Grades on a diagonal of the matrix
+    share neither user nor item, so that they are updated together; Surprise goes user by user.
     """
     rng = np.random.default_rng(_SEED)
     shapes = [(size, 2 + num_factors) for size in (data.num_users, data.num_items)]
@@ -231,7 +216,7 @@ def biased_factorization(
 
 
 def _diagonals(data: RatingsDataset) -> list[np.ndarray]:
-    """The training ratings in parts, none with two ratings of one user or of one item."""
+    """Splits the training ratings into parts without common users or items."""
     diagonal = data.train.x.sum(axis=1) % max(data.num_users, data.num_items)
     order = np.argsort(diagonal, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(diagonal[order])) + 1)
@@ -242,12 +227,12 @@ def _grades(classes: np.ndarray) -> np.ndarray:
 
 
 def _matrix(data: RatingsDataset) -> sparse.coo_array:
-    """The training grades, users by items; no grade is zero."""
+    """Returns the training grades as a sparse matrix, users by items."""
     users, items = data.train.x.T
     shape = (data.num_users, data.num_items)
     return sparse.coo_array((_grades(data.train.y), (users, items)), shape=shape)
 
 
 def _quotient(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """One where the denominator is zero: a row without ratings keeps its first values."""
+    """Divides, with quotient one if the denominator is zero."""
     return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)

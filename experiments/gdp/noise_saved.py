@@ -1,7 +1,7 @@
-"""Figure 4 of Bu et al. (2020): the noise that each accountant needs for one target epsilon.
+"""Figure 4 of Bu et al. (2020): noise needed for a target epsilon by each accountant.
 
 ``python -m experiments run gdp_noise_saved``: on two CPU cores about two minutes (``quick``: the
-top half for four epochs, the bottom half by its accounts alone) or most of an hour (``paper``: 20
+top half for four epochs, the bottom half by accounting only) or most of an hour (``paper``: 20
 and 70 epochs with each noise; expect test accuracies of about 95 and 97 %).
 """
 
@@ -32,7 +32,7 @@ from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.training import Curve
 from experiments.lib.verdicts import format_upper_bound
 
-# The moments accountant, the central limit, and the tight account, which alone is certified.
+# Accountants by name: label and colour. Only PLD is certified.
 ACCOUNTS = {
     "MA": ("moments accountant", SOURCE),
     "CLT": ("central limit", MEASURED),
@@ -50,24 +50,19 @@ _WITHIN_OWN, _WITHIN_CERTIFIED = (
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the figure: a target epsilon, and the noise that each accountant needs for it.
+    """One half of the figure: target epsilon, and the noise needed by each accountant."""
 
-    Attributes:
-      epsilon: the target, at delta = 1e-5.
-      epochs: after which it is to hold.
-      noises: the noise multipliers, one for each of ``ACCOUNTS``. Those by MA and by CLT are
-        printed; that by the tight account is calibrated, rounded up.
-      milestones: what the source prints of the runs by MA and by CLT.
-    """
-
-    epsilon: float
-    epochs: int
+    epsilon: float  # the target, at delta = 1e-5
+    epochs: int  # number of epochs for the target
+    # the noise multipliers, one for each of ACCOUNTS. Those by MA and by CLT are printed; that by
+    # the tight account is calibrated, rounded up
     noises: Sequence[float]
+    # what the source prints of the runs by MA and by CLT
     milestones: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def _milestones(epochs: Sequence[int], accuracy: float) -> dict[str, float]:
-    """Names the epochs to each level of accuracy, and the accuracy within the budget."""
+    """Returns the published epochs to each accuracy and the accuracy within the budget."""
     return {**dict(zip(_TO_LEVEL.values(), epochs, strict=True)), _WITHIN_OWN: accuracy}
 
 
@@ -83,7 +78,7 @@ HALVES = {
 
 
 def compute_epsilon(account: str, settings: Settings, epochs: int) -> float:
-    """Returns the epsilon of that many epochs on the 60,000 images, by one of ``ACCOUNTS``.
+    """Returns epsilon of ``epochs`` epochs on 60,000 images, by one of ``ACCOUNTS``.
 
     >>> settings = Settings(0.15, 1.5, 0.638, published_epochs=70, epochs=70)
     >>> [round(compute_epsilon(account, settings, 70), 1) for account in ACCOUNTS]
@@ -102,11 +97,10 @@ def compute_epsilon(account: str, settings: Settings, epochs: int) -> float:
 
 
 def min_noise_multiplier(account: str, settings: Settings, target: float) -> float:
-    """Returns the noise multiplier with which the published epochs cost ``target``.
+    """Returns the noise multiplier at which the published epochs have epsilon ``target``.
 
-    By the central limit that is the source's sigma~: ``epsilon_CLT(mu~) = target`` and
-    ``p sqrt(T (exp(1 / sigma~^2) - 1)) = mu~``. By the tight account it is a calibration, so that
-    the target is certified.
+    For the central limit it solves ``epsilon_CLT(mu) = target`` and
+    ``p sqrt(T (exp(1 / sigma^2) - 1)) = mu``; for PLD the target is certified.
 
     >>> settings = Settings(0.15, 1.5, 1.3, published_epochs=20, epochs=20)
     >>> round(min_noise_multiplier("CLT", settings, target=1.34), 2)
@@ -143,10 +137,10 @@ def _run_row(row: Row, context: RowContext) -> Result:
     account, target = arguments.pop("account"), arguments.pop("promised_epsilon")
     settings, half = Settings(**arguments), HALVES[row.name.split(": ")[0]]
     epochs = range(1, settings.published_epochs + 1)
-    spent: dict[str, Curve] = {
+    epsilons: dict[str, Curve] = {
         name: [(float(n), compute_epsilon(name, settings, n)) for n in epochs] for name in ACCOUNTS
     }
-    # Epsilon over noise is drawn once for each half, from its first row.
+    # Epsilon over noise is drawn once for each half.
     noises: Sequence[float] = ()
     if account == "MA":
         noises = np.linspace(0.95 * min(half.noises), 1.03 * max(half.noises), 12).tolist()
@@ -156,19 +150,19 @@ def _run_row(row: Row, context: RowContext) -> Result:
     result = Result(
         measured={
             "σ": min_noise_multiplier(account, settings, target),
-            "MA ε": spent["MA"][-1][1],
-            "CLT ε": spent["CLT"][-1][1],
+            "MA ε": epsilons["MA"][-1][1],
+            "CLT ε": epsilons["CLT"][-1][1],
         },
-        certified={"ε": spent["PLD"][-1][1]},
-        note="The bottom half is not trained in this profile: its accounts alone.",
-        series={"ε by epoch": spent, "ε by σ": by_noise},
+        certified={"ε": epsilons["PLD"][-1][1]},
+        note="The bottom half is not trained in this profile.",
+        series={"ε by epoch": epsilons, "ε by σ": by_noise},
     )
     if not settings.epochs:
         return result
     data = load_mnist()
     training = fit(settings, data, context.folder)
     as_run = training.certificate(settings.delta)
-    reached = _reached(training.curve, spent, account) if half.milestones else {}
+    reached = _reached(training.curve, epsilons, account) if half.milestones else {}
     return dataclasses.replace(
         result,
         measured={**result.measured, ACCURACY: training.curve[-1][1], **reached},
@@ -179,15 +173,15 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _reached(curve: Curve, spent: Mapping[str, Curve], account: str) -> dict[str, Any]:
-    """The milestones of a run, as the source prints them; ``None`` for what it did not reach."""
+def _reached(curve: Curve, epsilons: Mapping[str, Curve], account: str) -> dict[str, Any]:
+    """Returns the milestones of a run, ``None`` if not reached."""
     found: dict[str, Any] = {
         name: next((round(epoch) for epoch, accuracy in curve if accuracy >= level), None)
         for level, name in _TO_LEVEL.items()
     }
-    for name, paying in ((_WITHIN_OWN, account), (_WITHIN_CERTIFIED, "PLD")):
-        paid = sum(epsilon <= _BUDGET for _, epsilon in spent[paying])
-        found[name] = curve[paid - 1][1] if 1 <= paid <= len(curve) else None
+    for name, accountant in ((_WITHIN_OWN, account), (_WITHIN_CERTIFIED, "PLD")):
+        epochs = sum(epsilon <= _BUDGET for _, epsilon in epsilons[accountant])
+        found[name] = curve[epochs - 1][1] if 1 <= epochs <= len(curve) else None
     return found
 
 
@@ -202,15 +196,16 @@ def _halves(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     training = (
-        "Figure 4, with a third run by a tight account. Left: test accuracy by epoch. Right: ε by"
-        " epoch; dashed by the account that chose the noise, solid as certified; dotted the target."
-        " By the central limit the solid line passes the target; by the moments accountant it stays"
-        " far below."
+        "Figure 4, with a third run by a tight accountant. Left: test accuracy by epoch. Right: ε"
+        " by epoch; dashed: by the accountant that determined the noise; solid: certified;"
+        " dotted: target. The certified ε exceeds the target for the central limit, and is far"
+        " below it for the moments accountant."
     )
     noise = (
-        "The noise for a target (dotted): ε at the published number of epochs by each account, over"
-        " σ. Between the grey and the green crossing lies what a tight account saves; between the"
-        " green and the blue one, what the central limit promises too much."
+        "ε at the published number of epochs by each accountant against σ; dotted: target. The"
+        " distance from the grey to the green intersection is the noise saved by a tight"
+        " accountant; from the green to the blue one, the noise that the central limit wrongly"
+        " omits."
     )
     halves = _halves(records)
     return {
@@ -226,10 +221,10 @@ def _training_figure(halves: Mapping[str, Mapping[str, Record]]) -> Figure:
         _draw_accuracies(left, half)
         left.set(title=f"{name}: accuracy", ylabel="test accuracy (%)")
         for account, record in half.items():
-            style, spent = _style(record), record.series["ε by epoch"]
-            right.plot(*zip(*spent["PLD"], strict=True), **style)
+            style, epsilons = _style(record), record.series["ε by epoch"]
+            right.plot(*zip(*epsilons["PLD"], strict=True), **style)
             if account != "PLD":
-                points = zip(*spent[account], strict=True)
+                points = zip(*epsilons[account], strict=True)
                 right.plot(*points, color=style["color"], linestyle="--")
         right.axhline(_target(half), color="black", linestyle=":", linewidth=1)
         right.legend(loc="lower right")
@@ -296,10 +291,10 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         }
         share = (noise["MA"] - noise["PLD"]) / (noise["MA"] - noise["CLT"])
         remarks.append(
-            f"{name.capitalize()}: for ({_target(half)}, 1e-5) the source lowers σ from"
-            f" {noise['MA']} to {noise['CLT']}. A tight account allows {noise['PLD']}: {share:.0%}"
-            f" of that reduction. The rest exceeds the target: σ = {noise['CLT']} costs"
-            f" {cost['CLT']}, while σ = {noise['MA']} costs only {cost['MA']}."
+            f"{name.capitalize()}: for ({_target(half)}, 1e-5) the source reduces σ from"
+            f" {noise['MA']} to {noise['CLT']}. A tight accountant certifies {noise['PLD']},"
+            f" {share:.0%} of that reduction. The certified ε is {cost['CLT']} at σ ="
+            f" {noise['CLT']}, above the target, and {cost['MA']} at σ = {noise['MA']}."
         )
         if all(CURVE in record.series for record in half.values()):
             accuracies = [f"{half[account].measured[ACCURACY]:.1f}" for account in ACCOUNTS]
@@ -315,13 +310,13 @@ EXPERIMENT = Experiment(
     title="Less noise for the same target epsilon, on MNIST",
     source="Bu, Dong, Long and Su (2020), Figure 4",
     description=(
-        "The CNN of Table 1, η = 0.15, R = 1.5. The target is (1.34, 1e-5) after 20 epochs (top) or"
-        " (8.68, 1e-5) after 70 (bottom), and σ is the noise that each account needs for it: MA,"
-        " the moments accountant; CLT, the central limit, with which the source replaces it; and"
-        " PLD, a tight account, which the source does not have and which alone is certified.\n\n"
-        "Measured σ is solved for the target; each run uses the source's rounded one, or for PLD"
-        " the calibrated one rounded up. Every ε is for the published number of epochs on 60,000"
-        " images but for the one as run."
+        "The CNN of Table 1, η = 0.15, R = 1.5. The target is (1.34, 1e-5) after 20 epochs (top)"
+        " or (8.68, 1e-5) after 70 (bottom), and σ is the noise needed for it by each accountant:"
+        " MA, the moments accountant; CLT, the central limit, which the source proposes; and PLD,"
+        " a tight accountant, the only certified one.\n\n"
+        "Measured σ is solved for the target; runs use the source's rounded σ, or for PLD the"
+        " calibrated σ rounded up. Every ε is for the published number of epochs on 60,000"
+        " images, except the one as run."
     ),
     rows=_rows,
     run_row=_run_row,

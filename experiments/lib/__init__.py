@@ -1,1 +1,1 @@
-"""Shared by the experiments: registry, records, report, tables, figures and models."""
+"""Shared code of the experiments: registry, records, report, tables, figures, models."""

@@ -1,4 +1,4 @@
-"""Lower bounds on ε from counted attacks, at a stated confidence."""
+"""Lower bounds on ε from the error rates of attacks (Clopper-Pearson confidence bounds)."""
 
 import math
 from collections.abc import Sequence
@@ -6,26 +6,20 @@ from typing import NamedTuple
 
 from scipy.special import betaincinv
 
-# The probability that any bound of one attack, all its tests together, is wrong.
+# Failure probability of the bounds of one attack, over all its tests together.
 FALSE_ALARM = 1e-6
 
 
 class Counts(NamedTuple):
-    """How often one test rejected "the record is in the data".
+    """True and false positives of a test that rejects "the record is in the data"."""
 
-    Attributes:
-      hits: of ``draws`` releases without the record.
-      alarms: of ``draws`` releases with it, wrongly.
-      draws: of each kind.
-    """
-
-    hits: int
-    alarms: int
-    draws: int
+    hits: int  # rejections among the releases without the record
+    alarms: int  # rejections among the releases with the record
+    draws: int  # number of releases of each kind
 
     @property
     def accuracy(self) -> float:
-        """The share of right answers, both kinds equally often, of the test or its complement.
+        """Balanced accuracy of the test or of its complement, whichever is larger.
 
         >>> Counts(hits=30, alarms=10, draws=100).accuracy
         0.6
@@ -33,7 +27,7 @@ class Counts(NamedTuple):
         return 0.5 + abs(self.hits - self.alarms) / (2 * self.draws)
 
     def complement(self) -> "Counts":
-        """The test with the opposite answers, as a test of the other kind.
+        """Counts of the test with opposite answers, which rejects "the record is not in the data".
 
         >>> Counts(hits=30, alarms=10, draws=100).complement()
         Counts(hits=90, alarms=70, draws=100)
@@ -41,12 +35,12 @@ class Counts(NamedTuple):
         return Counts(self.draws - self.alarms, self.draws - self.hits, self.draws)
 
     def exchange(self) -> "Counts":
-        """The same test with the two kinds of releases exchanged."""
+        """Counts with the two kinds of releases exchanged."""
         return Counts(self.alarms, self.hits, self.draws)
 
 
 def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]:
-    """Bounds on a probability (Clopper & Pearson 1934), each wrong with probability ``error``.
+    """Confidence bounds on a probability (Clopper & Pearson 1934), each failing with ``error``.
 
     >>> lower, upper = clopper_pearson(0, 1_000, error=0.01)
     >>> lower, round(upper, 4)
@@ -57,15 +51,15 @@ def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]
     return float(lower), float(upper)
 
 
-def attacked_epsilon(tests: Sequence[Counts], delta: float) -> float:
-    """Lower bound on the mechanism's ε at ``delta``, by the best of some tests.
+def epsilon_lower_bound(tests: Sequence[Counts], delta: float) -> float:
+    """Lower bound on the mechanism's ε at ``delta``, the maximum over several tests.
 
-    Each counts four times: as it is, as its complement, and both with the kinds exchanged. The
-    bound is wrong with probability `FALSE_ALARM` at most.
+    Each test is used in four forms: itself, its complement, and both with the two kinds of releases
+    exchanged. The bound fails with probability at most `FALSE_ALARM`.
 
-    >>> attacked_epsilon([Counts(hits=300, alarms=0, draws=1_000)], delta=0.0) > 2
+    >>> epsilon_lower_bound([Counts(hits=300, alarms=0, draws=1_000)], delta=0.0) > 2
     True
-    >>> attacked_epsilon([Counts(hits=300, alarms=300, draws=1_000)], delta=0.0)
+    >>> epsilon_lower_bound([Counts(hits=300, alarms=300, draws=1_000)], delta=0.0)
     0.0
     """
     error = FALSE_ALARM / (8 * len(tests))

@@ -1,4 +1,4 @@
-"""Style and files of the report's figures, in colours for colour-blind readers; no pyplot."""
+"""Style and files of the report's figures, with a palette for colour-blind readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,17 +43,11 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure in a file.
+    """A figure in a file."""
 
-    Attributes:
-      path: the PNG file.
-      caption: plain text.
-      width: at which it is shown, in CSS pixels of 1/96 inch.
-    """
-
-    path: Path
-    caption: str
-    width: int
+    path: Path  # the PNG file
+    caption: str  # plain text
+    width: int  # display width in CSS pixels of 1/96 inch
 
 
 def new_figure(
@@ -61,14 +55,8 @@ def new_figure(
 ) -> tuple[Figure, tuple[Axes, ...]]:
     """Returns a figure in the report's style and its axes, row by row.
 
-    The first three colours of lines are those of measured, a contrast, and certified; draw the
-    source's own figures in :data:`SOURCE`.
-
-    Args:
-      rows: of axes.
-      columns: of axes.
-      width: of the whole figure, in inches (150 dots each).
-      height: likewise.
+    Width and height are those of the whole figure, in inches. Lines take the colours of `PALETTE`;
+    the source's own values are drawn in `SOURCE`.
 
     >>> figure, (left, right) = new_figure(columns=2)
     >>> line = left.plot([0, 1], [1, 0], label="Id")
@@ -85,15 +73,15 @@ def draw_figures(
     """Draws an experiment's figures, each to ``<folder>/<experiment>_<profile>_<stem>.png``.
 
     Args:
-      experiment: whose figures.
-      records: finished ones of one profile, one at least.
-      folder: made where it is missing.
+      experiment: the experiment.
+      records: finished records of one profile, at least one.
+      folder: output folder, created if missing.
 
     Returns:
       The figures, in the experiment's order.
 
     Raises:
-      ValueError: if a stem does not suit as part of a file's name.
+      ValueError: if a stem is not a valid part of a file name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = []

@@ -1,4 +1,4 @@
-"""Text of numbers, times and names in tables and remarks."""
+"""Formatting of numbers, times and names in tables and remarks."""
 
 import math
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ ABSENT = "–"
 def format_value(
     value: Any, name: str = "", decimals: int = 0, rounding: str = ROUND_HALF_EVEN
 ) -> str:
-    """Writes a value: four significant digits; percentages with one decimal or two.
+    """Formats a value with four significant digits; percentages with one or two decimals.
 
     Args:
       value: any value of a record.
-      name: what it is called; a name that ends in ``%`` holds a percentage.
-      decimals: to fill up to with zeros, as far as four digits allow, so that a column is even.
+      name: name of the value; a name that ends in ``%`` is a percentage.
+      decimals: decimals to pad to with zeros, within four significant digits, to align a column.
       rounding: a mode of :mod:`decimal`.
 
     >>> format_value(0.865321), format_value(60000), format_value(1e-5), format_value(7.1, "ε", 2)
@@ -39,7 +39,7 @@ def format_value(
 
 
 def num_decimals(value: Any, name: str = "") -> int:
-    """Returns how many decimals a value of this name has when it is written alone.
+    """Returns the number of decimals of a value of this name, formatted without padding.
 
     >>> num_decimals(7.1), num_decimals(95, "accuracy %"), num_decimals("1.5.2")
     (1, 1, 0)
@@ -60,7 +60,7 @@ def _format_number(value: float, percentage: bool, decimals: int) -> str:
 
 
 def _significant(value: Decimal, decimals: int) -> str:
-    """Writes a number with four significant digits; of a whole part, all."""
+    """Formats a number with four significant digits, or with all digits of its integer part."""
     if value == 0 or Decimal("0.001") <= abs(value) < 10**9:
         return _fixed(value, decimals, max(0, 3 - value.adjusted()) if value else 3)
     mantissa, exponent = f"{value:.3e}".split("e")
@@ -68,14 +68,14 @@ def _significant(value: Decimal, decimals: int) -> str:
 
 
 def _fixed(value: Decimal, fewest: int, most: int) -> str:
-    """Writes a number with as many decimals as it needs, between these bounds."""
+    """Formats a number with as many decimals as it needs, between two limits."""
     whole, _, decimals = f"{value:,.{most}f}".partition(".")
     decimals = decimals.rstrip("0").ljust(min(fewest, most), "0")
     return f"{whole}.{decimals}" if decimals else whole
 
 
 def format_seconds(seconds: float) -> str:
-    """Writes a length of time.
+    """Formats a duration.
 
     >>> format_seconds(0.42), format_seconds(192.3), format_seconds(7325)
     ('0.4 s', '3 min 12 s', '2 h 2 min')
@@ -89,7 +89,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def label(name: str) -> str:
-    """Returns a name as it is shown: without underscores.
+    """Returns a name with spaces in place of underscores.
 
     >>> label("noise_multiplier")
     'noise multiplier'

@@ -1,4 +1,4 @@
-"""The networks that the sources train."""
+"""Neural networks of the published experiments, their loss and their accuracy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,17 +51,12 @@ class MeanEmbeddingClassifier(nn.Module):
     The mean is over all positions, the padding (token 0) included. Input int ``(batch, length)`` of
     tokens below ``num_tokens``, output logits ``(batch, num_classes)``; 160,306 parameters for
     10,000 tokens.
-
-    Attributes:
-      num_tokens: how many values a token takes.
-      num_classes: how many logits.
-      padding_is_zero: whether padding counts as a zero vector, or has an embedding that is trained
-        like any other. A short text looks that one up a hundred times and more, and its share of
-        the text's gradient grows with every lookup: clipping then leaves little of the words'.
     """
 
-    num_tokens: int
+    num_tokens: int  # vocabulary size
     num_classes: int = 2
+    # Whether padding is a zero vector or has a trained embedding. A short text looks padding up
+    # more than a hundred times, so its trained embedding dominates the gradient that is clipped.
     padding_is_zero: bool = True
 
     @nn.compact
@@ -94,7 +89,7 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
-    """The loss of one example ``(x, label)`` under the model's logits."""
+    """Returns the cross-entropy loss of one example ``(x, label)``."""
 
     def loss_fn(params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, label = example
@@ -105,7 +100,7 @@ def cross_entropy(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
 
 
 def accuracy_percent(model: nn.Module, batch_size: int = 1000) -> Callable[[Any, Any], float]:
-    """``f(params, (x, labels)) -> percentage right``, computed in parts of ``batch_size``."""
+    """Returns ``f(params, (x, labels)) -> accuracy in %``, computed in batches."""
 
     @jax.jit
     def num_right(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,11 +1,11 @@
-"""Time that the rows without a result will take, extrapolated from the records of other runs."""
+"""Run time of the rows without a result, extrapolated from the records of other runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.lib.records import encode, find_record
 from experiments.lib.registry import PROFILES, Experiment, Record
-from experiments.lib.tables import Line, lines_of
+from experiments.lib.tables import Line, table_lines
 
 # Settings to which a row's time is proportional; those of one group add up.
 _COUNTS = (
@@ -25,17 +25,12 @@ _COUNTS = (
 
 
 class Forecast(NamedTuple):
-    """A row of the table, and the time it takes.
-
-    Attributes:
-      line: the row and whether it is done.
-      seconds: measured where the row is done, else extrapolated; None where nothing allows that.
-      origin: of extrapolated seconds, in words.
-    """
+    """A row of the table and its measured or extrapolated run time."""
 
     line: Line
+    # Measured if the row is done, else extrapolated; None if it cannot be extrapolated.
     seconds: float | None
-    origin: str = ""
+    origin: str = ""  # source of the extrapolated seconds
 
     @property
     def is_done(self) -> bool:
@@ -44,14 +39,10 @@ class Forecast(NamedTuple):
 
 
 def cost_ratio(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> float | None:
-    """The work of a row over that of a run with other settings: steps, repetitions, records.
+    """Ratio of the work of a row to that of a run with the settings ``measured``.
 
-    Args:
-      settings: of the row.
-      measured: of the run.
-
-    Returns:
-      The product of the ratios of those settings that count work; None where others differ too.
+    It is the product of the ratios of the settings in `_COUNTS` (steps, repetitions, records), and
+    None if any other setting differs.
 
     >>> cost_ratio({"epochs": 60, "delta": 1e-5}, {"epochs": 3, "delta": 1e-5})
     20.0
@@ -72,13 +63,12 @@ def cost_ratio(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> floa
 
 
 def forecast(experiment: Experiment, profile: str, records: Sequence[Record]) -> list[Forecast]:
-    """The time of every row of an experiment under a profile.
+    """Returns the run time of every row of an experiment under a profile.
 
-    A row without a result takes the seconds of its record, of this profile or else of the quick
-    one, times the ratio of their work. Compilation and accounting, whose time does not grow with
-    the work, are extrapolated like the rest.
+    A row without a result takes the seconds of its record under this profile, or else under the
+    quick one, times the ratio of their work; compilation and accounting are scaled too.
     """
-    return [_forecast(line, profile, records) for line in lines_of(experiment, profile, records)]
+    return [_forecast(line, profile, records) for line in table_lines(experiment, profile, records)]
 
 
 def _forecast(line: Line, profile: str, records: Sequence[Record]) -> Forecast:
@@ -93,7 +83,7 @@ def _forecast(line: Line, profile: str, records: Sequence[Record]) -> Forecast:
 
 
 def summary(forecasts: Sequence[Forecast]) -> str:
-    """How many rows are done, the hours of the others, and how many were never measured."""
+    """Returns the number of rows done, the hours left, and the number of rows not measured."""
     times = [each.seconds for each in forecasts if not each.is_done]
     known = [seconds for seconds in times if seconds is not None]
     text = f"{len(forecasts) - len(times)} of {len(forecasts)} rows done"

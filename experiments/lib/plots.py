@@ -1,4 +1,4 @@
-"""Recurring forms of the report's figures: curves with bands, error bars, bars, dots by row."""
+"""Plots of the report: curves with bands, error bars, bars, and dots by row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,13 +19,7 @@ _PALE = "#dcdee2"
 def panel_grid(
     count: int, columns: int, width: float, height: float
 ) -> tuple[Figure, tuple[Axes, ...]]:
-    """A figure of ``count`` panels in rows of ``columns``, the cells left over blank.
-
-    Args:
-      count: panels, one at least.
-      columns: of the grid.
-      width: of the whole figure, in inches.
-      height: likewise.
+    """Returns a figure of ``count`` panels in rows of ``columns``; width and height in inches.
 
     >>> len(panel_grid(5, 3, 9.6, 6.0)[1])
     5
@@ -44,14 +38,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes], ncols: int = 3) -> None:
 
 
 def set_log_ticks(axes: Axes, ticks: Sequence[float], label: str = "ε", along: str = "x") -> None:
-    """Makes an axis logarithmic, with these values and no others as its ticks.
-
-    Args:
-      axes: of the panel.
-      ticks: the values that were run, such as the ε of the rows.
-      label: of the axis.
-      along: ``"x"`` or ``"y"``.
-    """
+    """Makes the axis ``along`` ("x" or "y") logarithmic, with ticks at these values only."""
     names = [f"{tick:,}" if isinstance(tick, int) else f"{tick:g}" for tick in ticks]
     axes.set(**{f"{along}scale": "log", f"{along}label": label})
     getattr(axes, f"set_{along}ticks")(ticks, labels=names)
@@ -59,7 +46,7 @@ def set_log_ticks(axes: Axes, ticks: Sequence[float], label: str = "ε", along: 
 
 
 def set_epoch_axis(axes: Axes, label: str = "epoch") -> None:
-    """Gives the horizontal axis whole numbers as ticks."""
+    """Sets integer ticks on the horizontal axis."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -67,15 +54,7 @@ def set_epoch_axis(axes: Axes, label: str = "epoch") -> None:
 def draw_curve(
     axes: Axes, x: Values, y: Values, band: tuple[Values, Values] | None = None, **style: Any
 ) -> None:
-    """Draws a curve, and a band around it in its colour.
-
-    Args:
-      axes: to draw on.
-      x: places.
-      y: the curve.
-      band: its lower and upper end at each place.
-      **style: of the line, with ``color``; ``marker`` is a small dot where it is left out.
-    """
+    """Draws a curve, and a band between two other curves in its colour, ``style["color"]``."""
     axes.plot(x, y, **{"marker": "o", "markersize": 3, **style})
     if band is not None:
         axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
@@ -88,14 +67,9 @@ def draw_series(
     label: Callable[[Record], str] = lambda record: record.row,
     style: Callable[[Record], Mapping[str, Any]] = lambda record: {},
 ) -> None:
-    """Draws a series of each record as a curve of its own colour: ``(x, y)`` or ``(x, y, error)``.
+    """Draws one curve for each record that has this series: ``(x, y)`` or ``(x, y, error)`` points.
 
-    Args:
-      axes: to draw on.
-      records: those without the series are left out.
-      series: the name of a list of pairs, or of triples whose errors are drawn as a band.
-      label: of a record's curve.
-      style: of a record's curve, over the default.
+    Errors are drawn as a band; ``label`` and ``style`` give a record's label and line style.
     """
     drawn = [record for record in records if series in record.series]
     for record, colour in zip(drawn, PALETTE, strict=False):
@@ -110,12 +84,7 @@ def draw_error_bars(axes: Axes, x: Values, y: Values, bars: Values, **style: Any
 
 
 def draw_bars(axes: Axes, groups: Mapping[str, Mapping[str, float]]) -> None:
-    """Draws bars side by side: a colour for each group, a place for each name in it.
-
-    Args:
-      axes: to draw on.
-      groups: from a group's label to its values by name; all have the same names.
-    """
+    """Draws grouped bars; ``groups`` maps a group's label to its values by name."""
     width = 0.8 / max(1, len(groups))
     for number, ((label, values), colour) in enumerate(zip(groups.items(), PALETTE, strict=False)):
         places = np.arange(len(values)) + (number - (len(groups) - 1) / 2) * width
@@ -127,15 +96,12 @@ def draw_bars(axes: Axes, groups: Mapping[str, Mapping[str, float]]) -> None:
 def draw_by_row(
     axes: Axes, names: Sequence[str], values: Mapping[str, tuple[Sequence[Values], str, str]]
 ) -> None:
-    """Draws dots on one horizontal line for each row, the first on top.
+    """Draws dots on one horizontal line for each row, the first row on top.
 
-    Args:
-      axes: to draw on.
-      names: of the rows.
-      values: by label, each row's value or values, a colour and a marker.
+    ``values`` maps a label to each row's value or values, a colour and a marker.
     """
-    for label, (of_rows, colour, marker) in values.items():
-        for place, found in enumerate(of_rows):
+    for label, (by_row, colour, marker) in values.items():
+        for place, found in enumerate(by_row):
             shown = np.atleast_1d(np.asarray(found, float))
             name = label if place == 0 else None
             axes.plot(shown, [place] * len(shown), marker, color=colour, label=name)
@@ -146,13 +112,9 @@ def draw_by_row(
 def draw_source_and_measured(
     axes: Axes, records: Sequence[Record], name: str, expected: str = ""
 ) -> None:
-    """Draws a column of the table by row: the source's value, the measured one, the expected one.
+    """Draws the source's and the measured values of a column, by row.
 
-    Args:
-      axes: to draw on.
-      records: the rows.
-      name: of the column under source and measured.
-      expected: of the measured column that holds a closed form, drawn as bars.
+    ``expected`` names the measured column that holds the closed form, drawn as bars.
     """
     places = np.arange(len(records))
     if expected:

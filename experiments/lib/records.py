@@ -1,7 +1,6 @@
-"""Files of records, one JSON list for each experiment, replaced atomically.
+"""Storage of records: one JSON list for each experiment, replaced atomically.
 
-JSON has no infinity and no not-a-number: they are written as the strings ``"inf"``, ``"-inf"``
-and ``"nan"``, and read back as floats.
+Infinities and NaN are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
 """
 
 import contextlib
@@ -19,10 +18,10 @@ _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def encode(value: Any) -> Any:
-    """``value`` in JSON's own types: NumPy and JAX numbers and arrays as plain ones.
+    """Converts a value to JSON types, NumPy and JAX arrays to lists.
 
     Raises:
-      TypeError: for what JSON cannot hold, and for a mapping's key that is not a string.
+      TypeError: if a value is not representable in JSON or a key is not a string.
 
     >>> encode({"ε": float("inf"), "range": (0, 1)})
     {'ε': 'inf', 'range': [0, 1]}
@@ -43,7 +42,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What :func:`encode` encoded, with its infinities and not-a-numbers as floats.
+    """Inverse of :func:`encode`, with infinities and NaN as floats.
 
     >>> decode({"ε": "inf"})
     {'ε': inf}
@@ -56,7 +55,7 @@ def decode(value: Any) -> Any:
 
 
 def records_path(results: Path, name: str) -> Path:
-    """The file of an experiment's records.
+    """Returns the path of an experiment's records.
 
     >>> records_path(Path("results"), "gdp_mnist").name
     'gdp_mnist.json'
@@ -65,10 +64,10 @@ def records_path(results: Path, name: str) -> Path:
 
 
 def load_records(results: Path, name: str) -> list[Record]:
-    """The records of one experiment, none where it has not been run.
+    """Loads the records of one experiment, an empty list if it was not run.
 
     Raises:
-      ValueError: if the file holds something else.
+      ValueError: if the file is not a list of records.
 
     >>> load_records(Path("no_such_folder"), "gdp_mnist")
     []
@@ -77,7 +76,7 @@ def load_records(results: Path, name: str) -> list[Record]:
     if not path.exists():
         return []
     try:
-        # A record's own text (a note, a name) may read "nan" and mean the word.
+        # Only mappings are decoded: a note or a name may be the text "nan".
         return [
             Record(
                 **{
@@ -92,12 +91,10 @@ def load_records(results: Path, name: str) -> list[Record]:
 
 
 def save_record(results: Path, record: Record) -> None:
-    """Puts ``record`` in its experiment's file, in place of the one of the same row and profile.
-
-    The file is read again first, so two runs of different rows keep each other's.
+    """Saves a record in place of the one of the same row and profile.
 
     Raises:
-      TypeError: if the record holds what JSON cannot.
+      TypeError: if the record is not representable in JSON.
     """
     others = [
         known
@@ -110,7 +107,7 @@ def save_record(results: Path, record: Record) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file that is at every moment either the old one or the new one, whole."""
+    """Writes a file by replacing it, so that a reader sees either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -125,11 +122,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def find_record(records: Sequence[Record], row: Row, profile: str) -> Record | None:
-    """The record of this row and profile, whatever its settings, with the row's source.
-
-    A corrected misprint of the source needs no new run: its figures are the row's, not those
-    that were current when the row ran.
-    """
+    """Returns the record of this row and profile, with the row's present source values."""
     for record in records:
         if (record.row, record.profile) == (row.name, profile):
             return replace(record, source=row.source)
@@ -137,5 +130,5 @@ def find_record(records: Sequence[Record], row: Row, profile: str) -> Record | N
 
 
 def is_current(record: Record, row: Row) -> bool:
-    """Whether the record was made with the row's present settings."""
+    """Whether the settings of the record are the row's present settings."""
     return bool(encode(record.settings) == encode(row.settings))

@@ -54,11 +54,11 @@ class Row:
     """One row of a published table.
 
     Attributes:
-      name: unique within the experiment, as the source numbers or names it.
-      settings: JSON-ready, everything the result depends on, the profile's own (epochs, sizes)
-        included: a record made with other settings is stale.
-      source: the published figures, such as ``{"accuracy %": 95.0, "CLT ε": 0.83}``. A name that
-        ends in ``%`` holds a percentage (95.0, not 0.95). Empty where no figure survives.
+      name: unique within the experiment, as in the source.
+      settings: everything the result depends on, including the profile's epochs and sizes;
+        representable in JSON. A record with other settings is stale.
+      source: published values, such as ``{"accuracy %": 95.0, "CLT ε": 0.83}``; a name that ends in
+        ``%`` is a percentage. Empty if nothing is published.
     """
 
     name: str
@@ -71,13 +71,12 @@ class Result:
     """The result of one row.
 
     Attributes:
-      measured: by name, as in ``Row.source``.
-      certified: guarantees of the mechanism as it was run: upper bounds, printed rounded upwards; a
-        lower bound has "lower" in its name.
-      note: the data that were used and other conditions; shown below the table, once where rows
-        share it.
-      series: for the figures alone (accuracy per epoch, a curve); not shown in the table.
-      certificate: the text of the run's certificate, shown in full below the table.
+      measured: measured values by name, as in ``Row.source``.
+      certified: guarantees of the mechanism as run, by name: upper bounds, rounded up when printed;
+        a lower bound has "lower" in its name.
+      note: data and other conditions of the run, printed below the table.
+      series: data of the figures (such as accuracy per epoch), not in the table.
+      certificate: text of the run's certificate, printed below the table.
     """
 
     measured: Mapping[str, Any]
@@ -89,12 +88,11 @@ class Result:
 
 @dataclass(frozen=True)
 class RowContext:
-    """Where and how a row runs.
+    """Working folder and options of the run of one row.
 
     Attributes:
-      folder: exists; for this row's checkpoints and working files. Its name depends on the
-        profile and the settings, so what lies there was made with the same settings.
-      fresh: whether everything is computed again; ``folder`` is then already empty.
+      folder: existing folder for the row's checkpoints; its name depends on profile and settings.
+      fresh: whether everything is computed again; ``folder`` is then empty.
       profile: ``"quick"`` or ``"paper"``.
     """
 
@@ -105,18 +103,18 @@ class RowContext:
 
 @dataclass(frozen=True)
 class Record:
-    """One row that ran, as kept in ``results/<experiment>.json``.
+    """The stored result of one row, in ``results/<experiment>.json``.
 
     Settings and source are as in :class:`Row`; measured, certified, note, series and certificate as
-    in :class:`Result`, with nothing measured or certified where the row failed.
+    in :class:`Result`. A row that failed has no measured or certified values.
 
     Attributes:
       experiment: the experiment's name.
       row: the row's name.
       profile: ``"quick"`` or ``"paper"``.
       seconds: wall-clock time of the row.
-      data: the name of the data that were used, as :class:`Experiment` gives it.
-      error: why the row failed; empty where it did not.
+      data: name of the data set, as returned by ``Experiment.data``.
+      error: error of a row that failed, else empty.
       date: the day (UTC) it finished, ``YYYY-MM-DD``.
       versions: of Python, JAX and dpjax.
     """
@@ -139,27 +137,26 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether the row ran to its end."""
+        """Whether the row ran without an error."""
         return not self.error
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One published table or figure, and how it is run again.
+    """One published table or figure and its reproduction.
 
     Attributes:
-      name: source and subject, such as ``"gdp_mnist"``; names the file of its records.
-      title: a heading.
-      source: which publication, which table and figures.
-      description: plain text; an empty line parts paragraphs.
-      rows: from a profile to the table's rows.
+      name: source and subject, such as ``"gdp_mnist"``; also the stem of its records' file.
+      title: heading in the report.
+      source: publication, table and figures.
+      description: plain text; paragraphs are separated by an empty line.
+      rows: returns the table's rows for a profile.
       run_row: runs one row.
-      data: the name of the data that are really at hand: rows that ran on others (a stand-in, say)
-        are run again.
-      figures: from the finished records of one profile, never none, to
-        ``{"file_stem": (figure, caption)}``.
-      remarks: from the same records to sentences for the report: where the source's claim is
-        below the certified value, and what else a check contradicts.
+      data: returns the name of the available data set; rows that ran on another one (such as its
+        stand-in) are run again.
+      figures: returns ``{"file_stem": (figure, caption)}`` for the finished records of a profile.
+      remarks: returns sentences for the report for the same records, such as claims below the
+        certified value.
 
     Raises:
       ValueError: if ``name`` is not in lower case with underscores.
@@ -180,10 +177,10 @@ class Experiment:
 
 
 def check_stem(name: str, value: str) -> None:
-    """Rejects what does not suit as part of a file's name: lower case, digits and underscores.
+    """Checks a part of a file name: lower-case letters, digits and underscores.
 
     Raises:
-      ValueError: naming the argument.
+      ValueError: if the text has other characters or starts with a digit.
 
     >>> check_stem("name", "gdp_mnist")
     """
@@ -201,10 +198,10 @@ def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]
 
 
 def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
-    """The experiments of these names, each once; ``"all"`` names every one.
+    """Returns the experiments of these names, each once; ``"all"`` selects every one.
 
     Raises:
-      ValueError: for an unknown name, listing those known.
+      ValueError: for an unknown name; the message lists the names.
 
     >>> select(["all"], ())
     ()
@@ -214,8 +211,8 @@ def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Exp
     return tuple(known for known in experiments if known.name in names or "all" in names)
 
 
-def rows_of(experiment: Experiment, profile: str) -> tuple[Row, ...]:
-    """The experiment's rows under a profile.
+def profile_rows(experiment: Experiment, profile: str) -> tuple[Row, ...]:
+    """Returns the experiment's rows under a profile.
 
     Raises:
       ValueError: for an unknown profile, no row at all, or two rows of one name.

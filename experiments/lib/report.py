@@ -1,4 +1,4 @@
-"""One page that shows every experiment: a single HTML file that needs nothing beside it."""
+"""Report of all experiments and benchmarks as one self-contained HTML file."""
 
 import base64
 import sys
@@ -24,21 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Block:
-    """What one profile gives to an experiment's section.
+    """Table, remarks and figures of an experiment under one profile."""
 
-    Attributes:
-      profile: ``"quick"`` or ``"paper"``.
-      lines: of the table.
-      remarks: the experiment's, on its finished rows.
-      figures: drawn from the finished rows.
-      problems: why remarks or figures could not be made.
-    """
-
-    profile: str
+    profile: str  # "quick" or "paper"
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
     figures: tuple[SavedFigure, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # errors of remarks and figures
 
     @property
     def finished(self) -> tuple[Record, ...]:
@@ -47,38 +39,33 @@ class Block:
 
     @property
     def num_failed(self) -> int:
-        """The number of rows that raised."""
+        """The number of rows that failed."""
         return sum(line.state == "failed" for line in self.lines)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The different notes of the finished rows, in order."""
+        """The distinct notes of the finished rows, in order."""
         return tuple(dict.fromkeys(record.note for record in self.finished if record.note))
 
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment, and a block for each profile it was run under: none where it was not."""
+    """An experiment and one block for each profile it was run under."""
 
     experiment: Experiment
     blocks: tuple[Block, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The different notes of all blocks, in order."""
+        """The distinct notes of all blocks, in order."""
         return tuple(dict.fromkeys(note for block in self.blocks for note in block.notes))
 
 
 def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path, bool]:
-    """Draws the figures and writes the report of everything that was run so far.
-
-    Args:
-      experiments: every one there is, in the report's order.
-      results: the folder of the records and of the benchmarks'; gets ``report.html`` and
-        ``figures/``.
+    """Writes ``report.html`` and ``figures/`` to the folder of the records and benchmark results.
 
     Returns:
-      Where the report is, and whether all remarks and figures could be made.
+      The path of the report, and whether all remarks and figures were made.
     """
     sections = [make_section(experiment, results) for experiment in experiments]
     path = results / "report.html"
@@ -97,7 +84,7 @@ def make_section(experiment: Experiment, results: Path) -> Section:
 def _make_block(
     experiment: Experiment, profile: str, records: Sequence[Record], results: Path
 ) -> Block:
-    lines = tables.lines_of(experiment, profile, records)
+    lines = tables.table_lines(experiment, profile, records)
     finished = tables.finished_records(lines)
     if not finished:
         return Block(profile, lines)
@@ -110,19 +97,17 @@ def _make_block(
 
 
 def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) -> tuple[T, ...]:
-    """Returns what ``make`` makes; where it raises, nothing, and adds to ``problems``."""
+    """Returns ``make()``; if it raises, returns nothing and adds the error to ``problems``."""
     try:
         return make()
-    except Exception as error:  # one experiment's mistake must not cost the others' report
+    except Exception as error:  # the report of the other experiments is still written
         traceback.print_exc(file=sys.stderr)
         problems.append(f"The {name} could not be made: {type(error).__name__}: {error}")
         return ()
 
 
 def render(sections: Sequence[Section], benchmarks: Sequence[BenchmarkSection] = ()) -> str:
-    """Returns the page, with every text escaped and every image inside it.
-
-    The benchmarks' sections come last, where there are any.
+    """Returns the HTML page, with escaped text and embedded images.
 
     >>> render([]).strip().endswith("</html>")
     True
@@ -141,7 +126,7 @@ def render(sections: Sequence[Section], benchmarks: Sequence[BenchmarkSection] =
 
 
 def _environment() -> jinja2.Environment:
-    """Returns jinja2 with autoescape on, errors for unknown names, and this package's helpers."""
+    """Returns the jinja2 environment: autoescape, strict names, and this package's filters."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -156,15 +141,15 @@ def _environment() -> jinja2.Environment:
         "value": format_value,
     }
     environment.globals |= {
-        "cells_of": tables.cells_of,
-        "columns_of": tables.columns_of,
+        "table_cells": tables.table_cells,
+        "table_columns": tables.table_columns,
         "shared_settings": tables.shared_settings,
     }
     return environment
 
 
 def _heading(name: str) -> str:
-    """Returns a column's name, which breaks into lines only where it is long, and not before %."""
+    """Returns a column's heading; short headings and the space before % do not break."""
     text = label(name).replace(" %", "\u00a0%")
     return text if len(text) > 10 else text.replace(" ", "\u00a0")
 

@@ -1,4 +1,4 @@
-"""Runs the rows of experiments, one record each, and keeps going where one fails."""
+"""Runs the rows of experiments and saves one record for each; a failed row is recorded."""
 
 import hashlib
 import importlib.metadata
@@ -15,41 +15,33 @@ from pathlib import Path
 
 from experiments.lib.formatting import format_seconds
 from experiments.lib.records import encode, find_record, is_current, load_records, save_record
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, rows_of
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, profile_rows
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How experiments are run.
+    """Options of a run of experiments."""
 
-    Attributes:
-      profile: ``"quick"`` or ``"paper"``.
-      results: the folder of the records.
-      fresh: whether finished rows are run again, from nothing.
-      say: takes one line of progress.
-    """
-
-    profile: str
-    results: Path
-    fresh: bool
-    say: Callable[[str], None]
+    profile: str  # "quick" or "paper"
+    results: Path  # folder of the records
+    fresh: bool  # whether finished rows are run again from the start
+    say: Callable[[str], None]  # prints one line of progress
 
 
 def run_experiment(experiment: Experiment, plan: Plan) -> bool:
     """Runs every row that has no finished record of the plan's profile and the row's settings.
 
-    Each record is saved as soon as its row is done: an interrupted run loses one row at most, and
-    that one can go on from what it left in its folder.
+    Each record is saved when its row is done; an interrupted row resumes from its folder.
 
     Returns:
       Whether no row failed.
     """
     succeeded = True
-    for row in rows_of(experiment, plan.profile):
+    for row in profile_rows(experiment, plan.profile):
         title = f"{experiment.name} ({plan.profile}), row {row.name}"
         known = find_record(load_records(plan.results, experiment.name), row, plan.profile)
         has_result = known and known.finished and is_current(known, row) and not plan.fresh
-        if known and has_result and known.data == _data_at_hand(experiment):
+        if known and has_result and known.data == _data_name(experiment):
             plan.say(f"{title}: already there")
             continue
         plan.say(f"{title}: started")
@@ -62,23 +54,17 @@ def run_experiment(experiment: Experiment, plan: Plan) -> bool:
 
 
 def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
-    """Runs one row, whatever records there are of it.
+    """Runs one row and returns its record.
 
-    Args:
-      experiment: whose row it is.
-      row: what to run.
-      plan: how; its ``say`` takes the traceback of a row that fails.
-
-    Returns:
-      The row's record; where the row raised, or its result is not JSON-ready, one with the error
-      and without values.
+    If the row raises, or its result is not representable in JSON, the record has the error and no
+    values, and the traceback is printed.
     """
     start, error = time.perf_counter(), ""
     try:
         context = RowContext(_make_folder(experiment, row, plan), plan.fresh, plan.profile)
         result = experiment.run_row(row, context)
         encode(vars(result))
-    except Exception as raised:  # whatever a row raises, the others go on
+    except Exception as raised:  # the other rows still run
         plan.say(traceback.format_exc())
         result, error = Result({}, {}), f"{type(raised).__name__}: {raised}"
     return Record(
@@ -87,7 +73,7 @@ def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
         profile=plan.profile,
         settings=row.settings,
         source=row.source,
-        data=_data_at_hand(experiment),
+        data=_data_name(experiment),
         seconds=round(time.perf_counter() - start, 3),
         error=error,
         date=datetime.now(UTC).date().isoformat(),
@@ -97,9 +83,9 @@ def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
 
 
 def _make_folder(experiment: Experiment, row: Row, plan: Plan) -> Path:
-    """The row's folder, which other settings do not share; emptied for a fresh run."""
+    """Creates the folder of a row and its settings; empties it for a fresh run."""
     identity = json.dumps(
-        [row.name, _data_at_hand(experiment), encode(row.settings)], sort_keys=True
+        [row.name, _data_name(experiment), encode(row.settings)], sort_keys=True
     ).encode()
     readable = re.sub(r"\W+", "-", row.name)
     name = f"{plan.profile}_{readable}_{hashlib.sha256(identity).hexdigest()[:8]}"
@@ -110,8 +96,8 @@ def _make_folder(experiment: Experiment, row: Row, plan: Plan) -> Path:
     return folder
 
 
-def _data_at_hand(experiment: Experiment) -> str:
-    """The name of the data; where they cannot be read, the row itself raises why."""
+def _data_name(experiment: Experiment) -> str:
+    """Returns the name of the data; if they cannot be read, the row raises the error."""
     try:
         return experiment.data()
     except Exception as error:
@@ -119,7 +105,7 @@ def _data_at_hand(experiment: Experiment) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result depends on, whatever the machine.
+    """Returns the versions of Python, JAX and dpjax.
 
     >>> sorted(versions())
     ['JAX', 'Python', 'dpjax']

@@ -18,7 +18,7 @@ class MeanAndError(NamedTuple):
 
 
 def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Returns all combinations of the settings' values; the last setting varies fastest.
+    """Returns the Cartesian product of the settings' values; the last setting varies fastest.
 
     >>> grid(epsilon=[1.0], n=[10, 20])
     [{'epsilon': 1.0, 'n': 10}, {'epsilon': 1.0, 'n': 20}]
@@ -35,10 +35,10 @@ def make_rows(
     """Returns one row for each point of a sweep.
 
     Args:
-      name: format of the rows' names, filled with a row's settings.
-      points: settings in which the rows differ.
-      common: settings that all rows share; a point's own value takes precedence.
-      source: published figures of every row.
+      name: format string of the rows' names, filled with the settings.
+      points: settings that differ between rows.
+      common: settings of all rows; those of a point take precedence.
+      source: published values of every row.
 
     >>> [row.name for row in make_rows("ε = {epsilon:g}", grid(epsilon=[0.5, 1.0]), {"seed": 0})]
     ['ε = 0.5', 'ε = 1']
@@ -48,7 +48,7 @@ def make_rows(
 
 
 def column(records: Iterable[Record], name: str) -> list[Any]:
-    """Returns each record's certified or else measured value of this name.
+    """Returns the certified, or else the measured, value of this name of each record.
 
     Raises:
       KeyError: if a record has neither.
@@ -67,7 +67,7 @@ def mean_and_error(values: npt.ArrayLike) -> MeanAndError:
 
 
 def quantiles(runs: npt.ArrayLike, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> list[float]:
-    """Returns quantiles of repeated runs: the ends of a band and the median between them.
+    """Returns quantiles of repeated runs, by default 5, 50 and 95 %.
 
     >>> quantiles([0.0, 1.0, 2.0], (0.0, 0.5, 1.0))
     [0.0, 1.0, 2.0]
@@ -76,7 +76,7 @@ def quantiles(runs: npt.ArrayLike, levels: Sequence[float] = (0.05, 0.5, 0.95)) 
 
 
 def percent(shares: npt.ArrayLike) -> float:
-    """Returns the mean of shares, or the share of trials that are true, in percent.
+    """Returns the mean of shares or of booleans, in percent.
 
     >>> percent([True, False, True, True])
     75.0

@@ -1,4 +1,4 @@
-"""Tables of an experiment's rows beside their records, and their text for a terminal."""
+"""Result tables of an experiment, and their text for a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
 from experiments.lib.records import encode, find_record, is_current
-from experiments.lib.registry import Experiment, Record, Row, rows_of
+from experiments.lib.registry import Experiment, Record, Row, profile_rows
 
 Justify = Callable[[str, int], str]
 GROUPS = ("source", "measured", "certified")
 
 
 class Column(NamedTuple):
-    """A column: its name, and to how many decimals its numbers are filled up."""
+    """A column's name, and the number of decimals its numbers are padded to."""
 
     name: str
     decimals: int
@@ -22,28 +22,21 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table.
-
-    Attributes:
-      row: the row as registered now.
-      record: its record, where there is one that was made with the row's settings.
-      state: ``"done"``, ``"failed"``, ``"not run yet"``, or ``"stale"``: there is a record, but of
-        other settings, so none of its values are shown.
-    """
+    """One row of the table."""
 
     row: Row
-    record: Record | None
-    state: str
+    record: Record | None  # None if there is no record with the row's settings
+    state: str  # "done", "failed", "not run yet", or "stale" (only a record of other settings)
 
     def values(self, group: str) -> Mapping[str, Any]:
-        """The values under ``"settings"`` or one of :data:`GROUPS`."""
+        """Returns the values of the group ``"settings"`` or one of `GROUPS`."""
         if group in ("settings", "source"):
             return getattr(self.row, group)
         return {} if self.record is None else getattr(self.record, group)
 
     @property
     def outcome(self) -> str:
-        """The time a finished row took, and in words why another one has no values."""
+        """Run time of a finished row; of another row, the reason why it has no values."""
         if self.state == "stale":
             return "not run with these settings yet"
         if self.record is None:
@@ -53,10 +46,12 @@ class Line:
         return format_seconds(self.record.seconds)
 
 
-def lines_of(experiment: Experiment, profile: str, records: Sequence[Record]) -> tuple[Line, ...]:
-    """One line for each row of the experiment, run or not."""
+def table_lines(
+    experiment: Experiment, profile: str, records: Sequence[Record]
+) -> tuple[Line, ...]:
+    """Returns one line for each row of the experiment."""
     lines = []
-    for row in rows_of(experiment, profile):
+    for row in profile_rows(experiment, profile):
         record = find_record(records, row, profile)
         if record is None:
             lines.append(Line(row, None, "not run yet"))
@@ -68,12 +63,12 @@ def lines_of(experiment: Experiment, profile: str, records: Sequence[Record]) ->
 
 
 def finished_records(lines: Sequence[Line]) -> tuple[Record, ...]:
-    """The records of the rows that are done, in the table's order."""
+    """Returns the records of the finished rows, in the table's order."""
     return tuple(line.record for line in lines if line.record and line.state == "done")
 
 
-def columns_of(lines: Sequence[Line], group: str) -> tuple[Column, ...]:
-    """The columns of a group, in order of appearance; one without a name for none."""
+def table_columns(lines: Sequence[Line], group: str) -> tuple[Column, ...]:
+    """Returns the columns of a group, in order of appearance, or one unnamed column."""
     cells = [(name, value) for line in lines for name, value in line.values(group).items()]
     decimals: dict[str, int] = {}
     for name, value in cells:
@@ -81,11 +76,10 @@ def columns_of(lines: Sequence[Line], group: str) -> tuple[Column, ...]:
     return tuple(Column(name, number) for name, number in decimals.items()) or (Column("", 0),)
 
 
-def cells_of(line: Line, group: str, columns: Sequence[Column]) -> list[str]:
-    """The line's values under these columns of a group, written for a reader.
+def table_cells(line: Line, group: str, columns: Sequence[Column]) -> list[str]:
+    """Formats the line's values under these columns of a group.
 
-    A certified value is a bound, and what is printed must be one too: an upper bound is rounded
-    upwards, one with "lower" in its name downwards.
+    Certified upper bounds are rounded up, and certified lower bounds ("lower" in the name) down.
     """
     values, cells = line.values(group), []
     for name, decimals in columns:
@@ -96,7 +90,7 @@ def cells_of(line: Line, group: str, columns: Sequence[Column]) -> list[str]:
 
 
 def shared_settings(rows: Sequence[Row]) -> dict[str, Any]:
-    """The settings that are the same in every row.
+    """Returns the settings that are equal in every row.
 
     >>> shared_settings([Row("1", {"η": 0.25, "n": 9}, {}), Row("2", {"η": 0.15, "n": 9}, {})])
     {'n': 9}
@@ -110,24 +104,17 @@ def shared_settings(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) -> str:
-    """The table for the terminal: row | source | measured | certified | time.
+    """Returns the table for the terminal: row | source | measured | certified | time.
 
-    Args:
-      experiment: what to print.
-      profile: whose rows.
-      records: the experiment's records, of any profile.
-
-    Returns:
-      A title, two lines of headings and one line for each row; a row that was not run, or failed,
-      has the reason in place of its values.
+    A row that was not run, or failed, has the reason in place of its time.
     """
-    lines = lines_of(experiment, profile, records)
+    lines = table_lines(experiment, profile, records)
     blocks = [
         _block("", [["row"], *([line.row.name] for line in lines)], str.ljust),
     ]
     for group in GROUPS:
-        columns = columns_of(lines, group)
-        cells = [cells_of(line, group, columns) for line in lines]
+        columns = table_columns(lines, group)
+        cells = [table_cells(line, group, columns) for line in lines]
         blocks.append(_block(group, [[label(name) for name, _ in columns], *cells], str.rjust))
     times = [[line.outcome.splitlines()[0]] for line in lines]
     blocks.append(_block("", [["time"], *times], str.ljust))
@@ -136,7 +123,7 @@ def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) 
 
 
 def _block(heading: str, table: Sequence[Sequence[str]], justify: Justify) -> list[str]:
-    """Pads a group's cells to columns under its heading; the lines have one length."""
+    """Pads a group's cells to columns under its heading."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = ["  ".join(map(justify, row, widths)) for row in table]
     width = max(len(heading), len(rows[0]))

@@ -1,4 +1,4 @@
-"""Trains a model with differential privacy or without, and evaluates it as training goes on."""
+"""Training with or without differential privacy, evaluated during training."""
 
 import functools
 import json
@@ -22,50 +22,32 @@ from dpjax.training.loop import compile_steps
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
 
-# Epochs done, and what was evaluated then.
+# Pairs of epochs done and the evaluation at that point.
 Curve = list[tuple[float, float]]
 
 
 class Task(NamedTuple):
-    """A training objective, its data and its optimiser, and an evaluation of the parameters.
-
-    Attributes:
-      loss_fn: of one example, ``(params, example) -> scalar``.
-      examples: a tree of arrays with one leading axis.
-      optimizer: any optax optimiser.
-      evaluate: from parameters to a number, such as a test accuracy; None to evaluate nothing.
-    """
+    """Loss, training data, optimiser and evaluation of a model."""
 
     loss_fn: LossFn
     examples: ArrayTree
     optimizer: optax.GradientTransformation
-    evaluate: Callable[[Any], float] | None = None
+    evaluate: Callable[[Any], float] | None = None  # from parameters to a test score
 
 
 class ShuffledEpochs(NamedTuple):
-    """Training without privacy: no clipping, no noise, a new order of the examples in each epoch.
-
-    Attributes:
-      num_epochs: passes over the examples.
-      batch_size: of every batch; what is left of an epoch is dropped.
-    """
+    """Training without privacy, on batches of the examples reshuffled in each epoch."""
 
     num_epochs: int
-    batch_size: int
+    batch_size: int  # an incomplete last batch is dropped
 
 
 class Training(NamedTuple):
-    """Trained parameters, and their evaluation during training.
-
-    Attributes:
-      params: after the last step.
-      curve: epochs done and the task's evaluation, for each report.
-      result: the private run; None without privacy.
-    """
+    """Trained parameters, and their evaluation during training."""
 
     params: Any
     curve: Curve
-    result: TrainResult | None = None
+    result: TrainResult | None = None  # None without privacy
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of the private run at ``delta``."""
@@ -111,12 +93,12 @@ def train(
       params: initial parameters.
       plan: the mechanism of private training, or the epochs of training without privacy.
       steps_per_report: private steps between two evaluations; an epoch by default.
-      folder: for the checkpoints of a private run, which resumes from there; None to keep none.
-      step: in place of the mechanism's own step; it is run without checkpoints.
+      folder: for the checkpoints of a private run, from which it resumes; None for none.
+      step: replaces the mechanism's own step; run without checkpoints.
       on_report: called after every ``steps_per_report`` private steps.
 
     Privacy:
-      Evaluations are on test data and of parameters that the mechanism releases.
+      Only released parameters are evaluated, on test data.
     """
     if isinstance(plan, ShuffledEpochs):
         return _train_plainly(key, task, params, plan)

@@ -1,4 +1,4 @@
-"""Sentences of the report that compare what a source claims with what is measured and certified."""
+"""Remarks of the report that compare claimed, measured and certified values."""
 
 from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING
@@ -9,7 +9,7 @@ from experiments.lib.registry import Record
 
 
 def format_upper_bound(value: float) -> str:
-    """Writes an upper bound, such as a certified ε: rounded up, so that it still is one.
+    """Formats an upper bound, such as a certified ε, rounded up.
 
     >>> format_upper_bound(2.35312), format_upper_bound(float("inf"))
     ('2.354', '∞')
@@ -17,44 +17,33 @@ def format_upper_bound(value: float) -> str:
     return format_value(value, rounding=ROUND_CEILING)
 
 
-def judge_claim(claim: float, certified: float) -> str:
-    """Whether a claimed ε is at least the certified one, as the end of a sentence.
+def compare_claim(claim: float, certified: float) -> str:
+    """Returns the verb phrase that compares a claimed ε with the certified one.
 
-    >>> judge_claim(0.83, certified=0.86), judge_claim(1.19, certified=0.86)
-    ('promises too much', 'is on the safe side')
+    >>> compare_claim(0.83, certified=0.86), compare_claim(1.19, certified=0.86)
+    ('is below', 'is not below')
     """
-    return "promises too much" if claim < certified else "is on the safe side"
+    return "is below" if claim < certified else "is not below"
 
 
-def when_run(
-    records: Sequence[Record], say: Callable[..., str | Sequence[str]], *rows: str
+def remarks_on_rows(
+    records: Sequence[Record], write: Callable[..., str | Sequence[str]], *rows: str
 ) -> list[str]:
-    """Remarks on some rows, none unless every one of them is finished.
-
-    Args:
-      records: finished ones.
-      say: from the records of ``rows``, in their order, to a sentence or several.
-      *rows: names.
-    """
+    """Returns ``write(*records)`` for the records of these rows, or nothing if one is missing."""
     by_row = {record.row: record for record in records}
     if not set(rows) <= set(by_row):
         return []
-    said = say(*(by_row[row] for row in rows))
-    return [said] if isinstance(said, str) else list(said)
+    remarks = write(*(by_row[row] for row in rows))
+    return [remarks] if isinstance(remarks, str) else list(remarks)
 
 
-def rows_where(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:
-    """The names of the rows for which something holds, separated by semicolons."""
+def join_row_names(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:
+    """Returns the names of the rows that satisfy a condition, joined by semicolons."""
     return "; ".join(record.row for record in records if holds(record))
 
 
 def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]:
-    """The records by the value of a setting, in order of appearance; without it they are left out.
-
-    Args:
-      records: of one experiment.
-      setting: its name; values must be hashable.
-    """
+    """Groups the records that have this setting by its value, in order of appearance."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         if setting in record.settings:
@@ -63,11 +52,9 @@ def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]
 
 
 def largest_deviation(records: Sequence[Record], names: Sequence[str] = ()) -> float:
-    """The largest relative difference between the source's figures and the measured ones.
+    """Returns the largest relative difference between measured and published values.
 
-    Args:
-      records: of rows with source figures.
-      names: columns to compare; all that a row has under source where left out.
+    The columns ``names`` are compared, by default all published ones.
     """
     return max(
         abs(record.measured[name] / record.source[name] - 1)

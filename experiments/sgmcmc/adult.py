@@ -20,7 +20,7 @@ from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, grid, make_rows
-from experiments.lib.verdicts import format_upper_bound, group_by, when_run
+from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 from experiments.sgmcmc.adult_methods import (
     DELTA,
     LEAST_LOG_LIKELIHOOD,
@@ -28,7 +28,7 @@ from experiments.sgmcmc.adult_methods import (
     NUM_STEPS,
     NUTS_STEPS,
     SAMPLING_RATE,
-    langevin,
+    make_sgld,
     run_sgld,
 )
 from experiments.sgmcmc.bounds import CONSTANT
@@ -38,7 +38,7 @@ LAST, TOTAL = "last sample alone %", "Σ η"
 CLAIM, TARGET = "ε, slides' formula", "ε of an exact sample"
 PLAIN, SOURCE_STEP = "SGLD, no privacy asked", "SGLD, the source's step"
 _CHAIN = "DP-SGLD, ε = 1"
-# Step size and temperature of the chains that no budget made.
+# Step size and temperature of the uncalibrated chains.
 _GIVEN = {PLAIN: (1.0, 1.0), SOURCE_STEP: (0.1, PUBLISHED_TEMPERATURE)}
 _EPSILONS = {"quick": (0.1, 0.3, 1.0), "paper": (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)}
 _NUM_RUNS = {"quick": 3, "paper": 10}
@@ -65,7 +65,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     if method in METHODS:
         runs = METHODS[method](data.train, settings["epsilon"], num_runs, key)
     else:
-        chain = langevin(data.train, settings["step"], temperature=settings["temperature"])
+        chain = make_sgld(data.train, settings["step"], temperature=settings["temperature"])
         runs = run_sgld(data.train, chain, num_runs, key)
     mechanism = runs.mechanism
     epsilon = certified_epsilon(mechanism.event, DELTA, adjacency="zero_out")
@@ -79,8 +79,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
     if not runs.is_exact:
         measured[TARGET] = epsilon
         note += (
-            f" One posterior sample is drawn by {NUTS_STEPS} steps of NUTS, which is not exact: the"
-            " ε of an exact sample is not certified for it."
+            f" Each posterior sample is drawn by {NUTS_STEPS} steps of NUTS and is not exact, so"
+            " the ε of an exact sample is not certified."
         )
     return Result(
         measured=measured,
@@ -91,11 +91,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def scores(weights: Any, test: Split) -> dict[str, Any]:
-    """Means over the runs: of the average prediction, and of the last sample's.
+    """Returns mean scores over runs, of averaged predictions and of the last sample.
 
-    Args:
-      weights: ``(num_runs, num_kept, num_features)``, two runs at least.
-      test: the records.
+    ``weights`` has shape ``(num_runs, num_kept, num_features)``, with at least two runs.
 
     >>> test = Split(np.array([[1.0], [-1.0]]), np.array([1, 1]))
     >>> found = scores(np.array([[[1.0], [3.0]], [[1.0], [3.0]]]), test)
@@ -122,7 +120,7 @@ def scores(weights: Any, test: Split) -> dict[str, Any]:
 
 
 def _claims(chain: SGLD) -> dict[str, float]:
-    """The sum of a chain's steps, and the ε that the source's formula claims for it."""
+    """Returns the sum of a chain's step sizes, and its ε by the source's formula."""
     bound = step_size_bound_2017(
         1,
         epsilon=1.0,
@@ -158,22 +156,22 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     legend_below(figure, [left], ncols=5)
     caption = (
         "Test accuracy (left) and mean negative log-likelihood (right) against the certified ε at"
-        " δ = 1e-5. OPS and the hybrid, dashed: against the ε of an exact sample, which they are"
-        " not. Bars: two standard errors over the runs. Grey line: SGLD without a budget."
+        " δ = 1e-5. OPS and the hybrid, dashed: against the ε of an exact sample, which is not"
+        " certified. Bars: two standard errors over runs. Grey line: uncalibrated SGLD."
     )
     return {"accuracy": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     not_exact = (
-        "OPS and the hybrid are drawn at what an exact posterior sample would cost. No exact"
-        " sampler is known for this posterior, and the end of a Markov chain has no such guarantee:"
-        " their accuracy is about what such a sampler would reach, not what a certified run has."
+        "OPS and the hybrid are plotted at the ε of an exact posterior sample. No exact sampler"
+        " is known for this posterior, and the last state of a Markov chain has no such"
+        " guarantee, so their accuracies are not those of certified runs."
     )
     return [
-        *when_run(records, _claim_remark, SOURCE_STEP),
-        *when_run(records, _last_remark, _CHAIN),
-        *_against_sgd(records),
+        *remarks_on_rows(records, _claim_remark, SOURCE_STEP),
+        *remarks_on_rows(records, _last_remark, _CHAIN),
+        *_compare_with_sgd(records),
         *([not_exact] if any(TARGET in record.measured for record in records) else []),
     ]
 
@@ -188,13 +186,14 @@ def _claim_remark(record: Record) -> str:
 
 def _last_remark(record: Record) -> str:
     return (
-        f"{record.row}: averaged over the chain {record.measured[ACCURACY]:.2f} %, from its last"
-        f" sample alone {record.measured[LAST]:.2f} %. Both cost the same: every state is counted."
+        f"{record.row}: accuracy {record.measured[ACCURACY]:.2f} % averaged over the chain,"
+        f" {record.measured[LAST]:.2f} % with its last sample only. Both have the same certified"
+        " ε, which covers all states."
     )
 
 
-def _against_sgd(records: Sequence[Record]) -> list[str]:
-    """The cost of the temperature: DP-SGD may take other steps with the same noise."""
+def _compare_with_sgd(records: Sequence[Record]) -> list[str]:
+    """Compares DP-SGLD with DP-SGD at equal ε."""
     found = {(r.settings["method"], r.settings.get("epsilon")): r.measured for r in records}
     return [
         f"At ε = {epsilon:g} DP-SGLD has {found['DP-SGLD', epsilon][ACCURACY]:.1f} % (NLL"
@@ -211,22 +210,22 @@ EXPERIMENT = Experiment(
     source="Li, Chen and Liu (2017), slides, Adult figure",
     description=(
         "Logistic regression of income above 50,000 dollars on 123 binary features with a N(0, I)"
-        " prior, by the source's methods and DP-SGD, at δ = 1e-5; neighbours differ by the presence"
-        " of one person. The numbers behind the source's figure are not printed.\n\n"
+        " prior, by the source's methods and DP-SGD, at δ = 1e-5; neighbours differ by the"
+        " presence of one person. The numbers behind the source's figure are not printed.\n\n"
         f"Chains make {NUM_STEPS} steps from zero on Poisson batches (q = 1/{1 / SAMPLING_RATE:g},"
         " 509 records on average) and predict by the average over 25 states of their second half."
-        " DP-SGLD's injected noise is its privacy, at temperature 1: its constant step is the"
-        " largest that is certified at ε (and at most 1.5, above which chains become unstable)."
-        " With L = 4 nothing is clipped, as records have norm √14 at most; 'clipped' has L = 1,"
-        " which allows larger steps and another target. ε fixes the sum of steps, Σ η: at small ε a"
-        " chain stays near its start.\n\n"
+        " The injected noise of DP-SGLD at temperature 1 is the DP noise: its constant step size"
+        " is the largest that is certified at ε (at most 1.5, since chains with larger steps are"
+        " unstable). With L = 4 nothing is clipped, since records have norm at most √14;"
+        " 'clipped' has L = 1, which allows larger steps but changes the target distribution. ε"
+        " determines the sum of step sizes, Σ η: at small ε a chain stays near its start.\n\n"
         f"OPS samples the posterior with each log-likelihood clipped to [{LEAST_LOG_LIKELIHOOD:g},"
         " 0] and raised to the power ε/3 (without a bound OPS is not private). The hybrid starts"
-        " SGLD at such a sample, ε/2 for each. DP-SGD (L = 1, learning rate 1) gives its last"
-        " iterate. Learning rate, L, T and the clipping of log-likelihoods were settled with"
-        " accuracies of earlier runs on these data in view, which no ε counts.\n\n"
-        "SGLD without a budget takes steps of 1, clips nothing, and has a certified ε too. The"
-        " source's step is 0.1, with its printed noise."
+        " SGLD at such a sample, with ε/2 for each. DP-SGD (L = 1, learning rate 1) predicts with"
+        " its last iterate. Learning rate, L, T and the clipping of log-likelihoods were chosen"
+        " by accuracy on these data, which no ε accounts for.\n\n"
+        "Uncalibrated SGLD has step size 1 and no clipping; its ε is certified too. The source's"
+        " step size is 0.1, with its printed noise."
     ),
     rows=_rows,
     run_row=_run_row,

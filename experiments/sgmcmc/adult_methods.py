@@ -1,4 +1,4 @@
-"""Bayesian logistic regression on Adult by the methods of Li et al. (2017), runs in parallel."""
+"""Bayesian logistic regression on Adult by the methods of Li et al. (2017)."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ NUM_STEPS = 500
 # Adult's records have 14 ones at most, so their gradients have norm sqrt(14) at most.
 NO_CLIP, CLIP = 4.0, 1.0
 LEAST_LOG_LIKELIHOOD = -3.0
-# Larger steps are unstable: the average record's log-likelihood is curved by about one.
+# Larger steps are unstable.
 _LARGEST_STEP = 1.5
 _LEARNING_RATE = 1.0
 _START, _THINNING = 0.1, 10
@@ -37,17 +37,12 @@ NUTS_STEPS = 40
 
 
 class Runs(NamedTuple):
-    """Several independent runs of one method.
+    """Several independent runs of one method."""
 
-    Attributes:
-      weights: ``(num_runs, num_kept, num_features)``; predictions average over the second axis.
-      mechanism: of one run.
-      is_exact: whether the mechanism's guarantee holds for the run as it was made.
-    """
-
+    # (num_runs, num_kept, num_features)
     weights: np.ndarray
-    mechanism: Mechanism
-    is_exact: bool
+    mechanism: Mechanism  # of one run
+    is_exact: bool  # whether the mechanism's guarantee holds for the run
 
 
 Method = Callable[[Split, float, int, jax.Array], Runs]
@@ -65,10 +60,10 @@ def log_prior(weights: jax.Array) -> jax.Array:
     return -0.5 * jnp.sum(weights**2)
 
 
-def langevin(
+def make_sgld(
     train: Split, step_size: float, l2_clip: float = NO_CLIP, temperature: float = 1.0
 ) -> SGLD:
-    """One chain of the experiment's length, on its Poisson batches."""
+    """Returns the SGLD mechanism of one chain."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
     return SGLD(
         sampling,
@@ -82,7 +77,7 @@ def langevin(
 
 
 def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
-    """Runs a chain from zero several times, and keeps some of the second half of its states."""
+    """Runs chains from zero, and keeps every tenth state of their second half."""
     result = sample(
         key,
         log_likelihood,
@@ -100,22 +95,19 @@ def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
 def dp_sgld(
     train: Split, epsilon: float, num_runs: int, key: jax.Array, l2_clip: float = NO_CLIP
 ) -> Runs:
-    """Chains at temperature 1 with the largest stable steps that are certified at epsilon.
-
-    Without clipping their target is the posterior; a smaller bound allows larger steps.
-    """
-    chain = calibrate_chain(langevin(train, _START, l2_clip), epsilon)
+    """Runs chains at temperature 1 with the largest stable step size certified at epsilon."""
+    chain = calibrate_chain(make_sgld(train, _START, l2_clip), epsilon)
     return run_sgld(train, chain, num_runs, key)
 
 
 def calibrate_chain(chain: SGLD, epsilon: float) -> SGLD:
-    """The chain with the largest step size that is certified, at most the largest stable one."""
+    """Returns the chain with the largest certified step size, at most the largest stable one."""
     scaled = calibrate_step_size(chain, epsilon=epsilon, delta=DELTA)
     return dataclasses.replace(scaled, step_size=min(float(scaled.step_sizes[0]), _LARGEST_STEP))
 
 
 def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """The last iterates of NoisySGD, its noise calibrated."""
+    """Returns the last iterates of DP-SGD with calibrated noise."""
     sampling = dpjax.PoissonSampling(len(train.y), SAMPLING_RATE)
     one = dpjax.SubsampledGaussian(
         sampling,
@@ -144,14 +136,14 @@ def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
 
 
 def one_posterior_sample(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """One sample each of the tempered posterior, by NUTS: not exact."""
+    """Returns one approximate sample per run of the tempered posterior, by NUTS."""
     mechanism = _one_sample(epsilon)
     return Runs(_draws(train, mechanism, num_runs, key)[:, None], mechanism, False)
 
 
 def run_hybrid(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
-    """Chains that start at one posterior sample, half of epsilon for each."""
-    both = hybrid(_one_sample(epsilon), langevin(train, _START), epsilon=epsilon, delta=DELTA)
+    """Runs chains from one posterior sample each, with half of epsilon for each part."""
+    both = hybrid(_one_sample(epsilon), make_sgld(train, _START), epsilon=epsilon, delta=DELTA)
     start, chain = both.parts
     assert isinstance(start, OnePosteriorSample)
     assert isinstance(chain, SGLD)
@@ -167,15 +159,12 @@ def _one_sample(epsilon: float) -> OnePosteriorSample:
 
 
 def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.Array) -> Any:
-    """One draw a run, ``(num_runs, num_features)``, in coordinates in which steps can be long.
-
-    The coordinates are chosen by the data, and change how the chain moves but not its target.
-    """
+    """Returns one sample per run, ``(num_runs, num_features)``, by preconditioned NUTS."""
     x = np.asarray(train.x, np.float64)
     curvature = mechanism.scale * x.T @ x / 4 + np.eye(x.shape[1])
     back = np.linalg.inv(np.linalg.cholesky(curvature)).T
 
-    # The data are arguments: as constants, the compiler would compute with them.
+    # The data are arguments, since the compiler would fold constants.
     def draw(key: jax.Array, data: Any, back: jax.Array) -> jax.Array:
         drawn = markov_chain_sample(
             key,
@@ -195,7 +184,7 @@ def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.
 
 
 def _chains_from(starts: jax.Array, train: Split, chain: SGLD, key: jax.Array) -> np.ndarray:
-    """Each run's states from a start of its own; kept as by `run_sgld`."""
+    """Returns the states of chains from the given starts, thinned as in `run_sgld`."""
     runs = dataclasses.replace(chain, num_chains=len(starts))
     step = private_chains(key, log_likelihood, log_prior, runs)
 

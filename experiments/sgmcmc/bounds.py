@@ -33,18 +33,18 @@ DELTA = 1e-5
 BATCHES = (100, 256, 1_000, 5_000)
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 CLAIMED, CLAIMED_STEP, PRINTED_BOUND, PRINTED_2015 = 0.1, 0.1, 0.106, 1.54e-6
-# Not given by the source: what makes its formula give the printed 0.106 at t = 1.
+# Chosen so that the source's formula gives the printed 0.106 at t = 1.
 CONSTANT = 0.235
-_BATCH, _CHAINS, _STAIRS = 1_000, 8, 30
+_BATCH, _CHAINS, _NUM_PIECES = 1_000, 8, 30
 PRINTED, TEMPERATURE_ONE = "ε, noise as printed", "ε, temperature 1"
 CERTIFIED_STEP, FIRST_STEP = "certified η, batch {:,}", "first η of t^(−1/3)"
 BY_SLIDES, BY_2015 = "η, slides' formula", "η, 2015 formula"
 
 
-def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
-    """A chain of the source's MNIST setting.
+def make_sgld(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
+    """Returns SGLD in the source's MNIST setting.
 
-    >>> langevin(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
+    >>> make_sgld(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
     5.0
     """
     sampling = PoissonSampling(SETTING["num_examples"], batch / SETTING["num_examples"])
@@ -60,20 +60,21 @@ def langevin(batch: int, step_size: Any, temperature: float, **chains: Any) -> S
     )
 
 
-def stairs(first: float) -> tuple[float, ...]:
-    """Piecewise constant steps, each at least ``first * t^(-1/3)`` and at most 11 % above.
+def stepwise_schedule(first: float) -> tuple[float, ...]:
+    """Returns piecewise constant step sizes, at most 11 % above ``first * t^(-1/3)``.
 
-    A smaller step is a noisier release. So what is certified for these steps is an upper bound for
-    the smooth schedule's, and composing thirty different steps is faster than ten thousand.
+    Larger steps have less noise, so their ε is an upper bound for the smooth schedule, and only
+    thirty different steps are composed.
 
-    >>> [round(size, 4) for size in stairs(0.1)[:2]], round(stairs(0.1)[-1] / 0.1, 4)
-    ([0.1, 0.0794], 0.0514)
+    >>> schedule = stepwise_schedule(0.1)
+    >>> [round(size, 4) for size in (*schedule[:2], schedule[-1])]
+    [0.1, 0.0794, 0.0051]
     """
     num_steps = SETTING["num_steps"]
     numbers = np.arange(1, num_steps + 1)
-    edges = np.unique(np.geomspace(1, num_steps + 1, _STAIRS + 1).astype(int))
-    first_of_stair = edges[np.searchsorted(edges, numbers, side="right") - 1]
-    return tuple((first * first_of_stair ** (-1 / 3)).tolist())
+    edges = np.unique(np.geomspace(1, num_steps + 1, _NUM_PIECES + 1).astype(int))
+    first_of_piece = edges[np.searchsorted(edges, numbers, side="right") - 1]
+    return tuple((first * first_of_piece ** (-1 / 3)).tolist())
 
 
 def _rows(profile: str) -> list[Row]:
@@ -119,18 +120,18 @@ def _run_row(row: Row, context: RowContext) -> Result:
         return Result({}, _both_epsilons(batch, CLAIMED_STEP, **chains))
     first = settings["first step"]
     if settings["schedule"] == "decreasing":
-        note = f"t^(−1/3) is certified by {_STAIRS} stairs that lie above it."
-        return Result({}, _both_epsilons(batch, stairs(first)), note)
-    shown = langevin(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
+        note = f"t^(−1/3) is certified by {_NUM_PIECES} constant pieces above it."
+        return Result({}, _both_epsilons(batch, stepwise_schedule(first)), note)
+    shown = make_sgld(batch, first, PUBLISHED_TEMPERATURE) if batch == _BATCH else None
     text = str(shown.certificate(DELTA)) if shown else ""
     return Result({}, _both_epsilons(batch, first), certificate=text)
 
 
 def _both_epsilons(batch: int, step_size: Any, **chains: Any) -> dict[str, float]:
-    """Certified ε with the noise as printed, and with that of the posterior."""
+    """Returns certified ε with the noise as printed, and at temperature 1."""
     temperatures = {PRINTED: PUBLISHED_TEMPERATURE, TEMPERATURE_ONE: POSTERIOR_TEMPERATURE}
     return {
-        name: _epsilon(langevin(batch, step_size, temperature, **chains))
+        name: _epsilon(make_sgld(batch, step_size, temperature, **chains))
         for name, temperature in temperatures.items()
     }
 
@@ -140,15 +141,15 @@ def _epsilon(chain: SGLD) -> float:
 
 
 def _run_steps(epsilon: float) -> Result:
-    """The largest steps within a budget, and what the two formulas allow."""
+    """Returns the largest certified step sizes at ε, and those of the two published formulas."""
     budget: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
 
     def largest(batch: int, step_size: Any) -> SGLD:
-        chain = langevin(batch, step_size, POSTERIOR_TEMPERATURE)
+        chain = make_sgld(batch, step_size, POSTERIOR_TEMPERATURE)
         return calibrate_step_size(chain, **budget)
 
     found = {batch: largest(batch, CLAIMED_STEP) for batch in BATCHES}
-    falling = largest(_BATCH, stairs(CLAIMED_STEP))
+    falling = largest(_BATCH, stepwise_schedule(CLAIMED_STEP))
     constant = {batch: float(chain.step_sizes[0]) for batch, chain in found.items()}
     first = float(falling.step_sizes[0])
     return Result(
@@ -179,8 +180,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         " 1, dotted with the noise as printed."
     )
     by_epsilon = (
-        "The largest constant step against ε: certified at temperature 1, for each batch size (the"
-        " curves meet where the noise is large), and what the two published formulas allow."
+        "The largest constant step size against ε: certified at temperature 1 for each batch"
+        " size, and by the two published formulas."
     )
     figure, panels = panel_grid(len(steps), 2, 9.6, 6.4)
     for axes, record in zip(panels, steps, strict=True):
@@ -233,8 +234,9 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         by_step.setdefault(record.row.partition(",")[0], []).append(record)
     steps = [record for record in records if record.settings.get("epsilon") == CLAIMED]
     temperature = (
-        "The noise as printed, of variance η/N, has temperature ½: its chain tends to the square of"
-        " the posterior. Temperature 1 takes 2η/N, which is more private too."
+        "The noise as printed, of variance η/N, has temperature ½, for which the stationary"
+        " distribution is the square of the posterior. Temperature 1 has noise 2η/N and a smaller"
+        " ε."
     )
     return [
         *(_claim_remark(step, found) for step, found in by_step.items()),
@@ -254,10 +256,9 @@ def _claim_remark(step: str, records: Sequence[Record]) -> str:
     least = min(record.certified[TEMPERATURE_ONE] for record in records)
     verdict = "is not certified" if least > CLAIMED else "is certified for some batch sizes"
     return (
-        f"{step}: the claimed ε = {CLAIMED:g} {verdict}. A tight account of all states gives"
-        f"{at_most} {printed} for batches of {batches} with the noise as printed, and {one} with"
-        " that of the true posterior. To release only the last state does not lower what is"
-        " certified."
+        f"{step}: the claimed ε = {CLAIMED:g} {verdict}. The certified ε of all states is{at_most}"
+        f" {printed} for batches of {batches} with the noise as printed, and {one} at temperature"
+        " 1. It is the same if only the last state is released."
     )
 
 
@@ -267,10 +268,11 @@ def _step_remarks(record: Record) -> list[str]:
     formula = record.measured[BY_2015]
     at_one = step_size_bound_2015(epsilon=CLAIMED, delta=DELTA, **{**SETTING, "l2_clip": 1.0})
     return [
-        f"A constant step that is certified at ε = {CLAIMED:g} is {min(largest):.2g} to"
-        f" {max(largest):.2g} with the noise as printed, by batch: the printed {PRINTED_BOUND:g} is"
-        f" {PRINTED_BOUND / max(largest):.0f} times too large or more. The 2015 formula is"
-        f" {min(largest) / formula:,.0f} times too strict or more.",
+        f"The largest certified constant step size at ε = {CLAIMED:g} is {min(largest):.2g} to"
+        f" {max(largest):.2g} with the noise as printed, depending on the batch size: the printed"
+        f" {PRINTED_BOUND:g} is too large by a factor of at least"
+        f" {PRINTED_BOUND / max(largest):.0f}. The 2015 formula is too small by a factor of at"
+        f" least {min(largest) / formula:,.0f}.",
         f"The 2015 bound is printed as {format_value(PRINTED_2015)}; its formula gives"
         f" {formula:.2g} with L = 4, and {at_one:.3g} with L = 1.",
     ]
@@ -278,7 +280,7 @@ def _step_remarks(record: Record) -> list[str]:
 
 def _chains_remark(records: Sequence[Record]) -> str:
     found = [f"{r.row}: {format_upper_bound(r.certified[TEMPERATURE_ONE])}" for r in records]
-    return f"Every chain spends privacy. At temperature 1, {'; '.join(found)}."
+    return f"ε grows with the number of chains. At temperature 1: {'; '.join(found)}."
 
 
 EXPERIMENT = Experiment(
@@ -286,20 +288,19 @@ EXPERIMENT = Experiment(
     title="Step sizes of private SGLD: claimed and certified",
     source="Li, Chen and Liu (2017), slides, 'Upper Bounds'",
     description=(
-        "How large may the steps of stochastic gradient Langevin dynamics be, so that its own noise"
-        " is all the privacy that is needed? N = 50,000, T = 10,000, gradients clipped to L = 4,"
-        " δ = 1e-5, Poisson batches; neighbours differ by the presence of one image, and every"
-        " state is released. The source claims ε = 0.1 for the constant step 0.1, whatever the"
-        " batch.\n\n"
-        "One step is a Gaussian release: its noise, in units of the clip bound, is"
-        " z = τ √(2 temperature / (η N)) / L for batches of τ on average. The source's noise η/N is"
-        " that of temperature ½, whose target is the posterior squared; 2η/N is that of the"
-        " posterior. z depends on η over temperature alone, so a certified step is half as large"
-        " for the noise as printed.\n\n"
-        f"The source's bound has a constant c that is not given: {CONSTANT} makes it"
-        f" {PRINTED_BOUND} at t = 1 and ε = 0.1, as printed; to keep it for other ε is ours. Its"
-        " constant steps are that bound at t = 1, as in the source's example. Neither formula"
-        " depends on the batch size. Certified steps are by the accountant of dpjax's chains."
+        "Step sizes for which the injected noise of stochastic gradient Langevin dynamics gives a"
+        " target ε. N = 50,000, T = 10,000, gradients clipped to L = 4, δ = 1e-5, Poisson"
+        " batches; neighbours differ by the presence of one image, and every state is released."
+        " The source claims ε = 0.1 for the constant step 0.1, whatever the batch.\n\n"
+        "One step is a Gaussian release: its noise, in units of the clip bound, is z = τ √(2"
+        " temperature / (η N)) / L for batches of τ on average. The source's noise η/N is that of"
+        " temperature ½, whose target is the posterior squared; 2η/N is that of the posterior. z"
+        " depends only on η over temperature, so certified step sizes are half as large for the"
+        " noise as printed.\n\n"
+        f"The source's bound has an unspecified constant c: {CONSTANT} gives {PRINTED_BOUND} at t"
+        " = 1 and ε = 0.1, as printed, and is used for all ε. Its constant step size is the bound"
+        " at t = 1, as in the source's example. Neither formula depends on the batch size."
+        " Certified step sizes are calibrated with dpjax's accountant."
     ),
     rows=_rows,
     run_row=_run_row,

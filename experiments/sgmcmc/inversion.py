@@ -1,4 +1,4 @@
-"""Model inversion of private and non-private models (the slides' motivation).
+"""Model inversion attack on private and non-private models (the slides' motivation).
 
 ``python -m experiments run sgmcmc_inversion``: twenty seconds on two CPU cores.
 """
@@ -37,25 +37,19 @@ _STEP, _MOST_STEPS = 0.05, 2_000
 
 @dataclass(frozen=True)
 class Settings:
-    """A softmax regression on a few images of each class, or on many.
+    """A softmax regression on a few images of each class, or on many."""
 
-    Attributes:
-      per_class: how many images of each class it is trained on.
-      epsilon: of the private chain; None for the model without privacy.
-      prior_std: standard deviation of the Gaussian prior on every weight.
-    """
-
-    per_class: int
-    epsilon: float | None
+    per_class: int  # training images of each class
+    epsilon: float | None  # None for no privacy
     num_steps: int
     sampling_rate: float
     delta: float = 1e-5
     l2_clip: float = 4.0
-    prior_std: float = 0.1
+    prior_std: float = 0.1  # standard deviation of the Gaussian prior on every weight
     seed: int = 0
 
     def chain(self, num_examples: int) -> SGLD:
-        """SGLD at temperature 1, with the largest step size that is certified."""
+        """Returns SGLD at temperature 1 with the largest certified step size."""
         sampling = dpjax.PoissonSampling(num_examples, self.sampling_rate)
         chain = SGLD(
             sampling,
@@ -79,15 +73,12 @@ class Images(NamedTuple):
 
 @functools.cache
 def load_images() -> Dataset:
-    """MNIST, or what stands in for it where it cannot be had."""
+    """Returns MNIST, or its stand-in if it is not available."""
     return dpjax.datasets.load("mnist")
 
 
-def two_groups(data: Dataset, per_class: int) -> tuple[Images, Images]:
-    """So many images of each class to train on, and as many others that are held out.
-
-    Fewer where the data do not have them.
-    """
+def split_images(data: Dataset, per_class: int) -> tuple[Images, Images]:
+    """Returns up to ``per_class`` training images of each class, and as many held-out ones."""
     of_class = [np.flatnonzero(data.train.y == label) for label in range(NUM_CLASSES)]
     size = min(per_class, min(map(len, of_class)) // 2)
 
@@ -99,11 +90,7 @@ def two_groups(data: Dataset, per_class: int) -> tuple[Images, Images]:
 
 
 def fit(settings: Settings, group: Images) -> np.ndarray:
-    """The weights ``(num_pixels, num_classes)``.
-
-    Without privacy those of largest posterior density; privately, the mean of the second half of
-    the chain: logits are linear in the weights, so it is the posterior mean of the logits.
-    """
+    """Returns weights ``(num_pixels, num_classes)``: posterior mode or private chain's mean."""
     if settings.epsilon is None:
         model = LogisticRegression(
             C=settings.prior_std**2, fit_intercept=False, max_iter=1_000, tol=1e-3
@@ -128,19 +115,12 @@ def fit(settings: Settings, group: Images) -> np.ndarray:
 
 @jax.jit
 def invert(weights: jax.Array, confidence: jax.Array | float = 0.99) -> jax.Array:
-    """Climbs from a blank image to one that the model is sure of, for every class.
+    """Model inversion attack on a softmax regression: one image of each class, flattened.
 
-    Steps of fixed length along the gradient of ``log p(class | image)``, each pixel held in
-    [0, 1], until the probability reaches ``confidence``: the attack uses the model alone.
+    Gradient ascent on ``log p(class | image)`` from a blank image, with pixels in [0, 1], until the
+    probability reaches ``confidence``.
 
-    Args:
-      weights: ``(num_pixels, num_classes)``: of a softmax regression without constants.
-      confidence: in (0, 1).
-
-    Returns:
-      ``(num_classes, num_pixels)``.
-
-    Source: Fredrikson, Jha, Ristenpart (2015), algorithm 1, without its denoising.
+    Source: Fredrikson, Jha, Ristenpart (2015), Algorithm 1, without denoising.
 
     >>> invert(jnp.array([[9.0, 0.0], [0.0, 9.0]])).round(1).tolist()
     [[0.5, 0.0], [0.0, 0.5]]
@@ -162,7 +142,7 @@ def invert(weights: jax.Array, confidence: jax.Array | float = 0.99) -> jax.Arra
 
 
 def class_means(images: Any, labels: Any, num_classes: int = NUM_CLASSES) -> np.ndarray:
-    """The mean image of each class, ``(num_classes, num_pixels)``.
+    """Returns the mean image of each class, ``(num_classes, num_pixels)``.
 
     >>> class_means([[0.0, 1.0], [1.0, 1.0], [0.5, 0.0]], [0, 0, 1], 2).tolist()
     [[0.5, 1.0], [0.5, 0.0]]
@@ -172,9 +152,7 @@ def class_means(images: Any, labels: Any, num_classes: int = NUM_CLASSES) -> np.
 
 
 def correlations(pictures: Any, images: Any) -> np.ndarray:
-    """The correlation of each of ``pictures`` with each of ``images``, over the pixels.
-
-    A picture of one shade correlates with nothing.
+    """Returns the correlation over pixels of each picture with each image; zero for a constant.
 
     >>> correlations([[0.0, 1.0, 0.0]], [[0.0, 2.0, 0.0], [1.0, 0.0, 1.0]]).round(2).tolist()
     [[1.0, -1.0]]
@@ -188,14 +166,7 @@ def correlations(pictures: Any, images: Any) -> np.ndarray:
 
 
 def success(pictures: np.ndarray, own: Images, others: Images) -> dict[str, float]:
-    """How well the attack's pictures, one for each class, match the images.
-
-    Args:
-      pictures: ``(10, num_pixels)``.
-      own: what the model was trained on.
-      others: as many images of the same classes that were not. What matches them as well as its
-        own is information on the class, and not on any image that was trained on.
-    """
+    """Returns similarities of the attack's pictures with training and with held-out images."""
 
     def nearest(group: Images) -> float:
         best = [
@@ -235,7 +206,7 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings, data = Settings(**row.settings), load_images()
-    own, others = two_groups(data, settings.per_class)
+    own, others = split_images(data, settings.per_class)
     weights = fit(settings, own)
     pictures = np.asarray(invert(jnp.asarray(weights, jnp.float32)))
     logits = data.test.x.reshape(len(data.test.y), -1) @ weights
@@ -269,9 +240,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             if number == 0:
                 cell.set_ylabel(name, rotation=0, ha="right", va="center")
     caption = (
-        "What the attack draws for five classes from a model without privacy and from a private"
-        " one, below the mean of the images that both were trained on: few of each class, then"
-        " many."
+        "Reconstructions of five classes from a non-private and a private model, below the mean"
+        " of their training images: few images of each class, then many."
     )
     return {"pictures": (figure, caption)}
 
@@ -280,13 +250,12 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     groups = sorted(group_by(records, "per_class").items())
     return [
         *(_compare(*sorted(pair, key=_is_private)) for _, pair in groups if len(pair) == 2),
-        "What this shows: the attack draws class averages. Those are facts about the classes, which"
-        " differential privacy does not promise to hide; it bounds what one image that was trained"
-        " on can add, so for a private model 'own' and 'others'' must lie close. They may lie close"
-        " without privacy too, where images are many: that is no sign of it. Where private pictures"
-        " look worse it is the noise in the weights, and smoothing, which anyone can do, takes part"
-        " of it away. And the unit is one image: a person with ten is protected far less than ε"
-        " says.",
+        "The attack reconstructs class averages, which differential privacy does not protect; it"
+        " bounds the influence of one training image, so that for a private model the"
+        " correlations 'own' and 'others' must be close. They can also be close without privacy"
+        " if there are many images. Private pictures are noisier because of the noise in the"
+        " weights, which smoothing partly removes. The unit of privacy is one image: the"
+        " guarantee for a person with ten images is much weaker.",
     ]
 
 
@@ -301,10 +270,10 @@ def _compare(plain: Record, private: Record) -> str:
         for record in (plain, private)
     ]
     return (
-        f"{plain.settings['per_class']:,} images a class: without privacy the pictures correlate"
+        f"{plain.settings['per_class']:,} images a class: without privacy the mean correlation is"
         f" {found[0]}; at a certified ε = {format_upper_bound(private.certified['ε'])}, {found[1]}"
-        f" ({private.measured[SMOOTHED]:.2f} with the others' once smoothed), by a model that is"
-        f" {private.measured['test accuracy %']:.0f} % accurate instead of"
+        f" ({private.measured[SMOOTHED]:.2f} after smoothing), with test accuracy"
+        f" {private.measured['test accuracy %']:.0f} % instead of"
         f" {plain.measured['test accuracy %']:.0f} %."
     )
 
@@ -314,18 +283,18 @@ EXPERIMENT = Experiment(
     title="Model inversion against private and non-private models",
     source="Li, Chen and Liu (2017), slides, motivation figure",
     description=(
-        "Fredrikson, Jha and Ristenpart (2015) draw a face from a classifier by climbing its"
-        " confidence in a person. Faces are not at hand: here the classes are MNIST's ten digits,"
-        " each with a few images (10) or with many (1,000; 2,500 in the paper profile). The model"
-        " is a softmax regression: without privacy its posterior mode, privately the mean of an"
-        " SGLD chain at temperature 1 under the same prior, with the largest step size that is"
-        " certified at ε = 1, δ = 1e-5 (neighbours differ by one image).\n\n"
-        "The attack starts from a blank image, uses the model alone, and stops where the model is"
-        " 99 % sure. Correlations, over pixels and averaged over the classes, are with the mean of"
-        " the class's images that the model was trained on ('own'), with the mean of as many images"
-        " that were held out ('others'), and with the most similar one of either kind ('nearest')."
-        " Recognised: pictures more like their class's mean (of others) than like another's."
-        " Smoothed: after a Gaussian blur of one pixel."
+        "Fredrikson, Jha and Ristenpart (2015) reconstruct faces by maximising a classifier's"
+        " confidence. Here the classes are MNIST's ten digits, each with few training images (10)"
+        " or many (1,000; 2,500 in the paper profile). The model is a softmax regression: without"
+        " privacy its posterior mode, privately the mean of an SGLD chain at temperature 1 under"
+        " the same prior, with the largest step size that is certified at ε = 1, δ = 1e-5"
+        " (neighbours differ by one image).\n\n"
+        "The attack starts from a blank image, uses only the model, and stops at 99 % confidence."
+        " Correlations, over pixels and averaged over the classes, are with the mean of the"
+        " class's images that the model was trained on ('own'), with the mean of as many images"
+        " that were held out ('others'), and with the most similar one of either kind"
+        " ('nearest'). Recognised: pictures more like their class's mean (of others) than like"
+        " another's. Smoothed: after a Gaussian blur of one pixel."
     ),
     rows=_rows,
     run_row=_run_row,

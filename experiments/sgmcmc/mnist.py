@@ -17,7 +17,7 @@ from dpjax.datasets import Dataset
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_bars
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, judge_claim, when_run
+from experiments.lib.verdicts import compare_claim, format_upper_bound, remarks_on_rows
 from experiments.sgmcmc.mnist_chains import (
     HAMILTONIAN,
     LANGEVIN,
@@ -27,8 +27,8 @@ from experiments.sgmcmc.mnist_chains import (
     QUOTED,
     Predictions,
     Settings,
+    auroc_percent,
     calibration_error_percent,
-    detection_percent,
     entropies,
     epsilon_by_batch,
     load_images,
@@ -52,7 +52,7 @@ _PAPER: dict[str, Any] = {"network": "CNN", "num_steps": PUBLISHED_STEPS, "num_k
 _TARGETS = {"quick": (0.1, 0.3, 2.0), "paper": (0.1, 0.3, 1.0, 3.0)}
 _SGHMC = {"method": HAMILTONIAN, "step_size": 0.01}
 
-# By name: changes of settings, and the accuracy and epsilon that the slides print.
+# By row: changed settings, and the published accuracy and epsilon.
 _MNIST: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "MNIST: non-private": ({"method": PLAIN}, (99.23,)),
     "MNIST: PATE(100)": ({"method": QUOTED}, (98.00, 2.04)),
@@ -74,13 +74,13 @@ _SVHN: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "digits for SVHN: DP-SGLD": ({"temperature": PUBLISHED_TEMPERATURE}, (92.14, 0.12)),
     "digits for SVHN: DP-SGHMC": ({**_SGHMC, "temperature": PUBLISHED_TEMPERATURE}, (92.84, 0.43)),
 }
-# By row: the name in the figure of calibration.
+# Labels of rows in the calibration figure.
 _COMPARED = {
     "MNIST: non-private": "non-private",
     _NOISY_SGD: "DP-SGD",
     _SGLD: "DP-SGLD, whole chain",
 }
-# The lines and dots of the frontier: which rows belong to each, colour and marker.
+# Series of the frontier figure: rows, colour and marker.
 _GROUPS: dict[str, tuple[Callable[[str], bool], str, str]] = {
     "DP-SGLD, temperature 1": (
         lambda row: row.startswith((FRONTIER, "MNIST: DP-SGLD, ")),
@@ -101,7 +101,7 @@ _GROUPS: dict[str, tuple[Callable[[str], bool], str, str]] = {
 def _rows(profile: str) -> list[Row]:
     size = _QUICK if profile == "quick" else _PAPER
     mnist = Settings(LANGEVIN, "mnist", delta=1e-5, **size)
-    # A network of MNIST's size has nothing more to learn from 1,437 images in ten times the steps.
+    # 1,437 images need neither the CNN nor more steps.
     small = {**size, "network": "MLP", "num_steps": _QUICK["num_steps"]}
     svhn = Settings(LANGEVIN, "digits", delta=1e-6, **small)
     frontier = {f"{FRONTIER}ε = {at:g}": ({"target": at}, ()) for at in _TARGETS[profile]}
@@ -119,10 +119,7 @@ def _rows(profile: str) -> list[Row]:
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
     if settings.method == QUOTED:
-        note = (
-            "Quoted from the slides, not run here: PATE's teachers and their votes are another"
-            " system."
-        )
+        note = "Published values of PATE, not run here."
         return Result({}, {}, note)
     data = load_images(settings.data)
     predictions, note = run(settings, data, context.folder), _note(settings, data)
@@ -136,7 +133,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     if settings.is_chain and settings.target is not None:
         measured["step size"] = float(chain.step_sizes[0])
     elif settings.is_chain and settings.data == "mnist":
-        # Only MNIST's size, steps and clip bound are printed, and only for the chains.
+        # Size, steps and clip bound are published for the chains on MNIST only.
         certified[PUBLISHED] = published_epsilon(settings)
     return Result(measured, certified, note, series, str(certificate))
 
@@ -144,15 +141,15 @@ def _run_row(row: Row, context: RowContext) -> Result:
 def _score(
     settings: Settings, labels: Any, predictions: Predictions
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns of the table, and the series of the figure of calibration."""
+    """Returns the measured values, and the series of the calibration figure."""
 
     def accuracy(probabilities: np.ndarray) -> float:
         return 100 * float((probabilities.argmax(axis=1) == labels).mean())
 
     averaged, last = predictions.averaged, predictions.last
-    doubts = {name: entropies(p) for name, p in predictions.strange.items()}
+    others = {name: entropies(p) for name, p in predictions.out_of_distribution.items()}
     known = entropies(averaged)
-    detected = [detection_percent(known, doubt) for doubt in doubts.values()]
+    detected = [auroc_percent(known, other) for other in others.values()]
     measured = {
         ACCURACY: accuracy(averaged),
         NLL: negative_log_likelihood(averaged, labels),
@@ -168,7 +165,8 @@ def _score(
     series = {
         _RELIABILITY: {name: values.tolist() for name, values in bins._asdict().items()},
         _ENTROPY: {
-            name: float(doubt.mean()) for name, doubt in {"test images": known, **doubts}.items()
+            name: float(entropy.mean())
+            for name, entropy in {"test images": known, **others}.items()
         },
     }
     return measured, series
@@ -177,10 +175,7 @@ def _score(
 def _note(settings: Settings, data: Dataset) -> str:
     words = [data.note, f"{len(data.train.y):,} images train an {settings.network}."]
     if settings.data == "digits":
-        words.append(
-            "SVHN is not at hand: these digits stand in its place, so no number here is one of"
-            " SVHN."
-        )
+        words.append("SVHN is not available: these digits are a stand-in.")
     if settings.is_private:
         words.append("Seeded key: the noise is reproducible, so this run is not private.")
     if settings.num_steps < PUBLISHED_STEPS:
@@ -191,16 +186,15 @@ def _note(settings: Settings, data: Dataset) -> str:
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     mnist = [record for record in records if "SVHN" not in record.row]
     frontier = (
-        "MNIST: test accuracy against ε at δ = 1e-5. Grey: what the slides print, at the ε that"
-        " they claim. In colour: this run (in the quick profile an MLP and 1,000 steps, so not the"
-        " slides' accuracy), at the ε certified for it as it was run; lines join runs of one kind"
-        " at several budgets."
+        "MNIST: test accuracy against ε at δ = 1e-5. Grey: published accuracy at the claimed ε."
+        " In colour: this run (in the quick profile an MLP and 1,000 steps, with lower accuracy)"
+        " at its certified ε; lines connect runs of one method at several ε."
     )
     calibration = (
-        "MNIST: left, accuracy of predictions by their confidence (on the dotted line a model is as"
-        " often right as it says; dots in proportion to the share of predictions); right, mean"
-        " entropy of predictions for test images and for images that are no digits. DP-SGD and"
-        " DP-SGLD have the same certified ε."
+        "MNIST: left, reliability diagram, accuracy of predictions by confidence (dotted: perfect"
+        " calibration; marker size: share of predictions); right, mean predictive entropy for"
+        " test images and for out-of-distribution images. DP-SGD and DP-SGLD have the same"
+        " certified ε."
     )
     return {
         "frontier": (_frontier_figure(mnist), frontier),
@@ -259,12 +253,12 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     )
     return [
         *map(_claim, claims),
-        "The slides' DP-SGLD at ε = 0.1 by batch size, which they do not give: certified is"
-        f" {printed} with the printed noise, and {true} with that of the true posterior. No batch"
-        " size makes it 0.1.",
-        *when_run(records, _last_state, _SGLD),
-        *when_run(records, _beside_noisy_sgd, _SGLD, _NOISY_SGD),
-        *when_run(records, _frontier, f"{FRONTIER}ε = 0.1", f"{_NOISY_SGD} at ε = 0.1"),
+        "The slides' DP-SGLD at claimed ε = 0.1, by batch size, which they do not state: the"
+        f" certified ε is {printed} with the printed noise, and {true} at temperature 1. It is"
+        " above 0.1 for every batch size.",
+        *remarks_on_rows(records, _last_state, _SGLD),
+        *remarks_on_rows(records, _compare_with_noisy_sgd, _SGLD, _NOISY_SGD),
+        *remarks_on_rows(records, _frontier, f"{FRONTIER}ε = 0.1", f"{_NOISY_SGD} at ε = 0.1"),
     ]
 
 
@@ -273,46 +267,45 @@ def _claim(record: Record) -> str:
     return (
         f"{record.row}: the slides claim ε = {claim:g}; their N, T, L and printed noise, at step"
         f" size {record.settings['step_size']:g} and batches of {record.settings['batch_size']},"
-        f" certify {format_upper_bound(certified)}. The claim {judge_claim(claim, certified)}."
+        f" have certified ε = {format_upper_bound(certified)}. The claim"
+        f" {compare_claim(claim, certified)} the certified value."
     )
 
 
 def _last_state(record: Record) -> str:
     found = record.measured
     return (
-        f"DP-SGLD at temperature 1: the average over the kept states is {found[ACCURACY]:.2f} %"
-        f" accurate (NLL {found[NLL]:.3f}), the last state alone {found[LAST]:.2f} %"
-        f" ({found[NLL_LAST]:.3f}), at one certified ε, that of all states, burn-in included."
-        " Releasing only the last state would not lower the certified ε: the account composes all"
-        " steps, whoever sees them, and the results by which hidden steps count less (privacy"
-        " amplification by iteration) ask for more, as a rule convexity, than holds for a network's"
-        " loss."
+        f"DP-SGLD at temperature 1: accuracy {found[ACCURACY]:.2f} % (NLL {found[NLL]:.3f})"
+        f" averaged over the kept states, {found[LAST]:.2f} % ({found[NLL_LAST]:.3f}) with the"
+        " last state only. The certified ε covers all states, burn-in included. Releasing only"
+        " the last state does not lower it: results on hidden steps (privacy amplification by"
+        " iteration) require convexity, which does not hold for a network's loss."
     )
 
 
-def _beside_noisy_sgd(chain: Record, point: Record) -> str:
+def _compare_with_noisy_sgd(chain: Record, point: Record) -> str:
     one, other = chain.measured, point.measured
     return (
-        "Private SGLD is DP-SGD whose noise multiplier follows from the step size, with a prior and"
-        " an average over its path. At the same certified ε ="
+        "Private SGLD is DP-SGD with a noise multiplier determined by the step size, a prior, and"
+        " averaging over iterates. At the same certified ε ="
         f" {format_upper_bound(chain.certified[AS_RUN])}: accuracy {one[ACCURACY]:.2f} against"
         f" {other[ACCURACY]:.2f} %, NLL {one[NLL]:.3f} against {other[NLL]:.3f}, ECE"
-        f" {one['ECE %']:.1f} against {other['ECE %']:.1f} %. The chain's last state alone has NLL"
-        f" {one[NLL_LAST]:.3f}: what lies between it and DP-SGD is not owed to averaging over a"
-        " posterior, but to what else differs (clip bound 4 against 1, step sizes, the prior),"
-        " which was not taken apart."
+        f" {one['ECE %']:.1f} against {other['ECE %']:.1f} %. The chain's last state has NLL"
+        f" {one[NLL_LAST]:.3f}: its difference from DP-SGD is due to the other settings (clip"
+        " bound 4 against 1, step sizes, prior), not to posterior averaging."
     )
 
 
 def _frontier(chain: Record, point: Record) -> str:
     return (
-        f"What ε = 0.1 really buys, in {chain.settings['num_steps']:,} steps of the"
+        f"At ε = 0.1, with {chain.settings['num_steps']:,} steps of the"
         f" {chain.settings['network']}: private SGLD at a certified"
         f" {format_upper_bound(chain.certified[AS_RUN])} needs a step size of"
         f" {chain.measured['step size']:.2g} and reaches {chain.measured[ACCURACY]:.1f} % (last"
-        f" state {chain.measured[LAST]:.1f} %), where the slides print 99.12 %. DP-SGD, whose step"
-        f" size the noise leaves free, reaches {point.measured[ACCURACY]:.1f} % by the same event."
-        " More steps of SGLD would have to be smaller by as much: ε all but fixes their sum."
+        f" state {chain.measured[LAST]:.1f} %); the slides report 99.12 %. DP-SGD, whose learning"
+        f" rate does not depend on the noise, reaches {point.measured[ACCURACY]:.1f} % with the"
+        " same event. More SGLD steps would not help, since ε nearly determines the sum of step"
+        " sizes."
     )
 
 
@@ -321,26 +314,26 @@ EXPERIMENT = Experiment(
     title="Private Langevin chains on MNIST",
     source="Li, Chen and Liu (2017), slides, table of test accuracies",
     description=(
-        "A Bayesian neural network, sampled by SGLD and SGHMC with the slides' settings: N = 50,000"
-        " images, T = 10,000 steps (1,000 in the quick profile), gradients clipped at L = 4,"
-        " η = 0.1, δ = 1e-5 (1e-6 for SVHN), neighbours differ by the presence of one image. The"
-        " slides give neither network, batch size, prior nor SGHMC's friction: here a CNN of 26,010"
-        " parameters (quick: an MLP with 100 hidden units), Poisson batches of 256 on average, a"
-        " standard Gaussian prior, and friction 0.1 with η = 0.01, which has SGLD's noise. Every"
-        " chain starts from one random network; predictions average over states of its second half."
-        " The chain is too short to forget its start (the prior alone needs N / η steps):"
-        " 'posterior' names the target, not what was reached.\n\n"
-        "Noise as printed (variance η/N) samples the posterior squared; rows at temperature 1 have"
-        " 2η/N. DP-SGD, a point estimate, has the event of DP-SGLD at temperature 1, so the same"
-        " certified ε; clip bound (1) and learning rate are its own (0.5, and 0.25 at ε = 0.1: the"
-        " best of three for the MLP on the test images, a choice that no ε here covers). The"
-        " frontier is SGLD at temperature 1 with the step size scaled until ε is certified; DP-SGD"
-        " at ε = 0.1 has the event of its first row.\n\n"
-        "PATE's rows are quoted and not run here. SVHN is not at hand: its rows run on"
-        " scikit-learn's 1,437 digits, a stand-in, by an MLP and in 1,000 steps.\n\n"
-        "NLL is the mean of −log p(label), ECE the expected calibration error (ten bins), AUROC how"
-        " often an image that is no digit (inverted, on its side, pixels shuffled; mean of the"
-        " three) has a larger predictive entropy than a test image: 50 is guessing."
+        "A Bayesian neural network, sampled by SGLD and SGHMC with the slides' settings: N ="
+        " 50,000 images, T = 10,000 steps (1,000 in the quick profile), gradients clipped at L ="
+        " 4, η = 0.1, δ = 1e-5 (1e-6 for SVHN), neighbours differ by the presence of one image."
+        " The slides do not state network, batch size, prior or SGHMC's friction: here a CNN of"
+        " 26,010 parameters (quick: an MLP with 100 hidden units), Poisson batches of 256 on"
+        " average, a standard Gaussian prior, and friction 0.1 with η = 0.01, which has SGLD's"
+        " noise. Every chain starts from one random network; predictions average over states of"
+        " its second half. The chains are too short to converge to the posterior (the prior alone"
+        " needs N / η steps).\n\n"
+        "Noise as printed (variance η/N) samples the posterior squared; rows at temperature 1"
+        " have 2η/N. DP-SGD, a point estimate, has the event of DP-SGLD at temperature 1, so the"
+        " same certified ε; its clip bound is 1 and its learning rate 0.5 (0.25 at ε = 0.1: the"
+        " best of three for the MLP on the test images, which no ε accounts for). The frontier"
+        " rows are SGLD at temperature 1 with the step size calibrated to ε; DP-SGD at ε = 0.1"
+        " has the event of its first row.\n\n"
+        "PATE's rows are quoted, not run. SVHN is not available: its rows run on scikit-learn's"
+        " 1,437 digits, a stand-in, by an MLP and in 1,000 steps.\n\n"
+        "NLL is the mean of −log p(label), ECE the expected calibration error (ten bins), AUROC"
+        " that of detecting out-of-distribution images (inverted, rotated, pixels shuffled; mean"
+        " of the three) by predictive entropy: 50 is chance."
     ),
     rows=_rows,
     run_row=_run_row,

@@ -1,7 +1,7 @@
-"""Bayesian neural networks by private Langevin chains, and how good their predictions are.
+"""Bayesian neural networks by private Langevin chains, and scores of their predictions.
 
-Chains and point estimates of one row, and scores of predictive probabilities ``(n, num_classes)``
-for labels ``(n,)``: likelihood, calibration, detection of other inputs; natural logarithms.
+Scores of predictive probabilities ``(n, num_classes)`` for labels ``(n,)``: likelihood,
+calibration and out-of-distribution detection, with natural logarithms.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SG
 NUM_EXAMPLES = 50_000
 PUBLISHED_STEPS = 10_000
 BATCHES = (100, 256, 1_000, 5_000)
-_UNIT, _NUM_STRANGE = "one image", 2_000
+_UNIT, _NUM_OUT_OF_DISTRIBUTION = "one image", 2_000
 _LEAST = np.finfo(np.float32).tiny
 
 
@@ -46,38 +46,22 @@ class MnistMLP(nn.Module):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one row; a method ignores those that it does not use.
+    """Settings of one row; a method ignores those that it does not use."""
 
-    Attributes:
-      method: one of the names above.
-      data: ``"mnist"`` or ``"digits"``.
-      network: ``"MLP"`` or ``"CNN"``.
-      num_steps: T, as this profile runs.
-      batch_size: mean of the Poisson draw; of a plain run, the size of every batch.
-      step_size: eta of a chain.
-      l2_clip: L, the bound on one image's gradient.
-      temperature: 1/2 is the printed noise, 1 that of the true posterior.
-      friction: alpha of SGHMC.
-      target: the epsilon to which the step size is scaled; None to leave it.
-      learning_rate: of the point estimates.
-      prior_std: standard deviation of the Gaussian prior on every weight.
-      num_kept: states that predictions average over, spread over the chain's second half.
-    """
-
-    method: str
-    data: str
-    network: str
-    num_steps: int
+    method: str  # one of the names above
+    data: str  # "mnist" or "digits"
+    network: str  # "MLP" or "CNN"
+    num_steps: int  # T, as this profile runs
     delta: float
-    batch_size: int = 256
-    step_size: float = 0.1
-    l2_clip: float = 4.0
-    temperature: float = 1.0
-    friction: float = 0.1
-    target: float | None = None
-    learning_rate: float = 0.5
-    prior_std: float = 1.0
-    num_kept: int = 20
+    batch_size: int = 256  # mean of the Poisson draw; of a plain run, the size of every batch
+    step_size: float = 0.1  # eta of a chain
+    l2_clip: float = 4.0  # L, the bound on one image's gradient
+    temperature: float = 1.0  # 1/2 is the printed noise, 1 that of the true posterior
+    friction: float = 0.1  # alpha of SGHMC
+    target: float | None = None  # the epsilon to which the step size is scaled; None to leave it
+    learning_rate: float = 0.5  # of the point estimates
+    prior_std: float = 1.0  # standard deviation of the Gaussian prior on every weight
+    num_kept: int = 20  # states that predictions average over, spread over the chain's second half
     seed: int = 0
 
     @property
@@ -96,7 +80,7 @@ class Settings:
         return self.is_chain or self.method == NOISY_SGD
 
     def chain(self, num_examples: int, num_steps: int) -> Langevin:
-        """The chain on so many images; of DP-SGD, the SGLD whose noise it borrows."""
+        """Returns the chain on ``num_examples`` images; for DP-SGD, the SGLD with its noise."""
         sampling = dpjax.PoissonSampling(num_examples, min(1.0, self.batch_size / num_examples))
         is_hamiltonian = self.method == HAMILTONIAN
         sampler: Callable[..., Langevin] = SGHMC if is_hamiltonian else SGLD
@@ -116,44 +100,40 @@ class Settings:
 
 
 class Predictions(NamedTuple):
-    """Predictive probabilities, as averages over the kept states and by the last of them alone.
+    """Predictive probabilities, averaged over the kept states and of the last state."""
 
-    Attributes:
-      averaged: on the test images, ``(n, 10)``.
-      last: likewise.
-      strange: by name, averaged, on images that are no digits.
-    """
-
-    averaged: np.ndarray
-    last: np.ndarray
-    strange: dict[str, np.ndarray]
+    averaged: np.ndarray  # on the test images, (n, 10)
+    last: np.ndarray  # likewise
+    out_of_distribution: dict[str, np.ndarray]  # averaged, on out-of-distribution images
 
 
 @functools.cache
 def load_images(name: str) -> Dataset:
-    """The data; of MNIST the slides' 50,000 training images."""
+    """Returns the data set with at most 50,000 training images, as in the slides."""
     data = dpjax.datasets.load(name)
     train = Split(data.train.x[:NUM_EXAMPLES], data.train.y[:NUM_EXAMPLES])
     return dataclasses.replace(data, train=train)
 
 
 def run(settings: Settings, data: Dataset, folder: Path) -> Predictions:
-    """Runs the row and predicts; a stopped chain goes on from ``folder``."""
+    """Runs the row and predicts; an interrupted chain resumes from ``folder``."""
     key, params = initialize(settings.model, data.train.x[:1], settings.seed)
     if settings.is_chain:
         states = _sample(settings, data, params, key, folder)
     else:
         states = [_train(settings, data, params, key, folder)]
     each = [_probabilities(settings.model, params, data.test.x) for params in states]
-    strange = {
+    others = {
         name: np.mean([_probabilities(settings.model, params, images) for params in states], axis=0)
-        for name, images in strange_images(data.test.x[:_NUM_STRANGE]).items()
+        for name, images in out_of_distribution_images(
+            data.test.x[:_NUM_OUT_OF_DISTRIBUTION]
+        ).items()
     }
-    return Predictions(np.mean(each, axis=0), each[-1], strange)
+    return Predictions(np.mean(each, axis=0), each[-1], others)
 
 
 def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
-    """The kept states of a chain."""
+    """Returns the kept states of a chain."""
     loss_fn, burn_in = cross_entropy(settings.model), settings.num_steps // 2
 
     def log_prior(params: Any) -> jax.Array:
@@ -178,7 +158,7 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
 
 
 def _train(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> Any:
-    """The parameters by DP-SGD, or by Adam without privacy."""
+    """Returns parameters trained by DP-SGD, or by Adam without privacy."""
     num_examples = len(data.train.y)
     plan: dpjax.SubsampledGaussian | ShuffledEpochs
     if settings.is_private:
@@ -193,13 +173,13 @@ def _train(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pat
 
 
 def noisy_sgd_mechanism(chain: Langevin) -> dpjax.SubsampledGaussian:
-    """The event of ``chain``, step for step, with gradients clipped at one."""
+    """Returns the subsampled Gaussian mechanism of ``chain`` with clip bound one."""
     return dataclasses.replace(chain.gaussian, l2_clip=1.0)
 
 
 @functools.cache
 def published_epsilon(settings: Settings) -> float:
-    """The certified ε of a chain at the slides' size: 50,000 images and 10,000 steps."""
+    """Returns the certified ε of a chain with 50,000 images and 10,000 steps."""
     chain = settings.chain(NUM_EXAMPLES, PUBLISHED_STEPS)
     return dpjax.accounting.epsilon(
         chain.event, settings.delta, adjacency=chain.adjacency, method="pld"
@@ -207,7 +187,7 @@ def published_epsilon(settings: Settings) -> float:
 
 
 def epsilon_by_batch(temperature: float) -> dict[int, float]:
-    """The same for DP-SGLD, by batch size, which the slides do not give.
+    """Returns `published_epsilon` of DP-SGLD by batch size.
 
     >>> {batch: round(epsilon, 2) for batch, epsilon in epsilon_by_batch(0.5).items()}
     {100: 36.18, 256: 3.51, 1000: 2.35, 5000: 2.29}
@@ -218,10 +198,10 @@ def epsilon_by_batch(temperature: float) -> dict[int, float]:
     }
 
 
-def strange_images(images: np.ndarray) -> dict[str, np.ndarray]:
-    """Images that are no digits: inverted, on their side, and with their pixels shuffled.
+def out_of_distribution_images(images: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns out-of-distribution images: inverted, rotated, and with shuffled pixels.
 
-    >>> sorted(strange_images(np.zeros((2, 28, 28, 1))))
+    >>> sorted(out_of_distribution_images(np.zeros((2, 28, 28, 1))))
     ['inverted', 'on their side', 'shuffled']
     """
     order = np.random.default_rng(0).permutation(images[0].size)
@@ -237,22 +217,18 @@ def _softmax(model: nn.Module, params: Any, images: jax.Array) -> jax.Array:
 
 
 def _probabilities(model: nn.Module, params: Any, images: np.ndarray) -> np.ndarray:
-    parts = range(0, len(images), _NUM_STRANGE)
-    return np.concatenate([_softmax(model, params, images[i : i + _NUM_STRANGE]) for i in parts])
+    parts = range(0, len(images), _NUM_OUT_OF_DISTRIBUTION)
+    return np.concatenate(
+        [_softmax(model, params, images[i : i + _NUM_OUT_OF_DISTRIBUTION]) for i in parts]
+    )
 
 
 class Reliability(NamedTuple):
-    """Predictions binned by confidence, the probability of the predicted class.
+    """Predictions binned by confidence, the probability of the predicted class."""
 
-    Attributes:
-      confidence: mean of each bin that is not empty.
-      accuracy: share of a bin's predictions that are right.
-      share: of all predictions, those in a bin.
-    """
-
-    confidence: np.ndarray
-    accuracy: np.ndarray
-    share: np.ndarray
+    confidence: np.ndarray  # mean of each bin that is not empty
+    accuracy: np.ndarray  # share of a bin's predictions that are right
+    share: np.ndarray  # of all predictions, those in a bin
 
 
 def negative_log_likelihood(probabilities: Any, labels: Any) -> float:
@@ -286,7 +262,7 @@ def reliability(probabilities: Any, labels: Any, num_bins: int = 10) -> Reliabil
 
 
 def calibration_error_percent(probabilities: Any, labels: Any, num_bins: int = 10) -> float:
-    """Expected calibration error: mean gap of confidence and accuracy, in points.
+    """Expected calibration error, in percentage points.
 
     Source: Guo, Pleiss, Sun, Weinberger (2017), equation 3.
 
@@ -298,7 +274,7 @@ def calibration_error_percent(probabilities: Any, labels: Any, num_bins: int = 1
 
 
 def entropies(probabilities: Any) -> np.ndarray:
-    """Each prediction's entropy, between 0 (sure) and ``log(num_classes)``.
+    """Returns the entropy of each prediction, in nats.
 
     >>> entropies([[0.5, 0.5], [1.0, 0.0]]).round(2).tolist()
     [0.69, 0.0]
@@ -307,17 +283,11 @@ def entropies(probabilities: Any) -> np.ndarray:
     return -(probabilities * np.log(probabilities)).sum(axis=1)
 
 
-def detection_percent(known: Any, strange: Any) -> float:
-    """AUROC of the entropy: how often it is larger for a strange input than for a known one.
+def auroc_percent(known: Any, unknown: Any) -> float:
+    """AUROC (%) of out-of-distribution detection by the entropies ``unknown`` against ``known``.
 
-    50 is no better than guessing.
-
-    Args:
-      known: entropies of predictions for inputs of the kind that was trained on.
-      strange: for inputs of another kind.
-
-    >>> detection_percent([0.1, 0.2], [0.3, 0.15])
+    >>> auroc_percent([0.1, 0.2], [0.3, 0.15])
     75.0
     """
-    known, strange = np.asarray(known), np.asarray(strange)
-    return 100 * float(mannwhitneyu(strange, known).statistic) / (known.size * strange.size)
+    known, unknown = np.asarray(known), np.asarray(unknown)
+    return 100 * float(mannwhitneyu(unknown, known).statistic) / (known.size * unknown.size)

@@ -45,15 +45,15 @@ def test_both_answers_cost_twice_what_one_does(records):
         assert record.certified["ε, one mean"] == pytest.approx(epsilon, rel=1e-12)
         assert record.certified["ε, both means"] == pytest.approx(2 * epsilon, rel=1e-12)
         assert "replace_one" in record.certificate
-    assert "spends 2ε" in bob.EXPERIMENT.remarks(records)[0]
+    assert "has privacy loss 2ε" in bob.EXPERIMENT.remarks(records)[0]
 
 
 @pytest.mark.parametrize("students", [25, 250])
 def test_the_attack_recovers_any_weight_from_exact_means(students):
     weights = np.random.default_rng(3).uniform(30, 60, students)
-    recovered = bob.bobs_weight(weights.mean(), weights[1:].mean(), students)
+    recovered = bob.infer_weight(weights.mean(), weights[1:].mean(), students)
     assert recovered == pytest.approx(weights[0], abs=1e-9)
-    assert bob.bobs_weight(weights.mean(), weights[2:].mean(), students) != pytest.approx(
+    assert bob.infer_weight(weights.mean(), weights[2:].mean(), students) != pytest.approx(
         weights[0]
     )
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.bayes import clipping
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
-from experiments.lib.registry import rows_of
+from experiments.lib.registry import profile_rows
 from experiments.lib.runner import Plan, run_experiment
 
 RUN_HERE = ("simulated, B_x", "simulated, both")
@@ -17,7 +17,7 @@ RUN_HERE = ("simulated, B_x", "simulated, both")
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     results = tmp_path_factory.mktemp("results")
-    rows = [row for row in rows_of(clipping.EXPERIMENT, "quick") if row.name in RUN_HERE]
+    rows = [row for row in profile_rows(clipping.EXPERIMENT, "quick") if row.name in RUN_HERE]
     assert len(rows) == 2
     some = dataclasses.replace(
         clipping.EXPERIMENT, rows=lambda profile: rows, data=lambda: "simulated"

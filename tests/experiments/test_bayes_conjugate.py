@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.bayes import conjugate
-from experiments.bayes.conjugate import DELTA, MODELS, release_of
+from experiments.bayes.conjugate import DELTA, MODELS, make_release
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
@@ -70,7 +70,7 @@ def test_certified_is_the_mechanism_that_ran(records):
     assert laplace.certified["ε at δ = 1e-6"] <= 1 + 1e-6
     assert "pure differential privacy" in laplace.certificate
     assert gaussian.certified["pure ε"] is None
-    release = release_of("normal, known variance", "Gaussian", 1.0, "replace_one")
+    release = make_release("normal, known variance", "Gaussian", 1.0, "replace_one")
     certified = gaussian.certified["ε at δ = 1e-6"]
     assert certified == release.certificate(DELTA).epsilon == pytest.approx(1.0, rel=5e-3)
     for record in records.values():
@@ -84,7 +84,7 @@ def test_pictures_and_remarks_follow_the_records(records, tmp_path):
     assert stems == ["consistency", "coverage"]
     assert len(draw_figures(conjugate.EXPERIMENT, [records[RUN_HERE[0]]], tmp_path)) == 1
     (remark,) = conjugate.EXPERIMENT.remarks(list(records.values()))
-    assert "in no row; that of naive ones falls under 80 % in 2 of 3 rows" in remark
+    assert "in no row; that of naive ones is below 80 % in 2 of 3 rows" in remark
     off = dataclasses.replace(
         records[RUN_HERE[1]],
         measured={"naive coverage %": [50.0], "noise-aware coverage %": [80.0]},

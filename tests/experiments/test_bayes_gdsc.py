@@ -181,16 +181,16 @@ def test_the_most_frequent_genes_and_tissues_are_chosen():
     x = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0, 1]], float)
     part = loader.Split(x, np.zeros((3, 1)))
     data = dataclasses.replace(loader._stand_in(), train=part, test=part, feature_names=NAMES)
-    assert gdsc.chosen_features(data, 2, 1) == [3, 0, 6]
-    assert gdsc.chosen_features(data, 0, 2) == [6, 4]
-    assert gdsc.chosen_features(loader._stand_in(), 5, 5) == list(range(10))
+    assert gdsc.frequent_features(data, 2, 1) == [3, 0, 6]
+    assert gdsc.frequent_features(data, 0, 2) == [6, 4]
+    assert gdsc.frequent_features(loader._stand_in(), 5, 5) == list(range(10))
 
 
 def test_splits_keep_lines_together_and_mark_what_is_missing():
     data = loader._stand_in()
     y = np.where(np.arange(354)[:, None] % 5 == 0, np.nan, data.train.y)
     data = dataclasses.replace(data, train=loader.Split(data.train.x, y))
-    train, test = gdsc.repeats(data, range(10), 2, seed=0)
+    train, test = gdsc.draw_splits(data, range(10), 2, seed=0)
     assert (train.x.shape, test.y.shape) == ((2, 342, 10), (2, 100, 1))
     everyone = np.concatenate([data.train.x, data.test.x])
     centred = everyone - everyone.mean(axis=0)
@@ -259,7 +259,7 @@ def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
     (figure,) = draw_figures(gdsc.EXPERIMENT, records, tmp_path)
     assert figure.path.name == "bayes_gdsc_quick_spearman.png"
     remarks = gdsc.EXPERIMENT.remarks(records)
-    assert any("projecting outliers" in remark for remark in remarks)
+    assert any("with projection" in remark for remark in remarks)
     assert "not GDSC" in records[0].note
 
 
@@ -267,8 +267,8 @@ def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
 def test_drowned_in_noise_nothing_is_learned(method):
     options = gdsc_methods.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
     columns = range(10)
-    train, test = gdsc.repeats(loader._stand_in(), columns, 40, seed=0)
-    mean, error = gdsc.scorer(options, train, test)(2e-3, 342)
+    train, test = gdsc.draw_splits(loader._stand_in(), columns, 40, seed=0)
+    mean, error = gdsc.make_scorer(options, train, test)(2e-3, 342)
     assert abs(mean) < 4.5 * error
 
 

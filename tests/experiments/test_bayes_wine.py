@@ -13,7 +13,7 @@ from dpjax.bayes.regression import RegressionBounds, sufficient_statistics
 from experiments.bayes import wine, wine_fits
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
-from experiments.lib.registry import rows_of
+from experiments.lib.registry import profile_rows
 from experiments.lib.runner import Plan, run_experiment
 
 GAUSSIAN = "trusted, Gaussian"
@@ -29,7 +29,7 @@ def records(tmp_path_factory):
         if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
             patch.setenv("DPJAX_DATA_DIR", str(folder))
         _clear()
-        rows = [row for row in rows_of(wine.EXPERIMENT, "quick") if row.name in RUN_HERE]
+        rows = [row for row in profile_rows(wine.EXPERIMENT, "quick") if row.name in RUN_HERE]
         some = dataclasses.replace(wine.EXPERIMENT, rows=lambda profile: rows)
         assert run_experiment(some, Plan("quick", results, False, print))
     yield {record.row: record for record in load_records(results, wine.EXPERIMENT.name)}
@@ -138,6 +138,6 @@ def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
 def test_bought_bounds_are_each_runs_own():
     records = some_records()
     splits = wine_fits.draw_splits(records, 300, 6, seed=0)
-    fit = wine_fits.bought_bounds(some_task(records, splits, epsilon=3.0))
+    fit = wine_fits.private_bounds(some_task(records, splits, epsilon=3.0))
     assert fit.posteriors.mean.shape == (6, 3)
     assert fit.mechanism.certificate(1e-4).epsilon < 3.003

@@ -10,7 +10,7 @@ from dpjax.datasets import Dataset, Split
 from experiments.bdp import abalone, variational, variational_source
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
 from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, rows_of
+from experiments.lib.registry import Record, profile_rows
 from experiments.lib.runner import Plan, run_row
 
 
@@ -71,7 +71,7 @@ def records(tmp_path_factory):
         abalone.EXPERIMENT, rows=small.rows, run_row=small.run_row, data=lambda: "small"
     )
     plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
-    return [run_row(experiment, row, plan) for row in rows_of(experiment, "quick")]
+    return [run_row(experiment, row, plan) for row in profile_rows(experiment, "quick")]
 
 
 def test_every_row_says_what_it_does_and_does_not_protect(records):
@@ -99,7 +99,9 @@ def test_the_picture_is_drawn_and_the_accounts_compared(records, tmp_path):
     assert len(remarks) == 2
 
 
-@pytest.mark.parametrize(("bdp", "verdict"), [(0.5, "says more"), (1.5, "adds nothing")])
+@pytest.mark.parametrize(
+    ("bdp", "verdict"), [(0.5, "BDP ε is smaller"), (1.5, "BDP ε is not smaller")]
+)
 def test_remarks_judge_the_bayesian_account(bdp, verdict):
     certified = {DP: 1.0}
     measured = {ACCURACY: 76.0, variational.ABOVE: 1.0, BDP: bdp}

@@ -6,14 +6,16 @@ from dpjax.accounting import moments_accountant
 from experiments.bdp import abalone, adult
 from experiments.bdp.table import BDP, DP, published_row
 from experiments.dpvi.inference import make_mechanism
-from experiments.lib.registry import rows_of
+from experiments.lib.registry import profile_rows
 
 
 @pytest.mark.parametrize(
     ("module", "num_examples", "promised"), [(abalone, 3_341, 0.61), (adult, 39_073, 0.2)]
 )
-def test_the_last_row_gives_everyone_what_the_source_promises_some(module, num_examples, promised):
-    settings = rows_of(module.EXPERIMENT, "quick")[-1].settings
+def test_the_dp_epsilon_of_the_last_row_equals_the_published_bdp_epsilon(
+    module, num_examples, promised
+):
+    settings = profile_rows(module.EXPERIMENT, "quick")[-1].settings
     run = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
     epsilon = make_mechanism(*run, num_examples).certificate(1e-10).epsilon
     assert promised - 0.01 < epsilon <= promised
@@ -21,7 +23,7 @@ def test_the_last_row_gives_everyone_what_the_source_promises_some(module, num_e
 
 def test_the_published_differential_epsilons_are_those_of_source_001():
     abalone_row, adult_row = (
-        rows_of(module.EXPERIMENT, "quick")[2].settings for module in (abalone, adult)
+        profile_rows(module.EXPERIMENT, "quick")[2].settings for module in (abalone, adult)
     )
     for row, delta, published in (
         (abalone_row, 5e-4, 7.6),
@@ -35,7 +37,7 @@ def test_the_published_differential_epsilons_are_those_of_source_001():
 
 
 def test_the_published_figures_stand_beside_the_sources_protocol():
-    rows = {row.name: row for row in rows_of(adult.EXPERIMENT, "paper")}
+    rows = {row.name: row for row in profile_rows(adult.EXPERIMENT, "paper")}
     source = rows["source's protocol (reconstructed)"].source
     assert source == published_row(81.0, (0.5, 0.623), (0.2, 0.55))
     assert (source[DP], source[BDP]) == (0.5, 0.2)

@@ -132,5 +132,5 @@ def test_every_picture_is_drawn_and_remarks_follow_the_records(records):
     assert list(drawn) == ["steps", "noise_clipped", "noise_unclipped", "orders"]
     remarks = " ".join(figures.EXPERIMENT.remarks(list(records.values())))
     assert "not an upper bound for replacing" in remarks
-    assert "gives 6.7e-04, below the 8.3e-04" in remarks
+    assert "gives 6.7e-04, below the exact value 8.3e-04" in remarks
     assert figures.EXPERIMENT.remarks([records["4: 0.05 quantile"]]) == []

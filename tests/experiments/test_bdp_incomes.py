@@ -109,6 +109,6 @@ def test_both_pictures_are_drawn_and_remarks_follow_the_records(records, tmp_pat
     stems = [picture.path.stem.removeprefix("bdp_incomes_quick_") for picture in pictures]
     assert stems == ["attacks", "percentiles"]
     remarks = incomes.EXPERIMENT.remarks(list(records.values()))
-    assert "not attained by one mean" in remarks[0]
-    assert "says nothing of the outlier" in remarks[2]
+    assert "not attained by a mean" in remarks[0]
+    assert "does not cover the outlier" in remarks[2]
     assert incomes.EXPERIMENT.remarks([records["clipped at 99 %, ε = 1"]]) == []

@@ -169,4 +169,4 @@ def test_every_picture_is_drawn_and_remarks_follow_the_records(results):
     assert list(limits.EXPERIMENT.figures(results)) == ["coverage", "draws", "tails", "composition"]
     remarks = " ".join(limits.EXPERIMENT.remarks(results))
     assert "3.3 % for N = 1,024 and γ = 1e-15" in remarks
-    assert "98 % for 16 draws" in remarks
+    assert "98 % for sample size 16" in remarks

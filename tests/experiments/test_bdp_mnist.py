@@ -206,7 +206,7 @@ def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
     figures = mnist.EXPERIMENT.figures(records)
     assert set(figures) == {"accounts", "norms", "distances"}
     words = " ".join(mnist.EXPERIMENT.remarks(records))
-    assert "no upper bound" in words
+    assert "not an upper bound" in words
     assert "no proof of no leak" in words
 
 

@@ -19,7 +19,7 @@ from experiments.benchmarks.results import (
     format_text,
     load,
     measure,
-    path_of,
+    results_path,
     save,
 )
 from experiments.benchmarks.timing import Effort
@@ -59,7 +59,7 @@ def test_a_small_run_writes_what_it_prints(tmp_path, capsys):
     assert round(moments, 2) == 1.19
     assert found["dpjax, moments_accountant.epsilon"].values["ε"] == pytest.approx(moments)
     assert round(found["dpjax, gdp_clt"].values["ε"], 2) == 0.83
-    assert found["dpjax, gdp_clt"].note == "an approximation, no guarantee"
+    assert found["dpjax, gdp_clt"].note == "an approximation, not a bound"
     tight = found["dp-accounting, PLDAccountant"].values["× certified"]
     assert tight == pytest.approx(1, abs=0.01)
     assert found["dp-accounting, RdpAccountant"].values["× certified"] > 1.05
@@ -122,7 +122,7 @@ def test_the_terminals_tables():
 def test_saved_and_loaded_again(tmp_path):
     save(tmp_path, BENCHMARK)
     assert load(tmp_path, "accounting") == BENCHMARK
-    path_of(tmp_path, "accounting").write_text("[]")
+    results_path(tmp_path, "accounting").write_text("[]")
     with pytest.raises(ValueError, match="must be a benchmark's results"):
         load(tmp_path, "accounting")
 
@@ -134,7 +134,7 @@ def test_the_report_shows_every_table(tmp_path):
     html = write_report([], tmp_path)[0].read_text("utf-8")
     for part in (
         anchor,
-        "What an epsilon costs",
+        "Time and tightness of accountants",
         "row &lt;1&gt;",
         "<td>0.965</td>",
         "an approximation",

@@ -12,7 +12,7 @@ from experiments.benchmarks.inference import (
     inference_groups,
     svi_group,
 )
-from experiments.benchmarks.methods import NOISY, PLAIN, PRIVATE, why_missing
+from experiments.benchmarks.methods import NOISY, PLAIN, PRIVATE, import_error
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import (
     Benchmark,
@@ -21,7 +21,7 @@ from experiments.benchmarks.results import (
     format_text,
     load,
     measure,
-    path_of,
+    results_path,
     save,
 )
 from experiments.benchmarks.steps import loop_group, step_groups, step_values
@@ -41,7 +41,7 @@ THREE = Effort(repetitions=3)
 
 @pytest.fixture
 def no_peers(monkeypatch):
-    monkeypatch.setattr(command, "missing_peers", lambda part: {"torch": "left out"})
+    monkeypatch.setattr(command, "missing_libraries", lambda part: {"torch": "left out"})
     part = command.PARTS["steps"]._replace(peers=("torch",))
     monkeypatch.setitem(command.PARTS, "steps", part)
     monkeypatch.setattr("experiments.benchmarks.steps.importlib.util.find_spec", lambda name: None)
@@ -116,7 +116,7 @@ def test_without_the_plain_step_there_is_no_ratio():
 
 def test_a_slow_case_says_that_it_was_timed_once():
     (slow,) = measure(GROUP._replace(cases=[case(PLAIN, 20.0)])).rows
-    assert (slow.repetitions, slow.note) == (1, "slow: its first call alone")
+    assert (slow.repetitions, slow.note) == (1, "slow: only its first call was timed")
 
 
 def test_the_terminals_table():
@@ -142,7 +142,7 @@ def test_saved_and_loaded_again(tmp_path):
 
 @pytest.mark.parametrize("content", ["nothing", "[]", "{}", json.dumps({"tables": [1]})])
 def test_another_file_of_this_name_is_named(tmp_path, content):
-    path_of(tmp_path, "steps").write_text(content)
+    results_path(tmp_path, "steps").write_text(content)
     with pytest.raises(ValueError, match="must be a benchmark's results"):
         load(tmp_path, "steps")
 
@@ -160,8 +160,8 @@ def test_loops_are_compared(no_peers):
 def test_what_cannot_be_imported_says_why(tmp_path, monkeypatch):
     (tmp_path / "broken_peer.py").write_text("raise OSError('libfoo.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert why_missing("broken_peer") == "libfoo.so is missing"
-    missing = command.missing_peers(command.PARTS["steps"])
+    assert import_error("broken_peer") == "libfoo.so is missing"
+    missing = command.missing_libraries(command.PARTS["steps"])
     assert set(missing) <= {"jax-privacy", "torch", "opacus"}
 
 

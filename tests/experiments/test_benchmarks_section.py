@@ -33,7 +33,7 @@ def test_the_report_shows_every_table_and_one_picture(results):
     html = path.read_text(encoding="utf-8")
     assert complete
     for part in (
-        "What privacy costs in time and memory",
+        "Time and memory of private training steps",
         "MLP, batch 64",
         "CNN, batch 256",
         "× host",
@@ -55,7 +55,7 @@ def test_without_a_run_there_is_no_section(tmp_path):
 
 def test_the_picture_is_of_the_batch_nearest_to_256(results):
     (section,) = benchmark_sections(results)
-    assert "One step at batch 256" in section.figures[0].caption
+    assert "one step at batch size 256" in section.figures[0].caption
 
 
 def test_without_a_timed_step_there_is_no_picture(tmp_path):

@@ -8,8 +8,8 @@ from experiments.benchmarks.timing import (
     Effort,
     Times,
     blocking,
-    has_turn,
     interleaved,
+    is_timed_in_round,
 )
 
 
@@ -54,7 +54,9 @@ def test_what_is_timed_less_often_has_its_turns_spread():
 def test_as_many_turns_as_counted():
     for rounds, count in itertools.product(range(1, 30), range(1, 30)):
         if count <= rounds:
-            assert sum(has_turn(number, rounds, count) for number in range(rounds)) == count
+            assert (
+                sum(is_timed_in_round(number, rounds, count) for number in range(rounds)) == count
+            )
 
 
 def test_a_slow_case_is_not_called_again():

@@ -66,7 +66,7 @@ def test_the_means_sensitivity_is_below_the_sums(records):
     assert records["mean"].measured[name] < records["sum"].measured[name] == 1
     assert records["sum"].certified[differencing.TRUE] == 1
     remarks = differencing.EXPERIMENT.remarks(list(records.values()))
-    assert "below the sum's" in remarks[0]
+    assert "smaller than the sum's" in remarks[0]
     assert "for mean and for threshold, far off" in remarks[1]
 
 

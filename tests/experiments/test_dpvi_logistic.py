@@ -27,7 +27,7 @@ from experiments.dpvi.logistic import (
     windowed_adagrad,
 )
 from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, rows_of
+from experiments.lib.registry import Record, profile_rows
 from experiments.lib.runner import Plan, run_row
 
 
@@ -77,19 +77,19 @@ def test_the_certified_epsilon_is_below_what_the_other_accounts_claim(sigma):
 
 
 def test_the_clip_is_that_of_a_plain_gradient_and_the_noise_over_one_bound():
-    row = rows_of(adult.EXPERIMENT, "quick")[1]
-    made = study.mechanism_of(row.settings, 1_000)
+    row = profile_rows(adult.EXPERIMENT, "quick")[1]
+    made = study.row_mechanism(row.settings, 1_000)
     assert (made.l2_clip, made.noise_multiplier) == (0.375, 2 * row.settings["sigma"])
     assert (made.num_steps, made.adjacency) == (2_000, "add_remove")
 
 
 def test_published_accuracies_stand_beside_the_rows_that_repeat_them():
-    found = {row.name: row.source for row in rows_of(abalone.EXPERIMENT, "paper")}
+    found = {row.name: row.source for row in profile_rows(abalone.EXPERIMENT, "paper")}
     assert found["σ = 1.221"] == found["σ = 2.082"] == {study.ACCURACY: 76.2}
     assert found["not private"] == {study.ACCURACY: 76.67}
     assert found["q = 0.01, σ = 2"] == found["c = 5, σ = 2"] == {study.ACCURACY: 75.33}
     assert found["q = 0.1, σ = 2"] == found["public ranges, σ = 1.221"] == {}
-    found = {row.name: row.source for row in rows_of(adult.EXPERIMENT, "quick")}
+    found = {row.name: row.source for row in profile_rows(adult.EXPERIMENT, "quick")}
     assert found["q = 0.005, σ = 2"] == {study.ACCURACY: 81.12}
     assert found["σ = 0.7408"] == {}
 
@@ -112,7 +112,7 @@ def records(tmp_path_factory):
         if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
             patch.setenv("DPJAX_DATA_DIR", str(folder))
         plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
-        made = [run_row(experiment, row, plan) for row in rows_of(experiment, "quick")]
+        made = [run_row(experiment, row, plan) for row in profile_rows(experiment, "quick")]
     return {record.row: record for record in made}
 
 
@@ -142,7 +142,7 @@ def test_accuracies_are_within_a_point_and_a_half_of_the_published(records):
 
 def test_every_picture_is_drawn(records, tmp_path):
     every = list(records.values())
-    for row in rows_of(abalone.EXPERIMENT, "quick"):
+    for row in profile_rows(abalone.EXPERIMENT, "quick"):
         if row.settings["part"] in ("clip", "rate"):
             measured = {study.ACCURACY: 75.0, study.ERROR: 0.1}
             every.append(

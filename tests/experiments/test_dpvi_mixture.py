@@ -14,7 +14,7 @@ from experiments.dpvi.mixture import (
     true_log_density,
 )
 from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, rows_of
+from experiments.lib.registry import Record, profile_rows
 
 TRUTH = {"weights": jnp.full(5, 0.2), "means": MEANS, "variances": jnp.full(5, VARIANCE)}
 
@@ -44,7 +44,7 @@ def test_the_predictive_density_of_a_narrow_guide_is_that_of_its_centre():
 
 
 def test_rows_and_picture(tmp_path):
-    rows = rows_of(mixture.EXPERIMENT, "quick")
+    rows = profile_rows(mixture.EXPERIMENT, "quick")
     assert [row.settings["sigma"] for row in rows] == [0.0, 0.8, 2.0, 6.0, 20.0]
     measured = {mixture.DENSITY: -4.0, mixture.ERROR: 0.1}
     records = [

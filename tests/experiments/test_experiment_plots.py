@@ -15,7 +15,7 @@ from experiments.lib.plots import (
 )
 from experiments.lib.records import load_records
 from experiments.lib.runner import run_experiment
-from experiments.lib.verdicts import group_by, largest_deviation, rows_where, when_run
+from experiments.lib.verdicts import group_by, join_row_names, largest_deviation, remarks_on_rows
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ def test_remarks_are_on_rows_that_are_all_there(records):
     def say(*rows):
         return " and ".join(row.row for row in rows)
 
-    assert when_run(records, say, "3", "1") == ["3 and 1"]
-    assert when_run(records, say, "3", "4") == []
-    assert when_run(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
+    assert remarks_on_rows(records, say, "3", "1") == ["3 and 1"]
+    assert remarks_on_rows(records, say, "3", "4") == []
+    assert remarks_on_rows(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
 
 
 def test_records_by_setting_by_test_and_by_deviation(records):
     assert {key: len(group) for key, group in group_by(records, "epochs").items()} == {1: 3}
     assert group_by(records, "no such setting") == {}
-    assert rows_where(records, lambda record: record.measured["accuracy %"] > 72) == "2; 3"
+    assert join_row_names(records, lambda record: record.measured["accuracy %"] > 72) == "2; 3"
     assert largest_deviation(records) == pytest.approx(1 - 71.5 / 91)

@@ -10,7 +10,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     load_experiments,
-    rows_of,
+    profile_rows,
     select,
 )
 
@@ -41,12 +41,12 @@ def test_select_lists_what_is_known():
 def test_rows_must_be_there_and_unique(names):
     experiment = make(rows=lambda profile: [Row(name, {}, {}) for name in names])
     with pytest.raises(ValueError, match="row names of some_name must be"):
-        rows_of(experiment, "quick")
+        profile_rows(experiment, "quick")
 
 
 def test_unknown_profiles_are_refused():
     with pytest.raises(ValueError, match="profile must be one of 'quick', 'paper', got 'slow'"):
-        rows_of(make(), "slow")
+        profile_rows(make(), "slow")
 
 
 def test_figures_and_remarks_may_be_left_out():
@@ -70,7 +70,7 @@ def test_registered_names_are_unique():
 @pytest.mark.parametrize("module", MODULES)
 def test_registered_rows_are_well_formed(module, profile):
     (experiment,) = load_experiments([module])
-    for row in rows_of(experiment, profile):
+    for row in profile_rows(experiment, profile):
         assert isinstance(row.name, str)
         assert row.name
         assert row.settings
@@ -90,6 +90,6 @@ def test_registered_experiments_say_what_they_are(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_the_source_is_the_same_under_both_profiles(module):
     (experiment,) = load_experiments([module])
-    quick, paper = (rows_of(experiment, profile) for profile in PROFILES)
+    quick, paper = (profile_rows(experiment, profile) for profile in PROFILES)
     sources = {row.name: row.source for row in paper}
     assert all(sources.get(row.name, row.source) == row.source for row in quick)

@@ -248,4 +248,4 @@ def test_the_page_depends_on_the_records_alone(toy, plan):
 
 
 def test_a_page_without_any_experiment_is_still_a_page():
-    assert "Published results" in Page(render([])).text
+    assert "Reproduction of published results" in Page(render([])).text

@@ -4,11 +4,11 @@ from experiments.lib.records import load_records
 from experiments.lib.registry import Result, Row
 from experiments.lib.runner import run_experiment
 from experiments.lib.tables import (
-    cells_of,
-    columns_of,
     finished_records,
-    lines_of,
     shared_settings,
+    table_cells,
+    table_columns,
+    table_lines,
     text_table,
 )
 
@@ -21,7 +21,7 @@ def run(toy, plan):
 def test_lines_say_what_became_of_each_row(toy, plan):
     toy.raises = {"2": RuntimeError("broken")}
     first, second, _ = run(toy, plan)
-    lines = lines_of(toy.experiment, "quick", [first, second])
+    lines = table_lines(toy.experiment, "quick", [first, second])
     assert [line.state for line in lines] == ["done", "failed", "not run yet"]
     assert lines[1].outcome == "failed: RuntimeError: broken"
     assert lines[2].outcome == "not run yet"
@@ -31,7 +31,7 @@ def test_lines_say_what_became_of_each_row(toy, plan):
 def test_a_stale_record_shows_the_source_and_none_of_its_values(toy, plan):
     records = run(toy, plan)
     toy.step_size = 0.2
-    line, *_ = lines_of(toy.experiment, "quick", records)
+    line, *_ = table_lines(toy.experiment, "quick", records)
     assert line.state == "stale"
     assert line.values("source") == {"accuracy %": 91.0}
     assert line.values("settings")["step_size"] == 0.2
@@ -40,18 +40,18 @@ def test_a_stale_record_shows_the_source_and_none_of_its_values(toy, plan):
 
 
 def test_a_record_of_the_other_profile_is_not_shown(toy, plan):
-    lines = lines_of(toy.experiment, "paper", run(toy, plan))
+    lines = table_lines(toy.experiment, "paper", run(toy, plan))
     assert {line.state for line in lines} == {"not run yet"}
 
 
 def test_columns_are_those_of_any_row_and_absent_values_a_dash(toy, plan):
     rows = [Row("1", {}, {"ε": 0.83}), Row("2", {}, {"μ": 2.0, "ε": 7.1})]
     experiment = replace(toy.experiment, rows=lambda profile: rows)
-    lines = lines_of(experiment, "quick", [])
-    columns = columns_of(lines, "source")
+    lines = table_lines(experiment, "quick", [])
+    columns = table_columns(lines, "source")
     assert [column.name for column in columns] == ["ε", "μ"]
-    assert cells_of(lines[0], "source", columns) == ["0.83", "–"]
-    assert cells_of(lines[1], "source", columns) == ["7.10", "2"]
+    assert table_cells(lines[0], "source", columns) == ["0.83", "–"]
+    assert table_cells(lines[1], "source", columns) == ["7.10", "2"]
 
 
 def test_what_is_printed_as_certified_is_certified(toy, plan):
@@ -59,9 +59,9 @@ def test_what_is_printed_as_certified_is_certified(toy, plan):
     result = Result({"ε": value}, {"ε": value, "ε lower": value})
     experiment = replace(toy.experiment, run_row=lambda row, context: result)
     run_experiment(experiment, plan)
-    line, *_ = lines_of(experiment, "quick", load_records(plan.results, "toy_table"))
+    line, *_ = table_lines(experiment, "quick", load_records(plan.results, "toy_table"))
     for group, printed in (("measured", ["2.234"]), ("certified", ["2.235", "2.234"])):
-        assert cells_of(line, group, columns_of([line], group)) == printed
+        assert table_cells(line, group, table_columns([line], group)) == printed
 
 
 def test_shared_settings_are_in_every_row_with_one_value():

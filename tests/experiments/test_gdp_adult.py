@@ -36,12 +36,12 @@ def test_both_profiles_run_everything_as_published():
 def test_a_tenth_of_the_training_part_is_held_out_once_and_for_all():
     x, y = np.arange(87).reshape(29, 3), np.arange(29)
     whole = dataclasses.replace(dpjax.datasets.load("digits"), train=dpjax.datasets.Split(x, y))
-    split = adult._nine_tenths(whole)
+    split = adult._hold_out_tenth(whole)
     assert (len(split.train.y), len(split.test.y)) == (27, 2)
     assert sorted([*split.train.y, *split.test.y]) == list(range(29))
     for part in (split.train, split.test):
         np.testing.assert_array_equal(part.x, x[part.y])
-    np.testing.assert_array_equal(split.test.y, adult._nine_tenths(whole).test.y)
+    np.testing.assert_array_equal(split.test.y, adult._hold_out_tenth(whole).test.y)
 
 
 def test_the_split_has_the_published_size():
@@ -85,10 +85,10 @@ def test_the_rows_learn_and_are_drawn(tumours, tmp_path):
     assert "Every ε is that of one run" in records[0].note
     (figure,) = draw_figures(adult.EXPERIMENT, records, tmp_path)
     assert figure.path.stat().st_size > 10_000
-    assert any("expected size" in remark for remark in adult.EXPERIMENT.remarks(records))
+    assert any("expected batch size" in remark for remark in adult.EXPERIMENT.remarks(records))
 
 
-@pytest.mark.parametrize(("clt", "verdict"), [(10.2, "promises too much"), (12.0, "safe side")])
+@pytest.mark.parametrize(("clt", "verdict"), [(10.2, "is below"), (12.0, "is not below")])
 def test_remarks_judge_the_central_limit(clt, verdict):
     private = adult.EXPERIMENT.rows("quick")[0]
     measured = {"CLT ε": clt, "MA ε": 14.7, "Rényi ε, improved": 13.5}
@@ -97,7 +97,7 @@ def test_remarks_judge_the_central_limit(clt, verdict):
         measured, {"ε, published size": 11.801}, 1.0,
     )  # fmt: skip
     remarks = adult.EXPERIMENT.remarks([record])
-    assert any("certified 11.81" in remark and verdict in remark for remark in remarks)
+    assert any(f"{verdict} the certified ε = 11.81" in remark for remark in remarks)
 
 
 def test_drowned_in_noise_nothing_is_learned(tmp_path):

@@ -42,7 +42,7 @@ def test_the_central_limit_has_the_printed_digits(records, name):
 def test_the_sums_of_errors_of_row_2(records):
     measured, certified = records["2"].measured, records["2"].certified
     printed = records["2"].source["errors, CLT %"]
-    assert round(curves.sum_of_errors(tradeoff.Gaussian(0.57)), 1) == printed
+    assert round(curves.min_error_sum(tradeoff.Gaussian(0.57)), 1) == printed
     assert round(measured["errors, CLT %"], 1) == 77.4
     assert round(measured["errors, MA pair %"], 1) == records["2"].source["errors, MA pair %"]
     assert round(measured["errors, MA envelope %"], 1) == 36.9
@@ -72,7 +72,7 @@ def test_the_bounds_hold_a_curve_that_is_known_and_no_other():
         num_steps=4,
         adjacency="add_remove",
     )
-    bounds = curves.true_curve(mechanism, largest_epsilon=12.0)
+    bounds = curves.tradeoff_bounds(mechanism, largest_epsilon=12.0)
     levels = np.linspace(0.001, 0.999, 200)
 
     def hold(mu):
@@ -123,4 +123,4 @@ def test_every_picture_is_drawn_and_remarks_follow_the_records(results, records,
     assert draw_figures(curves.EXPERIMENT, [records["1"]], tmp_path)
     remarks = " ".join(curves.EXPERIMENT.remarks(list(records.values())))
     assert "9.4 %" in remarks
-    assert "promises more than is true in rows 1, 2." in remarks
+    assert "is below the certified lower bound in rows 1, 2." in remarks

@@ -131,7 +131,12 @@ def test_the_rows_learn_resume_and_are_drawn(made_up, tmp_path):
     (figure,) = draw_figures(imdb.EXPERIMENT, [noisy, free, trained, lstm], tmp_path)
     assert figure.path.stat().st_size > 10_000
     remarks = " ".join(imdb.EXPERIMENT.remarks([noisy, free, trained, lstm]))
-    for words in ("no ε here covers it", "overfits", "Padding as a zero vector", "expected size"):
+    for words in (
+        "no ε accounts for it",
+        "overfits",
+        "padding as a zero vector",
+        "expected batch size",
+    ):
         assert words in remarks
 
 

@@ -217,12 +217,12 @@ def test_a_diagonal_shares_neither_user_nor_item(tiny):
 
 def test_factorizations_find_the_two_tastes(tiny):
     """Both have what it takes to be nearly exact; the global average has not."""
-    average = baselines.rmse_of(baselines.global_average, tiny, {})
+    average = baselines.baseline_rmse(baselines.global_average, tiny, {})
     assert average == pytest.approx(2, abs=0.1)
     settings = {"num_factors": 4, "num_epochs": 300, "penalty": 0.02}
-    nonnegative = baselines.rmse_of(baselines.nonnegative_factorization, tiny, settings)
+    nonnegative = baselines.baseline_rmse(baselines.nonnegative_factorization, tiny, settings)
     settings |= {"step_size": 0.02}
-    biased = baselines.rmse_of(baselines.biased_factorization, tiny, settings)
+    biased = baselines.baseline_rmse(baselines.biased_factorization, tiny, settings)
     assert max(nonnegative, biased) < 0.5
 
 

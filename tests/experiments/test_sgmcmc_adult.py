@@ -86,7 +86,7 @@ def test_the_formula_claims_less_than_is_certified(records):
 def test_steps_are_bounded_for_stability():
     steps = [
         adult_methods.calibrate_chain(
-            adult_methods.langevin(SMALL.train, 0.1, 0.01), epsilon
+            adult_methods.make_sgld(SMALL.train, 0.1, 0.01), epsilon
         ).step_size
         for epsilon in (1e-3, 3.0)
     ]
@@ -127,7 +127,7 @@ def test_the_hybrid_begins_where_its_sample_lies():
 def test_the_hybrids_halves():
     both = adult_methods.hybrid(
         adult_methods._one_sample(2.0),
-        adult_methods.langevin(SMALL.train, 0.1),
+        adult_methods.make_sgld(SMALL.train, 0.1),
         epsilon=2.0,
         delta=1e-5,
     )

@@ -25,7 +25,7 @@ def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     some = dataclasses.replace(bounds.EXPERIMENT, rows=_fewer_rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "_STAIRS", 4)  # coarser, and faster: still an upper bound
+        patch.setattr(bounds, "_NUM_PIECES", 4)  # coarser, and faster: still an upper bound
         assert run_experiment(some, Plan("quick", folder, False, print))
     return {record.row: record for record in load_records(folder, some.name)}
 
@@ -57,19 +57,22 @@ def test_the_steps_for_a_tenth(records):
         assert 0.099 < record.certified[name] <= 0.1
     # half as large with the noise as printed, and no larger
     for size, certified in ((0.5, True), (0.53, False)):
-        chain = bounds.langevin(1_000, size * constant[1_000], PUBLISHED_TEMPERATURE)
+        chain = bounds.make_sgld(1_000, size * constant[1_000], PUBLISHED_TEMPERATURE)
         found = certified_epsilon(chain.event, bounds.DELTA, adjacency="add_remove")
         assert (found <= 0.1) == certified
 
 
 def test_the_stairs_lie_above_the_smooth_schedule(monkeypatch):
-    stairs, smooth = np.array(bounds.stairs(0.1)), np.arange(1, 10_001) ** (-1 / 3) / 10
-    assert (stairs >= smooth - 1e-12).all()
-    assert (stairs <= 1.11 * smooth).all()
-    assert len(np.unique(stairs)) <= 30
+    stepwise_schedule, smooth = (
+        np.array(bounds.stepwise_schedule(0.1)),
+        np.arange(1, 10_001) ** (-1 / 3) / 10,
+    )
+    assert (stepwise_schedule >= smooth - 1e-12).all()
+    assert (stepwise_schedule <= 1.11 * smooth).all()
+    assert len(np.unique(stepwise_schedule)) <= 30
     monkeypatch.setitem(bounds.SETTING, "num_steps", 300)
-    chain = bounds.langevin(5_000, PolynomialDecay(0.1), POSTERIOR_TEMPERATURE)
-    above = dataclasses.replace(chain, step_size=bounds.stairs(0.1))
+    chain = bounds.make_sgld(5_000, PolynomialDecay(0.1), POSTERIOR_TEMPERATURE)
+    above = dataclasses.replace(chain, step_size=bounds.stepwise_schedule(0.1))
     smooth_epsilon, epsilon = (
         certified_epsilon(one.event, bounds.DELTA, adjacency="add_remove") for one in (chain, above)
     )

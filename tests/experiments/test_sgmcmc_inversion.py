@@ -17,7 +17,7 @@ from experiments.sgmcmc.inversion import (
     class_means,
     correlations,
     invert,
-    two_groups,
+    split_images,
 )
 
 
@@ -56,11 +56,11 @@ def test_success_tells_memory_from_knowledge_of_the_class():
 
 def test_the_two_groups_are_equal_in_size_and_disjoint():
     data = dpjax.datasets.load("digits")
-    own, others = two_groups(data, 10)
+    own, others = split_images(data, 10)
     assert (np.bincount(own.y) == 10).all()
     assert (np.bincount(others.y) == 10).all()
     assert not {image.tobytes() for image in own.x} & {image.tobytes() for image in others.x}
-    most, _ = two_groups(data, 10_000)
+    most, _ = split_images(data, 10_000)
     assert len(set(np.bincount(most.y))) == 1
 
 

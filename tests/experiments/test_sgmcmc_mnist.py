@@ -12,7 +12,7 @@ from experiments.sgmcmc.mnist_chains import (
     Settings,
     epsilon_by_batch,
     noisy_sgd_mechanism,
-    strange_images,
+    out_of_distribution_images,
 )
 
 EXPERIMENT = mnist.EXPERIMENT
@@ -107,14 +107,14 @@ def test_doubt_is_counted_from_guessing_to_certainty():
         mnist_chains.entropies(np.full((9, 10), 0.1)),
     )
     np.testing.assert_allclose(strange, np.log(10))
-    assert mnist_chains.detection_percent(known, strange) == 100
-    assert mnist_chains.detection_percent(known, known) == 50
-    assert mnist_chains.detection_percent(strange, known) == 0
+    assert mnist_chains.auroc_percent(known, strange) == 100
+    assert mnist_chains.auroc_percent(known, known) == 50
+    assert mnist_chains.auroc_percent(strange, known) == 0
 
 
 def test_strange_images_keep_the_pixels():
     images = np.random.default_rng(0).random((3, 28, 28, 1)).astype(np.float32)
-    strange = strange_images(images)
+    strange = out_of_distribution_images(images)
     for name in ("on their side", "shuffled"):
         assert not np.array_equal(strange[name], images)
         np.testing.assert_array_equal(
