@@ -119,22 +119,19 @@ def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
             value = jnp.asarray(value)
         elif is_list:
             large = any(map(_has_large_integers, leaves))  # numpy would round them beside floats
-            kinds = object if large else jax.Array
             value = jax.tree.map(
-                lambda x: np.asarray(x).tolist() if isinstance(x, kinds) else x, value
+                lambda x: np.asarray(x).tolist() if large or isinstance(x, jax.Array) else x, value
             )
             value = np.array(value, object) if large else value
         array = value if isinstance(value, jax.Array) else np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:  # of rows of unequal lengths, keys
         raise ValueError(f"{name} must be {allowed}: {error}") from error
     if array.dtype == object:
+        numbers = []
         for entry in array.ravel():
             check_unmasked(name, entry)
-        scalars = (np.generic, np.ndarray, jax.Array)
-        numbers = [
-            entry.item() if isinstance(entry, scalars) and entry.ndim == 0 else entry
-            for entry in array.ravel()
-        ]
+            is_scalar = hasattr(entry, "item") and np.ndim(entry) == 0
+            numbers.append(entry.item() if is_scalar else entry)
         exact = np.empty(len(numbers), object)
         exact[:] = numbers
         check(all(isinstance(n, int | float) for n in numbers), name, array.dtype, allowed)

@@ -292,7 +292,12 @@ def test_what_is_no_real_number_is_refused(convert, value):
 @pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
 def test_masked_arrays_are_refused(convert):
     masked = np.ma.masked_array([1.0, 2.0], [False, True])
-    for value in (masked, [masked, masked], [1.0, np.ma.masked], np.array([np.ma.masked, 1], object)):
+    for value in (
+        masked,
+        [masked, masked],
+        [1.0, np.ma.masked],
+        np.array([np.ma.masked, 1], object),
+    ):
         with pytest.raises(ValueError, match=r"^level must be an array without a mask"):
             convert(value, "level")
     assert convert(masked.filled(0.0), "level").tolist() == [1.0, 0.0]
