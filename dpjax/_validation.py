@@ -3,11 +3,13 @@
 import math
 import operator
 from collections.abc import Collection
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, PRNGKey
 
@@ -116,16 +118,20 @@ def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
         if is_list and any(map(is_traced, leaves)):
             value = jnp.asarray(value)
         elif is_list:
+            large = any(map(_has_large_integers, leaves))  # numpy would round them beside floats
             value = jax.tree.map(
-                lambda x: np.asarray(x).tolist() if isinstance(x, jax.Array) else x, value
+                lambda x: np.asarray(x).tolist() if large or isinstance(x, jax.Array) else x, value
             )
-            if any(isinstance(leaf, int) and abs(leaf) > 2**53 for leaf in leaves):
-                value = np.array(value, object)  # numpy would round integers beside floats
+            value = np.array(value, object) if large else value
         array = value if isinstance(value, jax.Array) else np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:  # of rows of unequal lengths, keys
         raise ValueError(f"{name} must be {allowed}: {error}") from error
     if array.dtype == object:
-        numbers = [entry.item() if hasattr(entry, "item") else entry for entry in array.ravel()]
+        numbers = []
+        for entry in array.ravel():
+            check_unmasked(name, entry)
+            is_scalar = hasattr(entry, "item") and np.ndim(entry) == 0
+            numbers.append(entry.item() if is_scalar else entry)
         exact = np.empty(len(numbers), object)
         exact[:] = numbers
         check(all(isinstance(n, int | float) for n in numbers), name, array.dtype, allowed)
@@ -147,9 +153,17 @@ def as_floats(value: Any, name: str = "value") -> jax.Array:
     """
     numbers = as_numbers(value, name)
     if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iuO":
-        numbers = numbers.astype(np.float64)
+        numbers = as_float64(numbers)
     array = jnp.asarray(numbers)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def as_float64(numbers: np.ndarray) -> npt.NDArray[np.float64]:
+    """Returns numbers in float64: infinite where a Python number is too large for it."""
+    if numbers.dtype != object:
+        return numbers.astype(np.float64)
+    floats = [_as_float(number) for number in numbers.ravel()]
+    return np.array(floats, np.float64).reshape(numbers.shape)
 
 
 def as_seed(seed: Any, name: str = "seed") -> int:
@@ -175,6 +189,20 @@ def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name} must have one batch length on every leaf, got {lengths}")
     return next(iter(lengths.values()))
+
+
+def _has_large_integers(number: object) -> bool:
+    """Whether a number or array holds integers that float64 may round, or Python objects."""
+    array = np.asarray(number)
+    large = array.dtype.kind in "iu" and np.any((array > 2**53) | (array < -(2**53)))
+    return bool(large) or array.dtype == object
+
+
+def _as_float(number: Fraction | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _without_secrets(value: object) -> str:

@@ -233,6 +233,32 @@ def test_numbers_are_not_rounded(value, dtype):
     assert numbers.tolist() == (value.tolist() if isinstance(value, np.ndarray) else value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.int64(2**60 + 1), 0.5],
+        [np.uint64(2**63 + 1), np.int64(-1)],
+        [np.array([2**60 + 1, 3]), np.array([0.5, 1.5])],
+    ],
+    ids=["beside a float", "two dtypes", "rows"],
+)
+def test_large_integers_of_numpy_in_lists_are_not_rounded(value):
+    exact = [np.asarray(entry).tolist() for entry in value]
+    assert validation.as_numbers(value).tolist() == exact
+
+
+def test_large_integers_of_jax_in_lists_are_not_rounded():
+    with jax.enable_x64(True):
+        value = [jnp.int64(2**60 + 1), 0.5]
+        assert validation.as_numbers(value).tolist() == [2**60 + 1, 0.5]
+
+
+@pytest.mark.parametrize("value", [10**400, [10**400, 1.0], np.array([10**400, 1], object)])
+def test_integers_beyond_float64_become_infinite(value):
+    assert np.ravel(validation.as_floats(value))[0] == np.inf
+    assert np.ravel(validation.as_floats(-np.array(value, object)))[0] == -np.inf
+
+
 def test_arrays_of_jax_stay_as_they_are():
     array = jnp.ones(2, jnp.bfloat16)
     assert validation.as_numbers(array) is array
@@ -249,6 +275,7 @@ def test_arrays_of_jax_stay_as_they_are():
         [1, None],
         [[1.0], [1.0, 2.0]],
         np.array([1, "x"], object),
+        np.array([np.arange(2), 1], object),
         np.longdouble(1),
         jax.random.key(0),
         [jax.random.key(0)],
@@ -265,7 +292,12 @@ def test_what_is_no_real_number_is_refused(convert, value):
 @pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
 def test_masked_arrays_are_refused(convert):
     masked = np.ma.masked_array([1.0, 2.0], [False, True])
-    for value in (masked, [masked, masked], [1.0, np.ma.masked]):
+    for value in (
+        masked,
+        [masked, masked],
+        [1.0, np.ma.masked],
+        np.array([np.ma.masked, 1], object),
+    ):
         with pytest.raises(ValueError, match=r"^level must be an array without a mask"):
             convert(value, "level")
     assert convert(masked.filled(0.0), "level").tolist() == [1.0, 0.0]

@@ -10,6 +10,7 @@ from dpjax._validation import check, check_choice, check_delta
 from dpjax.accounting import gdp, moments_accountant, pld, rdp
 from dpjax.accounting.releases.base import (
     RepeatedRelease,
+    TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
     is_nonprivate,
@@ -80,17 +81,19 @@ def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, 
     below 1e-100 counts as none: epsilon is infinite.
 
     Raises:
-      UnsupportedEventError: neither supports the event.
+      UnsupportedEventError: neither supports the event; a `TooLittleNoiseError` if one would do so
+        with more noise.
     """
-    reasons = []
+    reasons = {}
     for method in _GUARANTEES:
         try:
             return method, epsilon_or_reason(event, delta, adjacency, method)
         except UnsupportedEventError as reason:
-            reasons.append(f"{method!r}: {reason}")
-    raise UnsupportedEventError(
+            reasons[method] = reason
+    too_little = any(isinstance(reason, TooLittleNoiseError) for reason in reasons.values())
+    raise (TooLittleNoiseError if too_little else UnsupportedEventError)(
         f"{type(event).__name__} under adjacency {adjacency!r} has no guarantee: "
-        + "; ".join(reasons)
+        + "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
     )
 
 

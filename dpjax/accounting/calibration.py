@@ -14,6 +14,7 @@ from dpjax._validation import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.accounting.releases.base import TooLittleNoiseError
 from dpjax.adjacency import Adjacency
 
 # Noise is scaled by at most e^60 up or down.
@@ -64,7 +65,8 @@ class Target:
     Attributes:
       name: of the measure, for errors.
       value: what it may be at most.
-      measure: the measure of a mechanism, an upper bound like the certificate's.
+      measure: the measure of a mechanism, an upper bound like the certificate's; its largest value
+        where there is too little noise for a bound.
       strength: a function of the measure that falls about as one over the noise.
       floor: the measure of perfect privacy.
     """
@@ -116,12 +118,14 @@ class Target:
     def _of_epsilon(cls, epsilon: float, delta: float) -> "Target":
         check_positive("epsilon", epsilon)
         check_delta(delta)
-        return cls(
-            "epsilon",
-            epsilon,
-            lambda mechanism: guarantee(mechanism.event, delta, mechanism.adjacency)[1],
-            strength=lambda found: found,
-        )
+
+        def measure(mechanism: Accountable) -> float:
+            try:
+                return guarantee(mechanism.event, delta, mechanism.adjacency)[1]
+            except TooLittleNoiseError:
+                return math.inf
+
+        return cls("epsilon", epsilon, measure, strength=lambda found: found)
 
     @classmethod
     def _of_attack(cls, name: str, value: float, level: float) -> "Target":
@@ -130,7 +134,10 @@ class Target:
         check(value > level, name, value, f"above false_positive_rate = {level:g}")
 
         def measure(mechanism: Accountable) -> float:
-            curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+            try:
+                curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+            except TooLittleNoiseError:
+                return 1.0
             if name == "advantage":
                 return risk.advantage(curve)
             return float(risk.true_positive_rate(curve, level))

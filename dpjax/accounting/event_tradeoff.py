@@ -18,6 +18,7 @@ from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.lower_bounds import delta_lower_bounds
 from dpjax.accounting.releases.base import (
     RepeatedRelease,
+    TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
     is_nonprivate,
@@ -124,8 +125,11 @@ def _guaranteed(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
     try:
         epsilons = _epsilons(parts)
         return from_profile(epsilons, pld.compute_profile(parts, epsilons, None))
-    except UnsupportedEventError:
-        return from_profile(_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS))
+    except UnsupportedEventError as reason:
+        try:
+            return from_profile(_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS))
+        except UnsupportedEventError as other:
+            raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
 
 
 def _upper_curve(parts: tuple[RepeatedRelease, ...]) -> TradeOff:

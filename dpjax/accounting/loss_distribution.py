@@ -145,11 +145,6 @@ class LossDistribution:
         return np.concatenate(losses), np.concatenate(weights)
 
 
-def negate_both(function: Function) -> Function:
-    """Returns the function x -> -function(-x)."""
-    return lambda values: -function(-values)
-
-
 def subsampled_loss(x: Array, rate: float) -> Array:
     """Returns log(1 - rate + rate e^x), the loss of removal after Poisson sampling at ``rate``."""
     if rate == 1:

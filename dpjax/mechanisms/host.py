@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import as_key, as_numbers, check, is_traced
+from dpjax._validation import as_float64, as_key, as_numbers, check, is_traced
 
 Array = npt.NDArray[Any]
 # What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.
@@ -131,16 +131,8 @@ def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
     if units.dtype != object:
         with np.errstate(over="ignore", under="ignore"):
             return np.ldexp(units.astype(np.float64), exponent)
-    floats = [_as_float(Fraction(unit) * Fraction(2) ** exponent) for unit in units.ravel()]
-    return np.array(floats, np.float64).reshape(units.shape)
-
-
-def as_float64(numbers: Array) -> npt.NDArray[np.float64]:
-    """Returns numbers in float64: infinite where a Python integer is too large for it."""
-    if numbers.dtype != object:
-        return numbers.astype(np.float64)
-    floats = [_as_float(number) for number in numbers.ravel()]
-    return np.array(floats, np.float64).reshape(numbers.shape)
+    values = [Fraction(unit) * Fraction(2) ** exponent for unit in units.ravel()]
+    return as_float64(np.array(values, object)).reshape(units.shape)
 
 
 def as_integers(
@@ -237,10 +229,3 @@ def _cast(array: Array, dtype: Any, keep_large: bool = False) -> Array:
         cast = nearest.astype(dtype)
     kept = keep_large and array.dtype == object and not np.all(cast == array)
     return array if kept else cast
-
-
-def _as_float(number: Fraction | float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf

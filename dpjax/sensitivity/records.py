@@ -31,7 +31,7 @@ def clip_to(records: npt.ArrayLike, bounds: Bounds) -> jax.Array:
     >>> clip_to(jnp.array([-5.0, 2.0, jnp.inf, jnp.nan]), (-3, 7)).tolist()
     [-3.0, 2.0, 7.0, -3.0]
     """
-    records = as_floats(records)
+    records = as_floats(records, "records")
     ends = _rounded_inwards(bounds, records.dtype)
     low, high = (jnp.broadcast_to(end, records.shape) for end in ends)
     return jnp.where(jnp.isnan(records), low, jnp.clip(records, low, high))
@@ -55,7 +55,7 @@ def clip_norm_to(records: npt.ArrayLike, l2_bound: float) -> jax.Array:
     check_positive("l2_bound", l2_bound)
     large = is_traced(l2_bound) or float(l2_bound) >= _LEAST_BOUND
     check(large, "l2_bound", l2_bound, f"at least {_LEAST_BOUND}")
-    records = as_floats(records)
+    records = as_floats(records, "records")
     records = records.astype(accumulator(records))
     check(records.ndim == 2, "records", records.shape, "rows of numbers, of shape (n, d)")
     norms = jnp.linalg.norm(records, axis=1, keepdims=True)

@@ -144,6 +144,7 @@ def train(
     >>> result.mechanism.num_steps, result.certificate(1e-3).epsilon < 4
     (20, True)
     """
+    key = as_key(key)
     check_count("steps_per_call", steps_per_call)
     check_data(mechanism.sampling, data)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
@@ -160,7 +161,7 @@ def train(
     )
     data = jax.device_put(data)
     state = step.init(trained)
-    seeded = is_seeded(as_key(key))
+    seeded = is_seeded(key)
     with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
         start = store.restore(state) if store else state
         state = start

@@ -1,11 +1,17 @@
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from accounting_cases import FakeMechanism, Noiseless
 from scipy.stats import norm
 
-from dpjax.accounting import calibrate, calibration, max_num_steps, risk
+from dpjax.accounting import (
+    UnsupportedEventError,
+    calibrate,
+    calibration,
+    max_num_steps,
+    risk,
+)
 from dpjax.accounting.accountants import guarantee
 
 DELTA = 1e-5
@@ -145,6 +151,18 @@ def test_nonsense_deltas_are_refused():
 def test_noise_that_does_not_help_is_reported():
     with pytest.raises(ValueError, match=r"epsilon = 1 cannot be reached.*does not pass it"):
         calibrate(Noiseless(1.0), epsilon=1.0, delta=DELTA)
+
+
+@pytest.mark.parametrize("target", [{"epsilon": 1.0, "delta": DELTA}, {"advantage": 0.2}])
+def test_the_start_may_have_too_little_noise_for_a_bound(target):
+    mechanism = FakeMechanism(1e-4, sampling="poisson", adjacency="replace_one")
+    with pytest.raises(UnsupportedEventError, match=r"must be at least 0\.01"):
+        mechanism.certificate(DELTA)
+    found = calibrate(mechanism, **target).noise_multiplier
+    assert found == pytest.approx(
+        calibrate(replace(mechanism, noise_multiplier=1.0), **target).noise_multiplier, rel=0.01
+    )
+    assert max_num_steps(mechanism, **target) == 0
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,18 @@ def test_statistics_of_another_dimension_are_refused():
         mechanism().release(jax.random.key(0), sufficient_statistics(jnp.ones((4, 2)), jnp.ones(4)))
 
 
+def test_errors_name_the_array_that_is_masked_or_holds_no_numbers():
+    noisy = mechanism(num_features=2)
+    key, x, y = jax.random.key(0), np.ones((5, 2)), np.ones(5)
+    with pytest.raises(ValueError, match="x must be an array without a mask"):
+        noisy.release_records(key, np.ma.array(x), y)
+    with pytest.raises(ValueError, match="y must be real numbers"):
+        noisy.release_records(key, x, ["1"] * 5)
+    masked = RegressionStatistics(x.T @ x, np.ma.array(x.T @ y), y @ y)
+    with pytest.raises(ValueError, match=r"statistics\.xty must be an array without a mask"):
+        noisy.release(key, masked)
+
+
 def test_the_description_names_clipping_weights_and_noise():
     words = mechanism().describe()
     assert words["records"] == "3 features and a target each, clipped: x to L2 norm 2, |y| to 3"

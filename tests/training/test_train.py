@@ -226,3 +226,8 @@ def test_what_cannot_be_trained_is_refused(options, words):
 def test_a_seed_is_no_key():
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
         run(key=0)
+
+
+def test_arguments_in_another_order_are_refused_for_the_key():
+    with pytest.raises(TypeError, match=r"key must be a scalar JAX key .* got <function"):
+        train(loss, {"w": jnp.zeros(3)}, DATA, MECHANISM, optax.sgd(0.1), KEY)

@@ -47,6 +47,10 @@ class UnsupportedEventError(ValueError):
     """An accountant does not support an event under an adjacency; the message gives the reason."""
 
 
+class TooLittleNoiseError(UnsupportedEventError):
+    """An accountant supports the event, but not with so little noise."""
+
+
 @dataclass(frozen=True)
 class Release:
     """One release under one adjacency.

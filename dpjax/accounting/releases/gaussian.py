@@ -17,7 +17,7 @@ from dpjax.accounting.loss_distribution import (
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
+from dpjax.accounting.releases.base import PLDBuilder, Release, TooLittleNoiseError
 from dpjax.accounting.tradeoff.gaussian import Gaussian
 
 # The losses span about 1 / noise**2: their grid and their quadrature have to fit in memory.
@@ -58,10 +58,10 @@ def check_noise(noise: float) -> float:
     """Returns ``noise``, a noise multiplier over the sensitivity, unless it is too small.
 
     Raises:
-      UnsupportedEventError: its losses would need too large a grid.
+      TooLittleNoiseError: its losses would need too large a grid.
     """
     if noise < _LEAST_NOISE:
-        raise UnsupportedEventError(
+        raise TooLittleNoiseError(
             f"noise_multiplier over the sensitivity must be at least {_LEAST_NOISE:g} for a privacy"
             f" loss distribution, got {noise:g}"
         )

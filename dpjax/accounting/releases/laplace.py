@@ -14,7 +14,12 @@ from dpjax.accounting.loss_distribution import (
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
+from dpjax.accounting.releases.base import (
+    PLDBuilder,
+    Release,
+    TooLittleNoiseError,
+    UnsupportedEventError,
+)
 from dpjax.accounting.releases.compound import Compound
 from dpjax.accounting.tradeoff.closed_form import Laplace
 
@@ -119,7 +124,7 @@ class DiscreteLaplaceRelease(Release):
 def _check_loss(largest: float, allowed: float = _LARGEST_LOSS) -> None:
     """Refuses a release of Laplace noise whose pure epsilon is too large for a distribution."""
     if largest > allowed:
-        raise UnsupportedEventError(
+        raise TooLittleNoiseError(
             f"the pure epsilon of Laplace noise must be at most {allowed:g} for a privacy loss"
             f" distribution, got {largest:g}"
         )

@@ -272,6 +272,6 @@ def clip_records(records: npt.ArrayLike, bounds: tuple[float, float]) -> jax.Arr
     Raises:
       ValueError: records of another shape.
     """
-    floats = as_floats(records)
+    floats = as_floats(records, "records")
     check(floats.ndim == 1, "records", floats.shape, "of shape (n,)")
     return clip_to(floats, bounds)

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_numbers, check, check_delta, check_positive
+from dpjax._validation import as_float64, as_numbers, check, check_delta, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.host import Array, as_float64, call_on_host, exact
+from dpjax.mechanisms.host import Array, call_on_host, exact
 from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity
 

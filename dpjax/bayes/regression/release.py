@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check
+from dpjax._validation import as_numbers, check
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
@@ -19,7 +19,7 @@ from dpjax.bayes.regression.statistics import (
     clipped_statistics,
 )
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.host import Array, HostFunction, as_numbers, call_on_host, float_dtype
+from dpjax.mechanisms.host import Array, HostFunction, call_on_host, float_dtype
 from dpjax.sensitivity.sums import SUM_ROUNDING
 
 _R = TypeVar("_R")
@@ -68,15 +68,18 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
           be negative: see `repair`.
 
         Raises:
-          ValueError: statistics of other shapes, or a missing one.
+          ValueError: statistics of other shapes, a missing one, or one that is not of real numbers
+            or masked.
         """
         given = statistics[: self._num_statistics]
         check_statistics(
             RegressionStatistics(*given, *[None] * (3 - len(given))), self.num_features
         )
+        numbers = []
         for name, part in zip(statistics._fields, given, strict=False):
             check(part is not None, f"statistics.{name}", None, "given, as it is released")
-        return self._release(key, list(given), self.add_noise)
+            numbers.append(as_numbers(part, f"statistics.{name}"))
+        return self._release(key, numbers, self.add_noise)
 
     def release_records(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> _R:
         """Returns the noisy statistics of records, which are clipped and summed here, in float64.
@@ -90,8 +93,9 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
           The result is released, as that of ``release``.
 
         Raises:
-          ValueError: features or targets of other shapes.
+          ValueError: features or targets of other shapes, not of real numbers, or masked.
         """
+        x, y = as_numbers(x, "x"), as_numbers(y, "y")
         check_records(np.shape(x), np.shape(y))
         check_features(x, self.num_features)
 

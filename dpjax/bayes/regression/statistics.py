@@ -10,10 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_floats, check, check_choice, check_count, check_positive, is_traced
+from dpjax._validation import (
+    as_float64,
+    as_floats,
+    check,
+    check_choice,
+    check_count,
+    check_positive,
+    is_traced,
+)
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 from dpjax.gradients.clipping import EXACT, accumulator
-from dpjax.mechanisms.host import as_float64
 from dpjax.sensitivity import Norm, Sensitivity, clip_norm_to, clip_to, of_second_moment, of_sum
 from dpjax.sensitivity.sums import products_in_blocks
 
