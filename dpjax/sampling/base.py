@@ -10,7 +10,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax._validation import as_key, batch_length, check_unmasked
-from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import Adjacency
 
 NoiseRuns = Sequence[tuple[float, int]]
 
@@ -89,13 +89,13 @@ class Sampling(abc.ABC):
           noise_multiplier: noise standard deviation over one clip bound.
         """
 
+    @abc.abstractmethod
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Raises ValueError for an adjacency under which the sampler has no guarantee.
 
         Args:
           adjacency: the neighbouring relation.
         """
-        check_adjacency(adjacency)
 
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:

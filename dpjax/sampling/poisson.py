@@ -16,7 +16,7 @@ from dp_accounting import (
 from dpjax._random import bits
 from dpjax._typing import PRNGKey
 from dpjax._validation import check, check_count, check_positive, check_rate
-from dpjax.adjacency import Adjacency, is_size_public
+from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset
 
@@ -107,6 +107,10 @@ class PoissonSampling(Sampling):
         mean = self.sampling_rate * self.num_examples
         # A rate of B / n times n is B up to rounding only.
         return (_DIVISOR,) if math.isclose(self.expected_batch_size, mean) else ()
+
+    def check_adjacency(self, adjacency: Adjacency) -> None:
+        """Raises ValueError for an unknown adjacency: under every other there is a guarantee."""
+        check_adjacency(adjacency)
 
     def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
         """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
@@ -220,6 +224,10 @@ class TruncatedPoissonSampling(Sampling):
     def constants_from_size(self) -> tuple[str, ...]:
         """Published values computed from n: epsilon, and the divisor if none was given."""
         return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
+
+    def check_adjacency(self, adjacency: Adjacency) -> None:
+        """Raises ValueError for an unknown adjacency: under every other there is a guarantee."""
+        check_adjacency(adjacency)
 
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:
         """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""

@@ -146,9 +146,27 @@ class DPSVI:
         )
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
-        self.model, self.guide = self._svi.model, self._svi.guide
-        self.optim, self.loss = self._svi.optim, self._svi.loss
         self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs)
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The numpyro model."""
+        return self._svi.model
+
+    @property
+    def guide(self) -> Callable[..., Any]:
+        """The numpyro guide."""
+        return self._svi.guide
+
+    @property
+    def optim(self) -> Any:
+        """The optimizer, as a numpyro one."""
+        return self._svi.optim
+
+    @property
+    def loss(self) -> ELBO:
+        """The ELBO, negated, as a numpyro loss."""
+        return self._svi.loss
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of one run of all ``num_steps`` at ``delta`` in (0, 1)."""
