@@ -290,8 +290,8 @@ EXPERIMENT = Experiment(
     title="NoisyAdam on MovieLens 1M",
     source="Bu, Dong, Long and Su (2020), Table 4",
     description=(
-        "Neural collaborative filtering (five factors of user times film, ten of each in addition"
-        " them, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
+        "Neural collaborative filtering (five factors of user times film, ten of each"
+        " separately, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
         " ratings. The error is the root mean square over the other 20 %, where the prediction is"
         " the expected grade under the network's probabilities (the source does not state how it"
         " predicts a grade).\n\n"
