@@ -207,8 +207,9 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    training = "Test error of the networks during training; a pass is over the ratings or the"
-    " users."
+    training = (
+        "Test error of the networks during training; a pass is over the ratings or the users."
+    )
     final = (
         "Final test error of every model; green: private. Grey squares: the source's, shown if"
         " the data are MovieLens."
