@@ -270,8 +270,7 @@ def _published_remark(record: Record) -> str:
 def _ours_remark(records: Sequence[Record]) -> str:
     beaten = [r.row for r in records if r.measured[ATTACKED] > r.certified["ε"]]
     if beaten:
-        return "The lower bound of the same attacks exceeds the certified ε of"
-        f" {', '.join(beaten)}."
+        return f"The same attacks' lower bound exceeds the certified ε of {', '.join(beaten)}."
     return (
         "The lower bounds of the same attacks, with 19 thresholds on the release along the row,"
         f" do not exceed the certified ε of {', '.join(record.row for record in records)}."

@@ -207,8 +207,9 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    training = "Test error of the networks during training; a pass is over the ratings or the"
-    " users."
+    training = (
+        "Test error of the networks during training; a pass is over the ratings or the users."
+    )
     final = (
         "Final test error of every model; green: private. Grey squares: the source's, shown if"
         " the data are MovieLens."
@@ -290,8 +291,8 @@ EXPERIMENT = Experiment(
     title="NoisyAdam on MovieLens 1M",
     source="Bu, Dong, Long and Su (2020), Table 4",
     description=(
-        "Neural collaborative filtering (five factors of user times film, ten of either beside"
-        " them, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
+        "Neural collaborative filtering (five factors of user times film, ten of each"
+        " separately, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
         " ratings. The error is the root mean square over the other 20 %, where the prediction is"
         " the expected grade under the network's probabilities (the source does not state how it"
         " predicts a grade).\n\n"

@@ -112,7 +112,7 @@ def test_the_report_has_its_pictures_and_says_what_they_show(records):
     assert len(figures["pictures"][0].axes) == 15
     first, last = inversion.EXPERIMENT.remarks(records)
     assert "10 images a class" in first
-    assert "does not promise to hide" in last
+    assert "does not protect" in last
     # Of rows that are there: one alone is no pair.
     assert len(inversion.EXPERIMENT.remarks(records[:1])) == 1
 

@@ -141,7 +141,7 @@ def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_pat
     assert result.measured[ACCURACY] > 30
     chain = Settings(**short_row.settings).chain(1_437, 40)
     assert result.certified == {AS_RUN: chain.certificate(1e-5).epsilon}
-    assert "SVHN is not at hand" in result.note
+    assert "SVHN is not available" in result.note
     assert "Shortened" in result.note
     assert "one image" in result.certificate
 
@@ -179,7 +179,7 @@ def test_the_remarks_say_what_is_promised_too_much(records):
     assert "claim ε = 0.1" in claim
     assert "3.51" in claim
     assert "36.18" in batches
-    assert "would not lower" in last
+    assert "does not lower" in last
     assert "same certified ε" in beside
     assert "NLL 0.350 against 0.450" in beside
     assert "0.006" in frontier
