@@ -16,9 +16,7 @@ import dpjax
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.certificates import Certificate
 from dpjax.datasets import Dataset
-from dpjax.keys import is_seeded
-from dpjax.training import PrivateStep, Report, TrainResult
-from dpjax.training.loop import compile_steps
+from dpjax.training import Report, TrainResult
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
 
@@ -82,7 +80,6 @@ def train(
     *,
     steps_per_report: int | None = None,
     folder: Path | None = None,
-    step: PrivateStep | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> Training:
     """Trains a model, privately by a mechanism or without privacy in shuffled epochs.
@@ -94,7 +91,6 @@ def train(
       plan: the mechanism of private training, or the epochs of training without privacy.
       steps_per_report: private steps between two evaluations; an epoch by default.
       folder: for the checkpoints of a private run, from which it resumes; None for none.
-      step: replaces the mechanism's own step; run without checkpoints.
       on_report: called after every ``steps_per_report`` private steps.
 
     Privacy:
@@ -116,41 +112,18 @@ def train(
 
     # Rounded, since 1 / rate may exceed a whole number in its last digit.
     every = steps_per_report or math.ceil(round(1 / rate, 6))
-    if step is not None:
-        result = TrainResult(
-            _run_steps(step, task, params, plan, every, record), plan, is_seeded(key)
-        )
-    else:
-        result = dpjax.train(
-            key,
-            task.loss_fn,
-            params,
-            task.examples,
-            plan,
-            task.optimizer,
-            steps_per_call=every,
-            on_report=record,
-            checkpoint_dir=folder / "checkpoints" if folder else None,
-        )
+    result = dpjax.train(
+        key,
+        task.loss_fn,
+        params,
+        task.examples,
+        plan,
+        task.optimizer,
+        steps_per_call=every,
+        on_report=record,
+        checkpoint_dir=folder / "checkpoints" if folder else None,
+    )
     return Training(result.params, sorted(curve.items()), result)
-
-
-def _run_steps(
-    step: PrivateStep,
-    task: Task,
-    params: Any,
-    mechanism: dpjax.SubsampledGaussian,
-    steps_per_report: int,
-    on_report: Callable[[Report], None],
-) -> Any:
-    state, examples = step.init(params), jax.device_put(task.examples)
-    advance = compile_steps(step.update, state, examples, steps_per_report)
-    for done in range(0, mechanism.num_steps, steps_per_report):
-        count = min(steps_per_report, mechanism.num_steps - done)
-        state, infos = advance(state, examples, count)
-        params = jax.tree.map(jnp.array, state.params)
-        on_report(Report(done + count, params, infos, mechanism))
-    return params
 
 
 def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpochs) -> Training:
