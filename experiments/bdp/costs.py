@@ -111,7 +111,7 @@ def certified_epsilon(
     """Returns the certified DP epsilon of the subsampled Gaussian mechanism.
 
     >>> round(certified_epsilon(1_000, 0.1, 1.0, 1, "add_remove", 1e-5), 2)
-    1.74
+    1.68
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     mechanism = dpjax.SubsampledGaussian(
