@@ -103,7 +103,9 @@ def by_dpsvi(records, key, sampling):
 
 def by_chains(kind):
     def released(records, key, sampling):
-        chain = kind(sampling, CLIP, STEP_SIZE, 1, "add_remove")
+        chain = kind(
+            sampling, l2_clip=CLIP, step_size=STEP_SIZE, num_steps=1, adjacency="add_remove"
+        )
         drawn = sample(key, lambda w, x: -loss(w, x), None, START, records, chain, progress=False)
         return drawn.samples[0, 0] / STEP_SIZE
 

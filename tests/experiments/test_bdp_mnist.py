@@ -207,7 +207,7 @@ def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
     assert set(figures) == {"accounts", "norms", "distances"}
     words = " ".join(mnist.EXPERIMENT.remarks(records))
     assert "not an upper bound" in words
-    assert "no proof of no leak" in words
+    assert "does not prove the absence of leakage" in words
 
 
 def test_with_little_noise_it_learns_and_drowned_in_it_it_does_not(digits, tmp_path):

@@ -61,7 +61,7 @@ def test_a_draw_is_never_larger_than_the_limit_and_holds_nobody_twice():
 
 def test_sizes_are_binomial_and_cut():
     assert size_p(drawn(TRUNCATED, DRAWS), Cut()) > FALSE_ALARM
-    assert size_p(drawn(NeverCuts(N, RATE, truncated_batch_size=LIMIT), DRAWS), Cut()) < FALSE_ALARM
+    assert size_p(drawn(NeverCuts(N, RATE, physical_batch_size=LIMIT), DRAWS), Cut()) < FALSE_ALARM
 
 
 def test_who_stays_is_uniformly_random():
