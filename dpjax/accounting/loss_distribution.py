@@ -111,7 +111,7 @@ class Segment:
         return first, np.concatenate([left, right])
 
     def nodes(self) -> tuple[Array, Array]:
-        """Returns losses and weights that turn expectations into sums, by Gauss and Legendre."""
+        """Returns the nodes and weights of Gauss-Legendre quadrature over the privacy losses."""
         count = max(1, math.ceil((self.high - self.low) / self.panel))
         cuts = np.linspace(self.low, self.high, count + 1)
         half = np.diff(cuts)[:, None] / 2
@@ -138,7 +138,7 @@ class LossDistribution:
 
     @functools.cached_property
     def nodes(self) -> tuple[Array, Array]:
-        """Losses and weights: sums over them are expectations over the distribution."""
+        """Nodes and weights of quadrature over the privacy losses, the atoms included."""
         parts = [segment.nodes() for segment in self.segments]
         parts += [(np.array([loss]), np.array([mass])) for loss, mass in self.atoms]
         losses, weights = zip(*parts, strict=True)

@@ -42,7 +42,7 @@ Table = tuple[str, list[tuple[str, str]]]
 
 
 def certificate_title(certificate: "Certificate") -> str:
-    """Returns the guarantee, as the heading of a certificate."""
+    """Returns the heading of a certificate: its (epsilon, delta) guarantee."""
     return f"({round_up(certificate.epsilon)}, {certificate.delta:g})-differential privacy"
 
 

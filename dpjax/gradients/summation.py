@@ -35,7 +35,7 @@ class CompensatedSum(NamedTuple):
         return cls(_zeros(like), _zeros(like))
 
     def add(self, term: Any) -> "CompensatedSum":
-        """Adds one tree, keeping what rounding lost.
+        """Adds one tree, with compensation for the rounding error.
 
         Source: Knuth (1969), The Art of Computer Programming 2, Section 4.2.2, Theorem B.
         """

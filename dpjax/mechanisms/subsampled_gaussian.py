@@ -78,7 +78,7 @@ class SubsampledGaussian(Mechanism):
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """Those of the sampler: the divisor, unless it was given as a constant."""
+        """Published values computed from n: the divisor, unless it was given as a constant."""
         return self.sampling.constants_from_size
 
     @property
@@ -178,7 +178,7 @@ class SizeScaledSubsampledGaussian(SubsampledGaussian):
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """Descriptions of the sampler's published values computed from n, and of the scale."""
+        """Published values computed from n: those of the sampler, and the scale of the gradient."""
         scale = "the scale num_examples / expected_batch_size"
         return (*self.sampling.constants_from_size, scale)
 

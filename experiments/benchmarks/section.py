@@ -42,7 +42,7 @@ _TEXTS = {
 
 
 class Section(NamedTuple):
-    """One part of the benchmarks in the report."""
+    """The tables of one benchmark, as a section of the report."""
 
     anchor: str
     heading: str

@@ -96,7 +96,7 @@ def fit(
 
 
 def stack_points(points: list[Point]) -> Point:
-    """Returns the points as arrays; points without noise are not clipped."""
+    """Stacks noise multipliers and clip bounds; without noise the bound is too large to clip."""
     sigmas = jnp.array([point.sigma for point in points], jnp.float32)
     bounds = jnp.array([p.l2_clip if p.sigma > 0 else _NO_CLIP for p in points], jnp.float32)
     return Point(sigmas, bounds)

@@ -77,8 +77,9 @@ def log_moments(orders: Sequence[float], noise: float, rate: float) -> Array:
 def gaussian_loss_distribution(
     mu: float, rate: float, tail: float, direction: Direction
 ) -> LossDistribution:
-    """Returns the loss of a normal release that is moved by ``mu`` with probability ``rate``.
+    """Returns the privacy loss distribution of a Poisson-subsampled Gaussian release.
 
+    ``mu`` is the shift that the record causes, ``rate`` the sampling rate.
     ``"remove"``: P is (1 - rate) N(0, 1) + rate N(mu, 1), with the record, and Q is N(0, 1),
     without; ``"add"`` exchanges them. A mass of up to ``tail`` is left out on either side.
     """

@@ -54,14 +54,14 @@ class Coordinates(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """S in factors: L's blocks V D M and w, chol(K), u, r, and M's log absolute diagonal."""
+    """The exact statistics S as the blocks of their factor L; notation as in the module."""
 
-    features: jax.Array
-    targets: jax.Array
-    ridged: jax.Array
-    coefficients: jax.Array
-    residual: jax.Array
-    log_diagonal: jax.Array
+    features: jax.Array  # V D M
+    targets: jax.Array  # w
+    ridged: jax.Array  # chol(K)
+    coefficients: jax.Array  # u
+    residual: jax.Array  # r
+    log_diagonal: jax.Array  # log |diagonal of M|
 
 
 def make_coordinates(

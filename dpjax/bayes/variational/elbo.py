@@ -116,7 +116,7 @@ def _mean_loss(
 def site_losses(
     problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> dict[str, tuple[bool, jax.Array]]:
-    """Returns for each sample site: whether it is under the plate, its term of the negative ELBO.
+    """Returns each sample site's term of the negative ELBO, and whether it is under the plate.
 
     For one particle, drawn from ``keys[0]`` as numpyro's losses draw from it.
     """
