@@ -66,6 +66,7 @@ def test_the_integrals_against_forty_digits(power):
     np.testing.assert_allclose(log_moment(power, noises, rates), expected, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.3), (3.4, 1 - 1e-12), (50.0, 1e-6)])
 def test_the_largest_order_against_forty_digits(noise, rate):
     values = log_moment(-511.0, np.array([noise]), np.array([rate]))

@@ -32,6 +32,7 @@ def released_from_prior(name, release):
     return np.asarray(parameters, np.float64), released
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_intervals_cover_as_they_say_and_naive_ones_do_not(name):
     """Outside 87 % to 93 % in 1,500 repeats of exact intervals: below 2e-4 for each parameter."""

@@ -105,6 +105,7 @@ def test_gaussian_noise_on_normal_sums_adds_to_their_variance():
     assert aware.mean == pytest.approx(distribution.mean(), abs=0.025 * distribution.std())
 
 
+@pytest.mark.slow
 def test_sum_and_squares_agree_with_an_independent_sampler():
     """NUTS on parameters and sums together: 3,000 draws, means compared within 0.15 deviations."""
     family, n = FAMILIES["normal-unknown"], 30

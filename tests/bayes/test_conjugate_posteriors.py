@@ -87,6 +87,7 @@ def test_mixtures_weigh_their_components():
     np.testing.assert_allclose(mixed.quantile(0.9)[1], stats.beta.ppf(0.9, 2, 4), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries", [1, 3])
 def test_mixtures_are_sampled_by_weight(entries):
     if entries == 1:

@@ -104,6 +104,7 @@ def step_on_all():
     return flat(step_of(svi, svi.init(KEY, X, Y), X, Y))
 
 
+@pytest.mark.slow
 def test_batches_give_the_gradient_of_all_records_in_expectation():
     """1,000 batches; an entry further off than 5 standard errors comes once in 10^6."""
     svi = private(sampling=PoissonSampling(RECORDS, 0.2))
@@ -127,6 +128,7 @@ def test_a_minibatch_as_numpyro_writes_it_is_the_samplers():
     np.testing.assert_allclose(step, step_on_all(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_any_optimizer_learns_what_numpyro_learns():
     svi = private(optim=optax.adam(0.05), num_steps=300)
     theirs = SVI(logistic, logistic_guide, optax.adam(0.05), Trace_ELBO())

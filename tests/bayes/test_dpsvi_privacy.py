@@ -165,6 +165,7 @@ def test_starting_values_are_no_function_of_the_records():
     np.testing.assert_array_equal(*params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0.85, 1.0), (1000.0, 0.2, 0.8)])
 def test_too_much_noise_destroys_what_is_learned(noise, low, high):
     rng = np.random.default_rng(1)

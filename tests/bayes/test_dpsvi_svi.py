@@ -159,6 +159,7 @@ def amortised(y):
         numpyro.sample("effect", dist.Normal(slope * y + offset, local_scale))
 
 
+@pytest.mark.slow
 def test_an_amortised_guide_finds_the_exact_posterior():
     """y | mean ~ N(mean, 2); the effect given both is N((mean + y) / 2, 1/2)."""
     y = 3 + np.sqrt(2) * np.random.default_rng(0).normal(size=RECORDS).astype(np.float32)

@@ -65,6 +65,7 @@ def records():
     return draw_records(jax.random.key(5), 300, jnp.array([0.6, -0.3]), 0.5)
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_the_posterior_of_exact_statistics(records):
     exact = sufficient_statistics(*(part[:60] for part in records))
     draws = noise_aware_posterior(jax.random.key(1), ALMOST_EXACT, exact, num_examples=60, **PRIOR)
@@ -80,6 +81,7 @@ def test_without_noise_it_is_the_posterior_of_exact_statistics(records):
     assert stats.kstest(np.asarray(draws.sigma2), halved.cdf).pvalue < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
 def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
@@ -270,6 +272,7 @@ def naive_interval(released, num_examples):
     return posterior.mean - width, posterior.mean + width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "design",
     [

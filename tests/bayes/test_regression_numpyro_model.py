@@ -62,6 +62,7 @@ def are_alike(draws, others):
     return bool(near and np.all(np.abs(np.log(std / other_std)) < np.log(1.2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", MECHANISMS)
 def test_agrees_with_the_noise_aware_posterior(distribution):
     mechanism = MECHANISMS[distribution]

@@ -64,6 +64,7 @@ def test_unknown_noise_predicts_as_the_marginal_law_does(x64):
     )
 
 
+@pytest.mark.slow
 def test_nuts_agrees_with_the_closed_form():
     x, y = data(n=25, d=2)
     found = unknown_noise_posterior(sufficient_statistics(x, y), len(y), **PRIOR)

@@ -188,6 +188,7 @@ def real() -> Dataset:
     return load_real(load_imdb, "imdb_reviews", next(iter(JSON_FILES)))
 
 
+@pytest.mark.slow
 def test_the_real_reviews(real: Dataset) -> None:
     for part in (real.train, real.test):
         assert part.x.shape == (25_000, 256)

@@ -11,6 +11,17 @@ from experiments.lib.figures import new_figure
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 from experiments.lib.runner import Plan
 
+# Their tests run rows, or training steps to be timed; the tests of experiments.lib do not.
+_SLOW_MODULES = ("bayes", "bdp", "benchmarks", "course", "dpvi", "gdp", "sgmcmc")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.parent == folder and item.path.stem.split("_")[1] in _SLOW_MODULES:
+            item.add_marker(pytest.mark.slow)
+
 
 @dataclass
 class Toy:

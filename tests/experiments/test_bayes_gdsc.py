@@ -235,7 +235,6 @@ SHORT = {
 }
 
 
-@pytest.mark.slow
 def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
     plan = Plan("quick", tmp_path, False, print)
     records = []

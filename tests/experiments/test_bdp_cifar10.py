@@ -70,7 +70,6 @@ def run_row(index, tmp_path, **changes):
     return cifar10.EXPERIMENT.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
 
 
-@pytest.mark.slow
 def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in, tmp_path):
     result = run_row(2, tmp_path, target=None, noise_std=0.05)
     assert result.measured[table.ACCURACY] > 30

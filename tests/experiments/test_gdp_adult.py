@@ -63,7 +63,6 @@ def run(row, tmp_path, **changes):
     return run_row(adult.EXPERIMENT, Row(row.name, {**row.settings, **changes}, row.source), plan)
 
 
-@pytest.mark.slow
 def test_the_rows_learn_and_are_drawn(tumours, tmp_path):
     private, plain, logistic = adult.EXPERIMENT.rows("quick")[:3]
     records = [

@@ -106,7 +106,6 @@ def run(row, tmp_path, **changes):
     return run_row(imdb.EXPERIMENT, Row(row.name, {**row.settings, **changes}, row.source), plan)
 
 
-@pytest.mark.slow
 def test_the_rows_learn_resume_and_are_drawn(made_up, tmp_path):
     private, plain, *_, quoted = imdb.EXPERIMENT.rows("quick")
     noisy = run(private, tmp_path, expected_batch_size=64, **SHORT)

@@ -43,7 +43,6 @@ def short_row(**changes):
     return Row(row.name, {**row.settings, "epochs": 3, **changes}, row.source)
 
 
-@pytest.mark.slow
 def test_a_short_row_learns_resumes_and_is_certified_as_run(digits, tmp_path):
     context = RowContext(tmp_path, fresh=True, profile="quick")
     result = mnist.EXPERIMENT.run_row(short_row(), context)
@@ -58,7 +57,6 @@ def test_a_short_row_learns_resumes_and_is_certified_as_run(digits, tmp_path):
     assert "Shortened" in result.note
 
 
-@pytest.mark.slow
 def test_drowned_in_noise_nothing_is_learned(digits, tmp_path):
     context = RowContext(tmp_path, fresh=True, profile="quick")
     result = mnist.EXPERIMENT.run_row(short_row(noise_multiplier=1000.0), context)

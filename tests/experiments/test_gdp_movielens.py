@@ -250,7 +250,6 @@ def test_the_rows_are_the_source_s_and_one_of_our_own():
     assert len({str(movielens.EXPERIMENT.rows(profile)) for profile in PROFILES}) == 1
 
 
-@pytest.mark.slow
 def test_short_rows_run_learn_unless_drowned_and_are_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(movielens, "_data", lambda: tiny)
     monkeypatch.setattr(movielens, "_NUM_REPORTS", 2)

@@ -132,7 +132,6 @@ def short_row():
     return Row(row.name, {**row.settings, **SHORT}, row.source)
 
 
-@pytest.mark.slow
 def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_path):
     context = RowContext(tmp_path, fresh=True, profile="quick")
     result = EXPERIMENT.run_row(short_row, context)

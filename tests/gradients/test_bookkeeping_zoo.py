@@ -23,6 +23,7 @@ IN_SINGLE_PRECISION = (
 WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_agrees_in_double_precision(name):
     with jax.enable_x64(True):

@@ -124,6 +124,7 @@ def test_rejection_samples_the_tempered_clipped_posterior(monkeypatch):
     assert ks(draws, logs) < LEVEL  # power: not the posterior without its temperature
 
 
+@pytest.mark.slow
 def test_beta_samples_the_tempered_truncated_posterior(monkeypatch):
     records, one = jnp.array([1] * 30 + [0] * 3), mechanism(2.0, -1.6, 0.0)
     draws = many(monkeypatch, lambda key: beta_sample(key, BetaBinomial(2.0, 1.0), records, one))

@@ -43,6 +43,7 @@ def run(chain, seed=0, params=START, **options):
     ).samples
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_of_eight_chains_under_one_jit():
     chain = chain_of(1_000, num_chains=8)
     step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)
@@ -117,6 +118,7 @@ def undisturbed():
     return run(chain_of(num_chains=2), burn_in=3)
 
 
+@pytest.mark.slow
 def test_on_the_host_the_same_states_are_kept():
     chain = chain_of(num_chains=2)
     step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)

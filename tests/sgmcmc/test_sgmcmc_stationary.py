@@ -75,12 +75,14 @@ def test_sgld_has_the_mean_and_covariance_of_its_linear_system(temperature):
     assert whitened(states, sgld_distribution(STEP, temperature)) < ENOUGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
 def test_sghmc_has_the_mean_and_covariance_of_its_linear_system(temperature):
     states = last_states(SGHMC, temperature)
     assert whitened(states, sghmc_distribution(STEP, temperature, FRICTION)) < ENOUGH
 
 
+@pytest.mark.slow
 def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
     states = last_states(PSGLD, 1.0)
     assert whitened(states, sgld_distribution(STEP / 2, 1.0)) < ENOUGH
@@ -96,6 +98,7 @@ def test_power_printed_noise_called_temperature_one_is_caught(sampler):
     assert whitened(last_states(sampler, PUBLISHED_TEMPERATURE), distribution) > 2 * ENOUGH
 
 
+@pytest.mark.slow
 def test_small_steps_reach_the_posterior_and_large_ones_do_not():
     assert whitened(last_states(SGLD, 1.0), posterior()) > ENOUGH
     near = last_states(SGLD, 1.0, step_size=0.04, num_steps=200, chains=1_024)
@@ -115,6 +118,7 @@ def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(distribution)
     np.testing.assert_allclose(distribution(1e-4, 0.5).covariance, exact / 2, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_mini_batches_inflate_the_covariance_by_the_gradients_noise():
     states = last_states(SGLD, 1.0, sampling_rate=0.25)
     inflated = sgld_distribution(STEP, 1.0, expected_batch_size=10)

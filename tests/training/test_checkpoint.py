@@ -117,6 +117,7 @@ def test_the_samplers_state_is_resumed_too(tmp_path):
     assert (resumed.params["w"] == run(mechanism=mechanism).params["w"]).all()
 
 
+@pytest.mark.slow
 def test_keys_of_another_generator_survive(tmp_path):
     key = jax.random.key(9, impl="rbg")
     folder = interrupted(tmp_path, key=key)
@@ -181,6 +182,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_is_other(changed, named,
     assert {p.name for p in copy_of_six_done.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_constants_that_a_loss_closes_over_are_part_of_the_program(tmp_path):
     folder = interrupted(tmp_path, loss=other_constant_loss(SCALES))
     other = SCALES.copy()

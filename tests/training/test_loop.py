@@ -66,6 +66,7 @@ def assert_same(tree, other, rtol=0.0):
         np.testing.assert_allclose(leaf, same, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [dense_loss, conv_loss])
 def test_both_loops_do_the_same_steps(loss):
     device, host = (run_in_calls(loop, *problem(loss), (4, 4, 2)) for loop in LOOPS.values())

@@ -153,6 +153,7 @@ def run(folder=None, key=KEY, loss=dropout_loss, params=None, **options):
     return train(key, loss, params, DATA, POISSON, optax.sgd(0.1), checkpoint_dir=folder, **options)
 
 
+@pytest.mark.slow
 def test_a_run_is_its_steps_and_resumes_to_the_same_masks(tmp_path):
     def crash(report):
         if report.num_releases == 4:
@@ -183,6 +184,7 @@ class Net(nnx.Module):
         return jnp.sum(self.drop(x) * self.weight[...])
 
 
+@pytest.mark.slow
 def test_the_streams_of_a_module_start_from_the_key():
     def by_hand(params, example, key):
         drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+import pytest
 
 from dpjax import datasets
 from dpjax.mechanisms import SubsampledGaussian
@@ -48,6 +49,7 @@ def accuracy(digits, noise_multiplier, seed) -> float:
     return float(np.mean(MODEL.apply({"params": result.params}, x).argmax(axis=-1) == labels))
 
 
+@pytest.mark.slow
 def test_at_a_noise_multiplier_of_1000_accuracy_is_chance_and_at_1_it_is_not():
     digits = datasets.load("digits")
     drowned = [accuracy(digits, 1000.0, seed) for seed in range(3)]

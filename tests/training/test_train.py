@@ -118,6 +118,7 @@ def bfloat16_model():
     return half_loss, {"w": jnp.zeros(3, jnp.bfloat16)}
 
 
+@pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # half precision is widened on purpose
 @pytest.mark.parametrize("model", [linen_model, nnx_model, bfloat16_model])
 def test_parameters_come_back_as_the_tree_they_were(model):
