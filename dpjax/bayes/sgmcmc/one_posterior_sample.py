@@ -5,6 +5,7 @@ arithmetic; NUTS is there for comparison and is not exact.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -220,13 +221,14 @@ def rejection_sample(
     >>> draw.label, 0 <= float(draw.params) <= 1
     ('pure DP: an exact sample', True)
     """
+    check_count("max_draws", max_draws)
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
     sampler = rejection_loop(
         draw_prior,
         lambda params: mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high),
         max_draws,
     )
-    return _first_accepted(sampler, key, mechanism, max_draws)
+    return _exact_draw(*jax.jit(sampler)(as_key(key)), mechanism, max_draws)
 
 
 def beta_sample(
@@ -261,17 +263,26 @@ def beta_sample(
     >>> float(draw.params) <= 1 - math.exp(-4)
     True
     """
+    check_count("max_draws", max_draws)
     least = max(math.exp(mechanism.low), 1 - math.exp(mechanism.high))
     check(least < 0.5, "low and high", (mechanism.low, mechanism.high), "around -log 2")
     ones = mechanism.scale * jnp.sum(family.statistic(records), dtype=float)
     zeros = mechanism.scale * np.shape(records)[0] - ones
-    shapes = family.alpha + ones, family.beta + zeros
+    alpha, beta = family.alpha + ones, family.beta + zeros
+    accepted, theta = _truncated_beta(as_key(key), alpha, beta, least, max_draws)
+    return _exact_draw(accepted, theta, mechanism, max_draws)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _truncated_beta(
+    key: PRNGKey, alpha: jax.Array, beta: jax.Array, least: float, max_draws: int
+) -> tuple[jax.Array, jax.Array]:
     sampler = rejection_loop(
-        lambda key: jax.random.beta(key, *shapes),
+        lambda key: jax.random.beta(key, alpha, beta),
         lambda theta: jnp.where((theta >= least) & (theta <= 1 - least), 0.0, -jnp.inf),
         max_draws,
     )
-    return _first_accepted(sampler, key, mechanism, max_draws)
+    return sampler(key)
 
 
 def markov_chain_sample(
@@ -325,14 +336,9 @@ def markov_chain_sample(
     return PosteriorDraw(last, mechanism, is_exact=False)
 
 
-def _first_accepted(
-    sampler: Callable[[PRNGKey], tuple[jax.Array, Any]],
-    key: PRNGKey,
-    mechanism: OnePosteriorSample,
-    max_draws: int,
+def _exact_draw(
+    accepted: jax.Array, params: Any, mechanism: OnePosteriorSample, max_draws: int
 ) -> PosteriorDraw:
-    check_count("max_draws", max_draws)
-    accepted, params = jax.jit(sampler)(as_key(key))
     if not accepted:
         raise ValueError(
             f"max_draws must be large enough for one accepted draw, got {max_draws:,}: nothing was"
