@@ -34,7 +34,7 @@ def released_from_prior(name, release):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_intervals_cover_as_they_say_and_naive_ones_do_not(name):
+def test_intervals_have_their_nominal_coverage_and_naive_ones_do_not(name):
     """Outside 87 % to 93 % in 1,500 repeats of exact intervals: below 2e-4 for each parameter."""
     adjacency, epsilon = COVERAGE[name]
     release = laplace_release(FAMILIES[name], adjacency, epsilon)

@@ -46,7 +46,7 @@ def test_releases_need_no_silent_promotion(name, adjacency):
     np.testing.assert_allclose(noisy, release.release(jax.random.key(0), jnp.ones(7)), rtol=1e-5)
 
 
-def test_the_certificate_is_the_mechanisms_and_says_what_is_public():
+def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
     for adjacency, word in (("add_remove", "private"), ("replace_one", "public")):
         release = laplace_release(BETA, adjacency, 0.5)
         certificate = release.certificate(1e-6)

@@ -40,7 +40,7 @@ def test_known_noise_is_the_textbooks_posterior(x64):
     np.testing.assert_allclose(found.covariance, np.eye(3) / 0.7 - gain @ x / 0.7, rtol=1e-6)
 
 
-def test_unknown_noise_predicts_as_the_marginal_law_does(x64):
+def test_with_unknown_noise_predictions_have_the_marginal_distribution(x64):
     x, y = data()
     found = unknown_noise_posterior(sufficient_statistics(x, y), len(y), **PRIOR)
     predicted = found.predict(x[:2])

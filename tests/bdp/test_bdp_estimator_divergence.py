@@ -110,7 +110,7 @@ def test_one_draw_that_can_be_all_of_the_variance_leaks_everything():
     assert np.isfinite(values).tolist() == [True, False]
 
 
-def test_statistics_that_do_not_differ_tell_nothing():
+def test_equal_statistics_have_no_divergence():
     assert mean_log_moments((3,), 10, 0.0, 2.0, 2.0) == 0
     assert variance_log_moments((3,), 10, 2.0, 2.0) == 0
 

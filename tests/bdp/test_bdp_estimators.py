@@ -121,7 +121,7 @@ def test_masked_draws_count_for_nothing():
     )
 
 
-def test_fewer_than_two_draws_say_nothing():
+def test_fewer_than_two_draws_give_no_estimate():
     logs, mask = np.ones((3, 5, 2)), np.zeros((3, 5), bool)
     mask[1, 0] = mask[2, 0] = mask[2, 3] = True
     np.testing.assert_array_equal(

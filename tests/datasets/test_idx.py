@@ -72,7 +72,7 @@ def test_garbage_is_refused_or_is_what_would_be_written(garbage: bytes) -> None:
         (b"\x1f\x8bnot gzip at all", "cannot be read as IDX"),
     ],
 )
-def test_the_error_says_what_was_found(data: bytes, message: str) -> None:
+def test_the_error_names_what_was_found(data: bytes, message: str) -> None:
     with pytest.raises(CorruptedFileError, match=message):
         read_idx(data)
 

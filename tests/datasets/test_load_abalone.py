@@ -118,7 +118,7 @@ def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("scaling", ["published", "public"])
-def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any, scaling: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(places: Any, caplog: Any, scaling: Any) -> None:
     found = load_abalone(scaling)
     assert (found.name, found.is_stand_in) == ("diabetes_above_median", True)
     assert found.note.startswith("This is not Abalone")

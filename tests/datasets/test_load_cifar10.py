@@ -157,7 +157,7 @@ def test_the_host_comes_third(places: Any, host: Any, monkeypatch: pytest.Monkey
     assert_held_as_published(load_cifar10())  # from the cache
 
 
-def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(places: Any, caplog: Any) -> None:
     found = load_cifar10()
     assert (found.name, found.is_stand_in) == ("digits", True)
     assert found.note.startswith("This is not CIFAR-10")

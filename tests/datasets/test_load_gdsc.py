@@ -104,7 +104,7 @@ def test_the_host_comes_second(tiny: Any, host: Any, monkeypatch: pytest.MonkeyP
     assert_tiny(load_gdsc())  # from the cache
 
 
-def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(places: Any, caplog: Any) -> None:
     found = load_gdsc()
     assert (found.name, found.is_stand_in) == ("diabetes", True)
     assert found.note.startswith("This is not GDSC")

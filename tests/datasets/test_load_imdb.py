@@ -158,7 +158,7 @@ def test_the_host_comes_third(places: Any, host: Any, monkeypatch: pytest.Monkey
     assert "holds no copy of imdb_reviews prepared by TFDS" in found.note
 
 
-def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(places: Any, caplog: Any) -> None:
     found, digits = load_imdb(), load_digits()
     assert (found.name, found.is_stand_in) == ("digits as tokens", True)
     assert found.note.startswith("This is not IMDb, which was not available, and not even text")

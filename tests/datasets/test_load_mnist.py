@@ -121,7 +121,7 @@ def test_a_host_with_other_bytes_is_an_error(
 
 
 @pytest.mark.parametrize("tensorflow", [False, True])
-def test_offline_the_stand_in_says_what_it_is(
+def test_offline_the_stand_in_is_named_as_one(
     places: Any, tensorflow: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(tfds, "can_prepare", lambda: tensorflow)

@@ -150,7 +150,7 @@ def test_the_host_comes_second_and_once(
 
 
 @pytest.mark.usefixtures("places")
-def test_offline_the_stand_in_says_what_it_is(caplog: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(caplog: Any) -> None:
     found, own = load_movielens(), load_restaurants()
     assert found.is_stand_in
     assert not own.is_stand_in

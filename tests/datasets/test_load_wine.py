@@ -81,7 +81,7 @@ def test_the_host_comes_second(places: Any, host: Any, monkeypatch: pytest.Monke
     assert_tiny(load_wine())  # from the cache
 
 
-def test_offline_the_stand_in_says_what_it_is(places: Any, caplog: Any) -> None:
+def test_offline_the_stand_in_is_named_as_one(places: Any, caplog: Any) -> None:
     found = load_wine()
     assert (found.name, found.is_stand_in) == ("diabetes", True)
     assert found.note.startswith("This is not Wine Quality")

@@ -26,7 +26,7 @@ def test_the_first_source_that_has_the_data_is_the_last_one_asked() -> None:
     assert first_available((lambda: FOUND, never)) is FOUND
 
 
-def test_the_note_tells_why_the_others_had_not() -> None:
+def test_the_note_gives_the_reason_for_each_source_that_failed() -> None:
     sources = (fail(UnavailableError("no disk")), fail(UnavailableError("no net")), lambda: FOUND)
     found = first_available(sources)
     assert found.note == "A toy. Sources not available: no disk; no net."

@@ -41,9 +41,7 @@ def test_a_copy_left_unfinished_does_not_count(prepared_copy: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: data[::-1]])
-def test_damaged_records_are_an_error_that_says_what_to_do(
-    prepared_copy: Path, damage: Any
-) -> None:
+def test_damaged_records_are_an_error_with_a_remedy(prepared_copy: Path, damage: Any) -> None:
     (path,) = prepared_copy.glob("mnist-train*")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CorruptedFileError, match=r"cannot be read: .*; delete .*mnist and prepare"):

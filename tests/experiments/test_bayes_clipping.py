@@ -37,7 +37,7 @@ def test_small_bounds_distort_and_large_ones_are_noisy(records):
     assert noisy[-1] > 1.1 * clipped[-1]
 
 
-def test_rows_say_what_the_best_bound_is_and_what_was_spent(records):
+def test_rows_have_the_best_bound_and_the_epsilon_spent(records):
     for record in records.values():
         assert record.certified["ε"] == pytest.approx(1.0, rel=1e-3)
         assert record.measured["MAE, best"] == min(record.series["noisy"])

@@ -41,7 +41,7 @@ def _clear():
         cached.cache_clear()
 
 
-def test_every_row_says_what_it_spent(records):
+def test_every_row_has_the_epsilon_it_spent(records):
     assert not records["not private"].certified
     for name in RUN_HERE[1:3]:
         asked = records[name].settings["epsilons"]

@@ -74,7 +74,7 @@ def records(tmp_path_factory):
     return [run_row(experiment, row, plan) for row in profile_rows(experiment, "quick")]
 
 
-def test_every_row_says_what_it_does_and_does_not_protect(records):
+def test_every_row_names_what_it_does_and_does_not_protect(records):
     assert [record.error for record in records] == [""] * 4
     plain, source, *noisy = records
     assert not plain.certified

@@ -81,7 +81,7 @@ def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in,
     assert "Not covered by the BDP epsilon" in result.certificate
 
 
-def test_paper_takes_all_images_and_quick_says_how_many():
+def test_paper_takes_all_images_and_quick_names_its_number():
     quick, paper = (cifar10.EXPERIMENT.rows(profile) for profile in ("quick", "paper"))
     assert {row.settings["num_train"] for row in quick} == {10_000}
     assert {row.settings["num_train"] for row in paper} == {50_000}

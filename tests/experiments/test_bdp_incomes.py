@@ -34,7 +34,7 @@ def near(record, name, exact):
     return abs(record.measured[name] - exact) < 5 * 50 / math.sqrt(record.settings["releases"])
 
 
-def test_the_outlier_is_guessed_as_often_as_the_closed_form_says_and_not_as_the_bound(records):
+def test_the_outlier_is_guessed_as_often_as_by_the_closed_form_and_not_as_the_bound(records):
     for record in records.values():
         assert near(record, incomes.OUTLIER, record.measured[incomes.EXACT])
         assert near(record, incomes.RESIDENTS, record.measured[incomes.RESIDENTS_EXACT])

@@ -63,7 +63,7 @@ def test_pairs_of_one_sample_are_not_independent():
 
 
 @pytest.mark.parametrize("name", ["one in 1,000", "clipped norms"])
-def test_empirical_bernstein_keeps_its_promise(name):
+def test_empirical_bernstein_holds_at_its_level(name):
     for num_draws in (16, 256):
         assert bounds(name, num_draws, "bernstein")[0] <= GAMMAS[0]
 

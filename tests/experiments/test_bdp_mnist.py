@@ -70,7 +70,7 @@ def test_rows_are_json_and_quick_ones_are_short():
         assert shortened == {profile == "quick"}
 
 
-def test_a_mean_is_clipped_to_a_ball_and_noised_as_the_source_says():
+def test_a_mean_is_clipped_to_a_ball_and_noised_as_in_the_source():
     chosen = settings(MEAN, noise_std=0.1, l2_clip=2.0)
     chain = classifiers.clip_mean(jax.random.key(0), chosen, chosen.mechanism(300, "one image"))
     long = {"w": jnp.zeros(40_000).at[0].set(50.0)}

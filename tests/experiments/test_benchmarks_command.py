@@ -114,7 +114,7 @@ def test_without_the_plain_step_there_is_no_ratio():
     assert private.values["× plain"] is private.values["× noisy"] is None
 
 
-def test_a_slow_case_says_that_it_was_timed_once():
+def test_the_note_of_a_slow_case_is_that_it_was_timed_once():
     (slow,) = measure(GROUP._replace(cases=[case(PLAIN, 20.0)])).rows
     assert (slow.repetitions, slow.note) == (1, "slow: only its first call was timed")
 
@@ -157,7 +157,7 @@ def test_loops_are_compared(no_peers):
     assert device.values["× host"] == pytest.approx(device.values["ms"] / host.values["ms"])
 
 
-def test_what_cannot_be_imported_says_why(tmp_path, monkeypatch):
+def test_a_failed_import_is_reported_with_its_reason(tmp_path, monkeypatch):
     (tmp_path / "broken_peer.py").write_text("raise OSError('libfoo.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     assert import_error("broken_peer") == "libfoo.so is missing"
@@ -165,7 +165,7 @@ def test_what_cannot_be_imported_says_why(tmp_path, monkeypatch):
     assert set(missing) <= {"jax-privacy", "torch", "opacus"}
 
 
-def test_a_worker_that_ends_says_its_last_words(monkeypatch, tmp_path):
+def test_the_last_output_of_a_worker_that_ends_is_reported(monkeypatch, tmp_path):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho 'no such library' >&2\nexec {sys.executable} -c ''\n")
     script.chmod(0o755)

@@ -132,7 +132,7 @@ def test_only_what_is_named_so_is_without_noise(small):
     assert noisy == pytest.approx([NOISE_MULTIPLIER * L2_CLIP] * len(noisy), rel=0.08)
 
 
-def test_every_case_runs_and_knows_its_memory(small, cases):
+def test_every_case_runs_and_has_its_memory_measured(small, cases):
     assert [case.name for case in cases][:3] == [PLAIN, NOISY, PRIVATE]
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(small.init())) / 2**20
     for case in cases[: -len(TORCH_METHODS)]:
@@ -140,7 +140,7 @@ def test_every_case_runs_and_knows_its_memory(small, cases):
         assert case.values["peak MiB"] > params
 
 
-def test_torchs_methods_come_last_and_say_why_one_cannot(cases):
+def test_torchs_methods_come_last_with_the_reason_for_a_missing_one(cases):
     *_, plain, hooks, ew, ghost = cases
     assert (plain.name, hooks.name, ew.name, ghost.name) == TORCH_METHODS
     assert (plain.seconds(), plain.values) == (0.5, {"peak MiB": 7.0})

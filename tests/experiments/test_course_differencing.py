@@ -78,7 +78,7 @@ def test_both_answers_cost_both(records):
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "threshold, at the edge"])
-def test_an_answer_moves_no_farther_than_its_sensitivity_says(name):
+def test_an_answer_moves_at_most_by_its_sensitivity(name):
     """Replacing any entry of many databases; some database attains it."""
     moves = []
     for seed in range(20):

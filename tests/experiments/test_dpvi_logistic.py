@@ -116,7 +116,7 @@ def records(tmp_path_factory):
     return {record.row: record for record in made}
 
 
-def test_rows_learn_and_say_what_they_spent(records):
+def test_rows_learn_and_have_the_epsilon_they_spent(records):
     assert [record.error for record in records.values()] == [""] * 5
     plain, little, much, public, chain = records.values()
     assert not plain.certified

@@ -153,7 +153,7 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_bound(tiny, network):
     assert moved > 0.5 * 1.5
 
 
-def test_a_user_without_ratings_has_no_gradient_and_padding_no_say(tiny, network):
+def test_a_user_without_ratings_has_no_gradient_and_padding_no_effect(tiny, network):
     model, params = network
     records = user_records(tiny, num_kept=12, seed=0)
     gradient = jax.grad(user_loss(model))

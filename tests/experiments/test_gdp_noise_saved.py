@@ -34,7 +34,7 @@ def test_the_solved_noises_have_the_printed_digits(name):
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_the_tight_noise_keeps_the_promise_and_hardly_less_would(name):
+def test_the_tight_noise_meets_the_target_and_hardly_less_would(name):
     half = noise_saved.HALVES[name]
     tight = half.noises[-1]
     assert compute_epsilon("PLD", settings_of(half, tight), half.epochs) <= half.epsilon

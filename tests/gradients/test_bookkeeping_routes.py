@@ -76,7 +76,7 @@ def test_a_convolution_on_a_large_image_and_on_a_small_one():
     assert of(shapes, loss, ("x", (1, 32, 32, 3))) == {"['k']": "instantiate"}
 
 
-def test_what_is_left_to_vmap_says_why():
+def test_explain_gives_the_reason_for_vmap():
     recurrent = reasons("scan_over_steps")["['recurrent']"]
     assert recurrent == ("vmap", "scan of several parameters")
     assert reasons("branches")["['a']"] == ("vmap", "cond of several parameters")

@@ -76,7 +76,7 @@ class TestModule:
         np.testing.assert_array_equal(info.norms, expected_info.norms)
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_a_filter_says_what_is_trained(self, method):
+    def test_a_filter_selects_what_is_trained(self, method):
         only_out = nnx.All(nnx.Param, nnx.PathContains("out"))
         summed, _ = clipped_grad(loss, 1e6, wrt=only_out, method=method)(model_with(), (X, Y))
         everything, _ = clipped_grad(loss, 1e6, method=method)(model_with(), (X, Y))

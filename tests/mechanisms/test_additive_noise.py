@@ -71,7 +71,7 @@ def test_laplace_noise_has_the_mean_size_of_its_scale():
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_the_event_tells_of_the_noise_that_is_added(kind, adjacency):
+def test_the_event_is_that_of_the_noise_that_is_added(kind, adjacency):
     used = mechanism(kind, adjacency=adjacency)
     doubled = {"add_remove": 1, "replace_one": 2}[adjacency]
     # What accountants make of the event is noise over the sensitivity, 4, and nothing else.
@@ -169,7 +169,7 @@ def test_what_is_no_square_matrix_is_refused(kind, shape):
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_confidence_intervals_cover_as_often_as_they_say(kind, level):
+def test_confidence_intervals_have_their_nominal_coverage(kind, level):
     used = mechanism(kind)
     low, high = used.confidence_interval(7 + noise(kind), level)
     covered = (low <= 7) & (high >= 7)

@@ -133,7 +133,7 @@ def test_confidence_intervals_are_the_half_widths():
     assert high.tolist() == [5 + width, 6 + width]
 
 
-def test_no_attack_beats_it_and_a_wrong_claim_is_beaten():
+def test_no_attack_beats_it_and_a_wrong_epsilon_is_beaten():
     used = laplace(2.0, 2)
     zeros = np.zeros(20_000, np.int64)
     ones, others = (used.release(jax.random.key(seed), zeros) for seed in (1, 2))

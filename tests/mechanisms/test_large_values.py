@@ -110,7 +110,7 @@ def test_power_noise_added_in_float32_is_beaten(name):
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e-12])
-def test_scales_below_float32_hide_what_they_say(scale):
+def test_scales_below_float32_have_their_stated_epsilon(scale):
     used = Laplace(Sensitivity(scale, "l1", "add_remove"), scale)
     assert attack_neighbours(used.release, 0.0, scale) <= 1.0
     with pytest.raises(ValueError, match=r"scale must be at least 2\.2"):

@@ -58,7 +58,7 @@ def test_epsilon_is_the_log_ratio_of_the_probabilities(used):
 
 
 @pytest.mark.parametrize("used", [COINS, FIVE])
-def test_no_attack_beats_the_event_and_a_broken_twin_is_beaten(used):
+def test_no_attack_beats_the_event_and_a_broken_mechanism_is_beaten(used):
     outcomes = [lambda x, j=j: x == j for j in range(used.num_categories)]
     ones, others = answers(used, 0, 1), answers(used, 1, 2)
     attacked = attacked_epsilon(ones, others, outcomes)
@@ -119,7 +119,7 @@ def test_frequencies_are_unbiased_and_their_errors_true(surveys):
     assert abs(naive - SHARES[0]) / (float(deviation[0]) / np.sqrt(4000)) > 100
 
 
-def test_confidence_intervals_cover_about_as_often_as_they_say(surveys):
+def test_confidence_intervals_have_about_their_nominal_coverage(surveys):
     interval = jax.jit(jax.vmap(lambda drawn: FIVE.confidence_interval(drawn, 0.95)))
     low, high = interval(surveys)
     truth = np.array(SHARES)

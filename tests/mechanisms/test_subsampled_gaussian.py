@@ -74,7 +74,7 @@ def test_noise_follows_the_total_of_per_layer_bounds():
     assert std_p(noise, 3.0 * 0.5) > 1e-6
 
 
-def test_every_step_of_a_tuple_has_its_own_noise_in_deed_and_event():
+def test_every_step_of_a_tuple_has_its_own_noise_in_update_and_event():
     sigmas = (4.0, 4.0, 1.0)
     described = mechanism(noise_multiplier=sigmas, num_steps=3)
     for noise, sigma in zip(noises(described, 3), sigmas, strict=True):

@@ -99,7 +99,7 @@ def test_per_layer_bounds_count_together():
     assert layers == pytest.approx(one)
 
 
-def test_a_floor_raises_the_steps_that_are_below_it_and_says_by_how_much():
+def test_a_floor_raises_the_steps_that_are_below_it_and_reports_by_how_much():
     chain = slides(step_size=PolynomialDecay(0.4), num_steps=50, min_noise_multiplier=4.0)
     injected, used = chain.injected_noise_multipliers, chain.noise_multipliers
     short = injected < 4

@@ -218,7 +218,7 @@ def test_an_empty_domain_is_refused():
         beta_sample(jax.random.key(0), BetaBinomial(), jnp.ones(3), mechanism(low=-0.5))
 
 
-def test_what_is_not_exact_says_so_and_gets_no_certificate():
+def test_a_draw_that_is_not_exact_is_labelled_so_and_has_no_certificate():
     draw = PosteriorDraw(jnp.zeros(2), mechanism(), is_exact=False)
     assert draw.label.startswith("not pure DP")
     with pytest.raises(ValueError, match="not pure DP"):

@@ -157,7 +157,7 @@ def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
         run(chain_of(num_chains=2, min_noise_multiplier=9.0), checkpoint_dir=tmp_path, **options)
 
 
-def test_the_result_tells_its_privacy_and_diagnostics():
+def test_the_result_has_its_privacy_and_diagnostics():
     chain = dataclasses.replace(chain_of(400, num_chains=4), step_size=3.0)
     result = sample(
         jax.random.key(0),

@@ -139,7 +139,7 @@ def test_convolutions_are_looped_over_on_the_host_and_the_rest_on_the_device():
 
 @on_cpu
 @pytest.mark.parametrize("loss", [dense_loss, conv_loss])
-def test_compile_steps_takes_the_loop_that_pays(loss, monkeypatch):
+def test_compile_steps_takes_the_faster_loop(loss, monkeypatch):
     taken = []
     for name, loop in LOOPS.items():
         instead = partial(lambda name, *_: taken.append(name), name)

@@ -193,7 +193,7 @@ def test_a_budget_below_one_release_is_refused():
         run(budget=Budget(1.0, 0.0))
 
 
-def test_a_seeded_run_says_so():
+def test_the_certificate_of_a_seeded_run_names_the_seed():
     seeded, secret = run(), run(key=dpjax.release_key())
     assert seeded.seeded
     assert not secret.seeded

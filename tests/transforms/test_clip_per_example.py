@@ -62,7 +62,7 @@ def test_bounds_that_are_no_prefix_are_refused():
         update({"w": 1.0, "c": 1.0}, jax.tree.map(lambda leaf: leaf[None], PARAMS))
 
 
-def test_a_sum_is_refused_where_the_parameters_tell():
+def test_a_sum_is_refused_where_the_parameters_show_it():
     with pytest.raises(
         ValueError, match=r"^updates must be per-example gradients, .* got \[\(3,\)"
     ):

@@ -297,7 +297,9 @@ def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
             yield from _flatten(event.event, count)
         case dp_event.PoissonSampledDpEvent() | dp_event.SampledWithoutReplacementDpEvent():
             leaves = list(_flatten(event.event))
-            if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
+            if not leaves:
+                return
+            if all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
                 event = with_inner(event, _joint_gaussian(leaves))
             yield event, count
         case _:

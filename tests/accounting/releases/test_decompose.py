@@ -36,7 +36,7 @@ def test_the_factor_reaches_the_inside_of_every_event():
     assert inner == Composed([gaussian(1.5, 2), laplace(2.5)])
 
 
-def test_what_speaks_of_neighbours_itself_is_left_alone():
+def test_parameters_stated_for_neighbours_are_not_halved():
     for event in (dp_event.RandomizedResponseDpEvent(0.5, 3), dp_event.ZCDpEvent(0.1)):
         assert _over_sensitivity(event, "replace_one") == event
 
@@ -110,3 +110,19 @@ def test_releases_without_noise_are_found(event):
 def test_noisy_releases_are_not_called_noiseless():
     noisy = [gaussian(0.1), response(0.5, 3), dp_event.ZCDpEvent(0.1), poisson(math.pi, 0.1, 2)]
     assert not is_nonprivate(Composed(noisy))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        gaussian(math.inf),
+        poisson(math.inf, 0.1, 2),
+        fixed_size(math.inf, 1, 10, 2),
+        dp_event.PoissonSampledDpEvent(0.1, laplace(math.inf)),
+        dp_event.PoissonSampledDpEvent(0.1, dp_event.NoOpDpEvent()),
+    ],
+)
+def test_samples_of_what_depends_on_no_record_are_left_out(event):
+    assert decompose(Composed([event, gaussian(2.0)]), "replace_one") == decompose(
+        gaussian(2.0), "replace_one"
+    )

@@ -73,7 +73,7 @@ def test_the_profiles_are_integrals_of_densities(degrees, shift, epsilon):
 
 
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
-def test_profile_and_curve_say_the_same(degrees, shift):
+def test_profile_and_curve_agree(degrees, shift):
     curve = ChiSquare(degrees, shift)
     levels = np.append(np.geomspace(1e-9, 0.5, 30), [0.0, 0.9, 1.0])
     by_lines = TradeOff._errors(curve, levels)[1]
@@ -87,7 +87,7 @@ def test_profile_and_curve_say_the_same(degrees, shift):
         assert attained == pytest.approx(curve.delta(loss), abs=2e-5)
 
 
-def test_a_release_tells_for_sure_only_in_one_direction():
+def test_certain_identification_is_possible_in_one_direction_only():
     curve = ChiSquare(20.0, 1.0)
     assert curve.delta(0.45) > 0
     assert curve.delta(0.5) == 0.0
@@ -162,7 +162,7 @@ def test_the_curve_of_one_release_is_exact_under_add_remove_alone():
     assert twice.upper(0.05) < event.presence(0.05)
 
 
-def test_noise_that_hides_nothing_and_accountants_that_know_nothing():
+def test_no_noise_and_accountants_without_a_bound():
     with pytest.raises(UnsupportedEventError, match="reveals the row with probability"):
         epsilon(WishartDpEvent(3, 0.01), 0.1, adjacency="add_remove")
     for method in ("rdp", "moments", "gdp_clt"):

@@ -129,7 +129,7 @@ def test_no_attack_beats_the_certificate(sampling, adjacency):
         (TWICE_THE_RATE, "add_remove"),
     ],
 )
-def test_power_a_step_that_does_not_do_what_its_event_says_is_beaten(broken, adjacency):
+def test_power_a_step_that_differs_from_its_event_is_beaten(broken, adjacency):
     described = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), adjacency)
     run = dataclasses.replace(described, **broken)
     assert beats(*neighbours(run), curve(described))
