@@ -17,7 +17,13 @@ import dpjax
 from dpjax._typing import PRNGKey
 from dpjax.bayes.sgmcmc import SGLD, sample
 from dpjax.datasets import Dataset
-from experiments.dpvi.inference import MakeInference, Point, fit, make_inference
+from experiments.dpvi.inference import (
+    MakeInference,
+    Point,
+    fit,
+    make_inference,
+    stack_points,
+)
 
 _WINDOW = 10
 _OFFSET = 0.1
@@ -117,6 +123,73 @@ def svi_accuracies(
     key = jax.random.key(seed)
     fits = fit(key, make, points, tuple(data.train), num_steps=num_steps, repeats=repeats)
     return np.asarray(_score(fits.params, data.test.x, data.test.y), float)
+
+
+def source_accuracies(
+    data: Dataset,
+    points: list[Point],
+    *,
+    sampling_rate: float,
+    num_steps: int,
+    learning_rate: float,
+    repeats: int,
+    seed: int,
+) -> np.ndarray:
+    """Returns test accuracies (%) of the published code's own step, ``(points, repeats)``.
+
+    Each record's clipped gradient contains its share of the gradients of the log prior and of the
+    entropy, and batches have a fixed size, drawn with replacement; arguments as in `fit`.
+    """
+    keys = jax.random.split(jax.random.key(seed), repeats)
+    train = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
+    batch_size = int(sampling_rate * len(data.train.y))
+    means = _fit_by_source(batch_size, num_steps, learning_rate, keys, stack_points(points), train)
+    return np.asarray(_score({"mean": means}, data.test.x, data.test.y), float)
+
+
+def _negative_elbo(params: Any, record: Any, normal: jax.Array, num_examples: int) -> jax.Array:
+    """Returns minus one record's term of the ELBO, with its share of log prior and entropy."""
+    (mean, log_scale), (x, y) = params, record
+    weights = mean + jnp.exp(log_scale) * normal
+    shared = -0.5 * jnp.sum(weights**2) + jnp.sum(log_scale)
+    return -jax.nn.log_sigmoid((2 * y - 1) * (x @ weights)) - shared / num_examples
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _fit_by_source(
+    batch_size: int,
+    num_steps: int,
+    learning_rate: float,
+    keys: PRNGKey,
+    points: Point,
+    records: tuple[jax.Array, jax.Array],
+) -> jax.Array:
+    """Returns the variational means, ``(points, repeats, d)``."""
+    num_examples, num_features = records[0].shape
+    optimizer = windowed_adagrad(learning_rate)
+
+    def run(key: PRNGKey, point: Point) -> jax.Array:
+        def step(state: Any, key: PRNGKey) -> tuple[Any, None]:
+            params, optimizer_state = state
+            batch_key, weights_key, noise_key = jax.random.split(key, 3)
+            chosen = jax.random.randint(batch_key, (batch_size,), 0, num_examples)
+            normal = jax.random.normal(weights_key, (num_features,))
+            clipped_sum, _ = dpjax.clipped_grad(
+                functools.partial(_negative_elbo, normal=normal, num_examples=num_examples),
+                point.l2_clip,
+            )(params, jax.tree.map(lambda leaf: leaf[chosen], records))
+            noise = jax.random.normal(noise_key, (2, num_features))
+            gradient = clipped_sum + 2 * point.sigma * point.l2_clip * noise
+            scaled = gradient * (num_examples / batch_size)
+            updates, optimizer_state = optimizer.update(scaled, optimizer_state)
+            return (optax.apply_updates(params, updates), optimizer_state), None
+
+        start = jnp.zeros((2, num_features))
+        state = start, optimizer.init(start)
+        (params, _), _ = jax.lax.scan(step, state, jax.random.split(key, num_steps))
+        return params[0]
+
+    return jax.vmap(jax.vmap(run, (0, None)), (None, 0))(keys, points)
 
 
 @jax.jit

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.datasets import load_abalone
+from dpjax.datasets import Split, load_abalone
 from experiments.dpvi import abalone, adult, study
 from experiments.dpvi.inference import (
     ADD,
@@ -21,9 +21,11 @@ from experiments.dpvi.inference import (
     stack_points,
 )
 from experiments.dpvi.logistic import (
+    _negative_elbo,
     accuracy_percent,
     accuracy_percent_of_draws,
     logistic_inference,
+    source_accuracies,
     windowed_adagrad,
 )
 from experiments.lib.figures import draw_figures
@@ -55,6 +57,27 @@ def test_the_optimiser_divides_by_the_last_ten_gradients():
         for i, g in enumerate(gradients)
     ]
     np.testing.assert_allclose(params, np.sum(by_hand), rtol=1e-4)
+
+
+def test_the_terms_of_the_sources_step_sum_to_the_negative_elbo():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(7, 3)), rng.integers(0, 2, 7)
+    params, normal = rng.normal(size=(2, 3)), rng.normal(size=3)
+    terms = [_negative_elbo(params, record, normal, 7) for record in zip(x, y, strict=True)]
+    weights = params[0] + np.exp(params[1]) * normal
+    likelihood = -np.log1p(np.exp(-(2 * y - 1) * (x @ weights))).sum()
+    elbo = likelihood - 0.5 * (weights**2).sum() + params[1].sum()
+    assert float(sum(terms)) == pytest.approx(-elbo, rel=1e-5)
+
+
+def test_the_sources_step_learns_without_noise_and_not_in_much():
+    x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
+    part = Split(x, (x @ np.array([1.0, -1.0, 0.5]) > 0).astype(np.int32))
+    data = dataclasses.replace(load_abalone(), train=part, test=part)
+    settings = {"sampling_rate": 0.1, "num_steps": 100, "learning_rate": 0.1, "repeats": 4}
+    plain, noisy = source_accuracies(data, [Point(0.0, 0.2), Point(50.0, 0.2)], seed=0, **settings)
+    assert plain.min() > 90
+    assert noisy.mean() < 80
 
 
 def test_draws_of_narrow_weights_guess_as_their_mean():

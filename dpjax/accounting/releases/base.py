@@ -296,14 +296,18 @@ def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
         case dp_event.PoissonSampledDpEvent(sampling_probability=1):
             yield from _flatten(event.event, count)
         case dp_event.PoissonSampledDpEvent() | dp_event.SampledWithoutReplacementDpEvent():
-            leaves = list(_flatten(event.event))
-            if not leaves:
-                return
-            if all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
-                event = with_inner(event, _joint_gaussian(leaves))
-            yield event, count
+            yield from _flatten_sample(event, count)
         case _:
             yield event, count
+
+
+def _flatten_sample(event: DpEvent, count: int) -> Iterator[tuple[DpEvent, int]]:
+    """Yields a sampled event, its Gaussian releases joined, if it depends on the data."""
+    leaves = list(_flatten(event.event))
+    if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
+        event = with_inner(event, _joint_gaussian(leaves))
+    if leaves:
+        yield event, count
 
 
 def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:

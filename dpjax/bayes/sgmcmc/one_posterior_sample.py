@@ -228,7 +228,8 @@ def rejection_sample(
         lambda params: mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high),
         max_draws,
     )
-    return _exact_draw(*jax.jit(sampler)(as_key(key)), mechanism, max_draws)
+    accepted, params = jax.jit(sampler)(as_key(key))
+    return _exact_draw(accepted, params, mechanism, max_draws)
 
 
 def beta_sample(
