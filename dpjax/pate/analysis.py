@@ -96,7 +96,7 @@ def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple
     check_delta(delta)
     composed = epsilon(mechanism.event, delta, adjacency=mechanism.adjacency)
     if isinstance(mechanism, LNMax):
-        orders = _fine_orders()
+        orders = np.arange(2.0, 502.0)
         rdp = mechanism.num_queries * bounds.laplace_rdp_independent(orders, mechanism.scale)
         pure = pure_event(mechanism.pure_epsilon_per_query, mechanism.adjacency)
         event = SelfComposedDpEvent(pure, mechanism.num_queries)
