@@ -24,7 +24,18 @@ from dpjax.pate.analysis import (
     perform_analysis,
 )
 from dpjax.pate.argmax_rdp import argmax_rdp, check_rdp
-from dpjax.pate.certificate import PATECertificate, certificate
+from dpjax.pate.certificate import (
+    PATECertificate,
+    SanitizedCertificate,
+    certificate,
+    sanitized_certificate,
+)
+from dpjax.pate.smooth_sensitivity import (
+    RDPCost,
+    SanitizedEpsilon,
+    SmoothRDPRelease,
+    gnss_rdp,
+)
 from dpjax.pate.thresholded import ConfidentGNMax, InteractiveGNMax
 from dpjax.pate.votes import count_votes
 
@@ -38,6 +49,10 @@ __all__ = [
     "InteractiveGNMax",
     "LNMax",
     "PATECertificate",
+    "RDPCost",
+    "SanitizedCertificate",
+    "SanitizedEpsilon",
+    "SmoothRDPRelease",
     "VoteAggregation",
     "argmax_rdp",
     "certificate",
@@ -46,5 +61,7 @@ __all__ = [
     "data_dependent",
     "data_dependent_analyses",
     "data_independent_analyses",
+    "gnss_rdp",
     "perform_analysis",
+    "sanitized_certificate",
 ]

@@ -154,7 +154,7 @@ def data_dependent_analyses(
 
     Privacy:
       Every epsilon depends on the private votes, and publishing it is a release that it does not
-      cover. `release_rdp` releases one with noise.
+      cover. `SmoothRDPRelease` releases one with noise.
     """
     check_delta(delta)
     counts = np.asarray(mechanism.check_votes(votes), float)

@@ -83,7 +83,7 @@ def argmax_rdp(orders: Sequence[float] | Array, scale: float) -> Array:
 
     >>> ratio = argmax_rdp([2.0, 8.0], scale=40.0) / (np.array([2.0, 8.0]) / 40.0**2)
     >>> ratio.round(2).tolist()
-    [0.65, 0.64]
+    [0.64, 0.64]
     """
     return _supremum(tuple(_check_orders(orders).tolist()), _check_scale(scale), 2)
 

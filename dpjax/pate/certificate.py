@@ -10,6 +10,7 @@ from dpjax.certificates.certificate import Certificate
 from dpjax.certificates.text import Table, render_html, render_text, round_up
 from dpjax.pate.aggregation import VoteAggregation
 from dpjax.pate.analysis import Analysis, data_dependent_analyses, data_independent_analyses
+from dpjax.pate.smooth_sensitivity import SanitizedEpsilon, SmoothRDPRelease
 
 NOT_PUBLISHABLE = (
     "A data-dependent epsilon is a function of the private votes: it is not publishable as is, and"
@@ -20,6 +21,14 @@ NOT_PUBLISHABLE = (
     " noise is small, and has the expected instead of the given number of answers.",
     "The epsilon of realized answers is a sum over the answers that were given. It is no bound over"
     " all outcomes.",
+)
+SANITIZED_CAVEATS = (
+    "This epsilon holds between these votes and their neighbours, if the queries were fixed before"
+    " the first answer. Order, beta, noise scale and failure probability must have been chosen"
+    " before the votes were seen.",
+    "The noise on the Rényi cost is sampled in floating point, which does not protect against an"
+    " attacker who inspects the low-order bits of a release (Mironov 2012).",
+    "The epsilons for any votes are those of the labels alone, without the release of their cost.",
 )
 _KINDS = {
     "guarantee": "guarantee",
@@ -145,6 +154,91 @@ def certificate(
         )
     independent = data_independent_analyses(mechanism, delta)
     return PATECertificate(mechanism.certificate(delta), independent, dependent)
+
+
+@dataclass(frozen=True)
+class SanitizedCertificate:
+    """A data-dependent epsilon that may be published, beside the guarantee for any votes.
+
+    Attributes:
+      release: the mechanism that released the Rényi cost.
+      sanitized: the epsilon, with the cost of the release.
+      data_independent: epsilons for any votes at the same delta.
+    """
+
+    release: SmoothRDPRelease
+    sanitized: SanitizedEpsilon
+    data_independent: tuple[Analysis, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """The published data-dependent epsilon."""
+        return self.sanitized.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
+        release = self.release
+        return {
+            **{name: _json(value) for name, value in self.sanitized._asdict().items()},
+            "order": release.order,
+            "beta": release.beta,
+            "noise_scale": release.noise_scale,
+            "failure_probability": release.failure_probability,
+            "data_independent": [_row(found) for found in self.data_independent],
+            "caveats": list(SANITIZED_CAVEATS),
+        }
+
+    def paragraph(self) -> str:
+        """Returns the certificate as one paragraph for a paper."""
+        release, found = self.release, self.sanitized
+        least = min(one.epsilon for one in self.data_independent)
+        return (
+            f"On these votes the labels and the release of their Rényi cost have epsilon"
+            f" {round_up(found.epsilon)} at delta {found.delta:g}: a cost of at most"
+            f" {round_up(found.released_rdp)} at order {release.order:g}, released with smooth"
+            f" sensitivity (beta {release.beta:g}, noise scale {release.noise_scale:g}) at a cost"
+            f" of {round_up(found.own_rdp)}. Without that release epsilon is at most"
+            f" {round_up(least)} for any votes. {' '.join(SANITIZED_CAVEATS)}"
+        )
+
+    def __str__(self) -> str:
+        release, found = self.release, self.sanitized
+        rows = [
+            ("epsilon, data-dependent", f"{round_up(found.epsilon)}, may be published"),
+            ("released Rényi cost", round_up(found.released_rdp)),
+            ("cost of its release", round_up(found.own_rdp)),
+            ("order, beta", f"{release.order:g}, {release.beta:g}"),
+            ("noise over smooth sensitivity", f"{release.noise_scale:g}"),
+            ("failure probability", f"{release.failure_probability:g}, included in delta"),
+        ]
+        mechanism = release.mechanism
+        setting = [("adjacency", f"{mechanism.adjacency}, of teachers"), ("unit", mechanism.unit)]
+        at = f"at delta = {found.delta:g}"
+        tables = [
+            ("Mechanism", [*setting, *mechanism.describe().items()]),
+            (f"Epsilon {at} on these votes", rows),
+            (f"Epsilon {at} for any votes", list(map(_text, self.data_independent))),
+        ]
+        title = f"Sanitized data-dependent epsilon {round_up(found.epsilon)}"
+        return render_text(title, tables, "Caveats", SANITIZED_CAVEATS)
+
+
+def sanitized_certificate(
+    release: SmoothRDPRelease, released_rdp: float, *, delta: float
+) -> SanitizedCertificate:
+    """Returns the certificate of a data-dependent epsilon that may be published.
+
+    Args:
+      release: the mechanism that released the Rényi cost.
+      released_rdp: what its ``release`` returned.
+      delta: in (0, 1), above the failure probability of ``release``.
+
+    Raises:
+      ValueError: ``delta`` is out of range.
+    """
+    sanitized = release.epsilon(released_rdp, delta=delta)
+    independent = data_independent_analyses(release.mechanism, delta)
+    return SanitizedCertificate(release, sanitized, independent)
 
 
 def _text(found: Analysis) -> tuple[str, str]:

@@ -36,8 +36,8 @@ def log_error_probability_gaussian(
 
     Source: Papernot et al. (2018), Proposition 7: a union bound over the other classes.
 
-    >>> float(np.exp(log_error_probability_gaussian([[215, 35]], 40.0)).round(5))
-    0.00073
+    >>> np.exp(log_error_probability_gaussian([[215, 35]], 40.0)).round(5).tolist()
+    [0.00073]
     """
     gaps = _gaps(votes, worst_neighbor)
     return _capped(logsumexp(log_ndtr(-gaps / (np.sqrt(2) * scale)), axis=1), gaps)
