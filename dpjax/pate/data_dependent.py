@@ -17,6 +17,17 @@ from scipy.special import log_ndtr, logsumexp
 
 from dpjax.accounting.loss_distribution import Array
 
+__all__ = [
+    "check_rdp_bound",
+    "checked_answer_rdp",
+    "gaussian_rdp",
+    "laplace_rdp",
+    "laplace_rdp_independent",
+    "log_answer_probability",
+    "log_error_probability_gaussian",
+    "log_error_probability_laplace",
+]
+
 # By shifts of one vote; between them the moments are convex in the probability of an answer.
 _SHIFTS = (-1.0, 1.0)
 
