@@ -236,24 +236,24 @@ def perform_analysis(
 
 def _answers_analyses(mechanism: NoisyArgmax, counts: Array, delta: float) -> tuple[Analysis, ...]:
     """Returns the data-dependent analyses of a mechanism that answers every query."""
-    fine = _fine_orders()
+    both_orders = np.array(ORDERS)
     if isinstance(mechanism, LNMax):
         source, errors = bounds.laplace_rdp, bounds.log_error_probability_laplace
         name, orders = "Papernot et al. (2017), Theorem 3, moments 1 to 8", np.array(ORDERS_2017)
         parts = decompose(mechanism.event, mechanism.adjacency)
-        both = compute_rdp(parts, tuple(fine)) / mechanism.num_queries
+        independent = compute_rdp(parts, ORDERS) / mechanism.num_queries
     else:
         source, errors = bounds.gaussian_rdp, bounds.log_error_probability_gaussian
         name, orders = "Papernot et al. (2018), Theorem 6", np.array(ORDERS_2018)
-        fine, both = np.array(ORDERS), argmax_rdp(ORDERS, mechanism.scale)
+        independent = argmax_rdp(ORDERS, mechanism.scale)
     scale = mechanism.scale
     forward = errors(counts, scale)
     worst = errors(counts, scale, worst_neighbor=True)
     published = source(forward, orders, scale).sum(axis=0)
-    rdp = np.minimum(source(worst, fine, scale), both).sum(axis=0)
+    rdp = np.minimum(source(worst, both_orders, scale), independent).sum(axis=0)
     return (
         _classical(f"{name}, one direction", orders, published, delta, "published"),
-        _improved("the same theorem in both directions, all orders", fine, rdp, delta),
+        _improved("the same theorem in both directions, all orders", both_orders, rdp, delta),
     )
 
 

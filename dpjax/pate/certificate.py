@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dpjax._validation import check
 from dpjax.certificates.certificate import Certificate
 from dpjax.certificates.text import Table, render_html, render_text, round_up
 from dpjax.pate.aggregation import VoteAggregation
@@ -144,6 +145,8 @@ def certificate(
     2.9
     """
     dependent: tuple[Analysis, ...] = ()
+    alone = votes is None and not (answered is None and student_probabilities is None)
+    check(not alone, "votes", votes, "given with answered and student_probabilities")
     if votes is not None:
         dependent = data_dependent_analyses(
             mechanism,

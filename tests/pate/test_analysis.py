@@ -236,6 +236,16 @@ def test_a_certificate_without_votes_has_no_data_dependent_epsilon(mnist_rows):
     assert "NOT PUBLISHABLE" not in str(found)
 
 
+def test_answers_without_votes_are_refused():
+    with pytest.raises(ValueError, match="votes must be given with answered"):
+        pate.certificate(MNIST, 1e-5, answered=np.ones(640, bool))
+
+
+def test_the_best_order_at_an_end_is_warned_of():
+    with pytest.warns(UserWarning, match="the best order, 2001, is at an end"):
+        pate.data_independent_analyses(GNMax(scale=1e4, num_queries=1, **COMMON), 1e-5)
+
+
 def test_interactive_queries_are_analysed_with_the_student():
     votes = agreeing_votes(50)
     mechanism = InteractiveGNMax(

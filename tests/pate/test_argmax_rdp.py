@@ -1,8 +1,11 @@
 """The certified supremum against exact divergences over many histograms."""
 
+import sys
+
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 from vote_oracles import exact_divergences, gaussian_log_winners
 
 from dpjax.pate import argmax_rdp, check_rdp
@@ -41,6 +44,44 @@ def test_no_histogram_exceeds_the_supremum(certified, exact):
     assert np.all(exact <= certified)
     # power: histograms come within 2 %, so a sensitivity of 0.98 sqrt(2) is noticed
     assert np.all(exact > 0.98 * certified)
+
+
+@pytest.mark.parametrize("outcomes", ["_bit", "_three"])
+def test_bounds_on_boxes_hold_inside_of_them(outcomes):
+    """Random boxes of every size, scales and orders, and random points inside."""
+    module = sys.modules["dpjax.pate.argmax_rdp"]
+    generator = np.random.default_rng(0)
+    ratios = []
+    for half in 2.0 ** -np.arange(9):
+        step = 1 / generator.choice([2.0, 5.0, 40.0, 200.0])
+        shift = np.array([np.sqrt(2) * step] if outcomes == "_bit" else [step, -step])
+        orders = 1 + generator.uniform(0.1, 1.5 / step, 4)
+        centers = generator.uniform(-4, 4, (100, shift.size))
+        settings = (orders, half, shift, getattr(module, outcomes))
+        _, upper = bounds_on_boxes(module, centers, *settings)
+        for _ in range(5):
+            inside = centers + half * generator.uniform(-1, 1, centers.shape)
+            value, _ = bounds_on_boxes(module, inside, *settings)
+            assert np.all(value <= upper * (1 + 1e-9) + 1e-15)
+            at_center, _ = bounds_on_boxes(module, centers, *settings)
+            ratios.append(np.max(value[upper > 1e-9] / at_center[upper > 1e-9]))
+    # power: values at the centers alone are no bounds
+    assert max(ratios) > 1.5
+
+
+def bounds_on_boxes(module, centers, orders, half, shift, outcomes):
+    return module._bounds_on_boxes(orders, centers, half, shift, outcomes)
+
+
+def test_random_means_do_not_exceed_the_supremum(certified):
+    """Means of two counts less the noisy maximum of the others, in units of the scale."""
+    module = sys.modules["dpjax.pate.argmax_rdp"]
+    means = np.random.default_rng(1).uniform(-3, 3, (5_000, 2))
+    shift = np.array([1.0, -1.0]) / SCALE
+    p, q = module._three(means).logs, module._three(means - shift).logs
+    for order, bound in zip(ORDERS, certified, strict=True):
+        found = np.max(logsumexp(order * p + (1 - order) * q, axis=1)) / (order - 1)
+        assert 0.99 * bound < found <= bound
 
 
 def test_it_is_far_below_that_of_the_histogram(certified):
