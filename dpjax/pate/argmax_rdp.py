@@ -1,7 +1,7 @@
 """Data-independent Rényi divergence of a Gaussian noisy argmax, as a certified supremum.
 
-The label of GNMax says less than the noisy histogram, whose divergence is order / scale^2. Let a
-vote move from class b to class a between neighbours. Given the largest noisy count t of the *other*
+The label of GNMax is a function of the noisy histogram, whose divergence is order / scale^2, and
+has a smaller one. Let a vote move from class b to class a. Given the largest noisy count t of other
 classes, which has the same distribution on both, the label is a, b or another one, and which other
 one is independent of both noisy counts. exp((order - 1) D) is jointly convex, so D is at most its
 supremum over t of these three outcomes, and over all real means x, y of the two noisy counts less

@@ -198,7 +198,7 @@ def gnss_rdp(order: float, *, beta: float, shift: float) -> float:
       beta: of the smooth sensitivity; order (1 - e^(-2 beta)) must be below one.
       shift: largest difference of the means over the smaller standard deviation.
 
-    Source: Gil, Alajaji & Linder (2013), Table 2, for two Gaussians.
+    Source: Gil, Alajaji & Linder (2013), for the divergence of two Gaussians.
 
     >>> round(gnss_rdp(14.0, beta=0.0329, shift=1 / 6.23), 2)
     1.61

@@ -39,7 +39,7 @@ class ThresholdedAggregation(VoteAggregation):
     on how many are answered. That the order of checks and answers depends on earlier outcomes
     costs nothing: the total of the squared sensitivities over the variances is at most that of the
     event on every path (Smith & Thakurta 2022, "Fully Adaptive Composition for Gaussian
-    Differential Privacy"; for Rényi divergences Feldman & Zrnic 2021, Theorem 3.1).
+    Differential Privacy"; for Rényi divergences Feldman & Zrnic 2021).
 
     Attributes:
       threshold: in votes.

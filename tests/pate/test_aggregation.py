@@ -1,17 +1,19 @@
 """Mechanisms on votes: exact distributions, sensitivity, events, certificates, bad input."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
 from noise_checks import FALSE_ALARM, chi_square_p
 from scipy import stats
 from vote_oracles import gaussian_log_winners, laplace_log_winners
 
-from dpjax.accounting import calibrate, gdp
+from dpjax.accounting import calibrate, gdp, profile_bounds
 from dpjax.pate import NO_ANSWER, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, count_votes
 
 COMMON = {"num_teachers": 50, "num_classes": 4, "adjacency": "replace_one"}
@@ -162,6 +164,35 @@ def test_events_are_those_of_the_stated_sensitivities():
     # the loss of one label of Laplace noise is at most 2 / scale
     one = small(LN, 1).certificate(1e-12).epsilon
     assert one == pytest.approx(0.25, rel=0.01)
+
+
+def exact_delta(epsilon, num_queries, votes):
+    """Delta of ``num_queries`` labels of two classes when a vote moves, the larger direction."""
+    logs = [laplace_log_winners(v, 8.0) for v in (votes, (votes[0] - 1, votes[1] + 1))]
+    joint = [
+        np.array([sum(outcome) for outcome in itertools.product(one, repeat=num_queries)])
+        for one in logs
+    ]
+    return max(
+        np.sum(np.maximum(np.exp(p) - np.exp(epsilon + q), 0)) for p, q in (joint, joint[::-1])
+    )
+
+
+def test_laplace_labels_have_no_more_delta_than_their_event():
+    """Two counts move by one: two Laplace releases of sensitivity one for each label."""
+    half, exceeded = LaplaceDpEvent(2 * 8.0), 0
+    for num_queries in (1, 4):
+        event = small(LN, num_queries).event
+        epsilons = num_queries / 8.0 * np.array([0.0, 0.5, 1.0, 1.3])
+        upper = profile_bounds(event, epsilons, adjacency="replace_one").upper
+        too_few = SelfComposedDpEvent(half, num_queries)
+        lower = profile_bounds(too_few, epsilons, adjacency="replace_one").upper
+        for votes in ((25, 25), (26, 24), (30, 20), (40, 10), (50, 0)):
+            exact = [exact_delta(epsilon, num_queries, votes) for epsilon in epsilons]
+            assert np.all(exact <= upper + 1e-9)
+            exceeded += int(np.any(exact > lower + 1e-6))
+    # power: one Laplace release for each label is too little
+    assert exceeded > 0
 
 
 def test_the_published_setting_has_the_exact_gaussian_epsilon():

@@ -172,3 +172,37 @@ def test_extreme_votes_neither_overflow_nor_become_nan():
 def test_certain_outcomes_cost_nothing():
     assert np.all(bounds.gaussian_rdp([-np.inf], ORDERS, 40.0) == 0)
     assert np.all(bounds.laplace_rdp([-np.inf], ORDERS, 20.0) < 1e-15)
+
+
+# By core.py of tensorflow/privacy, research/pate_2018, at orders 2, 8 and 32: GNMax of the scale,
+# LNMax of a quarter of it, and a check of the scale at threshold 100.
+RESEARCH_CODE = {
+    ((180, 20, 20, 15, 15), 40.0): (
+        [0.00125, 0.0022947874245497018, 0.007751416212451821],
+        [7.280540043176033e-07, 1.0816397330188748e-06, 2.6434689794593455e-05],
+        [0.000625, 0.0025, 0.006472981224260854],
+    ),
+    ((250, 0, 0), 20.0): (
+        [1.7490836648026494e-18, 1.3495412117408284e-17, 1.5802689831775986e-11],
+        [4.9327554161625854e-21, 1.3530811463822075e-20, 3.9279379301002765e-17],
+        [3.083496661534208e-14, 8.340241115515305e-14, 2.1693575963676957e-10],
+    ),
+    ((130, 120), 40.0): (
+        [0.00125, 0.005, 0.02],
+        [0.04, 0.12864134915962552, 0.16099953769724246],
+        [0.000625, 0.0025, 0.01],
+    ),
+}
+
+
+@pytest.mark.parametrize(("votes", "scale"), RESEARCH_CODE)
+def test_the_published_bounds_are_those_of_the_research_code(votes, scale):
+    orders, quarter = np.array([2.0, 8.0, 32.0]), scale / 4
+    gaussian = bounds.log_error_probability_gaussian([votes], scale)
+    laplace = bounds.log_error_probability_laplace([votes], quarter)
+    found = (
+        bounds.gaussian_rdp(gaussian, orders, scale)[0],
+        bounds.laplace_rdp(laplace, orders, quarter)[0],
+        bounds.check_rdp_bound([max(votes)], orders, threshold=100.0, check_scale=scale)[0],
+    )
+    np.testing.assert_allclose(found, RESEARCH_CODE[votes, scale], rtol=1e-12)
