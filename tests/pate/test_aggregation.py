@@ -95,6 +95,25 @@ def test_checks_and_answers_have_their_exact_and_independent_probabilities(
     assert chi_square_p(shared, outcomes(5.0).__getitem__, range(4)) < FALSE_ALARM
 
 
+def test_checks_are_independent_of_the_answers_of_other_queries(monkeypatch):
+    """Random words of a query's check could be those of one of another query's counts."""
+    mechanism = small(CONFIDENT, 20_000, threshold=12.0)
+    votes = np.tile((13, 13, 12, 12), (20_000, 1))
+
+    def p_value():
+        found = mechanism.release(jax.random.key(5), votes)
+        labels, passed = np.asarray(found.labels), np.asarray(found.answered)
+        query, count = np.divmod(np.arange(20_000), 4)
+        wins = (labels[query] == count)[passed[query]]
+        table = np.histogram2d(wins, passed[passed[query]], bins=2)[0]
+        return stats.chi2_contingency(table).pvalue
+
+    assert p_value() > FALSE_ALARM
+    # power: one key for both
+    monkeypatch.setattr("dpjax.pate.thresholded.derive", lambda words, count: [words] * count)
+    assert p_value() < FALSE_ALARM
+
+
 def test_queries_have_independent_noise(answers):
     """Neighbouring queries: a chi-square test of the 16 pairs of labels."""
     labels = np.asarray(answers["GNMax"].labels).reshape(-1, 2)
