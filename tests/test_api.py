@@ -67,6 +67,7 @@ SEVERAL_NUMBERS = {
     "dpjax.bdp.BDPCertificate": "made by bdp.certificate",
     "dpjax.certificates.Certificate": "made by certify",
     "dpjax.datasets.RatingsDataset": "made by datasets.load",
+    "dpjax.pate.perform_analysis": "the signature of PySyft's function",
     "dpjax.transforms.differentially_private_aggregate": "the signature of optax's function",
 }
 # Where exchanging the two positional numbers is an error: the call with exchanged numbers.
