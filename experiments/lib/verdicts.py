@@ -1,11 +1,87 @@
-"""Remarks of the report that compare claimed, measured and certified values."""
+"""Findings and remarks that compare published, measured and certified values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_CEILING
-from typing import Any
+from numbers import Real
+from typing import Any, NamedTuple
 
 from experiments.lib.formatting import format_value
-from experiments.lib.registry import Record
+from experiments.lib.registry import Finding, Record
+
+
+class Comparison(NamedTuple):
+    """Measured values beside the published ones."""
+
+    subject: str  # what is compared, in the plural
+    pairs: tuple[tuple[float, float], ...]  # measured and published
+    tolerance: float  # in the unit
+    unit: str = ""  # "%" for relative differences
+
+    @property
+    def differences(self) -> list[float]:
+        """Measured minus published values, or relative differences in percent."""
+        if self.unit == "%":
+            return [100 * (one / other - 1) for one, other in self.pairs]
+        return [one - other for one, other in self.pairs]
+
+    @property
+    def num_within(self) -> int:
+        """The number of pairs that differ by at most the tolerance."""
+        # Decimals such as 97.6 are not exact in binary.
+        return sum(abs(each) <= self.tolerance + 1e-9 for each in self.differences)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the published values."""
+        if not self.pairs:
+            return "not compared"
+        if self.num_within == len(self.pairs):
+            return "reproduced"
+        return "reproduced in part" if self.num_within else "not reproduced"
+
+    @property
+    def stated_tolerance(self) -> str:
+        """The tolerance with its unit."""
+        unit = self.unit.removesuffix("s") if self.tolerance == 1 else self.unit
+        return f"{self.tolerance:g} {unit}".strip() if self.pairs else ""
+
+    def __str__(self) -> str:
+        """The clause of a finding."""
+        if not self.pairs:
+            return f"there are no {self.subject} to compare"
+        shown = f"{max(self.differences, key=abs):+.2g} {self.unit}".strip().replace("-", "−")
+        return (
+            f"{self.num_within} of {len(self.pairs)} {self.subject} are met within"
+            f" {self.stated_tolerance} (largest difference {shown})"
+        )
+
+    def finding(self, clause: str = "", contradicted: bool = False) -> Finding:
+        """Returns the finding of this comparison and a further clause of its sentence."""
+        sentence = "; ".join(filter(None, [str(self), clause]))
+        verdict = "; ".join([self.verdict, *["claim contradicted"] * contradicted])
+        if contradicted and not self.pairs:
+            verdict = "claim contradicted"
+        return Finding(verdict, f"{sentence[0].upper()}{sentence[1:]}.", self.stated_tolerance)
+
+
+def compare_published(
+    records: Iterable[Record], name: str, tolerance: float, subject: str, unit: str = ""
+) -> Comparison:
+    """Compares a column's measured values with the numbers published for them."""
+    pairs = [(record.measured.get(name), record.source.get(name)) for record in records]
+    numbers = [pair for pair in pairs if all(isinstance(value, Real) for value in pair)]
+    return Comparison(subject, tuple(numbers), tolerance, unit)  # type: ignore[arg-type]
+
+
+def direction_finding(
+    holds: Sequence[bool], sentence: str, *, contradicted: bool = False
+) -> Finding:
+    """Returns the finding on a claim without published numbers, from the conditions it implies."""
+    compared = "not compared"
+    if holds:
+        compared = "reproduced" if all(holds) else "not reproduced"
+    verdict = "; ".join([compared, *["claim contradicted"] * contradicted])
+    return Finding(verdict, sentence, "direction only" if holds else "")
 
 
 def format_upper_bound(value: float) -> str:

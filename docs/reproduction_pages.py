@@ -1,0 +1,224 @@
+"""Pages of the reproduction report, from the committed records in ``docs/reproduction``."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from experiments.lib import tables
+from experiments.lib.formatting import format_value, label
+from experiments.lib.publication import load_publication
+from experiments.lib.registry import PROFILES, Experiment
+from experiments.lib.report import Block
+
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "reproduction"
+
+
+def write_pages(modules: Mapping[str, Experiment], folder: Path = FOLDER) -> str:
+    """Writes one page for each experiment, by the dotted path of its module, beside the records.
+
+    Returns:
+      Markdown with the findings of all experiments and the table of contents of their pages.
+    """
+    experiments = list(modules.values())
+    blocks = {experiment.name: load_blocks(experiment, folder) for experiment in experiments}
+    pages = {
+        folder / f"{experiment.name}.md": render_page(module, experiment, blocks[experiment.name])
+        for module, experiment in modules.items()
+    }
+    for path in folder.glob("*.md"):
+        if path not in pages and path.stem != "index":
+            path.unlink()
+    for path, text in pages.items():
+        # An unchanged page is not read again by the next build.
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+    contents = ["```{toctree}", ":hidden:", "", *blocks, "```"]
+    return f"{render_findings(experiments, blocks)}\n\n" + "\n".join(contents) + "\n"
+
+
+def load_blocks(experiment: Experiment, folder: Path = FOLDER) -> tuple[Block, ...]:
+    """Returns one block for each profile with committed records of the present settings."""
+    blocks = []
+    for profile in PROFILES:
+        publication = load_publication(folder, experiment.name, profile)
+        lines = tables.table_lines(experiment, profile, publication.records)
+        finished = tables.finished_records(lines)
+        if finished:
+            finding, remarks = experiment.finding(finished), tuple(experiment.remarks(finished))
+            blocks.append(Block(profile, lines, (finding,), remarks, publication.figures))
+    return tuple(blocks)
+
+
+def render_findings(
+    experiments: Sequence[Experiment], blocks: Mapping[str, Sequence[Block]]
+) -> str:
+    """Returns the table of the findings, one row for each experiment and profile."""
+    rows = []
+    for experiment in experiments:
+        name, source = f"[{experiment.name}]({experiment.name}.md)", escape(experiment.source)
+        for block in blocks[experiment.name]:
+            (finding,) = block.findings
+            done, count = len(block.finished), len(block.lines)
+            profile = block.profile if done == count else f"{block.profile}, {done} of {count} rows"
+            text = f"**{finding.verdict.capitalize()}.** {escape(finding.sentence)}"
+            rows.append([name, source, profile, text, finding.tolerance or "–"])
+            name, source = "", ""
+        if not blocks[experiment.name]:
+            rows.append([name, source, "", "not run", "–"])
+    heading = ["experiment", "source", "profile", "finding", "figures within"]
+    return list_table([heading], rows)
+
+
+def render_page(module: str, experiment: Experiment, blocks: Sequence[Block]) -> str:
+    """Returns the page of one experiment: findings, table, and what a reader needs to repeat it."""
+    path = f"{module.replace('.', '/')}.py"
+    parts = [
+        f"# {escape(experiment.title)}",
+        f"{escape(experiment.source)}. Module: {{download}}`{path} <../../{path}>`.",
+        *map(render_finding, blocks),
+    ]
+    run = {block.profile for block in blocks}
+    parts += [f"**{each.capitalize()} profile: not run.**" for each in PROFILES if each not in run]
+    if blocks:
+        parts += [render_results(blocks), render_commands(experiment, blocks)]
+    parts += ["## What was run", escape(experiment.description)]
+    for block in blocks:
+        parts += render_block(experiment, block)
+    return "\n\n".join(parts) + "\n"
+
+
+def render_finding(block: Block) -> str:
+    """Returns the finding of one profile, with its tolerance and the rows without a record."""
+    (finding,) = block.findings
+    parts = [f"**{block.profile.capitalize()} profile: {finding.verdict}.**"]
+    parts.append(escape(finding.sentence))
+    missing = [line.row.name for line in block.lines if line.state != "done"]
+    if missing:
+        parts.append(f"Without a record: {escape('; '.join(missing))}.")
+    return " ".join(parts)
+
+
+def render_results(blocks: Sequence[Block]) -> str:
+    """Returns the table of results: source, measured and certified, all profiles side by side.
+
+    A column that is the same under every profile is shown once.
+    """
+    by_row = [{line.row.name: line for line in block.lines} for block in reversed(blocks)]
+    rows = list(dict.fromkeys(name for lines in by_row for name in lines))
+    columns: list[tuple[str, str, list[str]]] = [("", "row", [escape(row) for row in rows])]
+    for group in tables.GROUPS:
+        first = True
+        for heading, cells in _group_columns(blocks, group, rows):
+            columns.append((group if first else "", heading, cells))
+            first = False
+    for block in blocks:
+        times = {line.row.name: line.outcome.splitlines()[0] for line in block.lines}
+        cells = [escape(times.get(row, "no such row")) for row in rows]
+        columns.append(("", f"time, {block.profile}", cells))
+    groups, headings, cells = zip(*columns, strict=True)
+    return list_table([groups, headings], zip(*cells, strict=True))
+
+
+def _group_columns(
+    blocks: Sequence[Block], group: str, rows: Sequence[str]
+) -> Iterable[tuple[str, list[str]]]:
+    """Returns the heading and the cells of every column of a group, in order of appearance."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for block in blocks:
+        columns = [each for each in tables.table_columns(block.lines, group) if each.name]
+        cells = {line.row.name: tables.table_cells(line, group, columns) for line in block.lines}
+        absent = ["–"] * len(columns)
+        by_column = zip(*(cells.get(row, absent) for row in rows), strict=True)
+        for column, values in zip(columns, by_column, strict=True):
+            found.setdefault(column.name, {})[block.profile] = list(map(escape, values))
+    for name, by_profile in found.items():
+        heading = escape(label(name))
+        if group == "source":  # the same in every profile, for the rows it has
+            merged = zip(*by_profile.values(), strict=True)
+            yield heading, [next((v for v in each if v != "–"), "–") for each in merged]
+        elif len(blocks) == 1 or len({tuple(cells) for cells in by_profile.values()}) == 1:
+            yield heading, next(iter(by_profile.values()))
+        else:
+            for profile, values in by_profile.items():
+                yield f"{heading}, {profile}", values
+
+
+def render_commands(experiment: Experiment, blocks: Sequence[Block]) -> str:
+    """Returns the commands that repeat a row, and the tolerance of the repetition."""
+    block, tolerance = blocks[-1], experiment.tolerance
+    arguments = f'{experiment.name} --row "{block.finished[0].row}" --profile {block.profile}'
+    return (
+        "One row again, and its comparison with the figures above:\n\n"
+        f"```sh\n.venv/bin/python -m experiments run {arguments} --fresh\n"
+        f".venv/bin/python -m experiments check {arguments}\n```\n\n"
+        f"`check` allows {tolerance.points:g} percentage points in measured percentages, a relative"
+        f" {tolerance.relative:g} in other measured values, and {tolerance.account:g} in certified"
+        " ones."
+    )
+
+
+def render_block(experiment: Experiment, block: Block) -> list[str]:
+    """Returns remarks, figures, settings, notes and certificates of one profile."""
+    profile, finished = block.profile, block.finished
+    parts = [f"## {profile.capitalize()} profile"]
+    parts += ["\n".join(f"- {escape(remark)}" for remark in block.remarks)]
+    for figure in block.figures:
+        parts.append(
+            f"```{{figure}} figures/{figure.path.name}\n:width: {figure.width}px\n"
+            f":alt: {escape(figure.caption)}\n\n{escape(figure.caption)}\n```"
+        )
+    shared = tables.shared_settings([line.row for line in block.lines])
+    if shared:
+        items = (
+            f"{escape(label(name))} {escape(format_value(value, name))}"
+            for name, value in shared.items()
+        )
+        parts.append(f"Settings of every row: {'; '.join(items)}.")
+    columns = [
+        each
+        for each in tables.table_columns(block.lines, "settings")
+        if each.name and each.name not in shared
+    ]
+    if columns:
+        heading = ["settings of row", *(escape(label(each.name)) for each in columns)]
+        cells = [
+            [line.row.name, *tables.table_cells(line, "settings", columns)] for line in block.lines
+        ]
+        parts.append(list_table([heading], [list(map(escape, row)) for row in cells]))
+    parts.append(f"Run with {_join_versions(block)}.")
+    for note in block.notes:
+        rows = "; ".join(record.row for record in finished if record.note == note)
+        of = "" if all(record.note == note for record in finished) else f"Rows {rows}: "
+        parts.append(escape(f"{of}{note}"))
+    for record in finished:
+        if record.certificate:
+            parts.append(
+                f"Certificate of row {escape(record.row)}:\n\n```text\n{record.certificate}\n```"
+            )
+    return [part for part in parts if part]
+
+
+def _join_versions(block: Block) -> str:
+    """Returns the versions and days of a block's runs, each once."""
+    runs = {", ".join(map(" ".join, record.versions.items())) for record in block.finished}
+    days = sorted({record.date for record in block.finished})
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{'; '.join(sorted(runs))} ({span})"
+
+
+def list_table(heading: Sequence[Sequence[str]], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a MyST list-table of Markdown cells."""
+    lines = ["```{list-table}", f":header-rows: {len(heading)}", ":class: results", ""]
+    for row in (*heading, *rows):
+        lines += [f"{'  -' if number else '* -'} {cell}" for number, cell in enumerate(row)]
+    return "\n".join([*lines, "```"])
+
+
+def escape(text: str) -> str:
+    """Escapes characters with a meaning in Markdown.
+
+    >>> escape("sup |f − G| at [0, 1]*")
+    'sup |f − G| at \\\\[0, 1\\\\]\\\\*'
+    """
+    return re.sub(r"([\\`*_{}\[\]<>#$])", r"\\\1", text)
