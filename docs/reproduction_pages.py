@@ -1,6 +1,7 @@
 """Pages of the reproduction report, from the committed records in ``docs/reproduction``."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -65,9 +66,24 @@ def render_findings(
             rows.append([name, source, profile, text, finding.tolerance or "–"])
             name, source = "", ""
         if not blocks[experiment.name]:
-            rows.append([name, source, "", "not run", "–"])
+            rows.append([name, source, "–", "Not run.", "–"])
     heading = ["experiment", "source", "profile", "finding", "figures within"]
-    return list_table([heading], rows)
+    return f"{_count_rows(blocks)}\n\n{list_table([heading], rows)}"
+
+
+def _count_rows(blocks: Mapping[str, Sequence[Block]]) -> str:
+    """Returns a sentence with the number of experiments that have records, by profile."""
+    whole = Counter(
+        (block.profile, len(block.finished) == len(block.lines))
+        for each in blocks.values()
+        for block in each
+    )
+    counts = (
+        f"the {profile} profile of {whole[profile, True]} in full and of {whole[profile, False]} in"
+        " part"
+        for profile in PROFILES
+    )
+    return f"Of {len(blocks)} experiments, records hold {' and '.join(counts)}."
 
 
 def render_page(module: str, experiment: Experiment, blocks: Sequence[Block]) -> str:
@@ -145,16 +161,16 @@ def _group_columns(
 
 
 def render_commands(experiment: Experiment, blocks: Sequence[Block]) -> str:
-    """Returns the commands that repeat a row, and the tolerance of the repetition."""
+    """Returns the command that repeats a row, and the tolerance of the repetition."""
     block, tolerance = blocks[-1], experiment.tolerance
-    arguments = f'{experiment.name} --row "{block.finished[0].row}" --profile {block.profile}'
+    row = block.finished[0].row
     return (
-        "One row again, and its comparison with the figures above:\n\n"
-        f"```sh\n.venv/bin/python -m experiments run {arguments} --fresh\n"
-        f".venv/bin/python -m experiments check {arguments}\n```\n\n"
-        f"`check` allows {tolerance.points:g} percentage points in measured percentages, a relative"
-        f" {tolerance.relative:g} in other measured values, and {tolerance.account:g} in certified"
-        " ones."
+        "This command runs one row again and compares its figures with those of the table:\n\n"
+        f"```sh\n.venv/bin/python -m experiments check {experiment.name} --profile"
+        f' {block.profile} --row "{row}"\n```\n\n'
+        f"It allows differences of {tolerance.points:g} points in measured percentages, a relative"
+        f" {tolerance.relative:g} in other measured values, and a relative {tolerance.account:g} in"
+        " certified values and in accounts by formula."
     )
 
 

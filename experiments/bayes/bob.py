@@ -107,7 +107,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         " mean decreases with the number of students; that of the attack depends only on ε. Bars:"
         " closed forms."
     )
-    return {"published errors": (figure, caption)}
+    return {"errors": (figure, caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
