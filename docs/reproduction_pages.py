@@ -90,6 +90,8 @@ def render_page(module: str, experiment: Experiment, blocks: Sequence[Block]) ->
     """Returns the page of one experiment: findings, table, and what a reader needs to repeat it."""
     path = f"{module.replace('.', '/')}.py"
     parts = [
+        # The table takes the room of the page's contents.
+        "---\nhtml_theme.sidebar_secondary.remove: true\n---",
         f"# {escape(experiment.title)}",
         f"{escape(experiment.source)}. Module: {{download}}`{path} <../../{path}>`.",
         *map(render_finding, blocks),

@@ -71,8 +71,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 def _finding(records: Sequence[Record]) -> Finding:
     # The quick profile is shortened.
-    full = [record for record in records if record.profile == "paper"]
-    return finding(records, full, "source's protocol")
+    return finding(records, "source's protocol", lambda record: record.profile == "paper")
 
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,7 @@ Both tests on distances assume independent samples. The distances of all pairs o
 dependent, so that the tests reject equal distributions far more often than at their level.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -261,13 +261,13 @@ def _state_tests(record: Record) -> str:
     )
 
 
-def finding(records: Sequence[Record], compared: Sequence[Record], protocol: str) -> Finding:
+def finding(records: Sequence[Record], protocol: str, is_full: Callable[[Record], bool]) -> Finding:
     """Compares with published accuracies, and the published DP ε with that of the protocol.
 
     Args:
       records: of all rows.
-      compared: the records whose accuracies are compared.
       protocol: the row of the source's protocol.
+      is_full: whether a run is not shortened, so that its accuracy is compared.
     """
     claims = [r for r in records if r.row == protocol and r.certified[DP] > r.source[DP]]
     both = [r for r in records if BDP in r.measured and DP in r.certified and r.row != protocol]
@@ -282,6 +282,7 @@ def finding(records: Sequence[Record], compared: Sequence[Record], protocol: str
             f"with clipped examples the BDP ε is below the certified DP ε in {smaller} of"
             f" {len(both)} rows"
         )
-    return compare_published(
-        compared, ACCURACY, 1.0, "published accuracies of full runs", "points"
-    ).finding("; ".join(clauses), bool(claims))
+    comparison = compare_published(
+        records, ACCURACY, 1.0, "published accuracies", "points", is_full
+    )
+    return comparison.finding("; ".join(clauses), bool(claims))

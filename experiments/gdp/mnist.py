@@ -203,9 +203,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 
 def _finding(records: Sequence[Record]) -> Finding:
-    full = [r for r in records if r.settings["epochs"] == r.settings["published_epochs"]]
     comparison = compare_published(
-        full, ACCURACY, 0.3, "published accuracies of full runs", "points"
+        records,
+        ACCURACY,
+        0.3,
+        "published accuracies",
+        "points",
+        lambda record: record.settings["epochs"] == record.settings["published_epochs"],
     )
     return account_finding(comparison, records, _CERTIFIED_EPSILON)
 

@@ -287,8 +287,13 @@ def _unit_remarks(private: Record) -> list[str]:
 
 
 def _finding(records: Sequence[Record]) -> Finding:
-    rows = [record for record in records if record.data == "movielens"]
-    comparison = compare_published(rows, "RMSE", 0.01, "published errors on MovieLens 1M")
+    comparison = compare_published(
+        records,
+        "RMSE",
+        0.01,
+        "published errors",
+        is_full=lambda record: record.data == "movielens",
+    )
     return account_finding(comparison, records, "ε, one rating")
 
 

@@ -1,6 +1,6 @@
 """Findings and remarks that compare published, measured and certified values."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING
 from numbers import Real
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ class Comparison(NamedTuple):
     pairs: tuple[tuple[float, float], ...]  # measured and published
     tolerance: float  # in the unit
     unit: str = ""  # "%" for relative differences
+    num_left_out: int = 0  # published values whose runs are shortened or on stand-in data
 
     @property
     def differences(self) -> list[float]:
@@ -35,7 +36,7 @@ class Comparison(NamedTuple):
         """The verdict on the published values."""
         if not self.pairs:
             return "not compared"
-        if self.num_within == len(self.pairs):
+        if self.num_within == len(self.pairs) + self.num_left_out:
             return "reproduced"
         return "reproduced in part" if self.num_within else "not reproduced"
 
@@ -47,12 +48,14 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         """The clause of a finding."""
+        why = "shortened or on stand-in data"
         if not self.pairs:
-            return f"there are no {self.subject} to compare"
+            return f"the runs are {why}" if self.num_left_out else f"there are no {self.subject}"
         shown = f"{max(self.differences, key=abs):+.2g} {self.unit}".strip().replace("-", "−")
+        others = f"; {self.num_left_out} runs are {why}" if self.num_left_out else ""
         return (
-            f"{self.num_within} of {len(self.pairs)} {self.subject} are met within"
-            f" {self.stated_tolerance} (largest difference {shown})"
+            f"{self.num_within} of {len(self.pairs) + self.num_left_out} {self.subject} are met"
+            f" within {self.stated_tolerance} (largest difference {shown}{others})"
         )
 
     def finding(self, clause: str = "", contradicted: bool = False) -> Finding:
@@ -65,12 +68,22 @@ class Comparison(NamedTuple):
 
 
 def compare_published(
-    records: Iterable[Record], name: str, tolerance: float, subject: str, unit: str = ""
+    records: Sequence[Record],
+    name: str,
+    tolerance: float,
+    subject: str,
+    unit: str = "",
+    is_full: Callable[[Record], bool] = lambda record: True,
 ) -> Comparison:
-    """Compares a column's measured values with the numbers published for them."""
-    pairs = [(record.measured.get(name), record.source.get(name)) for record in records]
-    numbers = [pair for pair in pairs if all(isinstance(value, Real) for value in pair)]
-    return Comparison(subject, tuple(numbers), tolerance, unit)  # type: ignore[arg-type]
+    """Compares a column's measured values with the numbers published for them.
+
+    Records for which ``is_full`` does not hold, shortened runs, are counted and not compared.
+    """
+    known = [record for record in records if isinstance(record.source.get(name), Real)]
+    found = [record for record in known if isinstance(record.measured.get(name), Real)]
+    pairs = [(r.measured[name], r.source[name]) for r in found if is_full(r)]
+    num_left_out = sum(not is_full(record) for record in found)
+    return Comparison(subject, tuple(pairs), tolerance, unit, num_left_out)
 
 
 def direction_finding(

@@ -41,6 +41,16 @@ def test_relative_differences_are_in_percent():
     assert "(largest difference +2 %)" in str(comparison)
 
 
+def test_shortened_runs_are_counted_and_not_compared():
+    records = [Record("e", "1", p, {}, {"a": 1.0}, {"a": 1.0}, {}, 1.0) for p in ("quick", "paper")]
+    part = compare_published(records, "a", 0.1, "values", "", lambda r: r.profile == "paper")
+    assert part.verdict == "reproduced in part"
+    assert str(part).startswith("1 of 2 values are met")
+    none = compare_published(records[:1], "a", 0.1, "values", "", lambda r: r.profile == "paper")
+    assert none.verdict == "not compared"
+    assert "shortened" in str(none)
+
+
 def test_a_contradicted_claim_is_a_verdict_of_its_own():
     assert compare((95.0, 95.0)).finding("", True).verdict == "reproduced; claim contradicted"
     assert compare().finding("", True).verdict == "claim contradicted"
