@@ -120,7 +120,7 @@ def render_finding(block: Block) -> str:
 def render_results(blocks: Sequence[Block]) -> str:
     """Returns the table of results: source, measured and certified, all profiles side by side.
 
-    A column that is the same under every profile is shown once.
+    A column whose values are the same under every profile that has the row is shown once.
     """
     by_row = [{line.row.name: line for line in block.lines} for block in reversed(blocks)]
     rows = list(dict.fromkeys(name for lines in by_row for name in lines))
@@ -132,7 +132,7 @@ def render_results(blocks: Sequence[Block]) -> str:
             first = False
     for block in blocks:
         times = {line.row.name: line.outcome.splitlines()[0] for line in block.lines}
-        cells = [escape(times.get(row, "no such row")) for row in rows]
+        cells = [escape(times.get(row, "no row")) for row in rows]
         columns.append(("", f"time, {block.profile}", cells))
     groups, headings, cells = zip(*columns, strict=True)
     return list_table([groups, headings], zip(*cells, strict=True))
@@ -142,24 +142,28 @@ def _group_columns(
     blocks: Sequence[Block], group: str, rows: Sequence[str]
 ) -> Iterable[tuple[str, list[str]]]:
     """Returns the heading and the cells of every column of a group, in order of appearance."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for block in blocks:
-        columns = [each for each in tables.table_columns(block.lines, group) if each.name]
-        cells = {line.row.name: tables.table_cells(line, group, columns) for line in block.lines}
-        absent = ["–"] * len(columns)
-        by_column = zip(*(cells.get(row, absent) for row in rows), strict=True)
-        for column, values in zip(columns, by_column, strict=True):
-            found.setdefault(column.name, {})[block.profile] = list(map(escape, values))
-    for name, by_profile in found.items():
-        heading = escape(label(name))
-        if group == "source":  # the same in every profile, for the rows it has
-            merged = zip(*by_profile.values(), strict=True)
-            yield heading, [next((v for v in each if v != "–"), "–") for each in merged]
-        elif len(blocks) == 1 or len({tuple(cells) for cells in by_profile.values()}) == 1:
-            yield heading, next(iter(by_profile.values()))
-        else:
-            for profile, values in by_profile.items():
-                yield f"{heading}, {profile}", values
+    by_row = {block.profile: {line.row.name: line for line in block.lines} for block in blocks}
+    columns = tables.table_columns([line for block in blocks for line in block.lines], group)
+    for column in columns if columns[0].name else ():
+        by_profile = {
+            profile: [
+                tables.table_cells(lines[row], group, [column])[0] if row in lines else None
+                for row in rows
+            ]
+            for profile, lines in by_row.items()
+        }
+        known = [
+            list(dict.fromkeys(filter(None, cells)))
+            for cells in zip(*by_profile.values(), strict=True)
+        ]
+        heading = escape(label(column.name))
+        # A row that only one profile has does not separate the profiles, one not run does.
+        if group == "source" or all(len(cells) == 1 for cells in known):
+            yield heading, [escape(cells[0]) for cells in known]
+            continue
+        for profile, values in by_profile.items():
+            if set(values) - {"–", None}:
+                yield f"{heading}, {profile}", [escape(value or "–") for value in values]
 
 
 def render_commands(experiment: Experiment, blocks: Sequence[Block]) -> str:

@@ -91,6 +91,21 @@ def test_rows_without_a_record_are_named_and_have_no_values(toy, longer, plan, f
     assert "the paper profile of 0 in full and of 1 in part" in table
 
 
+def test_rows_of_one_profile_do_not_separate_the_columns(toy, plan, folder):
+    def rows(profile):
+        return toy.rows("quick")[: 3 if profile == "quick" else 2]
+
+    shorter = replace(toy.experiment, rows=rows)
+    run_experiment(shorter, replace(plan, profile="paper"))
+    publish(shorter, "paper", plan.results, folder)
+    text = pages.render_page("experiments.toy", shorter, pages.load_blocks(shorter, folder))
+    _, names, *_, last = cells(text)
+    assert names[1:5] == ["accuracy %", "accuracy %", "CLT ε", "ε"]
+    assert last[0] == "3"
+    assert last[2] == "73.5"
+    assert last[-1] == "no row"
+
+
 def test_stale_records_are_not_shown(toy, folder):
     toy.step_size = 0.2
     text = render(toy, folder)
