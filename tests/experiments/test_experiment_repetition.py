@@ -12,7 +12,6 @@ from experiments.lib.repetition import check_rows, compare_records
 
 # Module, profile and row of rows that run in about a second and need no data.
 CHEAP = [
-    ("experiments.gdp.curves", "quick", "1"),
     ("experiments.gdp.curves", "quick", "A.1"),
     ("experiments.bayes.bob", "quick", "ε = 10, N = 25"),
     ("experiments.course.local", "quick", "ε = log 3, n = 100"),
