@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.lib import tables
 from experiments.lib.formatting import format_value, label
 from experiments.lib.publication import load_publication
-from experiments.lib.registry import PROFILES, Experiment
+from experiments.lib.registry import PROFILES, Experiment, Finding
 from experiments.lib.report import Block
 
 DOCS = Path(__file__).parent
@@ -54,18 +54,21 @@ def load_blocks(experiment: Experiment, folder: Path = FOLDER) -> tuple[Block, .
 def render_findings(
     experiments: Sequence[Experiment], blocks: Mapping[str, Sequence[Block]]
 ) -> str:
-    """Returns the table of the findings, one row for each experiment and profile."""
+    """Returns the table of the findings of each experiment, by profile."""
     rows = []
     for experiment in experiments:
         name, source = f"[{experiment.name}]({experiment.name}.md)", escape(experiment.source)
+        # The profiles by finding: where all settings are the same, so is the finding.
+        profiles: dict[Finding, list[str]] = {}
         for block in blocks[experiment.name]:
-            (finding,) = block.findings
             done, count = len(block.finished), len(block.lines)
             profile = block.profile if done == count else f"{block.profile}, {done} of {count} rows"
+            profiles.setdefault(block.findings[0], []).append(profile)
+        for finding, names in profiles.items():
             text = f"**{finding.verdict.capitalize()}.** {escape(finding.sentence)}"
-            rows.append([name, source, profile, text, finding.tolerance or "–"])
+            rows.append([name, source, " and ".join(names), text, finding.tolerance or "–"])
             name, source = "", ""
-        if not blocks[experiment.name]:
+        if not profiles:
             rows.append([name, source, "–", "Not run.", "–"])
     heading = ["experiment", "source", "profile", "finding", "figures within"]
     return f"{_count_rows(blocks)}\n\n{list_table([heading], rows)}"
