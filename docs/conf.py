@@ -19,9 +19,11 @@ sys.path[:0] = [str(DOCS), str(ROOT)]
 
 import benchmark_tables  # noqa: E402
 import inventories  # noqa: E402
+import reproduction_pages  # noqa: E402
 from public_names import public_names  # noqa: E402
 
 import dpjax  # noqa: E402
+from experiments.lib.registry import MODULES, load_experiments  # noqa: E402
 
 project = "dpjax"
 author = "the dpjax authors"
@@ -83,6 +85,14 @@ def write_benchmarks(_app: Any) -> None:
     page.write_text(benchmark_tables.render(ROOT / "results"), "utf-8")
 
 
+def write_reproduction(_app: Any) -> None:
+    """Writes the pages of the experiments, and the findings that their index includes."""
+    modules = dict(zip(MODULES, load_experiments(), strict=True))
+    page = ROOT / "build" / "docs" / "findings.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(reproduction_pages.write_pages(modules), "utf-8")
+
+
 def skip_tuple_fields(_app: Any, _what: Any, _name: Any, value: object, *_: Any) -> bool | None:
     """Leaves out the fields of a NamedTuple: its docstring's "Attributes" describe them."""
     return True if type(value).__name__ == "_tuplegetter" else None
@@ -121,6 +131,7 @@ def setup(app: Any) -> None:
             field.label = "Attributes"
     app.connect("builder-inited", copy_notebooks)
     app.connect("builder-inited", write_benchmarks)
+    app.connect("builder-inited", write_reproduction)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("autodoc-process-docstring", escape_text, priority=400)  # before napoleon
     app.connect("env-check-consistency", check_reference)

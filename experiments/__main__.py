@@ -1,4 +1,4 @@
-"""The command ``python -m experiments``: ``list``, ``run NAME…``, ``plan [NAME…]``, ``report``."""
+"""The command ``python -m experiments``: runs experiments, reports, and publishes their records."""
 
 import argparse
 import sys
@@ -7,8 +7,10 @@ from pathlib import Path
 
 from experiments.lib.formatting import format_seconds
 from experiments.lib.planning import Forecast, forecast, summary
+from experiments.lib.publication import PUBLISHED, load_publication, publication_path, publish
 from experiments.lib.records import load_records
-from experiments.lib.registry import PROFILES, Experiment, load_experiments, select
+from experiments.lib.registry import PROFILES, Experiment, load_experiments, select, select_rows
+from experiments.lib.repetition import check_rows
 from experiments.lib.report import write_report
 from experiments.lib.runner import Plan, run_experiment
 from experiments.lib.tables import finished_records, table_lines, text_table
@@ -28,6 +30,9 @@ def main(argv: Sequence[str] | None = None, experiments: Sequence[Experiment] | 
     known = load_experiments() if experiments is None else experiments
     try:
         chosen = select(arguments.names, known)
+        if arguments.row is not None:
+            for experiment in chosen:
+                select_rows(experiment, arguments.profile, arguments.row)
     except ValueError as error:
         parser.error(str(error))
     try:
@@ -42,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--results", type=Path, default=Path("results"), help="folder of the results (%(default)s)"
     )
-    common.set_defaults(names=["all"])
+    common.set_defaults(names=["all"], row=None)
     parser = argparse.ArgumentParser(
         "python -m experiments", description="Reproduction of published results."
     )
@@ -52,17 +57,25 @@ def _parser() -> argparse.ArgumentParser:
         ("run", _run, "run the rows without a result"),
         ("plan", _plan, "estimate the run time of rows without a result"),
         ("report", _report, "write results/report.html"),
+        ("publish", _publish, "write finished records and figures to be committed"),
+        ("check", _check, "run rows again and compare with the committed records"),
     ):
         added = commands.add_parser(name, parents=[common], help=text, description=text)
         added.set_defaults(command=command)
-        if name in ("run", "plan"):
-            count = "+" if name == "run" else "*"
-            default = None if name == "run" else ["all"]
+        if name not in ("list", "report"):
+            required = name in ("run", "check")
+            count, default = ("+", None) if required else ("*", ["all"])
             added.add_argument(
                 "names", nargs=count, default=default, metavar="NAME", help="an experiment, or all"
             )
             added.add_argument(
                 "--profile", choices=PROFILES, default=PROFILES[0], help="(%(default)s)"
+            )
+        if name in ("run", "check"):
+            added.add_argument("--row", help="the name of one row (all rows)")
+        if name in ("publish", "check"):
+            added.add_argument(
+                "--published", type=Path, default=PUBLISHED, help="their folder (%(default)s)"
             )
         if name == "run":
             added.add_argument(
@@ -88,7 +101,7 @@ def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bo
     plan = Plan(
         arguments.profile, arguments.results, arguments.fresh, lambda line: print(line, flush=True)
     )
-    succeeded = [run_experiment(experiment, plan) for experiment in experiments]
+    succeeded = [run_experiment(experiment, plan, arguments.row) for experiment in experiments]
     _print_tables(experiments, arguments.results, [arguments.profile])
     return all(succeeded)
 
@@ -121,6 +134,31 @@ def _report(experiments: Sequence[Experiment], arguments: argparse.Namespace) ->
     _print_tables(experiments, arguments.results, PROFILES)
     print(f"The report is {path}")
     return complete
+
+
+def _publish(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    """Publishes the experiments that have a finished row under the profile."""
+    profile, folder = arguments.profile, arguments.published
+    for experiment in experiments:
+        records = load_records(arguments.results, experiment.name)
+        if not finished_records(table_lines(experiment, profile, records)):
+            print(f"{experiment.name}: no finished row of the {profile} profile")
+            continue
+        publication = publish(experiment, profile, arguments.results, folder)
+        path = publication_path(folder, experiment.name, profile)
+        print(f"{path}: {len(publication.records)} rows")
+        for row, state in publication.missing.items():
+            print(f"  without row {row}: {state}")
+    return True
+
+
+def _check(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    agreed = []
+    for experiment in experiments:
+        publication = load_publication(arguments.published, experiment.name, arguments.profile)
+        rows = select_rows(experiment, arguments.profile, arguments.row)
+        agreed.append(check_rows(experiment, rows, publication.records, print))
+    return all(agreed)
 
 
 def _print_tables(

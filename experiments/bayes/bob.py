@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 import dpjax
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_source_and_measured
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import largest_deviation
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import Comparison, largest_deviation
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
 MEAN_ERROR, ATTACK_ERROR = "mean, error kg", "attack, error kg"
@@ -121,6 +121,17 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.measured[name], record.source[name])
+        for record in records
+        for name in (MEAN_ERROR, ATTACK_ERROR)
+    ]
+    more = all(record.certified["ε, both means"] > record.settings["epsilon"] for record in records)
+    comparison = Comparison("published errors", tuple(pairs), 1.0, "%")
+    return comparison.finding("both means together cost 2ε, not the slides' ε", more)
+
+
 EXPERIMENT = Experiment(
     name="bayes_bob",
     title="Bob's class: a private mean, and an attack on it",
@@ -133,6 +144,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

@@ -30,9 +30,9 @@ from experiments.bayes.wine_fits import (
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import group_by
+from experiments.lib.verdicts import direction_finding, group_by
 
 _EPSILON, _DELTA = 1.0, 1e-4
 _NUM_RECORDS, _NUM_FEATURES = 4_878, 10
@@ -161,6 +161,22 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    both = [record for record in records if record.settings["which"] == "both"]
+    gains = [
+        (1 - r.measured["MAE, best"] / r.measured["MAE, largest bound"], r.measured["best factor"])
+        for r in both
+    ]
+    found = " and ".join(
+        f"{100 * gain:.1f} % (at {format_value(factor)} times the typical size)"
+        for gain, factor in gains
+    )
+    return direction_finding(
+        [gain > 0 and factor < 1 for gain, factor in gains],
+        f"Bounds below the typical size reduce the error of the largest bounds by {found}.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="bayes_clipping",
     title="The effect of smaller bounds on a private regression",
@@ -176,6 +192,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_wine().name,
     figures=_figures,
     remarks=_remarks,

@@ -29,9 +29,9 @@ from dpjax.mechanisms import Gaussian, Laplace
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, make_rows
-from experiments.lib.verdicts import join_row_names
+from experiments.lib.verdicts import Comparison, join_row_names
 
 DELTA = 1e-6
 _LEVEL, _NUM_PARTICLES, _BATCH = 0.9, 300, 50
@@ -305,6 +305,20 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.measured[name], record.source[name]) for record in records for name in record.source
+    ]
+    covered = [record for record in records if _AWARE in record.measured]
+    low, high = ALLOWED
+    aware = sum(all(low <= each <= high for each in r.measured[_AWARE]) for r in covered)
+    naive = sum(all(low <= each <= high for each in r.measured[_NAIVE]) for r in covered)
+    return Comparison("published rates of convergence", tuple(pairs), 0.1).finding(
+        f"90 % intervals cover {low:.0f} to {high:.0f} % in {aware} of {len(covered)} rows if"
+        f" noise-aware, in {naive} if naive"
+    )
+
+
 EXPERIMENT = Experiment(
     name="bayes_conjugate",
     title="Conjugate posteriors by sufficient-statistic perturbation",
@@ -325,6 +339,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

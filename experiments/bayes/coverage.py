@@ -32,7 +32,7 @@ from dpjax.certificates import Certificate
 from dpjax.mechanisms.base import Interval
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import join_row_names
 
@@ -250,6 +250,18 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    aware, naive = (
+        column(records, f"{which}, coefficients %") for which in ("noise-aware", "naive")
+    )
+    return Finding(
+        "not compared",
+        "The source publishes no coverage; its naive 90 % intervals cover"
+        f" {min(naive):.1f} to {max(naive):.1f} % of the coefficients, and noise-aware ones"
+        f" {min(aware):.1f} to {max(aware):.1f} %.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="bayes_coverage",
     title="Coverage of a private regression's credible intervals",
@@ -266,6 +278,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

@@ -21,8 +21,8 @@ from experiments.bayes.gdsc_methods import METHODS, UNIT, Method, Settings, ridg
 from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, remarks_on_rows
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
 
 # Epsilons in the table; the figure by size is at the second.
 _SHOWN, _NUM_TEST = (1.0, 2.0), 100
@@ -38,6 +38,7 @@ _PUBLISHED = dict(
 )
 _PUBLISHED_EPSILONS = {1.0: 0.1831, 1.5: 0.2044, 2.0: 0.2149, 2.5: 0.2207, 3.0: 0.2245}
 _UNBOUNDED: dict[str, Any] = {"x_norm": None, "y_size": None}
+_UNPROJECTED = ("no projection", "output perturbation", "objective perturbation")
 _GENES = {"num_genes": 10, "num_tissues": 0}
 # Settings, and published values at epsilon 1 and 2.
 _ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
@@ -288,6 +289,25 @@ def _all_drugs(projected: Record) -> str:
     )
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.measured[name], value)
+        for record in records
+        for name, value in record.source.items()
+        if name in record.measured
+    ]
+    score = {record.row: record.measured["Spearman, ε = 1"] for record in records}
+    others = [value for row, value in score.items() if row in _UNPROJECTED]
+    clause = "with projection the score is not compared with the other methods'"
+    if "projected" in score and others:
+        verdict = "above" if score["projected"] > max(others) else "not above"
+        clause = (
+            f"at ε = 1 the score with projection, {score['projected']:.3f}, is {verdict} those of"
+            f" the other private methods, at most {max(others):.3f}"
+        )
+    return Comparison("published rank correlations", tuple(pairs), 0.02).finding(clause)
+
+
 EXPERIMENT = Experiment(
     name="bayes_gdsc",
     title="Drug sensitivity of cancer cell lines",
@@ -313,6 +333,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: _data().name,
     figures=_figures,
     remarks=_remarks,

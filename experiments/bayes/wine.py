@@ -25,9 +25,9 @@ from experiments.bayes.wine_fits import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import remarks_on_rows
+from experiments.lib.verdicts import direction_finding, remarks_on_rows
 
 _DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
 _EPSILONS, _AT = (0.1, 0.3, 1.0, 3.0, 10.0), 1.0
@@ -180,6 +180,20 @@ def _remarks_on(best: Record) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    above = {record.row: record.measured[ABOVE] for record in records}
+    trusted = [value for row, value in above.items() if row in METHODS and "trusted" in row]
+    naive = [value for row, value in above.items() if "naive" in row]
+    if not (trusted and naive):
+        return Finding("not compared", "Only a part of the methods was run.")
+    return direction_finding(
+        [max(trusted) < min(naive)],
+        "At ε = 1 a trusted aggregator's regressions have an error"
+        f" {min(trusted):.1f} to {max(trusted):.1f} % above the non-private one, and naive local"
+        f" ones {min(naive):.1f} to {max(naive):.1f} %.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="bayes_wine",
     title="Linear regression on Wine Quality, white",
@@ -203,6 +217,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_wine().name,
     figures=_figures,
     remarks=_remarks,

@@ -34,7 +34,7 @@ from experiments.lib.attack_rates import (
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 
 EPSILON, DELTA = 1.0, 1e-4
 _DRAWS, _NUM_THRESHOLDS = 100_000, 19
@@ -292,6 +292,23 @@ def _constant_remark(records: Sequence[Record]) -> str:
     )
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    broken = [
+        record
+        for record in records
+        if record.settings.get("noise") == PUBLISHED and record.measured[ATTACKED] > EPSILON
+    ]
+    if not broken:
+        return Finding("not compared", "No attack exceeds the claimed ε in the rows run.")
+    least = min(record.measured[ATTACKED] for record in broken)
+    return Finding(
+        "claim contradicted",
+        f"The published Wishart noise for ε = {EPSILON:g} does not give it: an attack shows ε >"
+        f" {math.floor(10 * least) / 10} in {len(broken)} dimensions, and no finite ε holds at δ"
+        f" below {broken[0].certified['δ at any ε, lower']:.3f}.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="bayes_wishart",
     title="Wishart noise: attack and certified alternatives",
@@ -312,6 +329,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

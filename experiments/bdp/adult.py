@@ -6,7 +6,7 @@
 import functools
 
 from dpjax.datasets import Dataset, load_adult_attributes
-from experiments.bdp.variational import DESCRIPTION, Table, figures, remarks
+from experiments.bdp.variational import DESCRIPTION, Table, figures, finding, remarks
 from experiments.lib.registry import Experiment
 
 
@@ -39,6 +39,7 @@ EXPERIMENT = Experiment(
     ),
     rows=TABLE.rows,
     run_row=TABLE.run_row,
+    finding=finding,
     data=lambda: _data().name,
     figures=figures,
     remarks=remarks,

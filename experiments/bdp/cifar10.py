@@ -21,8 +21,8 @@ import numpy as np
 from dpjax.datasets import Dataset, Split
 from dpjax.datasets.cifar10 import load_cifar10
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import DESCRIPTION, figures, published_row, remarks, run_row
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 
 _EPOCHS = 50
 _SIZES = {"quick": (10_000, 2_500), "paper": (50_000, 10_000)}
@@ -166,6 +166,11 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    # The quick profile is shortened.
+    return finding(records, "source's protocol", lambda record: record.profile == "paper")
+
+
 EXPERIMENT = Experiment(
     name="bdp_cifar10",
     title="CIFAR-10: DP and BDP accounting",
@@ -178,6 +183,7 @@ EXPERIMENT = Experiment(
     " the published BDP ε at the same δ.",
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_images().name,
     figures=figures,
     remarks=_remarks,

@@ -163,8 +163,6 @@ def train(settings: Settings, task: Task, folder: Path) -> Run:
     curve = [(float(round(epoch)), percent) for epoch, percent in trained.curve]
     if state.num_done < mechanism.num_steps:
         state = bdp.update_worst_case(state, mechanism.num_steps - state.num_done)
-    if curve[-1][0] < settings.epochs:
-        curve.append((float(settings.epochs), accuracy(weights, data.test)))
     found = list(epochs.values())
     steps = [epoch["steps"] for epoch in found]
     return Run(

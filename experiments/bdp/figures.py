@@ -21,8 +21,13 @@ from experiments.bdp import figures_accounts as accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import (
+    direction_finding,
+    format_upper_bound,
+    group_by,
+    remarks_on_rows,
+)
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24
@@ -342,6 +347,22 @@ def _orders_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    rows = {record.row: record.measured for record in records}
+    steps = group_by(records, "figure").get("1", [])
+    ratios = [r.measured[SOURCES_PAIRS] / r.measured[SOURCES_MA] for r in steps]
+    low = PAIRS in rows and rows[PAIRS][PRINTED] < rows[PAIRS][EXACT]
+    clause = "is below the exact value" if low else "is not shown to be below the exact value"
+    return direction_finding(
+        [ratios[0] > 1, ratios[-1] < 1] if ratios else [],
+        "At the source's order the BDP ε is"
+        f" {', '.join(f'{ratio:.2g}' for ratio in ratios) or 'not measured'} times the moments"
+        " accountant's, in the order of Figure 1's quantiles; the source's formula on pairs"
+        f" {clause}, so that it is {'not ' if low else ''}an upper bound for replacing a record.",
+        contradicted=low,
+    )
+
+
 EXPERIMENT = Experiment(
     name="bdp_figures",
     title="BDP ε over steps, noise and orders",
@@ -362,6 +383,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

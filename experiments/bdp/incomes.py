@@ -22,9 +22,9 @@ from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import percent
-from experiments.lib.verdicts import group_by
+from experiments.lib.verdicts import Comparison, group_by
 
 Array = npt.NDArray[np.float64]
 
@@ -335,6 +335,24 @@ def _percentiles_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.certified[BOUND], record.source[BOUND])
+        for record in records
+        if BOUND in record.source and BOUND in record.certified
+    ]
+    small = [r for r in records if KNOWN in r.measured and r.measured[KNOWN] > r.measured[BAYESIAN]]
+    found = (
+        f"the estimated BDP ε, {small[0].measured[BAYESIAN]:.2f}, is below that of the"
+        f" distribution, {small[0].measured[KNOWN]:.2f} (“{small[0].row}”)"
+        if small
+        else "no estimated BDP ε is below that of the distribution"
+    )
+    return Comparison("published bounds of Equation 1", tuple(pairs), 0.5, "points").finding(
+        found, bool(small)
+    )
+
+
 EXPERIMENT = Experiment(
     name="bdp_incomes",
     title="BDP for a mean income with an outlier",
@@ -351,6 +369,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

@@ -17,7 +17,7 @@ from experiments.bdp.costs import ORDERS, epsilons
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, panel_grid
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import format_upper_bound, group_by
 
 _COUNTS: Mapping[str, dict[str, int]] = {
@@ -389,6 +389,22 @@ def _chernoff(moments: Any) -> tuple[Any, Any]:
     return epsilons, np.exp(np.minimum(exponents.min(axis=1), 0.0))
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    name, nominal = f"γ = 0.05: {_LABELS['student']}", 5.0
+    shares = {r.row: max(r.measured[name]) for r in records if name in r.measured}
+    normal = shares.pop(INSIDE, None)
+    worst = max(shares, key=lambda row: shares[row], default=None)
+    if normal is None or worst is None:
+        return Finding("not compared", "Only a part of the populations was run.")
+    verdict = "reproduced; claim contradicted" if shares[worst] > 2 * nominal else "reproduced"
+    return Finding(
+        verdict if normal <= nominal + 2 else "not reproduced",
+        f"Theorem 4's estimate is too small in at most {normal:.1f} % of trials for normal costs"
+        f" (γ = {nominal:g} %), and in up to {shares[worst]:.0f} % for other ones ({worst}).",
+        "2 points",
+    )
+
+
 EXPERIMENT = Experiment(
     name="bdp_limits",
     title="Errors of BDP estimators",
@@ -414,6 +430,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

@@ -12,9 +12,9 @@ from typing import Any
 import dpjax
 from dpjax.datasets import Dataset
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import DESCRIPTION, figures, published_row, remarks, run_row
+from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
 from experiments.lib.models import MnistCNN
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 
 _EPOCHS = 50
 _BASELINE = published_row(99.0)
@@ -69,6 +69,11 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    # The quick profile is shortened.
+    return finding(records, "source's protocol", lambda record: record.profile == "paper")
+
+
 EXPERIMENT = Experiment(
     name="bdp_mnist",
     title="MNIST: DP and BDP accounting",
@@ -82,6 +87,7 @@ EXPERIMENT = Experiment(
     " tenth of the weights with per-example clipping.",
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_mnist().name,
     figures=figures,
     remarks=_remarks,

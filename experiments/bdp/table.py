@@ -4,7 +4,7 @@ Both tests on distances assume independent samples. The distances of all pairs o
 dependent, so that the tests reject equal distributions far more often than at their level.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,9 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_by_row, draw_curve, set_epoch_axis
-from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.verdicts import compare_published, format_upper_bound
 
 ACCURACY = "test accuracy %"
 DP, BDP, DP_ATTACK, BDP_ATTACK = "DP ε", "BDP ε", "DP attack", "BDP attack"
@@ -259,3 +259,30 @@ def _state_tests(record: Record) -> str:
         " not prove the absence of leakage; that of all pairs treats dependent samples as"
         " independent."
     )
+
+
+def finding(records: Sequence[Record], protocol: str, is_full: Callable[[Record], bool]) -> Finding:
+    """Compares with published accuracies, and the published DP ε with that of the protocol.
+
+    Args:
+      records: of all rows.
+      protocol: the row of the source's protocol.
+      is_full: whether a run is not shortened, so that its accuracy is compared.
+    """
+    claims = [r for r in records if r.row == protocol and r.certified[DP] > r.source[DP]]
+    both = [r for r in records if BDP in r.measured and DP in r.certified and r.row != protocol]
+    smaller = sum(record.measured[BDP] < record.certified[DP] for record in both)
+    clauses = [
+        f"the source's protocol has a certified DP ε of {format_upper_bound(r.certified[DP])} where"
+        f" {r.source[DP]:g} is published"
+        for r in claims
+    ]
+    if both:
+        clauses.append(
+            f"with clipped examples the BDP ε is below the certified DP ε in {smaller} of"
+            f" {len(both)} rows"
+        )
+    comparison = compare_published(
+        records, ACCURACY, 1.0, "published accuracies", "points", is_full
+    )
+    return comparison.finding("; ".join(clauses), bool(claims))

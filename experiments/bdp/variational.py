@@ -22,11 +22,12 @@ from experiments.bdp.table import (
     TWO_ACCOUNTS,
     published_row,
 )
+from experiments.bdp.table import finding as table_finding
 from experiments.bdp.variational_source import account, run_source_protocol
 from experiments.dpvi.inference import Point, fit, make_mechanism
 from experiments.dpvi.logistic import accuracy_percent_of_draws, logistic_inference
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, percent
 
 PLAIN, SOURCE_PROTOCOL = "not private", "source's protocol (reconstructed)"
@@ -227,3 +228,8 @@ def _compare(record: Record) -> str:
         f" for 99.999 % of records from the data distribution: {verdict}, with"
         f" {record.measured[ABOVE]:.0f} % of the norms above the clip bound."
     )
+
+
+def finding(records: Sequence[Record]) -> Finding:
+    """Returns the finding of the table, see `experiments.bdp.table.finding`."""
+    return table_finding(records, SOURCE_PROTOCOL, lambda record: True)

@@ -22,7 +22,8 @@ from dpjax.sensitivity import (
     parallel_databases,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import direction_finding
 
 _ENTRIES, _EPSILON, _SEED = 5_000, 0.5, 0
 EMPIRICAL, TRUE = "sensitivity, empirical", "sensitivity, true"
@@ -160,6 +161,18 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    exact = [r.measured[EXACT] for r in records if r.measured[EMPIRICAL] > 0]
+    noisy = [r.measured[NOISY] for r in records]
+    bound = max(record.certified[NOISY] for record in records)
+    return direction_finding(
+        [min(exact) == 100, max(noisy) <= bound] if exact else [],
+        "From exact answers that depend on an entry the attack recovers"
+        f" {min(exact, default=0):.0f} % of the entries, from noisy ones at most"
+        f" {max(noisy):.1f} %, where {bound:.2f} % is the certified limit.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="course_differencing",
     title="The differencing attack on a sum, a mean and a threshold",
@@ -174,6 +187,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 import dpjax
 from experiments.lib.figures import PALETTE, new_figure
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import Comparison
 
 SHARE = 0.3
 _REPEATS = 1_000
@@ -127,6 +128,19 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.measured[name], record.measured[_CLOSED + name])
+        for record in records
+        for name in (LOCAL, GLOBAL)
+    ]
+    ratios = [record.measured["local over global"] for record in records]
+    comparison = Comparison("errors in closed form", tuple(pairs), 10.0, "%")
+    return comparison.finding(
+        f"the local error is {min(ratios):.1f} to {max(ratios):.0f} times the global one"
+    )
+
+
 EXPERIMENT = Experiment(
     name="course_local",
     title="Local and global privacy: estimates of a share",
@@ -138,6 +152,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
 )

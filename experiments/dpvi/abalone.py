@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.datasets import Dataset, load_abalone
 from dpjax.datasets.preprocessing import Scaling
-from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, figures, remarks
+from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, figures, finding, remarks
 from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))
@@ -73,6 +73,7 @@ EXPERIMENT = Experiment(
     ),
     rows=STUDY.rows,
     run_row=STUDY.run_row,
+    finding=finding,
     data=lambda: _data("published").name,
     figures=figures,
     remarks=remarks,

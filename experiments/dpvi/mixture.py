@@ -30,9 +30,11 @@ from experiments.dpvi.inference import (
     make_mechanism,
 )
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
+from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, make_rows, mean_and_error
+from experiments.lib.verdicts import format_upper_bound
 
 MEANS = jnp.array([[0.0, 0.0], [2.0, 2.0], [-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0]])
 VARIANCE = 0.5
@@ -186,6 +188,19 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     return {"density": (figure, caption)}
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    found = [
+        f"{format_value(r.measured[DENSITY])} "
+        + (f"at ε = {format_upper_bound(r.certified[f'ε, {ADD}'])}" if r.certified else "without")
+        for r in records
+    ]
+    return Finding(
+        "not compared",
+        "The source publishes no numbers; mean log densities with and without privacy are"
+        f" {', '.join(found)}.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="dpvi_mixture",
     title="Private variational inference: a mixture of five Gaussians",
@@ -201,5 +216,6 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
 )

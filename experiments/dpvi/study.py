@@ -21,9 +21,9 @@ from experiments.dpvi.logistic import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_error_bars
-from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, mean_and_error
-from experiments.lib.verdicts import group_by
+from experiments.lib.verdicts import compare_published, group_by
 
 LANGEVIN_DESCRIPTION = (
     "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip bound and"
@@ -340,3 +340,12 @@ def _settings_figure(parts: Mapping[Any, list[Record]]) -> Figure:
         axes.set_xticks(sorted({record.settings[setting] for record in parts[part]}))
         axes.legend(loc="lower right")
     return figure
+
+
+def finding(records: Sequence[Record]) -> Finding:
+    """Compares with the published accuracies, and the claimed with the certified ε."""
+    claims = [record for record in records if f"MA ε, {REPLACE}" in record.measured]
+    below = sum(r.certified[f"ε, {REPLACE}"] <= r.measured[f"MA ε, {REPLACE}"] for r in claims)
+    return compare_published(records, ACCURACY, 0.5, "published accuracies", "points").finding(
+        f"the certified ε is below the source's moments accountant in {below} of {len(claims)} rows"
+    )

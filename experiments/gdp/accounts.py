@@ -1,10 +1,11 @@
 """Epsilon by the two accountants of Bu et al. (2020) and certified, and remarks on them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dpjax
-from experiments.lib.verdicts import compare_claim, format_upper_bound
+from experiments.lib.registry import Finding, Record
+from experiments.lib.verdicts import Comparison, compare_claim, format_upper_bound, join_row_names
 
 DIVISOR_REMARK = (
     "The published algorithm divides by the actual batch size, which is private under Poisson"
@@ -44,3 +45,24 @@ def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: f
         f"{row}: the moments accountant is loose because of its conversion from Rényi DP: ε ="
         f" {costs['MA ε']:.2f}, or {costs['Rényi ε, improved']:.2f} with the improved conversion.",
     ]
+
+
+def account_finding(
+    comparison: Comparison, records: Sequence[Record], certified: str, remark: str = ""
+) -> Finding:
+    """Returns a comparison's finding, with the rows whose published CLT ε is below the certified.
+
+    Args:
+      comparison: of measured with published accuracies or errors.
+      records: of all rows.
+      certified: the column of the certified ε at the published size and length.
+      remark: a further clause.
+    """
+    claims = [r for r in records if "CLT ε" in r.source and certified in r.certified]
+    low = join_row_names(claims, lambda r: r.source["CLT ε"] < r.certified[certified])
+    limit = (
+        f"the published CLT ε is below the certified ε, hence no upper bound (rows: {low})"
+        if low
+        else "the published CLT ε is not below the certified ε in any row"
+    )
+    return comparison.finding("; ".join(filter(None, [remark, limit])), bool(low))

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.datasets import Dataset, Split
-from experiments.gdp.accounts import DIVISOR_REMARK
+from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
+    CERTIFIED_EPSILON,
     PlainSettings,
     PrivateSettings,
     Problem,
@@ -27,7 +28,8 @@ from experiments.gdp.classifiers import (
     training_figure,
 )
 from experiments.lib.models import TabularMLP
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import Comparison
 
 PUBLISHED_SIZE = 29_305
 PRIVATE = PrivateSettings(
@@ -35,6 +37,7 @@ PRIVATE = PrivateSettings(
 )
 _PLAIN = PlainSettings(learning_rate=0.15, epochs=18, batch_size=256)
 _PRIVATE_ROW, _PLAIN_ROW = "NoisySGD", "SGD, no privacy"
+_PUBLISHED_ACCURACY = 84.0
 _SOURCE = {ACCURACY: "about 84", "CLT μ": 2.03, "CLT ε": 10.2}
 _NOT_AT_HAND = {ACCURACY: None}
 _OTHER_ACCURACY = "published test part %"
@@ -99,12 +102,19 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         " about 84 %. Right: ε of NoisySGD by epoch, certified and by the source's two"
         " accountants."
     )
-    return {"training": (training_figure(records, {_PRIVATE_ROW: 84.0}), caption)}
+    return {"training": (training_figure(records, {_PRIVATE_ROW: _PUBLISHED_ACCURACY}), caption)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     private = [record for record in records if record.row == _PRIVATE_ROW]
     return [DIVISOR_REMARK, *(remark for record in private for remark in private_remarks(record))]
+
+
+def _finding(records: Sequence[Record]) -> Finding:
+    private = [record.measured[ACCURACY] for record in records if record.row == _PRIVATE_ROW]
+    pairs = tuple((accuracy, _PUBLISHED_ACCURACY) for accuracy in private)
+    comparison = Comparison("published private accuracies", pairs, 0.5, "points")
+    return account_finding(comparison, records, CERTIFIED_EPSILON)
 
 
 EXPERIMENT = Experiment(
@@ -123,6 +133,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: _data().name,
     figures=_figures,
     remarks=_remarks,

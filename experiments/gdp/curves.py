@@ -20,8 +20,16 @@ from experiments.gdp import mnist
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.registry import (
+    DETERMINISTIC,
+    Experiment,
+    Finding,
+    Record,
+    Result,
+    Row,
+    RowContext,
+)
+from experiments.lib.verdicts import Comparison, format_upper_bound, join_row_names
 
 _DELTA = 1e-5
 # Numbers of computed and of plotted points of a privacy profile.
@@ -319,6 +327,26 @@ _VERDICTS: dict[str, Callable[[Record], bool]] = {
 }
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        (record.measured[name], record.source[name])
+        for record in records
+        for name in ("CLT ε", "MA ε")
+        if name in record.source
+    ]
+    table = [record for record in records if record.row != _ONE_EPOCH]
+    low = join_row_names(table, lambda r: r.measured["CLT ε"] < r.certified["ε, lower"])
+    errors = join_row_names(
+        table, lambda r: r.measured["errors, CLT %"] < r.certified["errors, lower %"]
+    )
+    clause = (
+        f"the central limit's ε is below the certified lower bound in rows {low or 'none'}, and so"
+        f" is its sum of errors in rows {errors or 'none'}"
+    )
+    comparison = Comparison("published values of ε", tuple(pairs), 1.0, "%")
+    return comparison.finding(clause, bool(low))
+
+
 EXPERIMENT = Experiment(
     name="gdp_curves",
     title="Trade-off curves: the central limit, the moments accountant, and bounds",
@@ -337,6 +365,8 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
+    tolerance=DETERMINISTIC,
 )

@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 import dpjax
 from dpjax.datasets import Dataset
 from dpjax.datasets.imdb import NUM_TOKENS
-from experiments.gdp.accounts import DIVISOR_REMARK
+from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
+    CERTIFIED_EPSILON,
     PlainSettings,
     PrivateSettings,
     Problem,
@@ -27,7 +28,8 @@ from experiments.gdp.classifiers import (
 )
 from experiments.lib.formatting import format_value
 from experiments.lib.models import MeanEmbeddingClassifier
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import compare_published
 
 PUBLISHED_SIZE = 25_000
 PRIVATE = PrivateSettings(
@@ -108,6 +110,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    rows = [record for record in records if record.row in (_PRIVATE_ROW, _PLAIN_ROW)]
+    comparison = compare_published(rows, ACCURACY, 0.5, "published accuracies", "points")
+    private = [record for record in rows if record.row == _PRIVATE_ROW]
+    return account_finding(comparison, private, CERTIFIED_EPSILON)
+
+
 EXPERIMENT = Experiment(
     name="gdp_imdb",
     title="NoisyAdam on IMDb",
@@ -122,6 +131,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: _data().name,
     figures=_figures,
     remarks=_remarks,

@@ -16,12 +16,18 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.datasets import Dataset
-from experiments.gdp.accounts import DIVISOR_REMARK, account_remarks, compute_accounts
+from experiments.gdp.accounts import (
+    DIVISOR_REMARK,
+    account_finding,
+    account_remarks,
+    compute_accounts,
+)
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, train
+from experiments.lib.verdicts import compare_published
 
 PUBLISHED_SIZE = 60_000
 ACCURACY, CURVE = "test accuracy %", "accuracy % by epoch"
@@ -196,6 +202,18 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return [DIVISOR_REMARK, *(limit for limit, _ in pairs), pairs[0][1]]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    comparison = compare_published(
+        records,
+        ACCURACY,
+        0.3,
+        "published accuracies",
+        "points",
+        lambda record: record.settings["epochs"] == record.settings["published_epochs"],
+    )
+    return account_finding(comparison, records, _CERTIFIED_EPSILON)
+
+
 EXPERIMENT = Experiment(
     name="gdp_mnist",
     title="NoisySGD on MNIST",
@@ -210,6 +228,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_mnist().name,
     figures=_figures,
     remarks=_remarks,

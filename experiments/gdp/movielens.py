@@ -20,14 +20,14 @@ import dpjax
 from dpjax._validation import check_count, check_delta, check_positive
 from dpjax.datasets import RatingsDataset
 from experiments.gdp import movielens_models as models
-from experiments.gdp.accounts import compute_accounts
+from experiments.gdp.accounts import account_finding, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_series
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Task, initialize, train
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.verdicts import compare_published, format_upper_bound
 
 _PRIVATE, _BY_USER = "private networks", "private networks, by user"
 _PLAIN = "non-private networks"
@@ -286,6 +286,17 @@ def _unit_remarks(private: Record) -> list[str]:
     return remarks
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    comparison = compare_published(
+        records,
+        "RMSE",
+        0.01,
+        "published errors",
+        is_full=lambda record: record.data == "movielens",
+    )
+    return account_finding(comparison, records, "ε, one rating")
+
+
 EXPERIMENT = Experiment(
     name="gdp_movielens",
     title="NoisyAdam on MovieLens 1M",
@@ -306,6 +317,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: _data().name,
     figures=_figures,
     remarks=_remarks,

@@ -28,9 +28,9 @@ from experiments.gdp.mnist import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.plots import set_epoch_axis
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Curve
-from experiments.lib.verdicts import format_upper_bound
+from experiments.lib.verdicts import compare_published, format_upper_bound
 
 # Accountants by name: label and colour. Only PLD is certified.
 ACCOUNTS = {
@@ -305,6 +305,19 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    limits = [record for record in records if record.settings["account"] == "CLT"]
+    exceeded = [r for r in limits if r.certified["ε"] > r.settings["promised_epsilon"]]
+    found = " and ".join(
+        f"{format_upper_bound(record.certified['ε'])} for the target"
+        f" {record.settings['promised_epsilon']:g}"
+        for record in limits
+    )
+    clause = f"with the noise of the central limit the certified ε is {found}" if limits else ""
+    comparison = compare_published(records, "σ", 0.01, "published noise multipliers")
+    return comparison.finding(clause, bool(exceeded))
+
+
 EXPERIMENT = Experiment(
     name="gdp_noise_saved",
     title="Less noise for the same target epsilon, on MNIST",
@@ -320,6 +333,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_mnist().name,
     figures=_figures,
     remarks=_remarks,

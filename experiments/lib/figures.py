@@ -68,7 +68,7 @@ def new_figure(
 
 
 def draw_figures(
-    experiment: Experiment, records: Sequence[Record], folder: Path
+    experiment: Experiment, records: Sequence[Record], folder: Path, dpi: int = DPI
 ) -> tuple[SavedFigure, ...]:
     """Draws an experiment's figures, each to ``<folder>/<experiment>_<profile>_<stem>.png``.
 
@@ -76,6 +76,7 @@ def draw_figures(
       experiment: the experiment.
       records: finished records of one profile, at least one.
       folder: output folder, created if missing.
+      dpi: resolution, in pixels per inch.
 
     Returns:
       The figures, in the experiment's order.
@@ -90,6 +91,12 @@ def draw_figures(
             check_stem("figure stem", stem)
             path = folder / f"{experiment.name}_{records[0].profile}_{stem}.png"
             # Without matplotlib's version in the file, equal figures are equal files.
-            figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+            figure.savefig(
+                path,
+                dpi=dpi,
+                format="png",
+                metadata={"Software": None},
+                pil_kwargs={"optimize": True},
+            )
             saved.append(SavedFigure(path, caption, round(96 * figure.get_figwidth())))
     return tuple(saved)

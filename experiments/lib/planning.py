@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.lib.records import encode, find_record
+from experiments.lib.records import encode, find_record, is_current
 from experiments.lib.registry import PROFILES, Experiment, Record
 from experiments.lib.tables import Line, table_lines
 
@@ -66,7 +66,8 @@ def forecast(experiment: Experiment, profile: str, records: Sequence[Record]) ->
     """Returns the run time of every row of an experiment under a profile.
 
     A row without a result takes the seconds of its record under this profile, or else under the
-    quick one, times the ratio of their work; compilation and accounting are scaled too.
+    quick one, times the ratio of their work; compilation and accounting are scaled too. A row whose
+    settings are those of a record of the quick profile takes it over and needs no time.
     """
     return [_forecast(line, profile, records) for line in table_lines(experiment, profile, records)]
 
@@ -77,6 +78,8 @@ def _forecast(line: Line, profile: str, records: Sequence[Record]) -> Forecast:
     for measured in dict.fromkeys((profile, PROFILES[0])):
         record = find_record(records, line.row, measured)
         ratio = cost_ratio(line.row.settings, record.settings) if record else None
+        if record and record.finished and measured != profile and is_current(record, line.row):
+            return Forecast(line, 0.0, f"record of the {measured} profile")
         if record and record.finished and ratio is not None:
             return Forecast(line, ratio * record.seconds, f"{measured} profile × {ratio:.4g}")
     return Forecast(line, None)

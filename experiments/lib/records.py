@@ -4,6 +4,7 @@ Infinities and NaN are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"`
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -76,18 +77,19 @@ def load_records(results: Path, name: str) -> list[Record]:
     if not path.exists():
         return []
     try:
-        # Only mappings are decoded: a note or a name may be the text "nan".
-        return [
-            Record(
-                **{
-                    key: decode(part) if isinstance(part, dict) else part
-                    for key, part in item.items()
-                }
-            )
-            for item in json.loads(path.read_text(encoding="utf-8"))
-        ]
+        return [decode_record(item) for item in json.loads(path.read_text(encoding="utf-8"))]
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} must be a list of records; remove it to start again") from error
+
+
+def decode_record(item: Mapping[str, Any]) -> Record:
+    """Inverse of :func:`encode` for the fields of a record.
+
+    Only mappings are decoded: a note or a name may be the text ``"nan"``.
+    """
+    return Record(
+        **{key: decode(part) if isinstance(part, dict) else part for key, part in item.items()}
+    )
 
 
 def save_record(results: Path, record: Record) -> None:
@@ -96,14 +98,17 @@ def save_record(results: Path, record: Record) -> None:
     Raises:
       TypeError: if the record is not representable in JSON.
     """
-    others = [
-        known
-        for known in load_records(results, record.experiment)
-        if (known.row, known.profile) != (record.row, record.profile)
-    ]
-    content = [encode(vars(known)) for known in [*others, record]]
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomically(records_path(results, record.experiment), text + "\n")
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may save a record of this experiment
+        others = [
+            known
+            for known in load_records(results, record.experiment)
+            if (known.row, known.profile) != (record.row, record.profile)
+        ]
+        content = [encode(vars(known)) for known in [*others, record]]
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(records_path(results, record.experiment), text + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax._validation import check, check_choice
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROFILES = ("quick", "paper")
+VERDICTS = (
+    "reproduced",
+    "reproduced in part",
+    "not reproduced",
+    "claim contradicted",
+    "not compared",  # nothing is published, or this profile shortens what is
+)
 MODULES = (
     "experiments.gdp.mnist",
     "experiments.gdp.adult",
@@ -142,6 +149,42 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What the records of one profile show of a source's figures and claims.
+
+    Attributes:
+      verdict: one or more of `VERDICTS`, joined by a semicolon.
+      sentence: one sentence, with the numbers of the records.
+      tolerance: the difference up to which a figure counts as reproduced; empty if no figure is
+        compared.
+
+    Raises:
+      ValueError: for another verdict, or a text that is not one sentence.
+    """
+
+    verdict: str
+    sentence: str
+    tolerance: str = ""
+
+    def __post_init__(self) -> None:
+        for part in self.verdict.split("; "):
+            check_choice("verdict", part, VERDICTS)
+        is_sentence = self.sentence.endswith(".") and ". " not in self.sentence
+        check(is_sentence, "sentence", self.sentence, "one sentence that ends in a full stop")
+
+
+class Tolerance(NamedTuple):
+    """Largest differences between the values of a row and those of the same row run again."""
+
+    points: float = 1.0  # of measured percentages
+    relative: float = 0.05  # of other measured values, relative
+    account: float = 1e-9  # of certified values and of measured ε of an accountant, relative
+
+
+DETERMINISTIC = Tolerance(points=1e-7, relative=1e-9)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One published table or figure and its reproduction.
 
@@ -152,11 +195,13 @@ class Experiment:
       description: plain text; paragraphs are separated by an empty line.
       rows: returns the table's rows for a profile.
       run_row: runs one row.
+      finding: returns the finding for the finished records of a profile, at least one.
       data: returns the name of the available data set; rows that ran on another one (such as its
         stand-in) are run again.
       figures: returns ``{"file_stem": (figure, caption)}`` for the finished records of a profile.
       remarks: returns sentences for the report for the same records, such as claims below the
         certified value.
+      tolerance: differences allowed when a row is run again.
 
     Raises:
       ValueError: if ``name`` is not in lower case with underscores.
@@ -168,9 +213,11 @@ class Experiment:
     description: str
     rows: Callable[[str], Sequence[Row]]
     run_row: Callable[[Row, RowContext], Result]
+    finding: Callable[[Sequence[Record]], Finding]
     data: Callable[[], str] = lambda: ""
     figures: "Callable[[Sequence[Record]], Mapping[str, tuple[Figure, str]]]" = lambda records: {}
     remarks: Callable[[Sequence[Record]], Sequence[str]] = lambda records: ()
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
     def __post_init__(self) -> None:
         check_stem("name", self.name)
@@ -223,3 +270,16 @@ def profile_rows(experiment: Experiment, profile: str) -> tuple[Row, ...]:
     unique = 0 < len(names) == len(set(names))
     check(unique, f"row names of {experiment.name}", names, "one at least, and each once")
     return rows
+
+
+def select_rows(experiment: Experiment, profile: str, name: str | None = None) -> tuple[Row, ...]:
+    """Returns the experiment's rows under a profile, or the one of this name.
+
+    Raises:
+      ValueError: for an unknown name; the message lists the names.
+    """
+    rows = profile_rows(experiment, profile)
+    if name is None:
+        return rows
+    check_choice("row", name, [row.name for row in rows])
+    return tuple(row for row in rows if row.name == name)

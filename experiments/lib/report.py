@@ -16,7 +16,7 @@ from experiments.lib import tables
 from experiments.lib.figures import SavedFigure, draw_figures
 from experiments.lib.formatting import format_value, label
 from experiments.lib.records import load_records, write_atomically
-from experiments.lib.registry import PROFILES, Experiment, Record
+from experiments.lib.registry import PROFILES, Experiment, Finding, Record
 from experiments.lib.tables import Line
 
 T = TypeVar("T")
@@ -28,9 +28,10 @@ class Block:
 
     profile: str  # "quick" or "paper"
     lines: tuple[Line, ...]
+    findings: tuple[Finding, ...] = ()  # one, if a row is finished
     remarks: tuple[str, ...] = ()
     figures: tuple[SavedFigure, ...] = ()
-    problems: tuple[str, ...] = ()  # errors of remarks and figures
+    problems: tuple[str, ...] = ()  # errors of finding, remarks and figures
 
     @property
     def finished(self) -> tuple[Record, ...]:
@@ -65,7 +66,7 @@ def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path
     """Writes ``report.html`` and ``figures/`` to the folder of the records and benchmark results.
 
     Returns:
-      The path of the report, and whether all remarks and figures were made.
+      The path of the report, and whether all findings, remarks and figures were made.
     """
     sections = [make_section(experiment, results) for experiment in experiments]
     path = results / "report.html"
@@ -89,11 +90,12 @@ def _make_block(
     if not finished:
         return Block(profile, lines)
     problems: list[str] = []
+    findings = _attempt("finding", lambda: (experiment.finding(finished),), problems)
     remarks = _attempt("remarks", lambda: tuple(experiment.remarks(finished)), problems)
     figures = _attempt(
         "figures", lambda: draw_figures(experiment, finished, results / "figures"), problems
     )
-    return Block(profile, lines, remarks, figures, tuple(problems))
+    return Block(profile, lines, findings, remarks, figures, tuple(problems))
 
 
 def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) -> tuple[T, ...]:

@@ -9,13 +9,21 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.lib.formatting import format_seconds
 from experiments.lib.records import encode, find_record, is_current, load_records, save_record
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, profile_rows
+from experiments.lib.registry import (
+    PROFILES,
+    Experiment,
+    Record,
+    Result,
+    Row,
+    RowContext,
+    select_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -28,20 +36,23 @@ class Plan:
     say: Callable[[str], None]  # prints one line of progress
 
 
-def run_experiment(experiment: Experiment, plan: Plan) -> bool:
+def run_experiment(experiment: Experiment, plan: Plan, only: str | None = None) -> bool:
     """Runs every row that has no finished record of the plan's profile and the row's settings.
 
-    Each record is saved when its row is done; an interrupted row resumes from its folder.
+    ``only`` names the one row to run, by default all are. A row with the settings of a finished row
+    of the other profile takes over its record. Each record is saved when its row is done; an
+    interrupted row resumes from its folder.
 
     Returns:
       Whether no row failed.
     """
     succeeded = True
-    for row in profile_rows(experiment, plan.profile):
+    for row in select_rows(experiment, plan.profile, only):
         title = f"{experiment.name} ({plan.profile}), row {row.name}"
-        known = find_record(load_records(plan.results, experiment.name), row, plan.profile)
-        has_result = known and known.finished and is_current(known, row) and not plan.fresh
-        if known and has_result and known.data == _data_name(experiment):
+        known = _find_result(experiment, row, plan)
+        if known:
+            if known.profile != plan.profile:
+                save_record(plan.results, replace(known, profile=plan.profile))
             plan.say(f"{title}: already there")
             continue
         plan.say(f"{title}: started")
@@ -51,6 +62,19 @@ def run_experiment(experiment: Experiment, plan: Plan) -> bool:
         plan.say(f"{title}: {outcome} {format_seconds(record.seconds)}")
         succeeded &= record.finished
     return succeeded
+
+
+def _find_result(experiment: Experiment, row: Row, plan: Plan) -> Record | None:
+    """Returns a finished record of these settings and the present data, of any profile."""
+    if plan.fresh:
+        return None
+    records = load_records(plan.results, experiment.name)
+    for profile in sorted(PROFILES, key=lambda profile: profile != plan.profile):
+        record = find_record(records, row, profile)
+        current = record and record.finished and is_current(record, row)
+        if record and current and record.data == _data_name(experiment):
+            return record
+    return None
 
 
 def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:

@@ -123,6 +123,9 @@ def train(
         on_report=record,
         checkpoint_dir=folder / "checkpoints" if folder else None,
     )
+    end = plan.num_steps * rate
+    if task.evaluate and end not in curve:  # stopped between the last checkpoint and its report
+        curve[end] = task.evaluate(result.params)
     return Training(result.params, sorted(curve.items()), result)
 
 

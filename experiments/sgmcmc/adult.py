@@ -18,7 +18,7 @@ from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD, step_size_bound_2017
 from dpjax.datasets import Dataset, Split
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, grid, make_rows
 from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 from experiments.sgmcmc.adult_methods import (
@@ -204,6 +204,19 @@ def _compare_with_sgd(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    known = {record.row: record for record in records}
+    if SOURCE_STEP not in known:
+        return Finding("not compared", "The source's step was not run.")
+    chain = known[SOURCE_STEP]
+    claimed, certified = chain.measured[CLAIM], chain.certified["ε"]
+    return Finding(
+        "claim contradicted" if claimed < certified else "not compared",
+        "The accuracies of the source's figure are not printed; its step size claims ε ="
+        f" {claimed:.2g}, where {format_upper_bound(certified)} is certified.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="sgmcmc_adult",
     title="Bayesian logistic regression on Adult",
@@ -229,6 +242,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: _data().name,
     figures=_figures,
     remarks=_remarks,

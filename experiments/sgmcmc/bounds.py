@@ -24,9 +24,17 @@ from dpjax.bayes.sgmcmc import (
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import (
+    DETERMINISTIC,
+    Experiment,
+    Finding,
+    Record,
+    Result,
+    Row,
+    RowContext,
+)
 from experiments.lib.sweeps import column
-from experiments.lib.verdicts import format_upper_bound, group_by
+from experiments.lib.verdicts import Comparison, format_upper_bound, group_by
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 DELTA = 1e-5
@@ -283,6 +291,24 @@ def _chains_remark(records: Sequence[Record]) -> str:
     return f"ε grows with the number of chains. At temperature 1: {'; '.join(found)}."
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    claims = [record for record in records if "claimed ε" in record.source]
+    least = min((r.certified[TEMPERATURE_ONE] for r in claims), default=None)
+    pairs = [
+        (record.measured[BY_2015], record.source["printed η, 2015"])
+        for record in records
+        if "printed η, 2015" in record.source
+    ]
+    comparison = Comparison("published step sizes of the 2015 formula", tuple(pairs), 1.0, "%")
+    if least is None:
+        return comparison.finding()
+    return comparison.finding(
+        f"for the claimed ε = {CLAIMED:g} at least {format_upper_bound(least)} is certified, for"
+        " every batch size",
+        least > CLAIMED,
+    )
+
+
 EXPERIMENT = Experiment(
     name="sgmcmc_bounds",
     title="Step sizes of private SGLD: claimed and certified",
@@ -304,6 +330,8 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     figures=_figures,
     remarks=_remarks,
+    tolerance=DETERMINISTIC,
 )

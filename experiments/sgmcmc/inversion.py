@@ -21,8 +21,8 @@ import dpjax
 from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
 from dpjax.datasets import Dataset
 from experiments.lib.figures import new_figure
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
-from experiments.lib.verdicts import format_upper_bound, group_by
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.verdicts import direction_finding, format_upper_bound, group_by
 
 NUM_CLASSES = 10
 OWN, OTHERS = "correlation, own mean", "correlation, others' mean"
@@ -278,6 +278,24 @@ def _compare(plain: Record, private: Record) -> str:
     )
 
 
+def _finding(records: Sequence[Record]) -> Finding:
+    pairs = [
+        sorted(pair, key=_is_private)
+        for _, pair in sorted(group_by(records, "per_class").items())
+        if len(pair) == 2
+    ]
+    found = "; ".join(
+        f"{plain.measured[OWN]:.2f} without and {private.measured[OWN]:.2f} with privacy for"
+        f" {plain.settings['per_class']:,} images a class"
+        for plain, private in pairs
+    )
+    return direction_finding(
+        [plain.measured[OWN] > private.measured[OWN] for plain, private in pairs],
+        "The correlation of reconstructions with the mean training image is"
+        f" {found or 'not compared'}.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="sgmcmc_inversion",
     title="Model inversion against private and non-private models",
@@ -298,6 +316,7 @@ EXPERIMENT = Experiment(
     ),
     rows=_rows,
     run_row=_run_row,
+    finding=_finding,
     data=lambda: load_images().name,
     figures=_figures,
     remarks=_remarks,

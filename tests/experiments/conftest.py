@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lib.figures import new_figure
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.runner import Plan
 
 # Their tests run rows, or training steps to be timed; the tests of experiments.lib do not.
@@ -60,6 +60,10 @@ class Toy:
     def remarks(self, records: Sequence[Record]) -> list[str]:
         return [f"row {record.row} claims less than is certified" for record in records]
 
+    def finding(self, records: Sequence[Record]) -> Finding:
+        rows = ", ".join(record.row for record in records)
+        return Finding("not reproduced", f"Rows {rows} are 19.5 points below <90>.", "2 points")
+
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.ran]
@@ -73,6 +77,7 @@ class Toy:
             description="First paragraph.\n\nSecond paragraph.",
             rows=self.rows,
             run_row=self.run_row,
+            finding=self.finding,
             figures=self.figures,
             remarks=self.remarks,
         )

@@ -119,3 +119,29 @@ def test_help_imports_no_experiment(capsys, monkeypatch):
     with pytest.raises(SystemExit) as exit_info:
         main(["--help"])
     assert exit_info.value.code == 0
+
+
+def test_one_row_is_run_and_an_unknown_one_refused(command, toy, capsys):
+    assert command("run", "toy_table", "--row", "2") == 0
+    assert toy.names == ["2"]
+    with pytest.raises(SystemExit) as exit_info:
+        command("run", "toy_table", "--row", "4")
+    assert exit_info.value.code == 2
+    assert "row must be one of '1', '2', '3', got '4'" in capsys.readouterr().err
+
+
+def test_records_are_published_and_checked(command, toy, tmp_path, capsys):
+    published = ("--published", str(tmp_path / "published"))
+    command("run", "toy_table", "--row", "1")
+    assert command("publish", *published) == 0
+    output = capsys.readouterr().out
+    assert "toy_table_quick.json: 1 rows" in output
+    assert "without row 2: not run yet" in output
+    assert "other_table: no finished row of the quick profile" in output
+    assert command("check", "toy_table", "--row", "1", *published) == 0
+    assert "row 1: agrees with the committed record" in capsys.readouterr().out
+    assert command("check", "toy_table", "--row", "2", *published) == 1
+    path = tmp_path / "published" / "toy_table_quick.json"
+    path.write_text(path.read_text("utf-8").replace("2.23411", "2.23412"), "utf-8")
+    assert command("check", "toy_table", *published) == 1
+    assert "row 1: certified ε: 2.23411" in capsys.readouterr().out

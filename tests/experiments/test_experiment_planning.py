@@ -76,3 +76,10 @@ def test_the_command_lists_rows_and_hours(toy, measured, capsys):
     ]
     main(["plan", "toy_table", "--results", str(measured.results)], [toy.experiment])
     assert "  1: done in 10 s\n" in capsys.readouterr().out
+
+
+def test_rows_with_the_settings_of_a_quick_record_need_no_time(toy, measured):
+    same = replace(toy.experiment, rows=lambda profile: toy.rows("quick"))
+    rows = forecast(same, "paper", load_records(measured.results, "toy_table"))
+    assert [row.seconds for row in rows] == [0.0, 0.0, None]
+    assert rows[0].origin == "record of the quick profile"

@@ -7,16 +7,21 @@ from experiments.lib.registry import (
     MODULES,
     PROFILES,
     Experiment,
+    Finding,
     Result,
     Row,
     load_experiments,
     profile_rows,
     select,
+    select_rows,
 )
 
 
 def make(name="some_name", rows=lambda profile: [Row("1", {}, {"a": 1})]):
-    return Experiment(name, "t", "s", "d", rows, lambda row, context: Result({}, {}))
+    finding = Finding("not compared", "Nothing is published.")
+    return Experiment(
+        name, "t", "s", "d", rows, lambda row, context: Result({}, {}), lambda records: finding
+    )
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "with space", "../up", "1st", "a-b", "name\n"])
@@ -47,6 +52,30 @@ def test_rows_must_be_there_and_unique(names):
 def test_unknown_profiles_are_refused():
     with pytest.raises(ValueError, match="profile must be one of 'quick', 'paper', got 'slow'"):
         profile_rows(make(), "slow")
+
+
+def test_one_row_is_selected_by_its_name():
+    experiment = make(rows=lambda profile: [Row(name, {}, {}) for name in ("a", "b")])
+    assert [row.name for row in select_rows(experiment, "quick")] == ["a", "b"]
+    assert [row.name for row in select_rows(experiment, "quick", "b")] == ["b"]
+    with pytest.raises(ValueError, match="row must be one of 'a', 'b', got 'c'"):
+        select_rows(experiment, "quick", "c")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence", "name"),
+    [
+        ("confirmed", "It is.", "verdict"),
+        ("reproduced; true", "It is.", "verdict"),
+        ("", "It is.", "verdict"),
+        ("reproduced", "It is", "sentence"),
+        ("reproduced", "It is. It was.", "sentence"),
+    ],
+)
+def test_findings_have_a_known_verdict_and_one_sentence(verdict, sentence, name):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        Finding(verdict, sentence)
+    assert Finding("reproduced; claim contradicted", "Both, by 0.5 points.")
 
 
 def test_figures_and_remarks_may_be_left_out():

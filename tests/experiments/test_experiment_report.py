@@ -67,6 +67,13 @@ def test_the_table_shows_settings_source_measured_and_certified(toy, plan):
     assert "In every row step size 0.1 epochs 1" in report.text
 
 
+def test_the_finding_comes_before_the_table(toy, plan):
+    run_experiment(toy.experiment, plan)
+    text = page([toy.experiment], plan).text
+    sentence = "Not reproduced. Rows 1, 2, 3 are 19.5 points below <90>."
+    assert text.index(sentence) < text.index("In every row")
+
+
 def test_every_row_of_a_table_has_as_many_cells(toy, plan):
     toy.raises = {"2": RuntimeError("broken")}
     run_experiment(toy.experiment, plan)

@@ -1,6 +1,9 @@
 import datetime
 import math
 import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -193,3 +196,78 @@ def test_data_that_cannot_be_read_fail_the_rows_and_nothing_else(toy, plan):
     toy.raises = {row: ValueError("truncated") for row in "123"}
     assert not run_experiment(replace(toy.experiment, data=unreadable), plan)
     assert {record.data for record in records(plan)} == {"unreadable: truncated"}
+
+
+def test_one_row_runs_alone(toy, plan):
+    assert run_experiment(toy.experiment, plan, "2")
+    assert toy.names == ["2"]
+    with pytest.raises(ValueError, match="row must be one of '1', '2', '3', got '4'"):
+        run_experiment(toy.experiment, plan, "4")
+
+
+def test_a_row_with_the_same_settings_in_both_profiles_runs_once(toy, plan):
+    same = replace(toy.experiment, rows=lambda profile: toy.rows("quick"))
+    run_experiment(same, plan)
+    run_experiment(same, replace(plan, profile="paper"))
+    assert toy.names == ["1", "2", "3"]
+    assert [record.profile for record in records(plan)] == ["quick"] * 3 + ["paper"] * 3
+    first, *_, last = records(plan)
+    assert last.measured == {"accuracy %": 73.5, "CLT ε": 0.8765}
+    assert (first.seconds, first.date) == (records(plan)[3].seconds, records(plan)[3].date)
+    run_experiment(same, replace(plan, profile="paper", fresh=True))
+    assert toy.names == ["1", "2", "3"] * 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from experiments.lib.registry import Experiment, Finding, Result, Row
+from experiments.lib.runner import Plan, run_experiment
+
+def run_row(row, context):
+    step = context.folder / "step"
+    count = int(step.read_text()) if step.exists() else 0
+    while count < 3:
+        count += 1
+        step.write_text(str(count))
+        if sys.argv[2] == row.name and count == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return Result({"steps": count}, {})
+
+rows = [Row(str(number), {"a": 1}, {}) for number in range(3)]
+finding = lambda records: Finding("not compared", "Nothing.")
+experiment = Experiment("killed", "t", "s", "d", lambda profile: rows, run_row, finding)
+run_experiment(experiment, Plan("quick", Path(sys.argv[1]), False, print))
+"""
+
+
+def test_a_killed_run_keeps_its_rows_and_continues_inside_a_row(tmp_path):
+    def run(row):
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path), row]
+        return subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    assert run("1").returncode == -signal.SIGKILL
+    assert [record.row for record in load_records(tmp_path, "killed")] == ["0"]
+    step = next(tmp_path.glob("work/killed/quick_1_*/step"))
+    assert step.read_text() == "2"
+    found = run("none")
+    assert found.returncode == 0, found.stderr
+    assert "row 0: already there" in found.stdout
+    assert [record.measured for record in load_records(tmp_path, "killed")] == [{"steps": 3}] * 3
+
+
+def test_two_processes_save_to_one_folder_without_losing_records(tmp_path):
+    """Both replace the same file; each must keep what the other saved."""
+    program = """
+import sys
+from pathlib import Path
+from experiments.lib.records import save_record
+from experiments.lib.registry import Record
+for number in range(60):
+    row = f"{sys.argv[2]} {number}"
+    save_record(Path(sys.argv[1]), Record("e", row, "quick", {}, {}, {}, {}, 1.0))
+"""
+    arguments = [sys.executable, "-c", program, str(tmp_path)]
+    started = [subprocess.Popen([*arguments, name]) for name in "ab"]
+    assert [process.wait() for process in started] == [0, 0]
+    assert len(load_records(tmp_path, "e")) == 120

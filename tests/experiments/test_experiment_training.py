@@ -1,5 +1,7 @@
 """One training function: privately, without privacy, with a given step, and resumed."""
 
+import json
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -60,6 +62,15 @@ def test_a_run_that_goes_on_keeps_its_curve(problem, tmp_path):
     again = train(key, task, params, mechanism(), folder=tmp_path)  # nothing is left to do
     assert again.curve == whole.curve
     assert same(again.params, whole.params)
+
+
+def test_a_run_killed_before_its_last_report_ends_with_the_last_evaluation(problem, tmp_path):
+    key, task, params = problem
+    whole = train(key, task, params, mechanism(), folder=tmp_path)
+    path = tmp_path / "curve.json"
+    path.write_text(json.dumps(whole.curve[:-1]))
+    again = train(key, task, params, mechanism(), folder=tmp_path)
+    assert again.curve == whole.curve
 
 
 def test_drowned_in_noise_nothing_is_learned(problem):

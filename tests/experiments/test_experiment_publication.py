@@ -1,0 +1,139 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+
+from experiments.lib.publication import PUBLISHED, load_publication, publication_path, publish
+from experiments.lib.records import load_records, save_record
+from experiments.lib.registry import MODULES, PROFILES, Result, load_experiments
+from experiments.lib.runner import run_experiment
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "published"
+
+
+def test_published_records_are_those_of_the_results(toy, plan, folder):
+    run_experiment(toy.experiment, plan)
+    written = publish(toy.experiment, "quick", plan.results, folder)
+    found = load_publication(folder, "toy_table", "quick")
+    assert found == written
+    assert list(found.records) == load_records(plan.results, "toy_table")
+    assert found.missing == {}
+    (figure,) = found.figures
+    assert figure.caption == "accuracy per epoch, as a caption"
+    with Image.open(figure.path) as image:
+        assert image.width <= figure.width * 1.1
+    assert load_publication(folder, "toy_table", "paper").records == ()
+
+
+def test_the_file_is_plain_json_with_one_line_for_each_row(toy, plan, folder):
+    run_experiment(toy.experiment, plan)
+    publish(toy.experiment, "quick", plan.results, folder)
+    text = publication_path(folder, "toy_table", "quick").read_text("utf-8")
+    content = json.loads(text)
+    assert (content["experiment"], content["profile"]) == ("toy_table", "quick")
+    assert [record["row"] for record in content["records"]] == ["1", "2", "3"]
+    fields = {"settings", "source", "measured", "certified", "series", "certificate", "note"}
+    assert fields | {"seconds", "versions", "data", "date", "row"} == set(content["records"][0])
+    assert sum('"measured"' in line for line in text.splitlines()) == 3
+    publish(toy.experiment, "quick", plan.results, folder)
+    assert publication_path(folder, "toy_table", "quick").read_text("utf-8") == text
+
+
+def test_rows_without_a_record_are_named(toy, plan, folder, capsys):
+    toy.raises = {"2": RuntimeError("in /tmp/secret/place")}
+    run_experiment(toy.experiment, plan)
+    publish(toy.experiment, "quick", plan.results, folder)
+    found = load_publication(folder, "toy_table", "quick")
+    assert [record.row for record in found.records] == ["1", "3"]
+    assert found.missing == {"2": "failed"}
+    assert "secret" not in publication_path(folder, "toy_table", "quick").read_text("utf-8")
+
+
+def test_nothing_is_published_where_no_row_is_finished(toy, plan, folder):
+    with pytest.raises(ValueError, match="finished rows of toy_table must be at least one"):
+        publish(toy.experiment, "quick", plan.results, folder)
+    assert not folder.exists()
+
+
+def test_committed_rows_are_kept_and_replaced_by_newer_ones(toy, plan, folder, tmp_path):
+    run_experiment(toy.experiment, plan)
+    publish(toy.experiment, "quick", plan.results, folder)
+    elsewhere = replace(plan, results=tmp_path / "elsewhere")
+    run_experiment(toy.experiment, elsewhere, "2")
+    (record,) = load_records(elsewhere.results, "toy_table")
+    save_record(elsewhere.results, replace(record, measured={"accuracy %": 1.0}))
+    publish(toy.experiment, "quick", elsewhere.results, folder)
+    found = load_publication(folder, "toy_table", "quick")
+    assert [r.measured["accuracy %"] for r in found.records] == [71.5, 1.0, 73.5]
+    # With other settings a committed row no longer counts.
+    toy.step_size = 0.2
+    run_experiment(toy.experiment, plan, "1")
+    publish(toy.experiment, "quick", plan.results, folder)
+    found = load_publication(folder, "toy_table", "quick")
+    assert [record.row for record in found.records] == ["1"]
+    assert found.missing == {"2": "stale", "3": "stale"}
+
+
+def test_series_are_rounded_and_nothing_else(toy, plan, folder):
+    exact = {"a": 2 / 3, "b": math.inf}
+    result = Result(exact, exact, series={"x": [[2 / 3, 1e-30 / 3], [math.nan, 12_345_678]]})
+    experiment = replace(
+        toy.experiment, run_row=lambda row, context: result, figures=lambda records: {}
+    )
+    run_experiment(experiment, plan)
+    record = publish(experiment, "quick", plan.results, folder).records[0]
+    assert record.measured == record.certified == exact
+    loaded = load_publication(folder, "toy_table", "quick").records[0]
+    assert loaded.measured == exact
+    assert loaded.series["x"][0] == [0.666667, 3.33333e-31]
+    assert loaded.series["x"][1][1] == 12_345_678
+
+
+@pytest.mark.parametrize(
+    ("note", "published"),
+    [
+        ("read from DPJAX_DATA_DIR=/home/someone/data, in part", "DPJAX_DATA_DIR=…, in part"),
+        ("at /root/x.y/z.csv.", "at …"),
+        ("https://host.org/a/b.zip and 1/N or ε/δ/n", "https://host.org/a/b.zip and 1/N or ε/δ/n"),
+    ],
+)
+def test_paths_of_the_machine_are_left_out(toy, plan, folder, note, published):
+    experiment = replace(toy.experiment, run_row=lambda *_: replace(toy.run_row(*_), note=note))
+    run_experiment(experiment, plan)
+    publish(experiment, "quick", plan.results, folder)
+    record = load_publication(folder, "toy_table", "quick").records[0]
+    assert record.note.endswith(published)
+    assert "someone" not in record.note
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", '{"experiment": "a", "profile": "quick"}'])
+def test_another_file_is_refused_by_name(folder, text):
+    folder.mkdir()
+    publication_path(folder, "toy_table", "quick").write_text(text)
+    with pytest.raises(ValueError, match=r"toy_table_quick\.json is not a file of published"):
+        load_publication(folder, "toy_table", "quick")
+
+
+def test_what_is_committed_has_its_figures_and_no_row_twice():
+    paths = sorted(PUBLISHED.glob("*.json"))
+    names = {experiment.name for experiment in load_experiments(MODULES)}
+    assert paths
+    for path in paths:
+        assert "/home/" not in path.read_text("utf-8")
+        name, _, profile = path.stem.rpartition("_")
+        assert profile in PROFILES
+        found = load_publication(PUBLISHED, name, profile)
+        assert name in names
+        rows = [record.row for record in found.records]
+        assert len(set(rows)) == len(rows)
+        assert not set(rows) & set(found.missing)
+        assert all(record.finished and record.versions and record.date for record in found.records)
+        assert all(figure.path.exists() for figure in found.figures)
+        pictures = set(PUBLISHED.glob(f"figures/{name}_{profile}_*.png"))
+        assert pictures == {figure.path for figure in found.figures}
+    assert sum(path.stat().st_size for path in PUBLISHED.rglob("*.*")) < 15e6

@@ -1,0 +1,140 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.lib.publication import publish
+from experiments.lib.registry import MODULES, load_experiments
+from experiments.lib.runner import run_experiment
+from experiments.lib.tables import table_cells, table_columns
+
+sys.path.append(str(Path(__file__).parents[2] / "docs"))
+import reproduction_pages as pages
+
+
+@pytest.fixture
+def folder(toy, plan, tmp_path):
+    """A folder with the toy's records of the quick profile."""
+    run_experiment(toy.experiment, plan)
+    publish(toy.experiment, "quick", plan.results, tmp_path / "published")
+    return tmp_path / "published"
+
+
+def render(toy, folder):
+    return pages.render_page(
+        "experiments.toy", toy.experiment, pages.load_blocks(toy.experiment, folder)
+    )
+
+
+def cells(text):
+    """Returns the cells of the first list-table of a page, row by row."""
+    table = text.partition("{list-table}")[2].partition("```")[0]
+    rows = []
+    for line in table.splitlines():
+        if line.startswith("* - "):
+            rows.append([])
+        if line.startswith(("* - ", "  - ")):
+            rows[-1].append(line[4:])
+    return rows
+
+
+def test_a_page_has_the_finding_and_the_table_first(toy, folder):
+    text = render(toy, folder)
+    finding = "**Quick profile: not reproduced.** Rows 1, 2, 3 are 19.5 points below \\<90\\>."
+    assert text.index(finding) < text.index("{list-table}") < text.index("First paragraph")
+    assert "**Paper profile: not run.**" in text
+    assert "{download}`experiments/toy.py <../../experiments/toy.py>`" in text
+    assert 'python -m experiments check toy_table --profile quick --row "1"' in text
+    assert "row 2 claims less than is certified" in text
+    assert "figures/toy_table_quick_accuracy.png" in text
+    groups, names, first, *_ = cells(text)
+    assert [group for group in groups if group.strip()] == ["source", "measured", "certified"]
+    assert names == ["row", "accuracy %", "accuracy %", "CLT ε", "ε", "time, quick"]
+    assert first[:5] == ["1", "91.0", "71.5", "0.8765", "2.235"]
+
+
+@pytest.fixture
+def longer(toy):
+    """The toy with another accuracy, to be run under the paper profile."""
+
+    def run_row(row, context):
+        measured = {"accuracy %": 90.0, "CLT ε": 0.8765}
+        return replace(toy.run_row(row, context), measured=measured)
+
+    return replace(toy.experiment, run_row=run_row)
+
+
+def test_profiles_are_side_by_side_where_they_differ(toy, longer, plan, folder):
+    run_experiment(longer, replace(plan, profile="paper"))
+    publish(longer, "paper", plan.results, folder)
+    _, names, first, second, _ = cells(render(toy, folder))
+    assert names[:6] == [
+        "row", "accuracy %", "accuracy %, quick", "accuracy %, paper", "CLT ε", "ε",
+    ]  # fmt: skip
+    assert first[1:5] == ["91.0", "71.5", "90.0", "0.8765"]
+    assert second[1:5] == ["92.0", "72.5", "90.0", "0.8765"]
+
+
+def test_rows_without_a_record_are_named_and_have_no_values(toy, longer, plan, folder):
+    run_experiment(longer, replace(plan, profile="paper"), "2")
+    publish(longer, "paper", plan.results, folder)
+    text = render(toy, folder)
+    _, _, first, second, _ = cells(text)
+    assert first[1:4] == ["91.0", "71.5", "–"]
+    assert second[1:4] == ["92.0", "72.5", "90.0"]
+    assert first[-1] == "not run yet"
+    assert "Without a record: 1; 3." in text
+    table = pages.render_findings([longer], {"toy_table": pages.load_blocks(longer, folder)})
+    assert "paper, 1 of 3 rows" in table
+    assert "the quick profile of 1 in full and of 0 in part" in table
+    assert "the paper profile of 0 in full and of 1 in part" in table
+
+
+def test_rows_of_one_profile_do_not_separate_the_columns(toy, plan, folder):
+    def rows(profile):
+        return toy.rows("quick")[: 3 if profile == "quick" else 2]
+
+    shorter = replace(toy.experiment, rows=rows)
+    run_experiment(shorter, replace(plan, profile="paper"))
+    publish(shorter, "paper", plan.results, folder)
+    text = pages.render_page("experiments.toy", shorter, pages.load_blocks(shorter, folder))
+    _, names, *_, last = cells(text)
+    assert names[1:5] == ["accuracy %", "accuracy %", "CLT ε", "ε"]
+    assert last[0] == "3"
+    assert last[2] == "73.5"
+    assert last[-1] == "no row"
+
+
+def test_stale_records_are_not_shown(toy, folder):
+    toy.step_size = 0.2
+    text = render(toy, folder)
+    assert "**Quick profile: not run.**" in text
+    assert "71.5" not in text
+
+
+def test_pages_of_removed_experiments_disappear_and_others_stay_as_they_are(toy, folder):
+    for name in ("index.md", "removed.md"):
+        (folder / name).write_text("text")
+    contents = pages.write_pages({"experiments.toy": toy.experiment}, folder)
+    assert {path.name for path in folder.glob("*.md")} == {"index.md", "toy_table.md"}
+    assert "[toy_table](toy_table.md)" in contents
+    written = (folder / "toy_table.md").stat().st_mtime_ns
+    pages.write_pages({"experiments.toy": toy.experiment}, folder)
+    assert (folder / "toy_table.md").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_committed_pages_show_every_certified_value(module):
+    (experiment,) = load_experiments([module])
+    blocks = pages.load_blocks(experiment)
+    text = pages.render_page(module, experiment, blocks)
+    assert (Path(__file__).parents[2] / f"{module.replace('.', '/')}.py").exists()
+    for block in blocks:
+        columns = table_columns(block.lines, "certified")
+        assert not block.problems
+        assert block.findings
+        for line in block.lines:
+            shown = next(row for row in cells(text) if row[0] == pages.escape(line.row.name))
+            for cell in table_cells(line, "certified", columns):
+                assert pages.escape(cell) in shown
