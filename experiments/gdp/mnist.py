@@ -143,7 +143,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
     return Result(
         measured={**summarize(curves[:, -1, 1].tolist()), **costs},
         certified={_CERTIFIED_EPSILON: certified, "ε, as run": as_run.epsilon},
-        note=note(settings, data) + " Every ε is that of one run; accuracies are means over seeds.",
+        note=f"{note(settings, data)} Seeds: {num_seeds}; accuracies are means over them, and every"
+        " ε is that of one run.",
         series={CURVE: curves.mean(axis=0), _BY_SEED: curves[:, -1, 1]},
         certificate=str(as_run),
     )
