@@ -219,10 +219,10 @@ def _seeds_remark(records: Sequence[Record]) -> str:
     listed = ", ".join(f"{distance:+.2f}" for distance in by_seed)
     return (
         f"Accuracy: the mean over seeds is {means.min():+.2f} to {means.max():+.2f} points from the"
-        f" source's, row by row. Averaged over the rows, seed by seed: {listed} points. A seed"
-        " determines the initial parameters, which are the same in every row, so its rows deviate"
-        " together. The source does not state its number of runs; TensorFlow Privacy's MNIST"
-        " tutorial, which has rows 1 to 3 with the same accuracies, reports means of ten."
+        f" source's, row by row. Averaged over the rows, seed by seed: {listed} points. The rows of"
+        " one seed start from the same parameters, so their deviations are not independent. The"
+        " source does not state its number of runs; TensorFlow Privacy's MNIST tutorial, which has"
+        " rows 1 to 3 with the same accuracies, reports means of ten."
     )
 
 
@@ -234,7 +234,7 @@ EXPERIMENT = Experiment(
         "A CNN of 26,010 parameters trained by NoisySGD (Poisson batches of 256 on average) at"
         " six levels of noise, δ = 1e-5, neighbours differ by the presence of one image. Test"
         " accuracy is that after the last epoch: in the paper profile the mean over three seeds,"
-        " since the initial parameters alone change it by some tenths of a point.\n\n"
+        " since a seed changes it by some tenths of a point.\n\n"
         "CLT and MA are the source's two accountants, the central limit of Gaussian differential"
         " privacy and the moments accountant, recomputed for the published number of epochs. The"
         " certified ε is by a tight accountant (PLD) for the same mechanism, for the published"
