@@ -11,6 +11,7 @@ import pytest
 
 import dpjax
 from dpjax.datasets import Dataset, Split
+from experiments.lib.models import convolve
 from experiments.lib.training import ShuffledEpochs, classification, initialize, train
 
 SIZE, BATCH = 60, 12
@@ -101,3 +102,24 @@ def test_without_privacy_every_epoch_visits_each_example_once(problem):
     expected = jax.tree.map(lambda leaf, slope: leaf - slope, params, gradient)
     for found, wanted in zip(jax.tree.leaves(once), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "padding"), [(8, 1, ((3, 3), (3, 3))), (4, 3, ((0, 0), (2, 4)))]
+)
+def test_a_convolution_by_patches_is_that_of_xla(size, channels, padding):
+    def by_xla(image, kernel):
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(
+            image, kernel, (2, 2), padding, dimension_numbers=dimensions
+        )
+
+    image_key, kernel_key, weight_key = jax.random.split(jax.random.key(0), 3)
+    image = jax.random.normal(image_key, (2, 12, 10, channels))
+    kernel = jax.random.normal(kernel_key, (size, size, channels, 5))
+    expected, pull = jax.vjp(by_xla, image, kernel)
+    output, pull_patches = jax.vjp(lambda x, w: convolve(x, w, (2, 2), padding), image, kernel)
+    np.testing.assert_allclose(output, expected, atol=1e-4)
+    weights = jax.random.normal(weight_key, expected.shape)
+    for gradient, other in zip(pull_patches(weights), pull(weights), strict=True):
+        np.testing.assert_allclose(gradient, other, atol=1e-3)
