@@ -49,7 +49,12 @@ _RELIABILITY, _ENTROPY = "reliability", "mean entropy"
 _SGLD, _NOISY_SGD = "MNIST: DP-SGLD, temperature 1", "MNIST: DP-SGD"
 
 _QUICK: dict[str, Any] = {"network": "MLP", "num_steps": 1_000, "num_kept": 10}
-_PAPER: dict[str, Any] = {"network": "CNN", "num_steps": PUBLISHED_STEPS, "num_kept": 100, "runs": 3}
+_PAPER: dict[str, Any] = {
+    "network": "CNN",
+    "num_steps": PUBLISHED_STEPS,
+    "num_kept": 100,
+    "runs": 3,
+}
 _TARGETS = {"quick": (0.1, 0.3, 2.0), "paper": (0.1, 0.3, 1.0, 3.0)}
 _SGHMC = {"method": HAMILTONIAN, "step_size": 0.01}
 
