@@ -1,6 +1,7 @@
 """Olivetti faces: ten grey photographs of each of 40 people."""
 
 import io
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def _from_scikit_learn() -> Dataset:
     with requires_extra("data"):
         from sklearn.datasets import fetch_olivetti_faces
     try:
-        found = call_within(_SECONDS_TO_DOWNLOAD, lambda: fetch_olivetti_faces(n_retries=1))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Retry downloading")
+            found = call_within(_SECONDS_TO_DOWNLOAD, lambda: fetch_olivetti_faces(n_retries=1))
     except OSError as error:
         reason = f"scikit-learn could not fetch the Olivetti faces: {error}"
         raise UnavailableError(reason) from error

@@ -7,9 +7,7 @@ minutes, with more epsilons, a network with a hidden layer, and five runs of the
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -311,8 +309,9 @@ EXPERIMENT = Experiment(
         "Identified: people whose reconstruction correlates more with the mean of their own"
         " pictures than with that of any other person's, over pixels; the average over all people"
         " is subtracted from both first. 'Smoothed': after a Gaussian blur (of 2 pixels for faces)."
-        " 'Held-out' are pictures that the model was not trained on. Guessing identifies one in 40, 2.5 %. 'At most' follows from the guarantee for one"
-        " person, if a model without a person's pictures matches everyone equally often.\n\n"
+        " 'Held-out' are pictures that the model was not trained on. Guessing identifies one in 40,"
+        " 2.5 %. 'At most' follows from the guarantee for one person, if a model without a person's"
+        " pictures matches everyone equally often.\n\n"
         "The rows 'digits' are MNIST's ten digits with 1,000 images each: classes with many"
         " members."
     ),

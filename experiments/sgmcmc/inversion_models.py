@@ -1,6 +1,5 @@
 """Classifiers for model inversion: softmax regression and one hidden layer, private or not."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
