@@ -1,15 +1,13 @@
 """Olivetti faces: ten grey photographs of each of 40 people."""
 
-import io
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from dpjax._extras import requires_extra
 from dpjax.datasets.base import Dataset, Split, split_of_images
+from dpjax.datasets.formats import read_mat
 from dpjax.datasets.mnist import load_digits
 from dpjax.datasets.sources import (
     RawFile,
@@ -56,8 +54,8 @@ def load_olivetti_faces() -> Dataset:
 
 
 def _from_data_dir() -> Dataset:
-    folder: Path = find_raw("faces", (_FILE,))
-    columns = loadmat(io.BytesIO(read_raw(folder, _FILE)))["faces"]
+    folder = find_raw("faces", (_FILE,))
+    columns = read_mat(read_raw(folder, _FILE))["faces"]
     # Every column is one picture, itself column after column.
     pictures = columns.T.reshape(-1, 64, 64).transpose(0, 2, 1)
     return _faces(pictures, "raw files in DPJAX_DATA_DIR")

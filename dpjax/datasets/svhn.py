@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split, split_of_images
+from dpjax.datasets.formats import read_mat
 from dpjax.datasets.mnist import digits_in_colour
 from dpjax.datasets.sources import (
     RawFile,
@@ -86,11 +86,12 @@ def _from_host() -> Dataset:
 def _from_mat(folder: Path, source: str) -> Dataset:
     splits = []
     for file in _FILES:
-        arrays = loadmat(io.BytesIO(read_raw(folder, file)))
+        arrays = read_mat(read_raw(folder, file))
         # Pixels are (height, width, channels, n), and the digit 0 has label 10.
         images = np.moveaxis(arrays["X"], -1, 0)
         splits.append(split_of_images(images, arrays["y"].ravel() % 10))
-    return _svhn(*splits, source)
+    train, test = splits
+    return _svhn(train, test, source)
 
 
 def _from_subset(data: bytes, source: str) -> Dataset:

@@ -139,5 +139,5 @@ def _chain_mean(
 def accuracy_percent(params: Params, part: Split) -> float:
     """Returns the share of images whose most probable class is theirs, in percent."""
     images, labels = flatten(part)
-    found = np.asarray(logits(params, images)).argmax(axis=-1)
+    found = np.asarray(logits(params, jnp.asarray(images))).argmax(axis=-1)
     return 100 * float((found == labels).mean())

@@ -29,6 +29,8 @@ QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SG
 PUBLISHED_SIZES = {"mnist": 50_000, "svhn": 73_257}
 PUBLISHED_STEPS = 10_000
 BATCHES = (100, 256, 1_000, 5_000)
+# A checkpoint every 500 steps.
+_SAMPLES_PER_CALL = 10
 _UNIT, _NUM_OUT_OF_DISTRIBUTION = "one image", 2_000
 _LEAST = np.finfo(np.float32).tiny
 
@@ -151,6 +153,7 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
         settings.chain(len(data.train.y), settings.num_steps),
         burn_in=burn_in,
         thinning=(settings.num_steps - burn_in) // settings.num_kept,
+        samples_per_call=_SAMPLES_PER_CALL,
         checkpoint_dir=folder,
     )
     return [
