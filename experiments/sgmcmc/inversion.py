@@ -166,16 +166,16 @@ _SHOWN = ("softmax", "MLP, no privacy", "digits")
 _CAPTIONS = {
     "faces": (
         "First row: mean of each person's training pictures. Below: what the attack reconstructs"
-        " from a model, by the unit and ε of its guarantee; right, the same pictures smoothed. In"
-        " brackets: share of the 40 people whose reconstruction is most like their own mean, and"
-        " the same after smoothing (guessing: 2.5 %). Pictures that look like noise can identify."
+        " from a model, by the unit and ε of its guarantee; right, the same pictures smoothed."
+        " Identified: share of the 40 people whose reconstruction is most like their own mean"
+        " (guessing: 2.5 %). Pictures that look like noise can identify."
     ),
     "digits": (
         "The same attack on a classifier of MNIST's digits, 1,000 images of each. At ε = 1 for one"
         " image the class averages are still reconstructed: no single image determines them."
     ),
     "identified": (
-        "Share of people identified by smoothed reconstructions from a softmax regression (solid)"
+        "Share of people identified by reconstructions from a softmax regression (solid)"
         " and its test accuracy (dashed) against certified ε at δ = 1e-5, for one picture and for"
         " one person (all seven pictures) as the unit. Grey: without privacy, and guessing."
         " Triangles: upper bound by the guarantee for one person."
@@ -188,9 +188,8 @@ def _grid(records: Sequence[Record]) -> Figure:
     for record in records:
         if _MEANS in record.series and not lines:
             lines.append(("training\nmean", record.series[_MEANS]))
-        found = record.measured
-        rates = f"\n({found[IDENTIFIED]:.0f} %, {found[SMOOTHED]:.0f} %)"
-        lines.append((record.row.replace(", ", "\n", 1) + rates, record.series[_PICTURES]))
+        rate = f"\n({record.measured[IDENTIFIED]:.0f} % identified)"
+        lines.append((record.row.replace(", ", "\n", 1) + rate, record.series[_PICTURES]))
     figure, axes = new_figure(len(lines), 2 * _NUM_SHOWN, 9.6, 1.05 * len(lines))
     cells = iter(axes)
     for name, pictures in lines:
@@ -214,7 +213,7 @@ def _curves(faces: Sequence[Record], private: Sequence[Record]) -> Figure:
         group_by(private, "unit").items(), (MEASURED, PALETTE[1]), strict=False
     ):
         at = column(group, "ε")
-        axes.plot(at, column(group, SMOOTHED), "o-", color=colour, label=f"{unit}: identified")
+        axes.plot(at, column(group, IDENTIFIED), "o-", color=colour, label=f"{unit}: identified")
         axes.plot(at, column(group, ACCURACY), "s--", color=colour, label=f"{unit}: accuracy")
         if unit == PERSON:
             bounds = [record.certified[BOUND] for record in group]
@@ -231,7 +230,7 @@ def _draw_references(axes: Axes, faces: Sequence[Record]) -> None:
     axes.axhline(100 / load_images(FACES).num_classes, color=SOURCE, linewidth=1)
     for record in faces:
         if record.row == _PLAIN_FACES:
-            axes.axhline(record.measured[SMOOTHED], color=SOURCE, linewidth=1)
+            axes.axhline(record.measured[IDENTIFIED], color=SOURCE, linewidth=1)
             axes.axhline(record.measured[ACCURACY], color=SOURCE, linestyle="--", linewidth=1)
 
 
@@ -274,8 +273,8 @@ def _describe(plain: Record) -> str:
 def _compare_units(pair: tuple[Record, Record]) -> str:
     picture, person = pair
     rates = [
-        f"{record.measured[SMOOTHED]:.0f} % of the people are identified (smoothed pictures), and"
-        f" test accuracy is {record.measured[ACCURACY]:.0f} %"
+        f"{record.measured[IDENTIFIED]:.0f} % of the people are identified, and test accuracy is"
+        f" {record.measured[ACCURACY]:.0f} %"
         for record in pair
     ]
     return (
