@@ -17,12 +17,14 @@ from dpjax.datasets.base import (
     fingerprint,
 )
 from dpjax.datasets.cifar10 import load_cifar10
+from dpjax.datasets.faces import load_olivetti_faces
 from dpjax.datasets.formats import read_idx, read_libsvm
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
 from dpjax.datasets.imdb import load_imdb
 from dpjax.datasets.mnist import load_digits, load_mnist
 from dpjax.datasets.movielens import load_movielens, load_restaurants
 from dpjax.datasets.sources import CorruptedFileError
+from dpjax.datasets.svhn import load_svhn
 from dpjax.datasets.uci import load_abalone, load_wine
 
 __all__ = [
@@ -44,7 +46,9 @@ __all__ = [
     "load_imdb",
     "load_mnist",
     "load_movielens",
+    "load_olivetti_faces",
     "load_restaurants",
+    "load_svhn",
     "load_wine",
     "read_idx",
     "read_libsvm",
@@ -60,6 +64,8 @@ _LOADERS: dict[str, Callable[[], Dataset]] = {
     "imdb": load_imdb,
     "mnist": load_mnist,
     "movielens": load_movielens,
+    "olivetti_faces": load_olivetti_faces,
+    "svhn": load_svhn,
     "wine": load_wine,
 }
 

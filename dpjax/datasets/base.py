@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from dpjax._typing import ArrayTree
 from dpjax._validation import check
@@ -105,6 +106,17 @@ class RatingsDataset(Dataset):
 
     num_users: int
     num_items: int
+
+
+def split_of_images(images: npt.ArrayLike, labels: npt.ArrayLike) -> Split:
+    """Returns images of bytes ``(n, height, width, channels)`` as float32 in [0, 1], with labels.
+
+    >>> part = split_of_images(np.full((1, 2, 2, 1), 255, np.uint8), [3])
+    >>> part.x.max().item(), part.x.dtype.name, part.y.dtype.name
+    (1.0, 'float32', 'int32')
+    """
+    pixels = np.asarray(images).astype(np.float32) / np.float32(255)
+    return Split(pixels, np.asarray(labels).astype(np.int32))
 
 
 def split_in_order(x: np.ndarray, labels: np.ndarray) -> tuple[Split, Split]:

@@ -2,17 +2,16 @@
 
 import io
 import tarfile
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dpjax._extras import requires_extra
 from dpjax.datasets import tfds
-from dpjax.datasets.base import Dataset, Split
-from dpjax.datasets.mnist import load_digits
+from dpjax.datasets.base import Dataset, Split, split_of_images
+from dpjax.datasets.mnist import digits_in_colour
 from dpjax.datasets.sources import (
-    CorruptedFileError,
     RawFile,
     UnavailableError,
     fetch_raw,
@@ -61,7 +60,8 @@ def load_cifar10() -> Dataset:
     Raises:
       CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
-    return first_available((_from_data_dir, _from_tfds, _from_host, _stand_in))
+    stand_in = partial(digits_in_colour, "CIFAR-10")
+    return first_available((_from_data_dir, _from_tfds, _from_host, stand_in))
 
 
 def _from_data_dir() -> Dataset:
@@ -87,7 +87,7 @@ def _from_binary(data: bytes, source: str) -> Dataset:
             # Each image is its label, then 32x32 reds, greens and blues.
             table = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
             images = table[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            splits.append(_split(images, table[:, 0]))
+            splits.append(split_of_images(images, table[:, 0]))
     train, test = splits
     return _cifar10(train, test, source)
 
@@ -106,28 +106,13 @@ def _split_of_jpegs(arrays: Any, part: str) -> Split:
     order = np.random.default_rng(_SEED).permutation(len(offsets) - 1)
     encoded = [io.BytesIO(files[offsets[i] : offsets[i + 1]]) for i in order]
     images = np.stack([np.asarray(Image.open(file)) for file in encoded])
-    return _split(images, arrays[f"{part}_labels"][order])
+    return split_of_images(images, arrays[f"{part}_labels"][order])
 
 
 def _from_tfds() -> Dataset:
-    if not tfds.is_prepared("cifar10"):
-        raise UnavailableError(f"{tfds.data_dir()} holds no copy of cifar10 prepared by TFDS")
-    version, parts = tfds.read_prepared("cifar10", ("train", "test"))
-    lengths = tuple(map(len, parts))
-    if lengths != (_NUM_TRAIN, _NUM_TEST):
-        raise CorruptedFileError(
-            f"the prepared copy of cifar10 in {tfds.data_dir()} holds {lengths[0]} + {lengths[1]}"
-            f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
-        )
-    train, test = (
-        _split(np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
-        for part in parts
-    )
+    version, parts = tfds.read_train_and_test("cifar10", (_NUM_TRAIN, _NUM_TEST))
+    train, test = map(tfds.split_of_records, parts)
     return _cifar10(train, test, f"TFDS {version}")
-
-
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
-    return Split(images.astype(np.float32) / np.float32(255), labels.astype(np.int32))
 
 
 def _cifar10(train: Split, test: Split, source: str, encoding: str = "") -> Dataset:
@@ -140,21 +125,4 @@ def _cifar10(train: Split, test: Split, source: str, encoding: str = "") -> Data
         num_classes=10,
         note=f"CIFAR-10{encoding}: {len(train.y):,} training and {len(test.y):,} test images, from"
         f" {source}.",
-    )
-
-
-def _stand_in() -> Dataset:
-    digits = load_digits()
-    train, test = (  # from (n, 28, 28, 1) to (n, 32, 32, 3)
-        Split(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1), y)
-        for x, y in (digits.train, digits.test)
-    )
-    return replace(
-        digits,
-        train=train,
-        test=test,
-        source="scikit-learn digits (stand-in)",
-        is_stand_in=True,
-        note="This is not CIFAR-10, which was not available: scikit-learn's digits, grey and framed"
-        f" to 32x32, stand in for it, so no number here is one of CIFAR-10. {digits.note}",
     )

@@ -1,12 +1,15 @@
-"""File formats: IDX (the MNIST files) and LIBSVM's sparse text format."""
+"""File formats: IDX (the MNIST files), LIBSVM's sparse text format, and MATLAB 5."""
 
 import gzip
+import io
 import math
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.io import loadmat
 
 from dpjax.datasets.sources import CorruptedFileError
 
@@ -68,6 +71,12 @@ def _type_and_header_length(data: bytes) -> tuple[np.dtype, int]:
     if len(data) < header_length:
         raise ValueError(f"header of {len(data)} bytes found, {header_length} expected")
     return np.dtype(_DTYPES[data[2]]), header_length
+
+
+def read_mat(data: bytes) -> dict[str, np.ndarray]:
+    """Returns the arrays in the bytes of a MATLAB 5 file, by name."""
+    file: Any = io.BytesIO(data)  # which SciPy reads and its type stubs do not list
+    return {name: value for name, value in loadmat(file).items() if not name.startswith("__")}
 
 
 def read_libsvm(

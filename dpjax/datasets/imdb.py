@@ -15,7 +15,6 @@ from dpjax.datasets import preprocessing, tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.mnist import load_digits
 from dpjax.datasets.sources import (
-    CorruptedFileError,
     RawFile,
     UnavailableError,
     fetch_raw,
@@ -108,16 +107,7 @@ def _from_data_dir() -> Dataset:
 
 
 def _from_tfds() -> Dataset:
-    if not tfds.is_prepared(_NAME):
-        raise UnavailableError(f"{tfds.data_dir()} holds no copy of {_NAME} prepared by TFDS")
-    version, splits = tfds.read_prepared(_NAME, _SPLITS)
-    found = tuple(len(split) for split in splits)
-    if found != _NUM_REVIEWS:
-        raise CorruptedFileError(
-            f"the prepared copy of {_NAME} in {tfds.data_dir()} holds {found[0]} + {found[1]}"
-            f" reviews, {_NUM_REVIEWS[0]} + {_NUM_REVIEWS[1]} expected; delete it and prepare it"
-            " again"
-        )
+    version, splits = tfds.read_train_and_test(_NAME, _NUM_REVIEWS, "reviews")
     train, test = (
         [_Review(int(r["label"]), r["text"].decode("utf-8")) for r in split] for split in splits
     )

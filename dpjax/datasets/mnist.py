@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from dpjax.datasets import tfds
-from dpjax.datasets.base import Dataset, Split
+from dpjax.datasets.base import Dataset, Split, split_of_images
 from dpjax.datasets.formats import read_idx
 from dpjax.datasets.sources import (
-    CorruptedFileError,
     RawFile,
     UnavailableError,
     fetch_raw,
@@ -100,7 +99,10 @@ def load_digits() -> Dataset:
 
 def _from_raw(folder: Path, source: str) -> Dataset:
     train_x, train_y, test_x, test_y = (read_idx(read_raw(folder, file)) for file in _FILES)
-    return _mnist(_split(train_x, train_y), _split(test_x, test_y), source)
+    train, test = (
+        split_of_images(x[..., None], y) for x, y in ((train_x, train_y), (test_x, test_y))
+    )
+    return _mnist(train, test, source)
 
 
 def _from_tfds() -> Dataset:
@@ -111,23 +113,9 @@ def _from_tfds() -> Dataset:
                 " would prepare one, is not installed"
             )
         tfds.prepare("mnist", fetch_raw("mnist", _FILES, _HOST))
-    version, parts = tfds.read_prepared("mnist", ("train", "test"))
-    lengths = tuple(map(len, parts))
-    if lengths != (_NUM_TRAIN, _NUM_TEST):
-        raise CorruptedFileError(
-            f"the prepared copy of mnist in {tfds.data_dir()} holds {lengths[0]} + {lengths[1]}"
-            f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
-        )
-    train, test = (
-        _split(np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
-        for part in parts
-    )
+    version, parts = tfds.read_train_and_test("mnist", (_NUM_TRAIN, _NUM_TEST))
+    train, test = map(tfds.split_of_records, parts)
     return _mnist(train, test, f"TFDS {version}")
-
-
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
-    pixels = images.reshape(-1, 28, 28, 1).astype(np.float32) / np.float32(255)
-    return Split(pixels, labels.astype(np.int32))
 
 
 def _mnist(train: Split, test: Split, source: str) -> Dataset:
@@ -139,6 +127,24 @@ def _mnist(train: Split, test: Split, source: str) -> Dataset:
         is_stand_in=False,
         num_classes=10,
         note=f"MNIST: {len(train.y):,} training and {len(test.y):,} test images, from {source}.",
+    )
+
+
+def digits_in_colour(data_set: str) -> Dataset:
+    """Returns `load_digits` in three equal channels at 32x32: the stand-in for ``data_set``."""
+    digits = load_digits()
+    train, test = (  # from (n, 28, 28, 1) to (n, 32, 32, 3)
+        Split(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))).repeat(3, axis=-1), y)
+        for x, y in (digits.train, digits.test)
+    )
+    return replace(
+        digits,
+        train=train,
+        test=test,
+        source="scikit-learn digits (stand-in)",
+        is_stand_in=True,
+        note=f"This is not {data_set}, which was not available: scikit-learn's digits, grey and"
+        f" framed to 32x32, stand in for it, so no number here is one of {data_set}. {digits.note}",
     )
 
 

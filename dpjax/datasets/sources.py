@@ -27,6 +27,7 @@ DATA_DIR = "DPJAX_DATA_DIR"
 """The environment variable that names a folder of raw files already downloaded."""
 
 D = TypeVar("D", bound=Dataset)
+T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
 _SECONDS_TO_CONNECT = 5.0
@@ -240,24 +241,34 @@ def _download(url: str, folder: Path, file: RawFile) -> None:
 
 
 def _open(url: str) -> HTTPResponse:
-    """Opens ``url`` within one deadline.
+    """Opens ``url`` within one deadline."""
+    return call_within(
+        _SECONDS_TO_CONNECT, lambda: urllib.request.urlopen(url, timeout=_SECONDS_OF_SILENCE)
+    )
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Returns what ``call`` returns, or raises ``TimeoutError`` after ``seconds``.
 
     A socket's timeout restarts for each of the host's addresses and does not cover name lookup, so
     a machine behind a firewall that drops packets would wait for minutes.
-    """
-    answer: Future[HTTPResponse] = Future()
 
-    def connect() -> None:
+    >>> call_within(60.0, lambda: 1)
+    1
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
         try:
-            answer.set_result(urllib.request.urlopen(url, timeout=_SECONDS_OF_SILENCE))
+            answer.set_result(call())
         except Exception as error:
             answer.set_exception(error)
 
-    threading.Thread(target=connect, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     try:
-        return answer.result(timeout=_SECONDS_TO_CONNECT)
+        return answer.result(timeout=seconds)
     except TimeoutError as error:
-        message = str(error) or f"no answer within {_SECONDS_TO_CONNECT:g} s"
+        message = str(error) or f"no answer within {seconds:g} s"
         raise TimeoutError(message) from error
 
 

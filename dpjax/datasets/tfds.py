@@ -9,7 +9,10 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dpjax._extras import requires_extra
+from dpjax.datasets.base import Split, split_of_images
 from dpjax.datasets.sources import CorruptedFileError, UnavailableError
 
 
@@ -58,6 +61,36 @@ def prepare(name: str, raw_folder: Path) -> None:
     builder = tfds.builder(name, data_dir=str(data_dir()), file_format="array_record")
     config = tfds.download.DownloadConfig(manual_dir=raw_folder, try_download_gcs=False)
     builder.download_and_prepare(download_config=config)
+
+
+def read_train_and_test(name: str, sizes: tuple[int, int], records: str = "images") -> Prepared:
+    """Returns the training and test records of the prepared copy of data set ``name``.
+
+    Args:
+      name: the data set's name at TFDS.
+      sizes: published numbers of training and test records.
+      records: what the records are, for the error.
+
+    Raises:
+      UnavailableError: if there is no copy, or in a format that only TensorFlow reads.
+      CorruptedFileError: if its files are missing or damaged, or hold other numbers of records.
+    """
+    if not is_prepared(name):
+        raise UnavailableError(f"{data_dir()} holds no copy of {name} prepared by TFDS")
+    prepared = read_prepared(name, ("train", "test"))
+    found = tuple(map(len, prepared.splits))
+    if found != sizes:
+        raise CorruptedFileError(
+            f"the prepared copy of {name} in {data_dir()} holds {found[0]} + {found[1]} {records},"
+            f" {sizes[0]} + {sizes[1]} expected; delete it and prepare it again"
+        )
+    return prepared
+
+
+def split_of_records(records: list[dict[str, Any]]) -> Split:
+    """Returns prepared records of an image classification data set as images and labels."""
+    images = np.stack([record["image"] for record in records])
+    return split_of_images(images, [record["label"] for record in records])
 
 
 def read_prepared(name: str, splits: tuple[str, ...]) -> Prepared:
