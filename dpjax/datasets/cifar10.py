@@ -112,17 +112,8 @@ def _split_of_jpegs(arrays: Any, part: str) -> Split:
 def _from_tfds() -> Dataset:
     if not tfds.is_prepared("cifar10"):
         raise UnavailableError(f"{tfds.data_dir()} holds no copy of cifar10 prepared by TFDS")
-    version, parts = tfds.read_prepared("cifar10", ("train", "test"))
-    lengths = tuple(map(len, parts))
-    if lengths != (_NUM_TRAIN, _NUM_TEST):
-        raise CorruptedFileError(
-            f"the prepared copy of cifar10 in {tfds.data_dir()} holds {lengths[0]} + {lengths[1]}"
-            f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
-        )
-    train, test = (
-        _split(np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
-        for part in parts
-    )
+    version, parts = tfds.read_prepared_images("cifar10", _NUM_TRAIN, _NUM_TEST)
+    train, test = (_split(*part) for part in parts)
     return _cifar10(train, test, f"TFDS {version}")
 
 

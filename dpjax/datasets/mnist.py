@@ -10,7 +10,6 @@ from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.formats import read_idx
 from dpjax.datasets.sources import (
-    CorruptedFileError,
     RawFile,
     UnavailableError,
     fetch_raw,
@@ -100,7 +99,7 @@ def load_digits() -> Dataset:
 
 def _from_raw(folder: Path, source: str) -> Dataset:
     train_x, train_y, test_x, test_y = (read_idx(read_raw(folder, file)) for file in _FILES)
-    return _mnist(_split(train_x, train_y), _split(test_x, test_y), source)
+    return _mnist(split_of_images(train_x, train_y), split_of_images(test_x, test_y), source)
 
 
 def _from_tfds() -> Dataset:
@@ -111,21 +110,13 @@ def _from_tfds() -> Dataset:
                 " would prepare one, is not installed"
             )
         tfds.prepare("mnist", fetch_raw("mnist", _FILES, _HOST))
-    version, parts = tfds.read_prepared("mnist", ("train", "test"))
-    lengths = tuple(map(len, parts))
-    if lengths != (_NUM_TRAIN, _NUM_TEST):
-        raise CorruptedFileError(
-            f"the prepared copy of mnist in {tfds.data_dir()} holds {lengths[0]} + {lengths[1]}"
-            f" images, {_NUM_TRAIN} + {_NUM_TEST} expected; delete it and prepare it again"
-        )
-    train, test = (
-        _split(np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
-        for part in parts
-    )
+    version, parts = tfds.read_prepared_images("mnist", _NUM_TRAIN, _NUM_TEST)
+    train, test = (split_of_images(*part) for part in parts)
     return _mnist(train, test, f"TFDS {version}")
 
 
-def _split(images: np.ndarray, labels: np.ndarray) -> Split:
+def split_of_images(images: np.ndarray, labels: np.ndarray) -> Split:
+    """Returns grey images of 28x28 bytes as float32 in [0, 1], and their labels as int32."""
     pixels = images.reshape(-1, 28, 28, 1).astype(np.float32) / np.float32(255)
     return Split(pixels, labels.astype(np.int32))
 

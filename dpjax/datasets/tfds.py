@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dpjax._extras import requires_extra
 from dpjax.datasets.sources import CorruptedFileError, UnavailableError
 
@@ -83,3 +85,25 @@ def read_prepared(name: str, splits: tuple[str, ...]) -> Prepared:
             f"the prepared copy of {name} in {folder} cannot be read: {error}; delete"
             f" {data_dir() / name} and prepare it again, or point TFDS_DATA_DIR elsewhere"
         ) from error
+
+
+def read_prepared_images(
+    name: str, num_train: int, num_test: int
+) -> tuple[str, tuple[tuple[np.ndarray, np.ndarray], ...]]:
+    """Returns the version, and images and labels of ``train`` and ``test``, of a prepared copy.
+
+    Raises:
+      UnavailableError: as of `read_prepared`.
+      CorruptedFileError: if the copy has other numbers of images, or as of `read_prepared`.
+    """
+    version, parts = read_prepared(name, ("train", "test"))
+    lengths = tuple(map(len, parts))
+    if lengths != (num_train, num_test):
+        raise CorruptedFileError(
+            f"the prepared copy of {name} in {data_dir()} holds {lengths[0]} + {lengths[1]}"
+            f" images, {num_train} + {num_test} expected; delete it and prepare it again"
+        )
+    return version, tuple(
+        (np.stack([r["image"] for r in part]), np.array([r["label"] for r in part]))
+        for part in parts
+    )
