@@ -12,7 +12,6 @@ from dpjax.datasets import tfds
 from dpjax.datasets.base import Dataset, Split
 from dpjax.datasets.mnist import load_digits
 from dpjax.datasets.sources import (
-    CorruptedFileError,
     RawFile,
     UnavailableError,
     fetch_raw,

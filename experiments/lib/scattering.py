@@ -63,7 +63,9 @@ def _scattering_of_batch(images: jax.Array) -> jax.Array:
     fine, coarse, second = wavelet_moduli(padded)
     n, colours = padded.shape[:2]
     orders = [
-        _smooth(maps, stride).reshape(n, colours, -1, *(side // _STRIDE for side in images.shape[1:3]))
+        _smooth(maps, stride).reshape(
+            n, colours, -1, *(side // _STRIDE for side in images.shape[1:3])
+        )
         for maps, stride in ((padded, 4), (fine, 4), (coarse, 2), (second, 2))
     ]
     merged = jnp.concatenate(orders, axis=2)

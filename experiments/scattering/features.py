@@ -100,7 +100,7 @@ def normalize_channels(features: np.ndarray, moments: Moments) -> np.ndarray:
     return _in_chunks(normalize, features)
 
 
-def moments_mechanism(num_channels: int, noise_multiplier: float) -> dpjax.Gaussian:
+def moments_mechanism(num_channels: int, noise_multiplier: float, unit: str) -> dpjax.Gaussian:
     """Returns the Gaussian mechanism of one sum of means and mean squares by channel.
 
     One image contributes the mean and the mean square over space of each channel, in units of
@@ -109,7 +109,7 @@ def moments_mechanism(num_channels: int, noise_multiplier: float) -> dpjax.Gauss
     clip = 2 * math.sqrt(2 * num_channels)
     # The sum is in float64, its terms are clipped in float32.
     sensitivity = Sensitivity(clip * (1 + SUM_ROUNDING), "l2", "zero_out")
-    return dpjax.Gaussian(sensitivity, noise_multiplier * sensitivity.value, "one image")
+    return dpjax.Gaussian(sensitivity, noise_multiplier * sensitivity.value, unit)
 
 
 def release_moments(key: PRNGKey, mechanism: dpjax.Gaussian, features: np.ndarray) -> Moments:
@@ -144,6 +144,4 @@ def _public_scale(num_channels: int) -> np.ndarray:
 
 def _in_chunks(transform: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> np.ndarray:
     parts = range(0, len(images), _AT_ONCE)
-    return np.concatenate(
-        [transform(images[i : i + _AT_ONCE]).astype(np.float16) for i in parts]
-    )
+    return np.concatenate([transform(images[i : i + _AT_ONCE]).astype(np.float16) for i in parts])
