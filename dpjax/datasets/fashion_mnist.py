@@ -96,13 +96,16 @@ def _from_idx(folder: Path, source: str) -> Dataset:
 
 
 def _from_npz(data: bytes, source: str) -> Dataset:
-    splits = []
     with np.load(io.BytesIO(data)) as arrays:
-        for part in ("train", "test"):
-            images, labels = arrays[f"X_{part}"], arrays[f"y_{part}"]
-            order = np.random.default_rng(_SEED).permutation(len(labels))
-            splits.append(split_of_images(images[order], labels[order]))
-    return _fashion_mnist(*splits, source)
+        train, test = (
+            _shuffled(arrays[f"X_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")
+        )
+    return _fashion_mnist(train, test, source)
+
+
+def _shuffled(images: np.ndarray, labels: np.ndarray) -> Split:
+    order = np.random.default_rng(_SEED).permutation(len(labels))
+    return split_of_images(images[order], labels[order])
 
 
 def _from_tfds() -> Dataset:

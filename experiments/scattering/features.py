@@ -59,7 +59,7 @@ def _cached_features(images: np.ndarray, cache: Path) -> np.ndarray:
     # The first image's coefficients are in the name, so that no other transform's are read.
     path = cache / f"features_{fingerprint((images, scattering(images[:1])))[:16]}.npy"
     if not path.exists():
-        features = _in_chunks(lambda part: scattering(part), images)
+        features = _in_chunks(scattering, images)
         temporary = path.with_suffix(f".{os.getpid()}")
         with temporary.open("wb") as file:
             np.save(file, features)
@@ -143,5 +143,10 @@ def _public_scale(num_channels: int) -> np.ndarray:
 
 
 def _in_chunks(transform: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> np.ndarray:
-    parts = range(0, len(images), _AT_ONCE)
-    return np.concatenate([transform(images[i : i + _AT_ONCE]).astype(np.float16) for i in parts])
+    """Returns the transform of many images as float16, computed in parts."""
+    first = transform(images[:_AT_ONCE])
+    found = np.empty((len(images), *first.shape[1:]), np.float16)
+    found[:_AT_ONCE] = first
+    for start in range(_AT_ONCE, len(images), _AT_ONCE):
+        found[start : start + _AT_ONCE] = transform(images[start : start + _AT_ONCE])
+    return found

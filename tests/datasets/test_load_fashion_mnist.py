@@ -79,7 +79,7 @@ def test_sorted_images_are_shuffled_with_their_labels(
     found, again = load_fashion_mnist(), load_fashion_mnist()
     np.testing.assert_array_equal(found.train.x, again.train.x)
     pixels = np.rint(255 * found.train.x[..., 0]).astype(np.uint8)
-    order = [int((TRAIN == image).all((1, 2)).argmax()) for image in pixels]
+    order = [int((image == TRAIN).all((1, 2)).argmax()) for image in pixels]
     assert sorted(order) == list(range(7)) != order
     np.testing.assert_array_equal(found.train.y, LABELS[order])
 
