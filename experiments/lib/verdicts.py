@@ -8,8 +8,8 @@ from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record
 
 BEST_ACCURACY_REMARK = (
-    "The best accuracy here at certified ε = 1, 2 and 3, on MNIST, Fashion-MNIST and CIFAR-10, is in"
-    " the table of `scattering_linear`."
+    "The best accuracy here at certified ε = 1, 2 and 3, on MNIST, Fashion-MNIST and CIFAR-10, is"
+    " in the table of `scattering_linear`."
 )
 
 

@@ -222,11 +222,16 @@ def _run_row(row: Row, context: RowContext) -> Result:
     certified = {EPSILON: certificate.epsilon}
     if row.source:
         certified[PUBLISHED_EPSILON] = published_epsilon(settings)
+    note = (
+        f"{data.note} Every ε is that of one run; accuracies are means over seeds. Seeded keys: the"
+        " noise is reproducible, so these runs are not private."
+    )
+    if len(data.train.y) < _SOURCE[settings.data].num_train:
+        note += " Fewer images than the source's, so accuracies are lower."
     return Result(
         measured=measured,
         certified=certified,
-        note=f"{data.note} Every ε is that of one run; accuracies are means over seeds. Seeded"
-        " keys: the noise is reproducible, so these runs are not private.",
+        note=note,
         series={_CURVES: [run.curve for run in runs]},
         certificate=str(certificate),
     )

@@ -136,7 +136,7 @@ def run_row(tmp_path, monkeypatch, **changes):
     row = PAPER["MNIST, private normalisation, ε = 3"]
     row = Row(row.name, {**row.settings, "seeds": [0, 1], "epochs": 3, **changes}, row.source)
     folder = tmp_path / "row"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return linear.EXPERIMENT.run_row(row, RowContext(folder, fresh=True, profile="quick"))
 
 
@@ -149,7 +149,8 @@ def test_a_row_learns_resumes_and_is_certified_with_its_normalisation(tmp_path, 
     assert 99 < result.certified[EPSILON] <= 100
     assert "part 1, statistic" in result.certificate
     assert "digits." in result.note
-    drowned = run_row(tmp_path, monkeypatch, epsilon=1e-3)
+    assert "Fewer images than the source's" in result.note
+    drowned = run_row(tmp_path / "drowned", monkeypatch, epsilon=1e-3)
     assert drowned.measured["test accuracy %"] < 30
 
 
