@@ -169,7 +169,6 @@ def fit(
     return runs
 
 
-@functools.lru_cache(maxsize=1)
 def load_images(name: str) -> Dataset:
     """Returns a data set of images, or its stand-in if it is not available."""
     return dpjax.datasets.load(_SOURCE[name].loader)
@@ -209,10 +208,9 @@ def _rows(profile: str) -> list[Row]:
 
 def _run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**{**row.settings, "seeds": tuple(row.settings["seeds"])})
-    # The rows share the features, beside their own folders.
-    cache = context.folder.parent
-    images = load_images(settings.data)
-    data = load_features(images, settings.num_train, settings.num_test, cache)
+    # The rows share the features, beside their own folders. The images are not kept: 1 GB.
+    cache, sizes = context.folder.parent, (settings.num_train, settings.num_test)
+    data = load_features(load_images(settings.data), *sizes, cache)
     mechanism = settings.mechanism(*data.train.x.shape[:2])
     runs = fit(settings, data, mechanism, context.folder)
     measured = summarize([run.curve[-1][1] for run in runs])
@@ -257,7 +255,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             label = "source, PLD of its noise"
             axes.plot(tight, accuracy, "s", color=SOURCE, fillstyle="none", label=label)
         axes.set(title=data, xlabel="certified ε", ylabel="test accuracy (%)")
-    legend_below(figure, panels, ncols=4)
+    legend_below(figure, panels, ncols=2)
     caption = (
         "Test accuracy against the certified ε at δ = 1e-5, normalisation included; bars: lowest"
         " and highest of the seeds. Squares: the source's accuracy at its claimed ε, and at the"
