@@ -254,7 +254,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             tight = record.certified[PUBLISHED_EPSILON]
             label = "source, PLD of its noise"
             axes.plot(tight, accuracy, "s", color=SOURCE, fillstyle="none", label=label)
-        axes.set(title=data, xlabel="certified ε", ylabel="test accuracy (%)")
+        axes.set(title=data, xlabel="ε", ylabel="test accuracy (%)")
     legend_below(figure, panels, ncols=2)
     caption = (
         "Test accuracy against the certified ε at δ = 1e-5, normalisation included; bars: lowest"
