@@ -28,7 +28,12 @@ _LEAST_VARIANCE = 0.01
 
 
 class Moments(NamedTuple):
-    """Released mean and variance of each channel, float32 ``(channels, 1, 1)``."""
+    """Released mean and variance of each channel, in units of `_public_scale` and its square.
+
+    Attributes:
+      mean: float32 ``(channels, 1, 1)``.
+      variance: float32 ``(channels, 1, 1)``, at least 0.01.
+    """
 
     mean: np.ndarray
     variance: np.ndarray
@@ -104,11 +109,16 @@ def moments_mechanism(num_channels: int, noise_multiplier: float, unit: str) -> 
     """Returns the Gaussian mechanism of one sum of means and mean squares by channel.
 
     One image contributes the mean and the mean square over space of each channel, in units of
-    `_public_scale`, clipped to twice the norm that they have if all are 1.
+    `_public_scale`, clipped to a public bound.
+
+    Args:
+      num_channels: number of channels.
+      noise_multiplier: standard deviation of the noise over the sensitivity.
+      unit: the unit of privacy.
     """
-    clip = 2 * math.sqrt(2 * num_channels)
     # The sum is in float64, its terms are clipped in float32.
-    sensitivity = Sensitivity(clip * (1 + SUM_ROUNDING), "l2", "zero_out")
+    bound = _moments_clip(num_channels) * (1 + SUM_ROUNDING)
+    sensitivity = Sensitivity(bound, "l2", "zero_out")
     return dpjax.Gaussian(sensitivity, noise_multiplier * sensitivity.value, unit)
 
 
@@ -124,7 +134,7 @@ def release_moments(key: PRNGKey, mechanism: dpjax.Gaussian, features: np.ndarra
       One release of ``mechanism``: the sum over images under zero-out, where n is public.
     """
     num_examples, channels = features.shape[:2]
-    clip = 2 * math.sqrt(2 * channels)
+    clip = _moments_clip(channels)
     total = np.zeros(2 * channels)
     for start in range(0, num_examples, _AT_ONCE):
         part = features[start : start + _AT_ONCE].astype(np.float32) / _public_scale(channels)
@@ -133,6 +143,11 @@ def release_moments(key: PRNGKey, mechanism: dpjax.Gaussian, features: np.ndarra
     mean, square = np.split(mechanism.release(key, total) / num_examples, 2)
     variance = np.maximum(square - mean**2, _LEAST_VARIANCE)
     return Moments(*(each.astype(np.float32)[:, None, None] for each in (mean, variance)))
+
+
+def _moments_clip(num_channels: int) -> float:
+    """Returns twice the norm of an image's means and mean squares if all of them are 1."""
+    return 2 * math.sqrt(2 * num_channels)
 
 
 @functools.cache
