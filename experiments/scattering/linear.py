@@ -1,7 +1,7 @@
 """Scattering features and a linear model (Tramèr and Boneh 2021) at certified ε = 1, 2, 3.
 
 ``python -m experiments run scattering_linear``: on two CPU cores about a minute (``quick``: a few
-thousand images of each data set at ε = 3) or an hour (``paper``: all images).
+thousand images of each data set at ε = 3) or two hours (``paper``: all images).
 """
 
 import dataclasses
@@ -285,6 +285,11 @@ def _remarks(records: Sequence[Record]) -> list[str]:
             f" Rényi accounting; the PLD ε of its noise is {tight} if its batches are Poisson"
             " samples, so that less noise suffices here."
         )
+        if "JPEG re-encoding" in record.note:
+            found.append(
+                f"{record.settings['data']} is a JPEG re-encoding here, and the source had the"
+                " original pixels: accuracies are not comparable to the point."
+            )
     return [
         *found,
         "Not in the source's ε: its batches are shuffled, for which no Poisson account holds, and"
