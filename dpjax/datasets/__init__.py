@@ -18,6 +18,7 @@ from dpjax.datasets.base import (
 )
 from dpjax.datasets.cifar10 import load_cifar10
 from dpjax.datasets.faces import load_olivetti_faces
+from dpjax.datasets.fashion_mnist import load_fashion_mnist
 from dpjax.datasets.formats import read_idx, read_libsvm
 from dpjax.datasets.gdsc import DrugResponses, load_gdsc
 from dpjax.datasets.imdb import load_imdb
@@ -42,6 +43,7 @@ __all__ = [
     "load_adult_attributes",
     "load_cifar10",
     "load_digits",
+    "load_fashion_mnist",
     "load_gdsc",
     "load_imdb",
     "load_mnist",
@@ -60,6 +62,7 @@ _LOADERS: dict[str, Callable[[], Dataset]] = {
     "adult_attributes": load_adult_attributes,
     "cifar10": load_cifar10,
     "digits": load_digits,
+    "fashion_mnist": load_fashion_mnist,
     "gdsc": load_gdsc,
     "imdb": load_imdb,
     "mnist": load_mnist,

@@ -127,10 +127,16 @@ def first_raw(
     )
 
 
-def find_raw(name: str, files: Sequence[RawFile]) -> Path:
+def find_raw(name: str, files: Sequence[RawFile], *, own_folder: bool = False) -> Path:
     """Returns the folder of ``DPJAX_DATA_DIR`` that holds the raw files of data set ``name``.
 
     That is the folder's subfolder ``name``, or the folder itself.
+
+    Args:
+      name: the data set's name.
+      files: its raw files.
+      own_folder: whether to look into the subfolder only, for files whose names another data set
+        has too.
 
     Raises:
       UnavailableError: if the variable is not set, or none of the files is there.
@@ -139,7 +145,9 @@ def find_raw(name: str, files: Sequence[RawFile]) -> Path:
     root = os.environ.get(DATA_DIR)
     if not root:
         raise UnavailableError(f"{DATA_DIR} is not set")
-    folders = [Path(root).expanduser() / name, Path(root).expanduser()]
+    folders = [Path(root).expanduser() / name]
+    if not own_folder:
+        folders.append(Path(root).expanduser())
     missing = {f: [file.name for file in files if not (f / file.name).exists()] for f in folders}
     best = min(folders, key=lambda folder: len(missing[folder]))
     if len(missing[best]) == len(files):

@@ -47,6 +47,7 @@ MODULES = (
     "experiments.bdp.figures",
     "experiments.bdp.limits",
     "experiments.bdp.incomes",
+    "experiments.scattering.linear",
     "experiments.sgmcmc.bounds",
     "experiments.sgmcmc.adult",
     "experiments.sgmcmc.mnist",

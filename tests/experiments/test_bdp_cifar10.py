@@ -8,9 +8,10 @@ import pytest
 from dpjax.datasets import Split
 from dpjax.datasets import cifar10 as loader
 from experiments.bdp import cifar10, table
-from experiments.bdp.cifar10 import NUM_FEATURES, _wavelets, scattering
+from experiments.bdp.cifar10 import NUM_FEATURES, features
 from experiments.bdp.classifiers import Settings
 from experiments.lib.registry import Row, RowContext
+from experiments.lib.scattering import wavelets
 
 RNG = np.random.default_rng(0)
 CELLS = 16
@@ -18,8 +19,8 @@ CELLS = 16
 
 def first_order(images):
     """Energy by size and angle of the brightness, (n, 2 * 8)."""
-    features = scattering(images)[:, 3 * CELLS :][:, : 2 * 3 * 8 * CELLS]
-    energy = features.reshape(len(images), 2, 3, 8, CELLS)[:, :, 0].mean(axis=-1)
+    first = features(images)[:, 3 * CELLS :][:, : 2 * 3 * 8 * CELLS]
+    energy = first.reshape(len(images), 2, 3, 8, CELLS)[:, :, 0].mean(axis=-1)
     return energy.reshape(len(images), -1)
 
 
@@ -31,19 +32,19 @@ def grating(angle, period):
 
 def test_features_are_of_norm_one_and_of_their_image_alone():
     images = RNG.random((108, 32, 32, 3), dtype=np.float32)
-    features = scattering(images)
-    assert features.shape == (108, NUM_FEATURES)
-    assert features.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, atol=2e-2)
-    np.testing.assert_allclose(scattering(images[50:58]), features[50:58], atol=1e-5)
+    found = features(images)
+    assert found.shape == (108, NUM_FEATURES)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=2e-2)
+    np.testing.assert_allclose(features(images[50:58]), found[50:58], atol=1e-5)
 
 
 def test_wavelets_are_blind_to_a_constant():
-    assert np.abs(_wavelets(0)[:, 0, 0]).max() < 1e-6
-    assert np.abs(_wavelets(1)[:, 0, 0]).max() < 1e-6
+    for scale in (1.0, 2.0):
+        assert np.abs(wavelets((32, 32), scale)[:, 0, 0]).max() < 1e-6
     images = RNG.random((8, 32, 32, 3), dtype=np.float32) / 2
-    brighter = scattering(images + 0.3)[:, 3 * CELLS :]
-    np.testing.assert_allclose(brighter, scattering(images)[:, 3 * CELLS :], atol=1e-5)
+    brighter = features(images + 0.3)[:, 3 * CELLS :]
+    np.testing.assert_allclose(brighter, features(images)[:, 3 * CELLS :], atol=1e-5)
 
 
 def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():

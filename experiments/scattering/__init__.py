@@ -1,0 +1,1 @@
+"""Experiments of Tramèr and Boneh (2021), Differentially Private Learning Needs Better Features."""
