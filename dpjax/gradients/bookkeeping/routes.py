@@ -10,6 +10,7 @@ from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, Site, aval, trace_loss
 from dpjax.gradients.loss_checks import check_loss
 from dpjax.gradients.losses import split_params, with_keys
+from dpjax.gradients.shard_map import one_example
 
 RouteName = Literal["ghost", "instantiate", "sequential", "vmap", "unused"]
 
@@ -186,8 +187,7 @@ def explain(
     loss_fn = loss_input.bind(loss_fn, constants)
     batch = batch if key is None else with_keys(batch, key, size)
     check_loss(loss_fn, trained, batch)
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-    program = trace_loss(loss_fn, trained, example)
+    program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch))
     leaves = tuple(
         LeafRoute(jax.tree_util.keystr(path), leaf.shape, choose_route(program, number, leaf.size))
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
