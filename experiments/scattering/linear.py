@@ -237,16 +237,21 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     groups = group_by(records, "data")
+    colours = dict(zip(group_by(records, "normalization"), PALETTE, strict=False))
     figure, panels = panel_grid(len(groups), len(groups), 3.2 * len(groups), 3.6)
     for axes, (data, of_data) in zip(panels, groups.items(), strict=True):
-        for colour, (label, drawn) in zip(
-            PALETTE, group_by(of_data, "normalization").items(), strict=False
-        ):
+        for label, drawn in group_by(of_data, "normalization").items():
             lowest, highest = np.transpose(column(drawn, RANGE))
             means = np.array(column(drawn, ACCURACY))
             bars = np.abs([lowest - means, highest - means])
             draw_error_bars(
-                axes, column(drawn, EPSILON), means, bars, color=colour, label=label, capsize=2
+                axes,
+                column(drawn, EPSILON),
+                means,
+                bars,
+                color=colours[label],
+                label=label,
+                capsize=2,
             )
         for record in (record for record in of_data if record.source):
             accuracy = record.source[ACCURACY]
