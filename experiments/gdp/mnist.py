@@ -29,7 +29,7 @@ from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, train
-from experiments.lib.verdicts import compare_published
+from experiments.lib.verdicts import BEST_ACCURACY_REMARK, compare_published
 
 PUBLISHED_SIZE = 60_000
 ACCURACY, CURVE = "test accuracy %", "accuracy % by epoch"
@@ -211,7 +211,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         for record in records
     ]
     # The remark on the moments accountant is the same for all rows.
-    remarks = [DIVISOR_REMARK, *(limit for limit, _ in pairs), pairs[0][1]]
+    limits = (limit for limit, _ in pairs)
+    remarks = [DIVISOR_REMARK, *limits, pairs[0][1], BEST_ACCURACY_REMARK]
     if repeated := [record for record in records if len(record.series[_BY_SEED]) > 1]:
         remarks.insert(0, _seeds_remark(repeated))
     return remarks
