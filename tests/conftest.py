@@ -26,6 +26,10 @@ for _name, _value in _JAX_CONFIG.items():
         os.environ[_name.upper()] = str(_value)
         jax.config.update(_name, _value)
 
+# The programs are small: compiling one in several parts side by side costs more than it saves.
+_FLAG = "--xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{_FLAG} {os.environ.get('XLA_FLAGS', '')}".strip()
+
 # Tracing and compiling make many objects that live on: looking for garbage less often saves time.
 gc.set_threshold(100_000, 20, 20)
 

@@ -236,6 +236,7 @@ ENTRY_POINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_nothing_is_promoted(name):
     leaves = jax.tree.leaves(ENTRY_POINTS[name]())

@@ -244,6 +244,7 @@ def test_bad_priors_and_bounds_are_named(make, text):
         make()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sums_of_half_precision_are_not_rounded(dtype):
     # In steps of four a record would move the sum by four times its sensitivity.

@@ -87,6 +87,7 @@ def without_lengths(problem, params):
 BROKEN = jax.jit(partial(_sum, without_lengths, FULL_RANK))
 
 
+@pytest.mark.slow
 @with_each
 @pytest.mark.parametrize("l2_clip", [0.5, 1e6])
 def test_it_is_the_sum_of_gradients_formed_and_clipped_in_the_parameters(guide, l2_clip):

@@ -79,6 +79,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_step_on_all_records_is_numpyros(name):
     model, args, kwargs = EXAMPLES[name]

@@ -144,6 +144,7 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
     assert differences[0] < 1e-8 < 1e-3 < differences[1]
 
 
+@pytest.mark.slow
 def test_diagnostics_are_numpyros():
     draws = np.random.default_rng(0).normal(size=(3, 101, 2))
     for step in range(1, 101):
@@ -158,6 +159,7 @@ def test_diagnostics_are_numpyros():
         )
 
 
+@pytest.mark.slow
 def test_chains_that_do_not_mix_give_a_warning(records, monkeypatch):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
     fit = partial(

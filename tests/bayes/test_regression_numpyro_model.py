@@ -83,6 +83,7 @@ def test_agrees_with_the_noise_aware_posterior(distribution):
     assert not agrees(by_statistics(mechanism.scale_noise(0.5)))
 
 
+@pytest.mark.slow
 def test_another_prior_is_the_users_own():
     def certain():
         return jnp.array([0.6]), numpyro.sample("sigma2", dist.HalfNormal(1.0))

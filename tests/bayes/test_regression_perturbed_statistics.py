@@ -359,6 +359,7 @@ def test_the_description_names_clipping_weights_and_noise():
     assert "weights" not in mechanism(0.0).describe()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_statistics_of_half_precision_are_not_rounded(dtype):
     # In steps of four a record would move them by four times their sensitivity.

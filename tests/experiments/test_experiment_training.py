@@ -47,6 +47,7 @@ def same(one, other):
     return all(jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other)))
 
 
+@pytest.mark.slow
 def test_private_training_is_that_of_dpjax_evaluated_after_each_epoch(problem):
     key, task, params = problem
     training = train(key, task, params, mechanism())
@@ -79,6 +80,7 @@ def test_drowned_in_noise_nothing_is_learned(problem):
     assert train(key, task, params, mechanism(1000.0)).curve[-1][1] < 75
 
 
+@pytest.mark.slow
 def test_every_report_has_its_steps(problem):
     key, task, params = problem
     reports = []
@@ -104,6 +106,7 @@ def test_without_privacy_every_epoch_visits_each_example_once(problem):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "channels", "padding"), [(8, 1, ((3, 3), (3, 3))), (4, 3, ((0, 0), (2, 4)))]
 )

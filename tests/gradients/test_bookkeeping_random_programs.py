@@ -29,6 +29,7 @@ def _in_precision(program, dtype):
     return Case(case.loss, floats(case.params, dtype), floats(case.batch, dtype))
 
 
+@pytest.mark.slow
 @settings(_SETTINGS, max_examples=4)
 @given(programs(), st.floats(0.3, 3.0))
 def test_agrees_on_a_few_random_networks(program, strictness):

@@ -38,6 +38,7 @@ def test_a_record_moves_the_statistics_by_its_own_size():
     assert abs(excess(lambda x, y: clipped_statistics(BOUNDS, x, y), MANY)) < SUM_ROUNDING / 1000
 
 
+@pytest.mark.slow
 def test_power_sums_in_float32_are_moved_farther():
     def sums(x, y):
         return sufficient_statistics(*BOUNDS.clip(jnp.array(x), jnp.array(y)))

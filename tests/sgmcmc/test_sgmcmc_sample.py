@@ -129,6 +129,7 @@ def test_on_the_host_the_same_states_are_kept():
     np.testing.assert_allclose(np.moveaxis(states["w"], 0, 1), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
     chain, options = chain_of(num_chains=2), {"burn_in": 3, "samples_per_call": 2}
     save, saves = CheckpointStore.save, []

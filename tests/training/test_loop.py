@@ -78,6 +78,7 @@ def test_both_loops_do_the_same_steps(loss):
     assert len(set(infos.batch_size.tolist())) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_how_steps_are_divided_into_calls_does_not_matter(loop):
     one_call = run_in_calls(loop, *problem(dense_loss), (6,))

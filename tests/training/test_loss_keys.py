@@ -69,6 +69,7 @@ def test_examples_and_steps_have_masks_of_their_own():
     assert len(masks) == 2 * N  # two equal ones of 64 bits have a probability below 1e-16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 12])
 def test_slots_of_all_physical_batches_have_keys_of_their_own(physical_batch_size):
     drawn = mechanism(PoissonSampling(N, 1.0, physical_batch_size=physical_batch_size))
@@ -108,6 +109,7 @@ def test_no_key_of_the_loss_is_one_of_the_noise_or_the_sampler():
     assert len({words(key) for key in keys}) < expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitionable", [True, False])
 def test_noise_and_sampler_are_those_of_a_loss_without_a_key(partitionable):
     with jax.threefry_partitionable(partitionable):

@@ -141,6 +141,7 @@ def test_an_empty_draw_is_an_update_of_pure_noise():
     assert int(moved.num_releases) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 20])
 def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
     # 5 expected, 13 at most as usual: this draw needs further physical batches at every size.

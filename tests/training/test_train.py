@@ -50,6 +50,7 @@ def test_a_run_is_its_steps_one_after_the_other():
     assert result.certificate(DELTA).epsilon == MECHANISM.certificate(DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_how_many_steps_a_call_makes_changes_nothing():
     results = [run(steps_per_call=n).params["w"] for n in (1, 4, 100)]
     assert all((other == results[0]).all() for other in results)
