@@ -294,7 +294,7 @@ def _finding(records: Sequence[Record]) -> Finding:
     plain = f"{rates[_PLAIN_FACES]:.0f} %" if _PLAIN_FACES in rates else "(not run)"
     return direction_finding(
         [
-            record.measured[IDENTIFIED] <= min(record.certified[BOUND], rates[_PLAIN_FACES])
+            record.measured[IDENTIFIED] < rates[_PLAIN_FACES]
             for record in people
             if _PLAIN_FACES in rates
         ],
