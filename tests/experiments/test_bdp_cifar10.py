@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.datasets import Split
-from dpjax.datasets import cifar10 as loader
+from dpjax.datasets.mnist import digits_in_colour
 from experiments.bdp import cifar10, table
 from experiments.bdp.cifar10 import NUM_FEATURES, features
 from experiments.bdp.classifiers import Settings
@@ -56,7 +56,7 @@ def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    digits = loader._stand_in()
+    digits = digits_in_colour("CIFAR-10")
     parts = {name: Split(*(a[:200] for a in getattr(digits, name))) for name in ("train", "test")}
     monkeypatch.setattr(cifar10, "load_images", lambda: dataclasses.replace(digits, **parts))
     cifar10.load_features.cache_clear()
