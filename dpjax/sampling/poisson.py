@@ -109,7 +109,7 @@ class PoissonSampling(Sampling):
         return (_DIVISOR,) if math.isclose(self.expected_batch_size, mean) else ()
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError for an unknown adjacency: under every other there is a guarantee."""
+        """Raises ValueError unless ``adjacency`` is known; there is a guarantee under each."""
         check_adjacency(adjacency)
 
     def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
@@ -226,7 +226,7 @@ class TruncatedPoissonSampling(Sampling):
         return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError for an unknown adjacency: under every other there is a guarantee."""
+        """Raises ValueError unless ``adjacency`` is known; there is a guarantee under each."""
         check_adjacency(adjacency)
 
     def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:

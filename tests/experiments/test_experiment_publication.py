@@ -45,7 +45,7 @@ def test_the_file_is_plain_json_with_one_line_for_each_row(toy, plan, folder):
 
 
 def test_rows_without_a_record_are_named(toy, plan, folder, capsys):
-    toy.raises = {"2": RuntimeError("in /tmp/secret/place")}
+    toy.raises = {"2": RuntimeError("in /srv/secret/place")}
     run_experiment(toy.experiment, plan)
     publish(toy.experiment, "quick", plan.results, folder)
     found = load_publication(folder, "toy_table", "quick")
@@ -98,7 +98,7 @@ def test_series_are_rounded_and_nothing_else(toy, plan, folder):
     ("note", "published"),
     [
         ("read from DPJAX_DATA_DIR=/home/someone/data, in part", "DPJAX_DATA_DIR=…, in part"),
-        ("at /root/x.y/z.csv.", "at …"),
+        ("at /srv/x.y/z.csv.", "at …"),
         ("https://host.org/a/b.zip and 1/N or ε/δ/n", "https://host.org/a/b.zip and 1/N or ε/δ/n"),
     ],
 )
