@@ -42,7 +42,10 @@ class GaussianRelease(Release):
         return gaussian_loss_distribution(mu, 1.0, tail, direction)
 
     def tradeoff(self) -> Gaussian:
-        """G_mu (Dong, Roth & Su 2022, Definition 2.6 in the preprint's numbering)."""
+        """Returns the trade-off function G_mu, with mu one over the noise multiplier.
+
+        Source: Dong, Roth & Su (2022), Definition 2.6 in the preprint's numbering.
+        """
         return Gaussian(float(1 / self.over_sensitivity.noise_multiplier))
 
     def log_moments(self, orders: Sequence[float]) -> Array:
