@@ -42,7 +42,7 @@ class GaussianRelease(Release):
         return gaussian_loss_distribution(mu, 1.0, tail, direction)
 
     def tradeoff(self) -> Gaussian:
-        """Returns the trade-off function G_mu, with mu one over the noise multiplier.
+        """Returns the trade-off function G_mu, mu being the sensitivity over the noise's deviation.
 
         Source: Dong, Roth & Su (2022), Definition 2.6 in the preprint's numbering.
         """
