@@ -158,6 +158,8 @@ def test_every_page_is_in_a_table_of_contents():
     toctrees = "\n".join(path.read_text("utf-8") for path in DOCS.rglob("*.md"))
     pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
     pages += [Path("tutorials", path.stem) for path in NOTEBOOKS]
+    # Building the site writes the experiments' pages and their table of contents, and checks them.
+    pages = [page for page in pages if page.parent != Path("reproduction")]
     listed = re.findall(
         r"^[\w/]+$", "\n".join(re.findall(r"```{toctree}\n(.*?)```", toctrees, re.DOTALL)), re.M
     )
