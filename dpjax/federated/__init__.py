@@ -1,0 +1,42 @@
+"""Private sums over records that several holders keep, without a trusted aggregator.
+
+A `FederatedSum` is the plan of a release: a mechanism that sums over records, the parties, and the
+noise that each holder adds. Holders send secret shares of their noisy sums to nodes, which open the
+total alone. The protocol's functions take and return bytes; `run_round` runs them in one process.
+
+Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
+"""
+
+from dpjax.federated.entropy import Entropy, simulated_entropy
+from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
+from dpjax.federated.plan import Adversary, FederatedSum, Grid, Parties
+from dpjax.federated.protocol import (
+    NodeState,
+    Result,
+    combine,
+    holder_messages,
+    open_sum,
+    perturb,
+    receive,
+    run_round,
+)
+
+__all__ = [
+    "Adversary",
+    "Entropy",
+    "ErrorCode",
+    "FederatedSum",
+    "Grid",
+    "NodeState",
+    "Parties",
+    "ProtocolError",
+    "Result",
+    "agreed_holders",
+    "combine",
+    "holder_messages",
+    "open_sum",
+    "perturb",
+    "receive",
+    "run_round",
+    "simulated_entropy",
+]
