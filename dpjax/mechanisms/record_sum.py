@@ -1,13 +1,28 @@
 """Mechanisms that release a sum over records, each entry with Gaussian noise of its own scale."""
 
 import abc
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import DpEvent
 
+from dpjax._typing import Bounds, PRNGKey
+from dpjax._validation import check, check_count, check_positive
+from dpjax.adjacency import Adjacency
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian
+from dpjax.mechanisms.host import Array, call_on_host
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sensitivity import Sensitivity, clip_to, of_sum
+from dpjax.sensitivity.statistics import checked_bounds
+from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 
 class SumPart(NamedTuple):
@@ -75,3 +90,256 @@ def gaussian_part(mechanism: Mechanism, weights: npt.ArrayLike) -> SumPart:
             f" have another distribution than each of its shares, got {mechanism!r}"
         )
     return SumPart(mechanism, np.asarray(weights, np.float64))
+
+
+class GaussianSum(RecordSum):
+    """Base class of sums over records with noise of one scale on every entry.
+
+    Attributes:
+      scale: of the noise, its standard deviation.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
+    """
+
+    scale: float
+    num_releases: ClassVar[int] = 1
+    has_exact_noise: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> Sensitivity:
+        """The sensitivity of the whole sum, in L2."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of entries of the sum."""
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """The Gaussian mechanism that releases the sum."""
+        return Gaussian(self.sensitivity, self.scale, self.unit)
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of one Gaussian release."""
+        return self.mechanism.event
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """All entries, with noise of one scale."""
+        return (SumPart(self.mechanism, np.ones(self.size)),)
+
+    def scale_noise(self, factor: float) -> Self:
+        """Returns the same mechanism with ``scale`` times ``factor``."""
+        changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
+        return changed
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns sentences on statistic and noise, for the certificate."""
+        return self.mechanism.describe()
+
+    def release(self, key: PRNGKey, *records: npt.ArrayLike) -> Any:
+        """Returns the result of a release by one trusted aggregator.
+
+        Args:
+          key: a JAX key; a secret.
+          *records: as for ``sum_records``.
+        """
+        exact = np.asarray(self.sum_records(*records), np.float64)
+
+        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+            return self.mechanism.add_noise(words, arrays, rounding=SUM_ROUNDING)
+
+        result = [jax.ShapeDtypeStruct((self.size,), np.float64)]
+        return self.from_sum(call_on_host(noisy, key, [exact], result)[0])
+
+
+@dataclass(frozen=True)
+class ClippedSum(GaussianSum):
+    """The sum of vectors that are clipped to a box, with Gaussian noise.
+
+    A mean is the sum over a public number of records, or over a constant.
+
+    Attributes:
+      bounds: ``(low, high)``, public: tuples of one number for each entry, or one number each.
+      scale: of the noise, its standard deviation.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
+
+    Privacy:
+      The noisy sum is released. The number of records is not.
+
+    Raises:
+      ValueError: bounds as in `dpjax.sensitivity.of_sum`, or a scale out of range.
+
+    >>> ages = ClippedSum((0.0, 100.0), scale=50.0, adjacency="add_remove")
+    >>> ages.sum_records(np.array([[30.0], [170.0], [np.nan]])).tolist()
+    [130.0]
+    >>> ages.release(jax.random.key(0), np.full((1000, 1), 40.0)).shape
+    (1,)
+    """
+
+    bounds: Bounds
+    _: KW_ONLY
+    scale: float
+    adjacency: Adjacency
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+        low, _ = checked_bounds(self.bounds)
+        check(low.ndim <= 1, "bounds", self.bounds, "numbers, or vectors of one for each entry")
+        self.sensitivity  # noqa: B018 - raises where it is zero
+
+    @classmethod
+    def from_epsilon(
+        cls,
+        bounds: Bounds,
+        *,
+        epsilon: float,
+        delta: float,
+        adjacency: Adjacency,
+        unit: str = "one record",
+    ) -> Self:
+        """Returns the mechanism with the least noise that is (epsilon, delta)-private.
+
+        Args:
+          bounds: as of the class.
+          epsilon: any finite number above zero.
+          delta: in (0, 1).
+          adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+          unit: the unit of privacy, in words.
+
+        Raises:
+          ValueError: a number out of range.
+        """
+        moves = of_sum(bounds, norm="l2", adjacency=adjacency)
+        scale = Gaussian.from_epsilon(moves, epsilon=epsilon, delta=delta).scale
+        return cls(bounds, scale=scale, adjacency=adjacency, unit=unit)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """That of the sum of records in the box."""
+        return of_sum(self.bounds, norm="l2", adjacency=self.adjacency)
+
+    @property
+    def size(self) -> int:
+        """Number of entries of a record."""
+        return checked_bounds(self.bounds)[0].size
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the sum ``(size,)`` of clipped records; NaN counts as the lower bound.
+
+        Args:
+          *records: one array ``(n, size)``.
+
+        Raises:
+          ValueError: records of another shape.
+        """
+        (values,) = records
+        shape = np.shape(values)
+        fits = len(shape) == 2 and shape[1] == self.size
+        check(fits, "records", shape, f"of shape (n, {self.size})")
+        clipped = clip_to(values, checked_bounds(self.bounds))
+        return sum_in_blocks(np.asarray(clipped, np.float64))
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns ``noisy``."""
+        return noisy
+
+
+@dataclass(frozen=True)
+class ClippedGradientSum(RecordSum):
+    """One step of a `SubsampledGaussian` as a sum over the records of a batch.
+
+    Attributes:
+      mechanism: sampler, clip bound, noise and number of steps, with one noise multiplier.
+      num_parameters: entries of the gradient.
+
+    Privacy:
+      The event is that of all steps. Each holder of records draws its own batch at the sampler's
+      rate, and clips to the mechanism's bound.
+
+    Raises:
+      ValueError: several noise multipliers, or no noise.
+
+    >>> from dpjax.sampling import PoissonSampling
+    >>> steps = SubsampledGaussian(
+    ...     PoissonSampling(1000, 0.1), l2_clip=1.0, noise_multiplier=2.0, num_steps=10,
+    ...     adjacency="zero_out"
+    ... )
+    >>> ClippedGradientSum(steps, 5).event == steps.event
+    True
+    """
+
+    mechanism: SubsampledGaussian
+    num_parameters: int
+
+    def __post_init__(self) -> None:
+        check_count("num_parameters", self.num_parameters)
+        noise = self.mechanism.noise_multiplier
+        check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
+        check_positive("noise_multiplier", noise)
+
+    @property
+    def adjacency(self) -> Adjacency:  # type: ignore[override]
+        """The adjacency of the mechanism."""
+        return self.mechanism.adjacency
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """The unit of privacy of the mechanism."""
+        return self.mechanism.unit
+
+    @property
+    def num_releases(self) -> int:
+        """Number of steps."""
+        return self.mechanism.num_releases
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of all steps."""
+        return self.mechanism.event
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Published values computed from n, those of the mechanism."""
+        return self.mechanism.constants_from_size
+
+    def scale_noise(self, factor: float) -> Self:
+        """Returns the same steps with the noise multiplier times ``factor``."""
+        return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns the sentences of the mechanism."""
+        return self.mechanism.describe()
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """The whole gradient, of the sensitivity of one step."""
+        used = self.mechanism
+        moves = Sensitivity(float(used.sensitivity), "l2", used.adjacency)
+        assert not isinstance(used.noise_multiplier, tuple)
+        scale = float(used.noise_multiplier * total_l2_clip(used.l2_clip))
+        return (SumPart(Gaussian(moves, scale, used.unit), np.ones(self.num_parameters)),)
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the clipped sum of a batch as a vector.
+
+        Args:
+          *records: the clipped sum itself, as of `clipped_grad`: a tree of arrays with
+            ``num_parameters`` numbers.
+
+        Raises:
+          ValueError: another number of them.
+        """
+        leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(records)]
+        vector = np.concatenate(leaves) if leaves else np.zeros(0)
+        allowed = f"num_parameters = {self.num_parameters} numbers"
+        check(vector.size == self.num_parameters, "records", vector.size, allowed)
+        return vector
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> jax.Array:
+        """Returns ``noisy`` as a vector of JAX."""
+        return jnp.asarray(noisy)

@@ -1,0 +1,298 @@
+"""Federated forms of conjugate families, regression, bounds, sums and gradients."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federated_cases import count_release, moments_release, plan_of, regression_release
+
+from dpjax.bayes.conjugate import naive_posterior, noise_aware_posterior
+from dpjax.bayes.regression import (
+    HistogramBounds,
+    PerturbedStatistics,
+    RegressionBounds,
+    RegressionStatistics,
+    adaptive_ridge,
+    repair,
+    unknown_noise_posterior,
+)
+from dpjax.bayes.regression import (
+    noise_aware_posterior as noise_aware_regression,
+)
+from dpjax.federated import run_round, simulated_entropy
+from dpjax.gradients import clipped_grad
+from dpjax.mechanisms import ClippedGradientSum, ClippedSum, Composition, SubsampledGaussian
+from dpjax.sampling import PoissonSampling
+from dpjax.training.step import sum_over_draw
+
+KEY = jax.random.key(3)
+
+
+def split(records, num_holders):
+    """The records of each holder, of different sizes and one without any."""
+    cuts = np.sort(np.random.default_rng(0).integers(0, len(records[0]), num_holders - 2))
+    cuts = np.append(cuts, len(records[0]))
+    return list(zip(*(np.split(part, cuts) for part in records), strict=True))
+
+
+def released(plan, records, seed=1):
+    entropy = simulated_entropy(seed)
+    held = split(records, plan.parties.num_holders)
+    return run_round(plan, [plan.mechanism.sum_records(*one) for one in held], entropy=entropy)
+
+
+def test_sums_over_holders_are_the_sums_over_all_records():
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(300, 3)), rng.normal(size=300)
+    cases = [
+        (moments_release(), (x[:, 0].astype(np.float32),)),
+        (regression_release(), (x, y)),
+        (ClippedSum(((-1.0, 0.0), (1.0, 0.5)), scale=2.0, adjacency="zero_out"), (x[:, :2],)),
+        (histogram_bounds(scale=2.0), (x, y)),
+    ]
+    for mechanism, records in cases:
+        parts = [mechanism.sum_records(*one) for one in split(records, 6)]
+        whole = mechanism.sum_records(*records)
+        np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
+
+
+def test_noise_aware_posteriors_take_the_result():
+    """A count of 10,000 with noise of deviation 4: the posteriors are near the exact one."""
+    plan = plan_of(count_release(adjacency="replace_one"))
+    ones = (np.random.default_rng(2).random(10_000) < 0.3).astype(np.float32)
+    found = released(plan, (ones,))
+    exact = plan.mechanism.family.exact_posterior(jnp.asarray(ones))
+    naive = naive_posterior(found.mechanism, found.released, num_examples=10_000)
+    aware = noise_aware_posterior(KEY, found.mechanism, found.released, num_examples=10_000)
+    deviation = math.sqrt(0.3 * 0.7 / 10_000)
+    for posterior in (naive, aware):
+        assert abs(float(posterior.mean - exact.mean)) < deviation
+    # The noise of all five holders, of which four counted for the guarantee.
+    assert found.mechanism.mechanism.scale == pytest.approx(4.0 * math.sqrt(5 / 4))
+
+
+@pytest.mark.slow
+def test_the_noise_aware_regression_takes_the_result():
+    plan = plan_of(regression_release(epsilon=4.0))
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3)) / 3
+    y = x @ np.array([1.0, -0.5, 0.25]) + 0.2 * rng.normal(size=4000)
+    found = released(plan, (x, y))
+    draws = noise_aware_regression(
+        KEY,
+        found.mechanism,
+        found.released,
+        num_examples=4000,
+        prior_precision=1.0,
+        noise_shape=2.0,
+        noise_rate=0.1,
+        num_draws=800,
+    )
+    low, high = jnp.quantile(draws.beta, jnp.array([0.001, 0.999]), axis=0)
+    assert bool(jnp.all((low < jnp.array([1.0, -0.5, 0.25])) & (high > jnp.array([1, -0.5, 0.25]))))
+
+
+def wine_like(rng, num_examples, num_features):
+    x = rng.normal(size=(num_examples, num_features)) / math.sqrt(num_features)
+    coefficients = rng.normal(size=num_features)
+    coefficients /= np.linalg.norm(coefficients)
+    return x, x @ coefficients + 0.7 * rng.normal(size=num_examples)
+
+
+def mean_absolute_error(mechanism, statistics, x, y):
+    """Of predictions with the posterior mean, given statistics with noise."""
+    posterior = unknown_noise_posterior(
+        repair(statistics, floor=1.0),
+        num_examples=2000,
+        prior_precision=1.0,
+        noise_shape=2.0,
+        noise_rate=1.0,
+    )
+    return float(np.abs(y - x @ np.asarray(posterior.mean)).mean())
+
+
+def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
+    """Within 2 % over 60 repetitions: their noise is larger by sqrt(10 / 9)."""
+    trusted = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=1.5, y_size=2.5),
+        epsilon=2.0,
+        delta=1e-4,
+        adjacency="replace_one",
+        num_features=11,
+    )
+    plan = plan_of(trusted, num_holders=10)
+    rng = np.random.default_rng(7)
+    x, y = wine_like(rng, 3000, 11)
+    train, test = (x[:2000], y[:2000]), (x[2000:], y[2000:])
+    sums = [trusted.sum_records(*one) for one in split(train, 10)]
+    entropy, errors = simulated_entropy(8), []
+    for number in range(60):
+        federated = run_round(plan, sums, entropy=entropy, round_number=number).released
+        alone = trusted.release_records(jax.random.fold_in(KEY, number), *train)
+        errors.append(
+            [mean_absolute_error(trusted, statistics, *test) for statistics in (federated, alone)]
+        )
+    ours, theirs = np.mean(errors, axis=0)
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def histogram_bounds(**options):
+    defaults = {
+        "x_norms": (0.5, 1.0, 2.0, 4.0),
+        "y_sizes": (1.0, 2.0, 4.0),
+        "quantile": 0.95,
+        "scale": 5.0,
+        "adjacency": "add_remove",
+    }
+    return HistogramBounds(**{**defaults, **options})
+
+
+def test_bounds_are_bought_by_the_same_protocol():
+    """Bounds from histograms, then the regression within them; both on one certificate."""
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(5000, 3)), 0.3 * rng.normal(size=5000)
+    bounds = released(plan_of(histogram_bounds()), (x, y)).released
+    assert bounds == RegressionBounds(x_norm=4.0, y_size=1.0)
+    second = PerturbedStatistics.from_epsilon(
+        bounds, epsilon=0.7, delta=1e-5, adjacency="add_remove", num_features=3
+    )
+    plans = plan_of(histogram_bounds()), plan_of(second)
+    both = Composition(plans)
+    certified = both.certificate(1e-5).epsilon
+    assert max(plan.certificate(1e-5).epsilon for plan in plans) < certified
+    assert released(plans[1], (x, y)).released.xtx.shape == (3, 3)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_one_record_moves_the_histograms_of_sizes_by_the_sensitivity(adjacency):
+    used = histogram_bounds(adjacency=adjacency)
+    values = [0.0, 0.7, 3.0, 1e300, np.nan, np.inf, 0.5]
+    rows = [(np.full((1, 2), a), np.full(1, b)) for a in values for b in values]
+    counts = np.array([used.sum_records(*row) for row in rows])
+    assert np.all(counts.sum(axis=1) == 2)
+    others = counts if adjacency == "replace_one" else np.zeros((1, used.size), int)
+    largest = max(np.linalg.norm(one - other) for one in counts for other in others)
+    assert largest == pytest.approx(used.sensitivity.value)
+    assert used.sum_records(np.zeros((0, 2)), np.zeros(0)).tolist() == [0] * used.size
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_one_record_moves_a_clipped_sum_by_the_sensitivity(adjacency):
+    used = ClippedSum(((-1.0, 2.0), (0.5, 5.0)), scale=1.0, adjacency=adjacency)
+    values = [-np.inf, np.nan, -1.0, 0.0, 0.5, 5.0, 1e30]
+    sums = np.array([used.sum_records(np.array([[a, b]])) for a in values for b in values])
+    others = sums if adjacency == "replace_one" else np.zeros((1, 2))
+    largest = max(np.linalg.norm(one - other) for one in sums for other in others)
+    assert largest == pytest.approx(used.sensitivity.value)
+    assert used.sum_records(np.zeros((0, 2))).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"of shape \(n, 2\)"):
+        used.sum_records(np.zeros(3))
+
+
+def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
+    """The smallest eigenvalue is not overestimated, and the ridged matrix is positive definite."""
+    used = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=1.0, y_size=1.0),
+        epsilon=1.0,
+        delta=1e-5,
+        adjacency="add_remove",
+        num_features=4,
+        split=RegressionStatistics(0.5, 0.5, None),
+    )
+    plan = plan_of(used)
+    x = np.random.default_rng(1).normal(size=(3000, 4)) * np.array([0.5, 0.5, 0.5, 0.01])
+    exact = used.sum_records(x, np.zeros(3000))
+    smallest = np.linalg.eigvalsh(used.from_sum(exact).xtx)[0]
+    entropy, failures = simulated_entropy(3), 0
+    for number in range(100):
+        found = run_round(plan, [exact / 5] * 5, entropy=entropy, round_number=number)
+        chosen = adaptive_ridge(found.mechanism, found.released)
+        definite = jnp.linalg.eigvalsh(chosen.ridged.xtx)[0] > 0
+        failures += not (definite and chosen.smallest_eigenvalue <= smallest + 1e-3)
+    assert failures <= 5
+    assert float(chosen.ridge) > 0
+    laplace = PerturbedStatistics.from_epsilon(
+        used.bounds, epsilon=1.0, delta=0.0, adjacency="add_remove", num_features=4
+    )
+    with pytest.raises(ValueError, match="mechanism's noise"):
+        adaptive_ridge(laplace, found.released)
+
+
+def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):
+    sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
+    steps = SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency="add_remove",
+    )
+    return plan_of(ClippedGradientSum(steps, num_parameters), num_holders=4)
+
+
+def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
+    plan = gradient_plan(3)
+    steps = plan.mechanism.mechanism
+    assert plan.certificate(1e-5).epsilon == steps.certificate(1e-5).epsilon
+    assert plan.num_releases == 30
+    fewer = plan.mechanism_for(4).mechanism.noise_multiplier
+    assert fewer == pytest.approx(math.sqrt(4 / 3))
+    (part,) = plan.mechanism.sum_parts
+    assert (part.mechanism.scale, part.mechanism.sensitivity.value) == (1.0, 1.0)
+
+
+def test_stochastic_gradient_descent_over_holders():
+    """Each holder draws its own Poisson batch; the loss falls to that of the optimum, nearly."""
+    rng, num_holders = np.random.default_rng(6), 4
+    target = jnp.array([0.5, -1.0, 0.25])
+    x = jnp.asarray(rng.normal(size=(num_holders, 250, 3)), jnp.float32)
+    plan = gradient_plan(3)
+    samplings = [PoissonSampling(250, 0.2)] * num_holders
+
+    def loss(params, record):
+        return 0.5 * (record @ (params - target)) ** 2
+
+    clipped = clipped_grad(loss, 1.0, max_batch_size=500)
+    sum_of = jax.jit(
+        lambda state, params, data: sum_over_draw(
+            clipped, samplings[0], samplings[0].draw(state)[0], params, data
+        )[0]
+    )
+    params, optimizer = jnp.zeros(3), optax.sgd(0.5)
+    state, entropy, batches = optimizer.init(params), simulated_entropy(5), set()
+    for number in range(30):
+        keys = jax.random.split(jax.random.fold_in(KEY, number), num_holders)
+        sums = [
+            plan.mechanism.sum_records(sum_of(key, params, data))
+            for key, data in zip(keys, x, strict=True)
+        ]
+        batches.add(tuple(np.concatenate(sums).tolist()))
+        found = run_round(plan, sums, entropy=entropy, round_number=number)
+        updates, state = optimizer.update(found.released / 200.0, state)
+        params = optax.apply_updates(params, updates)
+    assert len(batches) == 30
+    assert float(jnp.linalg.norm(params - target)) < 0.1
+
+
+def test_gradients_of_another_size_are_refused():
+    mechanism = gradient_plan(3).mechanism
+    tree = {"a": np.zeros(2), "b": np.ones(1)}
+    assert mechanism.sum_records(tree).tolist() == [0.0, 0.0, 1.0]
+    with pytest.raises(ValueError, match="num_parameters = 3 numbers"):
+        mechanism.sum_records(np.zeros(4))
+    steps = mechanism.mechanism
+    for noise, message in (((1.0,) * 30, "of one noise multiplier"), (0.0, "noise_multiplier")):
+        with pytest.raises(ValueError, match=message):
+            ClippedGradientSum(
+                SubsampledGaussian(
+                    steps.sampling,
+                    l2_clip=1.0,
+                    noise_multiplier=noise,
+                    num_steps=30,
+                    adjacency="add_remove",
+                ),
+                3,
+            )
