@@ -9,6 +9,13 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 
 from dpjax.federated.entropy import Entropy, simulated_entropy
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
+from dpjax.federated.paillier import (
+    PaillierKeys,
+    decrypt_sum,
+    encrypt_statistic,
+    generate_paillier_keys,
+    multiply_ciphertexts,
+)
 from dpjax.federated.plan import Adversary, FederatedSum, Grid, Parties
 from dpjax.federated.protocol import (
     NodeState,
@@ -28,12 +35,17 @@ __all__ = [
     "FederatedSum",
     "Grid",
     "NodeState",
+    "PaillierKeys",
     "Parties",
     "ProtocolError",
     "Result",
     "agreed_holders",
     "combine",
+    "decrypt_sum",
+    "encrypt_statistic",
+    "generate_paillier_keys",
     "holder_messages",
+    "multiply_ciphertexts",
     "open_sum",
     "perturb",
     "receive",

@@ -57,8 +57,8 @@ from dpjax.sensitivity.sums import SUM_ROUNDING
 _LEAST_DEVIATIONS = 16.0
 # The largest scale that float64 and the sampler's int64 compute exactly.
 _LARGEST_SCALE = 2.0**50
-# As many records of the largest contribution a holder's sums must hold.
-_LEAST_RECORDS = 2**20
+# As many records of the largest contribution all holders' sums must hold, and each one's.
+_LEAST_RECORDS, _LEAST_RECORDS_OF_ONE = 2**30, 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +204,9 @@ class FederatedSum(Mechanism):
             self.largest_holder_sum * 2.0 ** int(exponent) / part.mechanism.sensitivity.value
             for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True)
         )
-        allowed = f"so few that the sums of {_LEAST_RECORDS} records are not cut off"
-        check(records >= _LEAST_RECORDS, "grid_bits", self.grid_bits, allowed)
+        least = max(_LEAST_RECORDS // self.parties.num_holders, _LEAST_RECORDS_OF_ONE)
+        allowed = f"so few that the sums of {least} records of a holder are not cut off"
+        check(records >= least, "grid_bits", self.grid_bits, allowed)
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
