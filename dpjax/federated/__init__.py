@@ -8,6 +8,7 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 """
 
 from dpjax.federated.entropy import Entropy, simulated_entropy
+from dpjax.federated.gradients import HolderGradient, holder_gradient
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
 from dpjax.federated.paillier import (
     PaillierKeys,
@@ -34,6 +35,7 @@ __all__ = [
     "ErrorCode",
     "FederatedSum",
     "Grid",
+    "HolderGradient",
     "NodeState",
     "PaillierKeys",
     "Parties",
@@ -44,6 +46,7 @@ __all__ = [
     "decrypt_sum",
     "encrypt_statistic",
     "generate_paillier_keys",
+    "holder_gradient",
     "holder_messages",
     "multiply_ciphertexts",
     "open_sum",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from dpjax._validation import check, check_count
+from dpjax._validation import check
 from dpjax.federated.entropy import SYSTEM, Entropy, UInt64
 from dpjax.federated.messages import (
     ANALYST,
@@ -61,7 +61,8 @@ def holder_messages(
       plan: of the release.
       holder: index, from zero.
       statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
-      round_number: of the release, from zero.
+      round_number: of the release, from zero; one round is all that the event of a single release
+        covers, and that of several steps as many rounds.
       entropy: source of random bytes; anything but the operating system's is a simulation.
 
     Returns:
@@ -71,7 +72,7 @@ def holder_messages(
       ValueError: an index out of range, or a statistic of another shape.
     """
     _check_index("holder", holder, plan.parties.num_holders)
-    check_count("round_number", round_number, minimum=0)
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
     noisy = perturb(plan, statistic, entropy=entropy)
     shares = plan.parties.sharing.share(entropy, noisy)
     messages = (

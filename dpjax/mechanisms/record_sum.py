@@ -46,6 +46,11 @@ class RecordSum(Mechanism):
     """
 
     @property
+    def num_rounds(self) -> int:
+        """How many sums the event covers: one, or the number of steps."""
+        return 1
+
+    @property
     @abc.abstractmethod
     def sum_parts(self) -> tuple[SumPart, ...]:
         """The entries of the sum in their order, with the noise on them.
@@ -296,6 +301,8 @@ class ClippedGradientSum(RecordSum):
     def num_releases(self) -> int:
         """Number of steps."""
         return self.mechanism.num_releases
+
+    num_rounds = num_releases
 
     @property
     def event(self) -> DpEvent:

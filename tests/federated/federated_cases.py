@@ -10,7 +10,8 @@ from dpjax.bayes.conjugate import (
 )
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
 from dpjax.federated import FederatedSum, Parties
-from dpjax.mechanisms import Gaussian
+from dpjax.mechanisms import ClippedGradientSum, Gaussian, SubsampledGaussian
+from dpjax.sampling import PoissonSampling
 
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 
@@ -65,3 +66,15 @@ RECORDS = {
     "moments": (moments_release, lambda rng, n: (rng.normal(1.0, 2.0, n).astype(np.float32),)),
     "regression": (regression_release, regression_records),
 }
+
+
+def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):
+    sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
+    steps = SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency="add_remove",
+    )
+    return plan_of(ClippedGradientSum(steps, num_parameters), num_holders=4)

@@ -1,5 +1,6 @@
 """Federated forms of conjugate families, regression, bounds, sums and gradients."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federated_cases import count_release, moments_release, plan_of, regression_release
+from federated_cases import (
+    count_release,
+    gradient_plan,
+    moments_release,
+    plan_of,
+    regression_release,
+)
+from jax.flatten_util import ravel_pytree
 
 from dpjax.bayes.conjugate import naive_posterior, noise_aware_posterior
 from dpjax.bayes.regression import (
@@ -22,11 +30,9 @@ from dpjax.bayes.regression import (
 from dpjax.bayes.regression import (
     noise_aware_posterior as noise_aware_regression,
 )
-from dpjax.federated import run_round, simulated_entropy
-from dpjax.gradients import clipped_grad
+from dpjax.federated import holder_gradient, run_round, simulated_entropy
 from dpjax.mechanisms import ClippedGradientSum, ClippedSum, Composition, SubsampledGaussian
-from dpjax.sampling import PoissonSampling
-from dpjax.training.step import sum_over_draw
+from dpjax.sampling import FixedSizeSampling, PoissonSampling
 
 KEY = jax.random.key(3)
 
@@ -134,7 +140,7 @@ def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
     entropy, errors = simulated_entropy(8), []
     for number in range(60):
         federated, perturbed = (
-            run_round(one, sums, entropy=entropy, round_number=number).released
+            run_round(one, sums, entropy=entropy).released
             for one in (plan, plan.scale_noise(math.sqrt(9)))
         )
         alone = trusted.release_records(jax.random.fold_in(KEY, number), *train)
@@ -212,8 +218,8 @@ def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
     exact = used.sum_records(x, np.zeros(3000))
     smallest = np.linalg.eigvalsh(used.from_sum(exact).xtx)[0]
     entropy, failures = simulated_entropy(3), 0
-    for number in range(100):
-        found = run_round(plan, [exact / 5] * 5, entropy=entropy, round_number=number)
+    for _ in range(100):
+        found = run_round(plan, [exact / 5] * 5, entropy=entropy)
         chosen = adaptive_ridge(found.mechanism, found.released)
         definite = jnp.linalg.eigvalsh(chosen.ridged.xtx)[0] > 0
         failures += not (definite and chosen.smallest_eigenvalue <= smallest + 1e-3)
@@ -224,18 +230,6 @@ def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
     )
     with pytest.raises(ValueError, match="mechanism's noise"):
         adaptive_ridge(laplace, found.released)
-
-
-def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):
-    sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
-    steps = SubsampledGaussian(
-        sampling,
-        l2_clip=1.0,
-        noise_multiplier=noise_multiplier,
-        num_steps=num_steps,
-        adjacency="add_remove",
-    )
-    return plan_of(ClippedGradientSum(steps, num_parameters), num_holders=4)
 
 
 def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
@@ -250,36 +244,64 @@ def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
 
 
 def test_stochastic_gradient_descent_over_holders():
-    """Each holder draws its own Poisson batch; the loss falls to that of the optimum, nearly."""
-    rng, num_holders = np.random.default_rng(6), 4
-    target = jnp.array([0.5, -1.0, 0.25])
-    x = jnp.asarray(rng.normal(size=(num_holders, 250, 3)), jnp.float32)
+    """Each holder draws its own Poisson batch; the parameters come near the optimum."""
+    rng = np.random.default_rng(6)
+    target = {"w": jnp.array([0.5, -1.0]), "b": jnp.array(0.25)}
+    data = [jnp.asarray(rng.normal(size=(size, 2)), jnp.float32) for size in (100, 250, 350, 300)]
     plan = gradient_plan(3)
-    samplings = [PoissonSampling(250, 0.2)] * num_holders
 
-    def loss(params, record):
-        return 0.5 * (record @ (params - target)) ** 2
+    def loss(params, x):
+        return 0.5 * ((x @ (params["w"] - target["w"])) + params["b"] - target["b"]) ** 2
 
-    clipped = clipped_grad(loss, 1.0, max_batch_size=500)
-    sum_of = jax.jit(
-        lambda state, params, data: sum_over_draw(
-            clipped, samplings[0], samplings[0].draw(state)[0], params, data
-        )[0]
-    )
-    params, optimizer = jnp.zeros(3), optax.sgd(0.5)
-    state, entropy, batches = optimizer.init(params), simulated_entropy(5), set()
+    gradients = [holder_gradient(loss, plan.mechanism.mechanism, num_examples=len(x)) for x in data]
+    params = jax.tree.map(jnp.zeros_like, target)
+    optimizer, entropy = optax.sgd(0.5), simulated_entropy(5)
+    state, unravel = optimizer.init(params), ravel_pytree(params)[1]
     for number in range(30):
-        keys = jax.random.split(jax.random.fold_in(KEY, number), num_holders)
+        keys = jax.random.split(jax.random.fold_in(KEY, number), len(data))
         sums = [
-            plan.mechanism.sum_records(sum_of(key, params, data))
-            for key, data in zip(keys, x, strict=True)
+            plan.mechanism.sum_records(gradient(key, params, x))
+            for gradient, key, x in zip(gradients, keys, data, strict=True)
         ]
-        batches.add(tuple(np.concatenate(sums).tolist()))
-        found = run_round(plan, sums, entropy=entropy, round_number=number)
-        updates, state = optimizer.update(found.released / 200.0, state)
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        updates, state = optimizer.update(unravel(noisy / 200.0), state)
         params = optax.apply_updates(params, updates)
-    assert len(batches) == 30
-    assert float(jnp.linalg.norm(params - target)) < 0.1
+    error = ravel_pytree(params)[0] - ravel_pytree(target)[0]
+    assert float(jnp.linalg.norm(error)) < 0.1
+
+
+def test_a_holders_batch_is_a_poisson_batch_of_its_own():
+    """Sums of ones are numbers of records: binomial, and independent of another key's."""
+    steps = gradient_plan(1).mechanism.mechanism
+    gradient = holder_gradient(lambda w, x: w * x, steps, num_examples=50)
+    keys = jax.random.split(KEY, 400)
+    sizes = np.array([gradient(key, jnp.zeros(()), jnp.full(50, 0.5))[0] for key in keys]) / 0.5
+    np.testing.assert_allclose(sizes, np.rint(sizes), atol=1e-3)
+    assert abs(sizes.mean() - 10) < 6 * math.sqrt(8 / 400)
+    assert sizes.var() == pytest.approx(8, rel=6 * math.sqrt(2 / 400))
+    again = gradient(keys[0], jnp.zeros(()), jnp.full(50, 0.5))[0] / 0.5
+    assert float(again) == pytest.approx(sizes[0])
+    fixed = SubsampledGaussian(
+        FixedSizeSampling(100, 10),
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
+    with pytest.raises(ValueError, match="mechanism's sampling must be PoissonSampling"):
+        holder_gradient(lambda w, x: w * x, fixed, num_examples=50)
+
+
+def test_clipped_gradient_sums_are_within_the_bound_for_any_record():
+    steps = gradient_plan(2).mechanism.mechanism
+    certain = dataclasses.replace(steps, sampling=PoissonSampling(10, 1.0))
+    gradient = holder_gradient(lambda w, x: w @ x, certain, num_examples=3)
+    rest = np.array([[0.3, 0.2], [-0.5, 0.1]], np.float32)
+    without = gradient(KEY, jnp.zeros(2), jnp.asarray(np.vstack([rest, np.zeros((1, 2))])))
+    for row in ([1e30, 0.0], [np.nan, 1.0], [0.0, -5.0], [np.inf, 0.0], [0.6, 0.8]):
+        data = jnp.asarray(np.vstack([rest, [row]]), jnp.float32)
+        moved = np.asarray(gradient(KEY, jnp.zeros(2), data) - without, np.float64)
+        assert np.linalg.norm(moved) <= 1.0
 
 
 def test_gradients_of_another_size_are_refused():

@@ -4,7 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from federated_cases import RECORDS, count_release, histogram_release, plan_of, regression_release
+from federated_cases import (
+    RECORDS,
+    count_release,
+    gradient_plan,
+    histogram_release,
+    plan_of,
+    regression_release,
+)
 
 from dpjax.federated import (
     NodeState,
@@ -79,8 +86,8 @@ def test_released_sums_have_the_noise_of_those_who_stayed():
     sums = [np.full(5, 10.0 * holder) for holder in range(6)]
     sums[1] = None
     entropy, noise = simulated_entropy(4), []
-    for number in range(150):
-        result = run_round(plan, sums, entropy=entropy, round_number=number)
+    for _ in range(150):
+        result = run_round(plan, sums, entropy=entropy)
         noise.append(result.released - 10.0 * (0 + 2 + 3 + 4 + 5))
     expected = result.mechanism.mechanism.standard_deviation
     assert result.holders == {0, 2, 3, 4, 5}
@@ -201,13 +208,21 @@ def test_a_sum_with_too_little_noise_is_not_opened(counted):
     open_sum(plan, states[0], range(4))  # power: one drop-out is within the plan
 
 
-def test_rounds_are_apart(counted):
-    plan, states, _ = counted
+def test_rounds_are_apart():
+    plan = gradient_plan(2, num_steps=8)
+    states, _ = started(plan, [np.zeros(2)] * 4)
     later = holder_messages(plan, 2, np.zeros(2), round_number=7)
     state = receive(plan, states[0], later[0], holder=2, round_number=7)
     assert state.holders(7) == {2}
-    state, _ = open_sum(plan, state, range(5))
+    state, _ = open_sum(plan, state, range(4))
     assert state.holders(7) == {2}
+
+
+def test_no_more_rounds_than_the_event_covers():
+    with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 7"):
+        holder_messages(gradient_plan(2, num_steps=8), 0, np.zeros(2), round_number=8)
+    with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 0"):
+        run_round(plan_of(count_release()), [np.zeros(2)] * 5, round_number=1)
 
 
 def test_openings_that_do_not_fit_are_refused(counted):
