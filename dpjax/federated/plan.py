@@ -340,7 +340,7 @@ class FederatedSum(Mechanism):
             noise, unit = part.mechanism, 2.0**exponent
             moved = math.sqrt(part.weights.size) * part.weights.max() * unit
             rounding = SUM_ROUNDING + moved / noise.sensitivity.value
-            needed = noise.scale * (1 + rounding) / (part.weights * unit)
+            needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
             scales.append(np.ceil(np.sqrt((needed**2 + 4) / shares)) + 1)
             exponents.append(np.full(part.weights.size, exponent, np.int64))
         return Grid(np.concatenate(exponents), np.concatenate(scales).astype(np.int64))
@@ -352,7 +352,7 @@ class FederatedSum(Mechanism):
             largest = float(part.weights.max())
             finest = min(
                 part.mechanism.sensitivity.value / (math.sqrt(part.weights.size) * largest),
-                part.mechanism.scale / (math.sqrt(self.parties.num_holders) * largest),
+                float(part.mechanism.scale) / (math.sqrt(self.parties.num_holders) * largest),
             )
             found.append(math.frexp(finest)[1] - 1 - self.grid_bits)
         return found

@@ -100,8 +100,8 @@ class NodeState:
     """
 
     node: int
-    received: Mapping[tuple[int, int], bytes] = field(default_factory=dict)
-    opened: Mapping[int, tuple[frozenset[int], bytes]] = field(default_factory=dict)
+    received: Mapping[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
+    opened: Mapping[int, tuple[frozenset[int], bytes]] = field(default_factory=dict, repr=False)
 
     def holders(self, round_number: int) -> frozenset[int]:
         """Returns the holders whose messages of ``round_number`` were received."""

@@ -30,6 +30,7 @@ from dpjax.bayes.regression import (
 from dpjax.bayes.regression import (
     noise_aware_posterior as noise_aware_regression,
 )
+from dpjax.bayes.sgmcmc import SGLD
 from dpjax.federated import holder_gradient, run_round, simulated_entropy
 from dpjax.mechanisms import ClippedGradientSum, ClippedSum, Composition, SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling
@@ -268,6 +269,39 @@ def test_stochastic_gradient_descent_over_holders():
         params = optax.apply_updates(params, updates)
     error = ravel_pytree(params)[0] - ravel_pytree(target)[0]
     assert float(jnp.linalg.norm(error)) < 0.1
+
+
+def test_langevin_dynamics_over_holders():
+    """A Gaussian mean under a flat prior: the draws have the posterior's mean and deviation."""
+    num_examples, deviation = 400, 1 / math.sqrt(400)
+    data = 0.3 + np.random.default_rng(8).normal(size=(4, 100, 1))
+    chain = SGLD(
+        PoissonSampling(num_examples, 1.0),
+        l2_clip=20.0,
+        step_size=0.2,
+        num_steps=400,
+        adjacency="zero_out",
+        temperature=1.0,
+    )
+    plan = plan_of(ClippedGradientSum(chain.gaussian, 1), num_holders=4, observer_is_holder=False)
+    assert plan.certificate(1e-5).epsilon == chain.certificate(1e-5).epsilon
+    gradient = holder_gradient(
+        lambda mean, x: 0.5 * jnp.sum((mean - x) ** 2), chain.gaussian, num_examples=100
+    )
+    optimizer, entropy = chain.optimizer(None, key=KEY), simulated_entropy(9)
+    mean, update = jnp.full(1, 0.3), jax.jit(optimizer.update)
+    state, draws = optimizer.init(mean), []
+    for number in range(400):
+        sums = [plan.mechanism.sum_records(gradient(KEY, mean, x)) for x in data]
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        updates, state = update(noisy / num_examples, state, mean)
+        mean = optax.apply_updates(mean, updates)
+        draws.append(float(mean[0]))
+    kept = np.array(draws[20:])
+    # An autoregression with coefficient 0.8: 42 independent draws' worth for the mean, 83 for the
+    # variance, which the step size raises by 1 / 0.9.
+    assert abs(kept.mean() - data.mean()) < 5 * deviation / math.sqrt(42)
+    assert kept.var() / deviation**2 == pytest.approx(1 / 0.9, abs=5 * 1.1 * math.sqrt(2 / 83))
 
 
 def test_a_holders_batch_is_a_poisson_batch_of_its_own():
