@@ -6,6 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from federated_cases import (
@@ -17,6 +19,7 @@ from federated_cases import (
 )
 from jax.flatten_util import ravel_pytree
 
+from dpjax.bayes import DPSVI
 from dpjax.bayes.conjugate import naive_posterior, noise_aware_posterior
 from dpjax.bayes.regression import (
     HistogramBounds,
@@ -302,6 +305,60 @@ def test_langevin_dynamics_over_holders():
     # variance, which the step size raises by 1 / 0.9.
     assert abs(kept.mean() - data.mean()) < 5 * deviation / math.sqrt(42)
     assert kept.var() / deviation**2 == pytest.approx(1 / 0.9, abs=5 * 1.1 * math.sqrt(2 / 83))
+
+
+def gaussian_mean(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def gaussian_guide(x):
+    loc = numpyro.param("loc", jnp.zeros(()))
+    numpyro.sample("mean", dist.Normal(loc, 0.05))
+
+
+def test_variational_inference_over_holders():
+    """The guide's location comes near the mean of all holders' records."""
+    rng = np.random.default_rng(3)
+    data = [rng.normal(1.0, 1.0, size).astype(np.float32) for size in (300, 700)]
+
+    def private_svi(num_examples):
+        return DPSVI(
+            gaussian_mean,
+            gaussian_guide,
+            optax.sgd(2e-4),
+            sampling=PoissonSampling(num_examples, 0.2),
+            num_steps=40,
+            l2_clip=3.0,
+            noise_multiplier=1.0,
+            adjacency="zero_out",
+        )
+
+    holders = [private_svi(len(x)) for x in data]
+    whole = private_svi(1000).mechanism
+    plan = plan_of(ClippedGradientSum(whole, 1), num_holders=2)
+    assert plan.certificate(1e-5).epsilon == whole.certificate(1e-5).epsilon
+    # The same public state at every holder.
+    states = [svi.init(KEY, x) for svi, x in zip(holders, data, strict=True)]
+    params, entropy = {"loc": jnp.zeros(())}, simulated_entropy(2)
+    unravel = ravel_pytree(params)[1]
+    for number in range(40):
+        keys = jax.random.split(jax.random.fold_in(KEY, number), 2)
+        sums = [
+            plan.mechanism.sum_records(svi.clipped_sum(key, state, x))
+            for svi, key, state, x in zip(holders, keys, states, data, strict=True)
+        ]
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        states = [
+            svi.update_from_sum(state, unravel(noisy), x)
+            for svi, state, x in zip(holders, states, data, strict=True)
+        ]
+    found = [
+        float(svi.get_params(state)["loc"]) for svi, state in zip(holders, states, strict=True)
+    ]
+    assert max(found) == min(found)
+    assert found[0] == pytest.approx(np.concatenate(data).mean(), abs=0.15)
 
 
 def test_a_holders_batch_is_a_poisson_batch_of_its_own():
