@@ -8,7 +8,7 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 """
 
 from dpjax.federated.entropy import Entropy, simulated_entropy
-from dpjax.federated.gradients import HolderGradient, holder_gradient
+from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
 from dpjax.federated.paillier import (
     PaillierKeys,
@@ -17,7 +17,8 @@ from dpjax.federated.paillier import (
     generate_paillier_keys,
     multiply_ciphertexts,
 )
-from dpjax.federated.plan import Adversary, FederatedSum, Grid, Parties
+from dpjax.federated.parties import Adversary, Parties
+from dpjax.federated.plan import FederatedSum, Grid
 from dpjax.federated.protocol import (
     NodeState,
     Result,
@@ -31,6 +32,7 @@ from dpjax.federated.protocol import (
 
 __all__ = [
     "Adversary",
+    "ClippedGradientSum",
     "Entropy",
     "ErrorCode",
     "FederatedSum",

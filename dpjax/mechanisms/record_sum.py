@@ -7,19 +7,16 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._typing import Bounds, PRNGKey
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import check, check_positive
 from dpjax.adjacency import Adjacency
-from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.host import Array, call_on_host
-from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sensitivity import Sensitivity, clip_to, of_sum
 from dpjax.sensitivity.statistics import checked_bounds
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
@@ -252,101 +249,3 @@ class ClippedSum(GaussianSum):
     def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Returns ``noisy``."""
         return noisy
-
-
-@dataclass(frozen=True)
-class ClippedGradientSum(RecordSum):
-    """One step of a `SubsampledGaussian` as a sum over the records of a batch.
-
-    Attributes:
-      mechanism: sampler, clip bound, noise and number of steps, with one noise multiplier.
-      num_parameters: entries of the gradient.
-
-    Privacy:
-      The event is that of all steps. Each holder of records draws its own batch at the sampler's
-      rate, and clips to the mechanism's bound.
-
-    Raises:
-      ValueError: several noise multipliers, or no noise.
-
-    >>> from dpjax.sampling import PoissonSampling
-    >>> steps = SubsampledGaussian(
-    ...     PoissonSampling(1000, 0.1), l2_clip=1.0, noise_multiplier=2.0, num_steps=10,
-    ...     adjacency="zero_out"
-    ... )
-    >>> ClippedGradientSum(steps, 5).event == steps.event
-    True
-    """
-
-    mechanism: SubsampledGaussian
-    num_parameters: int
-
-    def __post_init__(self) -> None:
-        check_count("num_parameters", self.num_parameters)
-        noise = self.mechanism.noise_multiplier
-        check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
-        check_positive("noise_multiplier", noise)
-
-    @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """The adjacency of the mechanism."""
-        return self.mechanism.adjacency
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """The unit of privacy of the mechanism."""
-        return self.mechanism.unit
-
-    @property
-    def num_releases(self) -> int:
-        """Number of steps."""
-        return self.mechanism.num_releases
-
-    num_rounds = num_releases
-
-    @property
-    def event(self) -> DpEvent:
-        """The event of all steps."""
-        return self.mechanism.event
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Published values computed from n, those of the mechanism."""
-        return self.mechanism.constants_from_size
-
-    def scale_noise(self, factor: float) -> Self:
-        """Returns the same steps with the noise multiplier times ``factor``."""
-        return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns the sentences of the mechanism."""
-        return self.mechanism.describe()
-
-    @property
-    def sum_parts(self) -> tuple[SumPart, ...]:
-        """The whole gradient, of the sensitivity of one step."""
-        used = self.mechanism
-        moves = Sensitivity(float(used.sensitivity), "l2", used.adjacency)
-        assert not isinstance(used.noise_multiplier, tuple)
-        scale = float(used.noise_multiplier * total_l2_clip(used.l2_clip))
-        return (SumPart(Gaussian(moves, scale, used.unit), np.ones(self.num_parameters)),)
-
-    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Returns the clipped sum of a batch as a vector.
-
-        Args:
-          *records: the clipped sum itself, as of `clipped_grad`: a tree of arrays with
-            ``num_parameters`` numbers.
-
-        Raises:
-          ValueError: another number of them.
-        """
-        leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(records)]
-        vector = np.concatenate(leaves) if leaves else np.zeros(0)
-        allowed = f"num_parameters = {self.num_parameters} numbers"
-        check(vector.size == self.num_parameters, "records", vector.size, allowed)
-        return vector
-
-    def from_sum(self, noisy: npt.NDArray[np.float64]) -> jax.Array:
-        """Returns ``noisy`` as a vector of JAX."""
-        return jnp.asarray(noisy)

@@ -9,8 +9,8 @@ from dpjax.bayes.conjugate import (
     StatisticRelease,
 )
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
-from dpjax.federated import FederatedSum, Parties
-from dpjax.mechanisms import ClippedGradientSum, Gaussian, SubsampledGaussian
+from dpjax.federated import ClippedGradientSum, FederatedSum, Parties
+from dpjax.mechanisms import Gaussian, SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")

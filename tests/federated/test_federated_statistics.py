@@ -34,8 +34,8 @@ from dpjax.bayes.regression import (
     noise_aware_posterior as noise_aware_regression,
 )
 from dpjax.bayes.sgmcmc import SGLD
-from dpjax.federated import holder_gradient, run_round, simulated_entropy
-from dpjax.mechanisms import ClippedGradientSum, ClippedSum, Composition, SubsampledGaussian
+from dpjax.federated import ClippedGradientSum, holder_gradient, run_round, simulated_entropy
+from dpjax.mechanisms import ClippedSum, Composition, SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling
 
 KEY = jax.random.key(3)
