@@ -96,6 +96,36 @@ def test_released_sums_have_the_noise_of_those_who_stayed():
     assert np.abs(correlations).max() < 6 / np.sqrt(150)
 
 
+@pytest.mark.parametrize(("num_known", "enough"), [(3, True), (4, False)])
+def test_what_remains_against_the_observer_is_the_trusted_aggregators_noise(
+    monkeypatch, num_known, enough
+):
+    """The observer and two colluders subtract all they sent; power: there are three colluders.
+
+    Six standard errors of a deviation of 4,000 draws: false alarm 2e-9 each.
+    """
+    plan = plan_of(histogram_release(scale=3.0), num_holders=8, num_dropouts=1, num_colluders=2)
+    assert plan.parties.num_noise_shares == 4
+    sums, sent = [np.full(5, 10.0 * holder) for holder in range(8)], []
+    sums[7] = None
+
+    def recorded(plan, statistic, *, entropy):
+        sent.append(perturb(plan, statistic, entropy=entropy))
+        return sent[-1]
+
+    monkeypatch.setattr(protocol, "perturb", recorded)
+    entropy, rest = simulated_entropy(6), []
+    for _ in range(800):
+        sent.clear()
+        result = run_round(plan, sums, entropy=entropy)
+        known = plan.from_units(np.sum(sent[:num_known], axis=0))
+        rest.append(result.released - known - sum(sums[num_known:7]))
+    deviation, stated = np.std(rest), plan.mechanism.mechanism.scale
+    error = 6 * stated / np.sqrt(2 * 4000)
+    assert (deviation > stated - error) == enough
+    assert deviation < stated + error
+
+
 def started(plan, sums, entropy=None):
     """States of the nodes with every holder's message, and the messages."""
     entropy = entropy or simulated_entropy(1)
