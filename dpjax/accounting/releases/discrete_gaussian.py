@@ -87,11 +87,14 @@ class DiscreteGaussianRelease(Release):
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """That of the Gaussian release of variance V + 4, which is a function of this one.
 
-        Some integers are at the squared distance of the sensitivity, rounded down (Lagrange).
+        A sensitivity whose square is a whole number is taken as attained; of another one, only its
+        whole part, by one entry alone, is certain to be.
         """
         noise = check_noise(self._gaussian_noise(_SMOOTHING))
         squared = (self.event.scale / self.over_sensitivity.noise_multiplier) ** 2
-        attained = math.floor(squared * (1 + 1e-12))
+        whole = round(squared)
+        is_whole = abs(squared - whole) <= 1e-12 * squared
+        attained = whole if is_whole else math.isqrt(math.floor(squared)) ** 2
         if attained == 0:
             raise UnsupportedEventError("no two integers are as close as the sensitivity")
         mu = math.sqrt(min(attained / squared, 1.0)) / noise

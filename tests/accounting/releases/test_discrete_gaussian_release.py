@@ -206,3 +206,15 @@ def test_a_sensitivity_below_one_unit_has_no_lower_bound():
     with pytest.raises(UnsupportedEventError, match="as close as the sensitivity"):
         epsilon_bounds(event, 1e-5, adjacency="add_remove")
     assert guarantee(event, 1e-5, "add_remove")[1] > 0
+
+
+def test_the_lower_bound_of_a_sensitivity_between_integers_is_that_of_one_entry():
+    """No integer is 1.5 from another: sensitivities 1.5 and 1 have the same lower bound."""
+    ends = [
+        epsilon_bounds(DiscreteGaussianDpEvent(6 / moved, 6.0), 1e-5, adjacency="add_remove")
+        for moved in (1.0, 1.5, math.sqrt(2))
+    ]
+    assert ends[1].lower == pytest.approx(ends[0].lower, rel=1e-9)
+    assert ends[1].lower < ends[2].lower
+    assert ends[0].upper < ends[1].upper
+    assert exact_delta(36, (1,), ends[1].lower) >= 1e-5
