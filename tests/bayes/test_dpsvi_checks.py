@@ -333,6 +333,7 @@ def flat_prior_guide(y):
     numpyro.sample("scale", dist.LogNormal(loc, 1.0).to_event(1))
 
 
+@pytest.mark.slow
 def test_an_improper_prior():
     svi = private(flat_prior, flat_prior_guide)
     theirs, mine, _, _ = gradients(svi, (Y,), {})

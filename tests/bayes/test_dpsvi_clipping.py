@@ -115,6 +115,7 @@ def moved(clipped_sum, record):
     return np.linalg.norm(first - second)
 
 
+@pytest.mark.slow
 @with_each
 @settings(max_examples=25)
 @given(record=st.floats(-1e4, 1e4, width=32))

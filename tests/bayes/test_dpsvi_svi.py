@@ -37,6 +37,7 @@ def fitted():
     return svi, svi.run(KEY, 100, X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_run_is_its_updates(fitted):
     svi, result = fitted
     state = svi.init(KEY, X, Y)
@@ -61,6 +62,7 @@ def test_a_second_run_sees_its_own_records(fitted):
     assert np.abs(flat(other.params) - flat(result.params)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
     svi, _ = fitted
     state = svi.init(KEY, X, Y)

@@ -344,6 +344,7 @@ def test_intervals_cover_where_naive_ones_do_not(design):
     assert within(naive, beta) < 0.80
 
 
+@pytest.mark.slow
 def test_known_moments_of_the_features_narrow_the_posterior(records):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
     fit = partial(

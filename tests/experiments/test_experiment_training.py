@@ -58,6 +58,7 @@ def test_private_training_is_that_of_dpjax_evaluated_after_each_epoch(problem):
     assert training.certificate(1e-5).epsilon == mechanism().certificate(1e-5).epsilon
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_its_curve(problem, tmp_path):
     key, task, params = problem
     whole = train(key, task, params, mechanism(), folder=tmp_path)

@@ -64,6 +64,7 @@ def assert_not_below(norms, truth):
     assert np.all(norms >= truth * (1 - 1e-6)), norms / truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "features"), SIZES)
 def test_norms_are_not_below_the_truth_where_terms_cancel(tokens, features):
     batch = cancelling(tokens, features, max(4, features // 4))

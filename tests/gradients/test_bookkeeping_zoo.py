@@ -33,6 +33,7 @@ def test_agrees_in_double_precision(name):
         _assert_nan_stays_at_home(run, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_ONE_PRODUCT_SITE)
 def test_agrees_where_gradients_are_instantiated_sequentially(name):
     with jax.enable_x64(True):

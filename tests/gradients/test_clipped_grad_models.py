@@ -52,6 +52,7 @@ class Residual(nn.Module):
         return nn.Dense(3)(x.mean((-3, -2)))
 
 
+@pytest.mark.slow
 def test_flax_linen_with_dropout(images):
     keys = jax.random.split(jax.random.key(1), SIZE)
     model = Residual()

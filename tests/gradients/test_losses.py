@@ -141,6 +141,7 @@ class TestKeys:
 
         return jax.vmap(jax.grad(one), (None, 0, 0))(params, (X, Y), keys)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("method", "microbatch_size"), [("vmap", None), ("bookkeeping", 2)])
     def test_dropout_of_nnx_is_that_of_explicit_keys(self, method, microbatch_size):
         model = model_with(0.5)

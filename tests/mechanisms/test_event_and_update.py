@@ -115,6 +115,7 @@ def curve(described: SubsampledGaussian):
     return certified(described, DELTAS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "adjacency"), HONEST)
 def test_no_attack_beats_the_certificate(sampling, adjacency):
     honest = mechanism(sampling, adjacency)

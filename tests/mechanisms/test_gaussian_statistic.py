@@ -75,6 +75,7 @@ def test_two_releases_are_one_of_both():
     assert both.certificate(1e-5).epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_no_attack_beats_the_replaced_second_moment():
     """Rows of norm 1: x along one axis is replaced by z along another; moved by sqrt 2."""
     used = Gaussian(sensitivity.of_second_moment(1.0, adjacency="replace_one"), 1.0)

@@ -60,6 +60,7 @@ def violated(sampling) -> set[str]:
     return {name for name, p in p_values(sampling).items() if p < FALSE_ALARM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [0, 4, 50])
 def test_draws_are_independent_coins(physical_batch_size):
     assert violated(PoissonSampling(N, RATE, physical_batch_size=physical_batch_size)) == set()
@@ -73,6 +74,7 @@ def test_draws_are_independent_coins_on_one_record_and_at_a_high_rate():
     assert size_p(most, stats.binom(N, 0.97)) > FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "seen_by"),
     [

@@ -95,6 +95,7 @@ def test_batches_are_shared_or_not_and_noise_never(batches):
     assert (np.asarray(update(other, DATA)[0].params["w"]) != noises[0]).all()
 
 
+@pytest.mark.slow
 def test_any_tree_of_any_floats_and_starts_that_differ():
     def start(key):
         half = jnp.zeros(2, jnp.bfloat16)

@@ -69,6 +69,7 @@ def last_states(
     return result.samples[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
 def test_sgld_has_the_mean_and_covariance_of_its_linear_system(temperature):
     states = last_states(SGLD, temperature)
@@ -90,6 +91,7 @@ def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
     assert whitened(states, sgld_distribution(STEP / 2, 0.5)) > 2 * ENOUGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGLD, SGHMC])
 def test_power_printed_noise_called_temperature_one_is_caught(sampler):
     distribution = (

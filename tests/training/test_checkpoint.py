@@ -105,6 +105,7 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
     assert again.mechanism == MECHANISM
 
 
+@pytest.mark.slow
 def test_the_samplers_state_is_resumed_too(tmp_path):
     mechanism = SubsampledGaussian(
         ShuffledEpochs(30, 8),
@@ -125,6 +126,7 @@ def test_keys_of_another_generator_survive(tmp_path):
     assert (resumed.params["w"] == run(key=key).params["w"]).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_as_seeded_as_its_first_key(tmp_path):
     seeded = run(interrupted(tmp_path / "seeded"), key=dpjax.release_key())
     assert seeded.seeded
@@ -370,6 +372,7 @@ def test_a_file_in_place_of_the_folder_is_named(below, tmp_path):
         CheckpointStore(folder, Identity("a", "b", "c"), seeded=True)
 
 
+@pytest.mark.slow
 def test_budgets_across_a_resumption(copy_of_six_done, straight):
     spent = MECHANISM.prefix(6).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match=r"budget must admit the 6 releases .* admits 5$"):

@@ -59,6 +59,7 @@ def started(described=ALL, loss=dropout_loss, key=KEY, **options):
     return step, step.init(jnp.zeros(WIDTH))
 
 
+@pytest.mark.slow
 def test_examples_and_steps_have_masks_of_their_own():
     step, state = started()
     first = masks_of(state, ALL)

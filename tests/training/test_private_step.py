@@ -107,6 +107,7 @@ def test_power_the_hand_written_step_sees_a_different_clip_bound():
         assert_close(step.update(state, DATA)[0].params, step_by_hand(described, state))
 
 
+@pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # Adam's bias correction promotes
 def test_any_optimizer_sees_the_noisy_sum_over_the_expected_size():
     described, optimizer = mechanism(PoissonSampling(N, 0.4)), optax.adam(0.1)

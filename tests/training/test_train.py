@@ -39,6 +39,7 @@ def run(params=None, mechanism=MECHANISM, key=KEY, data=DATA, loss=loss, **optio
     return train(key, loss, params, data, mechanism, optax.sgd(0.1), **options)
 
 
+@pytest.mark.slow
 def test_a_run_is_its_steps_one_after_the_other():
     result = run()
     step = private_step(loss, optax.sgd(0.1), MECHANISM, key=KEY)

@@ -110,6 +110,7 @@ def test_the_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss
     assert exchanged.delta(loss) > curve.symmetrized().delta(loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("degrees", "scale"), [(100, 1.0), (24, 0.7), (1_000, 2.0)])
 def test_the_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale):
