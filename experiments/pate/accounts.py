@@ -15,11 +15,11 @@ from dpjax import pate
 EPSILON = "ε"
 SOURCE_BOUND, COMPOSED = "ε, source's bound for any votes", "ε, exact composition"
 SANITIZED = "ε, sanitized"
-PRIVATE = "data-dependent ε (not publishable)"
+PRIVATE = "not publishable: ε"
 FORMULA, BOTH, REALIZED = (
-    f"{PRIVATE}, source's formula",
-    f"{PRIVATE}, both directions",
-    f"{PRIVATE}, of the answers given",
+    f"{PRIVATE} by the source's formula",
+    f"{PRIVATE} in both directions",
+    f"{PRIVATE} of the answers given",
 )
 _BY_KIND = {"published": FORMULA, "bound": BOTH, "realized": REALIZED}
 _SETTINGS = ("num_queries", "scale", "threshold", "check_scale", "max_answers")
