@@ -1,8 +1,10 @@
 """Private Aggregation of Teacher Ensembles (PATE): noisy votes, and every analysis of them.
 
-`LNMax`, `GNMax`, `ConfidentGNMax` and `InteractiveGNMax` release labels from the votes of teachers
-that were trained on disjoint shards. `certificate` has the guarantee, which holds for any votes,
-and beside it the data-dependent epsilons of the literature, which depend on the private votes.
+`Partition` assigns records to disjoint shards, `train_teachers` trains a teacher on each of them,
+and `predict_labels` and `count_votes` have their votes. `LNMax`, `GNMax`, `ConfidentGNMax` and
+`InteractiveGNMax` release labels from the votes, with which `train_student` trains a model on
+public inputs. `certificate` has the guarantee, which holds for any votes, and beside it the
+data-dependent epsilons of the literature, which depend on the private votes.
 
 Source: Papernot et al. (2017), "Semi-supervised Knowledge Transfer for Deep Learning from Private
 Training Data"; Papernot et al. (2018), "Scalable Private Learning with PATE".
@@ -10,7 +12,6 @@ Training Data"; Papernot et al. (2018), "Scalable Private Learning with PATE".
 
 from dpjax.pate import data_dependent
 from dpjax.pate.aggregation import (
-    NO_ANSWER,
     Answers,
     GNMax,
     LNMax,
@@ -30,17 +31,22 @@ from dpjax.pate.certificate import (
     certificate,
     sanitized_certificate,
 )
+from dpjax.pate.partition import Partition
+from dpjax.pate.predictions import predict_labels
 from dpjax.pate.smooth_sensitivity import (
     RDPCost,
     SanitizedEpsilon,
     SmoothRDPRelease,
     gnss_rdp,
 )
+from dpjax.pate.student import random_affine, train_student
+from dpjax.pate.teachers import train_teachers
 from dpjax.pate.thresholded import ConfidentGNMax, InteractiveGNMax
-from dpjax.pate.votes import count_votes
+from dpjax.pate.votes import NO_ANSWER, Abstentions, count_abstentions, count_votes
 
 __all__ = [
     "NO_ANSWER",
+    "Abstentions",
     "Analysis",
     "Answers",
     "ConfidentGNMax",
@@ -49,6 +55,7 @@ __all__ = [
     "InteractiveGNMax",
     "LNMax",
     "PATECertificate",
+    "Partition",
     "RDPCost",
     "SanitizedCertificate",
     "SanitizedEpsilon",
@@ -57,11 +64,16 @@ __all__ = [
     "argmax_rdp",
     "certificate",
     "check_rdp",
+    "count_abstentions",
     "count_votes",
     "data_dependent",
     "data_dependent_analyses",
     "data_independent_analyses",
     "gnss_rdp",
     "perform_analysis",
+    "predict_labels",
+    "random_affine",
     "sanitized_certificate",
+    "train_student",
+    "train_teachers",
 ]

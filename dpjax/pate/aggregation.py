@@ -4,6 +4,19 @@ One record is in the shard of one teacher, so neighbouring data sets differ in t
 teacher: on every query its vote may move from one class to another. A histogram of votes then
 changes by at most sqrt(2) in L2, 2 in L1 and 1 in its largest count.
 
+Where teachers may abstain, a vote may also appear or disappear. That changes the histogram less, by
+1 in L2 and L1, and its largest count by at most 1, so all these bounds hold. Of the analyses none
+reads the sum of a histogram:
+
+- The supremum of `argmax_rdp` is over all means. If one count a changes by one, the label is a, or
+  else the largest of the others, which is independent of a. So its divergence is at most that of
+  one bit whose mean moves by 1 / scale, less than by sqrt(2) / scale, for two classes.
+- The published theorems need the divergence for L2 sqrt(2), which is an upper bound, and the
+  probability of an unexpected label, which depends on the gaps between the counts.
+- Of all neighbours that with the smallest gaps has a vote moved from the plurality to the
+  runner-up: a gap changes by two, and by one if a vote appears or disappears. The same is true of
+  the smooth sensitivity, whose table has all largest counts from 0 on.
+
 Source: Papernot, Abadi, Erlingsson, Goodfellow & Talwar (2017), "Semi-supervised Knowledge Transfer
 for Deep Learning from Private Training Data"; Papernot, Song, Mironov, Raghunathan, Talwar &
 Erlingsson (2018), "Scalable Private Learning with PATE".
@@ -31,8 +44,6 @@ from dpjax.mechanisms.host import Array, call_on_host
 from dpjax.pate.votes import check_votes
 from dpjax.sensitivity import Sensitivity
 
-NO_ANSWER = -1
-
 
 class Answers(NamedTuple):
     """Labels released for the queries.
@@ -56,13 +67,15 @@ class VoteAggregation(Mechanism):
 
     Attributes:
       scale: of the noise on every count, in votes.
-      num_teachers: what the votes on a query sum to; public.
+      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
       num_classes: at least two; public.
       num_queries: how many histograms one ``release`` takes; public.
       adjacency: ``"replace_one"``, which must be stated: the shard of one teacher is replaced by
         any other. That covers every change of one record which changes no other shard: replacing
         it, and adding or removing it if records are assigned to shards one by one, by a hash.
       unit: the unit of privacy, a noun phrase.
+      abstentions: whether teachers may abstain, so that the votes on a query sum to at most
+        ``num_teachers``; public. Every bound of this package holds then too (see above).
 
     Raises:
       ValueError: a number out of range, or another adjacency than ``"replace_one"``.
@@ -74,6 +87,7 @@ class VoteAggregation(Mechanism):
     num_queries: int
     adjacency: Adjacency
     unit: str = "the shard of one teacher"
+    abstentions: bool = False
     has_exact_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -100,19 +114,23 @@ class VoteAggregation(Mechanism):
         Under jit only the shape is checked.
 
         Args:
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``.
+          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``, with
+            ``abstentions`` at most.
         """
         shape = (self.num_queries, self.num_classes)
-        return check_votes(votes, num_teachers=self.num_teachers, shape=shape)
+        return check_votes(
+            votes, num_teachers=self.num_teachers, shape=shape, abstentions=self.abstentions
+        )
 
     def _noisy_labels(self, words: npt.NDArray[np.uint32], votes: Array) -> Array:
         """Returns the class of the largest noisy count of each query, on the host."""
         return self.vote_noise.add_noise(words, [votes])[0].argmax(axis=-1)
 
     def _votes_in_words(self) -> str:
+        abstain = ", who may abstain" if self.abstentions else ""
         return (
             f"the most frequent of {self.num_classes} classes among the votes of"
-            f" {self.num_teachers:,} teachers, for {self.num_queries:,} queries"
+            f" {self.num_teachers:,} teachers{abstain}, for {self.num_queries:,} queries"
         )
 
 
@@ -129,8 +147,8 @@ class NoisyArgmax(VoteAggregation):
 
         Args:
           key: a JAX key; a secret.
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``. Under
-            jit only the shape is checked.
+          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
+            with ``abstentions`` at most. Under jit only the shape is checked.
 
         Raises:
           ValueError: ``votes`` are not counts of all teachers.
@@ -156,11 +174,12 @@ class LNMax(NoisyArgmax):
 
     Attributes:
       scale: of the Laplace noise, in votes.
-      num_teachers: what the votes on a query sum to; public.
+      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
       num_classes: at least two; public.
       num_queries: how many histograms one ``release`` takes; public.
       adjacency: ``"replace_one"``.
       unit: the unit of privacy, a noun phrase.
+      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released; the votes and the noisy counts are not.
@@ -207,11 +226,12 @@ class GNMax(NoisyArgmax):
 
     Attributes:
       scale: standard deviation of the noise, in votes.
-      num_teachers: what the votes on a query sum to; public.
+      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
       num_classes: at least two; public.
       num_queries: how many histograms one ``release`` takes; public.
       adjacency: ``"replace_one"``.
       unit: the unit of privacy, a noun phrase.
+      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released; the votes and the noisy counts are not.

@@ -18,12 +18,12 @@ from dpjax.mechanisms import Gaussian
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host
 from dpjax.pate.aggregation import (
-    NO_ANSWER,
     Answers,
     VoteAggregation,
     gaussian_in_words,
     gaussian_votes,
 )
+from dpjax.pate.votes import NO_ANSWER
 from dpjax.sampling.base import compose
 from dpjax.sensitivity import Sensitivity
 
@@ -125,11 +125,12 @@ class ConfidentGNMax(ThresholdedAggregation):
       check_scale: standard deviation of the noise of the check (sigma_1), in votes.
       max_answers: after so many answers nothing more is released; at most ``num_queries``.
       scale: standard deviation of the noise on every count (sigma_2), in votes.
-      num_teachers: what the votes on a query sum to; public.
+      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
       num_classes: at least two; public.
       num_queries: how many histograms one ``release`` takes; public.
       adjacency: ``"replace_one"``.
       unit: the unit of privacy, a noun phrase.
+      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released, and which queries were answered.
@@ -149,8 +150,8 @@ class ConfidentGNMax(ThresholdedAggregation):
 
         Args:
           key: a JAX key; a secret.
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``. Under
-            jit only the shape is checked.
+          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
+            with ``abstentions`` at most. Under jit only the shape is checked.
 
         Raises:
           ValueError: ``votes`` are not counts of all teachers.
@@ -176,11 +177,12 @@ class InteractiveGNMax(ThresholdedAggregation):
       max_answers: after so many answers nothing more is released; at most ``num_queries``.
       student_confidence: a probability, in (0, 1).
       scale: standard deviation of the noise on every count (sigma_2), in votes.
-      num_teachers: what the votes on a query sum to; public.
+      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
       num_classes: at least two; public.
       num_queries: how many histograms one ``release`` takes; public.
       adjacency: ``"replace_one"``.
       unit: the unit of privacy, a noun phrase.
+      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released, and which queries the teachers answered. The
@@ -204,8 +206,8 @@ class InteractiveGNMax(ThresholdedAggregation):
 
         Args:
           key: a JAX key; a secret.
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``. Under
-            jit only the shape is checked.
+          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
+            with ``abstentions`` at most. Under jit only the shape is checked.
           student_probabilities: the student's predictions, of the shape of ``votes``; public.
 
         Raises:

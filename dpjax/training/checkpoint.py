@@ -36,12 +36,30 @@ class Identity(NamedTuple):
     program: str
 
 
+class CheckpointText(NamedTuple):
+    """Parts of error messages that depend on what a checkpoint holds.
+
+    Attributes:
+      unit: what is counted.
+      mismatch: what is wrong with resuming the checkpoint of another run.
+      restart: what starting again in a new folder means.
+    """
+
+    unit: str = "release"
+    mismatch: str = "resuming it here would apply noise already drawn to other gradients"
+    restart: str = (
+        "Starting again in a new folder is a second release of the data, and both releases compose"
+    )
+
+
 def identify(mechanism: Any, data: Any, update: Any, state: Any) -> Identity:
     """Returns the identity of training ``state`` by ``update`` on ``data``."""
-    program = jax.jit(update).lower(state, data).as_text()
-    return Identity(
-        mechanism_hash(mechanism), fingerprint(data), _sha256(jax.__version__ + program)
-    )
+    return Identity(mechanism_hash(mechanism), fingerprint(data), program_hash(update, state, data))
+
+
+def program_hash(function: Any, *arguments: Any) -> str:
+    """A sha256 over the text of the compiled program of ``function`` and the JAX version."""
+    return _sha256(jax.__version__ + jax.jit(function).lower(*arguments).as_text())
 
 
 def mechanism_hash(mechanism: Any) -> str:
@@ -62,7 +80,8 @@ def mechanism_hash(mechanism: Any) -> str:
 class CheckpointStore:
     """Checkpoints of one training run in one folder; the newest two are kept, written atomically.
 
-    The folder is locked until the store is closed: see `lock_checkpoint_dir`.
+    The folder is locked until the store is closed: see `lock_checkpoint_dir`. ``identity`` is a
+    named tuple of hashes, all of which must agree for a run to be resumed.
 
     Attributes:
       seeded: whether the run's noise comes from a seed: as stored in the folder if it holds a run
@@ -73,7 +92,13 @@ class CheckpointStore:
         holds checkpoints of another mechanism, data or program, or if the newest one is damaged.
     """
 
-    def __init__(self, checkpoint_dir: str | Path, identity: Identity, seeded: bool) -> None:
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        identity: Any,
+        seeded: bool,
+        text: CheckpointText = CheckpointText(),  # noqa: B008
+    ) -> None:
         import orbax.checkpoint as ocp
 
         self._path = Path(checkpoint_dir).absolute()
@@ -84,7 +109,7 @@ class CheckpointStore:
                     f" {str(checkpoint_dir)!r}, where {str(path)!r} is a file"
                 )
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._identity = identity
+        self._identity, self._text = identity, text
         self.seeded = seeded
         with ExitStack() as opened:
             opened.enter_context(lock_checkpoint_dir(self._path))
@@ -108,8 +133,8 @@ class CheckpointStore:
             return like
         return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(_arrays(like))))
 
-    def save(self, state: Any, num_releases: int) -> None:
-        """Writes ``state`` and returns when it is on disk.
+    def save(self, state: Any, num_done: int) -> None:
+        """Writes ``state`` after ``num_done`` releases, and returns when it is on disk.
 
         Raises:
           OSError: it could not be written; earlier checkpoints are intact.
@@ -121,12 +146,12 @@ class CheckpointStore:
             identity=ocp.args.JsonSave({**self._identity._asdict(), "seeded": self.seeded}),
         )
         try:
-            self._manager.save(num_releases, args=content)
+            self._manager.save(num_done, args=content)
             self._manager.wait_until_finished()
         except Exception as error:  # of tensorstore, orbax or the operating system
             reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise OSError(
-                f"checkpoint_dir {str(self._path)!r}: the checkpoint at release {num_releases}"
+                f"checkpoint_dir {str(self._path)!r}: the checkpoint at {self._text.unit} {num_done}"
                 f" cannot be written ({reason}). The checkpoint before it is intact,"
                 " and nothing after it was reported: free disk space and call again with the same"
                 " arguments to resume from it to the same result"
@@ -144,9 +169,9 @@ class CheckpointStore:
         if other:
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a run with another"
-                f" {', another '.join(other)}: resuming it here would apply noise already drawn to"
-                " other gradients. Give a new folder, or restore what has changed (mechanism: its"
-                " fields; data: the training arrays; program: loss, optimiser, JAX version)"
+                f" {', another '.join(other)}: {self._text.mismatch}. Give a new folder, or restore"
+                " what has changed (mechanism: its fields; data: the training arrays; program:"
+                " loss, optimiser, JAX version)"
             )
 
     def _read(self, step: int, item: str, args: Any) -> Any:
@@ -157,18 +182,17 @@ class CheckpointStore:
             return dict(found)
         except Exception as error:  # the type depends on the damaged file
             remedy = (
-                "there is no earlier one, so it must be restored from a copy. Starting again in a"
-                " new folder is a second release of the data, and both releases compose"
+                f"there is no earlier one, so it must be restored from a copy. {self._text.restart}"
             )
             if older := [each for each in self._manager.all_steps() if each < step]:
                 remedy = (
-                    f"remove its folder {str(step)!r} to resume from the one at release"
-                    f" {max(older)}, which repeats the releases after it with the same noise and"
-                    " result"
+                    f"remove its folder {str(step)!r} to resume from the one at"
+                    f" {self._text.unit} {max(older)}, which repeats all after it with the same"
+                    " keys and result"
                 )
             raise ValueError(
-                f"checkpoint_dir {str(self._path)!r} holds a checkpoint at release {step} whose"
-                f" {item} cannot be read ({type(error).__name__}): {remedy}"
+                f"checkpoint_dir {str(self._path)!r} holds a checkpoint at {self._text.unit} {step}"
+                f" whose {item} cannot be read ({type(error).__name__}): {remedy}"
             ) from error
 
 

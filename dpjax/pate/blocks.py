@@ -1,0 +1,94 @@
+"""Blocks of teachers that are computed at once: batching, memory, devices."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpjax._jaxprs import primitive_names
+from dpjax._validation import check_choice, check_count
+
+Method = Literal["auto", "vmap", "slices", "map"]
+METHODS = ("auto", "vmap", "slices", "map")
+PER_TEACHER, SHARED = PartitionSpec("teachers"), PartitionSpec()
+# Of the intermediate results of a block, on one device: on a CPU about what its caches hold.
+_BYTES = {"cpu": 2**26}
+_BYTES_OF_ACCELERATORS = 2**32
+
+
+class Blocks(NamedTuple):
+    """Division of an ensemble into blocks of equal size.
+
+    Attributes:
+      num_teachers: of the ensemble.
+      size: of a block, a multiple of the number of devices.
+      mesh: the devices, over which a block is spread.
+    """
+
+    num_teachers: int
+    size: int
+    mesh: Mesh
+
+    def numbers(self, first: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+        """Yields the teachers of each block from ``first`` on; the last one fills up the block."""
+        for start in range(first, self.num_teachers, self.size):
+            yield np.minimum(np.arange(start, start + self.size), self.num_teachers - 1)
+
+    def put(self, tree: Any, numbers: npt.NDArray[np.int64]) -> Any:
+        """Returns the given teachers' entries of the leading axis, spread over the devices."""
+        sharding = NamedSharding(self.mesh, PER_TEACHER)
+        return jax.tree.map(lambda leaf: jax.device_put(leaf[numbers], sharding), tree)
+
+    def spread(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        """Returns ``function`` of a block, run on each device for its teachers alone."""
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+
+def plan_blocks(
+    num_teachers: int,
+    bytes_each: int,
+    block_size: int | None,
+    devices: Sequence[jax.Device] | None,
+) -> Blocks:
+    """Returns blocks of at most ``block_size`` teachers, or of as many as fit into memory."""
+    available = list(jax.devices() if devices is None else devices)[:num_teachers]
+    if block_size is None:
+        limit = _BYTES.get(available[0].platform, _BYTES_OF_ACCELERATORS)
+        block_size = max(1, limit // max(1, bytes_each)) * len(available)
+    check_count("block_size", block_size)
+    count = -(-num_teachers // block_size)
+    even = -(-num_teachers // count)  # blocks of equal size leave fewer places empty
+    per_device = -(-even // len(available))
+    return Blocks(num_teachers, per_device * len(available), Mesh(np.array(available), "teachers"))
+
+
+def choose_method(method: Method, function: Callable[..., Any], *arguments: Any) -> Method:
+    """Returns ``method``, or for ``"auto"`` what is fastest for ``function`` of one teacher."""
+    check_choice("method", method, METHODS)
+    if method != "auto":
+        return method
+    names = primitive_names(jax.make_jaxpr(function)(*arguments).jaxpr)
+    convolves = jax.default_backend() == "cpu" and "conv_general_dilated" in names
+    return "slices" if convolves else "vmap"
+
+
+def over_teachers(function: Callable[..., Any], method: Method) -> Callable[..., Any]:
+    """Returns ``function`` of one teacher for arguments with a leading axis of teachers."""
+    if method == "map":
+        return lambda *arguments: jax.lax.map(lambda each: function(*each), arguments)
+    return jax.vmap(function)
+
+
+def bytes_of_results(function: Callable[..., Any], *arguments: Any) -> int:
+    """Returns the size of all intermediate results, an upper bound on the memory they take."""
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return sum(_size(variable.aval) for eqn in jaxpr.eqns for variable in eqn.outvars)
+
+
+def _size(aval: Any) -> int:
+    return int(np.prod(aval.shape, dtype=np.int64)) * getattr(aval.dtype, "itemsize", 8)

@@ -1,0 +1,223 @@
+"""The student: a model trained on public inputs, of which some have a released label.
+
+The loss is the cross-entropy of the labelled inputs, and with unlabelled ones that of FixMatch: the
+class predicted for an input is the target for a randomly transformed copy of it, where the
+prediction is confident. Nothing private is used but the released labels, so everything computed
+here is post-processing of them.
+
+Source: Sohn, Berthelot, Li, Zhang, Carlini, Cubuk, Kurakin, Zhang & Raffel (2020), "FixMatch:
+Simplifying Semi-Supervised Learning with Consistency and Confidence", equations 3 and 4; averaged
+parameters as in Section 2.3 there.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from tqdm import tqdm
+
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._validation import as_key, as_numbers, batch_length, check, check_count, check_delta
+from dpjax.pate.votes import NO_ANSWER
+from dpjax.training.loop import compile_steps
+
+_STEPS_PER_CALL = 50
+# augment_fn(key, inputs) -> transformed inputs, of the same shape
+AugmentFn = Callable[[PRNGKey, Any], Any]
+
+
+class _State(NamedTuple):
+    """Training state of a student."""
+
+    step: jax.Array
+    key: PRNGKey
+    params: Any
+    optimizer: Any
+    average: Any  # of the parameters, exponentially weighted
+
+
+def train_student(
+    key: PRNGKey,
+    apply_fn: Callable[[Any, Any], jax.Array],
+    params: Any,
+    inputs: ArrayTree,
+    labels: npt.ArrayLike,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_steps: int,
+    batch_size: int = 32,
+    augment_fn: AugmentFn | None = None,
+    unlabeled_batch_size: int = 0,
+    confidence: float = 0.95,
+    average_decay: float = 0.99,
+    progress: bool = True,
+) -> Any:
+    """Returns parameters trained on public inputs and the labels released for some of them.
+
+    Args:
+      key: a JAX key.
+      apply_fn: ``apply_fn(params, inputs) -> logits (batch, num_classes)``.
+      params: initial parameters, a tree of float arrays.
+      inputs: a tree of arrays with a leading axis of inputs; public.
+      labels: ``(num_inputs,)``, the labels of `Answers`; `NO_ANSWER` (-1) where none was released,
+        also for inputs that were no queries.
+      optimizer: any optax optimiser.
+      num_steps: number of steps.
+      batch_size: number of labelled inputs in a step, drawn with replacement.
+      augment_fn: ``augment_fn(key, inputs)`` transforms a batch at random without changing its
+        classes, such as `random_affine`; applied to labelled inputs and to the copies of unlabelled
+        ones. ``None`` for no transformation.
+      unlabeled_batch_size: number of inputs in a step whose own predicted class is a target, drawn
+        from all inputs; zero for supervised training.
+      confidence: least probability of a predicted class that is a target.
+      average_decay: of the exponential average of the parameters, in [0, 1); zero for none.
+      progress: show a progress bar.
+
+    Returns:
+      The averaged parameters, a tree like ``params``.
+
+    Raises:
+      ValueError: no input has a label, a label is no class, or an argument is out of range.
+
+    Privacy:
+      Nothing is released beyond ``labels``: this is post-processing of them, as long as ``inputs``,
+      ``params`` and all settings are public.
+
+    >>> classes = jnp.arange(200) % 2
+    >>> inputs = jax.random.normal(jax.random.key(0), (200, 2)) + 4.0 * classes[:, None]
+    >>> labels = jnp.where(jnp.arange(200) < 20, classes, NO_ANSWER)
+    >>> apply_fn = lambda params, x: x @ params["w"] + params["b"]
+    >>> params = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)}
+    >>> student = train_student(
+    ...     jax.random.key(1), apply_fn, params, inputs, labels, optax.adam(0.1), num_steps=200,
+    ...     unlabeled_batch_size=32, progress=False
+    ... )
+    >>> bool(jnp.mean(apply_fn(student, inputs).argmax(axis=1) == classes) > 0.95)
+    True
+    """
+    key = as_key(key)
+    check_count("num_steps", num_steps)
+    check_count("batch_size", batch_size)
+    check_count("unlabeled_batch_size", unlabeled_batch_size, minimum=0)
+    check_delta(confidence, "confidence")
+    check(0 <= average_decay < 1, "average_decay", average_decay, "in [0, 1)")
+    found = _check_labels(labels, apply_fn, params, inputs)
+    answered = jnp.asarray(np.flatnonzero(found != NO_ANSWER))
+    data = jax.device_put((inputs, jnp.asarray(found), answered))
+    augment = augment_fn or (lambda key, batch: batch)
+
+    def supervised(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+        inputs, labels, answered = data
+        draw_key, augment_key = jax.random.split(key)
+        chosen = answered[jax.random.randint(draw_key, (batch_size,), 0, len(answered))]
+        logits = apply_fn(params, augment(augment_key, _take(inputs, chosen)))
+        return jnp.mean(_cross_entropy(logits, labels[chosen]))
+
+    def consistency(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+        draw_key, augment_key = jax.random.split(key)
+        size = unlabeled_batch_size
+        batch = _take(data[0], jax.random.randint(draw_key, (size,), 0, len(data[1])))
+        predicted = jax.lax.stop_gradient(jax.nn.softmax(apply_fn(params, batch)))
+        is_target = jnp.max(predicted, axis=-1) >= confidence
+        logits = apply_fn(params, augment(augment_key, batch))
+        return jnp.mean(is_target * _cross_entropy(logits, jnp.argmax(predicted, axis=-1)))
+
+    def loss(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+        one, two = jax.random.split(key)
+        labeled = supervised(params, one, data)
+        return labeled + consistency(params, two, data) if unlabeled_batch_size else labeled
+
+    def update(state: _State, data: Any) -> tuple[_State, tuple[()]]:
+        grads = jax.grad(loss)(state.params, jax.random.fold_in(state.key, state.step), data)
+        updates, opt_state = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        # from equal weights on: the first steps do not stay in the average
+        decay = jnp.minimum(average_decay, state.step / (state.step + 1))
+        average = optax.incremental_update(params, state.average, 1 - decay)
+        return _State(state.step + 1, state.key, params, opt_state, average), ()
+
+    state = _State(jnp.int32(0), key, params, optimizer.init(params), params)
+    state = jax.tree.map(jnp.array, state)  # its own copies: the loop donates them
+    run = compile_steps(update, state, data, min(num_steps, _STEPS_PER_CALL))
+    with tqdm(total=num_steps, unit="step", disable=not progress) as bar:
+        for done in range(0, num_steps, _STEPS_PER_CALL):
+            count = min(_STEPS_PER_CALL, num_steps - done)
+            state, _ = jax.block_until_ready(run(state, data, count))
+            bar.update(count)
+    return state.average
+
+
+def random_affine(
+    key: PRNGKey,
+    images: jax.Array,
+    *,
+    max_shift: float = 2.0,
+    max_rotation: float = 0.26,
+    max_scale: float = 0.15,
+    max_shear: float = 0.2,
+) -> jax.Array:
+    """Returns images, each under a random affine transformation about its center.
+
+    Pixels in between are interpolated, those outside are zero.
+
+    Args:
+      key: a JAX key.
+      images: ``(batch, height, width, channels)``.
+      max_shift: in pixels.
+      max_rotation: in radians.
+      max_scale: largest change of the factor along each axis.
+      max_shear: largest shear.
+
+    >>> image = jnp.ones((2, 5, 5, 1))
+    >>> random_affine(jax.random.key(0), image).shape
+    (2, 5, 5, 1)
+    """
+    draws = jax.random.uniform(key, (len(images), 6), minval=-1.0, maxval=1.0)
+    limits = jnp.array([max_shift, max_shift, max_rotation, max_scale, max_scale, max_shear])
+    return jax.vmap(_transform)(images, draws * limits)
+
+
+def _transform(image: jax.Array, draws: jax.Array) -> jax.Array:
+    """Returns one image, shifted, rotated, scaled and sheared."""
+    height, width, _ = image.shape
+    *shift, angle, down, across, shear = draws
+    rotation = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
+    matrix = rotation @ jnp.array([[1 + down, shear], [0.0, 1 + across]])
+    center = jnp.array([height - 1, width - 1])[:, None] / 2
+    pixels = jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"))
+    places = matrix @ (pixels.reshape(2, -1) - center) + center + jnp.stack(shift)[:, None]
+    interpolate = jax.vmap(
+        lambda channel: jax.scipy.ndimage.map_coordinates(channel, list(places), order=1),
+        in_axes=-1,
+        out_axes=-1,
+    )
+    return interpolate(image).reshape(image.shape)
+
+
+def _check_labels(
+    labels: npt.ArrayLike, apply_fn: Callable[[Any, Any], jax.Array], params: Any, inputs: Any
+) -> npt.NDArray[np.int32]:
+    """Returns the labels after checking that they are classes or `NO_ANSWER`, with one answer."""
+    num_inputs = batch_length(inputs, "inputs")
+    logits = jax.eval_shape(apply_fn, params, inputs)
+    fits = logits.ndim == 2 and len(logits) == num_inputs
+    check(fits, "apply_fn's result", logits.shape, f"logits of shape ({num_inputs}, num_classes)")
+    found = np.asarray(as_numbers(labels, "labels"))
+    check(found.shape == (num_inputs,), "labels", found.shape, f"of shape ({num_inputs},)")
+    allowed = (found == np.floor(found)) & (found >= NO_ANSWER) & (found < logits.shape[1])
+    classes = f"classes 0 .. {logits.shape[1] - 1}, or NO_ANSWER = {NO_ANSWER}"
+    check(bool(np.all(allowed)), "labels", found[~allowed][:1].tolist(), classes)
+    check(bool(np.any(found != NO_ANSWER)), "labels", NO_ANSWER, "a class for at least one input")
+    return found.astype(np.int32)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def _take(tree: Any, indices: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: leaf[indices], tree)
