@@ -38,6 +38,7 @@ class Teachers:
     epochs: int
     batch_size: int
     augment: bool  # random affine transformations of the images
+    num_labels: int  # of the first public images
     learning_rate: float = 1e-3  # of Adam
     seed: int = 0
 
@@ -80,7 +81,9 @@ def run_row(row: Row, context: RowContext) -> Result:
         return Result({STUDENT: _train_plainly(data, test, **settings[PLAIN])}, {}, data.note)
     teachers = Teachers(settings["data"], **settings[TEACHERS])
     labels = teacher_labels(teachers, context.folder.parent)
-    found = answer_queries(settings[RELEASE], labels, pool.y, num_classes=data.num_classes)
+    found = answer_queries(
+        settings[RELEASE], labels, pool.y[: labels.shape[1]], num_classes=data.num_classes
+    )
     released = np.full(len(pool.y), pate.NO_ANSWER)
     released[found.indices] = found.labels
     student = Student(**settings[STUDENTS])
@@ -95,7 +98,7 @@ def run_row(row: Row, context: RowContext) -> Result:
 
 @functools.cache
 def teacher_labels(settings: Teachers, folder: Path) -> npt.NDArray[np.int32]:
-    """Returns the teachers' labels ``(num_teachers, num_images)`` on the public images.
+    """Returns the teachers' labels ``(num_teachers, num_labels)`` on the first public images.
 
     They are kept in ``folder``, which the rows of an experiment share: those of these settings and
     data are read if they are there, and an interrupted training resumes.
@@ -144,7 +147,7 @@ def _train_and_predict(
         loss_takes_key=True,
         checkpoint_dir=checkpoints,
     )
-    return pate.predict_labels(apply, teachers, split_pool(data)[0].x)
+    return pate.predict_labels(apply, teachers, split_pool(data)[0].x[: settings.num_labels])
 
 
 def train_student(
