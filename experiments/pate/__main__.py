@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       What is printed beside the guarantee is a function of the votes, and marked as not
       publishable; the sanitized certificate may be published.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
     votes = load_votes(arguments.file)[: arguments.num_queries]
     settings = {name: value for name, value in vars(arguments).items() if value is not None}
     mechanism = make_mechanism(
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         answered = np.asarray(mechanism.release(jax.random.key(0), votes).answered)
     print(pate.certificate(mechanism, arguments.delta, votes=votes, answered=answered))
     if arguments.sanitize:
+        if isinstance(mechanism, pate.LNMax):
+            parser.error("--sanitize is for GNMax and ConfidentGNMax")
         release = pate.SmoothRDPRelease(
             mechanism=mechanism, **dict(zip(_RELEASE, arguments.sanitize, strict=True))
         )

@@ -21,6 +21,7 @@ FORMULA, BOTH, REALIZED = (
     f"{PRIVATE} in both directions",
     f"{PRIVATE} of the answers given",
 )
+Aggregation = pate.LNMax | pate.GNMax | pate.ConfidentGNMax
 _BY_KIND = {"published": FORMULA, "bound": BOTH, "realized": REALIZED}
 _SETTINGS = ("num_queries", "scale", "threshold", "check_scale", "max_answers")
 
@@ -41,14 +42,15 @@ class Account(NamedTuple):
 
 def make_mechanism(
     settings: Mapping[str, Any], *, num_teachers: int, num_classes: int
-) -> pate.VoteAggregation:
+) -> Aggregation:
     """Returns the aggregation ``settings["aggregator"]`` of `dpjax.pate` with a row's settings.
 
     >>> settings = {"aggregator": "LNMax", "num_queries": 100, "scale": 20.0, "delta": 1e-5}
     >>> make_mechanism(settings, num_teachers=250, num_classes=10).pure_epsilon_per_query
     0.1
     """
-    return getattr(pate, settings["aggregator"])(
+    aggregation: type[Aggregation] = getattr(pate, settings["aggregator"])
+    return aggregation(
         **{name: settings[name] for name in _SETTINGS if name in settings},
         num_teachers=num_teachers,
         num_classes=num_classes,

@@ -1,6 +1,6 @@
 """Labels released from the votes of teachers, with their accuracy and every ε of the release."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,10 @@ from experiments.pate.accounts import BOTH, EPSILON, compute_epsilons, make_mech
 TEACHERS, PLURALITY = "teachers %", "plurality of votes %"
 ANSWERS, RIGHT = "answers", "answers right %"
 STUDENT = "test accuracy %"
+NOTE = (
+    "Seeded key: the noise is reproducible, so this run is not private. Columns marked as not"
+    " publishable are functions of the private votes."
+)
 
 
 class Labelled(NamedTuple):
@@ -73,18 +77,14 @@ def answer_queries(
     return Labelled(indices, labels[indices], measured, account.certified, account.certificate)
 
 
-def seeded_note(mechanism_note: str = "") -> str:
-    """Returns the sentences on the noise and the data-dependent ε, for the note of a row."""
-    return (
-        "Seeded key: the noise is reproducible, so this run is not private. The data-dependent ε"
-        f" are functions of private votes.{mechanism_note}"
-    )
-
-
-def releases_finding(records: Sequence[Record], tolerance: float, **full: Any) -> Finding:
+def releases_finding(
+    records: Sequence[Record],
+    tolerance: float,
+    is_full: Callable[[Record], bool] = lambda record: True,
+) -> Finding:
     """Returns the finding on the students' accuracies, with the ε of each release."""
     comparison = compare_published(
-        records, STUDENT, tolerance, "published accuracies", "points", **full
+        records, STUDENT, tolerance, "published accuracies", "points", is_full
     )
     clauses = [
         f"{record.row}: ε {record.source[EPSILON]:g} published, data-dependent"

@@ -79,15 +79,17 @@ def direction_ratios(
         gaps = (2 * (counts + shift) - num_teachers) / (math.sqrt(2) * scale)
         return np.stack([log_ndtr(gaps), log_ndtr(-gaps)])[..., None]
 
-    here, ratios = outcomes(0), ([], [])
+    here = outcomes(0)
+    forward: list[float] = []
+    reverse: list[float] = []
     for shift in (-1, 1):
         there = outcomes(shift)
-        for found, p, q in ((ratios[0], here, there), (ratios[1], there, here)):
+        for found, p, q in ((forward, here, there), (reverse, there, here)):
             # terms of at least zero, so that small divergences keep their digits
             terms = np.expm1(orders * (p - q)) - orders * np.expm1(p - q)
             exact = np.log1p(np.sum(np.exp(q) * terms, axis=0)) / (orders - 1)
-            found.append(np.min(bounds / exact))
-    return float(min(ratios[0])), float(min(ratios[1]))
+            found.append(float(np.min(bounds / exact)))
+    return min(forward), min(reverse)
 
 
 def _label_remark(record: Record) -> str:

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from dpjax.datasets import Dataset, Split
 from experiments.lib.models import MnistCNN, MnistMLP, accuracy_percent, cross_entropy
 from experiments.lib.registry import Result, Row, RowContext
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
-from experiments.pate.answers import STUDENT, answer_queries, seeded_note
+from experiments.pate.accounts import EPSILON
+from experiments.pate.answers import ANSWERS, NOTE, STUDENT, answer_queries
 
 _NETWORKS: dict[str, type[nn.Module]] = {"CNN": MnistCNN, "MLP": MnistMLP}
-PLAIN, TEACHERS, RELEASE, STUDENTS = "plain", "teachers", "release", "student"
+PLAIN_ROW = "network, no privacy"
+_PLAIN, _TEACHERS, _RELEASE, _STUDENT = "plain", "teachers", "release", "student"
+# Settings of a release, and the published accuracy, ε and number of answers.
+Release = tuple[dict[str, Any], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,32 +73,75 @@ def split_pool(data: Dataset, num_test: int = 1_000) -> tuple[Split, Split]:
     return Split(x[:size], y[:size]), Split(x[size:], y[size:])
 
 
-def run_row(row: Row, context: RowContext) -> Result:
-    """Runs one row: a network on all images without privacy, or an ensemble and its student.
+def make_rows(
+    data: str,
+    plain: Mapping[str, Any],
+    plain_accuracy: float,
+    teachers: Mapping[str, Any],
+    releases: Mapping[str, Release],
+    student: Mapping[str, Any],
+) -> list[Row]:
+    """Returns the row of a network without privacy, and one for each release.
 
-    ``row.settings`` has the data and the settings of `ShuffledEpochs` and a network (``"plain"``),
-    or those of the teachers, of the release and of the student.
+    Args:
+      data: name of the data set.
+      plain: network and `ShuffledEpochs` of the network without privacy.
+      plain_accuracy: its published one.
+      teachers: fields of `Teachers` without ``data``; all releases have the same teachers.
+      releases: settings and published values by row.
+      student: fields of `Student`.
     """
+    names = (STUDENT, EPSILON, ANSWERS)
+    return [
+        Row(PLAIN_ROW, {"data": data, _PLAIN: dict(plain)}, {STUDENT: plain_accuracy}),
+        *(
+            Row(
+                name,
+                {
+                    "data": data,
+                    _TEACHERS: dict(teachers),
+                    _RELEASE: {**release, "seed": 0},
+                    _STUDENT: dict(student),
+                },
+                dict(zip(names, printed, strict=False)),
+            )
+            for name, (release, printed) in releases.items()
+        ),
+    ]
+
+
+def run_row(row: Row, context: RowContext) -> Result:
+    """Runs a row of `make_rows`: a network without privacy, or an ensemble and its student."""
     settings = row.settings
     data = load_images(settings["data"])
     pool, test = split_pool(data)
-    if PLAIN in settings:
-        return Result({STUDENT: _train_plainly(data, test, **settings[PLAIN])}, {}, data.note)
-    teachers = Teachers(settings["data"], **settings[TEACHERS])
+    if _PLAIN in settings:
+        return Result({STUDENT: _train_plainly(data, test, **settings[_PLAIN])}, {}, data.note)
+    teachers = Teachers(settings["data"], **settings[_TEACHERS])
     labels = teacher_labels(teachers, context.folder.parent)
     found = answer_queries(
-        settings[RELEASE], labels, pool.y[: labels.shape[1]], num_classes=data.num_classes
+        settings[_RELEASE], labels, pool.y[: labels.shape[1]], num_classes=data.num_classes
     )
     released = np.full(len(pool.y), pate.NO_ANSWER)
     released[found.indices] = found.labels
-    student = Student(**settings[STUDENTS])
+    student = Student(**settings[_STUDENT])
     note = (
         f"{data.note} {teachers.num_teachers} teachers, each on"
         f" {len(data.train.y) // teachers.num_teachers:,} images, vote on public images: the first"
-        f" {len(pool.y):,} test images; the last {len(test.y):,} test. {seeded_note()}"
+        f" {len(pool.y):,} test images; the last {len(test.y):,} test. {NOTE}"
     )
     measured = {STUDENT: train_student(student, pool.x, released, test), **found.measured}
     return Result(measured, found.certified, note, certificate=found.certificate)
+
+
+def _logits(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
+    """Returns the logits of parameters and images."""
+
+    def apply(params: Any, images: Any) -> jax.Array:
+        logits: Any = model.apply({"params": params}, images)
+        return logits
+
+    return apply
 
 
 @functools.cache
@@ -125,11 +173,7 @@ def _train_and_predict(
     partition = pate.Partition.draw(
         assign_key, num_examples, num_teachers=settings.num_teachers, shard_size=size
     )
-    batch_size = min(settings.batch_size, size)
-
-    def apply(params: Any, images: Any) -> jax.Array:
-        logits: Any = model.apply({"params": params}, images)
-        return logits
+    batch_size, apply = min(settings.batch_size, size), _logits(model)
 
     def loss(params: Any, batch: Any, key: PRNGKey) -> jax.Array:
         images, labels = batch
@@ -158,7 +202,7 @@ def train_student(
     key, params = initialize(model, images[:1], settings.seed)
     student = pate.train_student(
         key,
-        lambda params, images: model.apply({"params": params}, images),
+        _logits(model),
         params,
         images,
         labels,

@@ -172,7 +172,7 @@ def test_the_command_prints_both_kinds_of_epsilon(folder, capsys):
     sanitize = "--sanitize 15.5 0.031 7.91 1e-6"
     options = f"{confident} --max-answers 20 --num-queries 50 --delta 1e-5 {sanitize}"
     assert command.main([path, *options.split()]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "NOT PUBLISHABLE AS IS" in printed
     assert "of 2 classes among the votes of 250 teachers, for 50 queries" in printed
     assert "Sanitized data-dependent epsilon" in printed
