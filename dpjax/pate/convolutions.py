@@ -16,6 +16,8 @@ from jax.extend.core import JaxprEqn
 
 from dpjax.gradients.bookkeeping.loss_jaxpr import evaluate
 
+# Of each place in a window: start, end and stride of its entries in all windows.
+_Windows = tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 _POOLING: dict[str, tuple[Callable[..., jax.Array], float]] = {
     "reduce_window_max": (jnp.maximum, -np.inf),
     "reduce_window_sum": (jnp.add, 0.0),
@@ -56,45 +58,77 @@ def _is_plain(settings: Any) -> bool:
 def _convolve(images: jax.Array, kernel: jax.Array, settings: Any) -> jax.Array:
     """Returns the product of the patches and the kernel."""
     numbers = settings["dimension_numbers"]
-    images = jnp.transpose(
-        images, (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
-    )
-    out_channel, in_channel, *spatial = numbers.rhs_spec
-    kernel = jnp.transpose(kernel, (*spatial, in_channel, out_channel))
-    padding = [(0, 0), *settings["padding"], (0, 0)]
+    batch, in_channel, *rows = numbers.lhs_spec
+    images = jnp.transpose(images, (batch, *rows, in_channel))
+    out_channel, in_channel, *rows = numbers.rhs_spec
+    kernel = jnp.transpose(kernel, (*rows, in_channel, out_channel))
     strides, dilation = ((1, *settings[name], 1) for name in ("window_strides", "rhs_dilation"))
-    windows = _windows(images, 0.0, (1, *kernel.shape[:-2], 1), strides, dilation, padding)
+    padded = _pad(images, 0.0, [(0, 0), *settings["padding"], (0, 0)])
+    windows = _windows(padded.shape, (1, *kernel.shape[:-2], 1), strides, dilation)
+    patches = _patches(windows, padded)
+    # matrices, which stay matrices under vmap
     result = jnp.matmul(
-        jnp.concatenate(windows, axis=-1),
+        patches.reshape(-1, patches.shape[-1]),
         kernel.reshape(-1, kernel.shape[-1]),
         precision=settings["precision"],
         preferred_element_type=settings["preferred_element_type"],
     )
-    order = np.argsort((numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]))
-    return jnp.transpose(result, order)
+    batch, out_channel, *rows = numbers.out_spec
+    order = np.argsort((batch, *rows, out_channel))
+    return jnp.transpose(result.reshape(*patches.shape[:-1], -1), order)
 
 
 def _pool(
     x: jax.Array, combine: Callable[..., jax.Array], neutral: float, settings: Any
 ) -> jax.Array:
-    """Returns ``combine`` of the slices of all windows."""
-    names = ("window_dimensions", "window_strides", "window_dilation", "padding")
-    sizes, strides, dilation, padding = (settings[name] for name in names)
-    return functools.reduce(combine, _windows(x, neutral, sizes, strides, dilation, padding))
+    """Returns ``combine`` of the entries of all windows."""
+    names = ("window_dimensions", "window_strides", "window_dilation")
+    padded = _pad(x, neutral, settings["padding"])
+    windows = _windows(padded.shape, *(settings[name] for name in names))
+    return functools.reduce(combine, [jax.lax.slice(padded, *window) for window in windows])
+
+
+def _pad(x: jax.Array, value: float, padding: Sequence[tuple[int, int]]) -> jax.Array:
+    return jax.lax.pad(x, jnp.array(value, x.dtype), [(*pair, 0) for pair in padding])
 
 
 def _windows(
-    x: jax.Array,
-    fill: float,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-) -> list[jax.Array]:
-    """Returns for each place in a window the entries of ``x`` at that place of all windows."""
-    padded = jax.lax.pad(x, jnp.array(fill, x.dtype), [(*pair, 0) for pair in padding])
+    shape: tuple[int, ...], sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> _Windows:
+    """Returns for each place in a window the slice of the entries at that place of all windows."""
     spans = [(size - 1) * step for size, step in zip(sizes, dilation, strict=True)]
-    lengths = np.array(padded.shape) - spans  # of the range of the windows' first entries
-    offsets = itertools.product(*map(range, sizes))
-    starts = [np.multiply(offset, dilation) for offset in offsets]
-    return [jax.lax.slice(padded, start, start + lengths, strides) for start in starts]
+    starts = [np.multiply(place, dilation) for place in itertools.product(*map(range, sizes))]
+    ends = [start + shape - spans for start in starts]
+    return tuple(
+        (tuple(start.tolist()), tuple(end.tolist()), tuple(strides))
+        for start, end in zip(starts, ends, strict=True)
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _patches(windows: _Windows, x: jax.Array) -> jax.Array:
+    """Returns the windows' entries side by side on the last axis.
+
+    They are computed once: XLA would compute ``x`` again for each slice. The gradient is summed up
+    in place, slice after slice, instead of as a sum of padded arrays.
+    """
+    x = jax.lax.optimization_barrier(x)
+    return jnp.concatenate([jax.lax.slice(x, *window) for window in windows], axis=-1)
+
+
+def _patches_forward(windows: _Windows, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.lax.optimization_barrier(_patches(windows, x)), jnp.zeros_like(x)
+
+
+def _patches_backward(
+    windows: _Windows, zeros: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
+    gradient, summed = jax.lax.optimization_barrier(gradient), zeros
+    parts = jnp.split(gradient, len(windows), axis=-1)
+    for window, part in zip(windows, parts, strict=True):
+        places = tuple(slice(*ends) for ends in zip(*window, strict=True))
+        summed = summed.at[places].add(part)
+    return (summed,)
+
+
+_patches.defvjp(_patches_forward, _patches_backward)
