@@ -154,6 +154,7 @@ def teacher_labels(settings: Teachers, folder: Path) -> npt.NDArray[np.int32]:
     data = load_images(settings.data)
     identity = json.dumps([dataclasses.asdict(settings), data.name]).encode()
     own = folder / f"teachers_{hashlib.sha256(identity).hexdigest()[:8]}"
+    own.mkdir(parents=True, exist_ok=True)
     path = own / "labels.npy"
     if not path.exists():
         labels = _train_and_predict(settings, data, own / "checkpoints")
