@@ -9,7 +9,14 @@ from experiments.lib.formatting import format_seconds
 from experiments.lib.planning import Forecast, forecast, summary
 from experiments.lib.publication import PUBLISHED, load_publication, publication_path, publish
 from experiments.lib.records import load_records
-from experiments.lib.registry import PROFILES, Experiment, load_experiments, select, select_rows
+from experiments.lib.registry import (
+    PROFILES,
+    Experiment,
+    Record,
+    load_experiments,
+    select,
+    select_rows,
+)
 from experiments.lib.repetition import check_rows
 from experiments.lib.report import write_report
 from experiments.lib.runner import Plan, run_experiment
@@ -73,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
             )
         if name in ("run", "check"):
             added.add_argument("--row", help="the name of one row (all rows)")
-        if name in ("publish", "check"):
+        if name in ("plan", "publish", "check"):
             added.add_argument(
                 "--published", type=Path, default=PUBLISHED, help="their folder (%(default)s)"
             )
@@ -107,9 +114,17 @@ def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bo
 
 
 def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
+    """Forecasts from the records of ``results`` and, where there is none, the committed ones."""
     everything: list[Forecast] = []
     for experiment in experiments:
-        records = load_records(arguments.results, experiment.name)
+        known = {
+            (record.profile, record.row): record
+            for record in [
+                *_committed(experiment, arguments.published),
+                *load_records(arguments.results, experiment.name),
+            ]
+        }
+        records = list(known.values())
         rows = forecast(experiment, arguments.profile, records)
         print(f"{experiment.name}, {arguments.profile} profile: {experiment.title}")
         for row in rows:
@@ -118,6 +133,11 @@ def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
         everything += rows
     print(f"all: {summary(everything)}")
     return True
+
+
+def _committed(experiment: Experiment, folder: Path) -> list[Record]:
+    publications = (load_publication(folder, experiment.name, profile) for profile in PROFILES)
+    return [record for publication in publications for record in publication.records]
 
 
 def _row_time(row: Forecast) -> str:

@@ -26,6 +26,9 @@ _PARITY = np.uint32(0x1BD11BDA)
 _LARGEST_FAST = 2**55
 # The counter's first word that no lane has: keys derived by `derive` are no lane's random words.
 _DERIVED = np.uint32(2**32 - 1)
+# Few lanes take words of a table filled this many at a time: a call of `threefry` costs about as
+# much for one counter as for a thousand.
+_WORDS_AT_ONCE = 2048
 
 
 def threefry(key: UInt32, first: UInt32, second: UInt32) -> tuple[UInt32, UInt32]:
@@ -59,6 +62,12 @@ def derive(words: UInt32, count: int) -> list[UInt32]:
     return derived
 
 
+def _words64(key: UInt32, first: UInt32, second: UInt32) -> npt.NDArray[np.uint64]:
+    """Returns the values of `threefry` as 64-bit words."""
+    high, low = threefry(key, first, second)
+    return (high.astype(np.uint64) << np.uint64(32)) | low
+
+
 class RandomWords:
     """Streams of independent uniform 64-bit words, one stream for each lane.
 
@@ -76,14 +85,24 @@ class RandomWords:
         self._keys = keys if self._one_key else np.repeat(keys, size, axis=0)
         self._positions = np.tile(np.arange(size, dtype=np.uint32), len(keys))
         self._drawn = np.zeros(self.size, np.uint32)
+        self._table = np.zeros((self.size, 0), np.uint64)  # the first words of each lane
 
     def draw(self, lanes: Lanes) -> npt.NDArray[np.uint64]:
         """Returns the next word of each of ``lanes``, which are all different."""
         counts = self._drawn[lanes]
         self._drawn[lanes] = counts + np.uint32(1)
-        keys = self._keys if self._one_key else self._keys[lanes]
-        high, low = threefry(keys, self._positions[lanes], counts)
-        return (high.astype(np.uint64) << np.uint64(32)) | low
+        if self.size > _WORDS_AT_ONCE // 2:
+            keys = self._keys if self._one_key else self._keys[lanes]
+            return _words64(keys, self._positions[lanes], counts)
+        while counts.max(initial=0) >= self._table.shape[1]:
+            self._extend_table()
+        return self._table[lanes, counts]
+
+    def _extend_table(self) -> None:
+        width = self._table.shape[1]
+        counts = np.arange(width, width + _WORDS_AT_ONCE // max(self.size, 1), dtype=np.uint32)
+        words = _words64(self._keys[:, None], self._positions[:, None], counts)
+        self._table = np.concatenate([self._table, words], axis=1)
 
     def uniform(self) -> npt.NDArray[np.float64]:
         """Returns a float64 in (0, 1) for every lane, a multiple of 2^-54."""

@@ -1,5 +1,7 @@
 """Noise-aware regression posterior: its parts, its limit without noise, its coverage."""
 
+import itertools
+import re
 from functools import partial
 
 import jax
@@ -142,6 +144,50 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
         for shape in (3.0, 3.1)
     ]
     assert differences[0] < 1e-8 < 1e-3 < differences[1]
+
+
+def lapack_calls_are_in_a_chain(function, *arguments):
+    """Whether every LAPACK call of the compiled program depends on the one before it."""
+    text = jax.jit(jax.vmap(function)).lower(*arguments).compile().as_text()
+    entry = text[text.index("\nENTRY") :]
+    calls, needed = [], {}
+    for line in entry.splitlines():
+        if match := re.match(r"\s*(?:ROOT )?(%[\w.-]+) = .*? [\w-]+\((.*?)\)(.*)", line):
+            name, operands, rest = match.groups()
+            parents = re.findall(r"%[\w.-]+", operands)
+            needed[name] = set(parents).union(*(needed.get(parent, set()) for parent in parents))
+            calls += [name] if 'custom_call_target="lapack' in rest else []
+    calls.sort(key=lambda call: len(needed[call] & set(calls)))
+    assert len(calls) > 1
+    return all(first in needed[second] for first, second in itertools.pairwise(calls))
+
+
+def test_factorisations_of_many_data_sets_never_run_at_once():
+    """Two at once can wait for each other without end on a CPU with two cores (jaxlib 0.10)."""
+    released = RegressionStatistics(jnp.eye(2) * 9, jnp.array([3.0, 1.0]), jnp.array(8.0))
+    observation = observation_model.observe(GAUSSIAN, released, 30)
+    second_moment = observation_model.second_moment_prior(None, GAUSSIAN, observation)
+    prior = latent_statistics.ConjugatePrior(*map(jnp.float32, (1.5, 3.0, 2.0)))
+    coordinates = latent_statistics.make_coordinates(observation, prior, GAUSSIAN)
+
+    def density(unknowns):
+        return latent_statistics.log_density(
+            unknowns, coordinates, observation, second_moment, prior, "gaussian"
+        )
+
+    def draw(key, unknowns):
+        found = latent_statistics.decode(unknowns, coordinates, observation, prior)
+        return latent_statistics.draw_parameters(key, found, observation.num_examples, prior)
+
+    def independent(unknowns):
+        matrix = unknowns[:4].reshape(2, 2)
+        products = matrix @ matrix.T, matrix.T @ matrix
+        return [jnp.linalg.cholesky(product + jnp.eye(2)) for product in products]
+
+    keys, points = jax.random.split(jax.random.key(0), 9), jnp.ones((9, 6))
+    assert lapack_calls_are_in_a_chain(jax.value_and_grad(density), points)
+    assert lapack_calls_are_in_a_chain(draw, keys, points)
+    assert not lapack_calls_are_in_a_chain(independent, points)
 
 
 @pytest.mark.slow

@@ -83,3 +83,14 @@ def test_rows_with_the_settings_of_a_quick_record_need_no_time(toy, measured):
     rows = forecast(same, "paper", load_records(measured.results, "toy_table"))
     assert [row.seconds for row in rows] == [0.0, 0.0, None]
     assert rows[0].origin == "record of the quick profile"
+
+
+def test_command_takes_committed_records_for_rows_without_a_result(measured, tmp_path, capsys, toy):
+    arguments = ["toy_table", "--results", str(measured.results), "--published", str(tmp_path)]
+    main(["publish", *arguments], [toy.experiment])
+    capsys.readouterr()
+    elsewhere = ["--results", str(tmp_path / "none"), "--published", str(tmp_path)]
+    main(["plan", *elsewhere], [toy.experiment])
+    assert "2: done in 10 s" in capsys.readouterr().out
+    main(["plan", "--results", str(tmp_path / "none")], [toy.experiment])
+    assert "2: not run yet" in capsys.readouterr().out

@@ -108,9 +108,8 @@ def log_density(
     d, n = len(found.targets), observation.num_examples
     rotated = coordinates.vectors.T @ found.features
     scale = coordinates.vectors.T @ second_moment.scale @ coordinates.vectors
-    log_prior = second_moment.log_density(
-        2 * jnp.sum(found.log_diagonal), log_det(rotated @ rotated.T + scale)
-    )
+    total = _compute_after(found.ridged, rotated @ rotated.T + scale)
+    log_prior = second_moment.log_density(2 * jnp.sum(found.log_diagonal), log_det(total))
     # Of X^T y and the residuals given X, b and v integrated out.
     beside = (2 * prior.rate + prior.precision * jnp.sum(found.coefficients**2)) / n
     log_prior -= (prior.shape + d / 2) * jnp.log(found.residual)
@@ -164,10 +163,20 @@ def draw_parameters(
     variance = n / 2 * (found.residual + beside) / gamma
     mean = root @ solve_triangular(found.ridged, found.coefficients, lower=True, trans=1)
     ridge = prior.precision / n * jnp.eye(d, dtype=dtype)
-    factor = jnp.linalg.cholesky(root @ root.T + ridge)
+    factor = jnp.linalg.cholesky(_compute_after(mean, root @ root.T + ridge))
     normals = jax.random.normal(normal_key, (d,), dtype)
     spread = solve_triangular(factor, normals, lower=True, trans=1)
     return mean + jnp.sqrt(variance / n) * spread, variance
+
+
+def _compute_after(earlier: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Returns ``matrix``, which is computed after ``earlier``.
+
+    Under vmap, factorisations that run at the same time can wait for each other without end on a
+    CPU with two cores (jaxlib 0.10): each occupies a thread of the pool that its parts wait for.
+    XLA keeps the order of what depends on each other, and does not drop a floating-point 0 * x.
+    """
+    return matrix + 0 * jnp.sum(earlier)
 
 
 def _bounded(variance: jax.Array, largest: Numeric) -> jax.Array:
