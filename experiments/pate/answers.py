@@ -86,14 +86,18 @@ def releases_finding(
     comparison = compare_published(
         records, STUDENT, tolerance, "published accuracies", "points", is_full
     )
-    clauses = [
+    return comparison.finding(epsilon_clause(records))
+
+
+def epsilon_clause(records: Sequence[Record]) -> str:
+    """Returns a clause with the published, data-dependent and certified ε of each release."""
+    return "; ".join(
         f"{record.row}: ε {record.source[EPSILON]:g} published, data-dependent"
         f" {record.measured[BOTH]:.2f} here, {format_upper_bound(record.certified[EPSILON])}"
         " certified for any votes"
         for record in records
         if record.certified
-    ]
-    return comparison.finding("; ".join(clauses))
+    )
 
 
 def release_remarks(records: Sequence[Record]) -> list[str]:
