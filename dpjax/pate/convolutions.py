@@ -44,7 +44,7 @@ def _replace(equation: JaxprEqn, operands: Any, outputs: Any) -> Any:
     """Returns the outputs of a convolution or pooling by slices; the unused ones are not run."""
     name, settings = equation.primitive.name, equation.params
     if name == "conv_general_dilated" and _is_plain(settings):
-        return [_convolve(*operands, settings).astype(outputs[0].dtype)]
+        return [_convolve(operands[0], operands[1], settings).astype(outputs[0].dtype)]
     if name in _POOLING and set(settings["base_dilation"]) == {1}:
         return [_pool(operands[0], *_POOLING[name], settings)]
     return outputs
@@ -74,7 +74,7 @@ def _convolve(images: jax.Array, kernel: jax.Array, settings: Any) -> jax.Array:
         preferred_element_type=settings["preferred_element_type"],
     )
     batch, out_channel, *rows = numbers.out_spec
-    order = np.argsort((batch, *rows, out_channel))
+    order = np.argsort((batch, *rows, out_channel)).tolist()
     return jnp.transpose(result.reshape(*patches.shape[:-1], -1), order)
 
 
@@ -120,9 +120,7 @@ def _patches_forward(windows: _Windows, x: jax.Array) -> tuple[jax.Array, jax.Ar
     return jax.lax.optimization_barrier(_patches(windows, x)), jnp.zeros_like(x)
 
 
-def _patches_backward(
-    windows: _Windows, zeros: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array]:
+def _patches_backward(windows: _Windows, zeros: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
     gradient, summed = jax.lax.optimization_barrier(gradient), zeros
     parts = jnp.split(gradient, len(windows), axis=-1)
     for window, part in zip(windows, parts, strict=True):

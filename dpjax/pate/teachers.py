@@ -178,7 +178,7 @@ class _State(NamedTuple):
     optimizer: Any
 
 
-_SPECS = _State(SHARED, *[PER_TEACHER] * 4)
+_SPECS = _State(SHARED, *[PER_TEACHER] * 4)  # type: ignore[arg-type]
 
 
 class _Training(NamedTuple):

@@ -134,7 +134,7 @@ class CheckpointStore:
         return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(_arrays(like))))
 
     def save(self, state: Any, num_done: int) -> None:
-        """Writes ``state`` after ``num_done`` releases, and returns when it is on disk.
+        """Writes ``state`` after ``num_done`` units, and returns when it is on disk.
 
         Raises:
           OSError: it could not be written; earlier checkpoints are intact.
@@ -151,8 +151,8 @@ class CheckpointStore:
         except Exception as error:  # of tensorstore, orbax or the operating system
             reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise OSError(
-                f"checkpoint_dir {str(self._path)!r}: the checkpoint at {self._text.unit} {num_done}"
-                f" cannot be written ({reason}). The checkpoint before it is intact,"
+                f"checkpoint_dir {str(self._path)!r}: the checkpoint at {self._text.unit}"
+                f" {num_done} cannot be written ({reason}). The checkpoint before it is intact,"
                 " and nothing after it was reported: free disk space and call again with the same"
                 " arguments to resume from it to the same result"
             ) from error

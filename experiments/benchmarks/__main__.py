@@ -1,4 +1,4 @@
-"""The command: ``python -m experiments.benchmarks [steps|accounting|inference|imports]``."""
+"""The command: ``python -m experiments.benchmarks [PART...]``, of the parts in `PARTS`."""
 
 import argparse
 import importlib.metadata
@@ -18,6 +18,7 @@ from experiments.benchmarks.inference import inference_groups
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
 from experiments.benchmarks.steps import step_groups
+from experiments.benchmarks.teachers import teacher_groups
 from experiments.lib.runner import versions
 
 
@@ -36,6 +37,7 @@ PARTS = {
         lambda _: accounting_groups(), ("numpy", "scipy", "dp-accounting"), ("prv_accountant",)
     ),
     "inference": Part(lambda _: inference_groups(), ("numpyro", "optax"), ("blackjax",)),
+    "teachers": Part(lambda _: teacher_groups(), ("flax", "optax")),
     "imports": Part(lambda _: import_groups(), ("numpyro", "optax")),
 }
 

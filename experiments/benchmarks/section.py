@@ -33,6 +33,12 @@ _TEXTS = {
         "BDP accounting during training, a step of DP-SVI compared with numpyro's SVI on the same"
         " batches, and effective samples per second of Langevin chains.",
     ),
+    "teachers": (
+        "Time of PATE teachers",
+        "Training of all teachers, and their labels on 640 queries, compared with Python loops over"
+        " the teachers that take as many steps on batches of the same size. The loops compile their"
+        " programs once for all teachers; every time includes compilation.",
+    ),
     "imports": (
         "Import times",
         "Import times in new processes. dpjax imports public names lazily; the second statement"

@@ -25,6 +25,7 @@ from experiments.benchmarks.results import (
     save,
 )
 from experiments.benchmarks.steps import loop_group, step_groups, step_values
+from experiments.benchmarks.teachers import teacher_groups
 from experiments.benchmarks.timing import Case, Effort
 from experiments.benchmarks.torch_client import torch_worker
 
@@ -81,7 +82,7 @@ def test_without_a_part_all_are_run(monkeypatch, tmp_path, capsys):
         command, "run", lambda name, _: ran.append(name) or Benchmark("", {}, "", {})
     )
     assert command.main(["--results", str(tmp_path)]) == 0
-    assert ran == ["steps", "accounting", "inference", "imports"]
+    assert ran == ["steps", "accounting", "inference", "teachers", "imports"]
     capsys.readouterr()
 
 
@@ -198,3 +199,17 @@ def test_inference_has_a_table_for_each_comparison(monkeypatch):
     assert [m.case for m in found][:1] == [NUMPYRO]
     assert found[0].values["× numpyro"] == 1
     assert all(m.values["least ms"] <= m.values["ms"] for m in found)
+
+
+def test_teachers_are_compared_with_loops():
+    """The loops and the call take as many steps; a small network and two teachers."""
+    titles = [title for title, _ in teacher_groups(2)]
+    assert titles[:2] == [
+        f"2 teachers, softmax regression, {what}" for what in ("training", "votes")
+    ]
+    for title, make in list(teacher_groups(2))[:2]:
+        group = make()
+        assert (group.subject, len(group.cases)) == (title, 3 if "training" in title else 2)
+        rows = measure(group, Effort(0.01, 3)).rows
+        assert all(row.values["ms"] > 0 for row in rows)
+        assert rows[0].values[f"× {rows[0].case}"] == 1

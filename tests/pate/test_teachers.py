@@ -1,0 +1,304 @@
+"""Teachers trained at once are those trained one by one, on any blocks, devices and methods."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from dpjax.pate import NO_ANSWER, predict_labels, teachers, train_teachers
+
+TEACHERS, SIZE, BATCH, STEPS = 5, 10, 4, 6
+ONE = jax.devices()[:1]
+KEY = jax.random.key(3)
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+
+
+class Convolutional(nn.Module):
+    """Convolution, pooling, and a dense layer."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.max_pool(nn.relu(nn.Conv(4, (3, 3))(images)), (2, 2), (2, 2))
+        return nn.Dense(3)(x.reshape(len(x), -1))
+
+
+MODEL = Convolutional()
+_IMAGES = jax.random.normal(jax.random.key(0), (TEACHERS, SIZE, 6, 6, 1))
+SHARDS = (_IMAGES, jnp.arange(TEACHERS * SIZE).reshape(TEACHERS, SIZE) % 3)
+
+
+def apply_fn(params, images):
+    return MODEL.apply({"params": params}, images)
+
+
+def init_fn(key):
+    return MODEL.init(key, jnp.zeros((1, 6, 6, 1)))["params"]
+
+
+def loss_fn(params, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(apply_fn(params, batch[0]), batch[1])
+
+
+def train(key=KEY, shards=SHARDS, **settings):
+    given = {"num_steps": STEPS, "batch_size": BATCH, "devices": ONE, "progress": False, **settings}
+    loss = given.pop("loss_fn", loss_fn)
+    return train_teachers(key, loss, given.pop("init_fn", init_fn), shards, OPTIMIZER, **given)
+
+
+def one_by_one(loss=loss_fn, *, own_key=True, takes_key=False):
+    """The same steps in a Python loop over teachers, without a block."""
+
+    @jax.jit
+    def step(params, state, batch, key):
+        def mean_loss(params):
+            return jnp.mean(loss(params, batch, *[key] * takes_key))
+
+        updates, state = OPTIMIZER.update(jax.grad(mean_loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    trained = []
+    for number in range(TEACHERS):
+        init_key, order_key, loss_key = (
+            jax.random.fold_in(jax.random.fold_in(KEY, number * own_key), use) for use in range(3)
+        )
+        params = init_fn(init_key)
+        state, x, y = OPTIMIZER.init(params), SHARDS[0][number], SHARDS[1][number]
+        for taken in range(STEPS):
+            epoch, place = divmod(taken, SIZE // BATCH)
+            order = jax.random.permutation(jax.random.fold_in(order_key, epoch), SIZE)
+            chosen = order[place * BATCH : (place + 1) * BATCH]
+            batch = (x[chosen], y[chosen])
+            params, state = step(params, state, batch, jax.random.fold_in(loss_key, taken))
+        trained.append(params)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trained)
+
+
+def distance(one, other):
+    differences = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), one, other)
+    return max(jax.tree.leaves(differences))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return one_by_one()
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train()
+
+
+@pytest.mark.parametrize("method", ["vmap", "slices", "map"])
+def test_teachers_trained_at_once_are_those_trained_one_by_one(method, expected):
+    assert distance(train(method=method), expected) < 1e-4
+
+
+def test_a_loop_that_differs_is_found(trained, expected):
+    """Power of the test above: one key for all teachers."""
+    assert distance(trained, expected) < 1e-4
+    assert distance(trained, one_by_one(own_key=False)) > 0.01
+
+
+@pytest.mark.parametrize("settings", [{"block_size": 1}, {"block_size": 3}, {"devices": None}])
+def test_the_result_depends_neither_on_blocks_nor_on_devices(settings, trained):
+    assert len(jax.devices()) == 8
+    assert distance(train(**settings), trained) < 1e-4
+
+
+def test_one_record_decides_one_teacher(trained):
+    """Replaced by NaN, so that any dependence shows."""
+    images = SHARDS[0].at[2, 7].set(jnp.nan)
+    other = train(shards=(images, SHARDS[1]))
+    for one, two in zip(*map(jax.tree.leaves, (trained, other)), strict=True):
+        same = [np.array_equal(one[t], two[t]) for t in range(TEACHERS)]
+        assert same == [True, True, False, True, True]
+    labels = predict_labels(apply_fn, other, images[0], progress=False, devices=ONE)
+    assert np.all(labels[2] == NO_ANSWER)
+    assert np.all(np.delete(labels, 2, axis=0) != NO_ANSWER)
+
+
+def test_nothing_is_traced_again_for_the_second_block():
+    traced = []
+
+    def counted(params, batch):
+        traced.append(1)
+        return loss_fn(params, batch)
+
+    counts = []
+    for shards in (jax.tree.map(lambda leaf: leaf[:2], SHARDS), SHARDS):
+        traced.clear()
+        train(shards=shards, loss_fn=counted, block_size=2, method="vmap")
+        counts.append(len(traced))
+    assert counts[0] == counts[1]
+
+
+def test_losses_draw_from_a_key_of_each_teacher_and_step():
+    def noisy(params, batch, key):
+        return loss_fn(params, (batch[0] + jax.random.normal(key, batch[0].shape), batch[1]))
+
+    found = train(loss_fn=noisy, loss_takes_key=True)
+    assert distance(found, one_by_one(noisy, takes_key=True)) < 1e-4
+    assert distance(found, one_by_one()) > 0.01
+
+
+def test_any_kind_of_model():
+    class Linear(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(36, 3, rngs=rngs)
+
+    graph = nnx.graphdef(Linear(nnx.Rngs(0)))
+
+    def nnx_loss(state, batch):
+        logits = nnx.merge(graph, state).layer(batch[0].reshape(-1, 36))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
+
+    def plain_loss(params, batch):
+        logits = batch[0].reshape(-1, 36) @ params[0] + params[1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    def nnx_init(key):
+        return nnx.state(Linear(nnx.Rngs(key)), nnx.Param)
+
+    found = train(loss_fn=nnx_loss, init_fn=nnx_init)
+
+    def plain_init(key):
+        layer = nnx_init(key)["layer"]
+        return layer["kernel"].get_value(), layer["bias"].get_value()
+
+    plain = train(loss_fn=plain_loss, init_fn=plain_init)
+    assert distance(found["layer"]["kernel"].get_value(), plain[0]) < 1e-5
+    one = jax.vmap(lambda p, e: plain_loss(p, jax.tree.map(lambda leaf: leaf[None], e)), (None, 0))
+    assert distance(train(loss_fn=one, init_fn=plain_init), plain) < 1e-5
+
+
+def test_equinox_modules():
+    eqx = pytest.importorskip("equinox")
+    static = eqx.partition(eqx.nn.Linear(36, 3, key=KEY), eqx.is_array)[1]
+
+    def init(key):
+        return eqx.filter(eqx.nn.Linear(36, 3, key=key), eqx.is_array)
+
+    def loss(params, batch):
+        logits = jax.vmap(eqx.combine(params, static))(batch[0].reshape(-1, 36))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
+
+    assert train(loss_fn=loss, init_fn=init).weight.shape == (TEACHERS, 3, 36)
+
+
+class Interrupted(Exception):
+    """Stands for a crash."""
+
+
+def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
+    compiled, trained_blocks = teachers.compile_steps, []
+
+    def interrupting(*arguments):
+        run = compiled(*arguments)
+
+        def counted(state, data, count):
+            trained_blocks.append(len(state.keys))
+            if len(trained_blocks) == 2 and not resumed:
+                raise Interrupted
+            return run(state, data, count)
+
+        return counted
+
+    monkeypatch.setattr(teachers, "compile_steps", interrupting)
+    resumed = False
+    with pytest.raises(Interrupted):
+        train(block_size=2, checkpoint_dir=tmp_path)
+    resumed = True
+    trained_blocks.clear()
+    found = train(block_size=3, checkpoint_dir=tmp_path)  # the three that are left
+    assert trained_blocks == [3]
+    assert distance(found, trained) < 1e-4
+    trained_blocks.clear()
+    again = train(checkpoint_dir=tmp_path)
+    assert trained_blocks == []
+    assert distance(again, found) == 0.0
+
+
+def test_checkpoints_of_other_runs_are_refused(tmp_path):
+    settings = {"loss_fn": lambda w, batch: (batch[0].mean((1, 2, 3)) - w) ** 2}
+    settings |= {"init_fn": lambda key: jnp.zeros(()), "checkpoint_dir": tmp_path}
+    train(**settings)
+    others = {
+        "key": {"key": jax.random.key(4)},
+        "data": {"shards": (SHARDS[0] + 1, SHARDS[1])},
+        "program": {"batch_size": 3},
+        "number": {"num_steps": STEPS + 1},
+    }
+    for name, changes in others.items():
+        message = f"holds a run with another {name}: its teachers are not those asked for"
+        with pytest.raises(ValueError, match=message):
+            train(**{**settings, **changes})
+    with pytest.raises(ValueError, match="another program"):
+        train(**{**settings, "init_fn": lambda key: jnp.ones(())})
+
+
+def test_predictions_are_those_of_each_teacher(trained):
+    queries = jax.random.normal(jax.random.key(9), (23, 6, 6, 1))
+    expected = [
+        apply_fn(jax.tree.map(lambda leaf, t=t: leaf[t], trained), queries).argmax(axis=1)
+        for t in range(TEACHERS)
+    ]
+    for settings in ({"batch_size": 7, "block_size": 2}, {"method": "vmap"}, {"method": "map"}):
+        found = predict_labels(
+            apply_fn, trained, queries, **{"devices": ONE, "progress": False, **settings}
+        )
+        np.testing.assert_array_equal(found, expected)
+    everywhere = predict_labels(apply_fn, trained, queries, progress=False)
+    np.testing.assert_array_equal(everywhere, expected)
+
+
+def test_teachers_learn_their_shards():
+    """Shard t has its own task: class 0 of teacher t is the sign of feature t."""
+    x = jax.random.normal(jax.random.key(1), (3, 64, 4))
+    y = jnp.stack([x[t, :, t] > 0 for t in range(3)]).astype(int)
+
+    def linear(w, x):
+        return x @ w
+
+    def loss(w, batch):
+        return optax.softmax_cross_entropy_with_integer_labels(linear(w, batch[0]), batch[1])
+
+    found = train(shards=(x, y), loss_fn=loss, init_fn=lambda key: jnp.zeros((4, 2)), num_steps=200)
+    queries = jax.random.normal(jax.random.key(2), (300, 4))
+    labels = predict_labels(linear, found, queries, progress=False, devices=ONE)
+    right = [[np.mean(labels[t] == (queries[:, f] > 0)) for f in range(4)] for t in range(3)]
+    assert np.min(np.diag(right)) > 0.9
+    assert np.max(np.array(right) * (1 - np.eye(3, 4))) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shards": (SHARDS[0], SHARDS[1][:, :3])}, "shards must be with axes"),
+        ({"shards": jnp.zeros((0, 4))}, "shards must be with axes .* got .*0, 4"),
+        ({"batch_size": 11}, "batch_size must be at most 10, a shard, got 11"),
+        ({"num_steps": 0}, "num_steps must be a whole number >= 1, got 0"),
+        ({"block_size": 0}, "block_size must be a whole number >= 1, got 0"),
+        ({"method": "loop"}, "method must be one of 'auto', 'vmap', 'slices', 'map', got 'loop'"),
+        ({"loss_fn": apply_fn}, "too many|must be"),
+        (
+            {"init_fn": lambda key: {"n": jnp.zeros(2, int)}},
+            r"init_fn's result\['n'\] must be a fl",
+        ),
+    ],
+)
+def test_settings_are_refused(changes, message):
+    if changes.get("loss_fn"):
+        changes = {"loss_fn": lambda params, batch: apply_fn(params, batch[0])}
+        message = r"loss_fn's result must be a float scalar, or of shape \(4,\), .* got 'float32\[4"
+    with pytest.raises(ValueError, match=message):
+        train(**changes)
+
+
+def test_predictions_are_refused(trained):
+    with pytest.raises(ValueError, match="apply_fn's result must be logits of shape"):
+        predict_labels(lambda p, x: x.sum(), trained, SHARDS[0][0], progress=False)
+    with pytest.raises(ValueError, match="inputs must be at least one query"):
+        predict_labels(apply_fn, trained, SHARDS[0][0][:0], progress=False)
