@@ -77,24 +77,37 @@ def epsilon_or_reason(event: DpEvent, delta: float, adjacency: Adjacency, method
 def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
     """Returns the method whose epsilon is certified, and that epsilon.
 
-    It is the privacy loss distribution where there is one, else the Rényi bound. A noise multiplier
-    below 1e-100 counts as none: epsilon is infinite.
+    It is the privacy loss distribution where there is one, else the Rényi bound; the smaller of
+    both where either may be (discrete Gaussian noise of few units). A noise multiplier below 1e-100
+    counts as none: epsilon is infinite.
 
     Raises:
       UnsupportedEventError: neither supports the event; a `TooLittleNoiseError` if one would do so
         with more noise.
     """
+    found: dict[str, float] = {}
     reasons = {}
     for method in _GUARANTEES:
         try:
-            return method, epsilon_or_reason(event, delta, adjacency, method)
+            found[method] = epsilon_or_reason(event, delta, adjacency, method)
         except UnsupportedEventError as reason:
             reasons[method] = reason
+        if found and not _has_loose_pld(event, adjacency):
+            break
+    if found:
+        return min(found.items(), key=lambda one: one[1])
     too_little = any(isinstance(reason, TooLittleNoiseError) for reason in reasons.values())
     raise (TooLittleNoiseError if too_little else UnsupportedEventError)(
         f"{type(event).__name__} under adjacency {adjacency!r} has no guarantee: "
         + "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
     )
+
+
+def _has_loose_pld(event: DpEvent, adjacency: Adjacency) -> bool:
+    """Whether the Rényi bound of ``event``, which an accountant supports, may be the smaller."""
+    if is_nonprivate(event):
+        return False
+    return any(part.release.has_loose_pld for part in decompose(event, adjacency))
 
 
 def _alternatives(event: DpEvent, delta: float, adjacency: Adjacency) -> str:

@@ -121,15 +121,21 @@ def _closed_form(event: DpEvent, parts: tuple[RepeatedRelease, ...]) -> TradeOff
 
 
 def _guaranteed(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
-    """Returns the least curve that has every delta of an upper profile."""
+    """Returns the least curve that has every delta of an upper profile, or of two."""
+    profiles: list[tuple[Array, Array]] = []
+    reason = None
     try:
         epsilons = _epsilons(parts)
-        return from_profile(epsilons, pld.compute_profile(parts, epsilons, None))
-    except UnsupportedEventError as reason:
+        profiles.append((epsilons, pld.compute_profile(parts, epsilons, None)))
+    except UnsupportedEventError as error:
+        reason = error
+    if not profiles or any(part.release.has_loose_pld for part in parts):
         try:
-            return from_profile(_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS))
+            profiles.append((_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS)))
         except UnsupportedEventError as other:
-            raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
+            if not profiles:
+                raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
+    return from_profile(*map(np.concatenate, zip(*profiles, strict=True)))
 
 
 def _upper_curve(parts: tuple[RepeatedRelease, ...]) -> TradeOff:

@@ -5,10 +5,12 @@ from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.gaussian import DiscreteGaussian, Gaussian
 from dpjax.mechanisms.laplace import DiscreteLaplace, Laplace
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
+from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian, mechanism_of
 
 __all__ = [
+    "ClippedSum",
     "Composition",
     "DiscreteGaussian",
     "DiscreteLaplace",
@@ -20,6 +22,8 @@ __all__ = [
     "Mechanism",
     "NoisyMax",
     "RandomizedResponse",
+    "RecordSum",
     "SubsampledGaussian",
+    "SumPart",
     "mechanism_of",
 ]

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
-from dp_accounting import DpEvent, GaussianDpEvent, ZCDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from dpjax._validation import check_delta, check_positive
 from dpjax.accounting import gdp
+from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
@@ -107,12 +108,14 @@ class DiscreteGaussian(DiscreteNoise):
       unit: the unit of privacy, for example ``"one record"``.
 
     Privacy:
-      What ``release`` returns is released, under the sensitivity's adjacency: rho-zero-concentrated
-      with rho half the square of the sensitivity over the scale, whatever the number of entries.
-      That is the event, so the guarantee is a Rényi bound, some per cent above the epsilon of
-      continuous Gaussian noise. It holds for the numbers drawn, without rounding error.
+      What ``release`` returns is released, under the sensitivity's adjacency. With scale^2 = V it
+      is as private as Gaussian noise of variance V - 4, whatever the number of entries
+      (`dpjax.accounting.releases.discrete_gaussian`), and rho-zero-concentrated with rho half the
+      square of the sensitivity over the scale, which is the smaller bound where V is below some 30.
+      The certificate has the smaller epsilon of both, for the numbers drawn, without rounding
+      error.
 
-    Source: Canonne, Kamath & Steinke 2020, Theorem 14 (privacy); Karney 2016, Algorithm D
+    Source: Canonne, Kamath & Steinke 2020, Theorem 14 (concentration); Karney 2016, Algorithm D
     (sampler).
 
     >>> from dpjax import sensitivity
@@ -134,8 +137,9 @@ class DiscreteGaussian(DiscreteNoise):
 
     @property
     def event(self) -> DpEvent:
-        """A zCDP event, with rho under the adjacency itself (no clip bound)."""
-        return ZCDpEvent(self.rho)
+        """The event of one discrete Gaussian release."""
+        scale = float(self.scale)
+        return DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale)
 
     @property
     def standard_deviation(self) -> float:

@@ -5,6 +5,7 @@ teacher has keys of its own, folded from the given key by its number, so the res
 on the size of the blocks or on the devices, up to rounding.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -40,6 +41,7 @@ BatchLossFn = Callable[..., jax.Array]
 # What the keys folded from a teacher's key are for.
 _INIT, _ORDER, _LOSS = range(3)
 _STEPS_PER_CALL = 50
+_SECONDS_BETWEEN_SAVES = 20.0  # each save writes all teachers
 _CHECKPOINT_TEXT = CheckpointText(
     unit="teacher",
     mismatch="its teachers are not those asked for",
@@ -89,9 +91,9 @@ def train_teachers(
         CPU, else ``"vmap"``.
       block_size: how many teachers are trained at once; by default as many as fit into memory.
       devices: over which the teachers of a block are spread; by default all.
-      checkpoint_dir: a folder to save to after each block, and to resume from: teachers that are
-        there are not trained again. Another key, data, program or number of steps is refused;
-        ``block_size`` and ``devices`` may change.
+      checkpoint_dir: a folder to save to after a block, at most every 20 seconds, and to resume
+        from: teachers that are there are not trained again. Another key, data, program or number of
+        steps is refused; ``block_size`` and ``devices`` may change.
       progress: show a progress bar (without losses, which are private).
 
     Returns:
@@ -137,6 +139,7 @@ def train_teachers(
     if checkpoint_dir is not None:
         identity = _identify(key, training, shards, num_steps)
         store = CheckpointStore(checkpoint_dir, identity, is_seeded(key), _CHECKPOINT_TEXT)
+    last_save = time.monotonic()
     with store as saved:
         if saved:
             ensemble = jax.tree.map(np.array, saved.restore(ensemble))
@@ -147,8 +150,10 @@ def train_teachers(
             for stacked, leaf in zip(*map(jax.tree.leaves, (ensemble.params, params)), strict=True):
                 stacked[numbers] = leaf
             num_done = int(numbers[-1]) + 1
-            if saved:
+            is_due = time.monotonic() > last_save + _SECONDS_BETWEEN_SAVES
+            if saved and (is_due or num_done == num_teachers):
                 saved.save(ensemble._replace(num_done=np.array(num_done)), num_done)
+                last_save = time.monotonic()
     return ensemble.params
 
 

@@ -1,7 +1,7 @@
 """Figure 4 of Bu et al. (2020): noise needed for a target epsilon by each accountant.
 
-``python -m experiments run gdp_noise_saved``: on two CPU cores about two minutes (``quick``: the
-top half for four epochs, the bottom half by accounting only) or most of an hour (``paper``: 20
+``python -m experiments run gdp_noise_saved``: on two CPU cores about a minute (``quick``: the
+top half for two epochs, the bottom half by accounting only) or most of an hour (``paper``: 20
 and 70 epochs with each noise; expect test accuracies of about 95 and 97 %).
 """
 
@@ -39,7 +39,7 @@ ACCOUNTS = {
     "PLD": ("certified (PLD)", CERTIFIED),
 }
 _NOISE_RANGE = 0.4, 10.0
-_QUICK_EPOCHS = {"top": 4, "bottom": 0}
+_QUICK_EPOCHS = {"top": 2, "bottom": 0}
 _LEVELS = (95, 96, 97)
 _BUDGET = 4.0
 _TO_LEVEL = {level: f"epochs to {level} % right" for level in _LEVELS}

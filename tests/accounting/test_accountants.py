@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpjax.accounting import UnsupportedEventError, epsilon
 from dpjax.accounting.accountants import METHODS, guarantee
+from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.accounting.releases.wishart import WishartDpEvent
 from dpjax.adjacency import ADJACENCIES
 
@@ -30,6 +31,8 @@ CASES = {
     "truncated": (truncated(2.0, 45), {"pld"}, {"pld"}, {"pld"}),
     "laplace": (laplace(5.0, 3), BOUNDS, BOUNDS, BOUNDS),
     "discrete laplace": (dp_event.DiscreteLaplaceDpEvent(0.5, 1), *3 * [{"pld"}]),
+    "discrete gaussian": (DiscreteGaussianDpEvent(2.0, 40.0), ALL, ALL, ALL),
+    "coarse discrete gaussian": (DiscreteGaussianDpEvent(2.0, 2.0), *3 * [{"rdp", "moments"}]),
     "wishart": (WishartDpEvent(100, 1.0), *3 * [{"pld"}]),
     "zcdp": (dp_event.ZCDpEvent(0.1), *3 * [{"rdp", "moments"}]),
     "heterogeneous": (

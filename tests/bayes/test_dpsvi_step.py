@@ -65,6 +65,24 @@ def test_a_step_is_the_sum_over_the_drawn_records_clipped_then_scaled_by_n_over_
         assert abs(expected * (1 - RATE * N / len(chosen))) > slack
 
 
+def test_a_step_in_two_parts_is_the_step():
+    """Without noise: the clipped sum of the same draw, then the update from it."""
+    svi = private(location, guide_of(1e-2), sampling=POISSON, l2_clip=CLIP)
+    state = svi.init(STATES[0], FAR)
+    whole, _ = svi.update(state, FAR)
+    summed = svi.clipped_sum(state.sampler, state, FAR)
+    parts = svi.update_from_sum(state, summed, np.zeros_like(FAR))
+    np.testing.assert_allclose(
+        svi.get_params(parts)["loc"], svi.get_params(whole)["loc"], rtol=1e-6
+    )
+    assert parts.num_releases == state.num_releases
+    # Power: another draw, and another state of the guide's key.
+    other = svi.clipped_sum(STATES[1], state, FAR)
+    assert abs(float(other["loc"] - summed["loc"])) > 1e-3
+    near = svi.clipped_sum(state.sampler, parts, NEAR)
+    assert abs(float(near["loc"] - svi.clipped_sum(state.sampler, state, NEAR)["loc"])) > 1e-5
+
+
 def test_particles_are_averaged_before_the_clip():
     """With gradients on both sides of zero, an average of clipped ones is shorter than the bound.
 

@@ -56,13 +56,19 @@ def test_epsilon_is_exact_for_the_geometric_mechanism():
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_discrete_gaussian_is_certified_by_its_concentration(adjacency):
-    used = gaussian(adjacency=adjacency)
-    assert used.rho == pytest.approx((3 / 4) ** 2 / 2)
+@pytest.mark.parametrize(("scale", "accountant"), [(4.0, "rdp"), (20.0, "pld")])
+def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(
+    adjacency, scale, accountant
+):
+    used = gaussian(scale, adjacency=adjacency)
+    assert used.rho == pytest.approx((3 / scale) ** 2 / 2)
     certificate = used.certificate(1e-6)
-    assert certificate.accountant == "rdp"
-    continuous = Gaussian(Sensitivity(3.0, "l2", adjacency), 4.0).certificate(1e-6).epsilon
+    assert certificate.accountant == accountant
+    continuous = Gaussian(Sensitivity(3.0, "l2", adjacency), scale).certificate(1e-6).epsilon
     assert continuous < certificate.epsilon < 1.1 * continuous
+    if accountant == "pld":
+        reduced = Gaussian(Sensitivity(3.0, "l2", adjacency), math.sqrt(scale**2 - 4))
+        assert certificate.epsilon == pytest.approx(reduced.certificate(1e-6).epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize("scale", [0.6, 2.0, 10.0])
@@ -84,9 +90,10 @@ def test_calibration_reaches_the_target():
 
 
 def test_discrete_and_continuous_parts_compose():
-    both = Composition((laplace(), gaussian()))
     with pytest.raises(ValueError, match="no guarantee"):
-        both.certificate(1e-6)  # no one accountant has both
+        Composition((laplace(), gaussian(2.0))).certificate(1e-6)  # no one accountant has both
+    both = Composition((laplace(), gaussian(9.0))).certificate(1e-6).epsilon
+    assert gaussian(9.0).certificate(1e-6).epsilon < both < 3 / 4 + 3.0
     twice = Composition((laplace(8.0), laplace(4.0)))
     assert twice.certificate(1e-9).epsilon == pytest.approx(9 / 8, rel=0.005)
 

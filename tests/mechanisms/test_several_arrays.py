@@ -37,8 +37,6 @@ UPPER = np.triu_indices(2)
 def std_of(part):
     """The noise's deviation as the part's event has it: noise over a clip bound."""
     kind = type(part.event).__name__
-    if kind == "ZCDpEvent":
-        return part.sensitivity.value / np.sqrt(2 * part.event.rho)
     scale = part.event.noise_multiplier * part.sensitivity.clip_bound
     return scale * (np.sqrt(2) if kind == "LaplaceDpEvent" else 1.0)
 

@@ -207,6 +207,7 @@ def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
         return counted
 
     monkeypatch.setattr(teachers, "compile_steps", interrupting)
+    monkeypatch.setattr(teachers, "_SECONDS_BETWEEN_SAVES", 0.0)
     resumed = False
     with pytest.raises(Interrupted):
         train(block_size=2, checkpoint_dir=tmp_path)

@@ -2,6 +2,7 @@
 
 from dpjax.accounting.releases import (  # noqa: F401 - defining a kind registers it
     compound,
+    discrete_gaussian,
     gaussian,
     laplace,
     randomized_response,

@@ -85,6 +85,11 @@ class Release:
         return float(getattr(event, "noise_multiplier", cls.constant_noise))
 
     @property
+    def has_loose_pld(self) -> bool:
+        """Whether the Rényi bound may be below that of the privacy loss distribution."""
+        return False
+
+    @property
     def bounded_as(self) -> Adjacency:
         """The adjacency whose bound is used: this one, or one that includes it."""
         return self.adjacency

@@ -19,11 +19,12 @@ from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.host import call_on_host
+from dpjax.mechanisms.record_sum import RecordSum, SumPart, gaussian_part
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 
 @dataclass(frozen=True)
-class StatisticRelease(ComposedMechanism):
+class StatisticRelease(ComposedMechanism, RecordSum):
     """Releases the summed sufficient statistics of a conjugate family once, with noise.
 
     Clipping, sums, noise, event and posteriors are all derived from family and mechanism.
@@ -117,10 +118,31 @@ class StatisticRelease(ComposedMechanism):
         result = [jax.ShapeDtypeStruct((size,), dtype)]
         return call_on_host(self._noisy_sums, key, [statistics], result)[0]
 
-    def _noisy_sums(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        statistics = arrays[0]
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """The released entries, all with noise of one scale."""
+        size = len(self.family.encoding(self.adjacency).offset)
+        return (gaussian_part(self.mechanism, np.ones(size)),)
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Returns the sums ``(m,)`` of clipped records, without noise.
+
+        Args:
+          *records: one array ``(n,)``, or as the family has it.
+        """
+        (values,) = records
+        return self._encoded_sums(np.asarray(as_numbers(self.family.statistic(values))))
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns ``noisy``: the entries are what is released."""
+        return noisy
+
+    def _encoded_sums(self, statistics: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = sum_in_blocks(statistics, axis=-2)
-        exact = self.family.encode(Sums(total, statistics.shape[-2]), self.adjacency)
+        return self.family.encode(Sums(total, statistics.shape[-2]), self.adjacency)
+
+    def _noisy_sums(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        exact = self._encoded_sums(arrays[0])
         if isinstance(self.mechanism, DiscreteNoise):
             return self.mechanism.add_noise(words, [exact])
         rounding = 0.0 if self.family.integer_valued else SUM_ROUNDING

@@ -1,6 +1,6 @@
 """Bayesian linear regression from released sufficient statistics."""
 
-from dpjax.bayes.regression.adassp import AdaSSP, AdaSSPRelease
+from dpjax.bayes.regression.adassp import AdaSSP, AdaSSPRelease, adaptive_ridge
 from dpjax.bayes.regression.budget_allocation import AssumedModel, optimal_budget_shares
 from dpjax.bayes.regression.noise_aware import (
     RegressionDraws,
@@ -18,7 +18,7 @@ from dpjax.bayes.regression.posterior import (
     repair,
     unknown_noise_posterior,
 )
-from dpjax.bayes.regression.private_bounds import PrivateBounds
+from dpjax.bayes.regression.private_bounds import HistogramBounds, PrivateBounds
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
@@ -37,6 +37,7 @@ __all__ = [
     "AdaSSPRelease",
     "AssumedModel",
     "FeaturePrior",
+    "HistogramBounds",
     "PerturbedStatistics",
     "Prediction",
     "PrivateBounds",
@@ -45,6 +46,7 @@ __all__ = [
     "RegressionPosterior",
     "RegressionStatistics",
     "WishartNoise",
+    "adaptive_ridge",
     "coefficient_interval",
     "excludes_record",
     "known_noise_posterior",

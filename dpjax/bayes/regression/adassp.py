@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check_delta, check_positive
+from dpjax._validation import check, check_delta, check_positive
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.composed import ComposedMechanism
+from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
@@ -194,3 +195,49 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
             "records": describe_clipping(self.bounds, self.num_features),
             **self.composition.describe(),
         }
+
+
+def adaptive_ridge(
+    mechanism: PerturbedStatistics,
+    released: RegressionStatistics,
+    *,
+    failure_probability: float = 0.05,
+) -> AdaSSPRelease:
+    """Returns the ridge of AdaSSP for a noisy X^T X, whose own eigenvalue bounds the smallest one.
+
+    No eigenvalue is released beside the statistics, so it works on sums over several holders and
+    spends the whole budget on them. With probability 1 - ``failure_probability`` no eigenvalue of
+    the noise is larger in size than the bound B of `AdaSSP`; then the smallest eigenvalue of X^T X
+    is at least that of the noisy matrix less B, and the ridge is what that lacks to B.
+
+    Privacy:
+      Post-processing of the release.
+
+    Args:
+      mechanism: the mechanism of the release, with Gaussian noise.
+      released: its result, without `repair`.
+      failure_probability: of a ridge that is too small, in (0, 1).
+
+    Returns:
+      The statistics without yty, the lower bound on the smallest eigenvalue, and the ridge.
+
+    Raises:
+      ValueError: Laplace noise, or a probability out of range.
+
+    >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
+    >>> mechanism = PerturbedStatistics.from_epsilon(
+    ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=2
+    ... )
+    >>> many = RegressionStatistics(1e4 * jnp.eye(2), jnp.ones(2), None)
+    >>> float(adaptive_ridge(mechanism, many).ridge)
+    0.0
+    """
+    distribution = mechanism.noise_distribution
+    check(distribution == "gaussian", "mechanism's noise", distribution, "'gaussian'")
+    check_delta(failure_probability, "failure_probability")
+    d = mechanism.num_features
+    spread = math.sqrt(d * math.log(2 * d**2 / failure_probability))
+    bound = float(np.max(mechanism.noise_scales.xtx)) * spread
+    smallest = jnp.maximum(jnp.linalg.eigvalsh(released.xtx)[0] - bound, 0.0)
+    ridge = jnp.maximum(bound - smallest, 0.0)
+    return AdaSSPRelease(released._replace(yty=None), smallest, ridge)

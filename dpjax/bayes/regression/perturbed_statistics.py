@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check_choice, check_positive
+from dpjax._validation import as_numbers, check_choice, check_positive
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.budget_allocation import (
@@ -21,6 +22,8 @@ from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
+    check_features,
+    clipped_statistics,
     describe_clipping,
     statistics_sensitivities,
 )
@@ -30,6 +33,7 @@ from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.host import Array
 from dpjax.mechanisms.laplace import Laplace
+from dpjax.mechanisms.record_sum import RecordSum, SumPart, gaussian_part
 from dpjax.sensitivity import Sensitivity
 
 # The float below sqrt(2).
@@ -41,7 +45,7 @@ _MECHANISMS: Mapping[NoiseDistribution, type[Gaussian] | type[Laplace]] = {
 
 
 @dataclass(frozen=True)
-class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMechanism):
+class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMechanism, RecordSum):
     """Releases X^T X, X^T y and optionally y^T y of clipped records with independent noise.
 
     Attributes:
@@ -181,6 +185,43 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
             )
         ]
         return [mirror(noisy[0]), *noisy[1:]]
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """The upper triangle of xtx, then xty and yty, where it is released."""
+        weights = (upper_triangle(self._weights), np.ones(self.num_features), np.ones(1))
+        released = zip(self.parts, weights, strict=True)
+        return tuple(gaussian_part(part, weight) for part, weight in released if part is not None)
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the statistics of clipped records as one vector, in the order of ``sum_parts``.
+
+        Args:
+          *records: features ``(n, num_features)`` and targets ``(n,)``.
+
+        Raises:
+          ValueError: features or targets of other shapes, or not of real numbers.
+        """
+        x, y = (
+            np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
+        )
+        check_features(x, self.num_features)
+        xtx, xty, yty = clipped_statistics(self.bounds, x, y)
+        parts = [upper_triangle(xtx), xty, yty[None]][: self._num_statistics]
+        return np.concatenate(parts)
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> RegressionStatistics:
+        """Returns the statistics of a noisy vector in the order of ``sum_parts``.
+
+        Args:
+          noisy: ``(d (d + 1) / 2 + d + 1,)``, one less without yty.
+        """
+        d = self.num_features
+        triangle, xty, yty = np.split(noisy, [d * (d + 1) // 2, d * (d + 3) // 2])
+        xtx = jnp.asarray(mirror(triangle))
+        return RegressionStatistics(
+            xtx, jnp.asarray(xty), jnp.asarray(yty[0]) if len(yty) else None
+        )
 
     @property
     def _num_statistics(self) -> int:  # type: ignore[override]

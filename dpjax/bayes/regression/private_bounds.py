@@ -1,9 +1,10 @@
-"""Private clipping bounds, selected by the exponential mechanism."""
+"""Private clipping bounds: by the exponential mechanism, or from a noisy histogram of sizes."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,9 @@ from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, che
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host, exact
+from dpjax.mechanisms.record_sum import GaussianSum
 from dpjax.mechanisms.selection import ExponentialMechanism
-from dpjax.sensitivity import Sensitivity
+from dpjax.sensitivity import Sensitivity, of_histogram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +69,8 @@ class PrivateBounds(ComposedMechanism):
     unit: str = "one record"
 
     def __post_init__(self) -> None:
-        for name in ("x_norms", "y_sizes"):
-            candidates = getattr(self, name)
-            check(len(candidates) > 0, name, candidates, "at least one candidate")
-            for candidate in candidates:
-                check_bound(name, candidate)
-            increasing = all(low < high for low, high in pairwise(candidates))
-            check(increasing, name, candidates, "increasing")
-        check_delta(self.quantile, "quantile")
+        _check_candidates(self)
         check_positive("epsilon", self.epsilon)
-        check_adjacency(self.adjacency)
 
     @property
     def choice(self) -> ExponentialMechanism:
@@ -123,13 +117,11 @@ class PrivateBounds(ComposedMechanism):
         return jnp.asarray(at_x), jnp.asarray(at_y)
 
     def _choose(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        x, y = arrays
-        with np.errstate(over="ignore"):
-            norms = np.linalg.norm(as_float64(x), axis=-1)
+        norms, sizes = _sizes(*arrays)
         x_key, y_key = derive(words, 2)
         return [
             self.choice.select(x_key, self._utilities(norms, self.x_norms)),
-            self.choice.select(y_key, self._utilities(np.abs(as_float64(y)), self.y_sizes)),
+            self.choice.select(y_key, self._utilities(sizes, self.y_sizes)),
         ]
 
     def _utilities(self, sizes: Array, candidates: tuple[float, ...]) -> Array:
@@ -148,6 +140,125 @@ class PrivateBounds(ComposedMechanism):
 
     def describe(self) -> Mapping[str, str]:
         """Returns quantile, candidates and both selections as text for certificates."""
-        candidates = f"{len(self.x_norms)} candidates for |x|, {len(self.y_sizes)} for |y|"
-        aim = f"the {100 * self.quantile:.4g} % quantiles of |x| and |y|, {candidates}"
-        return {"bounds": aim, **self.composition.describe()}
+        return {"bounds": _aim(self), **self.composition.describe()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistogramBounds(GaussianSum):
+    """Selects bounds near a quantile of the records' sizes from two noisy histograms.
+
+    The records are counted between the candidates, by |x| and by |y|. The bound is the smallest
+    candidate with at least the quantile's noisy share of the records below it, or the largest one.
+    Unlike the utilities of `PrivateBounds`, the counts are sums over the records, so several
+    holders can add them up.
+
+    Attributes:
+      x_norms: candidates for ``x_norm``, increasing.
+      y_sizes: candidates for ``y_size``, increasing.
+      quantile: target share of the records within each bound, in (0, 1).
+      scale: of the noise on every count, its standard deviation.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
+
+    Privacy:
+      The counts may be released; the bounds are computed from them. Compose with the mechanism on
+      the same records by `Composition`.
+
+    Raises:
+      ValueError: candidates or a quantile as in `PrivateBounds`, or a scale out of range.
+
+    >>> mechanism = HistogramBounds(
+    ...     x_norms=(1.0, 2.0, 4.0), y_sizes=(1.0, 2.0, 4.0), quantile=0.9, scale=3.0,
+    ...     adjacency="add_remove"
+    ... )
+    >>> x, y = jnp.linspace(0, 1.5, 500)[:, None], jnp.linspace(-3, 3, 500)
+    >>> mechanism.release(jax.random.key(0), x, y)
+    RegressionBounds(x_norm=2.0, y_size=4.0)
+    """
+
+    x_norms: tuple[float, ...]
+    y_sizes: tuple[float, ...]
+    quantile: float
+    scale: float
+    adjacency: Adjacency
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        _check_candidates(self)
+        check_positive("scale", self.scale)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """That of two histograms, of which a record is in one bin each."""
+        one = of_histogram(norm="l2", adjacency=self.adjacency)
+        return replace(one, value=math.sqrt(2) * one.value)
+
+    @property
+    def size(self) -> int:
+        """Number of bins: one below each candidate, and one above the last, for x and for y."""
+        return len(self.x_norms) + len(self.y_sizes) + 2
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Returns both histograms of sizes; NaN counts as above every candidate.
+
+        Args:
+          *records: features ``(n, d)`` and targets ``(n,)``.
+
+        Raises:
+          ValueError: not real numbers, or of other shapes.
+        """
+        x, y = (
+            np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
+        )
+        check_records(x.shape, y.shape)
+        counts = [
+            np.bincount(np.searchsorted(candidates, sizes), minlength=len(candidates) + 1)
+            for candidates, sizes in zip(self._candidates, _sizes(x, y), strict=True)
+        ]
+        return np.concatenate(counts)
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> RegressionBounds:
+        """Returns the bounds chosen by noisy histograms.
+
+        Args:
+          noisy: ``(size,)``.
+        """
+        chosen = []
+        parts = np.split(noisy, [len(self.x_norms) + 1])
+        for candidates, counts in zip(self._candidates, parts, strict=True):
+            below = np.cumsum(counts)
+            enough = np.flatnonzero(below[:-1] >= self.quantile * below[-1])
+            chosen.append(candidates[enough[0] if enough.size else -1])
+        return RegressionBounds(x_norm=chosen[0], y_size=chosen[1])
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns quantile, candidates and noise as text for certificates."""
+        return {"bounds": _aim(self), **super().describe()}
+
+    @property
+    def _candidates(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.x_norms, self.y_sizes
+
+
+def _check_candidates(bounds: PrivateBounds | HistogramBounds) -> None:
+    for name in ("x_norms", "y_sizes"):
+        candidates = getattr(bounds, name)
+        check(len(candidates) > 0, name, candidates, "at least one candidate")
+        for candidate in candidates:
+            check_bound(name, candidate)
+        increasing = all(low < high for low, high in pairwise(candidates))
+        check(increasing, name, candidates, "increasing")
+    check_delta(bounds.quantile, "quantile")
+    check_adjacency(bounds.adjacency)
+
+
+def _sizes(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Array, Array]:
+    """The norms of the features and the absolute values of the targets."""
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(as_float64(x), axis=-1)
+    return norms, np.abs(as_float64(y))
+
+
+def _aim(bounds: PrivateBounds | HistogramBounds) -> str:
+    candidates = f"{len(bounds.x_norms)} candidates for |x|, {len(bounds.y_sizes)} for |y|"
+    return f"the {100 * bounds.quantile:.4g} % quantiles of |x| and |y|, {candidates}"

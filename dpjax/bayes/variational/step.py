@@ -69,23 +69,58 @@ def make_step(
     Returns:
       The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
     """
-    rng_key, key = jax.random.split(state.rng_key)
-    params = optim.get_params(state.optim_state)
-    free = jax.value_and_grad(partial(data_free_loss, problem))
-    free_loss, free_grad = free(params, records, arrays, key)
     draw, sampler = mechanism.sampling.draw(state.sampler)
+    summed, info = clip_draw(problem, mechanism, optim, state, draw, records, arrays)
+    noisy, noise = mechanism.noise(state.noise.key).update(summed, state.noise)
+    moved, free_loss = move(problem, mechanism, optim, state, noisy, records, arrays)
+    loss = _scale(mechanism) * info.loss_sum + free_loss
+    return moved._replace(sampler=sampler, noise=noise), (loss, info)
+
+
+def clip_draw(
+    problem: Problem,
+    mechanism: SubsampledGaussian,
+    optim: _NumPyroOptim,
+    state: DPSVIState,
+    draw: Any,
+    records: Leaves,
+    arrays: Leaves,
+) -> tuple[Any, StepInfo]:
+    """Returns the clipped sum of the drawn records' gradients, without noise, and a `StepInfo`."""
+    _, key = jax.random.split(state.rng_key)
+    params = optim.get_params(state.optim_state)
     where = choose_coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
     most = mechanism.sampling.usual_batches * mechanism.sampling.physical_batch_size
     clipped = clipped_grad(where.loss, mechanism.l2_clip, max_batch_size=most)
     data = with_index(records)
     summed, info = sum_over_draw(clipped, mechanism.sampling, draw, where.point, data)
-    add_noise = mechanism.noise(state.noise.key).update
-    noisy, noise = add_noise(where.to_params(summed), state.noise)
-    scale = mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
+    return where.to_params(summed), info
+
+
+def move(
+    problem: Problem,
+    mechanism: SubsampledGaussian,
+    optim: _NumPyroOptim,
+    state: DPSVIState,
+    noisy: Any,
+    records: Leaves,
+    arrays: Leaves,
+) -> tuple[DPSVIState, jax.Array]:
+    """Returns the state after an update with a noisy sum, and the data-free loss before it.
+
+    Of ``records`` only shapes and dtypes are used. Sampler and noise stay as they are.
+    """
+    rng_key, key = jax.random.split(state.rng_key)
+    params, scale = optim.get_params(state.optim_state), _scale(mechanism)
+    free = jax.value_and_grad(partial(data_free_loss, problem))
+    free_loss, free_grad = free(params, records, arrays, key)
     grads = jax.tree.map(lambda n, g: (scale * n).astype(g.dtype) + g, noisy, free_grad)
     optim_state = optim.update(grads, state.optim_state, value=jnp.nan)
-    loss = scale * info.loss_sum + free_loss
-    return DPSVIState(optim_state, rng_key, sampler, noise), (loss, info)
+    return state._replace(optim_state=optim_state, rng_key=rng_key), free_loss
+
+
+def _scale(mechanism: SubsampledGaussian) -> float:
+    return mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
 
 
 def with_index(records: Leaves) -> tuple[Leaves, jax.Array]:
@@ -107,6 +142,8 @@ class CompiledSteps:
     ) -> None:
         self._svi, self._mechanism, self._static_kwargs = svi, mechanism, static_kwargs
         self._jitted = jax.jit(self._step, static_argnums=(3, 4))
+        self._jitted_clip = jax.jit(self._clip, static_argnums=(4, 5))
+        self._jitted_move = jax.jit(self._move, static_argnums=(4, 5))
         self._loops: dict[tuple[Any, ...], Steps] = {}
         # By signature, the last one checked last.
         self._traces: dict[tuple[Any, ...], ModelTrace] = {}
@@ -168,6 +205,16 @@ class CompiledSteps:
         plate = self.problem(state, parts).plate
         return self._jitted(state, parts.records, parts.arrays, parts.layout, plate)
 
+    def clip(self, state: DPSVIState, key: PRNGKey, parts: Arguments) -> Any:
+        """Returns the clipped sum of a batch drawn with ``key``: see `clip_draw`."""
+        plate = self.problem(state, parts).plate
+        return self._jitted_clip(state, key, parts.records, parts.arrays, parts.layout, plate)
+
+    def move(self, state: DPSVIState, noisy: Any, parts: Arguments) -> DPSVIState:
+        """Returns the state after an update with a noisy sum: see `move`."""
+        plate = self.problem(state, parts).plate
+        return self._jitted_move(state, noisy, parts.records, parts.arrays, parts.layout, plate)
+
     def loop(self, state: DPSVIState, parts: Arguments, most: int) -> Steps:
         """Returns ``run(state, data, count) -> (state, losses)`` for up to ``most`` steps.
 
@@ -196,3 +243,29 @@ class CompiledSteps:
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
         problem = self._problem(layout, plate)
         return make_step(problem, self._mechanism, self._svi.optim, state, records, arrays)
+
+    def _clip(
+        self,
+        state: DPSVIState,
+        key: PRNGKey,
+        records: Leaves,
+        arrays: Leaves,
+        layout: Layout,
+        plate: str,
+    ) -> Any:
+        problem, sampling = self._problem(layout, plate), self._mechanism.sampling
+        draw, _ = sampling.draw(sampling.init(key))
+        optim = self._svi.optim
+        return clip_draw(problem, self._mechanism, optim, state, draw, records, arrays)[0]
+
+    def _move(
+        self,
+        state: DPSVIState,
+        noisy: Any,
+        records: Leaves,
+        arrays: Leaves,
+        layout: Layout,
+        plate: str,
+    ) -> DPSVIState:
+        problem, optim = self._problem(layout, plate), self._svi.optim
+        return move(problem, self._mechanism, optim, state, noisy, records, arrays)[0]

@@ -244,6 +244,48 @@ class DPSVI:
         state, (_, info) = self._steps.step(svi_state, self._steps.split(args, kwargs))
         return state, info
 
+    def clipped_sum(
+        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns the clipped gradient sum of one batch, without noise: **private**.
+
+        For records that several holders keep (`dpjax.federated`): each has a `DPSVI` over its own
+        records, of the same rate, and the same state, whose key for the guide is public then.
+
+        Args:
+          rng_key: a JAX key for the batch, the holder's secret and a new one in each step.
+          svi_state: the state before the step.
+          *args: of the model, all records of the holder included.
+          **kwargs: of the model.
+
+        Returns:
+          A tree like the unconstrained parameters.
+
+        Privacy:
+          The sum is not released here. One record moves it by at most the clip bound, by twice that
+          if it is replaced.
+        """
+        return self._steps.clip(svi_state, as_key(rng_key), self._steps.split(args, kwargs))
+
+    def update_from_sum(
+        self, svi_state: DPSVIState, noisy_sum: Any, *args: Any, **kwargs: Any
+    ) -> DPSVIState:
+        """Makes one step with a noisy sum of clipped gradients: post-processing of it.
+
+        It is multiplied by ``num_examples / expected_batch_size`` of this `DPSVI`, by default one
+        over the sampling rate.
+
+        Args:
+          svi_state: the state before the step, as for `clipped_sum`.
+          noisy_sum: a tree like the unconstrained parameters.
+          *args: of the model; of records only their shapes are used.
+          **kwargs: of the model.
+
+        Returns:
+          The next state, its sampler and noise unchanged.
+        """
+        return self._steps.move(svi_state, noisy_sum, self._steps.split(args, kwargs))
+
     def run(
         self,
         rng_key: PRNGKey,

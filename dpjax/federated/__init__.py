@@ -1,0 +1,59 @@
+"""Private sums over records that several holders keep, without a trusted aggregator.
+
+A `FederatedSum` is the plan of a release: a mechanism that sums over records, the parties, and the
+noise that each holder adds. Holders send secret shares of their noisy sums to nodes, which open the
+total alone. The protocol's functions take and return bytes; `run_round` runs them in one process.
+
+Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
+"""
+
+from dpjax.federated.entropy import Entropy, simulated_entropy
+from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
+from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
+from dpjax.federated.paillier import (
+    PaillierKeys,
+    decrypt_sum,
+    encrypt_statistic,
+    generate_paillier_keys,
+    multiply_ciphertexts,
+)
+from dpjax.federated.parties import Adversary, Parties
+from dpjax.federated.plan import FederatedSum, Grid
+from dpjax.federated.protocol import (
+    NodeState,
+    Result,
+    combine,
+    holder_messages,
+    open_sum,
+    perturb,
+    receive,
+    run_round,
+)
+
+__all__ = [
+    "Adversary",
+    "ClippedGradientSum",
+    "Entropy",
+    "ErrorCode",
+    "FederatedSum",
+    "Grid",
+    "HolderGradient",
+    "NodeState",
+    "PaillierKeys",
+    "Parties",
+    "ProtocolError",
+    "Result",
+    "agreed_holders",
+    "combine",
+    "decrypt_sum",
+    "encrypt_statistic",
+    "generate_paillier_keys",
+    "holder_gradient",
+    "holder_messages",
+    "multiply_ciphertexts",
+    "open_sum",
+    "perturb",
+    "receive",
+    "run_round",
+    "simulated_entropy",
+]

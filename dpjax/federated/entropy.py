@@ -1,0 +1,53 @@
+"""Random words from the operating system's entropy, or from a seed in a simulation."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpjax._validation import as_seed
+from dpjax.mechanisms.exact_sampling import Lanes, RandomWords
+
+# From a number of bytes to that many independent, uniform ones.
+Entropy = Callable[[int], bytes]
+UInt64 = npt.NDArray[np.uint64]
+
+SYSTEM: Entropy = os.urandom
+
+
+def simulated_entropy(seed: int) -> Entropy:
+    """Returns a reproducible source of bytes, for tests and simulations in one process.
+
+    Privacy:
+      None: anyone who has the seed can remove the masks and the noise.
+
+    Args:
+      seed: a whole number of at least zero.
+
+    >>> simulated_entropy(3)(4) == simulated_entropy(3)(4)
+    True
+    """
+    return np.random.Generator(np.random.Philox(as_seed(seed))).bytes
+
+
+def uniform_words(entropy: Entropy, size: int) -> UInt64:
+    """Returns ``size`` independent uniform 64-bit words."""
+    return np.frombuffer(entropy(8 * size), "<u8").astype(np.uint64, copy=False)
+
+
+class EntropyWords(RandomWords):
+    """Streams of random words for the exact samplers, all from one source of bytes.
+
+    Args:
+      entropy: the source.
+      size: the number of lanes.
+    """
+
+    def __init__(self, entropy: Entropy, size: int) -> None:
+        self.size = size
+        self.entropy = entropy
+
+    def draw(self, lanes: Lanes) -> UInt64:
+        """Returns a new word for each of ``lanes``."""
+        return uniform_words(self.entropy, len(lanes))

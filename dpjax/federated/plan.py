@@ -1,0 +1,331 @@
+"""The plan of a federated release: parties, grid, noise of each holder, and the guarantee.
+
+Each of N holders rounds the sum over its records to a public grid and adds discrete Gaussian noise
+of an integer scale s; the noisy integers are summed by secret sharing. Up to D holders drop out,
+and up to T collude with the observer, who can subtract their noise and, if it is a holder, its own.
+What remains of the noise are the shares of at least H = N - D - T - 1 holders (without the - 1 if
+the observer is none), the victim's own among them. So s^2 is the variance of a trusted
+aggregator's noise over H, and the guarantee is the trusted aggregator's.
+
+In units of the grid, for one entry with noise of standard deviation t at the trusted aggregator:
+
+1. Rounding a holder's sums moves two neighbours apart by at most one more unit in each entry, so by
+   sqrt(d) units in L2; t is enlarged by that share of the sensitivity and by `SUM_ROUNDING`. A
+   holder's sums are cut off at a public size, which moves no two values farther apart.
+2. The sum of k discrete Gaussian numbers of scale s >= 16 has the probabilities of one of variance
+   k s^2, up to factors within 1 +- 1e-1000 (Poisson summation:
+   sum over j of exp(-j^2 / (2 a) - (n - j)^2 / (2 b)) is exp(-n^2 / (2 (a + b))) times a constant
+   times 1 +- 2.1 exp(-2 pi^2 a b / (a + b)), and a b / (a + b) >= 128).
+3. That is a post-processing of Gaussian noise of variance k s^2 - 4
+   (`dpjax.accounting.releases.discrete_gaussian`).
+
+With s at least sqrt((t^2 + 4) / H) + 1 any k >= H shares carry Gaussian noise of variance t^2 k / H
+or more, and so do fewer, as 2 s > 4. Sums are linear in the records, so this holds where the
+records are sampled, too.
+
+Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
+"""
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import DpEvent
+
+from dpjax._validation import check, check_count
+from dpjax.accounting.accountants import guarantee
+from dpjax.adjacency import Adjacency
+from dpjax.certificates.certificate import Certificate
+from dpjax.federated.messages import MessageFormat
+from dpjax.federated.parties import Adversary, Parties
+from dpjax.federated.sharing import Int64
+from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.record_sum import RecordSum
+from dpjax.sensitivity.sums import SUM_ROUNDING
+
+# Standard deviations that the total noise may reach: beyond it has probability 2 exp(-z^2 / 2).
+_LEAST_DEVIATIONS = 16.0
+# The largest scale that float64 and the sampler's int64 compute exactly.
+_LARGEST_SCALE = 2.0**50
+# As many records of the largest contribution all holders' sums must hold, and each one's.
+_LEAST_RECORDS, _LEAST_RECORDS_OF_ONE = 2**30, 2**10
+
+
+class Grid(NamedTuple):
+    """The public grid of the sums, and the noise of each holder on it.
+
+    Attributes:
+      exponents: the spacing of each entry is two to the power of this, int64 ``(size,)``.
+      scales: of each holder's discrete Gaussian noise in units of the grid, int64 ``(size,)``.
+    """
+
+    exponents: Int64
+    scales: Int64
+
+
+@dataclass(frozen=True)
+class FederatedSum(Mechanism):
+    """A sum over records that several holders keep, with the noise of one trusted aggregator.
+
+    Attributes:
+      mechanism: the release as a trusted aggregator would make it, with Gaussian noise: its event,
+        adjacency and unit are those of the federated release.
+      parties: holders, nodes, drop-outs and colluders.
+      grid_bits: how fine the grid is: 2^grid_bits units or more in a holder's noise, and in the
+        sensitivity over sqrt(d). Rounding adds 2^-grid_bits to the sensitivity, relatively.
+
+    Privacy:
+      The sum is released, under the adjacency of ``mechanism``: one record of one holder changes.
+      A person with records at several holders is not one unit. The noise comes from the operating
+      system's entropy. The number of holders is public; that of the records of each is not, under
+      add/remove. `adversaries` has the epsilon against everyone who sees more than the result.
+
+    Raises:
+      TypeError: ``mechanism`` does not release a sum over records.
+      ValueError: its noise is not Gaussian, or the sums do not fit into the range of the shares.
+
+    >>> from dpjax.bayes.conjugate import BetaBinomial, StatisticRelease
+    >>> from dpjax.mechanisms import Gaussian
+    >>> family = BetaBinomial(alpha=1.0, beta=1.0)
+    >>> moves = family.sensitivity(norm="l2", adjacency="add_remove")
+    >>> trusted = StatisticRelease(family, Gaussian(moves, scale=4.0))
+    >>> plan = FederatedSum(trusted, Parties(num_holders=10, num_nodes=3))
+    >>> round(plan.certificate(1e-5).epsilon, 3) == round(trusted.certificate(1e-5).epsilon, 3)
+    True
+    """
+
+    mechanism: RecordSum
+    parties: Parties
+    grid_bits: int = 16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, RecordSum):
+            raise TypeError(
+                f"mechanism must release a sum over records (a RecordSum), got {self.mechanism!r}"
+            )
+        check_count("grid_bits", self.grid_bits, minimum=4)
+        largest = float(self.grid.scales.max())
+        allowed = "so few that the noise of a holder is below 2^50 units of the grid"
+        check(largest < _LARGEST_SCALE, "grid_bits", self.grid_bits, allowed)
+        deviations = self._noise_range / (largest * math.sqrt(self.parties.num_holders))
+        allowed = f"so few that {_LEAST_DEVIATIONS:g} standard deviations of the noise do not wrap"
+        check(deviations >= _LEAST_DEVIATIONS, "grid_bits", self.grid_bits, allowed)
+        records = min(
+            self.largest_holder_sum * 2.0 ** int(exponent) / part.mechanism.sensitivity.value
+            for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True)
+        )
+        least = max(_LEAST_RECORDS // self.parties.num_holders, _LEAST_RECORDS_OF_ONE)
+        allowed = f"so few that the sums of {least} records of a holder are not cut off"
+        check(records >= least, "grid_bits", self.grid_bits, allowed)
+
+    @property
+    def adjacency(self) -> Adjacency:  # type: ignore[override]
+        """The adjacency of the mechanism."""
+        return self.mechanism.adjacency
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """The unit of privacy, that of the mechanism."""
+        return self.mechanism.unit
+
+    @property
+    def event(self) -> DpEvent:
+        """The event against the observer with T colluding holders: that of the mechanism."""
+        return self.mechanism.event
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases of the mechanism."""
+        return self.mechanism.num_releases
+
+    @property
+    def has_exact_noise(self) -> bool:
+        """True: all noise is drawn exactly, on integers."""
+        return True
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Published values computed from n, those of the mechanism."""
+        return self.mechanism.constants_from_size
+
+    def scale_noise(self, factor: float) -> "FederatedSum":
+        """Returns the same plan with every noise standard deviation times ``factor``."""
+        scaled: Any = self.mechanism.scale_noise(factor)
+        return replace(self, mechanism=scaled)
+
+    def mechanism_for(self, num_contributing: int) -> RecordSum:
+        """Returns the mechanism with the noise that a sum of ``num_contributing`` holders has.
+
+        Noise-aware posteriors take it in place of the plan's, whose noise is that of H shares.
+
+        Args:
+          num_contributing: holders whose values are in the sum, in N - D .. N.
+
+        Raises:
+          ValueError: the number is out of range.
+        """
+        least, most = self.parties.least_holders, self.parties.num_holders
+        fits = isinstance(num_contributing, int) and least <= num_contributing <= most
+        check(fits, "num_contributing", num_contributing, f"a whole number, {least} to {most}")
+        return self._with_shares(num_contributing)
+
+    def _with_shares(self, num_shares: int) -> Any:
+        return self.mechanism.scale_noise(math.sqrt(num_shares / self.parties.num_noise_shares))
+
+    def adversaries(self, delta: float) -> tuple[Adversary, ...]:
+        """Returns the epsilon at ``delta`` against each kind of adversary.
+
+        D holders have dropped out, and T add no noise or give it away.
+
+        Args:
+          delta: in (0, 1).
+        """
+        parties = self.parties
+        holder = "an observing holder" if parties.observer_is_holder else "an observer"
+        few = parties.sharing.threshold - 1
+        adding = parties.least_holders - parties.num_colluders
+        rows = [
+            ("an analyst or outsider", "the released sum", adding),
+            (f"any {few} of the nodes", "uniform shares, and the released sum", adding),
+            (
+                f"{holder} with {parties.num_colluders} other holders and {few} of the nodes",
+                "the released sum, and the values and noise of these holders",
+                parties.num_noise_shares,
+            ),
+            (
+                f"{parties.sharing.threshold} or more of the nodes together",
+                "every holder's own noisy sum",
+                1,
+            ),
+        ]
+        return tuple(
+            Adversary(*row, guarantee(self._with_shares(row[2]).event, delta, self.adjacency)[1])
+            for row in rows
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns sentences on the mechanism, the holders, the nodes and the grid."""
+        parties = self.parties
+        sharing = (
+            "additive shares modulo 2^64"
+            if parties.node_threshold is None
+            else "Shamir's shares modulo 2^61 - 1"
+        )
+        return {
+            **self.mechanism.describe(),
+            "holders": f"{parties.num_holders}, of which {parties.num_dropouts} may drop out and"
+            f" {parties.num_colluders} collude; each adds 1 / {parties.num_noise_shares} of the"
+            " noise's variance",
+            "nodes": f"{parties.num_nodes}, with {sharing}: {parties.sharing.threshold} open the"
+            " sum, fewer see uniform numbers",
+            "grid": f"each holder's noise is discrete Gaussian of at least {self.grid.scales.min()}"
+            f" units; a sum wraps around with probability at most {self.wrap_probability:.1g}",
+        }
+
+    def certificate(self, delta: float) -> Certificate:
+        """Returns the certificate at ``delta``, with the epsilon against each adversary.
+
+        Args:
+          delta: in (0, 1).
+
+        Returns:
+          A `Certificate`; its epsilon is that against the observer with T colluding holders.
+
+        Raises:
+          ValueError: ``delta`` is out of range, or no accountant supports the event.
+        """
+        found = super().certificate(delta)
+        rows = {
+            f"against {one.name}": f"epsilon {one.epsilon:.4g}, who sees {one.view}"
+            for one in self.adversaries(delta)
+        }
+        return replace(found, description={**found.description, **rows})
+
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The grid of every entry, and a holder's noise on it."""
+        exponents, scales = [], []
+        shares = self.parties.num_noise_shares
+        for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True):
+            noise, unit = part.mechanism, 2.0**exponent
+            moved = math.sqrt(part.weights.size) * part.weights.max() * unit
+            rounding = SUM_ROUNDING + moved / noise.sensitivity.value
+            needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
+            scales.append(np.ceil(np.sqrt((needed**2 + 4) / shares)) + 1)
+            exponents.append(np.full(part.weights.size, exponent, np.int64))
+        return Grid(np.concatenate(exponents), np.concatenate(scales).astype(np.int64))
+
+    @property
+    def _part_exponents(self) -> list[int]:
+        found = []
+        for part in self.mechanism.sum_parts:
+            largest = float(part.weights.max())
+            finest = min(
+                part.mechanism.sensitivity.value / (math.sqrt(part.weights.size) * largest),
+                float(part.mechanism.scale) / (math.sqrt(self.parties.num_holders) * largest),
+            )
+            found.append(math.frexp(finest)[1] - 1 - self.grid_bits)
+        return found
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the sum."""
+        return self.grid.scales.size
+
+    @property
+    def largest_holder_sum(self) -> int:
+        """Units of the grid at which each entry of a holder's sum is cut off."""
+        return self.parties.sharing.half_range // (2 * self.parties.num_holders)
+
+    @property
+    def _noise_range(self) -> float:
+        """Units of the grid that are left for the noise."""
+        return self.parties.sharing.half_range / 2
+
+    @property
+    def wrap_probability(self) -> float:
+        """Upper bound on the probability that an entry wraps around; it costs accuracy alone.
+
+        The noise is subgaussian with its variance (Canonne, Kamath & Steinke 2020, Corollary 17).
+        """
+        deviation = float(self.grid.scales.max()) * math.sqrt(self.parties.num_holders)
+        tail = math.exp(-((self._noise_range / deviation) ** 2) / 2)
+        return min(1.0, 2 * self.size * max(tail, 1e-300))
+
+    @functools.cached_property
+    def message_format(self) -> MessageFormat:
+        """The format of the plan's messages, with a fingerprint of all that is public in it."""
+        digest = hashlib.blake2b(repr(self).encode(), digest_size=16)
+        for part in (*self.grid, *(part.weights for part in self.mechanism.sum_parts)):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return MessageFormat(
+            fingerprint=digest.digest(),
+            num_holders=self.parties.num_holders,
+            size=self.size,
+        )
+
+    def to_units(self, statistic: npt.ArrayLike) -> Int64:
+        """Returns a holder's sums in units of the grid, rounded and cut off: private.
+
+        Args:
+          statistic: ``(size,)``, from ``mechanism.sum_records``; what is not finite counts as zero.
+
+        Raises:
+          ValueError: of another shape.
+        """
+        values = np.asarray(statistic, np.float64)
+        check(values.shape == (self.size,), "statistic", values.shape, f"of shape ({self.size},)")
+        with np.errstate(over="ignore"):
+            units = np.ldexp(np.where(np.isfinite(values), values, 0.0), -self.grid.exponents)
+        # The largest float64 that is no larger.
+        bound = math.nextafter(float(self.largest_holder_sum), 0.0)
+        return np.rint(np.clip(units, -bound, bound)).astype(np.int64)
+
+    def from_units(self, total: Int64) -> npt.NDArray[np.float64]:
+        """Returns an opened sum ``total``, ``(size,)``, in the units of the statistic."""
+        return np.ldexp(total.astype(np.float64), self.grid.exponents)

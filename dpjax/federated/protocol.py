@@ -1,0 +1,298 @@
+"""The protocol of one federated release: functions of holder, node and analyst on bytes.
+
+A round is one release. Each holder sends one message to each node; the nodes agree on the holders
+whose messages all of them have (`agreed_holders`), and each opens the sum of that set, once; the
+analyst adds up what they opened. No function reads a network, a clock or a file, so that a
+transport can be put around them. What a holder sends counts as released from the moment it leaves,
+whether or not the round ends with a result; a retry must send the same bytes.
+
+Source: Heikkilä et al. (2017), Algorithm 1 (secure sums of perturbed statistics).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from dpjax._validation import check
+from dpjax.federated.entropy import SYSTEM, Entropy, UInt64
+from dpjax.federated.messages import (
+    ANALYST,
+    Message,
+    agreed_holders,
+    require,
+)
+from dpjax.federated.noise import draw_noise
+from dpjax.federated.plan import FederatedSum
+
+
+def perturb(
+    plan: FederatedSum, statistic: npt.ArrayLike, *, entropy: Entropy = SYSTEM
+) -> npt.NDArray[Any]:
+    """Returns a holder's sums in units of the grid plus its share of the noise, int64 ``(size,)``.
+
+    Privacy:
+      Private: one share of noise protects less than the plan's epsilon; see ``plan.adversaries``.
+
+    Args:
+      plan: of the release.
+      statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
+      entropy: source of random bytes.
+    """
+    return plan.to_units(statistic) + draw_noise(entropy, plan.grid.scales)
+
+
+def holder_messages(
+    plan: FederatedSum,
+    holder: int,
+    statistic: npt.ArrayLike,
+    *,
+    round_number: int = 0,
+    entropy: Entropy = SYSTEM,
+) -> list[bytes]:
+    """Returns the message of a holder to each node, with shares of its noisy sums.
+
+    Privacy:
+      Any nodes fewer than the threshold see uniform numbers. Two calls with one ``round_number``
+      draw two noises: keep the bytes and send the same again.
+
+    Args:
+      plan: of the release.
+      holder: index, from zero.
+      statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
+      round_number: of the release, from zero; one round is all that the event of a single release
+        covers, and that of several steps as many rounds.
+      entropy: source of random bytes; anything but the operating system's is a simulation.
+
+    Returns:
+      One message for each node.
+
+    Raises:
+      ValueError: an index out of range, or a statistic of another shape.
+    """
+    _check_index("holder", holder, plan.parties.num_holders)
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    noisy = perturb(plan, statistic, entropy=entropy)
+    shares = plan.parties.sharing.share(entropy, noisy)
+    messages = (
+        Message(
+            kind="share",
+            sender=holder,
+            receiver=node,
+            round_number=round_number,
+            holders=frozenset([holder]),
+            words=share,
+        )
+        for node, share in enumerate(shares)
+    )
+    return [plan.message_format.to_bytes(message) for message in messages]
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What a node has received and opened; it is to be stored before an answer is sent.
+
+    Attributes:
+      node: index of the node.
+      received: messages by round and holder, of rounds that are not opened.
+      opened: by round, the set of holders and the message to the analyst.
+    """
+
+    node: int
+    received: Mapping[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
+    opened: Mapping[int, tuple[frozenset[int], bytes]] = field(default_factory=dict, repr=False)
+
+    def holders(self, round_number: int) -> frozenset[int]:
+        """Returns the holders whose messages of ``round_number`` were received."""
+        return frozenset(holder for number, holder in self.received if number == round_number)
+
+
+def receive(
+    plan: FederatedSum, state: NodeState, data: bytes, *, holder: int, round_number: int = 0
+) -> NodeState:
+    """Returns the state of a node with a holder's message; the same message again changes nothing.
+
+    Args:
+      plan: of the release.
+      state: of the node.
+      data: what was received.
+      holder: the sender, as the channel authenticated it.
+      round_number: of the release.
+
+    Returns:
+      The new state.
+
+    Raises:
+      ProtocolError: a message that is not the expected one, a second one of the holder, or one
+        after the sum was opened.
+    """
+    require(round_number not in state.opened, "opened")
+    require(0 <= holder < plan.parties.num_holders, "sender")
+    known = state.received.get((round_number, holder))
+    require(known is None or known == data, "repeated")
+    message = plan.message_format.from_bytes(
+        data, kind="share", sender=holder, receiver=state.node, round_number=round_number
+    )
+    require(message.holders == frozenset([holder]), "holders")
+    require(plan.parties.sharing.is_share(message.words), "share")
+    return replace(state, received={**state.received, (round_number, holder): data})
+
+
+def open_sum(
+    plan: FederatedSum,
+    state: NodeState,
+    holders: Collection[int],
+    *,
+    round_number: int = 0,
+) -> tuple[NodeState, bytes]:
+    """Returns the state of a node and its message to the analyst: the sum of the holders' shares.
+
+    Two sums that differ in one holder would give that holder's value under its own noise alone, so
+    a node opens one set in each round: the same set again gives the same bytes, another is refused.
+
+    Args:
+      plan: of the release.
+      state: of the node.
+      holders: the set that the nodes agreed on.
+      round_number: of the release.
+
+    Returns:
+      The new state, to be stored before the message is sent, and the message.
+
+    Raises:
+      ProtocolError: too few holders, one whose share is missing, or a second set.
+    """
+    members = frozenset(holders)
+    if round_number in state.opened:
+        earlier, data = state.opened[round_number]
+        require(earlier == members, "opened")
+        return state, data
+    require(len(members) >= plan.parties.least_holders, "too few holders")
+    require(members <= state.holders(round_number), "holders")
+    total: UInt64 | None = None
+    for holder in sorted(members):
+        message = plan.message_format.from_bytes(
+            state.received[round_number, holder],
+            kind="share",
+            sender=holder,
+            receiver=state.node,
+            round_number=round_number,
+        )
+        words = message.words
+        total = words if total is None else plan.parties.sharing.add(total, words)
+    assert total is not None
+    opening = Message(
+        kind="opening",
+        sender=state.node,
+        receiver=ANALYST,
+        round_number=round_number,
+        holders=members,
+        words=total,
+    )
+    data = plan.message_format.to_bytes(opening)
+    kept = {key: value for key, value in state.received.items() if key[0] != round_number}
+    opened = {**state.opened, round_number: (members, data)}
+    return replace(state, received=kept, opened=opened), data
+
+
+class Result(NamedTuple):
+    """Result of a federated release.
+
+    Attributes:
+      released: the result of the mechanism's release.
+      holders: whose records are in it.
+      mechanism: the mechanism with the noise that is in it, for noise-aware posteriors.
+    """
+
+    released: Any
+    holders: frozenset[int]
+    mechanism: Any
+
+
+def combine(plan: FederatedSum, openings: Mapping[int, bytes], *, round_number: int = 0) -> Result:
+    """Returns the released sum from what the nodes opened.
+
+    Args:
+      plan: of the release.
+      openings: the message of each node that answered, by its index.
+      round_number: of the release.
+
+    Returns:
+      The release, its holders, and the mechanism with the noise of that many holders.
+
+    Raises:
+      ProtocolError: too few nodes, sums of different holders, or a message that is not the
+        expected one.
+    """
+    messages = {
+        node: plan.message_format.from_bytes(
+            data, kind="opening", sender=node, receiver=ANALYST, round_number=round_number
+        )
+        for node, data in openings.items()
+        if _is_index(node, plan.parties.num_nodes)
+    }
+    require(len(messages) == len(openings), "sender")
+    sharing = plan.parties.sharing
+    require(len(messages) >= sharing.threshold, "too few nodes")
+    sets = {message.holders for message in messages.values()}
+    require(len(sets) == 1, "holders")
+    (holders,) = sets
+    require(len(holders) >= plan.parties.least_holders, "too few holders")
+    valid = all(sharing.is_share(message.words) for message in messages.values())
+    require(valid, "share")
+    total = sharing.reconstruct({node: message.words for node, message in messages.items()})
+    released = plan.mechanism.from_sum(plan.from_units(total))
+    return Result(released, holders, plan.mechanism_for(len(holders)))
+
+
+def run_round(
+    plan: FederatedSum,
+    statistics: Sequence[npt.ArrayLike | None],
+    *,
+    entropy: Entropy = SYSTEM,
+    dead_nodes: Collection[int] = (),
+    round_number: int = 0,
+) -> Result:
+    """Runs one release in one process, with every message as bytes, and returns its result.
+
+    Args:
+      plan: of the release.
+      statistics: for each holder ``plan.mechanism.sum_records`` of its records, or ``None`` if it
+        drops out.
+      entropy: source of random bytes.
+      dead_nodes: nodes that do not open their sums.
+      round_number: of the release.
+
+    Returns:
+      The release, its holders, and the mechanism with the noise of that many holders.
+
+    Raises:
+      ProtocolError: too few holders or nodes remain.
+      ValueError: not one statistic for each holder.
+    """
+    given, wanted = len(statistics), plan.parties.num_holders
+    check(given == wanted, "statistics", f"{given} of them", f"{wanted}, one for each holder")
+    states = [NodeState(node) for node in range(plan.parties.num_nodes)]
+    for holder, statistic in enumerate(statistics):
+        if statistic is None:
+            continue
+        sent = holder_messages(plan, holder, statistic, round_number=round_number, entropy=entropy)
+        states = [
+            receive(plan, state, data, holder=holder, round_number=round_number)
+            for state, data in zip(states, sent, strict=True)
+        ]
+    alive = [state for state in states if state.node not in dead_nodes]
+    holders = agreed_holders(state.holders(round_number) for state in states)
+    openings = {
+        state.node: open_sum(plan, state, holders, round_number=round_number)[1] for state in alive
+    }
+    return combine(plan, openings, round_number=round_number)
+
+
+def _is_index(value: int, size: int) -> bool:
+    return isinstance(value, int) and 0 <= value < size
+
+
+def _check_index(name: str, value: int, size: int) -> None:
+    check(_is_index(value, size), name, value, f"a whole number, 0 to {size - 1}")

@@ -1,0 +1,251 @@
+"""Mechanisms that release a sum over records, each entry with Gaussian noise of its own scale."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import DpEvent
+
+from dpjax._typing import Bounds, PRNGKey
+from dpjax._validation import check, check_positive
+from dpjax.adjacency import Adjacency
+from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.gaussian import Gaussian
+from dpjax.mechanisms.host import Array, call_on_host
+from dpjax.sensitivity import Sensitivity, clip_to, of_sum
+from dpjax.sensitivity.statistics import checked_bounds
+from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+
+
+class SumPart(NamedTuple):
+    """Consecutive entries of a released sum that one Gaussian mechanism covers.
+
+    Attributes:
+      mechanism: its sensitivity is that of these entries, each times its weight.
+      weights: public, at least one, ``(size,)``: the noise on an entry has the mechanism's scale
+        over its weight.
+    """
+
+    mechanism: Gaussian
+    weights: npt.NDArray[np.float64]
+
+
+class RecordSum(Mechanism):
+    """Base class of mechanisms that release a noisy sum over records.
+
+    The sum is a vector, and every record adds to it without regard to the others. So it may be
+    computed over parts of the records, as `dpjax.federated` does where several holders keep them.
+    """
+
+    @property
+    def num_rounds(self) -> int:
+        """How many sums the event covers: one, or the number of steps."""
+        return 1
+
+    @property
+    @abc.abstractmethod
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """The entries of the sum in their order, with the noise on them.
+
+        Raises:
+          ValueError: the noise is not Gaussian.
+        """
+
+    @abc.abstractmethod
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Returns the sum ``(size,)`` of clipped records, float64 or integers: private.
+
+        Whatever the records are, its distance between neighbours is within the sensitivities times
+        1 + `dpjax.sensitivity.sums.SUM_ROUNDING`.
+
+        Args:
+          *records: arrays with a leading axis of records, which may be empty.
+        """
+
+    @abc.abstractmethod
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> Any:
+        """Returns the result of a release, from the noisy sum.
+
+        Args:
+          noisy: ``(size,)``.
+        """
+
+
+def gaussian_part(mechanism: Mechanism, weights: npt.ArrayLike) -> SumPart:
+    """Returns one part of a sum.
+
+    Args:
+      mechanism: a `Gaussian`.
+      weights: one for each entry.
+
+    Raises:
+      ValueError: a mechanism of another kind.
+    """
+    if not isinstance(mechanism, Gaussian):
+        raise ValueError(
+            "the noise of a sum that several holders add up must be Gaussian: sums of other noise"
+            f" have another distribution than each of its shares, got {mechanism!r}"
+        )
+    return SumPart(mechanism, np.asarray(weights, np.float64))
+
+
+class GaussianSum(RecordSum):
+    """Base class of sums over records with noise of one scale on every entry.
+
+    Attributes:
+      scale: of the noise, its standard deviation.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
+    """
+
+    scale: float
+    num_releases: ClassVar[int] = 1
+    has_exact_noise: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> Sensitivity:
+        """The sensitivity of the whole sum, in L2."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Number of entries of the sum."""
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """The Gaussian mechanism that releases the sum."""
+        return Gaussian(self.sensitivity, self.scale, self.unit)
+
+    @property
+    def event(self) -> DpEvent:
+        """The event of one Gaussian release."""
+        return self.mechanism.event
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        """All entries, with noise of one scale."""
+        return (SumPart(self.mechanism, np.ones(self.size)),)
+
+    def scale_noise(self, factor: float) -> Self:
+        """Returns the same mechanism with ``scale`` times ``factor``."""
+        changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
+        return changed
+
+    def describe(self) -> Mapping[str, str]:
+        """Returns sentences on statistic and noise, for the certificate."""
+        return self.mechanism.describe()
+
+    def release(self, key: PRNGKey, *records: npt.ArrayLike) -> Any:
+        """Returns the result of a release by one trusted aggregator.
+
+        Args:
+          key: a JAX key; a secret.
+          *records: as for ``sum_records``.
+        """
+        exact = np.asarray(self.sum_records(*records), np.float64)
+
+        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+            return self.mechanism.add_noise(words, arrays, rounding=SUM_ROUNDING)
+
+        result = [jax.ShapeDtypeStruct((self.size,), np.float64)]
+        return self.from_sum(call_on_host(noisy, key, [exact], result)[0])
+
+
+@dataclass(frozen=True)
+class ClippedSum(GaussianSum):
+    """The sum of vectors that are clipped to a box, with Gaussian noise.
+
+    A mean is the sum over a public number of records, or over a constant.
+
+    Attributes:
+      bounds: ``(low, high)``, public: tuples of one number for each entry, or one number each.
+      scale: of the noise, its standard deviation.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
+
+    Privacy:
+      The noisy sum is released. The number of records is not.
+
+    Raises:
+      ValueError: bounds as in `dpjax.sensitivity.of_sum`, or a scale out of range.
+
+    >>> ages = ClippedSum((0.0, 100.0), scale=50.0, adjacency="add_remove")
+    >>> ages.sum_records(np.array([[30.0], [170.0], [np.nan]])).tolist()
+    [130.0]
+    >>> ages.release(jax.random.key(0), np.full((1000, 1), 40.0)).shape
+    (1,)
+    """
+
+    bounds: Bounds
+    _: KW_ONLY
+    scale: float
+    adjacency: Adjacency
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+        low, _ = checked_bounds(self.bounds)
+        check(low.ndim <= 1, "bounds", self.bounds, "numbers, or vectors of one for each entry")
+        self.sensitivity  # noqa: B018 - raises where it is zero
+
+    @classmethod
+    def from_epsilon(
+        cls,
+        bounds: Bounds,
+        *,
+        epsilon: float,
+        delta: float,
+        adjacency: Adjacency,
+        unit: str = "one record",
+    ) -> Self:
+        """Returns the mechanism with the least noise that is (epsilon, delta)-private.
+
+        Args:
+          bounds: as of the class.
+          epsilon: any finite number above zero.
+          delta: in (0, 1).
+          adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+          unit: the unit of privacy, in words.
+
+        Raises:
+          ValueError: a number out of range.
+        """
+        moves = of_sum(bounds, norm="l2", adjacency=adjacency)
+        scale = Gaussian.from_epsilon(moves, epsilon=epsilon, delta=delta).scale
+        return cls(bounds, scale=scale, adjacency=adjacency, unit=unit)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """That of the sum of records in the box."""
+        return of_sum(self.bounds, norm="l2", adjacency=self.adjacency)
+
+    @property
+    def size(self) -> int:
+        """Number of entries of a record."""
+        return checked_bounds(self.bounds)[0].size
+
+    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the sum ``(size,)`` of clipped records; NaN counts as the lower bound.
+
+        Args:
+          *records: one array ``(n, size)``.
+
+        Raises:
+          ValueError: records of another shape.
+        """
+        (values,) = records
+        shape = np.shape(values)
+        fits = len(shape) == 2 and shape[1] == self.size
+        check(fits, "records", shape, f"of shape (n, {self.size})")
+        clipped = clip_to(values, checked_bounds(self.bounds))
+        return sum_in_blocks(np.asarray(clipped, np.float64))
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns ``noisy``."""
+        return noisy

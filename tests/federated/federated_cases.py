@@ -1,0 +1,80 @@
+"""Plans that several tests share."""
+
+import numpy as np
+
+from dpjax.bayes.conjugate import (
+    BetaBinomial,
+    DirichletMultinomial,
+    NormalUnknownVariance,
+    StatisticRelease,
+)
+from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
+from dpjax.federated import ClippedGradientSum, FederatedSum, Parties
+from dpjax.mechanisms import Gaussian, SubsampledGaussian
+from dpjax.sampling import PoissonSampling
+
+ADJACENCIES = ("add_remove", "replace_one", "zero_out")
+
+
+def statistic_release(family, *, scale=4.0, adjacency="add_remove"):
+    moves = family.sensitivity(norm="l2", adjacency=adjacency)
+    return StatisticRelease(family, Gaussian(moves, scale=scale * moves.value))
+
+
+def count_release(**options):
+    return statistic_release(BetaBinomial(alpha=1.0, beta=1.0), **options)
+
+
+def histogram_release(**options):
+    return statistic_release(DirichletMultinomial((1.0,) * 5), **options)
+
+
+def moments_release(**options):
+    family = NormalUnknownVariance(
+        (-4.0, 6.0), prior_mean=1.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+    )
+    return statistic_release(family, **options)
+
+
+def regression_release(*, epsilon=1.0, adjacency="replace_one", num_features=3, split=None):
+    return PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=1.5, y_size=2.0),
+        epsilon=epsilon,
+        delta=1e-5,
+        adjacency=adjacency,
+        num_features=num_features,
+        split=split,
+    )
+
+
+def plan_of(mechanism, *, num_holders=5, num_nodes=3, grid_bits=16, **parties):
+    return FederatedSum(
+        mechanism,
+        Parties(num_holders=num_holders, num_nodes=num_nodes, **parties),
+        grid_bits=grid_bits,
+    )
+
+
+def regression_records(rng, num_examples, num_features=3):
+    x = rng.normal(size=(num_examples, num_features)) / num_features
+    return x, x.sum(axis=1) + 0.1 * rng.normal(size=num_examples)
+
+
+RECORDS = {
+    "count": (count_release, lambda rng, n: (rng.integers(0, 2, n),)),
+    "histogram": (histogram_release, lambda rng, n: (rng.integers(0, 5, n),)),
+    "moments": (moments_release, lambda rng, n: (rng.normal(1.0, 2.0, n).astype(np.float32),)),
+    "regression": (regression_release, regression_records),
+}
+
+
+def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):
+    sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
+    steps = SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=num_steps,
+        adjacency="add_remove",
+    )
+    return plan_of(ClippedGradientSum(steps, num_parameters), num_holders=4)

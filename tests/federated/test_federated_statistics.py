@@ -1,0 +1,416 @@
+"""Federated forms of conjugate families, regression, bounds, sums and gradients."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from federated_cases import (
+    count_release,
+    gradient_plan,
+    moments_release,
+    plan_of,
+    regression_release,
+)
+from jax.flatten_util import ravel_pytree
+
+from dpjax.bayes import DPSVI
+from dpjax.bayes.conjugate import naive_posterior, noise_aware_posterior
+from dpjax.bayes.regression import (
+    HistogramBounds,
+    PerturbedStatistics,
+    RegressionBounds,
+    RegressionStatistics,
+    adaptive_ridge,
+    repair,
+    unknown_noise_posterior,
+)
+from dpjax.bayes.regression import (
+    noise_aware_posterior as noise_aware_regression,
+)
+from dpjax.bayes.sgmcmc import SGLD
+from dpjax.federated import ClippedGradientSum, holder_gradient, run_round, simulated_entropy
+from dpjax.mechanisms import ClippedSum, Composition, SubsampledGaussian
+from dpjax.sampling import FixedSizeSampling, PoissonSampling
+
+KEY = jax.random.key(3)
+
+
+def split(records, num_holders):
+    """The records of each holder, of different sizes and one without any."""
+    cuts = np.sort(np.random.default_rng(0).integers(0, len(records[0]), num_holders - 2))
+    cuts = np.append(cuts, len(records[0]))
+    return list(zip(*(np.split(part, cuts) for part in records), strict=True))
+
+
+def released(plan, records, seed=1):
+    entropy = simulated_entropy(seed)
+    held = split(records, plan.parties.num_holders)
+    return run_round(plan, [plan.mechanism.sum_records(*one) for one in held], entropy=entropy)
+
+
+def test_sums_over_holders_are_the_sums_over_all_records():
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(300, 3)), rng.normal(size=300)
+    cases = [
+        (moments_release(), (x[:, 0].astype(np.float32),)),
+        (regression_release(), (x, y)),
+        (ClippedSum(((-1.0, 0.0), (1.0, 0.5)), scale=2.0, adjacency="zero_out"), (x[:, :2],)),
+        (histogram_bounds(scale=2.0), (x, y)),
+    ]
+    for mechanism, records in cases:
+        parts = [mechanism.sum_records(*one) for one in split(records, 6)]
+        whole = mechanism.sum_records(*records)
+        np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
+
+
+def test_noise_aware_posteriors_take_the_result():
+    """A count of 10,000 with noise of deviation 4: the posteriors are near the exact one."""
+    plan = plan_of(count_release(adjacency="replace_one"))
+    ones = (np.random.default_rng(2).random(10_000) < 0.3).astype(np.float32)
+    found = released(plan, (ones,))
+    exact = plan.mechanism.family.exact_posterior(jnp.asarray(ones))
+    naive = naive_posterior(found.mechanism, found.released, num_examples=10_000)
+    aware = noise_aware_posterior(KEY, found.mechanism, found.released, num_examples=10_000)
+    deviation = math.sqrt(0.3 * 0.7 / 10_000)
+    for posterior in (naive, aware):
+        assert abs(float(posterior.mean - exact.mean)) < deviation
+    # The noise of all five holders, of which four counted for the guarantee.
+    assert found.mechanism.mechanism.scale == pytest.approx(4.0 * math.sqrt(5 / 4))
+
+
+@pytest.mark.slow
+def test_the_noise_aware_regression_takes_the_result():
+    plan = plan_of(regression_release(epsilon=4.0))
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3)) / 3
+    y = x @ np.array([1.0, -0.5, 0.25]) + 0.2 * rng.normal(size=4000)
+    found = released(plan, (x, y))
+    draws = noise_aware_regression(
+        KEY,
+        found.mechanism,
+        found.released,
+        num_examples=4000,
+        prior_precision=1.0,
+        noise_shape=2.0,
+        noise_rate=0.1,
+        num_draws=800,
+    )
+    low, high = jnp.quantile(draws.beta, jnp.array([0.001, 0.999]), axis=0)
+    assert bool(jnp.all((low < jnp.array([1.0, -0.5, 0.25])) & (high > jnp.array([1, -0.5, 0.25]))))
+
+
+def wine_like(rng, num_examples, num_features):
+    x = rng.normal(size=(num_examples, num_features)) / math.sqrt(num_features)
+    coefficients = rng.normal(size=num_features)
+    coefficients /= np.linalg.norm(coefficients)
+    return x, x @ coefficients + 0.7 * rng.normal(size=num_examples)
+
+
+def mean_absolute_error(statistics, x, y):
+    """Of predictions with the posterior mean, given statistics with noise."""
+    posterior = unknown_noise_posterior(
+        repair(statistics, floor=1.0),
+        num_examples=2000,
+        prior_precision=1.0,
+        noise_shape=2.0,
+        noise_rate=1.0,
+    )
+    return float(np.abs(y - x @ np.asarray(posterior.mean)).mean())
+
+
+def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
+    """Within 2 % over 60 repetitions: their noise is larger by sqrt(10 / 9).
+
+    Power: with the trusted aggregator's noise from each holder it is not.
+    """
+    trusted = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=1.5, y_size=2.5),
+        epsilon=2.0,
+        delta=1e-4,
+        adjacency="replace_one",
+        num_features=11,
+    )
+    plan = plan_of(trusted, num_holders=10)
+    rng = np.random.default_rng(7)
+    x, y = wine_like(rng, 3000, 11)
+    train, test = (x[:2000], y[:2000]), (x[2000:], y[2000:])
+    sums = [trusted.sum_records(*one) for one in split(train, 10)]
+    entropy, errors = simulated_entropy(8), []
+    for number in range(60):
+        federated, perturbed = (
+            run_round(one, sums, entropy=entropy).released
+            for one in (plan, plan.scale_noise(math.sqrt(9)))
+        )
+        alone = trusted.release_records(jax.random.fold_in(KEY, number), *train)
+        errors.append([mean_absolute_error(one, *test) for one in (federated, alone, perturbed)])
+    ours, theirs, input_perturbation = np.mean(errors, axis=0)
+    assert input_perturbation > 1.1 * theirs
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def histogram_bounds(**options):
+    defaults = {
+        "x_norms": (0.5, 1.0, 2.0, 4.0),
+        "y_sizes": (1.0, 2.0, 4.0),
+        "quantile": 0.95,
+        "scale": 5.0,
+        "adjacency": "add_remove",
+    }
+    return HistogramBounds(**{**defaults, **options})
+
+
+def test_bounds_are_bought_by_the_same_protocol():
+    """Bounds from histograms, then the regression within them; both on one certificate."""
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(5000, 3)), 0.3 * rng.normal(size=5000)
+    bounds = released(plan_of(histogram_bounds()), (x, y)).released
+    assert bounds == RegressionBounds(x_norm=4.0, y_size=1.0)
+    second = PerturbedStatistics.from_epsilon(
+        bounds, epsilon=0.7, delta=1e-5, adjacency="add_remove", num_features=3
+    )
+    plans = plan_of(histogram_bounds()), plan_of(second)
+    both = Composition(plans)
+    certified = both.certificate(1e-5).epsilon
+    assert max(plan.certificate(1e-5).epsilon for plan in plans) < certified
+    assert released(plans[1], (x, y)).released.xtx.shape == (3, 3)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_one_record_moves_the_histograms_of_sizes_by_the_sensitivity(adjacency):
+    used = histogram_bounds(adjacency=adjacency)
+    values = [0.0, 0.7, 3.0, 1e300, np.nan, np.inf, 0.5]
+    rows = [(np.full((1, 2), a), np.full(1, b)) for a in values for b in values]
+    counts = np.array([used.sum_records(*row) for row in rows])
+    assert np.all(counts.sum(axis=1) == 2)
+    others = counts if adjacency == "replace_one" else np.zeros((1, used.size), int)
+    largest = max(np.linalg.norm(one - other) for one in counts for other in others)
+    assert largest == pytest.approx(used.sensitivity.value)
+    assert used.sum_records(np.zeros((0, 2)), np.zeros(0)).tolist() == [0] * used.size
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_one_record_moves_a_clipped_sum_by_the_sensitivity(adjacency):
+    used = ClippedSum(((-1.0, 2.0), (0.5, 5.0)), scale=1.0, adjacency=adjacency)
+    values = [-np.inf, np.nan, -1.0, 0.0, 0.5, 5.0, 1e30]
+    sums = np.array([used.sum_records(np.array([[a, b]])) for a in values for b in values])
+    others = sums if adjacency == "replace_one" else np.zeros((1, 2))
+    largest = max(np.linalg.norm(one - other) for one in sums for other in others)
+    assert largest == pytest.approx(used.sensitivity.value)
+    assert used.sum_records(np.zeros((0, 2))).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"of shape \(n, 2\)"):
+        used.sum_records(np.zeros(3))
+
+
+def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
+    """The smallest eigenvalue is not overestimated, and the ridged matrix is positive definite."""
+    used = PerturbedStatistics.from_epsilon(
+        RegressionBounds(x_norm=1.0, y_size=1.0),
+        epsilon=1.0,
+        delta=1e-5,
+        adjacency="add_remove",
+        num_features=4,
+        split=RegressionStatistics(0.5, 0.5, None),
+    )
+    plan = plan_of(used)
+    x = np.random.default_rng(1).normal(size=(3000, 4)) * np.array([0.5, 0.5, 0.5, 0.01])
+    exact = used.sum_records(x, np.zeros(3000))
+    smallest = np.linalg.eigvalsh(used.from_sum(exact).xtx)[0]
+    entropy, failures = simulated_entropy(3), 0
+    for _ in range(100):
+        found = run_round(plan, [exact / 5] * 5, entropy=entropy)
+        chosen = adaptive_ridge(found.mechanism, found.released)
+        definite = jnp.linalg.eigvalsh(chosen.ridged.xtx)[0] > 0
+        failures += not (definite and chosen.smallest_eigenvalue <= smallest + 1e-3)
+    assert failures <= 5
+    assert float(chosen.ridge) > 0
+    laplace = PerturbedStatistics.from_epsilon(
+        used.bounds, epsilon=1.0, delta=0.0, adjacency="add_remove", num_features=4
+    )
+    with pytest.raises(ValueError, match="mechanism's noise"):
+        adaptive_ridge(laplace, found.released)
+
+
+def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
+    plan = gradient_plan(3)
+    steps = plan.mechanism.mechanism
+    assert plan.certificate(1e-5).epsilon == steps.certificate(1e-5).epsilon
+    assert plan.num_releases == 30
+    fewer = plan.mechanism_for(4).mechanism.noise_multiplier
+    assert fewer == pytest.approx(math.sqrt(4 / 3))
+    (part,) = plan.mechanism.sum_parts
+    assert (part.mechanism.scale, part.mechanism.sensitivity.value) == (1.0, 1.0)
+
+
+def test_stochastic_gradient_descent_over_holders():
+    """Each holder draws its own Poisson batch; the parameters come near the optimum."""
+    rng = np.random.default_rng(6)
+    target = {"w": jnp.array([0.5, -1.0]), "b": jnp.array(0.25)}
+    data = [jnp.asarray(rng.normal(size=(size, 2)), jnp.float32) for size in (100, 250, 350, 300)]
+    plan = gradient_plan(3)
+
+    def loss(params, x):
+        return 0.5 * ((x @ (params["w"] - target["w"])) + params["b"] - target["b"]) ** 2
+
+    gradients = [holder_gradient(loss, plan.mechanism.mechanism, num_examples=len(x)) for x in data]
+    params = jax.tree.map(jnp.zeros_like, target)
+    optimizer, entropy = optax.sgd(0.5), simulated_entropy(5)
+    state, unravel = optimizer.init(params), ravel_pytree(params)[1]
+    for number in range(30):
+        keys = jax.random.split(jax.random.fold_in(KEY, number), len(data))
+        sums = [
+            plan.mechanism.sum_records(gradient(key, params, x))
+            for gradient, key, x in zip(gradients, keys, data, strict=True)
+        ]
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        updates, state = optimizer.update(unravel(noisy / 200.0), state)
+        params = optax.apply_updates(params, updates)
+    error = ravel_pytree(params)[0] - ravel_pytree(target)[0]
+    assert float(jnp.linalg.norm(error)) < 0.1
+
+
+def test_langevin_dynamics_over_holders():
+    """A Gaussian mean under a flat prior: the draws have the posterior's mean and deviation."""
+    num_examples, deviation = 400, 1 / math.sqrt(400)
+    data = 0.3 + np.random.default_rng(8).normal(size=(4, 100, 1))
+    chain = SGLD(
+        PoissonSampling(num_examples, 1.0),
+        l2_clip=20.0,
+        step_size=0.2,
+        num_steps=400,
+        adjacency="zero_out",
+        temperature=1.0,
+    )
+    plan = plan_of(ClippedGradientSum(chain.gaussian, 1), num_holders=4, observer_is_holder=False)
+    assert plan.certificate(1e-5).epsilon == chain.certificate(1e-5).epsilon
+    gradient = holder_gradient(
+        lambda mean, x: 0.5 * jnp.sum((mean - x) ** 2), chain.gaussian, num_examples=100
+    )
+    optimizer, entropy = chain.optimizer(None, key=KEY), simulated_entropy(9)
+    mean, update = jnp.full(1, 0.3), jax.jit(optimizer.update)
+    state, draws = optimizer.init(mean), []
+    for number in range(400):
+        sums = [plan.mechanism.sum_records(gradient(KEY, mean, x)) for x in data]
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        updates, state = update(noisy / num_examples, state, mean)
+        mean = optax.apply_updates(mean, updates)
+        draws.append(float(mean[0]))
+    kept = np.array(draws[20:])
+    # An autoregression with coefficient 0.8: 42 independent draws' worth for the mean, 83 for the
+    # variance, which the step size raises by 1 / 0.9.
+    assert abs(kept.mean() - data.mean()) < 5 * deviation / math.sqrt(42)
+    assert kept.var() / deviation**2 == pytest.approx(1 / 0.9, abs=5 * 1.1 * math.sqrt(2 / 83))
+
+
+def gaussian_mean(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+
+
+def gaussian_guide(x):
+    loc = numpyro.param("loc", jnp.zeros(()))
+    numpyro.sample("mean", dist.Normal(loc, 0.05))
+
+
+def test_variational_inference_over_holders():
+    """The guide's location comes near the mean of all holders' records."""
+    rng = np.random.default_rng(3)
+    data = [rng.normal(1.0, 1.0, size).astype(np.float32) for size in (300, 700)]
+
+    def private_svi(num_examples):
+        return DPSVI(
+            gaussian_mean,
+            gaussian_guide,
+            optax.sgd(2e-4),
+            sampling=PoissonSampling(num_examples, 0.2),
+            num_steps=40,
+            l2_clip=3.0,
+            noise_multiplier=1.0,
+            adjacency="zero_out",
+        )
+
+    holders = [private_svi(len(x)) for x in data]
+    whole = private_svi(1000).mechanism
+    plan = plan_of(ClippedGradientSum(whole, 1), num_holders=2)
+    assert plan.certificate(1e-5).epsilon == whole.certificate(1e-5).epsilon
+    # The same public state at every holder.
+    states = [svi.init(KEY, x) for svi, x in zip(holders, data, strict=True)]
+    params, entropy = {"loc": jnp.zeros(())}, simulated_entropy(2)
+    unravel = ravel_pytree(params)[1]
+    for number in range(40):
+        keys = jax.random.split(jax.random.fold_in(KEY, number), 2)
+        sums = [
+            plan.mechanism.sum_records(svi.clipped_sum(key, state, x))
+            for svi, key, state, x in zip(holders, keys, states, data, strict=True)
+        ]
+        noisy = run_round(plan, sums, entropy=entropy, round_number=number).released
+        states = [
+            svi.update_from_sum(state, unravel(noisy), x)
+            for svi, state, x in zip(holders, states, data, strict=True)
+        ]
+    found = [
+        float(svi.get_params(state)["loc"]) for svi, state in zip(holders, states, strict=True)
+    ]
+    assert max(found) == min(found)
+    assert found[0] == pytest.approx(np.concatenate(data).mean(), abs=0.15)
+
+
+def test_a_holders_batch_is_a_poisson_batch_of_its_own():
+    """Sums of ones are numbers of records: binomial, and independent of another key's."""
+    steps = gradient_plan(1).mechanism.mechanism
+    gradient = holder_gradient(lambda w, x: w * x, steps, num_examples=50)
+    keys = jax.random.split(KEY, 400)
+    sizes = np.array([gradient(key, jnp.zeros(()), jnp.full(50, 0.5))[0] for key in keys]) / 0.5
+    np.testing.assert_allclose(sizes, np.rint(sizes), atol=1e-3)
+    assert abs(sizes.mean() - 10) < 6 * math.sqrt(8 / 400)
+    assert sizes.var() == pytest.approx(8, rel=6 * math.sqrt(2 / 400))
+    again = gradient(keys[0], jnp.zeros(()), jnp.full(50, 0.5))[0] / 0.5
+    assert float(again) == pytest.approx(sizes[0])
+    fixed = SubsampledGaussian(
+        FixedSizeSampling(100, 10),
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=3,
+        adjacency="replace_one",
+    )
+    with pytest.raises(ValueError, match="mechanism's sampling must be PoissonSampling"):
+        holder_gradient(lambda w, x: w * x, fixed, num_examples=50)
+
+
+def test_clipped_gradient_sums_are_within_the_bound_for_any_record():
+    steps = gradient_plan(2).mechanism.mechanism
+    certain = dataclasses.replace(steps, sampling=PoissonSampling(10, 1.0))
+    gradient = holder_gradient(lambda w, x: w @ x, certain, num_examples=3)
+    rest = np.array([[0.3, 0.2], [-0.5, 0.1]], np.float32)
+    without = gradient(KEY, jnp.zeros(2), jnp.asarray(np.vstack([rest, np.zeros((1, 2))])))
+    for row in ([1e30, 0.0], [np.nan, 1.0], [0.0, -5.0], [np.inf, 0.0], [0.6, 0.8]):
+        data = jnp.asarray(np.vstack([rest, [row]]), jnp.float32)
+        moved = np.asarray(gradient(KEY, jnp.zeros(2), data) - without, np.float64)
+        assert np.linalg.norm(moved) <= 1.0
+
+
+def test_gradients_of_another_size_are_refused():
+    mechanism = gradient_plan(3).mechanism
+    tree = {"a": np.zeros(2), "b": np.ones(1)}
+    assert mechanism.sum_records(tree).tolist() == [0.0, 0.0, 1.0]
+    with pytest.raises(ValueError, match="num_parameters = 3 numbers"):
+        mechanism.sum_records(np.zeros(4))
+    steps = mechanism.mechanism
+    for noise, message in (((1.0,) * 30, "of one noise multiplier"), (0.0, "noise_multiplier")):
+        with pytest.raises(ValueError, match=message):
+            ClippedGradientSum(
+                SubsampledGaussian(
+                    steps.sampling,
+                    l2_clip=1.0,
+                    noise_multiplier=noise,
+                    num_steps=30,
+                    adjacency="add_remove",
+                ),
+                3,
+            )

@@ -1,0 +1,123 @@
+"""Exact noise from random bytes: its distribution, that of its sums, refined comparisons."""
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.federated import noise, simulated_entropy
+from dpjax.federated.entropy import SYSTEM
+from dpjax.federated.noise import draw_noise
+
+FALSE_ALARM = 1e-6
+MANY = 60_000
+
+
+def probabilities(scale, reach):
+    weights = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * scale**2))
+    return weights / weights.sum()
+
+
+def sum_probabilities(scale, count, reach):
+    """Of the sum of ``count`` draws, by discrete convolution."""
+    one = probabilities(scale, reach)
+    total = np.ones(1)
+    for _ in range(count):
+        total = np.convolve(total, one)
+    return total
+
+
+def chi_square_p(samples, expected):
+    """Pearson's test on the values with at least 20 expected, the others together."""
+    reach = (expected.size - 1) // 2
+    counts = np.bincount(samples + reach, minlength=expected.size)
+    often = expected * samples.size >= 20
+    seen = np.append(counts[often], counts[~often].sum())
+    wanted = np.append(expected[often], expected[~often].sum()) * samples.size
+    if wanted[-1] < 5:
+        seen, wanted = seen[:-1], wanted[:-1]
+    return stats.chisquare(seen, wanted * (seen.sum() / wanted.sum())).pvalue
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 17])
+def test_a_draw_has_the_discrete_gaussian_distribution(scale):
+    drawn = draw_noise(simulated_entropy(scale), np.full(MANY, scale))
+    expected = probabilities(scale, 20 * scale)
+    assert chi_square_p(drawn, expected) > FALSE_ALARM
+    # Power: 5 % less noise, and zero of twice the probability.
+    assert chi_square_p(drawn, probabilities(0.95 * scale, 20 * scale)) < FALSE_ALARM
+    expected[20 * scale] *= 2
+    assert chi_square_p(drawn, expected / expected.sum()) < FALSE_ALARM
+
+
+@pytest.mark.parametrize(("count", "scale"), [(2, 2), (7, 3), (10, 2)])
+def test_a_sum_of_shares_has_the_convolved_distribution(count, scale):
+    entropy = simulated_entropy(count)
+    total = sum(draw_noise(entropy, np.full(MANY, scale)) for _ in range(count))
+    expected = sum_probabilities(scale, count, 15 * scale)
+    assert chi_square_p(total, expected) > FALSE_ALARM
+    fewer = np.pad(sum_probabilities(scale, count - 1, 15 * scale), 15 * scale)
+    assert chi_square_p(total, fewer) < FALSE_ALARM  # power: one share too few
+
+
+@pytest.mark.parametrize(("scale", "accuracy"), [(2, 1e-15), (4, 1e-60)])
+def test_sums_of_discrete_gaussians_are_almost_discrete_gaussian(scale, accuracy):
+    """Log ratio of the convolution of three to one of three times the variance, in 100 digits."""
+    with mpmath.workdps(100):
+
+        def weights(variance, reach):
+            found = [mpmath.exp(-mpmath.mpf(k * k) / (2 * variance)) for k in range(reach + 1)]
+            total = 2 * mpmath.fsum(found) - found[0]
+            return {k: found[abs(k)] / total for k in range(-reach, reach + 1)}
+
+        one = weights(scale**2, 24 * scale)
+        two = weights(2 * scale**2, 34 * scale)
+        three = weights(3 * scale**2, 40 * scale)
+        for k in range(0, 6 * scale, scale):
+            convolved = mpmath.fsum(two[k - j] * mass for j, mass in one.items() if k - j in two)
+            error = abs(mpmath.log(convolved / three[k]))
+            assert error < 2 * accuracy
+        assert error > 0
+
+
+def test_entries_have_their_own_scales():
+    scales = np.array([1, 1000, 2**50] * 3000)
+    drawn = draw_noise(simulated_entropy(2), scales).reshape(-1, 3)
+    np.testing.assert_allclose(drawn.std(axis=0) / scales[:3], 1.0, atol=6 / np.sqrt(2 * 3000))
+    correlations = np.corrcoef(drawn.T) - np.eye(3)
+    assert np.abs(correlations).max() < 6 / np.sqrt(3000)
+
+
+def test_two_draws_of_the_system_differ():
+    scales = np.full(50, 10**6)
+    assert np.any(draw_noise(SYSTEM, scales) != draw_noise(SYSTEM, scales))
+
+
+def test_refined_comparisons_agree_with_the_fast_ones(monkeypatch):
+    scales = np.array([1, 3, 1000, 2**40] * 200)
+    fast = draw_noise(simulated_entropy(9), scales)
+    monkeypatch.setattr(noise, "_GUARD", 2.0)  # every comparison is refined
+    np.testing.assert_array_equal(draw_noise(simulated_entropy(9), scales), fast)
+
+
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_words_equal_to_the_table_are_refined(number):
+    """On either side of a cumulative probability, to 128 bits."""
+    table = noise._cumulative_words()
+    with mpmath.workdps(60):
+        weights = [mpmath.exp(-mpmath.mpf(k * k) / 2) for k in range(40)]
+        exact = mpmath.fsum(weights[: number + 1]) / mpmath.fsum(weights)
+        first = int(exact * 2**64)
+        second = int(exact * 2**128) - first * 2**64
+    assert int(table[number]) == first
+    for word, expected in ((second - 1, number), (second + 1, number + 1)):
+        words = noise.EntropyWords(lambda size, word=word: word.to_bytes(8, "little"), 1)
+        words.draw = lambda lanes, first=first: np.array([first], np.uint64)
+        assert noise._half_normal(words, np.arange(1)).tolist() == [expected]
+
+
+def test_the_table_is_that_of_the_half_normal_weights():
+    table = noise._cumulative_words().astype(np.float64) / 2.0**64
+    weights = np.exp(-(np.arange(30.0) ** 2) / 2)
+    np.testing.assert_allclose(table, (weights.cumsum() / weights.sum())[: table.size], rtol=1e-14)
+    assert int(noise._cumulative_words()[-1]) == 2**64 - 1

@@ -1,0 +1,319 @@
+"""The plan: its guarantee against the exact delta of the noise, sensitivity, range, adversaries."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from federated_cases import (
+    ADJACENCIES,
+    RECORDS,
+    count_release,
+    histogram_release,
+    moments_release,
+    plan_of,
+    regression_release,
+)
+
+from dpjax.accounting import calibrate, gdp
+from dpjax.bayes.conjugate import StatisticRelease
+from dpjax.federated import FederatedSum, Parties
+from dpjax.federated.sharing import AdditiveSharing, ShamirSharing
+from dpjax.mechanisms import DiscreteLaplace, Gaussian, Laplace
+from dpjax.mechanisms.record_sum import SumPart
+from dpjax.sensitivity import Sensitivity
+from dpjax.sensitivity.sums import SUM_ROUNDING
+
+DELTA = 1e-5
+# Holders, drop-outs, colluders, whether the observer is a holder.
+PARTIES = [
+    (2, 0, 0, True),
+    (5, 0, 0, False),
+    (5, 1, 1, True),
+    (10, 0, 0, True),
+    (10, 2, 3, True),
+    (100, 30, 0, False),
+]
+
+
+def parties_of(num_holders, num_dropouts, num_colluders, observer_is_holder):
+    return {
+        "num_holders": num_holders,
+        "num_dropouts": num_dropouts,
+        "num_colluders": num_colluders,
+        "observer_is_holder": observer_is_holder,
+    }
+
+
+def exact_delta(variance, shift, eps):
+    """Delta of discrete Gaussian noise moved by an integer: the sum over all outcomes."""
+    reach = math.ceil(9 * math.sqrt(variance)) + shift
+    k = np.arange(-reach, reach + 1.0)
+    p = np.exp(-((k - shift) ** 2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
+    log_ratio = (2 * k * shift - shift**2) / (2 * variance)
+    return float(np.sum(p * np.maximum(-np.expm1(eps - log_ratio), 0.0)))
+
+
+def exact_delta_of(plan, num_shares, eps, scales=None):
+    """Of a plan with one entry: ``num_shares`` shares of noise, and the sums of two neighbours.
+
+    Rounded to the grid, these are whole numbers up to one more than the sensitivity apart.
+    """
+    (exponent,), (scale,) = plan.grid.exponents, plan.grid.scales if scales is None else scales
+    (part,) = plan.mechanism.sum_parts
+    sensitivity = part.mechanism.sensitivity.value * (1 + SUM_ROUNDING)
+    shift = math.floor(sensitivity * 2.0 ** -int(exponent) + 1)
+    return exact_delta(num_shares * int(scale) ** 2, shift, eps)
+
+
+@pytest.mark.parametrize("grid_bits", [4, 10])
+@pytest.mark.parametrize("parties", PARTIES)
+def test_the_certificate_is_not_below_the_exact_delta_of_the_noise(parties, grid_bits):
+    plan = plan_of(
+        count_release(scale=1.5, adjacency="replace_one"),
+        grid_bits=grid_bits,
+        **parties_of(*parties),
+    )
+    certified = plan.certificate(DELTA).epsilon
+    shares = plan.parties.num_noise_shares
+    assert exact_delta_of(plan, shares, certified) <= DELTA
+    # Everyone who sees less noise or more has the epsilon of that noise.
+    for one in plan.adversaries(DELTA):
+        assert exact_delta_of(plan, one.num_noise_shares, one.epsilon) <= DELTA
+    if grid_bits == 10:  # and the certificate is near it
+        assert exact_delta_of(plan, shares, certified * 0.98) > DELTA
+
+
+@pytest.mark.parametrize("parties", PARTIES)
+def test_power_a_share_of_noise_that_is_too_small_is_seen(parties):
+    """The noise divided among one holder more than counts: one who drops out, or the observer."""
+    plan = plan_of(
+        count_release(scale=1.5, adjacency="replace_one"), grid_bits=12, **parties_of(*parties)
+    )
+    shares = plan.parties.num_noise_shares
+    small = np.floor(plan.grid.scales * math.sqrt(shares / (shares + 1)))
+    certified = plan.certificate(DELTA).epsilon
+    assert exact_delta_of(plan, shares, certified, small) > DELTA
+
+
+def test_the_event_is_that_of_the_trusted_aggregator():
+    for make in (count_release, histogram_release, moments_release, regression_release):
+        trusted = make(adjacency="add_remove")
+        plan = plan_of(trusted)
+        assert plan.event == trusted.event
+        assert (plan.adjacency, plan.unit) == (trusted.adjacency, trusted.unit)
+        assert plan.num_releases == trusted.num_releases
+        assert plan.certificate(DELTA).epsilon == trusted.certificate(DELTA).epsilon
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_noise_of_the_shares_covers_each_parts_noise(name):
+    """In every entry H shares less 4 units have the trusted variance, enlarged for the rounding."""
+    plan = plan_of(RECORDS[name][0](), num_dropouts=1)
+    units = np.ldexp(1.0, plan.grid.exponents)
+    noise = np.concatenate(
+        [np.full(part.weights.size, part.mechanism.scale) for part in plan.mechanism.sum_parts]
+    )
+    weights = np.concatenate([part.weights for part in plan.mechanism.sum_parts])
+    variance = plan.parties.num_noise_shares * plan.grid.scales**2.0 - 4
+    ratio = np.sqrt(variance) * units * weights / noise
+    assert np.all(ratio > 1 + SUM_ROUNDING)
+    assert np.all(ratio < 1 + 1e-3)
+
+
+def neighbours(name, adjacency, rng):
+    """Yields pairs of a holder's records that differ in one record, of extreme or random values."""
+    if name == "regression":
+        rows = [
+            *(
+                (np.array([[a, 0.0, 0.0]]), np.array([b]))
+                for a in (1e30, -2.0)
+                for b in (9.0, -9.0)
+            ),
+            (np.full((1, 3), np.nan), np.array([np.nan])),
+            (np.array([[np.inf, 1.0, -1.0]]), np.array([-np.inf])),
+            (np.zeros((1, 3)), np.zeros(1)),
+            (rng.normal(size=(1, 3)), rng.normal(size=1)),
+        ]
+        rest = (rng.normal(size=(4, 3)), rng.normal(size=4))
+    else:
+        rows = [
+            (np.array([v], np.float32),)
+            for v in (-np.inf, np.inf, np.nan, -4.0, 6.0, 0.0, 0.3, 1e30, 4.0)
+        ]
+        rest = (rng.normal(size=4).astype(np.float32),)
+
+    def with_row(row):
+        return tuple(np.concatenate([a, b]) for a, b in zip(rest, row, strict=True))
+
+    for row in rows:
+        if adjacency == "replace_one":
+            yield from ((with_row(row), with_row(other)) for other in rows)
+        else:
+            yield rest, with_row(row)
+            yield tuple(part[:0] for part in rest), row  # a holder without records
+
+
+@pytest.mark.parametrize("grid_bits", [4, 16])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("name", RECORDS)
+def test_neighbours_are_within_the_sensitivity_on_the_grid(name, adjacency, grid_bits):
+    """The weighted distance over the noise of H shares is within mu of each part.
+
+    Asymmetric bounds, extreme values, NaN, a holder without records and one with a single record.
+    """
+    plan = plan_of(RECORDS[name][0](adjacency=adjacency), grid_bits=grid_bits)
+    variance = plan.parties.num_noise_shares * plan.grid.scales**2.0 - 4
+    sizes = [part.weights.size for part in plan.mechanism.sum_parts]
+    found = 0.0
+    for pair in neighbours(name, adjacency, np.random.default_rng(1)):
+        first, second = (plan.to_units(plan.mechanism.sum_records(*records)) for records in pair)
+        squares = np.square((first - second).astype(np.float64)) / variance
+        parts = zip(
+            plan.mechanism.sum_parts,
+            np.split(squares, np.cumsum(sizes)[:-1]),
+            strict=True,
+        )
+        for part, entries in parts:
+            mu = part.mechanism.mu
+            assert math.sqrt(entries.sum()) <= mu
+            found = max(found, math.sqrt(entries.sum()) / mu)
+    assert found > (0.98 if grid_bits == 16 else 0.7)
+
+
+def test_sums_beyond_the_range_are_cut_off_and_do_not_wrap():
+    plan = plan_of(count_release())
+    huge = np.array([1e300, -1e300])
+    units = plan.to_units(huge)
+    assert np.all(np.abs(units) <= plan.largest_holder_sum)
+    most = plan.parties.num_holders * plan.largest_holder_sum
+    assert most <= plan.parties.sharing.half_range // 2
+    assert plan.to_units([np.nan, np.inf]).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="statistic must be of shape"):
+        plan.to_units(np.zeros(3))
+
+
+def test_whole_numbers_are_not_rounded():
+    plan = plan_of(histogram_release(scale=0.3))
+    counts = np.array([1.0, 0.0, 2**40, 77.0, 5.0])
+    np.testing.assert_array_equal(plan.from_units(plan.to_units(counts)), counts)
+
+
+def test_the_largest_sum_holds_many_records():
+    plan = plan_of(regression_release(), num_holders=100, node_threshold=2)
+    for part, exponent in zip(plan.mechanism.sum_parts, plan._part_exponents, strict=True):
+        record = part.mechanism.sensitivity.value
+        assert plan.largest_holder_sum * 2.0**exponent > 2**20 * record
+    assert plan.wrap_probability < 1e-100
+
+
+def test_a_million_holders_fit():
+    plan = plan_of(count_release(), num_holders=10**6, num_dropouts=10**5)
+    assert plan.wrap_probability < 1e-100
+
+
+@pytest.mark.parametrize("grid_bits", [45, 60])
+def test_a_grid_that_is_too_fine_is_refused(grid_bits):
+    with pytest.raises(ValueError, match="grid_bits must be so few that"):
+        plan_of(count_release(), grid_bits=grid_bits)
+
+
+def test_hardly_any_noise_is_refused():
+    with pytest.raises(ValueError, match="records of a holder are not cut off"):
+        plan_of(count_release(scale=1e-9))
+
+
+def test_the_epsilons_of_the_adversaries():
+    plan = plan_of(
+        count_release(scale=2.0), num_holders=12, num_dropouts=2, num_colluders=3, num_nodes=4
+    )
+    analyst, nodes, observer, all_nodes = plan.adversaries(DELTA)
+    assert [one.num_noise_shares for one in plan.adversaries(DELTA)] == [7, 7, 6, 1]
+    assert plan.parties.num_noise_shares == 6
+    for one in plan.adversaries(DELTA):
+        mu = math.sqrt(6 / one.num_noise_shares) / 2
+        assert one.epsilon == pytest.approx(gdp.epsilon(mu, DELTA), rel=2e-3)
+    assert analyst.epsilon == nodes.epsilon < observer.epsilon < all_nodes.epsilon
+    assert observer.epsilon == plan.certificate(DELTA).epsilon
+    words = plan.certificate(DELTA).paragraph() + str(plan.certificate(DELTA))
+    for heading in ("an analyst or outsider", "any 3 of the nodes", "4 or more of the nodes"):
+        assert heading in " ".join(words.split())
+
+
+def test_parties_count_what_the_observer_can_subtract():
+    parties = Parties(num_holders=10, num_nodes=3, num_dropouts=2, num_colluders=1)
+    assert parties.num_noise_shares == 6
+    assert parties.least_holders == 8
+    outside = dataclasses.replace(parties, observer_is_holder=False)
+    assert outside.num_noise_shares == 7
+    assert parties.sharing == AdditiveSharing(3)
+    assert dataclasses.replace(parties, node_threshold=2).sharing == ShamirSharing(3, threshold=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_holders": 4, "num_dropouts": 1, "num_colluders": 2}, "num_holders must be at least"),
+        ({"num_holders": 1}, "num_holders must be at least 2"),
+        ({"num_nodes": 1}, "num_nodes must be a whole number >= 2"),
+        ({"num_nodes": 2**16}, "num_nodes must be at most 65,535"),
+        ({"num_dropouts": -1}, "num_dropouts"),
+        ({"node_threshold": 1}, "node_threshold"),
+        ({"num_nodes": 4, "node_threshold": 2}, "more than half of num_nodes = 4"),
+        ({"node_threshold": 4}, "node_threshold"),
+    ],
+)
+def test_parties_without_a_guarantee_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Parties(**{"num_holders": 5, "num_nodes": 3, **changes})
+
+
+def test_other_mechanisms_are_refused():
+    family = count_release().family
+    l1 = family.sensitivity(norm="l1", adjacency="add_remove")
+    for noise in (Laplace(l1, 3.0), DiscreteLaplace(l1, 3.0)):
+        with pytest.raises(ValueError, match="must be Gaussian"):
+            plan_of(StatisticRelease(family, noise))
+    with pytest.raises(TypeError, match="a RecordSum"):
+        FederatedSum(Gaussian(Sensitivity(1.0, "l2", "add_remove"), 1.0), None)
+
+
+def test_calibration_scales_the_noise_of_the_holders():
+    plan = plan_of(regression_release(epsilon=3.0))
+    found = calibrate(plan, epsilon=0.5, delta=DELTA)
+    assert 0.495 <= found.certificate(DELTA).epsilon <= 0.5
+    # Units of the grid grow with the noise.
+    before, after = (one.grid.scales * np.ldexp(1.0, one.grid.exponents) for one in (plan, found))
+    assert np.all(after > 3 * before)
+
+
+def test_the_noise_of_those_who_contributed():
+    plan = plan_of(count_release(scale=2.0), num_holders=9, num_dropouts=3)
+    assert plan.parties.num_noise_shares == 5
+    for contributing in (6, 9):
+        noise = plan.mechanism_for(contributing).mechanism.scale
+        assert noise == pytest.approx(2.0 * math.sqrt(contributing / 5))
+    with pytest.raises(ValueError, match="num_contributing must be a whole number, 6 to 9"):
+        plan.mechanism_for(5)
+
+
+def test_a_sum_part_keeps_the_weights_of_its_entries():
+    parts = regression_release().sum_parts
+    assert all(isinstance(part, SumPart) for part in parts)
+    root = math.sqrt(2)
+    np.testing.assert_allclose(parts[0].weights, [1, root, root, 1, root, 1])
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_plans_with_other_numbers_have_other_fingerprints(adjacency):
+    plans = [
+        plan_of(count_release(adjacency=adjacency)),
+        plan_of(count_release(adjacency=adjacency), num_colluders=1),
+        plan_of(count_release(adjacency=adjacency), grid_bits=15),
+        plan_of(count_release(adjacency=adjacency, scale=4.001)),
+        plan_of(count_release(adjacency=adjacency), node_threshold=2),
+    ]
+    fingerprints = {plan.message_format.fingerprint for plan in plans}
+    assert len(fingerprints) == len(plans)
+    again = plan_of(count_release(adjacency=adjacency))
+    assert again.message_format.fingerprint == plans[0].message_format.fingerprint

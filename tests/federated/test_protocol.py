@@ -1,0 +1,315 @@
+"""The protocol: exact sums, drop-outs, dead nodes, and messages that are refused by code."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from federated_cases import (
+    RECORDS,
+    count_release,
+    gradient_plan,
+    histogram_release,
+    plan_of,
+    regression_release,
+)
+
+from dpjax.federated import (
+    NodeState,
+    ProtocolError,
+    agreed_holders,
+    combine,
+    holder_messages,
+    open_sum,
+    perturb,
+    protocol,
+    receive,
+    run_round,
+    simulated_entropy,
+)
+from dpjax.federated.messages import ANALYST, Message
+
+
+def code_of(call, *args, **options):
+    with pytest.raises(ProtocolError) as raised:
+        call(*args, **options)
+    assert str(raised.value) == raised.value.code  # and nothing else
+    return raised.value.code
+
+
+def random_round(rng, name, **parties):
+    make, records = RECORDS[name]
+    plan = plan_of(make(), **parties)
+    sums = [
+        plan.mechanism.sum_records(*records(rng, int(rng.integers(0, 9))))
+        for _ in range(plan.parties.num_holders)
+    ]
+    return plan, sums
+
+
+def test_the_opened_sum_is_that_of_the_perturbed_integers(monkeypatch):
+    """Over random plans with drop-outs and dead nodes, the noise of each holder recorded."""
+    rng = np.random.default_rng(11)
+    sent = {}
+
+    def recorded(plan, statistic, *, entropy):
+        sent[len(sent)] = perturb(plan, statistic, entropy=entropy)
+        return sent[len(sent) - 1]
+
+    monkeypatch.setattr(protocol, "perturb", recorded)
+    for _ in range(200):
+        num_nodes = int(rng.integers(2, 6))
+        shamir = int(rng.integers(num_nodes // 2 + 1, num_nodes + 1)) if num_nodes > 2 else 2
+        parties = {
+            "num_holders": int(rng.integers(4, 9)),
+            "num_nodes": num_nodes,
+            "num_dropouts": int(rng.integers(0, 3)),
+            "node_threshold": shamir if rng.random() < 0.5 else None,
+        }
+        plan, sums = random_round(rng, str(rng.choice(list(RECORDS))), **parties)
+        dropped = rng.permutation(len(sums))[: rng.integers(0, plan.parties.num_dropouts + 1)]
+        dead = rng.permutation(num_nodes)[: num_nodes - plan.parties.sharing.threshold]
+        sent.clear()
+        result = run_round(
+            plan,
+            [None if h in dropped else one for h, one in enumerate(sums)],
+            dead_nodes=dead.tolist(),
+        )
+        assert result.holders == frozenset(range(len(sums))) - {int(h) for h in dropped}
+        total = np.sum(list(sent.values()), axis=0)
+        expected = plan.mechanism.from_sum(plan.from_units(total))
+        for found, wanted in zip(result.released, expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_released_sums_have_the_noise_of_those_who_stayed():
+    plan = plan_of(histogram_release(scale=3.0), num_holders=6, num_dropouts=2)
+    sums = [np.full(5, 10.0 * holder) for holder in range(6)]
+    sums[1] = None
+    entropy, noise = simulated_entropy(4), []
+    for _ in range(150):
+        result = run_round(plan, sums, entropy=entropy)
+        noise.append(result.released - 10.0 * (0 + 2 + 3 + 4 + 5))
+    expected = result.mechanism.mechanism.standard_deviation
+    assert result.holders == {0, 2, 3, 4, 5}
+    assert np.std(noise) == pytest.approx(expected, rel=6 / np.sqrt(2 * 750))
+    correlations = np.corrcoef(np.transpose(noise)) - np.eye(5)
+    assert np.abs(correlations).max() < 6 / np.sqrt(150)
+
+
+@pytest.mark.parametrize(("num_known", "enough"), [(3, True), (4, False)])
+def test_what_remains_against_the_observer_is_the_trusted_aggregators_noise(
+    monkeypatch, num_known, enough
+):
+    """The observer and two colluders subtract all they sent; power: there are three colluders.
+
+    Six standard errors of a deviation of 4,000 draws: false alarm 2e-9 each.
+    """
+    plan = plan_of(histogram_release(scale=3.0), num_holders=8, num_dropouts=1, num_colluders=2)
+    assert plan.parties.num_noise_shares == 4
+    sums, sent = [np.full(5, 10.0 * holder) for holder in range(8)], []
+    sums[7] = None
+
+    def recorded(plan, statistic, *, entropy):
+        sent.append(perturb(plan, statistic, entropy=entropy))
+        return sent[-1]
+
+    monkeypatch.setattr(protocol, "perturb", recorded)
+    entropy, rest = simulated_entropy(6), []
+    for _ in range(800):
+        sent.clear()
+        result = run_round(plan, sums, entropy=entropy)
+        known = plan.from_units(np.sum(sent[:num_known], axis=0))
+        rest.append(result.released - known - sum(sums[num_known:7]))
+    deviation, stated = np.std(rest), plan.mechanism.mechanism.scale
+    error = 6 * stated / np.sqrt(2 * 4000)
+    assert (deviation > stated - error) == enough
+    assert deviation < stated + error
+
+
+def started(plan, sums, entropy=None):
+    """States of the nodes with every holder's message, and the messages."""
+    entropy = entropy or simulated_entropy(1)
+    states = [NodeState(node) for node in range(plan.parties.num_nodes)]
+    sent = [holder_messages(plan, h, one, entropy=entropy) for h, one in enumerate(sums)]
+    for holder, messages in enumerate(sent):
+        states = [
+            receive(plan, state, data, holder=holder)
+            for state, data in zip(states, messages, strict=True)
+        ]
+    return states, sent
+
+
+@pytest.fixture(scope="module")
+def counted():
+    plan = plan_of(count_release(), num_dropouts=1)
+    states, sent = started(plan, [np.array([3.0, 1.0])] * 5)
+    return plan, states, sent
+
+
+def test_messages_have_one_length_and_no_error_has_a_value(counted):
+    plan, _, sent = counted
+    lengths = {len(data) for messages in sent for data in messages}
+    assert lengths == {plan.message_format.num_bytes}
+
+
+def test_every_kind_of_wrong_message_is_refused_by_its_code(counted):
+    plan, _, sent = counted
+    node, data = NodeState(1), sent[2][1]
+    other = plan_of(count_release(), num_dropouts=1, num_colluders=1)
+
+    def flipped(position):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        return bytes(changed)
+
+    def code(data, **changes):
+        options = {"holder": 2, "round_number": 0, **changes}
+        return code_of(receive, plan, node, data, **options)
+
+    assert code(data[:-1]) == code(data + b"0") == code(b"") == "length"
+    assert code(data * 1000) == "length"
+    assert code(flipped(0)) == code(flipped(4)) == code(flipped(6)) == "format"
+    for position in (8, 12, 16, 24, 40, 60, len(data) - 1):
+        assert code(flipped(position)) == "damaged"
+    foreign = holder_messages(other, 2, np.zeros(2))[1]
+    assert code(foreign) == "plan"
+    assert code(data, round_number=1) == "round"
+    assert code(data, holder=3) == "sender"
+    assert code(data, holder=5) == code(data, holder=-1) == "sender"
+    assert code(sent[2][0]) == "receiver"
+    assert receive(plan, node, data, holder=2).holders(0) == {2}  # power
+
+
+def test_holders_in_a_share_that_are_not_its_sender_are_refused(counted):
+    plan, _, sent = counted
+    message = plan.message_format.from_bytes(
+        sent[2][1], kind="share", sender=2, receiver=1, round_number=0
+    )
+    for holders in ({1, 2}, set(), {3}):
+        data = plan.message_format.to_bytes(
+            dataclasses.replace(message, holders=frozenset(holders))
+        )
+        assert code_of(receive, plan, NodeState(1), data, holder=2) == "holders"
+    beyond = plan.message_format.to_bytes(dataclasses.replace(message, holders=frozenset([2, 7])))
+    assert code_of(receive, plan, NodeState(1), beyond, holder=2) == "holders"
+
+
+def share_message(words):
+    return Message(
+        kind="share",
+        sender=2,
+        receiver=1,
+        round_number=0,
+        holders=frozenset([2]),
+        words=words,
+    )
+
+
+def test_words_that_are_no_residues_are_refused():
+    plan = plan_of(count_release(), node_threshold=2)
+    words = np.array([2**61 - 1, 0], np.uint64)
+    data = plan.message_format.to_bytes(share_message(words))
+    assert code_of(receive, plan, NodeState(1), data, holder=2) == "share"
+
+
+def test_a_retry_changes_nothing_and_another_message_is_refused(counted):
+    plan, states, sent = counted
+    assert receive(plan, states[0], sent[2][0], holder=2) == states[0]
+    again = holder_messages(plan, 2, np.array([3.0, 1.0]))
+    assert again[0] != sent[2][0]  # new noise and new masks
+    assert code_of(receive, plan, states[0], again[0], holder=2) == "repeated"
+
+
+def test_a_node_opens_one_set_of_holders_in_a_round(counted):
+    plan, states, sent = counted
+    state, opened = open_sum(plan, states[0], range(5))
+    assert open_sum(plan, state, {4, 3, 2, 1, 0}) == (state, opened)
+    assert code_of(open_sum, plan, state, range(4)) == "opened"
+    assert code_of(receive, plan, state, sent[1][0], holder=1) == "opened"
+    assert state.holders(0) == frozenset()  # the shares are gone
+
+
+def test_a_sum_with_too_little_noise_is_not_opened(counted):
+    plan, states, _ = counted
+    assert code_of(open_sum, plan, states[0], range(3)) == "too few holders"
+    assert code_of(open_sum, plan, states[0], [0, 1, 2, 7]) == "holders"
+    fresh = NodeState(0)
+    assert code_of(open_sum, plan, fresh, range(4)) == "holders"
+    open_sum(plan, states[0], range(4))  # power: one drop-out is within the plan
+
+
+def test_rounds_are_apart():
+    plan = gradient_plan(2, num_steps=8)
+    states, _ = started(plan, [np.zeros(2)] * 4)
+    later = holder_messages(plan, 2, np.zeros(2), round_number=7)
+    state = receive(plan, states[0], later[0], holder=2, round_number=7)
+    assert state.holders(7) == {2}
+    state, _ = open_sum(plan, state, range(4))
+    assert state.holders(7) == {2}
+
+
+def test_no_more_rounds_than_the_event_covers():
+    with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 7"):
+        holder_messages(gradient_plan(2, num_steps=8), 0, np.zeros(2), round_number=8)
+    with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 0"):
+        run_round(plan_of(count_release()), [np.zeros(2)] * 5, round_number=1)
+
+
+def test_openings_that_do_not_fit_are_refused(counted):
+    plan, states, _ = counted
+    openings = {s.node: open_sum(plan, s, range(5))[1] for s in states}
+    assert combine(plan, openings).holders == set(range(5))
+    two = {node: openings[node] for node in (0, 1)}
+    assert code_of(combine, plan, two) == "too few nodes"
+    mixed = {**openings, 1: open_sum(plan, states[1], range(4))[1]}
+    assert code_of(combine, plan, mixed) == "holders"
+    exchanged = {**openings, 1: openings[2]}
+    assert code_of(combine, plan, exchanged) == "sender"
+    assert code_of(combine, plan, {**openings, 5: openings[0]}) == "sender"
+    assert code_of(combine, plan, openings, round_number=2) == "round"
+    few = plan.message_format.to_bytes(
+        dataclasses.replace(share_message(np.zeros(2, np.uint64)), kind="opening", receiver=ANALYST)
+    )
+    one_node = plan_of(count_release(), num_dropouts=1, num_nodes=3)
+    assert code_of(combine, one_node, {**openings, 2: few}) == "holders"
+
+
+def test_two_sets_are_not_opened_by_different_nodes():
+    """Any two sets of nodes that suffice have a node in common, which opens one of them."""
+    plan = plan_of(count_release(), num_nodes=5, node_threshold=3, num_dropouts=1)
+    states, _ = started(plan, [np.zeros(2)] * 5)
+    first = {s.node: open_sum(plan, s, range(5))[1] for s in states[:3]}
+    second = {s.node: open_sum(plan, s, range(4))[1] for s in states[3:]}
+    assert combine(plan, first).holders == set(range(5))
+    assert code_of(combine, plan, second) == "too few nodes"
+
+
+def test_dropped_holders_and_dead_nodes_end_a_round_beyond_the_plan():
+    plan = plan_of(count_release(), num_nodes=3, node_threshold=2, num_dropouts=1)
+    sums = [np.ones(2)] * 5
+    assert run_round(plan, [*sums[:4], None], dead_nodes=[1]).holders == {0, 1, 2, 3}
+    found = code_of(run_round, plan, [*sums[:3], None, None])
+    assert found == "too few holders"
+    assert code_of(run_round, plan, sums, dead_nodes=[0, 1]) == "too few nodes"
+    with pytest.raises(ValueError, match="one for each holder"):
+        run_round(plan, sums[:4])
+
+
+def test_holders_that_every_node_has():
+    assert agreed_holders([{0, 1, 2}, {1, 2}, {2, 1}]) == {1, 2}
+    with pytest.raises(ValueError, match="received"):
+        agreed_holders([])
+
+
+def test_the_systems_entropy_is_used_unless_another_is_given():
+    plan = plan_of(regression_release())
+    zeros = np.zeros(plan.size)
+    assert np.any(perturb(plan, zeros) != perturb(plan, zeros))
+    one, other = (perturb(plan, zeros, entropy=simulated_entropy(3)) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("holder", [-1, 5, 1.0])
+def test_an_index_out_of_range_is_refused(counted, holder):
+    with pytest.raises(ValueError, match="holder must be a whole number, 0 to 4"):
+        holder_messages(counted[0], holder, np.zeros(2))
