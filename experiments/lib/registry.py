@@ -52,6 +52,10 @@ MODULES = (
     "experiments.sgmcmc.adult",
     "experiments.sgmcmc.mnist",
     "experiments.sgmcmc.inversion",
+    "experiments.pate.analysis",
+    "experiments.pate.adult",
+    "experiments.pate.mnist",
+    "experiments.pate.svhn",
     "experiments.course.differencing",
     "experiments.course.local",
 )

@@ -21,10 +21,10 @@ from scipy.stats import mannwhitneyu
 import dpjax
 from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
 from dpjax.datasets import Dataset, Split
-from experiments.lib.models import MnistCNN, cross_entropy
+from experiments.lib.models import MnistCNN, MnistMLP, cross_entropy
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 
-QUOTED, PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "quoted", "SGD", "DP-SGD", "SGLD", "SGHMC"
+PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "SGD", "DP-SGD", "SGLD", "SGHMC"
 # Training images: of MNIST as the slides state; of SVHN its whole training part, not stated there.
 PUBLISHED_SIZES = {"mnist": 50_000, "svhn": 73_257}
 PUBLISHED_STEPS = 10_000
@@ -33,18 +33,6 @@ BATCHES = (100, 256, 1_000, 5_000)
 _SAMPLES_PER_CALL = 10
 _UNIT, _NUM_OUT_OF_DISTRIBUTION = "one image", 2_000
 _LEAST = np.finfo(np.float32).tiny
-
-
-class MnistMLP(nn.Module):
-    """One hidden layer of 100 ReLU: 79,510 parameters for 28x28x1 images."""
-
-    num_classes: int = 10
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the logits."""
-        x = nn.relu(nn.Dense(100)(images.reshape(images.shape[0], -1)))
-        return nn.Dense(self.num_classes)(x)
 
 
 @dataclass(frozen=True)

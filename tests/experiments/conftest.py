@@ -12,7 +12,7 @@ from experiments.lib.registry import Experiment, Finding, Record, Result, Row, R
 from experiments.lib.runner import Plan
 
 # Their tests run rows, or training steps to be timed; the tests of experiments.lib do not.
-_SLOW_MODULES = ("bayes", "bdp", "benchmarks", "course", "dpvi", "gdp", "sgmcmc")
+_SLOW_MODULES = ("bayes", "bdp", "benchmarks", "course", "dpvi", "gdp", "pate", "sgmcmc")
 
 
 @pytest.hookimpl(tryfirst=True)

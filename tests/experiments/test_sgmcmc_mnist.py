@@ -7,11 +7,12 @@ import pytest
 from matplotlib.figure import Figure
 
 import dpjax
-from experiments.lib.registry import Record, Row, RowContext
+from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.pate.accounts import BOTH, EPSILON
+from experiments.pate.answers import STUDENT
 from experiments.sgmcmc import mnist, mnist_chains
 from experiments.sgmcmc.mnist import ACCURACY, AS_RUN, DEVIATION, PUBLISHED
 from experiments.sgmcmc.mnist_chains import (
-    QUOTED,
     Settings,
     epsilon_by_batch,
     noisy_sgd_mechanism,
@@ -93,12 +94,26 @@ def test_the_frontier_keeps_within_its_budget(name):
     assert 0.99 * settings.target < epsilon <= settings.target
 
 
-def test_quoted_rows_are_not_run(tmp_path):
-    quoted = [row for row in EXPERIMENT.rows("quick") if row.settings["method"] == QUOTED]
-    assert ["PATE" in row.name for row in quoted] == [True] * 4
-    result = EXPERIMENT.run_row(quoted[0], RowContext(tmp_path, fresh=True, profile="quick"))
-    assert (result.measured, result.certified) == ({}, {})
-    assert "not run here" in result.note
+@pytest.mark.parametrize("name", list(mnist._ENSEMBLES))
+def test_a_row_of_pate_is_the_record_of_its_own_experiment(name, tmp_path, monkeypatch):
+    experiment, row = mnist._ENSEMBLES[name]
+    ran = []
+
+    def run_row(row, context):
+        ran.append(row.name)
+        return Result({STUDENT: 97.0, BOTH: 1.1}, {EPSILON: 2.9}, "A note.")
+
+    own = dataclasses.replace(experiment, run_row=run_row, data=lambda: "some data")
+    monkeypatch.setitem(mnist._ENSEMBLES, name, (own, row))
+    folder = tmp_path / "results" / "work" / "sgmcmc_mnist" / "row"
+    context = RowContext(folder, fresh=False, profile="quick")
+    for _ in range(2):  # the second time there is a record
+        result = EXPERIMENT.run_row(rows()[name], context)
+        assert result.measured[ACCURACY] == 97.0
+        assert result.certified == {AS_RUN: 2.9}
+        assert "A note." in result.note
+    assert ran == [row]
+    assert rows()[name].settings["row"] == row
 
 
 def test_calibration_error_is_larger_for_overconfident_predictions():

@@ -1,0 +1,185 @@
+"""The published ε of PATE from votes, the claims checked, and the command for other votes."""
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax import pate
+from experiments.lib.figures import draw_figures
+from experiments.lib.records import load_records
+from experiments.lib.registry import RowContext
+from experiments.lib.runner import Plan, run_experiment
+from experiments.pate import __main__ as command
+from experiments.pate import accounts, analysis, claims
+from experiments.pate.accounts import BOTH, COMPOSED, EPSILON, FORMULA, PRIVATE, SANITIZED
+from experiments.pate.analysis import AS_PRINTED, BLOCKS
+
+EXPERIMENT = analysis.EXPERIMENT
+ROWS = {row.name: row for row in EXPERIMENT.rows("quick")}
+# In the order of the table; the first and the last simulated row of LNMax.
+SOME = (
+    "MNIST: LNMax, 100 queries",
+    "Adult: LNMax, 500 queries",
+    "Adult: Confident-GNMax",
+    "simulated, LNMax, 100 teachers",
+    "simulated, LNMax, 400 teachers",
+    *claims.CLAIMS,
+)
+
+
+def made_up_votes(num_queries, num_classes):
+    shares = [0.8, *[0.2 / (num_classes - 1)] * (num_classes - 1)]
+    return np.random.default_rng(0).multinomial(250, shares, num_queries).astype(float)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with votes on Adult, made up, and none on the other data sets."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "pate_votes").mkdir()
+    np.save(root / "pate_votes" / "adult_250_teachers.npy", made_up_votes(1_600, 2))
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(folder, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPJAX_DATA_DIR", str(folder))
+        some = dataclasses.replace(EXPERIMENT, rows=lambda profile: [ROWS[name] for name in SOME])
+        path = tmp_path_factory.mktemp("results")
+        assert run_experiment(some, Plan("quick", path, False, print))
+    return path
+
+
+@pytest.fixture(scope="module")
+def records(results):
+    return {record.row: record for record in load_records(results, EXPERIMENT.name)}
+
+
+def test_without_votes_a_row_has_the_epsilons_of_any_votes_only(records):
+    record = records["MNIST: LNMax, 100 queries"]
+    assert record.measured == {}
+    assert record.certified[COMPOSED] == pytest.approx(4.31, abs=0.006)
+    assert record.certified[EPSILON] == pytest.approx(2.893, abs=1e-3)
+    assert "not available" in record.note
+    assert record.data == "votes on adult"
+
+
+def test_votes_of_another_data_set_are_analysed(records):
+    votes = made_up_votes(1_600, 2)
+    record = records["Adult: LNMax, 500 queries"]
+    mechanism = accounts.make_mechanism(record.settings, num_teachers=250, num_classes=2)
+    published, both = pate.data_dependent_analyses(mechanism, votes[:500], 1e-5)
+    assert record.measured[AS_PRINTED] == record.measured[FORMULA] == published.epsilon
+    assert record.measured[BOTH] == both.epsilon
+    least, median, largest = record.measured[BLOCKS]
+    assert least <= median <= largest
+    assert record.certified[EPSILON] > record.measured[BOTH]
+
+
+def test_the_sanitized_epsilon_has_its_own_cost(records):
+    record = records["Adult: Confident-GNMax"]
+    settings = {**record.settings["sanitized"], "failure_probability": 1e-6}
+    mechanism = accounts.make_mechanism(record.settings, num_teachers=250, num_classes=2)
+    release = pate.SmoothRDPRelease(mechanism=mechanism, **settings)
+    assert record.certified[SANITIZED] > release.own_rdp
+    assert 0 < record.measured["answers"] <= 524
+
+
+def test_the_printed_epsilon_is_that_of_each_block_at_its_own_noise():
+    votes = made_up_votes(200, 10)
+    mechanism = accounts.make_mechanism(
+        ROWS["MNIST: LNMax, 100 queries"].settings, num_teachers=250, num_classes=10
+    )
+    at_printed = dataclasses.replace(mechanism, scale=10.0)
+    found = analysis.printed_epsilons(at_printed, 1e-5, votes)
+    expected = [
+        pate.data_dependent_analyses(at_printed, part, 1e-5)[0].epsilon
+        for part in (votes[:100], votes[100:])
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "expected"),
+    [
+        ("SVHN: LNMax, 500 queries", AS_PRINTED, 5.041),
+        ("SVHN: LNMax, 500 queries", FORMULA, 4.37),
+        ("MNIST: LNMax, 100 queries", EPSILON, 2.893),
+    ],
+)
+def test_the_printed_digits_come_from_the_released_votes(row, column, expected, tmp_path):
+    if not (Path(os.environ.get("DPJAX_DATA_DIR") or ".") / "pate_votes").is_dir():
+        pytest.skip("DPJAX_DATA_DIR has no folder pate_votes")
+    result = EXPERIMENT.run_row(ROWS[row], RowContext(tmp_path, fresh=True, profile="quick"))
+    found = {**result.measured, **result.certified}
+    assert found[column] == pytest.approx(expected, abs=0.006)
+    if row == "MNIST: LNMax, 100 queries":
+        # the source does not state its queries
+        least, median, largest = result.measured[BLOCKS]
+        assert least < 2.04 < largest
+        assert median == pytest.approx(2.04, abs=0.006)
+
+
+def test_agreement_lowers_the_data_dependent_epsilon_only(records):
+    few, many = (records[f"simulated, LNMax, {count} teachers"] for count in ("100", "400"))
+    for record in (few, many):
+        values = record.series["epsilon"]
+        assert all(one >= other for one, other in itertools.pairwise(values))
+        assert len(values) == len(record.settings["accuracies"])
+    assert max(few.series["epsilon"]) > 20 * min(many.series["epsilon"])
+    assert few.certified == many.certified
+    assert all(column.startswith(PRIVATE) for column in many.measured)
+
+
+def test_the_claims(records):
+    label, direction, release = (records[name] for name in claims.CLAIMS)
+    assert label.certified[EPSILON] == 2 * label.source[EPSILON]
+    assert direction.measured[claims.FORWARD] > 1
+    assert direction.measured[claims.REVERSE] == pytest.approx(0.676, abs=1e-3)
+    assert round(release.measured[claims.BY_FORMULA], 2) == release.source[claims.COST]
+    assert round(release.certified[claims.COST], 2) == 1.61
+
+
+def test_the_reverse_divergence_is_bounded_where_the_noise_is_large():
+    orders = np.arange(2.0, 33.0)
+    assert min(claims.direction_ratios(40.0, 250, orders)) > 1
+    assert claims.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
+
+
+def test_figures_remarks_and_finding_follow_the_records(records, tmp_path):
+    ordered = [records[name] for name in SOME]
+    pictures = draw_figures(EXPERIMENT, ordered, tmp_path)
+    stems = [picture.path.stem.removeprefix("pate_analysis_quick_") for picture in pictures]
+    assert stems == ["releases", "agreement"]
+    assert draw_figures(EXPERIMENT, ordered[-1:], tmp_path) == ()
+    remarks = " ".join(EXPERIMENT.remarks(ordered))
+    assert "ε = 2.66 is printed" in remarks
+    assert "1.608" in remarks
+    finding = EXPERIMENT.finding(ordered)
+    assert "claim contradicted" in finding.verdict
+    assert "0.1-DP, where 0.05 is printed" in finding.sentence
+    assert EXPERIMENT.finding(ordered[:1]).verdict == "not compared"
+
+
+def test_the_command_prints_both_kinds_of_epsilon(folder, capsys):
+    path = str(folder / "pate_votes" / "adult_250_teachers.npy")
+    confident = "--aggregator ConfidentGNMax --scale 40 --check-scale 200 --threshold 300"
+    sanitize = "--sanitize 15.5 0.031 7.91 1e-6"
+    options = f"{confident} --max-answers 20 --num-queries 50 --delta 1e-5 {sanitize}"
+    assert command.main([path, *options.split()]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "NOT PUBLISHABLE AS IS" in printed
+    assert "of 2 classes among the votes of 250 teachers, for 50 queries" in printed
+    assert "Sanitized data-dependent epsilon" in printed
+
+
+def test_the_command_refuses_votes_that_are_no_counts(tmp_path):
+    np.save(tmp_path / "votes.npy", np.array([[3.0, 1.0], [2.0, 1.0]]))
+    options = ["--aggregator", "LNMax", "--scale", "2", "--delta", "1e-5"]
+    with pytest.raises(ValueError, match="sum to num_teachers = 4"):
+        command.main([str(tmp_path / "votes.npy"), *options])

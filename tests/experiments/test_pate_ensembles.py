@@ -1,0 +1,180 @@
+"""Ensembles of networks and of forests on small data: answers, accounts, and shared teachers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import pate
+from dpjax.datasets import Split
+from experiments.lib.figures import draw_figures
+from experiments.lib.registry import Record, RowContext
+from experiments.pate import adult, answers, images, mnist, svhn
+from experiments.pate.accounts import BOTH, EPSILON, PRIVATE, make_mechanism
+from experiments.pate.answers import ANSWERS, PLURALITY, RIGHT, STUDENT, TEACHERS
+
+RELEASES = {
+    "LNMax": ({"aggregator": "LNMax", "num_queries": 50, "scale": 3.0, "delta": 1e-4}, (98.0, 2.0)),
+    "Confident-GNMax": (
+        {
+            "aggregator": "ConfidentGNMax",
+            "num_queries": 100,
+            "threshold": 12.0,
+            "check_scale": 5.0,
+            "scale": 3.0,
+            "max_answers": 60,
+            "delta": 1e-4,
+        },
+        (98.0, 2.0, 60),
+    ),
+}
+TEACHERS_SETTINGS = {
+    "num_teachers": 20,
+    "network": "MLP",
+    "epochs": 10,
+    "batch_size": 20,
+    "augment": False,
+    "num_labels": 100,
+}
+ROWS = images.make_rows(
+    "digits",
+    {"network": "MLP", "num_epochs": 3, "batch_size": 64},
+    99.0,
+    TEACHERS_SETTINGS,
+    RELEASES,
+    {"network": "MLP", "num_steps": 100, "batch_size": 32, "unlabeled_batch_size": 0},
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The result of each row, and the number of trained ensembles."""
+    context = RowContext(tmp_path_factory.mktemp("work") / "row", fresh=True, profile="quick")
+    train, trained = images._train_and_predict, []
+
+    def count(*arguments):
+        trained.append(arguments)
+        return train(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "_train_and_predict", count)
+        found = {row.name: images.run_row(row, context) for row in ROWS}
+        images.teacher_labels.cache_clear()  # as in another process
+        again = images.run_row(ROWS[1], context)
+    assert again == found["LNMax"]
+    return found, len(trained)
+
+
+def test_all_rows_share_one_ensemble(results):
+    assert results[1] == 1
+
+
+def test_accuracies_rise_from_teachers_to_answers(results):
+    for name in RELEASES:
+        measured = results[0][name].measured
+        assert measured[TEACHERS] < measured[PLURALITY]
+        assert measured[RIGHT] > 60
+        assert measured[STUDENT] > 50
+    assert results[0]["LNMax"].measured[ANSWERS] == 50
+    assert results[0]["Confident-GNMax"].measured[ANSWERS] <= 60
+    assert results[0][images.PLAIN_ROW].measured[STUDENT] > 85
+
+
+def test_the_certified_epsilon_is_that_of_the_release_for_any_votes(results):
+    for name, (settings, _) in RELEASES.items():
+        mechanism = make_mechanism(settings, num_teachers=20, num_classes=10)
+        found = results[0][name]
+        assert found.certified[EPSILON] == pate.certificate(mechanism, 1e-4).epsilon
+        assert "NOT PUBLISHABLE" not in found.certificate
+        private = [column for column in found.measured if "ε" in column]
+        assert private
+        assert all(column.startswith(PRIVATE) for column in private)
+    assert results[0][images.PLAIN_ROW].certified == {}
+
+
+def test_other_settings_or_data_are_other_teachers(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(images, "_train_and_predict", lambda *_: np.full((20, 100), len(made)))
+    digits = dpjax.datasets.load("digits")
+    settings = images.Teachers("digits", **TEACHERS_SETTINGS)
+    for name, seed in (("digits", 0), ("digits", 1), ("other", 0), ("digits", 0)):
+        images.teacher_labels.cache_clear()
+        data = dataclasses.replace(digits, name=name)
+        monkeypatch.setattr(images, "load_images", lambda name, data=data: data)
+        own = dataclasses.replace(settings, seed=seed)
+        made.append(images.teacher_labels(own, tmp_path)[0, 0])
+    images.teacher_labels.cache_clear()
+    assert made == [0, 1, 2, 0]
+
+
+def test_queries_are_limited_to_the_images_there_are():
+    labels = np.zeros((20, 20), np.int32)
+    release = {**RELEASES["Confident-GNMax"][0], "seed": 0}
+    found = answers.answer_queries(release, labels, labels[0], num_classes=10)
+    assert found.measured[ANSWERS] <= 20
+    assert found.measured[RIGHT] == 100
+
+
+def test_forests_answer_and_teach(monkeypatch, tmp_path):
+    digits = dpjax.datasets.load("digits")
+    train, test = (
+        Split(part.x.reshape(len(part.x), -1), (part.y >= 5).astype(np.int32))
+        for part in (digits.train, digits.test)
+    )
+    binary = dataclasses.replace(digits, train=train, test=test, num_classes=2)
+    monkeypatch.setattr(adult, "_data", lambda: binary)
+    adult._teacher_labels.cache_clear()
+    rows = {row.name: row for row in adult.EXPERIMENT.rows("quick")}
+    context = RowContext(tmp_path, fresh=True, profile="quick")
+    row = rows["LNMax, 500 queries"]
+    changes = {"num_teachers": 20, "num_trees": 5, "scale": 2.0, "num_queries": 150}
+    small = dataclasses.replace(row, settings={**row.settings, **changes})
+    result = adult.EXPERIMENT.run_row(small, context)
+    adult._teacher_labels.cache_clear()
+    assert result.measured[ANSWERS] == 150
+    assert result.measured[STUDENT] > 65
+    assert result.measured[TEACHERS] < result.measured[PLURALITY]
+    mechanism = make_mechanism(small.settings, num_teachers=20, num_classes=2)
+    assert result.certified[EPSILON] == pate.certificate(mechanism, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("module", [mnist, svhn, adult])
+def test_the_tables_have_the_published_figures(module):
+    for profile in ("quick", "paper"):
+        plain, *releases = module.EXPERIMENT.rows(profile)
+        assert list(plain.source) == [STUDENT]
+        assert [len(row.source) for row in releases] == ([2, 3] if module is adult else [2, 2, 3])
+    teachers = {"quick": None, "paper": None}
+    for profile in teachers:
+        settings = module.EXPERIMENT.rows(profile)[1].settings
+        teachers[profile] = settings.get("teachers", settings)["num_teachers"]
+    assert set(teachers.values()) == ({40} if module is svhn else {250})
+
+
+@pytest.fixture
+def records(results):
+    return [
+        Record("pate_mnist", row.name, "paper", row.settings, row.source, **common(result))
+        for row, result in zip(ROWS, results[0].values(), strict=True)
+    ]
+
+
+def common(result):
+    return {
+        "measured": result.measured,
+        "certified": result.certified,
+        "seconds": 1.0,
+        "data": "mnist",
+    }
+
+
+def test_finding_remarks_and_figure_follow_the_records(records, tmp_path):
+    finding = mnist.EXPERIMENT.finding(records)
+    assert "published accuracies" in finding.sentence
+    assert "Confident-GNMax: ε 2 published" in finding.sentence
+    assert svhn.EXPERIMENT.finding(records).verdict == "not compared"
+    remarks = mnist.EXPERIMENT.remarks(records)
+    assert len(remarks) == len(RELEASES)
+    assert len(draw_figures(mnist.EXPERIMENT, records, tmp_path)) == 1
+    assert records[1].measured[BOTH] > 0
