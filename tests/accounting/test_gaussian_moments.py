@@ -59,6 +59,7 @@ def exact_whole(power, noise, rate):
         return float(mpmath.log(mpmath.fsum(terms)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [1.25, 8.5, -0.25, -4.0, -20.0])
 def test_the_integrals_against_forty_digits(power):
     noises, rates = (np.array(axis) for axis in zip(*POINTS, strict=True))

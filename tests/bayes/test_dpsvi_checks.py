@@ -120,6 +120,7 @@ PRIOR_READS = mean_of(prior=lambda y: dist.Normal(0, jnp.abs(y).max()))
 CLOSURE = mean_of(likelihood=lambda mean, y: dist.Normal(mean * jnp.asarray(Y), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "guide", "words"),
     [

@@ -92,6 +92,7 @@ def test_a_step_on_all_records_is_numpyros(name):
     np.testing.assert_allclose(my_loss, loss, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(num_particles=3), TraceMeanField_ELBO()], ids=type)
 def test_particles_and_analytic_divergences_are_numpyros_too(loss):
     theirs, mine, value, my_value = gradients(private(loss=loss), (X, Y), {})

@@ -345,6 +345,7 @@ def test_models_that_do_not_mix_records(name):
     private(model, guide).init(KEY, *args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["groups", "tempered prior", "masked", "panel", "within a record"])
 def test_their_gradients_are_numpyros(name):
     model, guide, args = ALLOWED[name]

@@ -48,6 +48,7 @@ def test_a_run_is_its_updates(fitted):
     assert result.losses.shape == (100,)
 
 
+@pytest.mark.slow
 def test_a_second_run_sees_its_own_records(fitted):
     svi, result = fitted
     other = svi.run(KEY, 100, X, 1 - Y, progress_bar=False)

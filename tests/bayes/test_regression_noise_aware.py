@@ -354,6 +354,7 @@ def test_known_moments_of_the_features_narrow_the_posterior(records):
     assert known.beta.std() < unknown.beta.std()
 
 
+@pytest.mark.slow
 def test_a_release_that_no_records_have_is_no_trouble():
     released = RegressionStatistics(-50 * jnp.eye(2), jnp.array([30.0, -9.0]), jnp.array(-80.0))
     draws = noise_aware_posterior(jax.random.key(0), GAUSSIAN, released, num_examples=100, **PRIOR)

@@ -247,6 +247,7 @@ def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
     assert (part.mechanism.scale, part.mechanism.sensitivity.value) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_stochastic_gradient_descent_over_holders():
     """Each holder draws its own Poisson batch; the parameters come near the optimum."""
     rng = np.random.default_rng(6)
@@ -318,6 +319,7 @@ def gaussian_guide(x):
     numpyro.sample("mean", dist.Normal(loc, 0.05))
 
 
+@pytest.mark.slow
 def test_variational_inference_over_holders():
     """The guide's location comes near the mean of all holders' records."""
     rng = np.random.default_rng(3)

@@ -12,13 +12,11 @@ QUICK = {
         " scan_over_layers unused siamese weight_normalisation"
     ).split(),
     "inference": [
-        "train sgd",
         "steps fixed size",
         "sgld transformation",
         "sghmc transformation",
         "psgld transformation",
         "rejection sample add_remove",
-        "dpsvi normal, particles 1",
         "regression perturbed add_remove",
         "regression adassp replace_one",
         "conjugate normal replace_one",

@@ -167,6 +167,7 @@ def half_precision(dtype):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
 def test_half_precision(dtype, route):

@@ -37,6 +37,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_when_split_over_devices(name):
     case, mask = build(name, jnp.float32), np.arange(BATCH) != 1

@@ -107,6 +107,7 @@ def test_the_sum_of_many_moves_by_no_more_than_the_bound(way):
     assert 0.95 < moved <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["vmap", "ghost", "micro-batches"])
 def test_the_sum_of_a_million_moves_by_no_more_than_the_bound(way):
     assert 0.7 < farthest(WAYS[way], 999_999) <= 1

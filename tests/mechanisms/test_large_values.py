@@ -155,6 +155,7 @@ def test_regression_releases_of_large_integers_do_not_wrap(name):
     np.testing.assert_allclose(released.xty, 1e18, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "adassp", "wishart"])
 def test_regression_releases_hide_a_unit_in_large_statistics(name, dtype):

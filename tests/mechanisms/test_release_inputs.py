@@ -31,6 +31,7 @@ def every_mechanism():
     return [*map(mechanism, CLASSES), RandomizedResponse(3, 0.4, "replace_one")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
 def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
     keys = jax.random.split(KEY, 5)

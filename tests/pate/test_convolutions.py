@@ -51,6 +51,7 @@ def names(function, *arguments):
     return set(primitive_names(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_and_their_gradients_are_those_of_xla(name):
     function = convolution(CONVOLUTIONS[name])
@@ -73,6 +74,7 @@ def test_other_convolutions_are_kept(name):
     np.testing.assert_array_equal(jax.jit(by_slices(function))(*inputs), jax.jit(function)(*inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [nn.max_pool, nn.avg_pool])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 def test_pooling_and_its_gradient_are_those_of_xla(pool, padding):

@@ -53,6 +53,7 @@ def semi_supervised():
     return train(unlabeled_batch_size=128, confidence=0.8)
 
 
+@pytest.mark.slow
 def test_unlabelled_inputs_help(supervised, semi_supervised):
     assert accuracy(semi_supervised) > accuracy(supervised) + 0.02
     assert accuracy(semi_supervised) > 0.95
@@ -96,6 +97,7 @@ def test_the_average_is_of_the_parameters():
     assert run(0.5) == pytest.approx(((1.5 + 3) / 2 + 4) / 2)
 
 
+@pytest.mark.slow
 def test_affine_transformations():
     image = jnp.zeros((1, 9, 9, 2)).at[0, 4, 4].set(jnp.array([1.0, 2.0]))
     none = {"max_shift": 0.0, "max_rotation": 0.0, "max_scale": 0.0, "max_shear": 0.0}

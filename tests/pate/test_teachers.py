@@ -102,6 +102,7 @@ def test_a_loop_that_differs_is_found(trained, expected):
     assert distance(trained, one_by_one(own_key=False)) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"block_size": 1}, {"block_size": 3}, {"devices": None}])
 def test_the_result_depends_neither_on_blocks_nor_on_devices(settings, trained):
     assert len(jax.devices()) == 8

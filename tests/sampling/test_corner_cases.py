@@ -60,6 +60,7 @@ def test_every_setting_has_an_epsilon_or_is_refused(sampling, adjacency):
             assert certificate.epsilon < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=repr)
 def test_every_setting_draws(sampling):
     draw, _ = jax.jit(sampling.draw)(sampling.init(jax.random.key(0)))

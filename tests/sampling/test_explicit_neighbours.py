@@ -61,6 +61,7 @@ def test_the_oracle_is_the_gaussian_profile_where_that_is_known():
         assert hockey_stick({2.0: 1.0}, {0.0: 1.0}, eps, 1.0) == pytest.approx(known, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("size", SIZES)
 def test_truncated_poisson_sampling(size, adjacency):

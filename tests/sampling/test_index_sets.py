@@ -8,6 +8,7 @@ import pytest
 from dpjax.sampling.index_sets import pack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_records", [1, 31, 32, 33, 64, 1_000])
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
 def test_ranks_are_those_of_positions(num_records, share):

@@ -93,6 +93,7 @@ def test_the_state_keeps_its_structure_and_dtypes(case, transformation, dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(expected)}
 
 
+@pytest.mark.slow
 def test_it_can_be_scanned(case, transformation, compiled):
     params = params_of()
 
@@ -143,6 +144,7 @@ def test_it_goes_first_in_a_chain(case, transformation, compiled):
     assert_close(state["private"], alone)
 
 
+@pytest.mark.slow
 def test_models_side_by_side(case, compiled):
     """Mapped over models, each with a key of its own: what each would have been alone."""
     keys = jax.random.split(jax.random.key(0), 3)

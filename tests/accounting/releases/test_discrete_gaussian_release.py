@@ -85,6 +85,7 @@ def test_the_exact_delta_is_between_the_bounds(variance, shift):
     assert np.all(exact[seen] <= found.upper[seen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variance", "shift"), CASES)
 def test_a_gaussian_of_the_same_variance_is_no_bound(variance, shift):
     """Power check: without the reduction by 4 units the bound is below the exact delta."""

@@ -60,6 +60,7 @@ def exact_delta(degrees, shift, epsilon, *, with_over_without):
         return float(mpmath.quad(still, [0, shift]) + mpmath.quad(excess, parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.2, 1.0])
 def test_the_profiles_are_integrals_of_densities(degrees, shift, epsilon):
