@@ -150,7 +150,7 @@ class Release:
         return None
 
     def rdp(self, orders: Sequence[float]) -> Array:
-        """Returns upper bounds on the Rényi divergences at ``orders``: dp-accounting's.
+        """Returns upper bounds on the Rényi divergences at ``orders``, by dp-accounting.
 
         Raises:
           UnsupportedEventError: dp-accounting has none for the event.

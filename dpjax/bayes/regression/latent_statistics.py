@@ -36,7 +36,7 @@ class ConjugatePrior(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """Where the unknowns are zero, and their scales: roughly the posterior's mean and deviations.
+    """Origin and scales of the unknowns: roughly the posterior mean and standard deviations.
 
     Attributes:
       vectors: V, ``(d, d)``.
