@@ -122,8 +122,8 @@ class MessageFormat:
         )
         members = sum(1 << holder for holder in message.holders)
         bitmap = members.to_bytes(self._bitmap_bytes, "little")
-        parts = [header, bitmap, message.words.astype("<u8", copy=False).data]
-        return b"".join([*parts, _digest(*parts)])
+        body = (header, bitmap, message.words.astype("<u8", copy=False).data)
+        return b"".join((*body, _digest(*body)))
 
     def from_bytes(
         self, data: bytes, *, kind: Kind, sender: int, receiver: int, round_number: int
