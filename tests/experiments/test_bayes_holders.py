@@ -234,3 +234,16 @@ def test_paillier_beside_shares():
     assert costs.bytes_of_holder == 12 * 128
     assert costs.bytes_of_all == 4 * costs.bytes_of_holder
     assert len(costs.holders) == 3
+
+
+def test_a_gradient_of_a_million_numbers_waits_at_most_two_seconds():
+    """CPU time of the slowest holder, the slowest node and the analyst, one after another.
+
+    Nodes add three holders' shares here: their time is scaled to ten.
+    """
+    plan = holders_costs.FederatedSum(
+        holders_costs.make_mechanism(10**6), Parties(num_holders=3, num_nodes=2)
+    )
+    costs = holders_costs.measure_shares(plan, np.full((3, 10**6), 1e-3))
+    assert max(costs.holders) + max(costs.nodes) * 10 / 3 + costs.analyst < 2
+    assert costs.bytes_of_holder == 2 * (40 + 1 + 8 * 10**6 + 16)
