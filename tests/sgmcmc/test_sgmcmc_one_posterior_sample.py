@@ -18,10 +18,10 @@ from dpjax.bayes.sgmcmc import (
     PosteriorDraw,
     beta_sample,
     markov_chain_sample,
+    rejection,
     rejection_sample,
 )
 from dpjax.bayes.sgmcmc import one_posterior_sample as samplers
-from dpjax.bayes.sgmcmc import rejection
 from dpjax.bayes.sgmcmc.one_posterior_sample import clipped_log_likelihood
 
 LEVEL = 1e-6
