@@ -1,8 +1,8 @@
 """What tests run under: several devices, repeatable examples, strict arithmetic on request.
 
 Compilation, most of the tests' time, is without LLVM's optimisations and with XLA's older code
-generator unless ``JAX_DISABLE_MOST_OPTIMIZATIONS=0``: XLA's own passes are the same. Compiled programs
-are kept between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DIR.
+generator unless ``JAX_DISABLE_MOST_OPTIMIZATIONS=0``: XLA's own passes are the same. Compiled
+programs are kept between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DIR.
 """
 
 import gc
@@ -31,8 +31,8 @@ for _name, _value in _JAX_CONFIG.items():
 
 # The programs are small: compiling one in several parts side by side costs more than it saves.
 _FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
-# XLA's newer code generator for fused operations takes half of the time to compile. From jaxlib 0.11
-# on there is no other, and the flag would end the process.
+# XLA's newer code generator for fused operations takes half of the time to compile. From jaxlib
+# 0.11 on there is no other, and the flag would end the process.
 if jax.config.read("jax_disable_most_optimizations") and jaxlib.version.__version_info__ < (0, 11):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
