@@ -1,6 +1,7 @@
 # Every target makes the environment it needs: a clone and Python >= 3.11 are enough.
 PYTHON  ?= python3
 PROFILE ?= quick
+JOBS    ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
@@ -24,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 reproduce: setup
-	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE); status=$$?; \
+	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE) --jobs $(JOBS); status=$$?; \
 	$(BIN)/python -m experiments report && exit $$status
 
 # The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.

@@ -19,7 +19,7 @@ from experiments.lib.registry import (
 )
 from experiments.lib.repetition import check_rows
 from experiments.lib.report import write_report
-from experiments.lib.runner import Plan, run_experiment
+from experiments.lib.runner import Plan, run_experiment, run_in_processes
 from experiments.lib.tables import finished_records, table_lines, text_table
 
 
@@ -88,7 +88,21 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument(
                 "--fresh", action="store_true", help="also run rows with a result again"
             )
+            added.add_argument(
+                "--jobs",
+                type=_positive,
+                default=1,
+                metavar="N",
+                help="run N experiments side by side (%(default)s); the seconds of a row grow",
+            )
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
 
 
 def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
@@ -105,12 +119,15 @@ def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
 
 
 def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
-    plan = Plan(
-        arguments.profile, arguments.results, arguments.fresh, lambda line: print(line, flush=True)
-    )
-    succeeded = [run_experiment(experiment, plan, arguments.row) for experiment in experiments]
+    plan = Plan(arguments.profile, arguments.results, arguments.fresh)
+    if arguments.jobs > 1 and arguments.row is None:
+        names = [experiment.name for experiment in experiments]
+        succeeded = run_in_processes(names, plan, arguments.jobs)
+    else:
+        rows = [run_experiment(experiment, plan, arguments.row) for experiment in experiments]
+        succeeded = all(rows)
     _print_tables(experiments, arguments.results, [arguments.profile])
-    return all(succeeded)
+    return succeeded
 
 
 def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:

@@ -1,8 +1,8 @@
 """What tests run under: several devices, repeatable examples, strict arithmetic on request.
 
-Compilation, most of the tests' time, is without LLVM's optimisations unless
-``JAX_DISABLE_MOST_OPTIMIZATIONS=0``: XLA's own passes are the same. Compiled programs are kept
-between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DIR.
+Compilation, most of the tests' time, is without LLVM's optimisations and with XLA's older code
+generator unless ``JAX_DISABLE_MOST_OPTIMIZATIONS=0``: XLA's own passes are the same. Compiled
+programs are kept between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DIR.
 """
 
 import gc
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import jax
+import jaxlib.version
 import pytest
 
 # For all workers and, by the environment, for child processes.
@@ -20,6 +21,8 @@ _JAX_CONFIG = {
     "jax_compilation_cache_dir": str(Path(__file__).resolve().parents[1] / ".cache" / "jax"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
+    # No line numbers in compiled programs: there is less to lower, and nothing here reads them.
+    "jax_traceback_in_locations_limit": 0,
 }
 for _name, _value in _JAX_CONFIG.items():
     if _name.upper() not in os.environ:
@@ -27,8 +30,12 @@ for _name, _value in _JAX_CONFIG.items():
         jax.config.update(_name, _value)
 
 # The programs are small: compiling one in several parts side by side costs more than it saves.
-_FLAG = "--xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{_FLAG} {os.environ.get('XLA_FLAGS', '')}".strip()
+_FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
+# XLA's newer code generator for fused operations takes half of the time to compile. jaxlib 0.12 has
+# no other, and the flag would end the process there.
+if jax.config.read("jax_disable_most_optimizations") and jaxlib.version.__version_info__ < (0, 11):
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
 
 # Tracing and compiling make many objects that live on: looking for garbage less often saves time.
 gc.set_threshold(100_000, 20, 20)

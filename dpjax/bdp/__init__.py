@@ -12,7 +12,6 @@ from dpjax.bdp import estimator_divergence, estimators
 from dpjax.bdp.accountant import (
     ORDERS,
     AccountantState,
-    TrainingAccountant,
     init,
     update,
     update_from_log_moments,
@@ -42,6 +41,7 @@ from dpjax.bdp.replace_one import (
     sample_disjoint_pairs,
 )
 from dpjax.bdp.subsampled_gaussian import UnclippedGaussian
+from dpjax.bdp.training_accountant import TrainingAccountant
 
 __all__ = [
     "ORDERS",

@@ -19,8 +19,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +30,6 @@ from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
 from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps
 from dpjax.mechanisms.base import Mechanism
-
-if TYPE_CHECKING:
-    from dpjax.training.train import Report
 
 Estimator = Literal["student", "empirical_bernstein"]
 
@@ -244,63 +240,6 @@ def update_worst_case(state: AccountantState, num_steps: int) -> AccountantState
     return _add_costs(state, np.broadcast_to(bound, (num_steps, len(state.orders))))
 
 
-class TrainingAccountant:
-    """BDP accountant of a training run, passed to ``train`` as ``on_report``.
-
-    It adds the per-example norms that clipping has computed, one `Report` at a time, without
-    further gradients and without a transfer for each step. With a ``path`` the state is saved after
-    each report, for a run that is resumed from a checkpoint; steps whose norms were lost in between
-    are added at their worst case. One accountant and one file serve one run. **The file holds
-    private values.**
-
-    Args:
-      path: file in which the state is kept for a resumed run; none by default.
-
-    Attributes:
-      state: the accumulated cost, an `AccountantState`.
-
-    >>> import jax, jax.numpy as jnp, optax, dpjax
-    >>> from dpjax import bdp
-    >>> mechanism = dpjax.SubsampledGaussian(
-    ...     dpjax.PoissonSampling(64, 0.25), l2_clip=1.0, noise_multiplier=2.0,
-    ...     num_steps=20, adjacency="add_remove")
-    >>> accountant = TrainingAccountant(bdp.init(mechanism))
-    >>> loss = lambda w, x: 0.01 * jnp.sum((w - x) ** 2)
-    >>> result = dpjax.train(
-    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
-    ...     on_report=accountant, progress=False
-    ... )
-    >>> epsilon = bdp.epsilon(accountant.state, 1e-3)
-    >>> epsilon.bdp < epsilon.dp
-    True
-    """
-
-    def __init__(self, state: AccountantState, path: str | Path | None = None) -> None:
-        self.state = state
-        self._path = None if path is None else Path(path)
-        if self._path is not None and self._path.exists():
-            self.state = _load(self._path, state)
-
-    def __call__(self, report: "Report") -> None:
-        """Adds the steps of a report.
-
-        Raises:
-          ValueError: the report is of another mechanism, or repeats steps that were added: it is of
-            another run, which needs an accountant of its own.
-        """
-        planned, done = self.state.mechanism, self.state.num_done
-        check(report.mechanism == planned, "report's mechanism", report.mechanism, f"{planned}")
-        mask = np.asarray(report.infos.mask)
-        first = report.num_releases - len(mask)
-        allowed = f"at least {done}, the steps already added; another run needs another accountant"
-        check(first >= done, "report's first step", first, allowed)
-        if first > done:
-            self.state = update_worst_case(self.state, first - done)
-        self.state = update(self.state, report.infos.norms, mask)
-        if self._path is not None:
-            _save(self._path, self.state)
-
-
 def _costs(
     state: AccountantState, moments: Array, used: npt.NDArray[np.bool_], bound: Array
 ) -> Array:
@@ -339,26 +278,3 @@ def _as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[
     fits = used.dtype == bool and used.shape == shape
     check(fits, "mask", f"{used.dtype} of shape {used.shape}", f"bool of shape {shape}")
     return used
-
-
-def _save(path: Path, state: AccountantState) -> None:
-    """Replaces the file atomically."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        np.savez(file, identity=_identity(state), costs=state.costs, done=state.num_done)
-    os.replace(new, path)
-
-
-def _load(path: Path, state: AccountantState) -> AccountantState:
-    """Returns ``state`` with the costs of the file; refuses the file of another accountant."""
-    with np.load(path) as file:
-        if str(file["identity"]) != _identity(state):
-            raise ValueError(
-                f"path must be a file of this accountant, got {path}, which is of"
-                f" {file['identity']}"
-            )
-        return dataclasses.replace(state, costs=file["costs"], num_done=int(file["done"]))
-
-
-def _identity(state: AccountantState) -> str:
-    return repr((state.mechanism, state.orders, state.failure_probability, state.estimator))

@@ -184,16 +184,15 @@ def call_on_host(
     if not any(traced) and not is_traced(words):
         found = function(np.asarray(words), list(values))
         return [_cast(a, r.dtype, keep_large=True) for a, r in zip(found, results, strict=True)]
-    shapes = [
-        jax.ShapeDtypeStruct(r.shape, jax.dtypes.canonicalize_dtype(r.dtype)) for r in results
-    ]
+    dtypes = [np.dtype(jax.dtypes.canonicalize_dtype(result.dtype)) for result in results]
     ranks = [len(np.shape(value)) for value in values]
+    given_dtypes = [np.dtype(value.dtype) if is_traced(value) else None for value in values]
 
     def callback(words: Any, *operands: Any) -> list[Array]:
         given = iter(operands)
         arrays = [
-            _in_64_bits(next(given)) if from_device else value
-            for from_device, value in zip(traced, values, strict=True)
+            value if dtype is None else _in_64_bits(_from_words(next(given), dtype))
+            for value, dtype in zip(values, given_dtypes, strict=True)
         ]
         words = np.asarray(words)
         axes = [a.shape[: a.ndim - rank] for a, rank in zip(arrays, ranks, strict=True)]
@@ -204,10 +203,39 @@ def call_on_host(
             for a, rank in zip(arrays, ranks, strict=True)
         ]
         found = function(words, arrays)
-        return [_cast(array, s.dtype) for array, s in zip(found, shapes, strict=True)]
+        return [_host_words(_cast(a, dtype)) for a, dtype in zip(found, dtypes, strict=True)]
 
-    operands = [value for value in values if is_traced(value)]
-    return jax.pure_callback(callback, shapes, words, *operands, vmap_method="expand_dims")
+    shapes = [
+        jax.eval_shape(_device_words, jax.ShapeDtypeStruct(result.shape, dtype))
+        for result, dtype in zip(results, dtypes, strict=True)
+    ]
+    operands = [_device_words(value) for value in values if is_traced(value)]
+    released = jax.pure_callback(callback, shapes, words, *operands, vmap_method="expand_dims")
+    return [
+        jax.lax.bitcast_convert_type(each, dtype) if dtype.itemsize == 8 else each
+        for each, dtype in zip(released, dtypes, strict=True)
+    ]
+
+
+# JAX enables 64 bits for a thread, and a callback may run on another one: there JAX rounds to 32
+# bits what the callback is given, and refuses what it returns. So 64-bit numbers are passed as
+# pairs of words.
+def _device_words(value: jax.Array) -> jax.Array:
+    """Returns 64-bit entries as pairs of uint32 on a last axis, others as they are."""
+    wide = value.dtype.itemsize == 8
+    return jax.lax.bitcast_convert_type(value, jnp.uint32) if wide else value
+
+
+def _host_words(array: Array) -> Array:
+    """Returns the same as `_device_words` on the host."""
+    wide = array.dtype.itemsize == 8
+    return np.asarray(array, order="C")[..., None].view(np.uint32) if wide else array
+
+
+def _from_words(words: Any, dtype: np.dtype[Any]) -> Array:
+    """Returns the numbers of this dtype that `_device_words` turned into ``words``."""
+    array = np.asarray(words, order="C")
+    return array.view(dtype)[..., 0] if dtype.itemsize == 8 else array
 
 
 def _in_64_bits(value: Any) -> Array:

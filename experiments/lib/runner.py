@@ -1,16 +1,22 @@
 """Runs the rows of experiments and saves one record for each; a failed row is recorded."""
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
+import multiprocessing
+import os
 import platform
 import re
 import shutil
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 from experiments.lib.formatting import format_seconds
@@ -22,8 +28,15 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    load_experiments,
+    select,
     select_rows,
 )
+
+
+def print_line(line: str) -> None:
+    """Prints a line of progress at once."""
+    print(line, flush=True)
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,52 @@ class Plan:
     profile: str  # "quick" or "paper"
     results: Path  # folder of the records
     fresh: bool  # whether finished rows are run again from the start
-    say: Callable[[str], None]  # prints one line of progress
+    say: Callable[[str], None] = print_line  # prints one line of progress
+
+
+def run_in_processes(names: Sequence[str], plan: Plan, num_processes: int) -> bool:
+    """Runs experiments of the registry side by side; each is run by one process.
+
+    Most of a short run is tracing and compiling, which use one core.
+
+    Returns:
+      Whether no row failed and no process was killed.
+    """
+    context = multiprocessing.get_context("spawn")
+    started = context.Value("i", 0)
+    processes = [
+        context.Process(target=_run_next, args=(names, plan, started, position))
+        for position in range(num_processes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    finally:  # an interrupt ends all of them: finished rows are kept
+        for process in processes:
+            process.terminate()
+    return all(process.exitcode == 0 for process in processes)
+
+
+def _run_next(names: Sequence[str], plan: Plan, started: "Synchronized[int]", place: int) -> None:
+    """Runs the first experiment that no process has started, until there is none."""
+    os.environ["TQDM_POSITION"] = str(place)  # of the progress bar
+    experiments, succeeded = load_experiments(), True
+    while (index := _count(started)) < len(names):
+        (experiment,) = select([names[index]], experiments)
+        try:
+            succeeded &= run_experiment(experiment, plan)
+        except KeyboardInterrupt:
+            sys.exit(130)
+    sys.exit(not succeeded)
+
+
+def _count(counter: "Synchronized[int]") -> int:
+    """Adds one to a counter and returns its value before."""
+    with counter.get_lock():
+        counter.value += 1
+        return counter.value - 1
 
 
 def run_experiment(experiment: Experiment, plan: Plan, only: str | None = None) -> bool:
@@ -41,27 +99,41 @@ def run_experiment(experiment: Experiment, plan: Plan, only: str | None = None) 
 
     ``only`` names the one row to run, by default all are. A row with the settings of a finished row
     of the other profile takes over its record. Each record is saved when its row is done; an
-    interrupted row resumes from its folder.
+    interrupted row resumes from its folder. A row that another process runs is waited for.
 
     Returns:
       Whether no row failed.
     """
     succeeded = True
     for row in select_rows(experiment, plan.profile, only):
-        title = f"{experiment.name} ({plan.profile}), row {row.name}"
-        known = _find_result(experiment, row, plan)
-        if known:
-            if known.profile != plan.profile:
-                save_record(plan.results, replace(known, profile=plan.profile))
-            plan.say(f"{title}: already there")
-            continue
-        plan.say(f"{title}: started")
-        record = run_row(experiment, row, plan)
-        save_record(plan.results, record)
-        outcome = "done in" if record.finished else "FAILED after"
-        plan.say(f"{title}: {outcome} {format_seconds(record.seconds)}")
-        succeeded &= record.finished
+        with _locked(plan.results / "work" / experiment.name / f"{_row_stem(row, plan)}.lock"):
+            succeeded &= _run_unless_known(experiment, row, plan)
     return succeeded
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run_unless_known(experiment: Experiment, row: Row, plan: Plan) -> bool:
+    """Runs a row and saves its record unless there is one; returns whether it did not fail."""
+    title = f"{experiment.name} ({plan.profile}), row {row.name}"
+    known = _find_result(experiment, row, plan)
+    if known:
+        if known.profile != plan.profile:
+            save_record(plan.results, replace(known, profile=plan.profile))
+        plan.say(f"{title}: already there")
+        return True
+    plan.say(f"{title}: started")
+    record = run_row(experiment, row, plan)
+    save_record(plan.results, record)
+    outcome = "done in" if record.finished else "FAILED after"
+    plan.say(f"{title}: {outcome} {format_seconds(record.seconds)}")
+    return record.finished
 
 
 def _find_result(experiment: Experiment, row: Row, plan: Plan) -> Record | None:
@@ -111,13 +183,17 @@ def _make_folder(experiment: Experiment, row: Row, plan: Plan) -> Path:
     identity = json.dumps(
         [row.name, _data_name(experiment), encode(row.settings)], sort_keys=True
     ).encode()
-    readable = re.sub(r"\W+", "-", row.name)
-    name = f"{plan.profile}_{readable}_{hashlib.sha256(identity).hexdigest()[:8]}"
+    name = f"{_row_stem(row, plan)}_{hashlib.sha256(identity).hexdigest()[:8]}"
     folder = plan.results / "work" / experiment.name / name
     if plan.fresh and folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _row_stem(row: Row, plan: Plan) -> str:
+    readable = re.sub(r"\W+", "-", row.name)
+    return f"{plan.profile}_{readable}"
 
 
 def _data_name(experiment: Experiment) -> str:

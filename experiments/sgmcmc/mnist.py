@@ -183,7 +183,7 @@ def _run_ensemble(name: str, context: RowContext) -> Result:
     """Returns the record of a row of PATE, which is run first if there is none."""
     experiment, row = _ENSEMBLES[name]
     results = context.folder.parents[2]
-    plan = Plan(context.profile, results, False, lambda line: print(line, flush=True))
+    plan = Plan(context.profile, results, fresh=False)
     if not run_experiment(experiment, plan, row):
         raise RuntimeError(f"the row {row} of {experiment.name} failed")
     (chosen,) = select_rows(experiment, context.profile, row)

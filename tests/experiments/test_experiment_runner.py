@@ -1,16 +1,18 @@
 import datetime
+import fcntl
 import math
 import re
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 
 from experiments.lib.records import load_records
 from experiments.lib.registry import Result
-from experiments.lib.runner import run_experiment
+from experiments.lib.runner import Plan, run_experiment, run_in_processes
 
 
 def records(plan):
@@ -271,3 +273,32 @@ for number in range(60):
     started = [subprocess.Popen([*arguments, name]) for name in "ab"]
     assert [process.wait() for process in started] == [0, 0]
     assert len(load_records(tmp_path, "e")) == 120
+
+
+def test_a_row_that_another_process_runs_is_waited_for(toy, plan):
+    folder = plan.results / "work" / "toy_table"
+    folder.mkdir(parents=True)
+    with (folder / "quick_2.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=run_experiment, args=(toy.experiment, plan))
+        thread.start()
+        thread.join(0.5)
+        assert toy.names == ["1"]
+    thread.join()
+    assert toy.names == ["1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_processes_share_the_experiments(tmp_path, capfd):
+    names = ["bayes_bob", "pate_analysis", "course_differencing"]
+    assert run_in_processes(names, Plan("quick", tmp_path, fresh=False), 2)
+    said = capfd.readouterr().out
+    for name in names:
+        rows = {record.row for record in load_records(tmp_path, name) if record.finished}
+        assert rows
+        assert said.count(f"{name} (quick), row") == 2 * len(rows)
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_a_failure(tmp_path):
+    assert not run_in_processes(["nonesuch"], Plan("quick", tmp_path, fresh=False), 1)

@@ -55,6 +55,21 @@ def test_a_large_array_is_released_under_jit():
     assert np.unique(released).size > 140_000  # and the callback returns at all
 
 
+@pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
+def test_64_bits_reach_a_thread_without_them(used):
+    """JAX enables 64 bits for a thread, and may run a callback on another one."""
+    wide = np.array([2**40 + 1, 2**40 - 3, 2**40 + 1])
+    value = wide % 3 if isinstance(used, RandomizedResponse) else wide
+    only_integers = isinstance(used, DiscreteLaplace | DiscreteGaussian | RandomizedResponse)
+    with jax.enable_x64(True):
+        for dtype in (jnp.int64,) if only_integers else (jnp.int64, jnp.float64):
+            given = jnp.asarray(value, dtype)
+            released = jax.jit(used.release).lower(KEY, given).compile()
+            alone = np.asarray(used.release(KEY, given))
+            with jax.enable_x64(False):
+                np.testing.assert_array_equal(released(KEY, given), alone)
+
+
 def test_the_second_call_does_not_compile():
     traced = []
     release = jax.jit(
