@@ -49,5 +49,5 @@ class EntropyWords(RandomWords):
         self.entropy = entropy
 
     def draw(self, lanes: Lanes) -> UInt64:
-        """Returns a new word for each of ``lanes``."""
-        return uniform_words(self.entropy, len(lanes))
+        """Returns a new word for each of ``lanes``, in an array that may be written to."""
+        return uniform_words(self.entropy, len(lanes)).copy()

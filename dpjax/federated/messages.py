@@ -122,8 +122,8 @@ class MessageFormat:
         )
         members = sum(1 << holder for holder in message.holders)
         bitmap = members.to_bytes(self._bitmap_bytes, "little")
-        body = header + bitmap + message.words.astype("<u8").tobytes()
-        return body + _digest(body)
+        body = (header, bitmap, message.words.astype("<u8", copy=False).data)
+        return b"".join((*body, _digest(*body)))
 
     def from_bytes(
         self, data: bytes, *, kind: Kind, sender: int, receiver: int, round_number: int
@@ -142,7 +142,7 @@ class MessageFormat:
             receiver.
         """
         require(len(data) == self.num_bytes, "length")
-        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        body, digest = memoryview(data)[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         magic, version, *found, number, fingerprint = _HEADER.unpack_from(body)
         known = (magic, version, found[0]) == (_MAGIC, _VERSION, _KINDS.index(kind))
         require(known, "format")
@@ -155,7 +155,7 @@ class MessageFormat:
         members = int.from_bytes(body[_HEADER.size : start], "little")
         require(members >> self.num_holders == 0, "holders")
         holders = frozenset(h for h in range(self.num_holders) if members >> h & 1)
-        words = np.frombuffer(body, "<u8", offset=start).astype(np.uint64)
+        words = np.frombuffer(body, "<u8", offset=start).astype(np.uint64, copy=False)
         return Message(
             kind=kind,
             sender=sender,
@@ -186,5 +186,8 @@ def agreed_holders(received: Iterable[Iterable[int]]) -> frozenset[int]:
     return frozenset.intersection(*sets)
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+def _digest(*parts: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

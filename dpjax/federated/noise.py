@@ -1,9 +1,10 @@
 """Exact discrete Gaussian noise for millions of entries, from a source of random bytes.
 
 The rejection sampler of Karney (2016), Algorithm D, as in `dpjax.mechanisms.exact_sampling`, with
-each of its comparisons of a uniform number with a probability made on 64 random bits at first.
-Where the bits and the rounding error of the probability leave the result open, once in 2^40, both
-are refined until it is certain. So no probability is rounded, at four random words for a candidate.
+each of its comparisons of a uniform number with a probability made on about 32 random bits at
+first. Where the bits and the rounding error of the probability leave the result open, less than
+once in 2^27, both are refined until it is certain. So no probability is rounded, at two random
+words for a candidate.
 """
 
 import functools
@@ -14,15 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax.federated.entropy import Entropy, EntropyWords, UInt64, uniform_words
-from dpjax.mechanisms.exact_sampling import Lanes
 
 Int64 = npt.NDArray[np.int64]
 # From a number of decimal digits to a probability with an error below one in the last of them.
 Probability = Callable[[int], Decimal]
 
-# Far above the error of float64 probabilities up to one, whose exponents are below 100.
-_GUARD = 2.0**-42
+# A word has, from the top: a sign, the bits of a half-normal number, the bits of the acceptance.
+_NORMAL_BITS, _ACCEPT_BITS = 31, 32
+_LOW_31, _LOW_32 = (np.uint64(2**bits - 1) for bits in (_NORMAL_BITS, _ACCEPT_BITS))
+# Above the bits' resolution and the error of float64 probabilities, whose exponents are below 40.
+_GUARD = 2.0**-31
 _WORD = 2**64
+# Entries at a time: their arrays stay in a processor's cache.
+_BLOCK = 2**15
 
 
 def draw_noise(entropy: Entropy, scales: Int64) -> Int64:
@@ -37,29 +42,41 @@ def draw_noise(entropy: Entropy, scales: Int64) -> Int64:
     >>> round(float(noise.std() / 1000), 1)
     1.0
     """
+    result = np.zeros(scales.size, np.int64)
+    for start in range(0, scales.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        result[block] = _draw_block(entropy, scales[block])
+    return result
+
+
+def _draw_block(entropy: Entropy, scales: Int64) -> Int64:
     words = EntropyWords(entropy, scales.size)
     result = np.zeros(scales.size, np.int64)
     left = np.arange(scales.size)
     while left.size:
-        scale = scales[left]
-        whole = _half_normal(words, left)
+        scale, drawn = scales[left], words.draw(left)
+        negative = drawn >= np.uint64(2**63)
+        whole = _half_normal(entropy, drawn >> np.uint64(_ACCEPT_BITS) & _LOW_31)
         rest = words.below(scale, left)
-        negative = (words.draw(left) & np.uint64(1)).astype(bool)
+        kept = _accept(entropy, drawn & _LOW_32, whole, rest, scale)
         size = whole * scale + rest
-        kept = _accept(words, left, whole, rest, scale)
         kept &= (size > 0) | ~negative  # else zero would be drawn twice as often
         result[left[kept]] = np.where(negative, -size, size)[kept]
         left = left[~kept]
     return result
 
 
-def _half_normal(words: EntropyWords, lanes: Lanes) -> Int64:
-    """Draws k >= 0 with probability proportional to exp(-k^2 / 2), by inversion."""
-    table = _cumulative_words()
-    drawn = words.draw(lanes)
+def _half_normal(entropy: Entropy, drawn: UInt64) -> Int64:
+    """Returns k >= 0 with probability proportional to exp(-k^2 / 2), by inversion.
+
+    Args:
+      entropy: of further digits.
+      drawn: the first 31 binary digits of uniform numbers.
+    """
+    table = _cumulative_digits()
     found = np.searchsorted(table, drawn, side="left")
     for lane in np.flatnonzero(table[np.minimum(found, table.size - 1)] == drawn):
-        number, uniform = int(found[lane]), LazyUniform(int(drawn[lane]), words.entropy)
+        number, uniform = int(found[lane]), LazyUniform(int(drawn[lane]), _NORMAL_BITS, entropy)
         while not uniform.is_below(functools.partial(_cumulative, number)):
             number += 1
         found[lane] = number
@@ -67,16 +84,23 @@ def _half_normal(words: EntropyWords, lanes: Lanes) -> Int64:
 
 
 def _accept(
-    words: EntropyWords, lanes: Lanes, whole: Int64, rest: Int64, scale: Int64
+    entropy: Entropy, drawn: UInt64, whole: Int64, rest: Int64, scale: Int64
 ) -> npt.NDArray[np.bool_]:
-    """True with probability exp(-x (x / 2 + whole)), x = rest / scale."""
+    """True with probability exp(-x (x / 2 + whole)), x = rest / scale.
+
+    Args:
+      entropy: of further digits.
+      drawn: the first 32 binary digits of uniform numbers.
+      whole: as of `_half_normal`.
+      rest: in 0 .. scale - 1.
+      scale: of the noise.
+    """
     x = rest / scale
-    drawn = words.draw(lanes)
-    excess = drawn * (1 / _WORD) - np.exp(-x * (x / 2 + whole))
+    excess = drawn * 2.0**-_ACCEPT_BITS - np.exp(-x * (x / 2 + whole))
     accepted = excess < 0
     for lane in np.flatnonzero(np.abs(excess) < _GUARD):
         numbers = (int(part[lane]) for part in (whole, rest, scale))
-        uniform = LazyUniform(int(drawn[lane]), words.entropy)
+        uniform = LazyUniform(int(drawn[lane]), _ACCEPT_BITS, entropy)
         accepted[lane] = uniform.is_below(functools.partial(_acceptance, *numbers))
     return accepted
 
@@ -85,12 +109,13 @@ class LazyUniform:
     """A uniform number in [0, 1) whose binary digits are drawn as they are needed.
 
     Args:
-      word: its first 64 digits.
+      digits: the first ones, as a whole number.
+      count: how many these are.
       entropy: of the others.
     """
 
-    def __init__(self, word: int, entropy: Entropy) -> None:
-        self._digits, self._count, self._entropy = word, 64, entropy
+    def __init__(self, digits: int, count: int, entropy: Entropy) -> None:
+        self._digits, self._count, self._entropy = digits, count, entropy
 
     def is_below(self, probability: Probability) -> bool:
         """Whether the number is below ``probability``, which it equals with probability zero."""
@@ -109,12 +134,12 @@ class LazyUniform:
 
 
 @functools.cache
-def _cumulative_words() -> UInt64:
-    """The first 64 binary digits of each cumulative probability, up to the first of ones alone."""
+def _cumulative_digits() -> UInt64:
+    """The first 31 binary digits of each cumulative probability, up to the first of ones alone."""
     found: list[int] = []
     with localcontext(Context(prec=60)):
-        while not found or found[-1] < _WORD - 1:
-            found.append(int(_cumulative(len(found), 60) * _WORD))
+        while not found or found[-1] < 2**_NORMAL_BITS - 1:
+            found.append(int(_cumulative(len(found), 60) * 2**_NORMAL_BITS))
     return np.array(found, np.uint64)
 
 

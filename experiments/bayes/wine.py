@@ -211,9 +211,10 @@ EXPERIMENT = Experiment(
         " accounts for.\n\n"
         "Trusted: central model with one aggregator. Bounds bought: bounds from the exponential"
         " mechanism near the 80 % quantiles, for a fifth of ε. Naive: local model, in which every"
-        " holder adds noise to its own record or statistics. Distributed noise generation is not"
-        " implemented. AdaSSP releases no yᵀy, so its intervals assume a noise variance. The last"
-        " rows are the Gaussian one with other numbers of training records."
+        " holder adds noise to its own record or statistics. Secure sums over holders, who each add"
+        " a part of the noise, are in bayes_holders. AdaSSP releases no yᵀy, so its intervals"
+        " assume a noise variance. The last rows are the Gaussian one with other numbers of"
+        " training records."
     ),
     rows=_rows,
     run_row=_run_row,

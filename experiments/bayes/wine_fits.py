@@ -157,7 +157,7 @@ def non_private(task: Task) -> Fit:
 
 def perturbed_statistics(task: Task, split: RegressionStatistics | None = None) -> Fit:
     """Fits by perturbed statistics, with the default budget split if ``split`` is None."""
-    return _release(_perturbation(task, split), task)
+    return release_statistics(perturbation(task, split), task)
 
 
 def adassp(task: Task) -> Fit:
@@ -201,20 +201,20 @@ def private_bounds(task: Task) -> Fit:
         x_norm, y_size = (_CANDIDATES[position] for position in pair)
         bounded = records._replace(bounds=RegressionBounds(x_norm=x_norm, y_size=y_size))
         rest = task._replace(records=bounded, key=for_noise, epsilon=task.epsilon - paid)
-        mechanism = _perturbation(rest)
-        fits.append(_release(mechanism, rest).posteriors)
+        mechanism = perturbation(rest)
+        fits.append(release_statistics(mechanism, rest).posteriors)
     runs = np.arange(len(group))
     own_fits = jax.tree.map(lambda *leaves: jnp.stack(leaves)[group, runs], *fits)
     # The event does not depend on the chosen bounds.
     return Fit(own_fits, Composition((bounds, mechanism)))
 
 
-def local_statistics(task: Task) -> Fit:
-    """Fits in the local model: every holder releases the statistics of its record."""
-    mechanism = _perturbation(task)
-    # The sum of n independent noises, drawn as one Gaussian.
-    summed = mechanism.scale_noise(math.sqrt(task.splits.train.shape[1]))
-    return _release(summed, task)._replace(mechanism=mechanism)
+def local_statistics(task: Task, num_holders: int | None = None) -> Fit:
+    """Fits in the local model: every holder releases its statistics, by default of one record."""
+    mechanism = perturbation(task)
+    # The sum of independent noises, drawn as one Gaussian.
+    summed = mechanism.scale_noise(math.sqrt(num_holders or task.splits.train.shape[1]))
+    return release_statistics(summed, task)._replace(mechanism=mechanism)
 
 
 def local_records(task: Task) -> Fit:
@@ -254,7 +254,8 @@ def _sum_noisy_records(
     return jax.vmap(one_run)(keys, x, y)
 
 
-def _perturbation(task: Task, split: RegressionStatistics | None = None) -> PerturbedStatistics:
+def perturbation(task: Task, split: RegressionStatistics | None = None) -> PerturbedStatistics:
+    """Returns the Gaussian or Laplace mechanism that spends the task's budget on one run."""
     bounds, d = task.records.bounds, task.records.x.shape[1]
     return PerturbedStatistics.from_epsilon(
         bounds,
@@ -267,7 +268,8 @@ def _perturbation(task: Task, split: RegressionStatistics | None = None) -> Pert
     )
 
 
-def _release(mechanism: PerturbedStatistics, task: Task) -> Fit:
+def release_statistics(mechanism: PerturbedStatistics, task: Task) -> Fit:
+    """Releases the statistics of each run, and fits."""
     exact = exact_statistics(task, mechanism.bounds)
     # Compiled once for all scales and bounds; the release depends only on the scales.
     unscaled = replace(mechanism, bounds=_UNIT_BOUNDS, scales=RegressionStatistics(1.0, 1.0, 1.0))

@@ -37,6 +37,8 @@ MODULES = (
     "experiments.bayes.coverage",
     "experiments.bayes.gdsc",
     "experiments.bayes.wishart",
+    "experiments.bayes.holders",
+    "experiments.bayes.holders_costs",
     "experiments.dpvi.abalone",
     "experiments.dpvi.adult",
     "experiments.dpvi.mixture",
@@ -83,7 +85,8 @@ class Result:
     """The result of one row.
 
     Attributes:
-      measured: measured values by name, as in ``Row.source``.
+      measured: measured values by name, as in ``Row.source``; times, which depend on the machine,
+        end in ``(ms)``.
       certified: guarantees of the mechanism as run, by name: upper bounds, rounded up when printed;
         a lower bound has "lower" in its name.
       note: data and other conditions of the run, printed below the table.

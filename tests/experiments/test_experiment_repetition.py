@@ -14,6 +14,7 @@ from experiments.lib.repetition import check_rows, compare_records
 CHEAP = [
     ("experiments.gdp.curves", "quick", "A.1"),
     ("experiments.bayes.bob", "quick", "ε = 10, N = 25"),
+    ("experiments.bayes.holders_costs", "quick", "additive shares: N = 10, M = 2, 78 numbers"),
     ("experiments.course.local", "quick", "ε = log 3, n = 100"),
     ("experiments.sgmcmc.bounds", "quick", "8 chains, shared batches of 1,000, η = 0.1"),
 ]
@@ -53,6 +54,8 @@ def record(measured, certified=None, **changes):
         ({"accuracy %": 0.1}, {"accuracy %": 0.9}, True),
         ({"NLL": 0.5}, {"NLL": 0.52}, True),
         ({"NLL": 0.5}, {"NLL": 0.53}, False),
+        ({"a node (ms)": 0.5}, {"a node (ms)": 5.0}, True),
+        ({"ms": 0.5}, {"ms": 5.0}, False),
         ({"CLT ε": 0.5}, {"CLT ε": 0.5 * (1 + 1e-10)}, True),
         ({"CLT ε": 0.5}, {"CLT ε": 0.5 * (1 + 1e-8)}, False),
         ({"ranges %": [1.0, 2.0]}, {"ranges %": (1.5, 2.5)}, True),

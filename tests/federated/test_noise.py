@@ -100,24 +100,53 @@ def test_refined_comparisons_agree_with_the_fast_ones(monkeypatch):
     np.testing.assert_array_equal(draw_noise(simulated_entropy(9), scales), fast)
 
 
-@pytest.mark.parametrize("number", [0, 3, 9])
-def test_words_equal_to_the_table_are_refined(number):
-    """On either side of a cumulative probability, to 128 bits."""
-    table = noise._cumulative_words()
+@pytest.mark.parametrize("number", [0, 3, 5])
+def test_digits_equal_to_the_table_are_refined(number):
+    """On either side of a cumulative probability, to 95 bits."""
+    table = noise._cumulative_digits()
     with mpmath.workdps(60):
         weights = [mpmath.exp(-mpmath.mpf(k * k) / 2) for k in range(40)]
         exact = mpmath.fsum(weights[: number + 1]) / mpmath.fsum(weights)
-        first = int(exact * 2**64)
-        second = int(exact * 2**128) - first * 2**64
+        first = int(exact * 2**31)
+        second = int(exact * 2**95) - first * 2**64
     assert int(table[number]) == first
     for word, expected in ((second - 1, number), (second + 1, number + 1)):
-        words = noise.EntropyWords(lambda size, word=word: word.to_bytes(8, "little"), 1)
-        words.draw = lambda lanes, first=first: np.array([first], np.uint64)
-        assert noise._half_normal(words, np.arange(1)).tolist() == [expected]
+
+        def entropy(size, word=word):
+            return word.to_bytes(8, "little")
+
+        found = noise._half_normal(entropy, np.array([first], np.uint64))
+        assert found.tolist() == [expected]
 
 
 def test_the_table_is_that_of_the_half_normal_weights():
-    table = noise._cumulative_words().astype(np.float64) / 2.0**64
+    table = noise._cumulative_digits().astype(np.float64) / 2.0**31
     weights = np.exp(-(np.arange(30.0) ** 2) / 2)
-    np.testing.assert_allclose(table, (weights.cumsum() / weights.sum())[: table.size], rtol=1e-14)
-    assert int(noise._cumulative_words()[-1]) == 2**64 - 1
+    exact = (weights.cumsum() / weights.sum())[: table.size]
+    assert np.all((exact - 2.0**-31 < table) & (table <= exact))
+    assert int(noise._cumulative_digits()[-1]) == 2**31 - 1
+
+
+def test_words_of_an_incomplete_run_are_drawn_again():
+    """A word above the last whole multiple of the scale would favour small remainders."""
+    scale = 900_000_000_000_001
+    words = iter([2**63 + 5, 2**64 - 1, 7])  # the candidate, its remainder, the remainder again
+    taken = []
+
+    def entropy(size):
+        taken.append(size)
+        return next(words).to_bytes(8, "little")
+
+    # The sign is negative, the half-normal number zero, and the acceptance certain.
+    assert draw_noise(entropy, np.array([scale])).tolist() == [-7]
+    assert taken == [8, 8, 8]
+
+
+def test_blocks_are_independent(monkeypatch):
+    monkeypatch.setattr(noise, "_BLOCK", 1000)
+    drawn = draw_noise(simulated_entropy(4), np.full(3000, 500)).reshape(3, 1000)
+    correlations = np.corrcoef(drawn) - np.eye(3)
+    # Five standard errors, of three correlations: a false alarm of 2e-6.
+    assert np.abs(correlations).max() < 5 / np.sqrt(1000)
+    again = np.concatenate([drawn[0], drawn[0]]).reshape(2, 1000)
+    assert np.corrcoef(again)[0, 1] > 5 / np.sqrt(1000)  # power: one block twice
