@@ -67,7 +67,7 @@ def read_study(path: Path | str) -> Study:
       ValueError: no TOML, a key that is missing or unknown, or a value out of range.
     """
     table = _read_toml(Path(path))
-    names = [name for name in Study.__dataclass_fields__ if name != "plan"]
+    names = [name for name in Study.__dataclass_fields__ if name not in ("plan", "nodes")]
     _check_keys("study", table, required=["plan", "nodes"], optional=names)
     plan = _check_table("plan", table["plan"])
     _check_keys("plan", plan, required=["mechanism", "parties"], optional=["grid_bits"])

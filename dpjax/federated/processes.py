@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -69,7 +70,7 @@ def run_holder(settings: PartySettings) -> HolderOutcome:
       ValueError: records that the mechanism does not take, or a journal of another party.
     """
     study = settings.study
-    statistic = study.plan.mechanism.sum_records(*_read_arrays(settings.data, settings.arrays))
+    statistic = _read_statistic(settings)
     with _journal(settings, f"holder-{settings.index}") as journal:
         messages = journalled_messages(
             study.plan, settings.index, statistic, journal, round_number=study.round_number
@@ -159,11 +160,17 @@ def _channels(settings: PartySettings) -> Channels:
     )
 
 
-def _read_arrays(path: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]]:
+def _read_statistic(settings: PartySettings) -> npt.NDArray[Any]:
+    path, names = settings.data, settings.arrays
+    check(zipfile.is_zipfile(path), "data", str(path), "an npz file")
     with np.load(path, allow_pickle=False) as file:
         missing = [name for name in names if name not in file]
         check(not missing, "arrays", missing, f"of the arrays in data: {', '.join(file)}")
-        return [file[name] for name in names]
+        records = [file[name] for name in names]
+    try:
+        return settings.study.plan.mechanism.sum_records(*records)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arrays {list(names)} do not fit the mechanism: {error}") from error
 
 
 def _write_result(path: Path, result: Result) -> None:
