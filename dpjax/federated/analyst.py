@@ -32,6 +32,7 @@ class Analyst:
     Attributes:
       codes: why a node has not opened its sum so far, by its index.
       agreed: the holders whose sum is opened, or ``None`` before they are fixed.
+      failure: why there is no result so far.
     """
 
     def __init__(self, plan: FederatedSum, journal: Journal, *, round_number: int = 0) -> None:
@@ -39,6 +40,7 @@ class Analyst:
         self._entry = f"agreed-{round_number}"
         self._openings: dict[int, bytes] = {}
         self.codes: dict[int, ErrorCode] = {}
+        self.failure: ErrorCode = "too few nodes"
         data = journal.read(self._entry)
         self.agreed = None if data is None else self._read(0, "agreed", data).holders
 
@@ -62,13 +64,6 @@ class Analyst:
             return None
         return combine(self._plan, self._openings, round_number=self._round)
 
-    def failure(self) -> ErrorCode:
-        """Returns why there is no result."""
-        threshold = self._plan.parties.sharing.threshold
-        reached = self._plan.parties.num_nodes - len(self.codes)
-        few_holders = self.agreed is None and reached >= threshold
-        return "too few holders" if few_holders else "too few nodes"
-
     def _agree(self, call: Call, waiting_over: bool) -> None:
         parties = self._plan.parties
         answers = [message for message, _ in self._ask(call, "query", frozenset()).values()]
@@ -81,6 +76,7 @@ class Analyst:
         most = received[-parties.sharing.threshold :]
         if len(most) < parties.sharing.threshold:
             return
+        self.failure = "too few holders"
         holders = agreed_holders(most)
         complete = len(received) == parties.num_nodes and len(received[0]) == parties.num_holders
         if complete or (waiting_over and len(holders) >= parties.least_holders):
@@ -88,7 +84,7 @@ class Analyst:
 
     def _fix(self, holders: frozenset[int]) -> None:
         self._journal.write(self._entry, self._message("agreed", 0, holders))
-        self.agreed = holders
+        self.agreed, self.failure = holders, "too few nodes"
 
     def _ask(
         self, call: Call, kind: Kind, holders: frozenset[int]

@@ -42,6 +42,7 @@ class Journal:
     def __init__(self, folder: Path, owner: str) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sync(self._folder.parent)
         self._lock = lock_checkpoint_dir(self._folder, "journal")
         try:
             found = self.read(_OWNER)
@@ -104,19 +105,21 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.rename(unfinished, path)
-        self._sync_folder()
+        _sync(self._folder)
 
     def delete(self, name: str) -> None:
         """Deletes an entry."""
         os.unlink(self._folder / name)
-        self._sync_folder()
+        _sync(self._folder)
 
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+def _sync(folder: Path) -> None:
+    """Writes the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(body: bytes) -> bytes:

@@ -136,7 +136,7 @@ def run_analyst(settings: PartySettings) -> Result:
             time_limit=study.time_limit,
         )
     if result is None:
-        raise ProtocolError(analyst.failure())
+        raise ProtocolError(analyst.failure)
     _write_result(settings.result, result)
     return result
 

@@ -78,6 +78,7 @@ def serve(
         options=[
             *_limits(max_bytes),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 4),
             ("grpc.max_connection_age_ms", 1000 * _CONNECTION_SECONDS),
             ("grpc.max_connection_age_grace_ms", 1000 * _CONNECTION_SECONDS),
         ],

@@ -208,7 +208,7 @@ class Simulation:
                 waiting_over = step >= WAITING
                 self.views.result = party.attempt(self._caller(name), waiting_over=waiting_over)
                 failed = step == LIMIT - 1 and self.views.result is None
-                self.views.code = party.failure() if failed else None
+                self.views.code = party.failure if failed else None
             except ProtocolError as error:
                 self.views.code = error.code
             if self.views.result or self.views.code:

@@ -1,6 +1,7 @@
 """Configuration files: the plan that is built, and what is refused."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dpjax.federated.config import read_settings
 from dpjax.mechanisms import ClippedSum, Gaussian
 from dpjax.sensitivity import Sensitivity
 
+HOW_TO = Path(__file__).parents[2] / "docs" / "how_to" / "federated_processes.md"
 HEAD = """
 nodes = ["127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"]
 waiting_time = 20
@@ -134,6 +136,18 @@ def test_a_type_that_is_no_sum_is_refused(tmp_path):
     text = '[plan.mechanism]\ntype = "dpjax.federated.Parties"\nnum_holders = 5\nnum_nodes = 3\n'
     with pytest.raises(ValueError, match="plan: mechanism must release a sum over records"):
         study_of(tmp_path, HEAD + text)
+
+
+def test_the_files_of_the_how_to_page_are_read(folder):
+    blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    (folder / "study.toml").write_text(blocks[0])
+    for name in ("authority.pem", "holder-3.pem", "holder-3.key"):
+        (folder / name).write_text("")
+    (folder / "holder.toml").write_text(blocks[1])
+    found = read_settings(folder / "holder.toml", "holder")
+    assert found.index == 3
+    assert 0.5 < found.study.plan.certificate(1e-5).epsilon < 5
 
 
 HOLDER = """

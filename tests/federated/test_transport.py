@@ -123,7 +123,7 @@ def test_holders_that_are_missing_are_left_out_once_waiting_is_over(tmp_path, ke
     ):
         analyst = Analyst(PLAN, journal)
         assert analyst.attempt(own.call, waiting_over=False) is None
-        assert analyst.failure() == "too few holders"
+        assert analyst.failure == "too few holders"
         result = analyst.attempt(own.call, waiting_over=True)
         assert result.holders == {0, 1, 2}
     late = holder_messages(PLAN, 3, SUMS[3])
