@@ -195,7 +195,7 @@ class Simulation:
             self.journals.pop(name).close()
         self.running[name] = None
         self.views.num_kills += 1
-        if self.rng.random() < 0.2:
+        if self.rng.random() < 0.1:
             self.views.lost.add(name)
             del self.running[name]
 
@@ -242,8 +242,11 @@ class Simulation:
         return answer
 
     def _ask_for_any_set(self, node):
-        number = self.plan.parties.num_holders
-        holders = frozenset(np.flatnonzero(self.rng.random(number) < 0.8).tolist())
+        parties = self.plan.parties
+        number = self.rng.integers(
+            parties.num_holders - parties.num_dropouts - 1, parties.num_holders + 1
+        )
+        holders = frozenset(self.rng.permutation(parties.num_holders)[:number].tolist())
         message = Message(
             kind="agreed", sender=ANALYST, receiver=node, round_number=0, holders=holders
         )
@@ -253,6 +256,7 @@ class Simulation:
 
     def _end(self):
         """Reads what the holders' journals say of the budget."""
+        self.views.lost |= {name for name, party in self.running.items() if party is None}
         for journal in self.journals.values():
             journal.close()
         for holder in range(self.plan.parties.num_holders):

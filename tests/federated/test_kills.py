@@ -23,14 +23,11 @@ PLANS = [plan_of(histogram_release(scale=3.0), **parties) for parties in PARTIES
 
 
 def simulate(monkeypatch, folder, seed, **broken):
-    """Views of a round with up to six kills, in every second one with requests for any set."""
+    """Views of a round with up to six kills or, in every second one, twelve and a rogue analyst."""
     rng = np.random.default_rng(seed)
-    plan = PLANS[seed // 2 % len(PLANS)]
-    kills = {
-        "rate": float(rng.choice([0.01, 0.04])),
-        "most": int(rng.integers(1, 7)),
-        "rogue": bool(seed % 2),
-    }
+    plan, rogue = PLANS[seed // 2 % len(PLANS)], bool(seed % 2)
+    most = 12 if rogue else int(rng.integers(1, 7))
+    kills = {"rate": float(rng.choice([0.01, 0.04])), "most": most, "rogue": rogue}
     return Simulation(plan, folder / str(seed), rng, **kills, **broken).run(monkeypatch)
 
 

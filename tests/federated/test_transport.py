@@ -21,7 +21,7 @@ from dpjax.federated.trial_keys import make_trial_keys
 
 PLAN = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
 MAX_BYTES = PLAN.message_format.num_bytes
-CALL_TIME = 5.0
+CALL_TIME = 30.0
 SUMS = [np.full(5, 10.0 * holder) for holder in range(4)]
 
 
