@@ -38,7 +38,8 @@ class Analyst:
     def __init__(self, plan: FederatedSum, journal: Journal, *, round_number: int = 0) -> None:
         self._plan, self._journal, self._round = plan, journal, round_number
         self._entry = f"agreed-{round_number}"
-        self._openings: dict[int, bytes] = {}
+        stored = {node: journal.read(self._name(node)) for node in range(plan.parties.num_nodes)}
+        self._openings = {node: data for node, data in stored.items() if data is not None}
         self.codes: dict[int, ErrorCode] = {}
         self.failure: ErrorCode = "too few nodes"
         data = journal.read(self._entry)
@@ -58,11 +59,16 @@ class Analyst:
             self._agree(call, waiting_over)
         if self.agreed is not None:
             answers = self._ask(call, "agreed", self.agreed)
-            self._openings |= {node: data for node, (_, data) in answers.items()}
+            for node, (_, data) in answers.items():
+                self._journal.write(self._name(node), data)
+                self._openings[node] = data
         self._check_refusals()
         if len(self._openings) < self._plan.parties.sharing.threshold:
             return None
         return combine(self._plan, self._openings, round_number=self._round)
+
+    def _name(self, node: int) -> str:
+        return f"opening-{self._round}-{node}"
 
     def _agree(self, call: Call, waiting_over: bool) -> None:
         parties = self._plan.parties

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import check, check_count, check_delta, check_positive
 from dpjax.federated.parties import Parties
 from dpjax.federated.plan import FederatedSum
 
@@ -139,12 +139,27 @@ def read_settings(path: Path | str, role: str) -> PartySettings:
         values[name] = path.parent / values[name]
     for name in {*_FILES, "data"} & set(table) - {"journal"}:
         check(values[name].is_file(), name, str(values[name]), "a file")
+    _check_values(values)
     study = read_study(values.pop("study"))
     parties = study.plan.parties
     number = parties.num_nodes if role == "node" else parties.num_holders
     index, allowed = values["index"], f"a whole number, 0 to {number - 1}"
     check(type(index) is int and 0 <= index < number, "index", index, allowed)
     return PartySettings(study=study, **values)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Checks what is used after the budget is spent, too."""
+    if "arrays" in values:
+        names = values["arrays"]
+        fits = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+        check(fits, "arrays", names, "a list of names of arrays")
+    if "address" in values:
+        check(isinstance(values["address"], str), "address", values["address"], "host and port")
+    if "result" in values:
+        folder = values["result"].parent
+        check(folder.is_dir(), "result", str(values["result"]), "a file in a folder that exists")
+        check_delta(values["delta"])
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -189,6 +189,7 @@ def test_settings_of_a_holder(folder):
         ("data =", "records =", "holder must be a table with data, too"),
         ("arrays =", "address = ''\narrays =", "got ['address']"),
         ("study.toml", "other.toml", "config must be a file, got"),
+        ('["x", "y"]', "'x'", "arrays must be a list of names of arrays, got 'x'"),
         ('"y"]', '"z"]', "arrays must be of the arrays in data: x, y, got ['z']"),
         ('["x", "y"]', '["x"]', "arrays ['x'] do not fit the mechanism"),
         ('"records.npz"', '"study.toml"', "data must be an npz file, got"),
@@ -203,6 +204,22 @@ def test_settings_that_are_not_allowed_are_named(folder, capfd, old, new, messag
     assert printed.startswith("error: ")
     assert message in printed
     assert not (folder / "journal").exists()  # nothing was spent
+
+
+@pytest.mark.parametrize(
+    ("result", "delta", "message"),
+    [
+        ('"none/released.npz"', 1e-5, "result must be a file in a folder that exists"),
+        ('"released.npz"', 0, "delta must be in (0, 1), got 0"),
+    ],
+)
+def test_settings_of_an_analyst_are_checked_before_the_release(
+    folder, capfd, result, delta, message
+):
+    kept = HOLDER[: HOLDER.index("data")].replace("index = 3", "")
+    (folder / "analyst.toml").write_text(f"{kept}result = {result}\ndelta = {delta}")
+    assert main(["analyst", "--config", str(folder / "analyst.toml")]) == 2
+    assert message in capfd.readouterr().err
 
 
 def test_no_configuration(tmp_path, capfd):

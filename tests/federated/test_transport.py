@@ -126,9 +126,16 @@ def test_holders_that_are_missing_are_left_out_once_waiting_is_over(tmp_path, ke
         assert analyst.failure == "too few holders"
         result = analyst.attempt(own.call, waiting_over=True)
         assert result.holders == {0, 1, 2}
+    with Journal(tmp_path / "analyst", "") as journal:  # started again, and no node is there
+        again = Analyst(PLAN, journal).attempt(_nobody, waiting_over=False)
+        np.testing.assert_array_equal(again.released, result.released)
     late = holder_messages(PLAN, 3, SUMS[3])
     with channels(network, keys / "own", "holder-3") as own:
         assert code_of(own.call, 0, "share", late[0]) == "opened"
+
+
+def _nobody(node, kind, data):
+    raise ProtocolError("unreachable")
 
 
 def test_who_is_not_of_the_study_is_not_answered(keys, network):
