@@ -11,6 +11,7 @@ from dpjax.federated import Parties, holder_messages
 from dpjax.federated.messages import ANALYST
 from dpjax.federated.node import Node
 from dpjax.federated.protocol import open_sum, receive
+from dpjax.federated.sharing import AdditiveSharing
 
 NUM_ROUNDS = 100
 PARTIES = (
@@ -43,6 +44,11 @@ def violations(views, rogue):
     found = set()
     if any(len(set(sent)) > 1 for sent in views.shares.values()):
         found.add("a holder sent two different messages to a node")
+    for (holder, node), sent in views.shares.items():
+        for data in set(sent):
+            share = words(views.plan, data, "share", holder, node)[1].astype(np.int64)
+            if any(np.any(share == noisy) for noisy in views.noisy[holder]):
+                found.add("an unmasked sum left a holder")
     if {holder for holder, _ in views.shares} - {h for h, spent in views.spent.items() if spent}:
         found.add("shares left a holder whose journal has the budget unspent")
     if any(len(set(sent)) > 1 for sent in views.openings.values()):
@@ -147,6 +153,17 @@ def redrawn_messages(plan, holder, statistic, journal):
 def test_a_broken_party_is_found(monkeypatch, tmp_path, broken, expected):
     found, _, _ = all_violations(monkeypatch, tmp_path, **broken)
     assert expected <= found
+
+
+def test_shares_without_masks_are_found(monkeypatch, tmp_path):
+    def unmasked(sharing, entropy, values):
+        return [values.astype(np.uint64), *[np.zeros(values.size, np.uint64)] * 2][
+            : sharing.num_nodes
+        ]
+
+    monkeypatch.setattr(AdditiveSharing, "share", unmasked)
+    found, _, _ = all_violations(monkeypatch, tmp_path, num_rounds=2)
+    assert "an unmasked sum left a holder" in found
 
 
 def test_nodes_that_open_any_set_are_found(monkeypatch, tmp_path):

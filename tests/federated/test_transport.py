@@ -1,6 +1,7 @@
 """Rounds over gRPC with mutual TLS: who is refused, and what an error contains."""
 
 import contextlib
+import math
 import threading
 import time
 from typing import NamedTuple
@@ -296,6 +297,8 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
 
         def sleep(self, seconds):
             self.now += seconds
+            if self.now > 60:
+                raise TimeoutError
 
     monkeypatch.setattr("dpjax.federated.processes.time", Clock())
     seen = []
@@ -303,6 +306,8 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
     assert 15 <= len(seen) <= 25
     assert max(seen) < 2.0
     assert repeat(lambda elapsed: elapsed if elapsed > 1 else None, time_limit=2.0) < 1.2
+    with pytest.raises(TimeoutError):
+        repeat(seen.append, time_limit=math.inf)
 
 
 def test_an_address_that_is_in_use_is_named(keys):
