@@ -24,7 +24,7 @@ class Node:
         self, plan: FederatedSum, node: int, journal: Journal, *, round_number: int = 0
     ) -> None:
         self._plan, self._journal, self._round = plan, journal, round_number
-        self._busy = threading.Lock()
+        self._busy, self._is_stopped = threading.Lock(), False
         self._opening, self._share = f"opening-{round_number}", f"share-{round_number}-"
         self.state = self._read(node)
 
@@ -58,6 +58,7 @@ class Node:
           ProtocolError: anything else than a message that fits.
         """
         with self._busy:
+            require(not self._is_stopped, "unreachable")
             if kind == "share":
                 return self._accept(party_index("holder", sender), data)
             require(sender == "analyst", "sender")
@@ -70,6 +71,11 @@ class Node:
                 round_number=self._round,
             )
             return self._report() if kind == "query" else self._open(message.holders)
+
+    def stop(self) -> None:
+        """Ends the use of the journal, after the answer that is being made."""
+        with self._busy:
+            self._is_stopped = True
 
     def _accept(self, holder: int, data: bytes) -> bytes:
         state = receive(self._plan, self.state, data, holder=holder, round_number=self._round)

@@ -108,6 +108,7 @@ def run_node(settings: PartySettings, stop: threading.Event) -> frozenset[int] |
             stop.wait(study.time_limit)
         finally:
             server.stop(grace=1).wait()
+            node.stop()
         opened = node.state.opened.get(study.round_number)
     return None if opened is None else opened[0]
 

@@ -77,6 +77,16 @@ def test_shares_left_beside_an_opening_are_deleted(tmp_path):
         assert journal.names() == ["opening-0"]
 
 
+def test_a_node_that_is_stopped_writes_nothing(tmp_path):
+    plan = plan_of(histogram_release(), num_holders=3)
+    data = holder_messages(plan, 1, np.zeros(5))[0]
+    with Journal(tmp_path, "node 0") as journal:
+        node = Node(plan, 0, journal)
+        node.stop()
+        assert code_of(node.answer, "holder-1", "share", data) == "unreachable"
+        assert journal.names() == []
+
+
 class Nodes:
     """Nodes of a plan in this process, of which some have shares of some holders alone."""
 
