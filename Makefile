@@ -13,7 +13,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 # pages in again, which on a CPU can double the time of a step.
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
 
-.PHONY: setup reproduce test test-all lint bench bench-setup notebooks docs clean
+.PHONY: setup reproduce federated test test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ $(READY): pyproject.toml constraints.txt
 reproduce: setup
 	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE) --jobs $(JOBS); status=$$?; \
 	$(BIN)/python -m experiments report && exit $$status
+
+# The Wine regression of ten holders, three nodes and an analyst: processes connected by TLS.
+federated: setup
+	$(BIN)/python -m experiments.federated
 
 # The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
 test: setup

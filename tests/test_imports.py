@@ -11,7 +11,10 @@ import dpjax
 from dpjax._extras import requires_extra
 
 ROOT = Path(dpjax.__file__).parents[1]
-OPTIONAL = "matplotlib tensorflow tensorflow_datasets sklearn PIL arviz_base arviz_stats jinja2"
+OPTIONAL = (
+    "matplotlib tensorflow tensorflow_datasets sklearn PIL arviz_base arviz_stats jinja2"
+    " grpc cryptography phe"
+)
 UNTIL_USED = f"{OPTIONAL} flax orbax.checkpoint"
 HEAVY = f"{UNTIL_USED} jax optax numpyro scipy dp_accounting tqdm chex"
 
@@ -32,6 +35,12 @@ def test_import_dpjax_imports_nothing_heavy():
 def test_public_names_import_no_optional_dependency_and_neither_flax_nor_orbax():
     every_name = "import dpjax; [getattr(dpjax, name) for name in dpjax.__all__]"
     assert imported_by(every_name, UNTIL_USED) == []
+
+
+def test_federated_imports_no_transport():
+    every_name = "from dpjax import federated; [getattr(federated, n) for n in federated.__all__]"
+    assert imported_by(every_name, UNTIL_USED) == []
+    assert imported_by("import dpjax.federated.transport", "grpc") == ["grpc"]  # power
 
 
 def test_a_planted_import_is_found():

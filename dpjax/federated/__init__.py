@@ -2,11 +2,13 @@
 
 A `FederatedSum` is the plan of a release: a mechanism that sums over records, the parties, and the
 noise that each holder adds. Holders send secret shares of their noisy sums to nodes, which open the
-total alone. The protocol's functions take and return bytes; `run_round` runs them in one process.
+total alone. The protocol's functions take and return bytes; `run_round` runs them in one process,
+and ``python -m dpjax.federated`` in a process for each party, connected by mutual TLS.
 
 Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
 """
 
+from dpjax.federated.config import Study, read_study
 from dpjax.federated.entropy import Entropy, simulated_entropy
 from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
@@ -43,6 +45,7 @@ __all__ = [
     "Parties",
     "ProtocolError",
     "Result",
+    "Study",
     "agreed_holders",
     "combine",
     "decrypt_sum",
@@ -53,6 +56,7 @@ __all__ = [
     "multiply_ciphertexts",
     "open_sum",
     "perturb",
+    "read_study",
     "receive",
     "run_round",
     "simulated_entropy",

@@ -1,7 +1,7 @@
 """Messages of the protocol: bytes of one length for each kind, and errors that are codes alone.
 
-A message is a header, the set of holders as a bitmap, the shares as little-endian 64-bit words, and
-a BLAKE2b digest that detects damage. The digest has no key: who may send what is for the channel
+A message is a header, the set of holders as a bitmap, shares as little-endian 64-bit words, and a
+BLAKE2b digest that detects damage. The digest has no key: who may send what is for the channel
 (mutual TLS) to enforce. The header names the plan, the round, the sender and the receiver, so that
 a message of another plan, another round or another pair is refused. An error never contains a
 value, a length or a text that depends on a record.
@@ -10,8 +10,8 @@ value, a length or a text that depends on a record.
 import hashlib
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from dpjax.federated.entropy import UInt64
 _HEADER = struct.Struct("<4sHHIIQ16s")
 _MAGIC, _VERSION = b"dpjf", 1
 _DIGEST_BYTES = 16
-# The receiver of an opened sum.
+# The receiver of an opened sum, and the sender of a query.
 ANALYST = 2**32 - 1
 
 
@@ -41,10 +41,15 @@ ErrorCode = Literal[
     "too few nodes",  # fewer opened sums than needed
     "repeated",  # a second message for the same round
     "opened",  # the node has opened another set of holders in this round
+    "spent",  # shares of other records have left the holder in this round
+    "unreachable",  # no answer in time, or no channel that authenticates both ends
+    "internal",  # the receiver failed
 ]
 # A share of a holder's noisy statistic, from it to a node; the sum of them, from it to the analyst.
-Kind = Literal["share", "opening"]
-_KINDS: tuple[Kind, ...] = ("share", "opening")
+# The analyst's question which holders a node has shares of, the answer, and the set to be opened.
+Kind = Literal["share", "opening", "query", "received", "agreed"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_WITH_WORDS: tuple[Kind, ...] = ("share", "opening")
 
 
 class ProtocolError(Exception):
@@ -64,12 +69,12 @@ class Message:
     """One message.
 
     Attributes:
-      kind: ``"share"`` or ``"opening"``.
-      sender: index of the holder, or of the node.
+      kind: ``"share"``, ``"opening"``, ``"query"``, ``"received"`` or ``"agreed"``.
+      sender: index of the holder or of the node, or `ANALYST`.
       receiver: index of the node, or `ANALYST`.
       round_number: of the release in the plan, from zero.
-      holders: whose shares are in it.
-      words: residues, uint64 ``(size,)``.
+      holders: whose shares are in it, or whom it names.
+      words: residues, uint64 ``(size,)``; empty unless it is a share or an opening.
     """
 
     kind: Kind
@@ -77,7 +82,7 @@ class Message:
     receiver: int
     round_number: int
     holders: frozenset[int]
-    words: UInt64
+    words: UInt64 = field(default_factory=lambda: np.zeros(0, np.uint64), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +107,20 @@ class MessageFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Length of every message."""
-        return _HEADER.size + self._bitmap_bytes + 8 * self.size + _DIGEST_BYTES
+        """Length of every share and opening; other messages are shorter."""
+        return self.length("share")
+
+    def length(self, kind: Kind) -> int:
+        """Returns the length of every message of ``kind`` in bytes."""
+        words = self.size if kind in _WITH_WORDS else 0
+        return _HEADER.size + self._bitmap_bytes + 8 * words + _DIGEST_BYTES
 
     @property
     def _bitmap_bytes(self) -> int:
         return -(-self.num_holders // 8)
 
     def to_bytes(self, message: Message) -> bytes:
-        """Returns ``message`` as ``num_bytes`` bytes."""
+        """Returns ``message`` as bytes."""
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -141,7 +151,7 @@ class MessageFormat:
           ProtocolError: anything else than a message of this kind, plan, round, sender and
             receiver.
         """
-        require(len(data) == self.num_bytes, "length")
+        require(len(data) == self.length(kind), "length")
         body, digest = memoryview(data)[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         magic, version, *found, number, fingerprint = _HEADER.unpack_from(body)
         known = (magic, version, found[0]) == (_MAGIC, _VERSION, _KINDS.index(kind))

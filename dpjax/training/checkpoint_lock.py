@@ -1,4 +1,4 @@
-"""Exclusive use of a checkpoint folder by one run at a time."""
+"""Exclusive use of a folder by one run at a time."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 _NAME = "lock"
 
 
-def lock_checkpoint_dir(checkpoint_dir: Path) -> TextIOWrapper:
+def lock_checkpoint_dir(checkpoint_dir: Path, name: str = "checkpoint_dir") -> TextIOWrapper:
     """Locks ``checkpoint_dir`` until the file returned is closed, or its process ends.
 
     The lock is the operating system's (``flock``) on a file ``lock`` in the folder, which also
@@ -18,6 +18,7 @@ def lock_checkpoint_dir(checkpoint_dir: Path) -> TextIOWrapper:
 
     Args:
       checkpoint_dir: an existing folder.
+      name: of the argument, for the error.
 
     Raises:
       ValueError: another run has locked the folder, or locks are not available.
@@ -32,8 +33,8 @@ def lock_checkpoint_dir(checkpoint_dir: Path) -> TextIOWrapper:
         import fcntl
     except ImportError as error:  # Windows
         raise ValueError(
-            f"checkpoint_dir must be None on a system without fcntl.flock, got"
-            f" {str(checkpoint_dir)!r}: two runs on one folder could not be detected"
+            f"{name} {str(checkpoint_dir)!r} cannot be locked on a system without fcntl.flock: two"
+            " runs on one folder could not be detected"
         ) from error
     descriptor = os.open(checkpoint_dir / _NAME, os.O_RDWR | os.O_CREAT, 0o600)
     file = os.fdopen(descriptor, "r+")
@@ -45,7 +46,7 @@ def lock_checkpoint_dir(checkpoint_dir: Path) -> TextIOWrapper:
     except OSError as error:
         holder = file.read().strip() if _is_held(error) else ""
         file.close()
-        raise ValueError(_lock_error(error, checkpoint_dir, holder)) from error
+        raise ValueError(_lock_error(error, f"{name} {str(checkpoint_dir)!r}", holder)) from error
     return file
 
 
@@ -53,13 +54,12 @@ def _is_held(error: OSError) -> bool:
     return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
 
 
-def _lock_error(error: OSError, checkpoint_dir: Path, holder: str) -> str:
-    name = str(checkpoint_dir)
+def _lock_error(error: OSError, folder: str, holder: str) -> str:
     if not _is_held(error):
-        return f"checkpoint_dir {name!r} cannot be locked ({error}): give another folder"
+        return f"{folder} cannot be locked ({error}): give another folder"
     who = f"process {holder}" if holder else "another run"
     who = "another run of this process" if holder == str(os.getpid()) else who
     return (
-        f"checkpoint_dir {name!r} is in use by {who}: two runs on one folder would make two"
+        f"{folder} is in use by {who}: two runs on one folder would make two"
         " releases under one certificate. Wait until that run has ended, or give another folder"
     )

@@ -1,0 +1,202 @@
+"""Messages between processes: gRPC with mutual TLS, and the sender's name from its certificate.
+
+A call has the kind of its message as method and the message's bytes as body, without protobuf. A
+certificate has one name as its subject alternative name: ``holder-<i>``, ``node-<i>`` or
+``analyst``. A node takes the sender's name from the certificate, and a client accepts only the
+certificate of the node that it calls. One authority issues all certificates, and no others.
+
+Needs the extra ``federated``.
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from dpjax._extras import requires_extra
+from dpjax.federated.messages import ErrorCode, Kind, ProtocolError
+
+with requires_extra("federated"):
+    import grpc
+
+_SERVICE = "dpjax.federated.Node"
+_KINDS: tuple[Kind, ...] = ("share", "query", "agreed")
+# A client that starts a call and sends nothing occupies a thread until its connection is closed.
+_NUM_THREADS, _CONNECTION_SECONDS = 16, 120
+_STATUS_CODES: dict[Any, ErrorCode] = {
+    grpc.StatusCode.UNAVAILABLE: "unreachable",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "unreachable",
+    grpc.StatusCode.CANCELLED: "unreachable",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "length",
+    grpc.StatusCode.UNIMPLEMENTED: "format",
+}
+_log = logging.getLogger(__name__)
+
+
+class Identity(NamedTuple):
+    """What a party proves its name with, and checks that of others.
+
+    Attributes:
+      authority: certificate of the authority, PEM.
+      certificate: of the party, PEM.
+      key: private key of the certificate, PEM: a secret.
+    """
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def read(cls, authority: Path, certificate: Path, key: Path) -> "Identity":
+        """Returns the identity in three files."""
+        return cls(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
+
+
+def serve(
+    answer: Callable[[str, Kind, bytes], bytes],
+    address: str,
+    identity: Identity,
+    *,
+    max_bytes: int,
+) -> tuple[Any, int]:
+    """Starts to answer messages, and returns gRPC's server and its port.
+
+    Args:
+      answer: from the sender's name, the kind and the bytes of a message to the answer's.
+      address: host and port; port 0 takes a free one.
+      identity: of the node.
+      max_bytes: length of the longest message.
+
+    Raises:
+      ValueError: the address is not free, or keys and certificates do not fit.
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(_NUM_THREADS),
+        options=[
+            *_limits(max_bytes),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.max_connection_age_ms", 1000 * _CONNECTION_SECONDS),
+            ("grpc.max_connection_age_grace_ms", 1000 * _CONNECTION_SECONDS),
+        ],
+    )
+    handlers = {
+        kind: grpc.unary_unary_rpc_method_handler(_handler(answer, kind)) for kind in _KINDS
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
+    )
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        allowed = "a free address of this machine, with a key and certificates that fit"
+        raise ValueError(f"address must be {allowed}, got {address!r}") from error
+    server.start()
+    return server, port
+
+
+def _handler(
+    answer: Callable[[str, Kind, bytes], bytes], kind: Kind
+) -> Callable[[bytes, Any], bytes]:
+    def handle(data: bytes, context: Any) -> bytes:
+        try:
+            return answer(_sender(context), kind, data)
+        except ProtocolError as error:
+            code = error.code
+        except Exception:
+            # Its text may contain a value: it stays here.
+            traceback.print_exc(file=sys.stderr)
+            code = "internal"
+        return context.abort(grpc.StatusCode.FAILED_PRECONDITION, code)
+
+    return handle
+
+
+def _sender(context: Any) -> str:
+    """Returns the one name in the client's certificate."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    if len(names) != 1:
+        raise ProtocolError("sender")
+    return names[0].decode("utf-8", "replace")
+
+
+class Channels:
+    """Channels of a holder or the analyst to all nodes.
+
+    Args:
+      addresses: of the nodes, host and port, by index.
+      identity: of the party.
+      max_bytes: length of the longest message.
+      call_time: seconds for the answer to one message.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], identity: Identity, *, max_bytes: int, call_time: float
+    ) -> None:
+        credentials = grpc.ssl_channel_credentials(
+            identity.authority, identity.key, identity.certificate
+        )
+        self._call_time = call_time
+        self._channels = [
+            grpc.secure_channel(
+                address,
+                credentials,
+                options=[
+                    *_limits(max_bytes),
+                    # The name that the node's certificate must have.
+                    ("grpc.ssl_target_name_override", f"node-{node}"),
+                    ("grpc.enable_http_proxy", 0),
+                    ("grpc.enable_retries", 0),
+                    ("grpc.min_reconnect_backoff_ms", 100),
+                    ("grpc.initial_reconnect_backoff_ms", 100),
+                    ("grpc.max_reconnect_backoff_ms", 1000),
+                ],
+            )
+            for node, address in enumerate(addresses)
+        ]
+
+    def __enter__(self) -> "Channels":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def call(self, node: int, kind: Kind, data: bytes) -> bytes:
+        """Returns a node's answer to a message.
+
+        Args:
+          node: index of the receiver.
+          kind: of the message.
+          data: the message.
+
+        Raises:
+          ProtocolError: the node refuses the message, or cannot be reached in time.
+        """
+        send = self._channels[node].unary_unary(f"/{_SERVICE}/{kind}")
+        try:
+            return send(data, timeout=self._call_time)
+        except grpc.RpcError as error:
+            _log.info("node %d: %s", node, error.details())
+            raise ProtocolError(_error_code(error)) from None
+
+
+def _error_code(error: Any) -> ErrorCode:
+    """Returns the code that a node answered, or that of gRPC's own status."""
+    if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+        refused = [code for code in get_args(ErrorCode) if code == error.details()]
+        return refused[0] if refused else "internal"
+    return _STATUS_CODES.get(error.code(), "internal")
+
+
+def _limits(max_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_metadata_size", 4096),
+        ("grpc.absolute_max_metadata_size", 8192),
+    ]

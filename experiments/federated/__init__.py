@@ -1,0 +1,1 @@
+"""A federated regression with every party a process on this machine."""

@@ -1,0 +1,131 @@
+"""All parties of a federated study as processes on this machine, connected by TLS."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.federated import Parties
+from dpjax.federated.trial_keys import AUTHORITY, make_trial_keys
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Limits(NamedTuple):
+    """Time limits of a study in seconds, as in `dpjax.federated.Study`."""
+
+    waiting_time: float
+    time_limit: float
+
+
+def write_study(
+    folder: Path,
+    mechanism: str,
+    parties: Parties,
+    records: Sequence[Mapping[str, np.ndarray]],
+    *,
+    delta: float,
+    limits: Limits,
+) -> None:
+    """Writes keys, configurations and records of every party into ``folder``.
+
+    Args:
+      folder: an empty folder.
+      mechanism: TOML tables of the mechanism.
+      parties: of the plan.
+      records: arrays of each holder by name, in the order of the mechanism's ``sum_records``.
+      delta: of the certificate.
+      limits: of the study.
+    """
+    make_trial_keys(folder / "keys", num_holders=parties.num_holders, num_nodes=parties.num_nodes)
+    nodes = [f"127.0.0.1:{port}" for port in _free_ports(parties.num_nodes)]
+    study = [
+        f"nodes = {nodes}",
+        *(f"{name} = {value}" for name, value in limits._asdict().items()),
+        "[plan.parties]",
+        *(f"{name} = {_toml(value)}" for name, value in vars(parties).items() if value is not None),
+        mechanism,
+    ]
+    (folder / "study.toml").write_text("\n".join(study))
+    for holder, arrays in enumerate(records):
+        np.savez(folder / f"records-{holder}.npz", **dict(arrays))  # type: ignore[arg-type]
+        own = [f'data = "records-{holder}.npz"', f"arrays = {list(arrays)}"]
+        _write_settings(folder, f"holder-{holder}", [f"index = {holder}", *own])
+    for node in range(parties.num_nodes):
+        _write_settings(folder, f"node-{node}", [f"index = {node}"])
+    _write_settings(folder, "analyst", ['result = "released.npz"', f"delta = {delta}"])
+
+
+def start(folder: Path, party: str) -> subprocess.Popen[str]:
+    """Starts the process of ``"holder-<i>"``, ``"node-<i>"`` or ``"analyst"``."""
+    role = party.partition("-")[0]
+    config = str(folder / f"{party}.toml")
+    return subprocess.Popen(
+        [sys.executable, "-m", "dpjax.federated", role, "--config", config],
+        cwd=_ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_all(folder: Path, parties: Parties) -> dict[str, subprocess.Popen[str]]:
+    """Starts every party, and returns the processes by name."""
+    names = [
+        *(f"node-{index}" for index in range(parties.num_nodes)),
+        *(f"holder-{index}" for index in range(parties.num_holders)),
+        "analyst",
+    ]
+    return {name: start(folder, name) for name in names}
+
+
+def finish(
+    processes: Mapping[str, subprocess.Popen[str]], *, timeout: float
+) -> dict[str, tuple[int, str]]:
+    """Waits for holders and analyst, ends the nodes, and returns status and output of each.
+
+    Args:
+      processes: by name.
+      timeout: seconds after which a process that still runs is killed, for each.
+    """
+    found = {}
+    for name in sorted(processes):  # the nodes last
+        process = processes[name]
+        if name.startswith("node"):
+            process.terminate()
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        found[name] = process.returncode, output
+    return found
+
+
+def _write_settings(folder: Path, party: str, lines: Sequence[str]) -> None:
+    own = [
+        'study = "study.toml"',
+        f'journal = "journal-{party}"',
+        f'authority = "keys/{AUTHORITY}"',
+        f'certificate = "keys/{party}.pem"',
+        f'key = "keys/{party}.key"',
+    ]
+    (folder / f"{party}.toml").write_text("\n".join([*own, *lines]))
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

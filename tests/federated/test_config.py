@@ -1,0 +1,239 @@
+"""Configuration files: the plan that is built, and what is refused."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federated_cases import RECORDS, plan_of, regression_release
+
+from dpjax.bayes.conjugate import DirichletMultinomial, StatisticRelease
+from dpjax.federated import read_study
+from dpjax.federated.__main__ import main
+from dpjax.federated.config import read_settings
+from dpjax.mechanisms import ClippedSum, Gaussian
+from dpjax.sensitivity import Sensitivity
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how_to" / "federated_processes.md"
+HEAD = """
+nodes = ["127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"]
+waiting_time = 20
+
+[plan.parties]
+num_holders = 5
+num_nodes = 3
+num_dropouts = 1
+"""
+SUM = """
+[plan.mechanism]
+type = "dpjax.mechanisms.ClippedSum"
+bounds = [0.0, 100.0]
+scale = 50.0
+adjacency = "add_remove"
+"""
+REGRESSION = """
+[plan.mechanism]
+type = "dpjax.bayes.regression.PerturbedStatistics.from_epsilon"
+epsilon = 1.0
+delta = 1e-5
+adjacency = "replace_one"
+num_features = 3
+[plan.mechanism.bounds]
+type = "dpjax.bayes.regression.RegressionBounds"
+x_norm = 1.5
+y_size = 2.0
+"""
+HISTOGRAM = """
+[plan.mechanism]
+type = "dpjax.bayes.conjugate.StatisticRelease"
+[plan.mechanism.family]
+type = "dpjax.bayes.conjugate.DirichletMultinomial"
+concentration = [1.0, 1.0, 1.0]
+[plan.mechanism.mechanism]
+type = "dpjax.mechanisms.Gaussian"
+scale = 4.0
+[plan.mechanism.mechanism.sensitivity]
+type = "dpjax.sensitivity.Sensitivity"
+value = 1.0
+norm = "l2"
+adjacency = "add_remove"
+"""
+
+
+def study_of(tmp_path, text):
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    return read_study(path)
+
+
+def test_a_study_is_the_plan_that_python_builds(tmp_path):
+    family = DirichletMultinomial((1.0,) * 3)
+    histogram = StatisticRelease(family, Gaussian(Sensitivity(1.0, "l2", "add_remove"), scale=4.0))
+    cases = {
+        SUM: ClippedSum((0.0, 100.0), scale=50.0, adjacency="add_remove"),
+        REGRESSION: regression_release(),
+        HISTOGRAM: histogram,
+    }
+    for text, mechanism in cases.items():
+        study = study_of(tmp_path, HEAD + text)
+        expected = plan_of(mechanism, num_dropouts=1)
+        assert study.plan == expected
+        assert study.plan.message_format == expected.message_format
+    assert study.nodes[1] == "127.0.0.1:7002"
+    assert (study.waiting_time, study.time_limit) == (20, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("scale = 50.0", "scale = 50.00001"),
+        ("[0.0, 100.0]", "[0.0, 101.0]"),
+        ('"add_remove"', '"zero_out"'),
+        ("num_dropouts = 1", "num_dropouts = 2"),
+        ("num_holders = 5", "num_holders = 6"),
+        ("num_nodes = 3", "num_nodes = 3\nnode_threshold = 2"),
+        ("[plan.parties]", "[plan]\ngrid_bits = 17\n[plan.parties]"),
+    ],
+)
+def test_every_part_of_the_plan_is_in_the_fingerprint(tmp_path, old, new):
+    one, other = (
+        study_of(tmp_path, text).plan.message_format.fingerprint
+        for text in (HEAD + SUM, (HEAD + SUM).replace(old, new))
+    )
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nodes = [", "node = [", "study must be a table with nodes, too"),
+        ("waiting_time", "patience", "study must be a table of plan, nodes, round_number"),
+        ("waiting_time = 20", "waiting_time = 900", "waiting_time must be below time_limit"),
+        ("waiting_time = 20", "waiting_time = 'long'", "waiting_time must be a finite number > 0"),
+        ("waiting_time = 20", "round_number = 1", "round_number must be at most 0, got 1"),
+        ("7003", '7003", "127.0.0.1:7004', "list of host and port of each of the 3 nodes"),
+        ("num_holders", "holders", "plan.parties must be a table of num_holders, num_nodes"),
+        ("num_holders = 5", "num_holders = 0", "num_holders must be a whole number >= 1, got 0"),
+        ("num_holders = 5", "num_holders = 'five'", "num_holders must be a whole number"),
+        ("scale", "size", "plan.mechanism must be a table of bounds, scale, adjacency, unit"),
+        ("50.0", "-1.0", "plan.mechanism: scale must be a finite number > 0, got -1.0"),
+        ("dpjax.mechanisms.ClippedSum", "os.system", "plan.mechanism.type must be a public class"),
+        ("mechanisms.ClippedSum", "mechanisms.base.inspect", "type must be a public class"),
+        ("mechanisms.ClippedSum", "mechanisms.ClippedSum.__init__", "type must be a public class"),
+        ("type =", "kind =", "plan.mechanism must be a table with the key type"),
+        ("[plan.mechanism]", "[plan.mechanism", "config must be a TOML file"),
+        ("mechanisms.ClippedSum", "federated.Parties", "must be a table of num_holders"),
+    ],
+)
+def test_what_is_not_allowed_is_named(tmp_path, old, new, message):
+    text = HEAD + SUM
+    assert old in text
+    with pytest.raises(ValueError, match=re.escape(message)):
+        study_of(tmp_path, text.replace(old, new))
+
+
+def test_a_type_that_is_no_sum_is_refused(tmp_path):
+    text = '[plan.mechanism]\ntype = "dpjax.federated.Parties"\nnum_holders = 5\nnum_nodes = 3\n'
+    with pytest.raises(ValueError, match="plan: mechanism must release a sum over records"):
+        study_of(tmp_path, HEAD + text)
+
+
+def test_the_files_of_the_how_to_page_are_read(folder):
+    blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    (folder / "study.toml").write_text(blocks[0])
+    for name in ("authority.pem", "holder-3.pem", "holder-3.key"):
+        (folder / name).write_text("")
+    (folder / "holder.toml").write_text(blocks[1])
+    found = read_settings(folder / "holder.toml", "holder")
+    assert found.index == 3
+    assert 0.5 < found.study.plan.certificate(1e-5).epsilon < 5
+
+
+HOLDER = """
+study = "study.toml"
+index = 3
+journal = "journal"
+authority = "file"
+certificate = "file"
+key = "file"
+data = "records.npz"
+arrays = ["x", "y"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "study.toml").write_text(HEAD + REGRESSION)
+    (tmp_path / "file").write_text("")
+    x, y = RECORDS["regression"][1](np.random.default_rng(0), 7)
+    np.savez(tmp_path / "records.npz", x=x, y=y)
+    return tmp_path
+
+
+def test_settings_of_a_holder(folder):
+    (folder / "holder.toml").write_text(HOLDER)
+    found = read_settings(folder / "holder.toml", "holder")
+    assert (found.index, found.arrays) == (3, ("x", "y"))
+    assert found.data == folder / "records.npz"  # whatever the working folder is
+    assert found.study.plan.parties.num_holders == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("index = 3", "index = 5", "index must be a whole number, 0 to 4, got 5"),
+        ("index = 3", "index = true", "index must be a whole number, 0 to 4, got True"),
+        ('key = "file"', 'key = "none"', "key must be a file"),
+        ('key = "file"', "key = 7", "key must be the name of a file, got 7"),
+        ("data =", "records =", "holder must be a table with data, too"),
+        ("arrays =", "address = ''\narrays =", "got ['address']"),
+        ("study.toml", "other.toml", "config must be a file, got"),
+        ('["x", "y"]', "'x'", "arrays must be a list of names of arrays, got 'x'"),
+        ('"y"]', '"z"]', "arrays must be of the arrays in data: x, y, got ['z']"),
+        ('["x", "y"]', '["x"]', "arrays ['x'] do not fit the mechanism"),
+        ('"records.npz"', '"study.toml"', "data must be an npz file, got"),
+    ],
+)
+def test_settings_that_are_not_allowed_are_named(folder, capfd, old, new, message):
+    """By the command, with status 2 and without a traceback."""
+    assert old in HOLDER
+    (folder / "holder.toml").write_text(HOLDER.replace(old, new))
+    assert main(["holder", "--config", str(folder / "holder.toml")]) == 2
+    printed = capfd.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert not (folder / "journal").exists()  # nothing was spent
+
+
+@pytest.mark.parametrize(
+    ("result", "delta", "message"),
+    [
+        ('"none/released.npz"', 1e-5, "result must be a file in a folder that exists"),
+        ('"released.npz"', 0, "delta must be in (0, 1), got 0"),
+    ],
+)
+def test_settings_of_an_analyst_are_checked_before_the_release(
+    folder, capfd, result, delta, message
+):
+    kept = HOLDER[: HOLDER.index("data")].replace("index = 3", "")
+    (folder / "analyst.toml").write_text(f"{kept}result = {result}\ndelta = {delta}")
+    assert main(["analyst", "--config", str(folder / "analyst.toml")]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_no_configuration(tmp_path, capfd):
+    assert main(["analyst", "--config", str(tmp_path / "none.toml")]) == 2
+    assert "config must be a file, got" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["holder"])
+    with pytest.raises(SystemExit):
+        main(["auditor", "--config", "file"])
+
+
+def test_keys_by_one_command(tmp_path, capfd):
+    command = ["keys", str(tmp_path / "keys"), "--holders", "2", "--nodes", "2"]
+    assert main(command) == 0
+    assert len(list((tmp_path / "keys").iterdir())) == 11
+    assert main(command) == 2  # keys are not overwritten
+    assert "File exists" in capfd.readouterr().err

@@ -1,0 +1,111 @@
+"""Journals: entries that are whole or absent, of one party, in use by one process."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+from federated_cases import count_release, plan_of
+from federated_simulation import KillableOs, Killed
+
+from dpjax.federated import ProtocolError, journal
+from dpjax.federated.holder import journalled_messages, spent_rounds
+from dpjax.federated.journal import Journal
+
+
+class PointsUntil:
+    """Points of which one with a given number is the end of the process."""
+
+    def __init__(self, last):
+        self.left = last
+
+    def pass_one(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+def test_an_entry_is_whole_or_absent_wherever_the_process_ends(monkeypatch, tmp_path):
+    outcomes = []
+    for last in range(10):
+        with Journal(tmp_path / str(last), "node 0") as own, monkeypatch.context() as patched:
+            points = PointsUntil(last)
+            patched.setattr(journal, "os", KillableOs(points))
+            try:
+                own.write("entry", b"0123456789")
+                outcomes.append("written")
+            except Killed:
+                outcomes.append("killed")
+        with Journal(tmp_path / str(last), "node 0") as again:
+            found = again.read("entry")
+            assert found in (None, b"0123456789")
+            if found is None:
+                again.write("entry", b"another")  # what was left unfinished is no hindrance
+            assert again.names() == ["entry"]
+        if outcomes[-1] == "written":
+            assert found == b"0123456789"
+            break
+    assert outcomes[-1] == "written"
+    assert outcomes.count("killed") >= 5
+
+
+def test_an_entry_is_written_once(tmp_path):
+    with Journal(tmp_path, "node 0") as own:
+        own.write("entry", b"one")
+        with pytest.raises(ValueError, match="name must be of a new entry, got 'entry'"):
+            own.write("entry", b"two")
+        assert own.read("entry") == b"one"
+        own.delete("entry")
+        assert own.read("entry") is None
+
+
+def test_files_are_readable_by_their_owner_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        with Journal(tmp_path / "new", "node 0") as own:
+            own.write("entry", b"one")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+    assert modes == {0o600}
+
+
+def test_a_second_process_another_party_and_foreign_folders_are_refused(tmp_path):
+    with (
+        Journal(tmp_path / "one", "node 0"),
+        pytest.raises(ValueError, match=r"journal '.*one' is in use by another run"),
+    ):
+        Journal(tmp_path / "one", "node 0")
+    with pytest.raises(ValueError, match="a new folder, or the journal of node 1"):
+        Journal(tmp_path / "one", "node 1")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "letter.txt").write_text("")
+    with pytest.raises(ValueError, match="an empty folder, or a journal"):
+        Journal(tmp_path / "two", "node 0")
+    Journal(tmp_path / "one", "node 0").close()  # refusals leave no lock
+
+
+def test_damage_is_found(tmp_path):
+    with Journal(tmp_path, "node 0") as own:
+        own.write("entry", b"0123456789")
+        path = tmp_path / "entry"
+        for data in (b"", path.read_bytes()[:-1], b"1" + path.read_bytes()[1:]):
+            path.write_bytes(data)
+            with pytest.raises(ValueError, match=r"journal must be undamaged.*entry"):
+                own.read("entry")
+
+
+def test_a_holder_sends_the_same_bytes_and_no_other_records_in_a_round(tmp_path):
+    plan = plan_of(count_release())
+    with Journal(tmp_path, "holder 2") as own:
+        assert spent_rounds(own) == frozenset()
+        sent = journalled_messages(plan, 2, np.array([3.0, 1.0]), own)
+        assert spent_rounds(own) == {0}
+    with Journal(tmp_path, "holder 2") as own:
+        assert journalled_messages(plan, 2, np.array([3.0, 1.0]), own) == sent
+        with pytest.raises(ProtocolError, match=r"^spent$"):
+            journalled_messages(plan, 2, np.array([3.0, 2.0]), own)
+        assert spent_rounds(own) == {0}
+    assert len(sent) == 3
+    assert {len(data) for data in sent} == {plan.message_format.num_bytes}

@@ -1,0 +1,168 @@
+"""Node and analyst on bytes: rounds, restarts, names of parties, and the set that is opened."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from federated_cases import gradient_plan, histogram_release, plan_of
+
+from dpjax.federated import ProtocolError, holder_messages
+from dpjax.federated.analyst import Analyst
+from dpjax.federated.journal import Journal
+from dpjax.federated.messages import ANALYST, Message
+from dpjax.federated.node import Node, party_index
+
+
+def code_of(call, *args, **options):
+    with pytest.raises(ProtocolError) as raised:
+        call(*args, **options)
+    return raised.value.code
+
+
+def from_analyst(plan, kind, node, holders=(), round_number=0):
+    message = Message(
+        kind=kind,
+        sender=ANALYST,
+        receiver=node,
+        round_number=round_number,
+        holders=frozenset(holders),
+    )
+    return plan.message_format.to_bytes(message)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["holder-01", "holder--1", "holder-", "Holder-1", "holder-1 ", "node-1", "1", "holder-²"],
+)
+def test_names_that_are_no_holders(name):
+    assert code_of(party_index, "holder", name) == "sender"
+    assert party_index("holder", "holder-10") == 10
+
+
+def test_rounds_of_one_journal_are_apart(tmp_path):
+    plan = gradient_plan(2, num_steps=20)
+    sums = [np.full(2, float(h)) for h in range(4)]
+    with Journal(tmp_path, "node 0") as journal:
+        for number in (1, 11):
+            node = Node(plan, 0, journal, round_number=number)
+            data = [holder_messages(plan, h, sums[h], round_number=number)[0] for h in range(4)]
+            for holder in range(4):
+                node.answer(f"holder-{holder}", "share", data[holder])
+        replayed = data[1]
+        node = Node(plan, 0, journal, round_number=12)
+        assert code_of(node.answer, "holder-1", "share", replayed) == "round"
+        first = Node(plan, 0, journal, round_number=1)
+        assert first.state.holders(1) == {0, 1, 2, 3}
+        other_round = from_analyst(plan, "agreed", 0, range(4), 11)
+        assert code_of(first.answer, "analyst", "agreed", other_round) == "round"
+        opening = first.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, range(4), 1))
+        assert journal.names() == ["opening-1", *(f"share-11-{holder}" for holder in range(4))]
+        assert Node(plan, 0, journal, round_number=1).state == first.state
+        again = from_analyst(plan, "query", 0, (), 1)
+        assert Node(plan, 0, journal, round_number=1).answer("analyst", "query", again) == opening
+        assert Node(plan, 0, journal, round_number=11).state.holders(11) == {0, 1, 2, 3}
+
+
+def test_shares_left_beside_an_opening_are_deleted(tmp_path):
+    """The process ended between the two."""
+    plan = plan_of(histogram_release(), num_holders=3)
+    with Journal(tmp_path, "node 0") as journal:
+        node = Node(plan, 0, journal)
+        shares = [holder_messages(plan, h, np.zeros(5))[0] for h in range(3)]
+        for holder, data in enumerate(shares):
+            node.answer(f"holder-{holder}", "share", data)
+        node.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, range(3)))
+        journal.write("share-0-1", shares[1])
+        assert Node(plan, 0, journal).state == node.state
+        assert journal.names() == ["opening-0"]
+
+
+def test_a_node_that_is_stopped_writes_nothing(tmp_path):
+    plan = plan_of(histogram_release(), num_holders=3)
+    data = holder_messages(plan, 1, np.zeros(5))[0]
+    with Journal(tmp_path, "node 0") as journal:
+        node = Node(plan, 0, journal)
+        node.stop()
+        assert code_of(node.answer, "holder-1", "share", data) == "unreachable"
+        assert journal.names() == []
+
+
+class Nodes:
+    """Nodes of a plan in this process, of which some have shares of some holders alone."""
+
+    def __init__(self, plan, journal_of, missing):
+        names = [f"node-{index}" for index in range(plan.parties.num_nodes)]
+        self.nodes = [Node(plan, index, journal_of(name)) for index, name in enumerate(names)]
+        for holder in range(plan.parties.num_holders):
+            for index, data in enumerate(holder_messages(plan, holder, np.zeros(plan.size))):
+                if holder not in missing.get(index, ()):
+                    self.nodes[index].answer(f"holder-{holder}", "share", data)
+
+    def call(self, node, kind, data):
+        return self.nodes[node].answer("analyst", kind, data)
+
+
+@pytest.fixture
+def journal_of(tmp_path):
+    """A function from a party's name to its journal."""
+    with contextlib.ExitStack() as stack:
+        yield lambda name: stack.enter_context(Journal(tmp_path / name, name))
+
+
+def shamir_plan(**parties):
+    return plan_of(histogram_release(), num_holders=4, num_nodes=3, node_threshold=2, **parties)
+
+
+def test_a_node_that_lacks_shares_is_left_out_where_others_suffice(journal_of):
+    plan = shamir_plan()
+    network = Nodes(plan, journal_of, {2: {0, 3}})
+    analyst = Analyst(plan, journal_of("analyst"))
+    assert analyst.attempt(network.call, waiting_over=False) is None
+    assert analyst.attempt(network.call, waiting_over=True).holders == {0, 1, 2, 3}
+    assert analyst.codes == {2: "holders"}
+
+
+@pytest.mark.parametrize("plan", [shamir_plan(), plan_of(histogram_release(), num_holders=4)])
+def test_answers_that_are_no_messages_are_not_used(journal_of, plan):
+    """Shamir's other nodes suffice; where all are needed, the round ends."""
+    network = Nodes(plan, journal_of, {})
+
+    def call(node, kind, data):
+        answer = network.call(node, kind, data)
+        return answer if node else answer[::-1]
+
+    analyst = Analyst(plan, journal_of("analyst"))
+    if plan.parties.node_threshold is None:
+        assert code_of(analyst.attempt, call, waiting_over=True) == "format"
+    else:
+        assert analyst.attempt(call, waiting_over=True).holders == {0, 1, 2, 3}
+        assert analyst.codes == {0: "format"}
+
+
+def test_two_sets_at_different_nodes_end_the_round_without_a_result(journal_of):
+    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    network = Nodes(plan, journal_of, {})
+    network.call(1, "agreed", from_analyst(plan, "agreed", 1, [0, 1, 2]))
+    network.call(2, "agreed", from_analyst(plan, "agreed", 2, [0, 1, 3]))
+    assert (
+        code_of(Analyst(plan, journal_of("analyst")).attempt, network.call, waiting_over=False)
+        == "opened"
+    )
+
+
+def test_a_set_that_one_node_has_opened_is_the_set_of_all(journal_of):
+    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    network = Nodes(plan, journal_of, {})
+    network.call(1, "agreed", from_analyst(plan, "agreed", 1, [0, 1, 2]))
+    result = Analyst(plan, journal_of("analyst")).attempt(network.call, waiting_over=False)
+    assert result.holders == {0, 1, 2}
+
+
+def test_an_analyst_with_another_plan_gets_the_code(journal_of):
+    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    network = Nodes(plan, journal_of, {})
+    other = plan_of(histogram_release(scale=5.0), num_holders=4, num_dropouts=1)
+    assert (
+        code_of(Analyst(other, journal_of("analyst")).attempt, network.call, waiting_over=True)
+        == "plan"
+    )

@@ -1,0 +1,332 @@
+"""Rounds over gRPC with mutual TLS: who is refused, and what an error contains."""
+
+import contextlib
+import math
+import threading
+import time
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+from federated_cases import histogram_release, plan_of
+
+from dpjax.federated import ProtocolError, holder_messages, perturb, simulated_entropy
+from dpjax.federated.analyst import Analyst
+from dpjax.federated.holder import Delivery, journalled_messages
+from dpjax.federated.journal import Journal
+from dpjax.federated.node import Node
+from dpjax.federated.processes import repeat
+from dpjax.federated.transport import Channels, Identity, serve
+from dpjax.federated.trial_keys import make_trial_keys
+
+PLAN = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+MAX_BYTES = PLAN.message_format.num_bytes
+CALL_TIME = 30.0
+SUMS = [np.full(5, 10.0 * holder) for holder in range(4)]
+
+
+class Network(NamedTuple):
+    """Three nodes of a plan that answer on this machine."""
+
+    addresses: list[str]
+    nodes: list[Node]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("own", "foreign"):
+        make_trial_keys(folder / name, num_holders=4, num_nodes=3)
+    return folder
+
+
+def identity(folder, party):
+    return Identity.read(folder / "authority.pem", folder / f"{party}.pem", folder / f"{party}.key")
+
+
+@contextlib.contextmanager
+def network_of(answers, keys):
+    """Addresses of nodes that answer by the functions ``answers``."""
+    servers = [
+        serve(answer, "127.0.0.1:0", identity(keys, f"node-{index}"), max_bytes=MAX_BYTES)
+        for index, answer in enumerate(answers)
+    ]
+    try:
+        yield [f"127.0.0.1:{port}" for _, port in servers]
+    finally:
+        for server, _ in servers:
+            server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def network(tmp_path, keys):
+    with contextlib.ExitStack() as stack:
+        journals = [stack.enter_context(Journal(tmp_path / str(n), f"node {n}")) for n in range(3)]
+        nodes = [Node(PLAN, index, journal) for index, journal in enumerate(journals)]
+        answers = [node.answer for node in nodes]
+        yield Network(stack.enter_context(network_of(answers, keys / "own")), nodes)
+
+
+def channels(network, keys, party):
+    addresses = network if isinstance(network, list) else network.addresses
+    return Channels(addresses, identity(keys, party), max_bytes=MAX_BYTES, call_time=CALL_TIME)
+
+
+def code_of(call, *args):
+    with pytest.raises(ProtocolError) as raised:
+        call(*args)
+    assert raised.value.args == (raised.value.code,)
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
+    return raised.value.code
+
+
+def run_holder(network, keys, holder, folder, entropy):
+    with Journal(folder / f"holder-{holder}", "") as journal:
+        messages = journalled_messages(PLAN, holder, SUMS[holder], journal, entropy=entropy)
+        delivery = Delivery(messages)
+        with channels(network, keys / "own", f"holder-{holder}") as own:
+            repeat(lambda _: delivery.attempt(own.call) or None, time_limit=30.0)
+    assert set(delivery.codes.values()) == {None}
+
+
+def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network):
+    """All holders at once, each from its own thread."""
+    threads = [
+        threading.Thread(
+            target=run_holder,
+            args=(network, keys, holder, tmp_path, simulated_entropy(holder)),
+        )
+        for holder in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    with (
+        Journal(tmp_path / "analyst", "") as journal,
+        channels(network, keys / "own", "analyst") as own,
+    ):
+        analyst = Analyst(PLAN, journal)
+        result = repeat(lambda _: analyst.attempt(own.call, waiting_over=False), time_limit=30.0)
+    for thread in threads:
+        thread.join()
+    noisy = [perturb(PLAN, SUMS[h], entropy=simulated_entropy(h)) for h in range(4)]
+    assert result.holders == set(range(4))
+    assert {node.state.opened[0][0] for node in network.nodes} == {result.holders}
+    np.testing.assert_array_equal(result.released, PLAN.from_units(np.sum(noisy, axis=0)))
+
+
+def test_holders_that_are_missing_are_left_out_once_waiting_is_over(tmp_path, keys, network):
+    for holder in range(3):
+        run_holder(network, keys, holder, tmp_path, simulated_entropy(holder))
+    with (
+        Journal(tmp_path / "analyst", "") as journal,
+        channels(network, keys / "own", "analyst") as own,
+    ):
+        analyst = Analyst(PLAN, journal)
+        assert analyst.attempt(own.call, waiting_over=False) is None
+        assert analyst.failure == "too few holders"
+        result = analyst.attempt(own.call, waiting_over=True)
+        assert result.holders == {0, 1, 2}
+    with Journal(tmp_path / "analyst", "") as journal:  # started again, and no node is there
+        again = Analyst(PLAN, journal).attempt(_nobody, waiting_over=False)
+        np.testing.assert_array_equal(again.released, result.released)
+    late = holder_messages(PLAN, 3, SUMS[3])
+    with channels(network, keys / "own", "holder-3") as own:
+        assert code_of(own.call, 0, "share", late[0]) == "opened"
+
+
+def _nobody(node, kind, data):
+    raise ProtocolError("unreachable")
+
+
+def test_who_is_not_of_the_study_is_not_answered(keys, network):
+    """No certificate, plain text, another authority: no answer. Power: the last call."""
+    node, (first, *_) = network.nodes[0], network.addresses
+    data = holder_messages(PLAN, 1, SUMS[1])[0]
+    own, foreign = keys / "own", identity(keys / "foreign", "holder-1")
+    authority = (own / "authority.pem").read_bytes()
+    options = [("grpc.ssl_target_name_override", "node-0"), ("grpc.enable_http_proxy", 0)]
+    without = grpc.secure_channel(first, grpc.ssl_channel_credentials(authority), options)
+    for channel in (without, grpc.insecure_channel(first, options)):
+        with channel, pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary("/dpjax.federated.Node/share")(data, timeout=CALL_TIME)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    # The node refuses a foreign client, a client a foreign node.
+    for party in (foreign._replace(authority=authority), foreign):
+        with Channels([first], party, max_bytes=MAX_BYTES, call_time=CALL_TIME) as channel:
+            assert code_of(channel.call, 0, "share", data) == "unreachable"
+    assert node.state.holders(0) == frozenset()
+    with channels(network, own, "holder-1") as channel:
+        assert channel.call(0, "share", data) == b""
+    assert node.state.holders(0) == {1}
+
+
+def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
+    data = holder_messages(PLAN, 1, SUMS[1])
+    node, own = network.nodes[0], keys / "own"
+    query = Analyst(PLAN, _NoEntries())._message("query", 0, frozenset())
+    opening = Analyst(PLAN, _NoEntries())._message("agreed", 0, frozenset(range(4)))
+    for party in ("holder-2", "analyst", "node-1", "node-0"):
+        with channels(network, own, party) as channel:
+            code = code_of(channel.call, 0, "share", data[0])
+            # Nodes have certificates of servers, which clients cannot use.
+            assert code == ("unreachable" if party.startswith("node") else "sender")
+    for party in ("holder-1", "holder-0"):
+        with channels(network, own, party) as channel:
+            assert code_of(channel.call, 0, "query", query) == "sender"
+            assert code_of(channel.call, 0, "agreed", opening) == "sender"
+    assert node.state.holders(0) == frozenset()
+    with channels(network, own, "analyst") as channel:  # power
+        assert len(channel.call(0, "query", query)) == len(query)
+
+
+class _NoEntries:
+    """A journal without entries."""
+
+    def read(self, name):
+        return None
+
+
+@pytest.mark.parametrize("party", ["node-1", "holder-0", "analyst"])
+def test_nobody_answers_in_place_of_a_node(keys, party):
+    """Another party's certificate at the address of node 0; power: its own."""
+    received = []
+
+    def answer(sender, kind, data):
+        received.append(data)
+        return b""
+
+    for name, refused in ((party, True), ("node-0", False)):
+        server, port = serve(
+            answer, "127.0.0.1:0", identity(keys / "own", name), max_bytes=MAX_BYTES
+        )
+        try:
+            with channels([f"127.0.0.1:{port}"], keys / "own", "holder-1") as channel:
+                if refused:
+                    assert code_of(channel.call, 0, "share", b"data") == "unreachable"
+                else:
+                    channel.call(0, "share", b"data")
+        finally:
+            server.stop(grace=None).wait()
+    assert received == [b"data"]
+
+
+def test_messages_that_do_not_fit_are_refused_by_their_code(keys, network):
+    sent = holder_messages(PLAN, 1, SUMS[1])
+    other = plan_of(histogram_release(), num_holders=4, num_dropouts=2)
+    altered = bytearray(sent[0])
+    altered[70] ^= 1
+    with channels(network, keys / "own", "holder-1") as own:
+        cases = {
+            "length": sent[0][:-1],
+            "damaged": bytes(altered),
+            "plan": holder_messages(other, 1, SUMS[1])[0],
+            "receiver": sent[1],
+            "sender": holder_messages(PLAN, 2, SUMS[2])[0],
+        }
+        for code, data in cases.items():
+            assert code_of(own.call, 0, "share", data) == code
+        assert own.call(0, "share", sent[0]) == own.call(0, "share", sent[0]) == b""
+        assert code_of(own.call, 0, "share", holder_messages(PLAN, 1, SUMS[1])[0]) == "repeated"
+    large = Channels(
+        network.addresses,
+        identity(keys / "own", "holder-1"),
+        max_bytes=100 * MAX_BYTES,
+        call_time=CALL_TIME,
+    )
+    with large as own:
+        for factor in (2, 50):
+            assert code_of(own.call, 1, "share", factor * sent[1]) == "length"
+        assert code_of(own.call, 1, "opening", sent[1]) == "format"
+    assert [node.state.holders(0) for node in network.nodes] == [{1}, frozenset(), frozenset()]
+
+
+def test_an_error_that_is_no_refusal_crosses_the_wire_without_its_text(keys, capfd):
+    def answer(sender, kind, data):
+        raise RuntimeError("the private value 1234.5")
+
+    with (
+        network_of([answer] * 3, keys / "own") as addresses,
+        channels(addresses, keys / "own", "holder-1") as own,
+    ):
+        with pytest.raises(grpc.RpcError) as raised:
+            own._channels[0].unary_unary("/dpjax.federated.Node/share")(b"", timeout=CALL_TIME)
+        assert raised.value.details() == "internal"
+        assert "1234" not in str(raised.value.trailing_metadata())
+        assert code_of(own.call, 0, "share", b"") == "internal"
+    assert "1234.5" in capfd.readouterr().err  # of the node's own machine
+
+
+def test_texts_of_a_node_are_no_codes(keys):
+    def answer(sender, kind, data):
+        raise ProtocolError("1234.5")
+
+    with (
+        network_of([answer] * 3, keys / "own") as addresses,
+        channels(addresses, keys / "own", "holder-1") as own,
+    ):
+        assert code_of(own.call, 0, "share", b"") == "internal"
+
+
+def test_no_call_lasts_longer_than_its_time(keys):
+    stop = threading.Event()
+
+    def answer(sender, kind, data):
+        stop.wait(30)
+        return b""
+
+    with network_of([answer], keys / "own") as addresses:
+        own = Channels(
+            addresses, identity(keys / "own", "holder-1"), max_bytes=MAX_BYTES, call_time=0.5
+        )
+        with own as channel:
+            begin = time.monotonic()
+            assert code_of(channel.call, 0, "share", b"") == "unreachable"
+            assert 0.4 < time.monotonic() - begin < 10
+        stop.set()
+
+
+def test_attempts_end_at_the_time_limit(monkeypatch):
+    """On a clock of its own; power: without the limit they would not."""
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+            if self.now > 60:
+                raise TimeoutError
+
+    monkeypatch.setattr("dpjax.federated.processes.time", Clock())
+    seen = []
+    assert repeat(lambda elapsed: seen.append(elapsed), time_limit=2.0) is None
+    assert 15 <= len(seen) <= 25
+    assert max(seen) < 2.0
+    assert repeat(lambda elapsed: elapsed if elapsed > 1 else None, time_limit=2.0) < 1.2
+    with pytest.raises(TimeoutError):
+        repeat(seen.append, time_limit=math.inf)
+
+
+def test_an_address_that_is_in_use_is_named(keys):
+    own = identity(keys / "own", "node-0")
+    server, port = serve(lambda *_: b"", "127.0.0.1:0", own, max_bytes=MAX_BYTES)
+    try:
+        with pytest.raises(ValueError, match=f"address must be a free address.*{port}"):
+            serve(lambda *_: b"", f"127.0.0.1:{port}", own, max_bytes=MAX_BYTES)
+    finally:
+        server.stop(grace=None).wait()
+
+
+def test_keys_of_a_trial(tmp_path):
+    make_trial_keys(tmp_path / "keys", num_holders=2, num_nodes=2)
+    names = {path.name for path in (tmp_path / "keys").iterdir()}
+    parties = ["holder-0", "holder-1", "node-0", "node-1", "analyst"]
+    assert names == {"authority.pem", *(f"{p}.{end}" for p in parties for end in ("pem", "key"))}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").glob("*.key")} == {0o600}
+    with pytest.raises(FileExistsError):
+        make_trial_keys(tmp_path / "keys", num_holders=2, num_nodes=2)
+    with pytest.raises(ValueError, match="num_nodes must be a whole number >= 1, got 0"):
+        make_trial_keys(tmp_path / "other", num_holders=2, num_nodes=0)
