@@ -183,3 +183,12 @@ def test_the_command_refuses_votes_that_are_no_counts(tmp_path):
     options = ["--aggregator", "LNMax", "--scale", "2", "--delta", "1e-5"]
     with pytest.raises(ValueError, match="sum to num_teachers = 4"):
         command.main([str(tmp_path / "votes.npy"), *options])
+    with pytest.raises(ValueError, match="sum to at most num_teachers = 3"):
+        command.main([str(tmp_path / "votes.npy"), *options, "--num-teachers", "3"])
+
+
+def test_the_command_takes_votes_of_teachers_that_abstain(tmp_path, capsys):
+    np.save(tmp_path / "votes.npy", np.array([[3.0, 1.0], [2.0, 1.0]]))
+    options = ["--aggregator", "LNMax", "--scale", "2", "--delta", "1e-5", "--num-teachers", "5"]
+    assert command.main([str(tmp_path / "votes.npy"), *options]) == 0
+    assert "5 teachers, who may abstain" in " ".join(capsys.readouterr().out.split())
