@@ -15,7 +15,10 @@ _DELTA = 1e-6
 _NUM_TEACHERS = 40
 # Noise and threshold over those of the source, as the number of teachers.
 _SHARE = _NUM_TEACHERS / 250
-_EPOCHS = {"quick": 20, "paper": 40}
+_TEACHERS = {
+    "quick": {"epochs": 20, "augment": False},
+    "paper": {"epochs": 40, "augment": True},
+}
 _PLAIN_EPOCHS = {"quick": 3, "paper": 20}
 _STUDENT = {
     "quick": {"num_steps": 300, "unlabeled_batch_size": 32},
@@ -53,11 +56,10 @@ def _rows(profile: str) -> list[Row]:
         {
             "network": "CNN",
             "num_teachers": _NUM_TEACHERS,
-            "epochs": _EPOCHS[profile],
             "batch_size": 20,
-            "augment": False,
             "num_labels": 1_000,
             "learning_rate": 2e-3,
+            **_TEACHERS[profile],
         },
         _RELEASES,
         {"network": "CNN", "batch_size": 32, "learning_rate": 2e-3, **_STUDENT[profile]},

@@ -188,7 +188,7 @@ def test_the_command_refuses_votes_that_are_no_counts(tmp_path):
 
 
 def test_the_command_takes_votes_of_teachers_that_abstain(tmp_path, capsys):
-    np.save(tmp_path / "votes.npy", np.array([[3.0, 1.0], [2.0, 1.0]]))
-    options = ["--aggregator", "LNMax", "--scale", "2", "--delta", "1e-5", "--num-teachers", "5"]
+    np.save(tmp_path / "votes.npy", np.tile([[30.0, 10.0], [20.0, 10.0]], (30, 1)))
+    options = ["--aggregator", "LNMax", "--scale", "9", "--delta", "1e-5", "--num-teachers", "50"]
     assert command.main([str(tmp_path / "votes.npy"), *options]) == 0
-    assert "5 teachers, who may abstain" in " ".join(capsys.readouterr().out.split())
+    assert "50 teachers, who may abstain" in " ".join(capsys.readouterr().out.split())
