@@ -20,6 +20,7 @@ import dpjax
 from dpjax import pate
 from dpjax._typing import PRNGKey
 from dpjax.datasets import Dataset, Split
+from dpjax.datasets.base import fingerprint
 from experiments.lib.models import MnistCNN, MnistMLP, accuracy_percent, cross_entropy
 from experiments.lib.registry import Result, Row, RowContext
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
@@ -169,7 +170,8 @@ def teacher_labels(settings: Teachers, folder: Path) -> npt.NDArray[np.int32]:
     data are read if they are there, and an interrupted training resumes.
     """
     data = load_images(settings.data)
-    identity = json.dumps([dataclasses.asdict(settings), data.name]).encode()
+    some = fingerprint(data.train.x[:100])
+    identity = json.dumps([dataclasses.asdict(settings), data.name, some]).encode()
     own = folder / f"teachers_{hashlib.sha256(identity).hexdigest()[:8]}"
     own.mkdir(parents=True, exist_ok=True)
     path = own / "labels.npy"
