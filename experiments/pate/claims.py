@@ -60,7 +60,7 @@ def published_gnss_rdp(order: float, beta: float, noise_scale: float) -> float:
 
 def _check_direction(scale: float, num_teachers: int, orders: list[float]) -> Result:
     forward, reverse = direction_ratios(scale, num_teachers, np.asarray(orders))
-    return Result({}, {}, series={FORWARD: forward, REVERSE: reverse})
+    return Result({REVERSE: reverse}, {}, series={FORWARD: forward})
 
 
 def direction_ratios(
@@ -110,12 +110,12 @@ def _gnss_remark(record: Record) -> str:
 
 
 def _direction_remark(record: Record) -> str:
-    found = record.series
+    forward, reverse = record.series[FORWARD], record.measured[REVERSE]
     return (
         f"At σ = {record.settings['scale']:g}, two classes, the source's Theorem 6 is at least"
-        f" {format_value(found[FORWARD])} times the divergence of the given votes' label from a"
-        f" neighbour's, and as little as {format_value(found[REVERSE])} times the reverse one: it"
-        " is no guarantee in both directions."
+        f" {format_value(forward)} times the divergence of the given votes' label from a"
+        f" neighbour's, and as little as {format_value(reverse)} times the reverse one: it is no"
+        " guarantee in both directions."
     )
 
 
@@ -137,7 +137,7 @@ CLAIMS = {
         _direction_remark,
         lambda record: (
             f"at σ = {record.settings['scale']:g} Theorem 6 is as little as"
-            f" {record.series[REVERSE]:.2f} times the reverse divergence"
+            f" {record.measured[REVERSE]:.2f} times the reverse divergence"
         ),
     ),
     "claim: Rényi cost of the smoothed release": Claim(
