@@ -45,7 +45,8 @@ class Blocks(NamedTuple):
         A single CPU computes as many blocks at the same time as it has cores: most operations on a
         small block run on one core. Other devices compute one block after another.
         """
-        double = jax.config.jax_enable_x64  # JAX keeps it for each thread
+        # JAX keeps this setting for each thread
+        double = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
         def in_thread(numbers: npt.NDArray[np.int64]) -> _T:
             with jax.enable_x64(double):
@@ -77,7 +78,10 @@ def plan_blocks(
     block_size: int | None,
     devices: Sequence[jax.Device] | None,
 ) -> Blocks:
-    """Returns blocks of at most ``block_size`` teachers, or of as many as fit into memory."""
+    """Returns blocks of at most ``block_size`` teachers, or of as many as fit the device.
+
+    ``bytes_each`` are those of the intermediate results of a teacher.
+    """
     available = list(jax.devices() if devices is None else devices)[:num_teachers]
     if block_size is None:
         limit = _BYTES.get(available[0].platform, _BYTES_OF_ACCELERATORS)

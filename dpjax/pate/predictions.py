@@ -43,7 +43,7 @@ def predict_labels(
       inputs: the queries, a tree of arrays with a leading axis of ``num_queries``; public.
       batch_size: number of queries computed at once.
       method: see `train_teachers`.
-      block_size: how many teachers are computed at once; by default as many as fit into memory.
+      block_size: how many teachers one program computes; see `train_teachers`.
       devices: over which the teachers of a block are spread; by default all.
       progress: show a progress bar.
 

@@ -1,8 +1,9 @@
 """Training of all teachers of an ensemble at once.
 
-The teachers' parameters are stacked, and one program takes a step of all teachers of a block. Each
-teacher has keys of its own, folded from the given key by its number, so the result does not depend
-on the size of the blocks or on the devices, up to rounding.
+The teachers' parameters are stacked, and one program takes a step of all teachers of a block. A CPU
+trains as many blocks at the same time as it has cores. Each teacher has keys of its own, folded
+from the given key by its number, so the result does not depend on the size of the blocks or on the
+devices, up to rounding.
 """
 
 import time
@@ -89,7 +90,8 @@ def train_teachers(
         become grouped ones; ``"slices"``: batched, with convolutions as products of patches;
         ``"map"``: one after another in one program; ``"auto"``: ``"slices"`` for convolutions on a
         CPU, else ``"vmap"``.
-      block_size: how many teachers are trained at once; by default as many as fit into memory.
+      block_size: how many teachers one program trains; by default as many as fit the memory of an
+        accelerator, or the cache of a CPU, whose cores train a block each.
       devices: over which the teachers of a block are spread; by default all.
       checkpoint_dir: a folder to save to after a block, at most every 20 seconds, and to resume
         from: teachers that are there are not trained again. Another key, data, program or number of
@@ -279,14 +281,14 @@ def _train(
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Yields the teachers of each block from number ``first`` on, and their parameters."""
-    init = jax.jit(blocks.spread(training.init, (PER_TEACHER, PER_TEACHER), _SPECS))
+    program = jax.jit(blocks.spread(training.init, (PER_TEACHER, PER_TEACHER), _SPECS))
     update = blocks.spread(training.update, (_SPECS, PER_TEACHER), (_SPECS, SHARED))
     todo = list(blocks.numbers(first))
     if not todo:
         return
     data, own_keys = blocks.put(shards, todo[0]), blocks.put(keys, todo[0])
     # compiled here: threads lack the settings of the context that this function was called in
-    init = init.lower(own_keys, data).compile()
+    init = program.lower(own_keys, data).compile()
     run = compile_steps(update, init(own_keys, data), data, min(num_steps, _STEPS_PER_CALL))
 
     def train(numbers: np.ndarray) -> tuple[np.ndarray, Any]:
