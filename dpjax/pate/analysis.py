@@ -188,7 +188,8 @@ def perform_analysis(
     above the data-independent one.
 
     Args:
-      teacher_preds: predicted classes ``(num_teachers, num_examples)``.
+      teacher_preds: predicted classes ``(num_teachers, num_examples)``; a teacher abstains where it
+        predicts NaN or `NO_ANSWER` (-1).
       indices: which examples were labelled, each once: indices of columns, not labels.
       noise_eps: gamma, one over the scale of the Laplace noise; a label is (2 gamma, 0)-DP.
       delta: in (0, 1).
@@ -213,7 +214,7 @@ def perform_analysis(
     """
     check_positive("noise_eps", noise_eps)
     check_delta(delta)
-    votes = count_votes(teacher_preds, num_classes)
+    votes = count_votes(teacher_preds, num_classes, abstentions=True)
     chosen = np.asarray(as_numbers(indices, "indices"))
     flat = chosen.ndim == 1 and chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
     check(bool(flat), "indices", chosen, "a list of at least one whole number")
@@ -223,10 +224,11 @@ def perform_analysis(
     check(different, "indices", chosen, "different indices of examples, not labels")
     mechanism = LNMax(
         scale=1 / float(noise_eps),
-        num_teachers=int(votes[0].sum()),
+        num_teachers=len(np.asarray(teacher_preds)),
         num_classes=num_classes,
         num_queries=chosen.size,
         adjacency="replace_one",
+        abstentions=True,
     )
     independent = min(found.epsilon for found in data_independent_analyses(mechanism, delta))
     rows = data_dependent_analyses(mechanism, votes[chosen], delta)

@@ -43,7 +43,7 @@ def predict_labels(
       inputs: the queries, a tree of arrays with a leading axis of ``num_queries``; public.
       batch_size: number of queries computed at once.
       method: see `train_teachers`.
-      block_size: how many teachers are computed at once; by default as many as fit into memory.
+      block_size: how many teachers one program computes; see `train_teachers`.
       devices: over which the teachers of a block are spread; by default all.
       progress: show a progress bar.
 
@@ -83,18 +83,24 @@ def predict_labels(
         predicted = over_teachers(lambda each: _label(function(each, inputs)), chosen)
         return predicted(params)
 
-    predict = jax.jit(blocks.spread(predict, (PER_TEACHER, SHARED), PER_TEACHER))
+    program = jax.jit(blocks.spread(predict, (PER_TEACHER, SHARED), PER_TEACHER))
     labels = np.empty((num_teachers, num_queries), np.int32)
     starts = range(0, num_queries, size)
     todo = list(blocks.numbers())
+    # compiled here: threads lack the settings of the context that this function was called in
+    run = program.lower(blocks.put(teachers, todo[0]), batch).compile()
+
+    def label(numbers: npt.NDArray[np.int64]) -> None:
+        params = blocks.put(teachers, numbers)
+        for start in starts:
+            queries = np.minimum(np.arange(start, start + size), num_queries - 1)
+            some = jax.tree.map(lambda leaf: leaf[queries], inputs)  # noqa: B023
+            labels[np.ix_(numbers, queries)] = run(params, some)
+            bar.update()
+
     with tqdm(total=len(todo) * len(starts), unit="batch", disable=not progress) as bar:
-        for numbers in todo:
-            params = blocks.put(teachers, numbers)
-            for start in starts:
-                queries = np.minimum(np.arange(start, start + size), num_queries - 1)
-                some = jax.tree.map(lambda leaf: leaf[queries], inputs)  # noqa: B023
-                labels[np.ix_(numbers, queries)] = predict(params, some)
-                bar.update()
+        for _ in blocks.compute(label):
+            pass
     return labels
 
 

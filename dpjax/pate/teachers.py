@@ -1,8 +1,9 @@
 """Training of all teachers of an ensemble at once.
 
-The teachers' parameters are stacked, and one program takes a step of all teachers of a block. Each
-teacher has keys of its own, folded from the given key by its number, so the result does not depend
-on the size of the blocks or on the devices, up to rounding.
+The teachers' parameters are stacked, and one program takes a step of all teachers of a block. A CPU
+trains as many blocks at the same time as it has cores. Each teacher has keys of its own, folded
+from the given key by its number, so the result does not depend on the size of the blocks or on the
+devices, up to rounding.
 """
 
 import time
@@ -34,7 +35,7 @@ from dpjax.pate.blocks import (
 )
 from dpjax.pate.convolutions import by_slices
 from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_hash
-from dpjax.training.loop import Steps, compile_steps
+from dpjax.training.loop import compile_steps
 
 # loss_fn(params, batch) or loss_fn(params, batch, key): a scalar, or one for each example.
 BatchLossFn = Callable[..., jax.Array]
@@ -89,7 +90,8 @@ def train_teachers(
         become grouped ones; ``"slices"``: batched, with convolutions as products of patches;
         ``"map"``: one after another in one program; ``"auto"``: ``"slices"`` for convolutions on a
         CPU, else ``"vmap"``.
-      block_size: how many teachers are trained at once; by default as many as fit into memory.
+      block_size: how many teachers one program trains; by default as many as fit the memory of an
+        accelerator, or the cache of a CPU, whose cores train a block each.
       devices: over which the teachers of a block are spread; by default all.
       checkpoint_dir: a folder to save to after a block, at most every 20 seconds, and to resume
         from: teachers that are there are not trained again. Another key, data, program or number of
@@ -205,7 +207,8 @@ class _Training(NamedTuple):
 
     def init(self, keys: jax.Array, shards: ArrayTree) -> _State:
         """Returns the state of a block before the first step."""
-        params = jax.vmap(lambda key: self.init_fn(jax.random.fold_in(key, _INIT)))(keys)
+        # one after another: it compiles twice as fast, and is done once
+        params = jax.lax.map(lambda key: self.init_fn(jax.random.fold_in(key, _INIT)), keys)
         size = jax.tree.leaves(shards)[0].shape[1]
         order = jnp.zeros((len(keys), size), jnp.int32)
         return _State(jnp.int32(0), keys, order, params, jax.vmap(self.optimizer.init)(params))
@@ -278,20 +281,27 @@ def _train(
     progress: bool,
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Yields the teachers of each block from number ``first`` on, and their parameters."""
-    init = jax.jit(blocks.spread(training.init, (PER_TEACHER, PER_TEACHER), _SPECS))
+    program = jax.jit(blocks.spread(training.init, (PER_TEACHER, PER_TEACHER), _SPECS))
     update = blocks.spread(training.update, (_SPECS, PER_TEACHER), (_SPECS, SHARED))
-    run: Steps | None = None
     todo = list(blocks.numbers(first))
+    if not todo:
+        return
+    data, own_keys = blocks.put(shards, todo[0]), blocks.put(keys, todo[0])
+    # compiled here: threads lack the settings of the context that this function was called in
+    init = program.lower(own_keys, data).compile()
+    run = compile_steps(update, init(own_keys, data), data, min(num_steps, _STEPS_PER_CALL))
+
+    def train(numbers: np.ndarray) -> tuple[np.ndarray, Any]:
+        data = blocks.put(shards, numbers)
+        state = init(blocks.put(keys, numbers), data)
+        for done in range(0, num_steps, _STEPS_PER_CALL):
+            count = min(_STEPS_PER_CALL, num_steps - done)
+            state, _ = jax.block_until_ready(run(state, data, count))
+            bar.update(count)
+        return numbers, jax.device_get(state.params)
+
     with tqdm(total=len(todo) * num_steps, unit="step", disable=not progress) as bar:
-        for numbers in todo:
-            data = blocks.put(shards, numbers)
-            state = init(blocks.put(keys, numbers), data)
-            run = run or compile_steps(update, state, data, min(num_steps, _STEPS_PER_CALL))
-            for done in range(0, num_steps, _STEPS_PER_CALL):
-                count = min(_STEPS_PER_CALL, num_steps - done)
-                state, _ = jax.block_until_ready(run(state, data, count))
-                bar.update(count)
-            yield numbers, state.params
+        yield from blocks.compute(train, first)
 
 
 def _identify(key: PRNGKey, training: _Training, shards: ArrayTree, num_steps: int) -> _Identity:

@@ -2,6 +2,7 @@
 
 FILE is an array of counts ``(num_queries, num_classes)`` in numpy's format, one row for each query,
 that sum to the number of teachers: the format of the votes released with Papernot et al. (2018).
+Where teachers may abstain, give their number.
 """
 
 import argparse
@@ -30,9 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     votes = load_votes(arguments.file)[: arguments.num_queries]
     settings = {name: value for name, value in vars(arguments).items() if value is not None}
+    teachers = arguments.num_teachers
     mechanism = make_mechanism(
-        settings | {"num_queries": len(votes)},
-        num_teachers=int(votes[0].sum()),
+        settings | {"num_queries": len(votes), "abstentions": teachers is not None},
+        num_teachers=int(votes[0].sum()) if teachers is None else teachers,
         num_classes=votes.shape[1],
     )
     answered = None
@@ -57,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--aggregator", choices=aggregators, required=True)
     parser.add_argument("--scale", type=float, required=True, help="of the noise on the counts")
     parser.add_argument("--delta", type=float, required=True)
+    help_teachers = "of whom some may abstain (the sum of the first row, and none abstains)"
+    parser.add_argument("--num-teachers", type=int, help=help_teachers)
     parser.add_argument("--num-queries", type=int, help="of the first rows (all)")
     parser.add_argument("--threshold", type=float, help="T of ConfidentGNMax")
     parser.add_argument("--check-scale", type=float, help="noise of the check of ConfidentGNMax")

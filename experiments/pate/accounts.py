@@ -23,7 +23,7 @@ FORMULA, BOTH, REALIZED = (
 )
 Aggregation = pate.LNMax | pate.GNMax | pate.ConfidentGNMax
 _BY_KIND = {"published": FORMULA, "bound": BOTH, "realized": REALIZED}
-_SETTINGS = ("num_queries", "scale", "threshold", "check_scale", "max_answers")
+_SETTINGS = ("num_queries", "scale", "threshold", "check_scale", "max_answers", "abstentions")
 
 
 class Account(NamedTuple):

@@ -50,19 +50,21 @@ def answer_queries(
 
     Args:
       release: settings, as of `make_mechanism`, with ``delta`` and ``seed``.
-      teacher_labels: predicted classes ``(num_teachers, num_images)``.
+      teacher_labels: predicted classes ``(num_teachers, num_images)``; -1 where a teacher whose
+        training diverged abstains. That teachers may abstain is part of every release, so that
+        nothing depends on whether one did.
       truth: the true labels ``(num_images,)``, for accuracies only.
       num_classes: number of classes.
     """
     # a stand-in may have fewer images than queries
     size = min(release["num_queries"], len(truth))
-    limits = {"num_queries": size}
+    limits = {"num_queries": size, "abstentions": True}
     if "max_answers" in release:
         limits["max_answers"] = min(release["max_answers"], size)
     mechanism = make_mechanism(
         {**release, **limits}, num_teachers=len(teacher_labels), num_classes=num_classes
     )
-    votes = pate.count_votes(teacher_labels[:, :size], num_classes)
+    votes = pate.count_votes(teacher_labels[:, :size], num_classes, abstentions=True)
     labels, answered = map(np.asarray, mechanism.release(jax.random.key(release["seed"]), votes))
     account = compute_epsilons(mechanism, release["delta"], votes, answered)
     indices = np.flatnonzero(answered)
@@ -75,6 +77,18 @@ def answer_queries(
         **account.private,
     }
     return Labelled(indices, labels[indices], measured, account.certified, account.certificate)
+
+
+def abstention_note(teacher_labels: npt.NDArray[np.int32]) -> str:
+    """Returns a sentence on the teachers that abstained, or nothing.
+
+    >>> abstention_note(np.array([[0, 1], [-1, -1], [1, 1]], np.int32))
+    ' Teachers whose training diverged cast no vote: 1 of 3.'
+    """
+    count = np.count_nonzero(pate.count_abstentions(teacher_labels).of_teachers)
+    if count == 0:
+        return ""
+    return f" Teachers whose training diverged cast no vote: {count} of {len(teacher_labels)}."
 
 
 def releases_finding(

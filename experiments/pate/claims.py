@@ -45,7 +45,7 @@ def _check_label(scale: float) -> Result:
 def _check_gnss(order: float, beta: float, noise_scale: float) -> Result:
     claimed = published_gnss_rdp(order, beta, noise_scale)
     exact = pate.gnss_rdp(order, beta=beta, shift=1 / noise_scale)
-    return Result({BY_FORMULA: claimed}, {COST: exact})
+    return Result({}, {COST: exact}, series={BY_FORMULA: claimed})
 
 
 def published_gnss_rdp(order: float, beta: float, noise_scale: float) -> float:
@@ -60,7 +60,7 @@ def published_gnss_rdp(order: float, beta: float, noise_scale: float) -> float:
 
 def _check_direction(scale: float, num_teachers: int, orders: list[float]) -> Result:
     forward, reverse = direction_ratios(scale, num_teachers, np.asarray(orders))
-    return Result({FORWARD: forward, REVERSE: reverse}, {})
+    return Result({REVERSE: reverse}, {}, series={FORWARD: forward})
 
 
 def direction_ratios(
@@ -103,19 +103,19 @@ def _label_remark(record: Record) -> str:
 def _gnss_remark(record: Record) -> str:
     return (
         "The smoothed release: the source's formula gives a Rényi cost of"
-        f" {record.measured[BY_FORMULA]:.2f} at order {record.settings['order']:g}, and the"
+        f" {record.series[BY_FORMULA]:.2f} at order {record.settings['order']:g}, and the"
         f" exact cost is {format_upper_bound(record.certified[COST])}, since the noise of"
         " neighbours differs in scale too."
     )
 
 
 def _direction_remark(record: Record) -> str:
-    found = record.measured
+    forward, reverse = record.series[FORWARD], record.measured[REVERSE]
     return (
         f"At σ = {record.settings['scale']:g}, two classes, the source's Theorem 6 is at least"
-        f" {format_value(found[FORWARD])} times the divergence of the given votes' label from a"
-        f" neighbour's, and as little as {format_value(found[REVERSE])} times the reverse one: it"
-        " is no guarantee in both directions."
+        f" {format_value(forward)} times the divergence of the given votes' label from a"
+        f" neighbour's, and as little as {format_value(reverse)} times the reverse one: it is no"
+        " guarantee in both directions."
     )
 
 

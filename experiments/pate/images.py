@@ -20,11 +20,12 @@ import dpjax
 from dpjax import pate
 from dpjax._typing import PRNGKey
 from dpjax.datasets import Dataset, Split
+from dpjax.datasets.base import fingerprint
 from experiments.lib.models import MnistCNN, MnistMLP, accuracy_percent, cross_entropy
 from experiments.lib.registry import Result, Row, RowContext
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 from experiments.pate.accounts import EPSILON
-from experiments.pate.answers import ANSWERS, NOTE, STUDENT, answer_queries
+from experiments.pate.answers import ANSWERS, NOTE, STUDENT, abstention_note, answer_queries
 
 _NETWORKS: dict[str, type[nn.Module]] = {"CNN": MnistCNN, "MLP": MnistMLP}
 PLAIN_ROW = "network, no privacy"
@@ -62,8 +63,24 @@ class Student:
 
 @functools.cache
 def load_images(name: str) -> Dataset:
-    """Returns the data set."""
-    return dpjax.datasets.load(name)
+    """Returns the data set; images with colors are standardized."""
+    data = dpjax.datasets.load(name)
+    if data.train.x.shape[-1] == 1:
+        return data
+    train, test = (Split(standardize_images(x), y) for x, y in (data.train, data.test))
+    return dataclasses.replace(data, train=train, test=test)
+
+
+def standardize_images(images: np.ndarray) -> npt.NDArray[np.float32]:
+    """Returns gray images ``(num_images, height, width, 1)``, each of mean zero and variance one.
+
+    House numbers are dark on bright or bright on dark, and differ more in brightness than within an
+    image: without this the networks hardly learn from some hundred images.
+    """
+    gray = images.mean(axis=-1, keepdims=True)
+    axes = (1, 2, 3)
+    gray = gray - gray.mean(axes, keepdims=True)
+    return np.asarray(gray / (gray.std(axes, keepdims=True) + 1e-3), np.float32)
 
 
 def split_pool(data: Dataset, num_test: int = 1_000) -> tuple[Split, Split]:
@@ -128,7 +145,8 @@ def run_row(row: Row, context: RowContext) -> Result:
     note = (
         f"{data.note} {teachers.num_teachers} teachers, each on"
         f" {len(data.train.y) // teachers.num_teachers:,} images, vote on public images: the first"
-        f" {len(pool.y):,} test images; the last {len(test.y):,} test. {NOTE}"
+        f" {len(pool.y):,} test images; the last {len(test.y):,} test."
+        f"{abstention_note(labels)} {NOTE}"
     )
     measured = {STUDENT: train_student(student, pool.x, released, test), **found.measured}
     return Result(measured, found.certified, note, certificate=found.certificate)
@@ -152,7 +170,8 @@ def teacher_labels(settings: Teachers, folder: Path) -> npt.NDArray[np.int32]:
     data are read if they are there, and an interrupted training resumes.
     """
     data = load_images(settings.data)
-    identity = json.dumps([dataclasses.asdict(settings), data.name]).encode()
+    some = fingerprint(data.train.x[:100])
+    identity = json.dumps([dataclasses.asdict(settings), data.name, some]).encode()
     own = folder / f"teachers_{hashlib.sha256(identity).hexdigest()[:8]}"
     own.mkdir(parents=True, exist_ok=True)
     path = own / "labels.npy"

@@ -209,7 +209,7 @@ def test_teachers_are_compared_with_loops():
     ]
     for title, make in list(teacher_groups(2))[:2]:
         group = make()
-        assert (group.subject, len(group.cases)) == (title, 3 if "training" in title else 2)
+        assert (group.subject, len(group.cases)) == (title, 4 if "training" in title else 2)
         rows = measure(group, Effort(0.01, 3)).rows
         assert all(row.values["ms"] > 0 for row in rows)
         assert rows[0].values[f"× {rows[0].case}"] == 1

@@ -116,6 +116,36 @@ def test_queries_are_limited_to_the_images_there_are():
     assert found.measured[RIGHT] == 100
 
 
+def test_standardized_images_do_not_depend_on_color_brightness_or_contrast():
+    x = np.random.default_rng(0).uniform(size=(3, 5, 5, 3)).astype(np.float32)
+    found = images.standardize_images(x)
+    assert (found.shape, found.dtype) == ((3, 5, 5, 1), np.float32)
+    np.testing.assert_allclose(found.mean((1, 2, 3)), 0, atol=1e-6)
+    np.testing.assert_allclose(found.std((1, 2, 3)), 1, atol=0.01)
+    np.testing.assert_allclose(images.standardize_images(0.5 + x / 2), found, atol=0.02)
+    # each image alone: another one changes nothing
+    np.testing.assert_array_equal(images.standardize_images(x[:1]), found[:1])
+    assert np.all(images.standardize_images(np.ones((1, 5, 5, 3), np.float32)) == 0)
+
+
+def test_a_teacher_whose_training_diverged_abstains():
+    truth = np.arange(100, dtype=np.int32) % 10
+    labels = np.tile(truth, (20, 1))
+    labels[:3] = pate.NO_ANSWER
+    for settings, _ in RELEASES.values():
+        found = answers.answer_queries({**settings, "seed": 0}, labels, truth, num_classes=10)
+        assert found.measured[TEACHERS] == 85
+        assert found.measured[PLURALITY] == 100
+        assert "20 teachers, who may abstain" in " ".join(found.certificate.split())
+        # all others agree: the same text and guarantee, whether a teacher abstained or not
+        whole = answers.answer_queries(
+            {**settings, "seed": 0}, np.tile(truth, (20, 1)), truth, num_classes=10
+        )
+        assert (whole.certificate, whole.certified) == (found.certificate, found.certified)
+    assert answers.abstention_note(labels).endswith("cast no vote: 3 of 20.")
+    assert answers.abstention_note(labels[3:]) == ""
+
+
 def test_forests_answer_and_teach(monkeypatch, tmp_path):
     digits = dpjax.datasets.load("digits")
     train, test = (

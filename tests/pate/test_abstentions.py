@@ -19,6 +19,7 @@ from dpjax.pate import (
     certificate,
     count_abstentions,
     count_votes,
+    predict_labels,
 )
 from dpjax.pate import data_dependent as bounds
 
@@ -98,6 +99,33 @@ def test_the_worst_neighbor_is_also_worse_than_appearances(noise):
             assert error([moved], scale)[0] <= worst + 1e-12
 
 
+def test_the_check_and_its_answer_are_bounded_in_both_directions():
+    """The exact divergence of the pair (passed, label), when one vote appears or disappears."""
+    scale, settings = 20.0, {"threshold": 100.0, "check_scale": 30.0}
+
+    def outcomes(votes):
+        log_pass = bounds.log_answer_probability([np.max(votes)], **settings)[0]
+        log_fail = np.log1p(-np.exp(log_pass))
+        return np.concatenate([[log_fail], log_pass + gaussian_log_winners(votes, scale)])
+
+    def violations(answers):
+        count = 0
+        for votes in HISTOGRAMS:
+            worst = bounds.log_error_probability_gaussian([votes], scale, worst_neighbor=True)
+            both = np.minimum(bounds.gaussian_rdp(worst, ORDERS, scale), argmax_rdp(ORDERS, scale))
+            found = bounds.checked_answer_rdp([max(votes)], answers * both, ORDERS, **settings)[0]
+            here = outcomes(votes)
+            for moved in appearances(votes):
+                pair = (here, outcomes(moved))
+                exact = [max(renyi(*pair, o), renyi(*pair[::-1], o)) for o in ORDERS]
+                count += np.sum(exact > SLACK * found + ROUNDING)
+        return count
+
+    assert violations(1.0) == 0
+    # power: the check alone is no bound on the pair
+    assert violations(0.0) > 0
+
+
 TEACHERS, ORDER, BETA = 9, 3.0, 0.1
 COMMON = {
     "num_teachers": TEACHERS,
@@ -161,6 +189,24 @@ def test_the_guarantee_does_not_depend_on_abstentions():
     mechanism = LNMax(scale=20.0, **{**COMMON, "num_queries": 100})
     without = dataclasses.replace(mechanism, abstentions=False)
     assert certificate(mechanism, 1e-5).epsilon == certificate(without, 1e-5).epsilon
+
+
+def test_a_teacher_without_predictions_casts_no_vote_from_training_to_certificate():
+    """A NaN in a teacher's parameters reaches the mechanism as an abstention on every query."""
+    weights = np.tile(np.eye(3, dtype=np.float32), (TEACHERS, 1, 1))
+    weights[4, 0, 0] = np.nan
+    queries = np.eye(3, dtype=np.float32)
+    labels = predict_labels(lambda w, x: x @ w, weights, queries, progress=False)
+    votes = count_votes(labels, 3, abstentions=True)
+    assert votes.tolist() == (8 * np.eye(3)).tolist()
+    settings = {"num_queries": 3, "threshold": 4.0, "max_answers": 3, "check_scale": 0.01}
+    mechanism = dataclasses.replace(CONFIDENT, scale=0.01, **settings)
+    answers = mechanism.release(jax.random.key(0), votes)
+    assert answers.labels.tolist() == [0, 1, 2]
+    noisy = dataclasses.replace(mechanism, scale=1.2, check_scale=2.0)
+    found = certificate(noisy, 1e-3, votes=votes, answered=answers.answered)
+    assert found.epsilon == certificate(noisy, 1e-3).epsilon
+    assert "9 teachers, who may abstain" in " ".join(str(found).split())
 
 
 def test_abstentions_are_counted_and_reported():

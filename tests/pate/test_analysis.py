@@ -183,6 +183,17 @@ def test_the_course_function_returns_both_epsilons():
     assert 0.5 * both.data_independent < both.data_dependent <= both.data_independent
 
 
+def test_the_course_function_counts_abstentions_as_no_votes():
+    predictions = np.zeros((250, 60))
+    predictions[:100] = np.nan
+    found = pate.perform_analysis(predictions, np.arange(60), 0.05, 1e-5)
+    fewer = pate.perform_analysis(predictions[100:], np.arange(60), 0.05, 1e-5)
+    every = pate.perform_analysis(np.zeros((250, 60)), np.arange(60), 0.05, 1e-5)
+    assert found == fewer  # the gaps are the same, 150 votes to none
+    assert found.data_independent == every.data_independent
+    assert found.data_dependent > 3 * every.data_dependent  # power: 250 votes to none
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -193,7 +204,7 @@ def test_the_course_function_returns_both_epsilons():
         ({"noise_eps": 0.0}, "noise_eps must be a finite number > 0, got 0.0"),
         ({"delta": 1.0}, "delta must be in"),
         ({"teacher_preds": np.full((3, 8), 10)}, "got 10 of teacher 0 on query 0"),
-        ({"teacher_preds": np.full((3, 8), np.nan)}, "got nan of teacher 0 on query 0"),
+        ({"teacher_preds": np.full((3, 8), 0.5)}, "got 0.5 of teacher 0 on query 0"),
         ({"teacher_preds": np.zeros((0, 8))}, "at least one teacher"),
     ],
 )

@@ -1,5 +1,9 @@
 """Teachers trained at once are those trained one by one, on any blocks, devices and methods."""
 
+import os
+import threading
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 from dpjax.pate import NO_ANSWER, predict_labels, teachers, train_teachers
+from dpjax.pate.blocks import plan_blocks
 
 TEACHERS, SIZE, BATCH, STEPS = 5, 10, 4, 6
 ONE = jax.devices()[:1]
@@ -201,7 +206,7 @@ def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
 
         def counted(state, data, count):
             trained_blocks.append(len(state.keys))
-            if len(trained_blocks) == 2 and not resumed:
+            if np.array_equal(data[0][0], SHARDS[0][2]) and not resumed:
                 raise Interrupted
             return run(state, data, count)
 
@@ -304,3 +309,55 @@ def test_predictions_are_refused(trained):
         predict_labels(lambda p, x: x.sum(), trained, SHARDS[0][0], progress=False)
     with pytest.raises(ValueError, match="inputs must be at least one query"):
         predict_labels(apply_fn, trained, SHARDS[0][0][:0], progress=False)
+
+
+def test_blocks_are_computed_at_the_same_time_on_a_single_cpu():
+    """As many as there are cores, in order, with the settings of the caller."""
+    blocks = plan_blocks(7, 1, 2, ONE)
+    meeting = threading.Barrier(min(os.cpu_count(), 4), timeout=30)  # no block alone passes
+
+    def function(numbers):
+        if numbers[0] < 2 * meeting.parties:
+            meeting.wait()
+        return numbers.tolist(), jnp.zeros(1, "float64").dtype
+
+    with jax.enable_x64(True):
+        found = list(blocks.compute(function))
+    assert [numbers for numbers, _ in found] == [[0, 1], [2, 3], [4, 5], [6, 6]]
+    assert {dtype for _, dtype in found} == {np.dtype("float64")}
+    running = []
+
+    def alone(numbers):
+        running.append(numbers)
+        time.sleep(0.01)
+        return running.pop() is numbers and not running
+
+    # several devices share each block instead
+    assert all(plan_blocks(40, 1, 8, jax.devices()).compute(alone))
+
+
+def test_a_failing_block_ends_the_others():
+    done = []
+
+    def function(numbers):
+        done.append(numbers[0])
+        if numbers[0] == 0:
+            raise Interrupted
+        time.sleep(0.01)
+
+    with pytest.raises(Interrupted):
+        list(plan_blocks(1_000, 1, 1, ONE).compute(function))
+    assert len(done) < 500
+
+
+def test_there_is_a_block_for_each_core():
+    assert plan_blocks(10, 1, None, ONE).size == -(-10 // min(os.cpu_count(), 10))
+    assert plan_blocks(10, 1, 10, ONE).size == 10
+    assert plan_blocks(10, 2**30, None, ONE).size == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_queries_of_other_types_are_predicted(dtype):
+    queries = np.array([[3, 1], [1, 2]], dtype)
+    labels = predict_labels(lambda w, x: x * w, jnp.ones((3, 2)), queries, progress=False)
+    assert labels.tolist() == [[0, 1]] * 3
