@@ -187,13 +187,14 @@ class FederatedSum(Mechanism):
         """
         parties = self.parties
         holder = "an observing holder" if parties.observer_is_holder else "an observer"
-        few = parties.sharing.threshold - 1
+        few, count = parties.sharing.threshold - 1, parties.num_colluders
+        colluders = f"{count} other holder{'' if count == 1 else 's'}"
         adding = parties.least_holders - parties.num_colluders
         rows = [
             ("an analyst or outsider", "the released sum", adding),
             (f"any {few} of the nodes", "uniform shares, and the released sum", adding),
             (
-                f"{holder} with {parties.num_colluders} other holders and {few} of the nodes",
+                f"{holder} with {colluders} and {few} of the nodes",
                 "the released sum, and the values and noise of these holders",
                 parties.num_noise_shares,
             ),
@@ -241,8 +242,8 @@ class FederatedSum(Mechanism):
         """
         found = super().certificate(delta)
         rows = {
-            f"against {one.name}": f"epsilon {one.epsilon:.4g}, who sees {one.view}"
-            for one in self.adversaries(delta)
+            f"adversary {number}": f"epsilon {one.epsilon:.4g} against {one.name}, seeing {one.view}"
+            for number, one in enumerate(self.adversaries(delta), start=1)
         }
         return replace(found, description={**found.description, **rows})
 
