@@ -242,7 +242,8 @@ class FederatedSum(Mechanism):
         """
         found = super().certificate(delta)
         rows = {
-            f"adversary {number}": f"epsilon {one.epsilon:.4g} against {one.name}, seeing {one.view}"
+            f"adversary {number}": f"epsilon {one.epsilon:.4g} against {one.name},"
+            f" seeing {one.view}"
             for number, one in enumerate(self.adversaries(delta), start=1)
         }
         return replace(found, description={**found.description, **rows})
