@@ -9,12 +9,10 @@ import api
 import jax
 import jax.numpy as jnp
 import numpy as np
-from zoo import ZOO, build
+from zoo import ZOO, build, compiler_options
 
 MASK = np.array([True, True, True, False])
 LARGE = 256
-# Compiling is what takes the time, not running.
-_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _sums(name):
@@ -23,7 +21,7 @@ def _sums(name):
         case = build(name, jnp.float64)
         usual, ghost = _routes(case)
 
-        @_jit
+        @partial(jax.jit, compiler_options=compiler_options(case))
         def compute(clip, *arguments):
             by_usual = api.clipped_sum(case.loss, clip, *arguments)
             if ghost == usual:

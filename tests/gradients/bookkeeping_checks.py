@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from zoo import compiler_options
 
 import dpjax
 from dpjax.gradients import vmap
@@ -56,12 +57,12 @@ def different_ways(case, wanted=("ghost", "instantiate")):
     return list(found.values())
 
 
-def side_by_side(loss, ways):
+def side_by_side(case, ways):
     """``f(clip, params, batch, mask)``: the reference's result and a list of the others'."""
 
-    @fast_jit
+    @partial(jax.jit, compiler_options=compiler_options(case))
     def run(clip, params, batch, mask):
-        expected = vmap.clipped_sum(loss, clip, params, batch, mask)
+        expected = vmap.clipped_sum(case.loss, clip, params, batch, mask)
         return expected, [way(clip, params, batch, mask) for way in ways]
 
     return run

@@ -46,7 +46,7 @@ def test_agrees_on_random_networks(program, strictness):
 def _check_agreement(program, strictness):
     with jax.enable_x64(True):
         case = _in_precision(program, jnp.float64)
-        run = side_by_side(case.loss, different_ways(case))
+        run = side_by_side(case, different_ways(case))
         mask = np.arange(BATCH) != 1
         norms = run(1.0, case.params, case.batch, mask)[0][1].norms
         clip = strictness * jnp.max(norms) + 1e-3

@@ -28,7 +28,7 @@ WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attentio
 def test_agrees_in_double_precision(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        run = side_by_side(case.loss, different_ways(case))
+        run = side_by_side(case, different_ways(case))
         _compare(run, case, sums=1e-10, below=1e-12)
         _assert_nan_stays_at_home(run, case)
 
@@ -38,7 +38,7 @@ def test_agrees_in_double_precision(name):
 def test_agrees_where_gradients_are_instantiated_sequentially(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        run = side_by_side(case.loss, different_ways(case, ("sequential",)))
+        run = side_by_side(case, different_ways(case, ("sequential",)))
         _compare(run, case, sums=1e-10, below=1e-12)
         _assert_nan_stays_at_home(run, case)
 
@@ -46,7 +46,7 @@ def test_agrees_where_gradients_are_instantiated_sequentially(name):
 @pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
 def test_agrees_in_single_precision(name):
     case = build(name, jnp.float32)
-    run = side_by_side(case.loss, different_ways(case, ("ghost",)))
+    run = side_by_side(case, different_ways(case, ("ghost",)))
     _compare(run, case, sums=1e-5, below=1e-6)
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 
+import jax
+import jaxlib.version
 import zoo_convolutions
 import zoo_dense
 import zoo_networks
@@ -9,7 +11,7 @@ import zoo_programs
 import zoo_views
 from zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
-__all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "floats", "poisoned"]
+__all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 
 _PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_networks)
 
@@ -25,3 +27,16 @@ def build(name: str, dtype: object, seed: int = 0) -> Case:
     """The entry of this name, its floats in ``dtype``."""
     case = ZOO[name](Draw(seed))
     return Case(case.loss, floats(case.params, dtype), floats(case.batch, dtype))
+
+
+def compiler_options(case: Case) -> dict[str, int | bool]:
+    """Options of ``jax.jit`` for short compilation, most of the time, and correct results.
+
+    The older code generator that `tests/conftest.py` chooses clamps an index in the index's dtype:
+    uint8 indices of 300 rows to 43, also in `jax.vmap` of `jax.grad`.
+    """
+    options: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+    narrow = any(leaf.dtype in ("int8", "uint8") for leaf in jax.tree.leaves(case.batch))
+    if narrow and jaxlib.version.__version_info__ < (0, 11):
+        options["xla_cpu_use_fusion_emitters"] = True
+    return options
