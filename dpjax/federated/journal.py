@@ -18,7 +18,7 @@ _OWNER, _LOCK, _UNFINISHED = "owner", "lock", ".unfinished"
 
 
 class Journal:
-    """Entries by name in a folder of one party and one plan, which one process uses at a time.
+    """A write-once, crash-safe store of one party's messages, locked against other processes.
 
     An entry is on disk, whole, when `write` returns, and is never written again. Files have mode
     0600: those of a holder are as secret as its records, as its messages to all nodes together

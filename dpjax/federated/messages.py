@@ -111,7 +111,7 @@ class MessageFormat:
         return self.length("share")
 
     def length(self, kind: Kind) -> int:
-        """Returns the length of every message of ``kind`` in bytes."""
+        """Returns the length in bytes of a message of ``kind``, the same for all of them."""
         words = self.size if kind in _WITH_WORDS else 0
         return _HEADER.size + self._bitmap_bytes + 8 * words + _DIGEST_BYTES
 

@@ -118,7 +118,7 @@ class LazyUniform:
         self._digits, self._count, self._entropy = digits, count, entropy
 
     def is_below(self, probability: Probability) -> bool:
-        """Whether the number is below ``probability``, which it equals with probability zero."""
+        """Returns whether the uniform number is below ``probability``, never rounding."""
         while True:
             precision = self._count // 3 + 10
             with localcontext(Context(prec=precision)):

@@ -145,7 +145,7 @@ class FederatedSum(Mechanism):
 
     @property
     def has_exact_noise(self) -> bool:
-        """True: all noise is drawn exactly, on integers."""
+        """Whether noise is sampled exactly, without rounding: always, on integers."""
         return True
 
     @property

@@ -26,11 +26,11 @@ T = TypeVar("T")
 _PAUSE = 0.1
 
 
-def repeat(attempt: Callable[[float], T | None], *, time_limit: float) -> T | None:
-    """Returns the first result that is not ``None`` of ``attempt``, or ``None`` after the limit.
+def poll(attempt: Callable[[float], T | None], *, time_limit: float) -> T | None:
+    """Returns the first result of repeated attempts, or ``None`` when the time limit is over.
 
     Args:
-      attempt: from the seconds since the first attempt.
+      attempt: of the seconds since the first one; ``None`` if there is no result yet.
       time_limit: seconds after which no attempt is started.
     """
     start = time.monotonic()
@@ -77,7 +77,7 @@ def run_holder(settings: PartySettings) -> HolderOutcome:
         )
         delivery = Delivery(messages)
         with _channels(settings) as channels:
-            repeat(lambda _: delivery.attempt(channels.call) or None, time_limit=study.time_limit)
+            poll(lambda _: delivery.attempt(channels.call) or None, time_limit=study.time_limit)
         is_complete = delivery.num_accepted >= study.plan.parties.sharing.threshold
         return HolderOutcome(dict(delivery.codes), is_complete, spent_rounds(journal))
 
@@ -130,7 +130,7 @@ def run_analyst(settings: PartySettings) -> Result:
     study = settings.study
     with _journal(settings, "analyst") as journal, _channels(settings) as channels:
         analyst = Analyst(study.plan, journal, round_number=study.round_number)
-        result = repeat(
+        result = poll(
             lambda elapsed: analyst.attempt(
                 channels.call, waiting_over=elapsed >= study.waiting_time
             ),

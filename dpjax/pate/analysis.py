@@ -41,7 +41,7 @@ ORDERS_2018 = tuple(np.concatenate([np.arange(2, 100, 0.5), np.geomspace(100, 50
 
 
 class Analysis(NamedTuple):
-    """An epsilon of one mechanism by one method.
+    """The epsilon of a mechanism by one method of privacy accounting.
 
     Attributes:
       method: what is bounded and how, in words.

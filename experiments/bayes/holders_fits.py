@@ -82,7 +82,7 @@ def trusted_with_noise(task: Task, factor: float) -> Fit:
 
 
 def noise_penalty(parties: Parties) -> float:
-    """Returns the noise of a sum of all holders over a trusted aggregator's, sqrt(N / H).
+    """Returns the standard deviation of the sum's noise over a trusted aggregator's: sqrt(N / H).
 
     >>> round(noise_penalty(Parties(num_holders=10, num_nodes=3, num_colluders=1)), 2)
     1.12

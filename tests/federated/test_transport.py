@@ -16,7 +16,7 @@ from dpjax.federated.analyst import Analyst
 from dpjax.federated.holder import Delivery, journalled_messages
 from dpjax.federated.journal import Journal
 from dpjax.federated.node import Node
-from dpjax.federated.processes import repeat
+from dpjax.federated.processes import poll
 from dpjax.federated.transport import Channels, Identity, serve
 from dpjax.federated.trial_keys import make_trial_keys
 
@@ -86,7 +86,7 @@ def run_holder(network, keys, holder, folder, entropy):
         messages = journalled_messages(PLAN, holder, SUMS[holder], journal, entropy=entropy)
         delivery = Delivery(messages)
         with channels(network, keys / "own", f"holder-{holder}") as own:
-            repeat(lambda _: delivery.attempt(own.call) or None, time_limit=30.0)
+            poll(lambda _: delivery.attempt(own.call) or None, time_limit=30.0)
     assert set(delivery.codes.values()) == {None}
 
 
@@ -106,7 +106,7 @@ def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network)
         channels(network, keys / "own", "analyst") as own,
     ):
         analyst = Analyst(PLAN, journal)
-        result = repeat(lambda _: analyst.attempt(own.call, waiting_over=False), time_limit=30.0)
+        result = poll(lambda _: analyst.attempt(own.call, waiting_over=False), time_limit=30.0)
     for thread in threads:
         thread.join()
     noisy = [perturb(PLAN, SUMS[h], entropy=simulated_entropy(h)) for h in range(4)]
@@ -302,12 +302,12 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
 
     monkeypatch.setattr("dpjax.federated.processes.time", Clock())
     seen = []
-    assert repeat(lambda elapsed: seen.append(elapsed), time_limit=2.0) is None
+    assert poll(lambda elapsed: seen.append(elapsed), time_limit=2.0) is None
     assert 15 <= len(seen) <= 25
     assert max(seen) < 2.0
-    assert repeat(lambda elapsed: elapsed if elapsed > 1 else None, time_limit=2.0) < 1.2
+    assert poll(lambda elapsed: elapsed if elapsed > 1 else None, time_limit=2.0) < 1.2
     with pytest.raises(TimeoutError):
-        repeat(seen.append, time_limit=math.inf)
+        poll(seen.append, time_limit=math.inf)
 
 
 def test_an_address_that_is_in_use_is_named(keys):

@@ -114,7 +114,7 @@ class Release:
 
     @property
     def largest_loss(self) -> float | None:
-        """The largest privacy loss, where it is finite and a grid should end on it."""
+        """The largest privacy loss, at which the distribution's grid ends; None: no fixed end."""
         return None
 
     def pld_builder(self) -> PLDBuilder:
