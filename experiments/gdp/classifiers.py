@@ -20,7 +20,14 @@ from experiments.lib.formatting import format_value
 from experiments.lib.models import accuracy_percent
 from experiments.lib.plots import draw_curve, set_epoch_axis
 from experiments.lib.registry import Record, Result
-from experiments.lib.training import ShuffledEpochs, Training, classification, initialize, train
+from experiments.lib.training import (
+    ShuffledEpochs,
+    Training,
+    classification,
+    initialize,
+    stack_curves,
+    train,
+)
 
 ACCURACY = "test accuracy %"
 CERTIFIED_EPSILON = "ε, published size"
@@ -112,7 +119,7 @@ def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
     accuracies = summarize([training.curve[-1][1] for training in runs])
     for column, part in problem.other_tests.items():
         accuracies[column] = float(np.mean([score(training.params, part) for training in runs]))
-    note, curves = problem.data.note, {_ACCURACY_CURVES: [training.curve for training in runs]}
+    note, curves = problem.data.note, {_ACCURACY_CURVES: stack_curves(runs)}
     if isinstance(settings, PlainSettings):
         return Result(accuracies, {}, note, curves)
     published = settings.mechanism(problem.published_size, problem.unit)

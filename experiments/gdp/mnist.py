@@ -28,7 +28,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
-from experiments.lib.training import Training, classification, initialize, train
+from experiments.lib.training import Training, classification, initialize, stack_curves, train
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK, compare_published
 
 PUBLISHED_SIZE = 60_000
@@ -145,7 +145,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     ]
     costs, certified = compute_accounts(settings.published, settings.delta)
     as_run = runs[0].certificate(settings.delta)
-    curves = np.array([training.curve for training in runs])
+    curves = stack_curves(runs)
     return Result(
         measured={**summarize(curves[:, -1, 1].tolist()), **costs},
         certified={_CERTIFIED_EPSILON: certified, "ε, as run": as_run.epsilon},

@@ -3,13 +3,14 @@
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import dpjax
@@ -127,6 +128,19 @@ def train(
     if task.evaluate and end not in curve:  # stopped between the last checkpoint and its report
         curve[end] = task.evaluate(result.params)
     return Training(result.params, sorted(curve.items()), result)
+
+
+def stack_curves(runs: Sequence[Training]) -> np.ndarray:
+    """Returns the curves of several runs at the epochs that all have, ``(runs, epochs, 2)``.
+
+    A run stopped between a checkpoint and its report has no value for that epoch.
+
+    >>> one, other = ([(1.0, 80.0), (2.0, 90.0)], [(2.0, 92.0)])
+    >>> stack_curves([Training(None, one), Training(None, other)]).tolist()
+    [[[2.0, 90.0]], [[2.0, 92.0]]]
+    """
+    common = set.intersection(*({epoch for epoch, _ in run.curve} for run in runs))
+    return np.array([[point for point in run.curve if point[0] in common] for run in runs])
 
 
 def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpochs) -> Training:

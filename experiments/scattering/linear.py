@@ -26,7 +26,7 @@ from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars, legend_below, panel_grid
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.training import Training, classification, train
+from experiments.lib.training import Training, classification, stack_curves, train
 from experiments.lib.verdicts import compare_published, format_upper_bound, group_by
 from experiments.scattering.features import (
     load_features,
@@ -230,7 +230,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
         measured=measured,
         certified=certified,
         note=note,
-        series={_CURVES: [run.curve for run in runs]},
+        series={_CURVES: stack_curves(runs)},
         certificate=str(certificate),
     )
 
