@@ -119,6 +119,9 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+_RESUMED = "Resumed from checkpoints: the time is that of the last part."
+
+
 def _run_unless_known(experiment: Experiment, row: Row, plan: Plan) -> bool:
     """Runs a row and saves its record unless there is one; returns whether it did not fail."""
     title = f"{experiment.name} ({plan.profile}), row {row.name}"
@@ -157,8 +160,11 @@ def run_row(experiment: Experiment, row: Row, plan: Plan) -> Record:
     """
     start, error = time.perf_counter(), ""
     try:
-        context = RowContext(_make_folder(experiment, row, plan), plan.fresh, plan.profile)
-        result = experiment.run_row(row, context)
+        folder = _make_folder(experiment, row, plan)
+        resumed = any(folder.iterdir())
+        result = experiment.run_row(row, RowContext(folder, plan.fresh, plan.profile))
+        if resumed:
+            result = replace(result, note=f"{result.note} {_RESUMED}".strip())
         encode(vars(result))
     except Exception as raised:  # the other rows still run
         plan.say(traceback.format_exc())

@@ -154,8 +154,12 @@ def test_an_interrupted_row_finds_its_files_again_and_a_fresh_one_does_not(toy, 
     toy.raises = {}
     run_experiment(experiment, plan)
     assert found == [[], ["checkpoint"], [], []]
+    notes = [record.note for record in records(plan)]
+    assert ["Resumed" in note for note in notes] == [True, False, False]
+    assert notes[0].startswith("toy data & more Resumed from checkpoints")
     run_experiment(experiment, replace(plan, fresh=True))
     assert found[4:] == [[], [], []]
+    assert not any("Resumed" in record.note for record in records(plan))
 
 
 def test_rows_settings_and_profiles_do_not_share_a_folder(toy, plan):
