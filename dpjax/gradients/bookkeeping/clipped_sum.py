@@ -12,15 +12,18 @@ from dpjax._typing import ArrayTree, ClipBound, LossFn
 from dpjax.gradients.bookkeeping.ghost_norms import (
     LOOKUPS,
     Factors,
+    dense_gradient,
     embedding_squared_norms,
     factors,
     inner_product,
+    is_dense,
     map_sequentially,
 )
 from dpjax.gradients.bookkeeping.loss_jaxpr import (
     LossJaxpr,
     Site,
     apply_site,
+    apply_views,
     aval,
     evaluate,
     trace_loss,
@@ -281,6 +284,9 @@ def _batch_transpose(
     site: Site, leaf: Any, operands: list[Any], output_grads: jax.Array
 ) -> jax.Array:
     """The gradient of the leaf at one site, summed over the batch."""
+    if is_dense(site):
+        matrix = dense_gradient(site, operands, output_grads)
+        return transpose(partial(apply_views, site), leaf, matrix)
 
     def outputs(x: Any) -> Any:
         each = partial(apply_site, site, leaf=x)
