@@ -3,5 +3,16 @@
 from dpjax.gradients.bookkeeping import explain
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.gradients.clipping import ClippedGradInfo, l2_sensitivity, total_l2_clip
+from dpjax.gradients.units import UnitRecords, augmented_loss, group_by_unit, unit_loss
 
-__all__ = ["ClippedGradInfo", "clipped_grad", "explain", "l2_sensitivity", "total_l2_clip"]
+__all__ = [
+    "ClippedGradInfo",
+    "UnitRecords",
+    "augmented_loss",
+    "clipped_grad",
+    "explain",
+    "group_by_unit",
+    "l2_sensitivity",
+    "total_l2_clip",
+    "unit_loss",
+]

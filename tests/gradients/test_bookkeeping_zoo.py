@@ -18,7 +18,7 @@ WITHOUT_FIRST = np.array([False, True, True, False])
 
 IN_SINGLE_PRECISION = (
     "mlp regularised tied_embedding two_branches mixture_of_experts image_network attention"
-    " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf"
+    " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf units_of_images"
 ).split()
 WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
 

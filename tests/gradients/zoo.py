@@ -8,12 +8,13 @@ import zoo_convolutions
 import zoo_dense
 import zoo_networks
 import zoo_programs
+import zoo_units
 import zoo_views
 from zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
 __all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 
-_PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_networks)
+_PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_networks, zoo_units)
 
 ZOO: dict[str, Builder] = {
     name: builder

@@ -1,0 +1,185 @@
+"""Losses of units of several records: all records of a user, or several views of an example.
+
+The gradient of such a loss is one unit's, and clipping it protects the unit as a whole. It may take
+the place of a loss of one record everywhere. Batch axis, mask, sampling rate, clip bound and
+adjacency are then those of units.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._validation import as_key, batch_length, check, check_choice, check_count
+from dpjax.gradients.losses import split_params, with_keys
+
+
+class UnitRecords(NamedTuple):
+    """The records of one unit, or with a further leading axis those of several units.
+
+    Attributes:
+      records: a tree of arrays with an axis of ``max_records``, some of whose entries are padding.
+      mask: which entries are records, bool ``(max_records,)``.
+    """
+
+    records: Any  # the structure that the caller gave
+    mask: Any  # jax.Array or np.ndarray
+
+
+def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") -> LossFn:
+    """Returns the loss of a unit of records, so that the gradient of all of them is clipped once.
+
+    Args:
+      loss_fn: ``loss_fn(params, record) -> scalar``, or ``loss_fn(params, record, key)``.
+      reduction: ``"mean"`` or ``"sum"`` of the losses of the unit's records.
+
+    Returns:
+      ``loss(params, unit)`` of a `UnitRecords`, or ``loss(params, unit, key)``, where record i has
+      the key ``fold_in(key, i)``. The loss and the gradient of a unit without records are zero.
+      Padding has no influence, whatever it holds.
+
+    Privacy:
+      Records of a unit, and their number, affect its own gradient alone: one unit moves a clipped
+      sum by at most the clip bound, whatever its records are. Nothing is released here.
+
+    Raises:
+      ValueError: another reduction, or (when called) an example that is not a `UnitRecords`.
+
+    Source: McMahan, Ramage, Talwar, Zhang (2018), "Learning differentially private recurrent
+    language models", for the privacy of users.
+
+    >>> from dpjax.gradients import clipped_grad
+    >>> loss = unit_loss(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
+    >>> users = UnitRecords(
+    ...     jnp.array([[[4.0], [2.0]], [[1.0], [jnp.nan]]]),
+    ...     jnp.array([[True, True], [True, False]]),
+    ... )
+    >>> clipped_sum, info = clipped_grad(loss, l2_clip=10.0)(jnp.zeros(1), users)
+    >>> info.norms.tolist()
+    [3.0, 1.0]
+    """
+    check_choice("reduction", reduction, ("mean", "sum"))
+
+    def loss(params: Params, unit: UnitRecords, *key: PRNGKey) -> jax.Array:
+        check(isinstance(unit, UnitRecords), "example", unit, "a UnitRecords")
+        # Padding could have a loss whose gradient is NaN, and 0 * NaN is NaN.
+        source = jnp.where(unit.mask, jnp.arange(len(unit.mask)), jnp.argmax(unit.mask))
+        records = jax.tree.map(lambda leaf: jnp.asarray(leaf)[source], unit.records)
+        losses = jnp.where(unit.mask, _losses(loss_fn, params, records, *key), 0)
+        divisor = jnp.maximum(jnp.sum(unit.mask), 1) if reduction == "mean" else 1
+        return jnp.sum(losses) / divisor
+
+    return loss
+
+
+def augmented_loss(
+    loss_fn: LossFn,
+    augment: Callable[[PRNGKey, Any], Any],
+    num_views: int,
+    *,
+    loss_takes_key: bool = False,
+) -> LossFn:
+    """Returns the mean loss of several random views of one example (augmentation multiplicity).
+
+    Args:
+      loss_fn: ``loss_fn(params, view) -> scalar``, or ``loss_fn(params, view, key)`` with
+        ``loss_takes_key``.
+      augment: ``augment(key, example) -> view``, of one shape.
+      num_views: views of each example in each step.
+      loss_takes_key: whether the loss draws random numbers from a key, another one for each view.
+
+    Returns:
+      ``loss(params, example, key)``: for `clipped_grad` with a key, and for `train` and
+      `private_step` with their own ``loss_takes_key``, which gives every step and example another
+      key.
+
+    Privacy:
+      The views' gradients are averaged before the average is clipped, so they are one example's
+      contribution: the guarantee is the same for any number of views.
+
+    Raises:
+      ValueError: ``num_views`` below one.
+
+    Source: De, Berrada, Hayes, Smith, Balle (2022), "Unlocking high-accuracy differentially private
+    image classification through scale", Section 3.
+
+    >>> from dpjax.gradients import clipped_grad
+    >>> loss = augmented_loss(
+    ...     lambda w, x: jnp.sum(w * x),
+    ...     lambda key, x: jnp.where(jax.random.bernoulli(key), x, -x),
+    ...     num_views=16,
+    ... )
+    >>> gradient = clipped_grad(loss, l2_clip=10.0)
+    >>> _, info = gradient(jnp.zeros(2), jnp.ones((1, 2)), key=jax.random.key(0))
+    >>> bool(info.norms[0] < 1)
+    True
+    """
+    check_count("num_views", num_views)
+    loss_of_views = unit_loss(loss_fn)
+
+    def loss(params: Params, example: Any, key: PRNGKey) -> jax.Array:
+        view_key, loss_key = jax.random.split(as_key(key))
+        views = jax.vmap(augment, (0, None))(jax.random.split(view_key, num_views), example)
+        unit = UnitRecords(views, jnp.ones(num_views, bool))
+        return loss_of_views(params, unit, *([loss_key] if loss_takes_key else []))
+
+    return loss
+
+
+def group_by_unit(
+    key: PRNGKey, records: ArrayTree, unit_ids: npt.ArrayLike, *, max_records: int
+) -> UnitRecords:
+    """Collects the records of each unit, at most ``max_records`` of them, chosen at random.
+
+    Args:
+      key: with which the records that are kept are chosen.
+      records: a tree of arrays with a leading axis of all records.
+      unit_ids: the unit of each record: integers or strings, ``(num_records,)``.
+      max_records: the most records of one unit; a public number.
+
+    Returns:
+      NumPy arrays with a leading axis of units, in the order of their ids, and then one of
+      ``max_records``; padding is zero. Memory is that of ``max_records`` records for every unit.
+
+    Privacy:
+      Which records of a unit are kept depends on the key and its own records alone. Nothing is
+      released; the number of units is as private as that of records without units.
+
+    Raises:
+      ValueError: ``unit_ids`` of another length, no records, or ``max_records`` below one.
+
+    >>> users = group_by_unit(
+    ...     jax.random.key(0), np.arange(4.0), ["b", "a", "b", "b"], max_records=2
+    ... )
+    >>> users.mask.tolist(), float(users.records[0, 0])
+    ([[True, False], [True, True]], 1.0)
+    """
+    check_count("max_records", max_records)
+    size, ids = batch_length(records, "records"), np.asarray(unit_ids)
+    check(ids.shape == (size,), "unit_ids", ids.shape, f"of shape ({size},), one for each record")
+    check(size > 0, "records", size, "at least one record")
+    units, unit_of_record = np.unique(ids, return_inverse=True)
+    shuffled = np.asarray(jax.random.permutation(as_key(key), size))
+    order = shuffled[np.argsort(unit_of_record[shuffled], kind="stable")]
+    unit = unit_of_record[order]
+    position = np.arange(size) - np.searchsorted(unit, unit)  # among the records of its unit
+    order, unit, position = (x[position < max_records] for x in (order, unit, position))
+
+    def place(leaf: Any) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        placed = np.zeros((len(units), max_records, *leaf.shape[1:]), leaf.dtype)
+        placed[unit, position] = leaf[order]
+        return placed
+
+    return UnitRecords(jax.tree.map(place, records), place(np.ones(size, bool)))
+
+
+def _losses(loss_fn: LossFn, params: Params, records: ArrayTree, *key: PRNGKey) -> jax.Array:
+    """The loss of each record, ``(max_records,)``."""
+    loss_input, trained, constants = split_params(params, None, keyed=bool(key))
+    batch = with_keys(records, *key, batch_length(records)) if key else records
+    return jax.vmap(loss_input.bind(loss_fn, constants), (None, 0))(trained, batch)

@@ -1,0 +1,249 @@
+"""Losses of units of several records: one clipped gradient for each unit."""
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from bookkeeping_checks import fast_jit
+from gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
+
+from dpjax import PoissonSampling, SubsampledGaussian, clipped_grad, train
+from dpjax.gradients import UnitRecords, augmented_loss, explain, group_by_unit, unit_loss
+
+KEY = jax.random.key(3)
+UNITS, RECORDS, WIDTH = 5, 3, 4
+MASK = np.array([[1, 1, 1], [1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]], bool)
+PARAMS = {"w": np.full((WIDTH, 2), 0.3, np.float32), "b": np.zeros(2, np.float32)}
+
+
+def loss(params, record):
+    x, label = record
+    logits = jnp.tanh(x @ params["w"] + params["b"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+
+def units(padding=0.0):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(UNITS, RECORDS, WIDTH)).astype(np.float32)
+    labels = rng.integers(0, 2, (UNITS, RECORDS))
+    return UnitRecords((np.where(MASK[..., None], x, padding), labels), MASK)
+
+
+def gradient(reduction="mean", clip=0.2, **options):
+    return fast_jit(clipped_grad(unit_loss(loss, reduction=reduction), clip, **options))
+
+
+def by_hand(reduction, clip):
+    """Losses and gradients of units by a loop over their records, then clipped."""
+    (x, labels), found = units().records, []
+    value_and_grad = jax.value_and_grad(loss)
+    for unit in range(UNITS):
+        total, sums = 0.0, jax.tree.map(np.zeros_like, PARAMS)
+        for i in np.flatnonzero(MASK[unit]):
+            value, grad = value_and_grad(PARAMS, (x[unit, i], labels[unit, i]))
+            total, sums = total + value, jax.tree.map(jnp.add, sums, grad)
+        count = max(MASK[unit].sum(), 1) if reduction == "mean" else 1
+        found.append((total / count, jax.tree.map(lambda g, n=count: g / n, sums)))
+    return sum_of_clipped(found, clip, PARAMS)
+
+
+@pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_unit_is_clipped_as_a_whole(reduction, method):
+    found = gradient(reduction, method=method)(PARAMS, units())
+    assert_matches_hand(found, by_hand(reduction, 0.2), rtol=1e-4)
+    each_record = by_hand(reduction, 0.2)[0]["w"] * RECORDS  # as if every record were clipped
+    assert not np.allclose(found[0]["w"], each_record, rtol=1e-2)
+
+
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
+def test_padding_has_no_influence(padding, method):
+    sum_of = gradient(method=method)
+    expected, spoilt = sum_of(PARAMS, units()), sum_of(PARAMS, units(padding))
+    # The unit without records has padding alone, whose gradient may not be finite.
+    assert_close((spoilt[0], spoilt[1].norms[:-1]), (expected[0], expected[1].norms[:-1]), 0)
+
+
+def test_a_unit_without_records_contributes_zero():
+    _, info = gradient()(PARAMS, units())
+    assert info.norms[-1] == 0
+    assert info.losses[-1] == 0
+    assert info.num_nonfinite == 0
+
+
+def test_a_record_that_is_not_finite_excludes_its_unit_alone():
+    (x, labels), mask = units().records, np.arange(UNITS) != 1
+    x = x.copy()
+    x[1, 2] = np.nan
+    summed, info = gradient()(PARAMS, UnitRecords((x, labels), MASK))
+    assert info.num_nonfinite == 1
+    assert_close(summed, gradient()(PARAMS, units(), mask)[0], 0)
+
+
+def linear_loss(params, record):
+    return jnp.vdot(params, record)
+
+
+def test_a_unit_moves_the_sum_by_one_clip_bound_whatever_its_records_are():
+    rng = np.random.default_rng(1)
+    records = 10.0 ** rng.uniform(-6, 4, (200, UNITS, RECORDS, 1)) * rng.normal(
+        loc=0.5, size=(200, UNITS, RECORDS, WIDTH)
+    )
+    masks = rng.random((200, UNITS, RECORDS)) < 0.7
+
+    def moves(compute, masks):
+        """Norm of the difference that the first unit makes, ``(200,)``."""
+        sum_of = fast_jit(jax.vmap(compute))
+        without = masks & (np.arange(UNITS) > 0)[:, None]
+        difference = sum_of(np.float32(records), masks) - sum_of(np.float32(records), without)
+        return np.linalg.norm(difference, axis=1)
+
+    def by_unit(reduction):
+        compute = clipped_grad(unit_loss(linear_loss, reduction=reduction), 1.0)
+        return lambda records, mask: compute(jnp.zeros(WIDTH), UnitRecords(records, mask))[0]
+
+    def by_record(records, mask):
+        compute = clipped_grad(linear_loss, 1.0)
+        return compute(jnp.zeros(WIDTH), records.reshape(-1, WIDTH), mask.reshape(-1))[0]
+
+    for reduction in ("sum", "mean"):
+        assert 0.99 < moves(by_unit(reduction), masks).max() <= 1
+    assert moves(by_record, masks).max() > 1.5
+
+
+def test_records_have_keys_of_their_own_and_padding_takes_none():
+    def loss(params, record, key):
+        return jnp.sum(params * record * jax.random.bernoulli(key, 0.5, (64,)))
+
+    records, mask = jnp.ones((1, RECORDS, 64)), jnp.array([[True, True, False]])
+
+    def mean_of_masks(mask):
+        sum_of = clipped_grad(unit_loss(loss, reduction="sum"), 100.0)
+        return np.rint(sum_of(jnp.zeros(64), UnitRecords(records, mask), key=KEY)[0])
+
+    both, one = mean_of_masks(mask), mean_of_masks(mask.at[0, 1].set(False))
+    assert set(np.unique(both)) == {0, 1, 2}  # one mask for both would give 0 and 2
+    assert set(np.unique(both - one)) == {0, 1}
+
+
+def test_modules_with_dropout_draw_another_mask_for_each_record():
+    class Dropped(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.zeros(64))
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def loss(model, record, key):
+        del key
+        return jnp.sum(model.dropout(model.w * record))
+
+    unit = UnitRecords(jnp.ones((1, 2, 64)), jnp.ones((1, 2), bool))
+    sum_of = clipped_grad(unit_loss(loss, reduction="sum"), 1e3)
+    (masks,) = jax.tree.leaves(sum_of(Dropped(), unit, key=KEY)[0])
+    assert set(np.unique(np.rint(masks))) == {0, 2, 4}
+
+
+def test_other_examples_and_reductions_are_refused():
+    with pytest.raises(ValueError, match="example must be a UnitRecords"):
+        clipped_grad(unit_loss(linear_loss), 1.0)(jnp.zeros(2), jnp.ones((3, 2, 2)))
+    with pytest.raises(ValueError, match="reduction must be"):
+        unit_loss(linear_loss, reduction="max")
+
+
+def flip(key, example):
+    x, label = example
+    return jnp.where(jax.random.bernoulli(key), x, -x), label
+
+
+def test_the_mean_gradient_of_the_views_is_clipped():
+    batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
+    always = augmented_loss(loss, lambda key, example: example, 4)
+    expected = fast_jit(clipped_grad(loss, 0.2))(PARAMS, batch)
+    assert_close(fast_jit(clipped_grad(always, 0.2))(PARAMS, batch, key=KEY), expected, 1e-6)
+
+    def views(key):  # as `augmented_loss` documents: the first of two keys, for each slot's key
+        return jax.random.split(jax.random.split(key)[0], 4)
+
+    keys = [views(jax.random.fold_in(KEY, slot)) for slot in range(UNITS)]
+    value_and_grad, found = jax.value_and_grad(loss), []
+    for slot in range(UNITS):
+        example = jax.tree.map(lambda leaf, i=slot: leaf[i], batch)
+        each = [value_and_grad(PARAMS, flip(key, example)) for key in keys[slot]]
+        found.append(jax.tree.map(lambda *leaves: sum(leaves) / 4, *each))
+    sum_of = fast_jit(clipped_grad(augmented_loss(loss, flip, 4), 0.2))
+    assert_matches_hand(sum_of(PARAMS, batch, key=KEY), sum_of_clipped(found, 0.2, PARAMS), 1e-4)
+
+
+def test_a_loss_with_a_key_has_another_one_for_each_view_than_the_views():
+    def loss(params, view, key):
+        return jnp.sum(params * (view == jax.random.key_data(key)[0]))
+
+    views = augmented_loss(loss, lambda key, _: jax.random.key_data(key)[0], 3, loss_takes_key=True)
+    summed, _ = clipped_grad(views, 100.0)(jnp.zeros(1), jnp.zeros((50, 1)), key=KEY)
+    assert summed.item() == 0  # 150 words equal by chance: probability 4e-8
+
+
+def test_units_take_no_vmap_route():
+    batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
+    for found in (
+        explain(unit_loss(loss), PARAMS, units()),
+        explain(augmented_loss(loss, flip, 4), PARAMS, batch, key=KEY),
+    ):
+        assert {leaf.route.name for leaf in found.leaves} <= {"ghost", "instantiate"}
+
+
+def test_users_are_trained_on_and_certified_like_records():
+    mechanism = SubsampledGaussian(
+        PoissonSampling(UNITS, 0.5), l2_clip=0.5, noise_multiplier=1.0, num_steps=3,
+        adjacency="zero_out", unit="one user",
+    )  # fmt: skip
+
+    def run(data, loss_fn):
+        return train(KEY, loss_fn, PARAMS, data, mechanism, optax.sgd(0.5), progress=False)
+
+    one_record = UnitRecords(jax.tree.map(lambda x: x[:, :1], units().records), MASK[:, :1] | True)
+    plain = jax.tree.map(lambda x: x[:, 0], units().records)
+    assert_close(run(one_record, unit_loss(loss)).params, run(plain, loss).params, 1e-6)
+    result = run(units(np.nan), unit_loss(loss))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+    assert "one user" in str(result.certificate(1e-3))
+
+
+IDS = np.array(["u", "v", "u", "w", "u", "w", "u"])
+
+
+def test_records_are_grouped_by_unit():
+    found = group_by_unit(KEY, {"x": np.arange(7), "y": np.ones((7, 2))}, IDS, max_records=4)
+    assert found.records["x"].shape == (3, 4)
+    assert found.records["y"].shape == (3, 4, 2)
+    of_unit = [set(row[kept]) for row, kept in zip(found.records["x"], found.mask, strict=True)]
+    assert of_unit == [{0, 2, 4, 6}, {1}, {3, 5}]
+
+
+def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit():
+    keys = jax.random.split(KEY, 400)
+    found = [group_by_unit(key, np.arange(7), IDS, max_records=1).records[:, 0] for key in keys]
+    first, _, last = np.transpose(found)
+    # Six standard errors: false alarms below 1e-6 for each of six frequencies.
+    for kept, of_unit in ((first, (0, 2, 4, 6)), (last, (3, 5))):
+        rate = 1 / len(of_unit)
+        error = np.sqrt(rate * (1 - rate) / len(keys))
+        for record in of_unit:
+            assert abs(np.mean(kept == record) - rate) < 6 * error
+    assert abs(np.mean((first == 0) & (last == 3)) - 1 / 8) < 6 * np.sqrt(7 / 64 / len(keys))
+    assert abs(np.mean(np.full(400, 3) == 3) - 1 / 2) > 6 * np.sqrt(1 / 4 / len(keys))  # the first
+
+
+@pytest.mark.parametrize(
+    ("records", "ids", "most", "message"),
+    [
+        (np.ones(3), [1, 2], 1, r"unit_ids must be of shape \(3,\)"),
+        (np.ones(0), [], 1, "records must be at least one record"),
+        (np.ones(2), [1, 2], 0, "max_records must be"),
+    ],
+)
+def test_records_that_cannot_be_grouped_are_refused(records, ids, most, message):
+    with pytest.raises(ValueError, match=message):
+        group_by_unit(KEY, records, ids, max_records=most)
