@@ -1,7 +1,7 @@
 """Type aliases shared by the signatures of dpjax; those of chex, spelled out for type checkers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import chex
 import jax
@@ -33,3 +33,6 @@ Bounds: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 
 # A clip bound: a number, or a prefix of the parameter tree with one number for each group.
 ClipBound: TypeAlias = Numeric | Iterable["ClipBound"] | Mapping[Any, "ClipBound"]
+
+# Examples in a micro-batch; ``None`` for the whole batch.
+MicrobatchSize: TypeAlias = int | Literal["auto"] | None

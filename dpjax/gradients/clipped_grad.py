@@ -7,13 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
-from dpjax._typing import ArrayTree, ClipBound, LossFn, Params, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax._validation import batch_length, check_choice, check_count
 from dpjax.gradients import bookkeeping, vmap
 from dpjax.gradients.clipping import ClippedGradInfo, check_prefix
 from dpjax.gradients.loss_checks import check_local, check_loss, check_params
 from dpjax.gradients.losses import LossInput, split_params, with_keys
-from dpjax.gradients.microbatching import ClippedSumFn, sum_over_microbatches
+from dpjax.gradients.microbatching import (
+    ClippedSumFn,
+    fitting_microbatch_size,
+    sum_over_microbatches,
+)
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
 # Every method takes (loss_fn, l2_clip, params, batch, mask) and returns the same result.
@@ -30,7 +34,7 @@ def clipped_grad(
     *,
     wrt: Any = None,
     method: str = "auto",
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = None,
     max_batch_size: int | None = None,
 ) -> ClippedSumFn:
     """Returns a function for the sum of clipped per-example gradients of ``loss_fn``.
@@ -48,7 +52,10 @@ def clipped_grad(
         (see `explain`); ``"auto"`` is book-keeping. The sum is the same.
       microbatch_size: scan over micro-batches of this many examples: less memory, the same sum. On
         a CPU also faster where intermediate results far exceed the caches (the logits of a language
-        model).
+        model). ``"auto"`` is the largest power of two, or the whole batch, with which a call takes
+        at most half of the device's memory by the compiler's analysis, for which one to some four
+        more programs are compiled. It depends on the machine: a run resumed on another one needs
+        the number.
       max_batch_size: the largest number of examples whose clipped gradients are added up before the
         noise, if the sums of several calls are added: a public number, by default one call's batch
         length.
@@ -89,7 +96,7 @@ def clipped_grad(
     ([0.0, -1.0, -2.0], [0.0, 1.0, 4.0])
     """
     check_choice("method", method, ("auto", *_METHODS))
-    if microbatch_size is not None:
+    if microbatch_size not in (None, "auto"):
         check_count("microbatch_size", microbatch_size)
     if max_batch_size is not None:
         check_count("max_batch_size", max_batch_size)
@@ -108,9 +115,12 @@ def clipped_grad(
         loss = loss_input.bind(loss_fn, constants)
         most = max(size, max_batch_size or 0)
         of_part = partial(method_fn, loss, l2_clip, max_batch_size=most)
-        if microbatch_size is None or size <= microbatch_size:
+        part_size = microbatch_size
+        if part_size == "auto":
+            part_size = fitting_microbatch_size(of_part, params, batch, mask)
+        if part_size is None or size <= part_size:
             return of_part(params, batch, mask)
-        return sum_over_microbatches(of_part, microbatch_size, params, batch, mask)
+        return sum_over_microbatches(of_part, part_size, params, batch, mask)
 
     def clipped_sum_of(
         params: Params,

@@ -1,10 +1,13 @@
 """Clipped sums over micro-batches, to save memory or to isolate examples that are not finite."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from dpjax._typing import ArrayTree
 from dpjax.gradients.clipping import ClippedGradInfo
@@ -12,6 +15,10 @@ from dpjax.gradients.summation import CompensatedSum
 
 # (params, batch, mask) -> (clipped sum, info)
 ClippedSumFn = Callable[..., tuple[Any, ClippedGradInfo]]
+
+# Examples in the first program whose memory is analysed.
+_FEW = 8
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def isolate_nonfinite(
@@ -54,3 +61,56 @@ def sum_over_microbatches(
     summed, info = jax.lax.scan(part, zero, (source, slots < size))
     norms, losses = jax.tree.map(lambda leaf: leaf.reshape(-1)[:size], (info.norms, info.losses))
     return summed.value(), ClippedGradInfo(norms, losses, info.num_nonfinite.sum())
+
+
+def fitting_microbatch_size(
+    compute: ClippedSumFn, params: ArrayTree, batch: ArrayTree, mask: jax.Array
+) -> int:
+    """The largest power of two, or all examples, with which ``compute`` fits in device memory.
+
+    It may take half of it, by the compiler's analysis: of one program where that shows that the
+    whole batch fits, else of three or more.
+    """
+    size, limit = len(mask), device_memory() // 2
+
+    def memory(part_size: int) -> int:
+        return _program_memory(compute, params, batch, mask, part_size)
+
+    few = min(_FEW, size)
+    of_few = memory(few)
+    if of_few * size <= limit * few:
+        return size
+    each = max(memory(2 * few) - of_few, 1) / few
+    fitting = max(1, min(int(few + (limit - of_few) / each), size - 1))
+    part_size: int = 2 ** (fitting.bit_length() - 1)
+    while part_size > 1 and memory(part_size) > limit:
+        part_size //= 2
+    return part_size
+
+
+def device_memory() -> int:
+    """Bytes of memory of the default device: of a CPU the machine's, or its control group's."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    return machine if group == "max" else min(machine, int(group))
+
+
+def _program_memory(
+    compute: ClippedSumFn, params: ArrayTree, batch: ArrayTree, mask: jax.Array, size: int
+) -> int:
+    """Bytes that ``compute`` takes on ``size`` examples, with two sums beside its own."""
+    part = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), (batch, mask)
+    )
+    jaxpr = jax.make_jaxpr(compute)(params, *part)
+    # Without closed-over values, which may be values of an enclosing trace.
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+        (jaxpr.consts, jax.tree.leaves((params, part))),
+    )
+    program = jax.jit(lambda consts, inputs: jaxpr_as_fun(jaxpr.replace(consts=consts))(*inputs))
+    analysis: Any = program.lower(*shapes).compile().memory_analysis()
+    return int(analysis.temp_size_in_bytes + 3 * analysis.output_size_in_bytes)

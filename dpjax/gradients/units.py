@@ -181,5 +181,5 @@ def group_by_unit(
 def _losses(loss_fn: LossFn, params: Params, records: ArrayTree, *key: PRNGKey) -> jax.Array:
     """The loss of each record, ``(max_records,)``."""
     loss_input, trained, constants = split_params(params, None, keyed=bool(key))
-    batch = with_keys(records, *key, batch_length(records)) if key else records
+    batch = with_keys(records, key[0], batch_length(records)) if key else records
     return jax.vmap(loss_input.bind(loss_fn, constants), (None, 0))(trained, batch)

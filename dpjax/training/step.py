@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key
 from dpjax.gradients.clipped_grad import ClippedSumFn, clipped_grad
 from dpjax.gradients.summation import CompensatedSum
@@ -84,7 +84,7 @@ def private_step(
     key: PRNGKey,
     loss_takes_key: bool = False,
     method: str = "auto",
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = None,
 ) -> PrivateStep:
     """Builds one step of DP-SGD with any optax optimiser, from its mechanism.
 

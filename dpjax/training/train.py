@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from tqdm import tqdm
 
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax._validation import as_key, check_count
 from dpjax.accounting.calibration import max_num_steps
 from dpjax.certificates.certificate import Certificate
@@ -87,7 +87,7 @@ def train(
     wrt: Any = None,
     loss_takes_key: bool = False,
     method: str = "auto",
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = None,
     steps_per_call: int = 100,
     on_report: Callable[[Report], None] | None = None,
     checkpoint_dir: str | Path | None = None,

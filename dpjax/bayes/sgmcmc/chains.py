@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
@@ -22,7 +22,7 @@ def private_chains(
     chain: Langevin,
     *,
     method: str = "auto",
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = None,
 ) -> PrivateStep:
     """Returns ``init`` and ``update`` of all ``chain.num_chains`` chains, by vmap over one.
 

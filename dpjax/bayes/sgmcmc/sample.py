@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dpjax._extras import requires_extra
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key, check, check_count
 from dpjax.bayes.sgmcmc.chains import compile_steps, private_chains
 from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
@@ -120,7 +120,7 @@ def sample(
     burn_in: int = 0,
     thinning: int = 1,
     method: str = "auto",
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = None,
     samples_per_call: int = 100,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
