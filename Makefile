@@ -10,8 +10,9 @@ EXECUTED := $(patsubst %,build/%,$(wildcard notebooks/*.ipynb))
 BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 
 # Keep freed memory: otherwise glibc returns XLA's large buffers after every step and faults their
-# pages in again, which on a CPU can double the time of a step.
-KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
+# pages in again, which on a CPU can double the time of a step (dpjax.training.keep_freed_memory).
+KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_TOP_PAD_=268435456 \
+	MALLOC_ARENA_MAX=1
 
 .PHONY: setup reproduce federated test test-all lint bench bench-setup notebooks docs clean
 

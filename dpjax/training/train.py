@@ -19,6 +19,7 @@ from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
+from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore, identify
 from dpjax.training.loop import compile_steps
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
@@ -193,7 +194,8 @@ def _run(
     if done == num_steps:
         return
     run = compile_steps(step.update, state, data, steps_per_call)
-    with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
+    bar = tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
+    with bar, warn_of_page_faults():
         while done < num_steps:
             count = min(steps_per_call, num_steps - done)
             state, infos = jax.block_until_ready(run(state, data, count))
