@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from dpjax._typing import ArrayTree
+from experiments.benchmarks.vision import VisionTransformer, WideResNet16
 from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
@@ -85,10 +86,14 @@ def sinusoids(length: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
-def _images(count: int) -> Arrays:
+def _images(count: int, shape: tuple[int, ...] = (28, 28, 1)) -> Arrays:
     generator = np.random.default_rng(0)
-    images = generator.normal(size=(count, 28, 28, 1)).astype(np.float32)
+    images = generator.normal(size=(count, *shape)).astype(np.float32)
     return images, generator.integers(0, 10, count, np.int32)
+
+
+def _colour_images(count: int) -> Arrays:
+    return _images(count, (32, 32, 3))
 
 
 def _reviews(count: int) -> Arrays:
@@ -113,6 +118,8 @@ MODELS = {
         Model("mlp", "MLP 784-256-10", Mlp((256,)), _images),
         Model("wide_mlp", "MLP 784-1024-1024-10", Mlp((1024, 1024)), _images),
         Model("cnn", "tutorial CNN", MnistCNN(), _images),
+        Model("wide_resnet", "WRN-16-4", WideResNet16(), _colour_images),
+        Model("vision", "ViT-Ti", VisionTransformer(), _colour_images),
         Model("embedding", "IMDb embedding", _EMBEDDING, _reviews),
         Model("transformer", "transformer", Transformer(), _texts),
     )

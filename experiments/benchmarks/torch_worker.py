@@ -39,28 +39,29 @@ class Words(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with four heads, from linear layers, which Opacus supports."""
+    """Attention from linear layers, which Opacus supports."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 4, causal: bool = True) -> None:
         super().__init__()
+        self.heads, self.causal = heads, causal
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape ``(batch, length, width)``."""
         heads = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (4, -1)).transpose(1, 2)
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class Block(nn.Module):
     """One pre-norm block."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 4, causal: bool = True) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width))
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads, causal))
         self.dense = nn.Sequential(
             nn.LayerNorm(width),
             nn.Linear(width, 4 * width),
@@ -88,6 +89,76 @@ class Positions(nn.Module):
         powers = torch.arange(0, width, 2, device=x.device) / width
         angles = torch.arange(length, device=x.device)[:, None] / 10_000**powers
         return x + torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class Patches(nn.Module):
+    """Embeddings of patches of 4 × 4 pixels plus learned positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(4 * 4 * 3, width)
+        self.positions = nn.Embedding(64, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns ``(batch, patches, width)``."""
+        patches = images.unflatten(2, (8, 4)).unflatten(1, (8, 4)).transpose(2, 3)
+        numbers = torch.arange(64, device=images.device).expand(len(images), 64)
+        return self.embedding(patches.flatten(3).flatten(1, 2)) + self.positions(numbers)
+
+
+class ResidualBlock(nn.Module):
+    """A block of the wide residual network, with normalisation before its convolutions."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm, same = nn.GroupNorm(16, width_in), width_in == width
+        self.shortcut = None if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
+        self.layers = nn.Sequential(
+            nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(16, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns ``(batch, channels, height, width)``."""
+        h = nn.functional.relu(self.norm(x))
+        return (x if self.shortcut is None else self.shortcut(h)) + self.layers(h)
+
+
+class Mean(nn.Module):
+    """The mean over some axes."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Removes the axes."""
+        return x.mean(self.axes)
+
+
+class ChannelsFirst(nn.Module):
+    """Images with the channels as the second axis."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns ``(batch, channels, height, width)``."""
+        return images.permute(0, 3, 1, 2)
+
+
+def _wide_resnet() -> nn.Module:
+    widths = [16, 64, 64, 128, 128, 256, 256]
+    strides = [1, 1, 2, 1, 2, 1]
+    blocks = [ResidualBlock(*sizes) for sizes in zip(widths, widths[1:], strides, strict=False)]
+    return nn.Sequential(
+        ChannelsFirst(),
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        *blocks,
+        nn.GroupNorm(16, 256),
+        nn.ReLU(),
+        Mean(2, 3),
+        nn.Linear(256, 10),
+    )
 
 
 def _mlp(*widths: int) -> nn.Module:
@@ -118,6 +189,14 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: _mlp(256),
     "wide_mlp": lambda: _mlp(1024, 1024),
     "cnn": _cnn,
+    "wide_resnet": _wide_resnet,
+    "vision": lambda: nn.Sequential(
+        Patches(192),
+        *(Block(192, 3, causal=False) for _ in range(12)),
+        nn.LayerNorm(192),
+        Mean(1),
+        nn.Linear(192, 10),
+    ),
     "embedding": lambda: nn.Sequential(Words(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)),
     "transformer": lambda: nn.Sequential(
         Positions(128), Block(128), Block(128), nn.LayerNorm(128), nn.Linear(128, VOCABULARY)

@@ -69,6 +69,8 @@ def test_the_networks_have_the_sizes_they_are_named_for(model):
         "mlp": 784 * 256 + 256 + 2570,
         "wide_mlp": 784 * 1024 + 1024 + 1024 * 1024 + 1024 + 10_250,
         "cnn": 26_010,
+        "wide_resnet": 2_748_890,  # 2.7 million in Zagoruyko & Komodakis (2016), Table 3
+        "vision": 12 * (12 * 192**2 + 13 * 192) + 49 * 192 + 64 * 192 + 2 * 192 + 1930,
         "embedding": 160_000 + 16 * 16 + 16 + 34,
         "transformer": 128 * 10_000 * 2 + 10_000 + 5 * 256 + 2 * 12 * 128**2 + 2 * 9 * 128,
     }
