@@ -102,7 +102,7 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Returns ``(batch, patches, width)``."""
         patches = images.unflatten(2, (8, 4)).unflatten(1, (8, 4)).transpose(2, 3)
-        numbers = torch.arange(64, device=images.device).expand(len(images), 64)
+        numbers = torch.arange(64, device=images.device).repeat(len(images), 1)
         return self.embedding(patches.flatten(3).flatten(1, 2)) + self.positions(numbers)
 
 
