@@ -1,8 +1,9 @@
 """The clipped gradient sum by book-keeping: one backward pass, norms, then weighted sums."""
 
+import math
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,10 @@ from dpjax.gradients.bookkeeping.ghost_norms import (
     map_sequentially,
 )
 from dpjax.gradients.bookkeeping.loss_jaxpr import (
+    Block,
     LossJaxpr,
     Site,
     apply_site,
-    aval,
-    evaluate,
     trace_loss,
     transpose,
 )
@@ -32,6 +32,7 @@ from dpjax.gradients.bookkeeping.per_example_gradients import (
     instantiate_gradients,
 )
 from dpjax.gradients.bookkeeping.routes import Route, choose_route, row_axis
+from dpjax.gradients.bookkeeping.trace import Trace, trace_batch
 from dpjax.gradients.clipping import (
     EXACT,
     ClippedGradInfo,
@@ -41,27 +42,8 @@ from dpjax.gradients.clipping import (
     zero_nonfinite,
 )
 from dpjax.gradients.microbatching import isolate_nonfinite
-from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
+from dpjax.gradients.shard_map import one_example
 from dpjax.gradients.summation import sum_in_parts
-
-# Equations whose transpose needs the values of the other operands, not only their shapes.
-_NEEDS_THE_OTHER = LOOKUPS | {"dot_general", "conv_general_dilated", "mul", "div"}
-
-
-class Trace(NamedTuple):
-    """Values recorded in one forward and backward pass, every leaf with a batch axis.
-
-    Attributes:
-      losses: one for each example.
-      operands: for each site the equation's other inputs; ``None`` where they are not needed.
-      output_grads: for each site the gradient of the example's loss at its output.
-      grads: per-example gradients of the leaves on the ``vmap`` route.
-    """
-
-    losses: jax.Array
-    operands: list[list[Any]]
-    output_grads: list[jax.Array]
-    grads: dict[int, jax.Array]
 
 
 def clipped_sum(
@@ -95,7 +77,8 @@ def clipped_sum(
     """
     params, batch = jax.tree.map(jnp.asarray, (params, batch))  # numbers and NumPy arrays too
     program = trace_loss(loss_fn, params, jax.tree.map(one_example, batch))
-    routes = [choose_route(program, n, leaf.size) for n, leaf in enumerate(jax.tree.leaves(params))]
+    leaves = jax.tree.leaves(params)
+    routes = [choose_route(program, b, b.size(leaves[b.leaf])) for b in program.blocks]
     compute = partial(_clipped_sum, program, routes, l2_clip, max_batch_size or len(mask))
     if _has_untracked_convolution(program, routes):
         return isolate_nonfinite(compute, params, batch, mask)
@@ -120,75 +103,50 @@ def _clipped_sum(
     mask: jax.Array,
 ) -> tuple[Any, ClippedGradInfo]:
     leaves, treedef = jax.tree.flatten(params)
-    trace = jax.vmap(partial(_trace_example, program, routes, leaves))(batch)
+    trace = trace_batch(program, leaves, sorted(program.unsupported), batch)
     instantiated = _instantiate(program, routes, leaves, trace)
-    squares = [
-        _squared_norms(program, routes, instantiated, trace, leaf) for leaf in range(len(leaves))
-    ]
+    squares = [jnp.zeros(len(trace.losses), trace.losses.dtype) for _ in leaves]
+    for number, block in enumerate(program.blocks):
+        if number in instantiated:
+            squares[block.leaf] += instantiated[number].squares
+        elif routes[number].name != "unused":
+            squares[block.leaf] += _squared_norms(program, routes[number], block, trace)
     usable = mask & jnp.isfinite(trace.losses)
     of_leaves = jax.tree.unflatten(treedef, squares)
     clipping, norms, finite = clip_factors(of_leaves, l2_clip, usable, max_batch_size)
-    sums = [
-        instantiated[leaf].clipped_sum(factor)
-        if leaf in instantiated
-        else _bookkeeping_sum(program, trace, leaf, array, factor, finite)
-        for leaf, (array, factor) in enumerate(zip(leaves, jax.tree.leaves(clipping), strict=True))
-    ]
+    factors_of_leaves = jax.tree.leaves(clipping)
+    sums = [jnp.zeros(leaf.shape, accumulator(leaf)) for leaf in leaves]
+    for number, block in enumerate(program.blocks):
+        leaf, factor = leaves[block.leaf], factors_of_leaves[block.leaf]
+        total = (
+            instantiated[number].clipped_sum(factor)
+            if number in instantiated
+            else _bookkeeping_sum(program, block, trace, leaf, factor, finite)
+        )
+        sums[block.leaf] += block.to_leaf(leaf, total)
     return jax.tree.unflatten(treedef, sums), clipped_grad_info(norms, trace.losses, mask, finite)
-
-
-def _trace_example(program: LossJaxpr, routes: list[Route], leaves: Any, example: Any) -> Trace:
-    """The forward and backward pass of one example (for ``vmap``)."""
-    reads = {site.equation.outvars[0]: number for number, site in enumerate(program.sites)}
-    perturbed = {site.output: number for number, site in enumerate(program.sites)}
-    operands: list[list[Any]] = [[] for _ in program.sites]
-
-    def loss(output_grads: list[jax.Array], instantiated: dict[int, jax.Array]) -> Any:
-        def perturb(equation: Any, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-            output = next(iter(equation.outvars), None)  # a print has none
-            if output in reads:
-                operands[reads[output]] = _recorded_operands(program.sites[reads[output]], inputs)
-            if output not in perturbed:
-                return outputs
-            return [outputs[0] + output_grads[perturbed[output]]]
-
-        values = [instantiated.get(leaf, array) for leaf, array in enumerate(leaves)]
-        (value,) = evaluate(program.jaxpr, [*values, *jax.tree.leaves(example)], perturb)
-        return value, operands
-
-    outputs = [aval(site.output) for site in program.sites]
-    zeros = [as_varying(jnp.zeros(a.shape, a.dtype), varying_axes(a)) for a in outputs]
-    by_vmap = {leaf: leaves[leaf] for leaf, route in enumerate(routes) if route.name == "vmap"}
-    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    (value, kept), (output_grads, grads) = gradient(zeros, by_vmap)
-    return Trace(value, kept, output_grads, grads)
-
-
-def _recorded_operands(site: Site, inputs: list[Any]) -> list[Any]:
-    keep = site.equation.primitive.name in _NEEDS_THE_OTHER
-    return [
-        value if keep and position != site.operand else None
-        for position, value in enumerate(inputs)
-    ]
 
 
 def _instantiate(
     program: LossJaxpr, routes: list[Route], leaves: list[Any], trace: Trace
 ) -> dict[int, PerExampleGradients]:
-    """Per-example gradients of the leaves whose route instantiates them."""
-    instantiated = {leaf: from_leaf_gradients(gradients) for leaf, gradients in trace.grads.items()}
-    for leaf, route in enumerate(routes):
+    """Per-example gradients of the blocks whose route instantiates them, by number of the block."""
+    instantiated = {}
+    for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
+        if route.name == "vmap":
+            instantiated[number] = from_leaf_gradients(trace.grads[block.leaf])
         if route.name == "instantiate":
-            sites, operands, output_grads = _site_values(program, trace, leaf)
-            instantiated[leaf] = instantiate_gradients(sites, leaves[leaf], operands, output_grads)
+            sites, *values = _site_values(program, trace, block)
+            entry = block.entry(leaves[block.leaf])
+            instantiated[number] = instantiate_gradients(sites, entry, *values)
     return instantiated
 
 
 def _site_values(
-    program: LossJaxpr, trace: Trace, leaf: int
+    program: LossJaxpr, trace: Trace, block: Block
 ) -> tuple[list[Site], list[Any], list[Any]]:
-    """The sites of one leaf, their other operands and their output gradients."""
-    numbers = program.sites_of(leaf)
+    """The sites of one block, their other operands and their output gradients."""
+    numbers = program.sites_of(block)
     return (
         [program.sites[n] for n in numbers],
         [trace.operands[n] for n in numbers],
@@ -196,24 +154,26 @@ def _site_values(
     )
 
 
-def _squared_norms(
-    program: LossJaxpr,
-    routes: list[Route],
-    instantiated: dict[int, PerExampleGradients],
-    trace: Trace,
-    leaf: int,
+def _squared_norms(program: LossJaxpr, route: Route, block: Block, trace: Trace) -> jax.Array:
+    """Squared norms of the per-example gradients of one block, ``(batch,)``."""
+    sites, *inputs = _site_values(program, trace, block)
+    if block.stack:  # the entries of a stack have separate gradients
+        of_entries = jax.lax.map(
+            lambda values: _squared_norms_of_entry(route, sites, *values), inputs
+        )
+        return jnp.sum(of_entries, axis=0)
+    return _squared_norms_of_entry(route, sites, *inputs)
+
+
+def _squared_norms_of_entry(
+    route: Route, sites: list[Site], operands: Any, output_grads: Any
 ) -> jax.Array:
-    """Squared norms of one leaf's per-example gradients, ``(batch,)``."""
-    if leaf in instantiated:
-        return instantiated[leaf].squares
-    if routes[leaf].name == "unused":
-        return jnp.zeros(len(trace.losses), trace.losses.dtype)
-    sites, *inputs = _site_values(program, trace, leaf)
-    if routes[leaf].name == "sequential":
-        return map_sequentially(partial(_instantiated_squared_norm, sites[0]), inputs)
+    if route.name == "sequential":
+        each = partial(_instantiated_squared_norm, sites[0])
+        return map_sequentially(each, (operands, output_grads))
     if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
-        return embedding_squared_norms(sites[0], inputs[0][0], inputs[1][0])
-    return jax.vmap(partial(_ghost_squared_norm, sites))(*inputs)
+        return embedding_squared_norms(sites[0], operands[0], output_grads[0])
+    return jax.vmap(partial(_ghost_squared_norm, sites))(operands, output_grads)
 
 
 def _instantiated_squared_norm(site: Site, operands: Any, output_grads: Any) -> jax.Array:
@@ -239,14 +199,20 @@ def _ghost_squared_norm(sites: list[Site], operands: Any, output_grads: Any) -> 
 
 
 def _bookkeeping_sum(
-    program: LossJaxpr, trace: Trace, leaf: int, array: Any, factor: jax.Array, finite: jax.Array
+    program: LossJaxpr,
+    block: Block,
+    trace: Trace,
+    leaf: Any,
+    factor: jax.Array,
+    finite: jax.Array,
 ) -> jax.Array:
-    """The clipped sum of one leaf: its transposed equations on scaled output gradients."""
-    sites, *operands_and_grads = _site_values(program, trace, leaf)
+    """The clipped sum of one block: its transposed equations on scaled output gradients."""
+    sites, *operands_and_grads = _site_values(program, trace, block)
+    entry = block.entry(leaf)
 
     def weighted_sum(factor: jax.Array, arrays: Any) -> jax.Array:
         finite, all_operands, all_grads = arrays
-        total = jnp.zeros(array.shape, accumulator(array))
+        total = jnp.zeros(entry.shape, accumulator(entry))
         for site, inputs, output_grads in zip(sites, all_operands, all_grads, strict=True):
             operands = [
                 zero_nonfinite(finite, value)
@@ -255,11 +221,20 @@ def _bookkeeping_sum(
                 for value in inputs
             ]
             output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
-            operands, output_grad = _apply_clip_factors(site, factor, operands, output_grad)
-            total += _batch_transpose(site, array, operands, output_grad)
+            values = _apply_clip_factors(site, factor, operands, output_grad)
+            if site.repeats is not None:  # (batch, repeats, ...) to (batch * repeats, ...)
+                values = jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values)
+            total += _batch_transpose(site, entry, *values)
         return total
 
-    return sum_in_parts(weighted_sum, factor, (finite, *operands_and_grads))
+    def sum_of_entry(values: Any) -> jax.Array:
+        return sum_in_parts(weighted_sum, factor, (finite, *values))
+
+    return (
+        jax.lax.map(sum_of_entry, operands_and_grads)
+        if block.stack
+        else sum_of_entry(operands_and_grads)
+    )
 
 
 def _apply_clip_factors(

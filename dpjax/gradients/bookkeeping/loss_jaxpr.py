@@ -1,23 +1,27 @@
 """The jaxpr of one example's loss, and the equations in which each parameter enters linearly.
 
-A parameter may first pass through *views*, which only rearrange or cast its entries (reshape,
-transpose, cast). An equation that takes a view and is linear in it is a *site*. A parameter used in
-any other way is not supported by book-keeping: its per-example gradients are computed by ``vmap``.
+A parameter may first pass through *views*, which rearrange, cast or cut out its entries (reshape,
+transpose, cast, slice) or iterate over its first axis (scan). An equation that takes a view and is
+linear in it is a *site*. A parameter used in any other way is not supported by book-keeping: its
+per-example gradients are computed by ``vmap``.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpjax._typing import ArrayTree, LossFn
+from dpjax.gradients.bookkeeping.evaluation import evaluate, inline_calls
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.gradients.shard_map import abstract, as_varying, varying_axes
 
 # Entrywise: they keep norms.
-_VIEWS = frozenset({"reshape", "transpose", "squeeze", "convert_element_type", "copy"})
+_VIEWS = frozenset({"reshape", "transpose", "squeeze", "convert_element_type", "copy", "slice"})
 # Operands in which each primitive is linear for every value of the others.
 _LINEAR_IN: dict[str, frozenset[int]] = {
     "dot_general": frozenset({0, 1}),
@@ -30,11 +34,6 @@ _LINEAR_IN: dict[str, frozenset[int]] = {
     "div": frozenset({0}),
     "broadcast_in_dim": frozenset({0}),
 }
-_INLINED = frozenset({"jit", "remat2"})
-
-
-def _keep(equation: JaxprEqn, operands: Any, outputs: Any) -> Any:
-    return outputs
 
 
 class Site(NamedTuple):
@@ -43,22 +42,75 @@ class Site(NamedTuple):
     Attributes:
       equation: the equation, which has a single output.
       operand: position of the parameter among its inputs.
-      leaf: the number of the parameter leaf.
-      views: the equations between the leaf and the operand, in order.
+      block: the entries of the leaf that it takes.
+      views: the equations between the block and the operand, in order.
+      loops: the scans around the equation, outermost first.
+      stacked: for each of them, whether it iterates over the leaf. In the iterations of the others
+        the equation takes the same entries again.
       row_sum: the equation that adds up all rows looked up, if nothing else reads them (the mean
         of embeddings).
     """
 
     equation: JaxprEqn
     operand: int
-    leaf: int
+    block: "Block"
     views: tuple[JaxprEqn, ...]
+    loops: tuple[JaxprEqn, ...] = ()
+    stacked: tuple[bool, ...] = ()
     row_sum: JaxprEqn | None = None
 
     @property
     def output(self) -> Var:
         """The output whose gradient is recorded: of ``row_sum`` if any, else of ``equation``."""
         return (self.row_sum or self.equation).outvars[0]
+
+    @property
+    def repeats(self) -> int | None:
+        """In how many iterations of scans it takes the same entries; ``None`` outside of scans."""
+        lengths = [
+            loop.params["length"]
+            for loop, stacked in zip(self.loops, self.stacked, strict=True)
+            if not stacked
+        ]
+        return math.prod(lengths) if lengths else None
+
+
+class Block(NamedTuple):
+    """Entries of a leaf: all of them, a slice, or one entry of a stack in each iteration of a scan.
+
+    Attributes:
+      leaf: the number of the parameter leaf.
+      views: the equations from the leaf to the entries, in order, up to the last slice or scan.
+    """
+
+    leaf: int
+    views: tuple[JaxprEqn, ...] = ()
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The lengths of the scans that iterate over the leaf, outermost first."""
+        return tuple(v.params["length"] for v in self.views if v.primitive.name == "scan")
+
+    def select(self, leaf: Any) -> Any:
+        """The entries of ``leaf`` in a shape with the axes of the stack first, without casts."""
+        return _apply_views(self.views, leaf)
+
+    def entry(self, leaf: Any) -> Any:
+        """Shape and dtype of one entry of the stack."""
+        axes = varying_axes(leaf)
+        selected = jax.eval_shape(self.select, abstract(leaf.shape, leaf.dtype, axes))
+        return abstract(selected.shape[len(self.stack) :], leaf.dtype, axes)
+
+    def size(self, leaf: Any) -> int:
+        """The number of entries, of the whole stack."""
+        return math.prod(self.stack) * math.prod(self.entry(leaf).shape)
+
+    def to_leaf(self, leaf: Any, entries: jax.Array) -> jax.Array:
+        """Zeros like ``leaf`` but for these entries (the axes of the stack flattened into one)."""
+        if not self.views:
+            return entries
+        shape = self.stack + entries.shape[1:] if self.stack else entries.shape
+        return transpose(self.select, leaf, entries.reshape(shape))
 
 
 class LossJaxpr(NamedTuple):
@@ -67,16 +119,18 @@ class LossJaxpr(NamedTuple):
     Attributes:
       jaxpr: inputs are the parameter leaves, then the example's leaves; one scalar output.
       sites: the sites of the leaves that book-keeping supports.
-      unsupported: the reason for each leaf that it does not support.
+      blocks: disjoint parts of all leaves, one or several for each.
+      unsupported: the reason for each leaf that book-keeping does not support.
     """
 
     jaxpr: ClosedJaxpr
     sites: tuple[Site, ...]
+    blocks: tuple[Block, ...]
     unsupported: dict[int, str]
 
-    def sites_of(self, leaf: int) -> list[int]:
-        """The numbers of the sites of one leaf."""
-        return [number for number, site in enumerate(self.sites) if site.leaf == leaf]
+    def sites_of(self, block: Block) -> list[int]:
+        """The numbers of the sites of one block."""
+        return [n for n, site in enumerate(self.sites) if _same_entries(site.block, block)]
 
 
 def aval(atom: Any) -> Any:
@@ -88,15 +142,19 @@ def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any) -> LossJaxpr:
     """Traces ``loss_fn`` on one example and finds the sites of each parameter leaf."""
     called = jax.make_jaxpr(loss_fn)(params, example)
     inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
-    jaxpr = jax.make_jaxpr(lambda *values: evaluate(called, values))(*inputs)  # calls inlined
-    search = _ParameterSearch(len(jax.tree.leaves(params)), jaxpr)
+    jaxpr = jax.make_jaxpr(lambda *values: evaluate(called, values, inline_calls))(*inputs)
+    leaves = jax.tree.leaves(params)
+    search = _ParameterSearch(len(leaves), jaxpr.jaxpr)
+    blocks = [
+        block for leaf, array in enumerate(leaves) for block in search.blocks(leaf, array.shape)
+    ]
     readers = _readers(jaxpr)
     sites = [
         _merge_row_sum(site, readers)
         for site in search.sites
-        if site.leaf not in search.unsupported
+        if site.block.leaf not in search.unsupported
     ]
-    return LossJaxpr(jaxpr, tuple(sites), search.unsupported)
+    return LossJaxpr(jaxpr, tuple(sites), tuple(blocks), search.unsupported)
 
 
 def _readers(jaxpr: ClosedJaxpr) -> dict[Any, list[JaxprEqn | None]]:
@@ -126,78 +184,170 @@ def _sums_rows(equation: JaxprEqn, shape: tuple[int, ...]) -> bool:
     return last not in added and all(axis in added or shape[axis] == 1 for axis in others)
 
 
-def evaluate(
-    jaxpr: ClosedJaxpr, inputs: Sequence[Any], revise: Callable[[JaxprEqn, Any, Any], Any] = _keep
-) -> list[Any]:
-    """Evaluates a jaxpr, with the bodies of ``jit`` and ``remat`` inlined.
+class _View(NamedTuple):
+    """How a value of the jaxpr is a view of a leaf (see `Site`)."""
 
-    Args:
-      jaxpr: the jaxpr.
-      inputs: its arguments.
-      revise: called with each equation and the values of its inputs and outputs; returns the
-        outputs to use instead.
-    """
-    values: dict[Var, Any] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
-    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for equation in jaxpr.jaxpr.eqns:
-        operands = [read(atom) for atom in equation.invars]
-        outputs = revise(equation, operands, _apply(equation, operands))
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.jaxpr.outvars]
-
-
-def _apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-    if equation.primitive.name in _INLINED:
-        body = equation.params["jaxpr"]
-        return evaluate(body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ()), operands)
-    parameters = equation.primitive.get_bind_params(equation.params)
-    outputs = equation.primitive.bind(*operands, **parameters)
-    return list(outputs) if equation.primitive.multiple_results else [outputs]
+    leaf: int
+    views: tuple[JaxprEqn, ...] = ()
+    stacked: tuple[bool, ...] = ()
 
 
 class _ParameterSearch:
     """Finds the sites of every parameter leaf."""
 
-    def __init__(self, num_leaves: int, jaxpr: ClosedJaxpr) -> None:
+    def __init__(self, num_leaves: int, jaxpr: Jaxpr) -> None:
         self.sites: list[Site] = []
         self.unsupported: dict[int, str] = {}
-        self.views: dict[Any, tuple[int, tuple[JaxprEqn, ...]]] = {
-            var: (leaf, ()) for leaf, var in enumerate(jaxpr.jaxpr.invars[:num_leaves])
-        }
-        for equation in jaxpr.jaxpr.eqns:
-            self._visit(equation)
-        for output in jaxpr.jaxpr.outvars:
+        self.views = {var: _View(leaf) for leaf, var in enumerate(jaxpr.invars[:num_leaves])}
+        self._search(jaxpr, ())
+        for output in jaxpr.outvars:
             self._mark_unsupported(output, "returned as the loss")
 
-    def _visit(self, equation: JaxprEqn) -> None:
+    def blocks(self, leaf: int, shape: tuple[int, ...]) -> list[Block]:
+        """The disjoint blocks of one leaf; marks the leaf as unsupported if they overlap."""
+        found: list[Block] = []
+        for block in (site.block for site in self.sites if site.block.leaf == leaf):
+            if not any(_same_entries(block, other) for other in found):
+                found.append(block)
+        regions = [_region(block, shape) for block in found]
+        if any(
+            not _are_disjoint(one, other)
+            for number, one in enumerate(regions)
+            for other in regions[:number]
+        ):
+            self.unsupported.setdefault(leaf, "used in parts that overlap")
+        return [Block(leaf)] if leaf in self.unsupported or not found else found
+
+    def _search(self, jaxpr: Jaxpr, loops: tuple[JaxprEqn, ...]) -> None:
+        for equation in jaxpr.eqns:
+            found = [i for i, value in enumerate(equation.invars) if value in self._views_of(value)]
+            self._visit(equation, found, loops)
+
+    def _visit(self, equation: JaxprEqn, found: list[int], loops: tuple[JaxprEqn, ...]) -> None:
         name, inputs = equation.primitive.name, equation.invars
-        found = [i for i, value in enumerate(inputs) if self._is_view(value)]
         floats = all(jnp.issubdtype(aval(v).dtype, jnp.floating) for v in equation.outvars)
-        if len(found) == 1 and name in _VIEWS and len(inputs) == 1 and floats:
-            leaf, views = self.views[inputs[0]]
-            self.views[equation.outvars[0]] = (leaf, (*views, equation))
+        if name == "scan":
+            self._enter_scan(equation, found, loops)
+        elif len(found) == 1 and name in _VIEWS and len(inputs) == 1 and floats:
+            seen = self.views[inputs[0]]
+            self.views[equation.outvars[0]] = seen._replace(views=(*seen.views, equation))
+        elif found and name == "split":
+            seen = self.views[inputs[0]]
+            for output, part in zip(equation.outvars, _slices(equation), strict=True):
+                self.views[output] = seen._replace(views=(*seen.views, part))
         elif len(found) == 1 and found[0] in _LINEAR_IN.get(name, ()):
-            leaf, views = self.views[inputs[found[0]]]
-            self.sites.append(Site(equation, found[0], leaf, views))
+            leaf, views, stacked = self.views[inputs[found[0]]]
+            block, rest = _split_views(leaf, views)
+            self.sites.append(Site(equation, found[0], block, rest, loops, stacked))
         else:
             reason = f"{name} of several parameters" if len(found) > 1 else f"used in {name}"
             for operand in found:
                 self._mark_unsupported(inputs[operand], reason)
 
-    def _mark_unsupported(self, value: Any, reason: str) -> None:
-        if self._is_view(value):
-            self.unsupported.setdefault(self.views[value][0], reason)
+    def _enter_scan(
+        self, equation: JaxprEqn, found: list[int], loops: tuple[JaxprEqn, ...]
+    ) -> None:
+        num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
+        body = equation.params["jaxpr"].jaxpr
+        for operand in found:
+            leaf, views, stacked = self.views[equation.invars[operand]]
+            if operand < num_consts:
+                self.views[body.invars[operand]] = _View(leaf, views, (*stacked, False))
+            elif operand >= num_consts + num_carry:
+                seen = _View(leaf, (*views, equation), (*stacked, True))
+                self.views[body.invars[operand]] = seen
+            else:
+                self._mark_unsupported(equation.invars[operand], "the initial state of a scan")
+        self._search(body, (*loops, equation))
+        for output in body.outvars:
+            self._mark_unsupported(output, "returned from scan")
 
-    def _is_view(self, value: Any) -> bool:
-        return not isinstance(value, Literal) and value in self.views
+    def _mark_unsupported(self, value: Any, reason: str) -> None:
+        if value in self._views_of(value):
+            self.unsupported.setdefault(self.views[value].leaf, reason)
+
+    def _views_of(self, value: Any) -> Any:
+        return () if isinstance(value, Literal) else self.views
+
+
+def _split_views(leaf: int, views: tuple[JaxprEqn, ...]) -> tuple[Block, tuple[JaxprEqn, ...]]:
+    """The views up to the last slice or scan, as a block, and those after it."""
+    cuts = [n for n, view in enumerate(views) if view.primitive.name in ("slice", "scan")]
+    end = cuts[-1] + 1 if cuts else 0
+    return Block(leaf, views[:end]), views[end:]
+
+
+def _slices(split: JaxprEqn) -> list[JaxprEqn]:
+    """A ``slice`` equation for each output of a ``split`` equation."""
+    shape, axis, start = aval(split.invars[0]).shape, split.params["axis"], 0
+    slices = []
+    for size in split.params["sizes"]:
+        starts, limits = [0] * len(shape), list(shape)
+        starts[axis], limits[axis] = start, start + size
+        cut = partial(jax.lax.slice, start_indices=starts, limit_indices=limits)
+        slices.append(jax.make_jaxpr(cut)(aval(split.invars[0])).jaxpr.eqns[0])
+        start += size
+    return slices
+
+
+def _same_entries(one: Block, other: Block) -> bool:
+    return one.leaf == other.leaf and _signature(one.views) == _signature(other.views)
+
+
+def _signature(views: tuple[JaxprEqn, ...]) -> list[Any]:
+    """What the views do: equal for the scans over one stack, and with or without casts."""
+    return [
+        (view.primitive.name, view.params["length"] if _is_scan(view) else view.params)
+        for view in views
+        if not _is_cast(view)
+    ]
+
+
+class _Region(NamedTuple):
+    """The indices of a block along each axis of its leaf."""
+
+    indices: tuple[range, ...]
+
+
+def _region(block: Block, shape: tuple[int, ...]) -> _Region | None:
+    """The block's indices along each axis of the leaf; ``None`` if views mix the axes."""
+    indices = [range(size) for size in shape]
+    axes: list[int | None] = list(range(len(shape)))  # the leaf's axis for each of the view
+    for view in block.views:
+        name, params = view.primitive.name, view.params
+        if name == "transpose":
+            axes = [axes[d] for d in params["permutation"]]
+        elif name == "squeeze":
+            axes = [a for d, a in enumerate(axes) if d not in params["dimensions"]]
+        elif name == "slice":
+            strides = params["strides"] or [1] * len(axes)
+            cuts = map(slice, params["start_indices"], params["limit_indices"], strides)
+            for axis, cut in zip(axes, cuts, strict=True):
+                if axis is not None:
+                    indices[axis] = indices[axis][cut]
+        elif _is_scan(view):
+            axes = axes[1:]
+        elif not _is_cast(view):
+            return None
+    return _Region(tuple(indices))
+
+
+def _are_disjoint(one: _Region | None, other: _Region | None) -> bool:
+    if one is None or other is None:
+        return False
+    return any(set(a).isdisjoint(b) for a, b in zip(one.indices, other.indices, strict=True))
+
+
+def _is_scan(view: JaxprEqn) -> bool:
+    return view.primitive.name == "scan"
+
+
+def _is_cast(view: JaxprEqn) -> bool:
+    return view.primitive.name in ("convert_element_type", "copy")
 
 
 def apply_site(site: Site, operands: list[Any], leaf: Any) -> Any:
-    """The site's output as a linear function of ``leaf``, the other operands as recorded.
+    """The site's output as a linear function of its block, the other operands as recorded.
 
     Operands that the transpose does not need are ``None``. Computed in float32 or wider and at full
     precision whatever the loss uses: a clipped sum rounded to half precision moves by more than
@@ -218,11 +368,17 @@ def apply_site(site: Site, operands: list[Any], leaf: Any) -> Any:
 
 
 def apply_views(site: Site, leaf: Any) -> Any:
-    """Applies the site's views to the leaf, without casts."""
-    for view in site.views:
-        if view.primitive.name != "convert_element_type":
-            leaf = view.primitive.bind(leaf, **view.params)
-    return leaf
+    """Applies the site's views to its block, without casts."""
+    return _apply_views(site.views, leaf)
+
+
+def _apply_views(views: tuple[JaxprEqn, ...], array: Any) -> Any:
+    for number, view in enumerate(views):
+        if _is_scan(view):
+            return jax.vmap(partial(_apply_views, views[number + 1 :]))(array)
+        if not _is_cast(view):
+            array = view.primitive.bind(array, **view.params)
+    return array
 
 
 def transpose(function: Callable[[Any], Any], leaf: Any, output_grad: jax.Array) -> jax.Array:
