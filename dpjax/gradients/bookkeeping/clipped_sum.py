@@ -29,16 +29,19 @@ from dpjax.gradients.bookkeeping.loss_jaxpr import (
 from dpjax.gradients.bookkeeping.per_example_gradients import (
     PerExampleGradients,
     from_leaf_gradients,
+    gradients_of_entry,
     instantiate_gradients,
 )
 from dpjax.gradients.bookkeeping.routes import Route, choose_route, row_axis
-from dpjax.gradients.bookkeeping.trace import Trace, trace_batch
+from dpjax.gradients.bookkeeping.trace import Recomputed, Trace, trace_batch
 from dpjax.gradients.clipping import (
     EXACT,
     ClippedGradInfo,
+    Clipping,
     accumulator,
     clip_factors,
     clipped_grad_info,
+    squared_norms,
     zero_nonfinite,
 )
 from dpjax.gradients.microbatching import isolate_nonfinite
@@ -103,28 +106,45 @@ def _clipped_sum(
     mask: jax.Array,
 ) -> tuple[Any, ClippedGradInfo]:
     leaves, treedef = jax.tree.flatten(params)
-    trace = trace_batch(program, leaves, sorted(program.unsupported), batch)
-    instantiated = _instantiate(program, routes, leaves, trace)
-    squares = [jnp.zeros(len(trace.losses), trace.losses.dtype) for _ in leaves]
-    for number, block in enumerate(program.blocks):
-        if number in instantiated:
-            squares[block.leaf] += instantiated[number].squares
-        elif routes[number].name != "unused":
-            squares[block.leaf] += _squared_norms(program, routes[number], block, trace)
-    usable = mask & jnp.isfinite(trace.losses)
-    of_leaves = jax.tree.unflatten(treedef, squares)
-    clipping, norms, finite = clip_factors(of_leaves, l2_clip, usable, max_batch_size)
-    factors_of_leaves = jax.tree.leaves(clipping)
+    recomputed = {
+        program.sites_of(block)[0]: _recomputed(program, block, route, leaves[block.leaf])
+        for block, route in zip(program.blocks, routes, strict=True)
+        if program.is_recomputed(block)
+    }
+
+    def clip(trace: Trace) -> tuple[dict[int, PerExampleGradients], Clipping]:
+        usable = mask & jnp.isfinite(trace.losses)
+        instantiated = _instantiate(program, routes, leaves, trace)
+        squares = [jnp.zeros(len(mask), trace.losses.dtype) for _ in leaves]
+        for number, block in enumerate(program.blocks):
+            if number in instantiated:
+                squares[block.leaf] += instantiated[number].squares
+            elif routes[number].name != "unused":
+                squares[block.leaf] += _squared_norms(program, routes[number], block, trace)
+        of_leaves = jax.tree.unflatten(treedef, squares)
+        return instantiated, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
+
+    def factors_of_recomputed(trace: Trace) -> dict[int, jax.Array]:
+        factors = jax.tree.leaves(clip(trace)[1].factors)
+        return {
+            n: factors[program.sites[n].block.leaf].astype(accumulator(r.entry))
+            for n, r in recomputed.items()
+        }
+
+    trace = trace_batch(program, leaves, recomputed, batch, factors_of_recomputed)
+    instantiated, clipping = clip(trace)
+    factors_of_leaves = jax.tree.leaves(clipping.factors)
     sums = [jnp.zeros(leaf.shape, accumulator(leaf)) for leaf in leaves]
     for number, block in enumerate(program.blocks):
         leaf, factor = leaves[block.leaf], factors_of_leaves[block.leaf]
         total = (
             instantiated[number].clipped_sum(factor)
             if number in instantiated
-            else _bookkeeping_sum(program, block, trace, leaf, factor, finite)
+            else _bookkeeping_sum(program, block, trace, leaf, factor, clipping.finite)
         )
         sums[block.leaf] += block.to_leaf(leaf, total)
-    return jax.tree.unflatten(treedef, sums), clipped_grad_info(norms, trace.losses, mask, finite)
+    info = clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
+    return jax.tree.unflatten(treedef, sums), info
 
 
 def _instantiate(
@@ -135,11 +155,26 @@ def _instantiate(
     for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
         if route.name == "vmap":
             instantiated[number] = from_leaf_gradients(trace.grads[block.leaf])
-        if route.name == "instantiate":
+        if route.name == "instantiate" and not program.is_recomputed(block):
             sites, *values = _site_values(program, trace, block)
             entry = block.entry(leaves[block.leaf])
             instantiated[number] = instantiate_gradients(sites, entry, *values)
     return instantiated
+
+
+def _recomputed(program: LossJaxpr, block: Block, route: Route, leaf: Any) -> Recomputed:
+    """Norms and sums of a block that the backward pass computes, of one entry at a time."""
+    sites, entry = [program.sites[n] for n in program.sites_of(block)], block.entry(leaf)
+
+    def squares(operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        if route.name == "instantiate":
+            return squared_norms(gradients_of_entry(sites, entry, [operands], [output_grad]))
+        return _squared_norms_of_entry(route, sites, [operands], [output_grad])
+
+    def clipped_sum(factor: jax.Array, operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        return _sum_of_entry(sites, entry, factor, factor > 0, [operands], [output_grad])
+
+    return Recomputed(squares, clipped_sum, entry)
 
 
 def _site_values(
@@ -156,6 +191,8 @@ def _site_values(
 
 def _squared_norms(program: LossJaxpr, route: Route, block: Block, trace: Trace) -> jax.Array:
     """Squared norms of the per-example gradients of one block, ``(batch,)``."""
+    if program.is_recomputed(block):
+        return trace.squares[program.sites_of(block)[0]]
     sites, *inputs = _site_values(program, trace, block)
     if block.stack:  # the entries of a stack have separate gradients
         of_entries = jax.lax.map(
@@ -207,8 +244,25 @@ def _bookkeeping_sum(
     finite: jax.Array,
 ) -> jax.Array:
     """The clipped sum of one block: its transposed equations on scaled output gradients."""
-    sites, *operands_and_grads = _site_values(program, trace, block)
-    entry = block.entry(leaf)
+    if program.is_recomputed(block):
+        total = trace.sums[program.sites_of(block)[0]]
+        return total if block.stack else total[0]
+    sites, *values = _site_values(program, trace, block)
+    of_entry = partial(_sum_of_entry, sites, block.entry(leaf), factor, finite)
+    return (
+        jax.lax.map(lambda arrays: of_entry(*arrays), values) if block.stack else of_entry(*values)
+    )
+
+
+def _sum_of_entry(
+    sites: list[Site],
+    entry: Any,
+    factor: jax.Array,
+    finite: jax.Array,
+    operands: list[Any],
+    output_grads: list[Any],
+) -> jax.Array:
+    """The clipped sum of one entry of a block's stack, or of a block without one."""
 
     def weighted_sum(factor: jax.Array, arrays: Any) -> jax.Array:
         finite, all_operands, all_grads = arrays
@@ -223,18 +277,13 @@ def _bookkeeping_sum(
             output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
             values = _apply_clip_factors(site, factor, operands, output_grad)
             if site.repeats is not None:  # (batch, repeats, ...) to (batch * repeats, ...)
-                values = jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values)
+                values = jax.tree.map(
+                    lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values
+                )
             total += _batch_transpose(site, entry, *values)
         return total
 
-    def sum_of_entry(values: Any) -> jax.Array:
-        return sum_in_parts(weighted_sum, factor, (finite, *values))
-
-    return (
-        jax.lax.map(sum_of_entry, operands_and_grads)
-        if block.stack
-        else sum_of_entry(operands_and_grads)
-    )
+    return sum_in_parts(weighted_sum, factor, (finite, operands, output_grads))
 
 
 def _apply_clip_factors(

@@ -9,8 +9,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 # (equation, values of its inputs) -> values of its outputs
 Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
 
-_CALLS = frozenset({"jit", "remat2"})
-
 
 def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[Any]:
     """Evaluates a jaxpr.
@@ -40,53 +38,68 @@ def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
 
 
 def inline_calls(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """Evaluates one equation, the bodies of ``jit`` and ``remat`` inlined, also within scans.
+    """Evaluates one equation, the bodies of ``jit`` inlined, also within scans and ``remat``.
 
-    The body of every scan is traced anew, so that two scans never share the variables of a body,
-    and what they carry unchanged becomes a constant of the scan.
+    The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
+    what a scan carries unchanged becomes one of its constants.
     """
-    if equation.primitive.name in _CALLS:
-        body = equation.params["jaxpr"]
-        closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
-        return evaluate(closed, operands, inline_calls)
-    if equation.primitive.name == "scan":
-        body = equation.params["jaxpr"]
-        run = lambda values, _: (evaluate(body, values, inline_calls), ())  # noqa: E731
-        return evaluate_scan(equation, operands, run, ())[0]
+    if equation.primitive.name == "jit":
+        return evaluate(equation.params["jaxpr"], operands, inline_calls)
+    if equation.primitive.name in ("scan", "remat2"):
+        run = lambda values, *_: (evaluate(body_of(equation), values, inline_calls), (), ())  # noqa: E731
+        evaluate_body = evaluate_scan if equation.primitive.name == "scan" else evaluate_remat
+        return evaluate_body(equation, operands, run, (), ())[0]
     return bind(equation, operands)
 
 
+def body_of(equation: JaxprEqn) -> ClosedJaxpr:
+    """The body of a scan or ``remat``."""
+    body = equation.params["jaxpr"]
+    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+
+
+# (inputs, state, more) -> (outputs, state, more), with inputs and outputs of the equation's body
+Body = Callable[[list[Any], Any, Any], tuple[list[Any], Any, Any]]
+
+
+def evaluate_remat(
+    equation: JaxprEqn, operands: list[Any], body: Body, state: Any, more: Any
+) -> tuple[list[Any], Any, Any]:
+    """Evaluates a ``remat`` equation with another body."""
+    params = equation.params
+    run = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    return run(operands, state, more)
+
+
 def evaluate_scan(
-    equation: JaxprEqn,
-    operands: list[Any],
-    body: Callable[[list[Any], Any], tuple[list[Any], Any]],
-    more: Any,
-) -> tuple[list[Any], Any]:
+    equation: JaxprEqn, operands: list[Any], body: Body, state: Any, more: Any
+) -> tuple[list[Any], Any, Any]:
     """Evaluates a scan with another body.
 
     Args:
       equation: the scan.
       operands: the values of its inputs.
-      body: ``body(inputs, more) -> (outputs, more)`` with inputs and outputs of the scan's body.
+      body: ``body(inputs, state, more) -> (outputs, state, more)``.
+      state: a tree of arrays to carry beside the scan's own.
       more: a tree of arrays to scan over beside the scan's own.
 
     Returns:
-      The outputs, and what ``body`` returned beside them in all iterations, stacked.
+      The outputs, the last state, and the third results of ``body``, stacked.
     """
     num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
     consts, operands = operands[:num_consts], operands[num_consts:]
 
-    def step(carry: list[Any], scanned: Any) -> tuple[list[Any], Any]:
-        xs, more = scanned
-        outputs, more = body([*consts, *carry, *xs], more)
-        return outputs[:num_carry], (outputs[num_carry:], more)
+    def step(carry: Any, scanned: Any) -> tuple[Any, Any]:
+        (values, state), (xs, more) = carry, scanned
+        outputs, state, more = body([*consts, *values, *xs], state, more)
+        return (outputs[:num_carry], state), (outputs[num_carry:], more)
 
-    carry, (ys, more) = jax.lax.scan(
+    (carry, state), (ys, more) = jax.lax.scan(
         step,
-        operands[:num_carry],
+        (operands[:num_carry], state),
         (operands[num_carry:], more),
         length=equation.params["length"],
         reverse=equation.params["reverse"],
         unroll=equation.params["unroll"],
     )
-    return [*carry, *ys], more
+    return [*carry, *ys], state, more

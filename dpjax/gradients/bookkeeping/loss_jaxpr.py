@@ -44,9 +44,9 @@ class Site(NamedTuple):
       operand: position of the parameter among its inputs.
       block: the entries of the leaf that it takes.
       views: the equations between the block and the operand, in order.
-      loops: the scans around the equation, outermost first.
-      stacked: for each of them, whether it iterates over the leaf. In the iterations of the others
-        the equation takes the same entries again.
+      path: the ``scan`` and ``remat`` equations around the equation, outermost first.
+      stacked: for each scan of the path, whether it iterates over the leaf. In the iterations of
+        the others the equation takes the same entries again.
       row_sum: the equation that adds up all rows looked up, if nothing else reads them (the mean
         of embeddings).
     """
@@ -55,7 +55,7 @@ class Site(NamedTuple):
     operand: int
     block: "Block"
     views: tuple[JaxprEqn, ...]
-    loops: tuple[JaxprEqn, ...] = ()
+    path: tuple[JaxprEqn, ...] = ()
     stacked: tuple[bool, ...] = ()
     row_sum: JaxprEqn | None = None
 
@@ -65,13 +65,14 @@ class Site(NamedTuple):
         return (self.row_sum or self.equation).outvars[0]
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of the scans of the path."""
+        return tuple(loop.params["length"] for loop in self.path if _is_scan(loop))
+
+    @property
     def repeats(self) -> int | None:
         """In how many iterations of scans it takes the same entries; ``None`` outside of scans."""
-        lengths = [
-            loop.params["length"]
-            for loop, stacked in zip(self.loops, self.stacked, strict=True)
-            if not stacked
-        ]
+        lengths = [n for n, over in zip(self.lengths, self.stacked, strict=True) if not over]
         return math.prod(lengths) if lengths else None
 
 
@@ -131,6 +132,17 @@ class LossJaxpr(NamedTuple):
     def sites_of(self, block: Block) -> list[int]:
         """The numbers of the sites of one block."""
         return [n for n, site in enumerate(self.sites) if _same_entries(site.block, block)]
+
+    def is_recomputed(self, block: Block) -> bool:
+        """Whether ``remat`` asks not to keep what the block's only site takes.
+
+        Several uses of the same entries, as in a recurrent network, are kept all the same.
+        """
+        sites = [self.sites[n] for n in self.sites_of(block)]
+        inside = any(
+            equation.primitive.name == "remat2" for site in sites for equation in site.path
+        )
+        return inside and len(sites) == 1 and sites[0].repeats is None
 
 
 def aval(atom: Any) -> Any:
@@ -218,16 +230,18 @@ class _ParameterSearch:
             self.unsupported.setdefault(leaf, "used in parts that overlap")
         return [Block(leaf)] if leaf in self.unsupported or not found else found
 
-    def _search(self, jaxpr: Jaxpr, loops: tuple[JaxprEqn, ...]) -> None:
+    def _search(self, jaxpr: Jaxpr, path: tuple[JaxprEqn, ...]) -> None:
         for equation in jaxpr.eqns:
             found = [i for i, value in enumerate(equation.invars) if value in self._views_of(value)]
-            self._visit(equation, found, loops)
+            self._visit(equation, found, path)
 
-    def _visit(self, equation: JaxprEqn, found: list[int], loops: tuple[JaxprEqn, ...]) -> None:
+    def _visit(self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]) -> None:
         name, inputs = equation.primitive.name, equation.invars
         floats = all(jnp.issubdtype(aval(v).dtype, jnp.floating) for v in equation.outvars)
         if name == "scan":
-            self._enter_scan(equation, found, loops)
+            self._enter_scan(equation, found, path)
+        elif name == "remat2":
+            self._enter_remat(equation, found, path)
         elif len(found) == 1 and name in _VIEWS and len(inputs) == 1 and floats:
             seen = self.views[inputs[0]]
             self.views[equation.outvars[0]] = seen._replace(views=(*seen.views, equation))
@@ -238,15 +252,13 @@ class _ParameterSearch:
         elif len(found) == 1 and found[0] in _LINEAR_IN.get(name, ()):
             leaf, views, stacked = self.views[inputs[found[0]]]
             block, rest = _split_views(leaf, views)
-            self.sites.append(Site(equation, found[0], block, rest, loops, stacked))
+            self.sites.append(Site(equation, found[0], block, rest, path, stacked))
         else:
             reason = f"{name} of several parameters" if len(found) > 1 else f"used in {name}"
             for operand in found:
                 self._mark_unsupported(inputs[operand], reason)
 
-    def _enter_scan(
-        self, equation: JaxprEqn, found: list[int], loops: tuple[JaxprEqn, ...]
-    ) -> None:
+    def _enter_scan(self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]) -> None:
         num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
         body = equation.params["jaxpr"].jaxpr
         for operand in found:
@@ -258,9 +270,20 @@ class _ParameterSearch:
                 self.views[body.invars[operand]] = seen
             else:
                 self._mark_unsupported(equation.invars[operand], "the initial state of a scan")
-        self._search(body, (*loops, equation))
+        self._search(body, (*path, equation))
         for output in body.outvars:
             self._mark_unsupported(output, "returned from scan")
+
+    def _enter_remat(
+        self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]
+    ) -> None:
+        body = equation.params["jaxpr"]
+        for operand in found:
+            self.views[body.invars[operand]] = self.views[equation.invars[operand]]
+        self._search(body, (*path, equation))
+        for inner, outer in zip(body.outvars, equation.outvars, strict=True):
+            if inner in self._views_of(inner):
+                self.views[outer] = self.views[inner]
 
     def _mark_unsupported(self, value: Any, reason: str) -> None:
         if value in self._views_of(value):

@@ -66,15 +66,15 @@ def instantiate_gradients(
       output_grads: for each site the gradient at its output.
     """
     if sites[0].block.stack:  # (stack, batch, ...) to (batch, stack, ...)
-        each = jax.vmap(partial(_sum_over_sites, sites, leaf), out_axes=1)
+        each = jax.vmap(partial(gradients_of_entry, sites, leaf), out_axes=1)
         return from_leaf_gradients(each(operands, output_grads))
     if len(sites) == 1 and _is_unfoldable_convolution(sites[0]):
         kept, squares = _map_parts(sites[0], _zero_nonfinite_examples, operands[0], output_grads[0])
         return PerExampleGradients(kept, squares, partial(_kernel_to_leaf, sites[0], leaf))
-    return from_leaf_gradients(_sum_over_sites(sites, leaf, operands, output_grads))
+    return from_leaf_gradients(gradients_of_entry(sites, leaf, operands, output_grads))
 
 
-def _sum_over_sites(
+def gradients_of_entry(
     sites: list[Site], leaf: Any, operands: list[Any], output_grads: list[Any]
 ) -> jax.Array:
     """Each example's gradient, ``(batch, *leaf.shape)``."""

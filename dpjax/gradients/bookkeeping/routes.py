@@ -53,6 +53,8 @@ def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
     if not sites or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
     operations, shapes = _describe_operations(block, sites), _common_factors(sites)
+    if program.is_recomputed(block):
+        operations = f"{operations}, recomputed as remat asks"
     if shapes is None:
         return Route("instantiate", operations, size)
     terms = sum(shape.terms for shape in shapes)
@@ -61,10 +63,11 @@ def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
     products = "1 outer product" if terms == 1 else f"{terms} outer products"
     entry = size // math.prod(block.stack)  # multiplications and memory are of one entry at a time
     factors = max(s.groups * (s.rows + s.columns) for s in shapes)
-    in_loops = any(site.loops for site in sites)
+    in_loops = any(site.lengths for site in sites)
     # In loops the gradients that are kept take at most the memory of their recorded factors.
     kept = len(sites) > 1 or entry <= (terms * factors if in_loops else _LARGE)
-    work = (_WORK_PER_FLOAT + (terms if in_loops and not kept else 0)) * entry
+    kept = kept and not program.is_recomputed(block)
+    work = (_WORK_PER_FLOAT + (0 if kept or not in_loops else terms)) * entry
     if terms**2 * factors < work:
         two_grams = 2 * max(shape.groups for shape in shapes) * terms**2
         return Route("ghost", f"{operations}, {products}", two_grams)

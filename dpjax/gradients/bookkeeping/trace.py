@@ -1,15 +1,29 @@
-"""The forward and backward pass of every example, with what book-keeping needs of each site."""
+"""The forward and backward pass of every example, with what book-keeping needs of each site.
 
+In a layer under ``remat`` (`jax.checkpoint`), what a site takes is not recorded. There the backward
+pass itself computes the squared norms; it then runs a second time, with the clip factors, and
+computes the clipped sums.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from dpjax.gradients.bookkeeping.evaluation import bind, evaluate, evaluate_scan
+from dpjax.gradients.bookkeeping.evaluation import (
+    bind,
+    body_of,
+    evaluate,
+    evaluate_remat,
+    evaluate_scan,
+)
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, Site, aval
+from dpjax.gradients.clipping import accumulator
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
 # Equations whose transpose needs the values of the other operands, not only their shapes.
@@ -17,7 +31,7 @@ _NEEDS_THE_OTHER = LOOKUPS | {"dot_general", "conv_general_dilated", "mul", "div
 
 
 class Trace(NamedTuple):
-    """Values recorded in one forward and backward pass, every array with a batch axis.
+    """Values recorded in the forward and backward pass, every array with a batch axis.
 
     Values recorded in scans are of shape ``(stack, batch, repeats, ...)``: the iterations over a
     stacked leaf, and those in which the same entries are used again, each of them in one axis,
@@ -25,95 +39,278 @@ class Trace(NamedTuple):
 
     Attributes:
       losses: one for each example.
-      operands: for each site the equation's other inputs; ``None`` where they are not needed.
-      output_grads: for each site the gradient of the example's loss at its output.
+      operands: for each recorded site the equation's other inputs; ``None`` where they are not
+        needed.
+      output_grads: for each recorded site the gradient of the example's loss at its output.
       grads: per-example gradients of the leaves on the ``vmap`` route.
+      squares: squared norms of the gradients at each site that is not recorded, ``(batch,)``.
+      sums: clipped sums of those, ``(stack, ...)``.
     """
 
     losses: jax.Array
-    operands: list[list[Any]]
-    output_grads: list[jax.Array]
+    operands: dict[int, list[Any]]
+    output_grads: dict[int, jax.Array]
     grads: dict[int, jax.Array]
+    squares: dict[int, jax.Array]
+    sums: dict[int, jax.Array]
 
 
-def trace_batch(program: LossJaxpr, leaves: list[Any], by_vmap: list[int], batch: Any) -> Trace:
+class Recomputed(NamedTuple):
+    """Book-keeping of a site inside the backward pass.
+
+    Attributes:
+      squares: ``squares(operands, output_grads)``: squared norms, ``(batch,)``.
+      clipped_sum: ``clipped_sum(factors, operands, output_grads)``.
+      entry: shape and dtype of the clipped sum.
+    """
+
+    squares: Callable[[list[Any], jax.Array], jax.Array]
+    clipped_sum: Callable[[jax.Array, list[Any], jax.Array], jax.Array]
+    entry: Any
+
+
+class _Inputs(NamedTuple):
+    """Inputs of one example's loss, whose cotangents are the results of the backward pass.
+
+    Attributes:
+      added: for each recorded site zeros that are added to its output.
+      vmapped: the leaves on the ``vmap`` route.
+      squares: zeros for each recomputed site; the cotangents are squared norms.
+      sums: zeros for each recomputed site; the cotangents are clipped sums.
+    """
+
+    added: dict[int, Any]
+    vmapped: dict[int, Any]
+    squares: dict[int, Any]
+    sums: dict[int, Any]
+
+
+class _Token(NamedTuple):
+    """Zeros that pass through all recomputed sites; their cotangents are inputs of backward passes.
+
+    Attributes:
+      factors: the cotangents are each example's clip factors for the recomputed sites.
+      phase: the cotangent is 0 where norms are wanted, and 1 where sums are.
+    """
+
+    factors: dict[int, Any]
+    phase: jax.Array
+
+
+def trace_batch(
+    program: LossJaxpr,
+    leaves: list[Any],
+    recomputed: dict[int, Recomputed],
+    batch: Any,
+    clip: Callable[[Trace], dict[int, jax.Array]],
+) -> Trace:
     """Runs the loss of every example forward and backward.
 
     Args:
       program: the loss.
       leaves: the parameters.
-      by_vmap: the numbers of the leaves on the ``vmap`` route.
+      recomputed: the sites that are not recorded, by number.
       batch: the examples.
+      clip: the clip factors for these, from the trace without their sums.
     """
-    trace = jax.vmap(lambda example: _trace_example(program, leaves, by_vmap, example))(batch)
-    operands = [
-        [None if value is None else _arrange(site, value) for value in values]
-        for site, values in zip(program.sites, trace.operands, strict=True)
-    ]
-    output_grads = [_arrange(s, g) for s, g in zip(program.sites, trace.output_grads, strict=True)]
-    return trace._replace(operands=operands, output_grads=output_grads)
+    recorded = [n for n in range(len(program.sites)) if n not in recomputed]
+    added = {n: _zero_output(program.sites[n]) for n in recorded}
+    vmapped = {leaf: leaves[leaf] for leaf in sorted(program.unsupported)}
+    if recomputed:
+        return _trace_recomputed(program, leaves, recomputed, batch, clip, added, vmapped)
+
+    def trace_example(example: Any) -> Trace:
+        def loss(inputs: _Inputs) -> Any:
+            value, _, operands = _loss(program, leaves, {}, example, inputs, ())
+            return value, operands
+
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, operands), grads = gradient(_Inputs(added, vmapped, {}, {}))
+        return Trace(value, operands, grads.added, grads.vmapped, {}, {})
+
+    return _arrange_recorded(program, jax.vmap(trace_example)(batch))
 
 
-def _trace_example(
-    program: LossJaxpr, leaves: list[Any], by_vmap: list[int], example: Any
+def _trace_recomputed(
+    program: LossJaxpr,
+    leaves: list[Any],
+    recomputed: dict[int, Recomputed],
+    batch: Any,
+    clip: Callable[[Trace], dict[int, jax.Array]],
+    added: dict[int, Any],
+    vmapped: dict[int, Any],
 ) -> Trace:
-    def loss(output_grads: dict[int, jax.Array], vmapped: dict[int, jax.Array]) -> Any:
-        values = [vmapped.get(leaf, array) for leaf, array in enumerate(leaves)]
-        inputs = [*values, *jax.tree.leaves(example)]
-        (value,), operands = _record(program, program.jaxpr, inputs, output_grads)
-        return value, operands
+    """Runs the backward pass twice, in one loop.
 
-    zeros = {number: _zero_output(site) for number, site in enumerate(program.sites)}
-    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    (value, kept), (output_grads, grads) = gradient(zeros, {n: leaves[n] for n in by_vmap})
-    numbers = range(len(program.sites))
-    return Trace(value, [kept[n] for n in numbers], [output_grads[n] for n in numbers], grads)
+    Compiled once, it has the same floats as gradients at the outputs in norms and in sums: in half
+    precision those of two compiled programs differ by more than the margin for rounding.
+    """
+    size, axes = len(jax.tree.leaves(batch)[0]), varying_axes((leaves, batch))
+    zeros = {n: _zeros((size,), accumulator(r.entry), axes) for n, r in recomputed.items()}
+    totals = {
+        n: _zeros((*program.sites[n].lengths, *r.entry.shape), accumulator(r.entry), axes)
+        for n, r in recomputed.items()
+    }
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), (added, vmapped))
+    inputs, token = _Inputs(*repeated, zeros, totals), _Token(zeros, jnp.zeros(()))
+
+    def of_example(example: Any, inputs: _Inputs, token: _Token) -> Any:
+        value, token, operands = _loss(program, leaves, recomputed, example, inputs, token)
+        return (value, token), operands
+
+    each = _Inputs(0, 0, 0, None), _Token(0, None)  # type: ignore[arg-type]
+    of_batch = jax.vmap(of_example, in_axes=(0, *each), out_axes=((0, each[1]), 0))
+    (losses, _), backward, operands = jax.vjp(partial(of_batch, batch), inputs, token, has_aux=True)
+
+    def step(carry: Any, phase: jax.Array) -> tuple[Any, None]:
+        factors, squares, _ = carry
+        grads, _ = backward((jnp.ones_like(losses), _Token(factors, phase)))
+        trace = Trace(losses, operands, grads.added, grads.vmapped, grads.squares, {})
+        factors, squares = jax.lax.cond(
+            phase == 0,
+            lambda: (clip(_arrange_recorded(program, trace)), grads.squares),
+            lambda: (factors, squares),
+        )
+        return (factors, squares, grads._replace(squares={})), None
+
+    start = (zeros, zeros, jax.tree.map(jnp.zeros_like, inputs._replace(squares={})))
+    (_, squares, grads), _ = jax.lax.scan(step, start, jnp.arange(2.0))
+    sums = {
+        n: total.reshape(math.prod(program.sites[n].lengths), *recomputed[n].entry.shape)
+        for n, total in grads.sums.items()
+    }
+    trace = Trace(losses, operands, grads.added, grads.vmapped, squares, sums)
+    return _arrange_recorded(program, trace)
 
 
 def _zero_output(site: Site) -> jax.Array:
     """Zeros like the site's output, in all iterations of the scans around it."""
     output = aval(site.output)
-    lengths = (loop.params["length"] for loop in site.loops)
-    return as_varying(jnp.zeros((*lengths, *output.shape), output.dtype), varying_axes(output))
+    return _zeros((*site.lengths, *output.shape), output.dtype, varying_axes(output))
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.Array:
+    return as_varying(jnp.zeros(shape, dtype), axes)
+
+
+def _loss(
+    program: LossJaxpr,
+    leaves: list[Any],
+    recomputed: dict[int, Recomputed],
+    example: Any,
+    inputs: _Inputs,
+    token: Any,
+) -> tuple[Any, Any, dict[int, list[Any]]]:
+    """The loss of one example, the token, and the recorded operands."""
+    values = [inputs.vmapped.get(leaf, array) for leaf, array in enumerate(leaves)]
+    taps = {n: (_tap(n, r), inputs.squares[n]) for n, r in recomputed.items()}
+    (value,), token, operands = _record(
+        program,
+        taps,
+        program.jaxpr,
+        [*values, *jax.tree.leaves(example)],
+        token,
+        (inputs.added, inputs.sums),
+    )
+    return value, token, operands
 
 
 def _record(
-    program: LossJaxpr, jaxpr: ClosedJaxpr, inputs: list[Any], added: dict[int, Any]
-) -> tuple[list[Any], dict[int, list[Any]]]:
-    """Evaluates a jaxpr with ``added[n]`` added to the output of site n.
+    program: LossJaxpr,
+    taps: dict[int, Any],
+    jaxpr: ClosedJaxpr,
+    inputs: list[Any],
+    token: Any,
+    of_sites: tuple[dict[int, Any], dict[int, Any]],
+) -> tuple[list[Any], Any, dict[int, list[Any]]]:
+    """Evaluates a jaxpr, with zeros added to the outputs of sites, and taps at the others.
 
     Returns:
-      The outputs, and for each site in the jaxpr its recorded operands.
+      The outputs, the token, and for each recorded site in the jaxpr its operands.
     """
+    (added, sums), sites = of_sites, program.sites
     records: dict[int, list[Any]] = {}
-    reads = {program.sites[number].equation.outvars[0]: number for number in added}
-    perturbed = {program.sites[number].output: number for number in added}
+    reads = {sites[n].equation.outvars[0]: n for n in (*added, *sums)}
+    perturbed = {sites[n].output: n for n in added}
 
     def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-        inside = {n: added[n] for n in added if _encloses(equation, program.sites[n])}
-        if inside:
-            body = equation.params["jaxpr"]
-            outputs, recorded = evaluate_scan(
-                equation, operands, lambda *values: _record(program, body, *values), inside
-            )
+        nonlocal token
+        inside = tuple(
+            {n: x for n, x in values.items() if any(e is equation for e in sites[n].path)}
+            for values in of_sites
+        )
+        if any(inside):
+            run = partial(_record, program, taps, body_of(equation))
+            evaluate_body = evaluate_scan if equation.primitive.name == "scan" else evaluate_remat
+            outputs, token, recorded = evaluate_body(equation, operands, run, token, inside)
             records.update(recorded)
             return outputs
         outputs = bind(equation, operands)
         output = next(iter(equation.outvars), None)  # a print has none
         if output in reads:
-            records[reads[output]] = _recorded_operands(program.sites[reads[output]], operands)
+            number = reads[output]
+            others = _other_operands(sites[number], operands)
+            if number in sums:
+                tap, square = taps[number]
+                value, token = tap(outputs[0], others, square, sums[number], token)
+                return [value]
+            records[number] = others
         if output in perturbed:
             return [outputs[0] + added[perturbed[output]]]
         return outputs
 
-    return evaluate(jaxpr, inputs, apply), records
+    return evaluate(jaxpr, inputs, apply), token, records
 
 
-def _encloses(equation: JaxprEqn, site: Site) -> bool:
-    return any(loop is equation for loop in site.loops)
+def _tap(number: int, recomputed: Recomputed) -> Callable[..., Any]:
+    """The identity on a site's output, whose backward pass computes squared norms or sums.
+
+    ``tap(output, operands, square, total, token)`` for one example, under `jax.vmap`, returns
+    output and token. The cotangent of ``square`` is the squared norm, that of ``total`` the clipped
+    sum over the batch.
+    """
+
+    @jax.custom_vjp
+    def of_batch(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
+        return output, token
+
+    def forward(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
+        return (output, token), (operands, total)
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        (operands, total), (output_grad, token) = kept, cotangents
+        factors = token.factors[number]
+        square, total = jax.lax.cond(
+            token.phase == 0,
+            lambda: (recomputed.squares(operands, output_grad), jnp.zeros_like(total)),
+            lambda: (
+                jnp.zeros_like(factors),
+                recomputed.clipped_sum(factors, operands, output_grad),
+            ),
+        )
+        return output_grad, None, square, total, token
+
+    of_batch.defvjp(forward, backward)
+
+    @jax.custom_batching.custom_vmap
+    def tap(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
+        return output, token
+
+    @tap.def_vmap
+    def _(size: int, batched: Any, *args: Any) -> Any:
+        def with_batch_axis(value: Any, is_batched: bool) -> Any:
+            return value if is_batched else jnp.broadcast_to(value, (size, *value.shape))
+
+        output, operands, square = jax.tree.map(with_batch_axis, args[:3], tuple(batched[:3]))
+        factors = jax.tree.map(with_batch_axis, args[4].factors, batched[4].factors)
+        token = args[4]._replace(factors=factors)
+        of_factors = dict.fromkeys(factors, True)
+        return of_batch(output, operands, square, args[3], token), (True, _Token(of_factors, False))
+
+    return tap
 
 
-def _recorded_operands(site: Site, inputs: list[Any]) -> list[Any]:
+def _other_operands(site: Site, inputs: list[Any]) -> list[Any]:
     keep = site.equation.primitive.name in _NEEDS_THE_OTHER
     return [
         value if keep and position != site.operand else None
@@ -121,16 +318,23 @@ def _recorded_operands(site: Site, inputs: list[Any]) -> list[Any]:
     ]
 
 
+def _arrange_recorded(program: LossJaxpr, trace: Trace) -> Trace:
+    """Brings what was recorded in scans into the shape described in `Trace`."""
+    operands = {
+        n: [None if value is None else _arrange(program.sites[n], value) for value in values]
+        for n, values in trace.operands.items()
+    }
+    grads = {n: _arrange(program.sites[n], grad) for n, grad in trace.output_grads.items()}
+    return trace._replace(operands=operands, output_grads=grads)
+
+
 def _arrange(site: Site, array: jax.Array) -> jax.Array:
-    """From ``(batch, *loops, ...)`` to ``(stack, batch, repeats, ...)`` (see `Trace`)."""
-    loops = range(1, len(site.loops) + 1)
+    """From ``(batch, *lengths of scans, ...)`` to ``(stack, batch, repeats, ...)``."""
+    loops = range(1, len(site.stacked) + 1)
     stack = [axis for axis, stacked in zip(loops, site.stacked, strict=True) if stacked]
     repeats = [axis for axis, stacked in zip(loops, site.stacked, strict=True) if not stacked]
-    rest = range(len(loops) + 1, array.ndim)
-    lengths = [
-        [int(np.prod([array.shape[axis] for axis in axes]))] if axes else []
-        for axes in (stack, repeats)
+    ordered = array.transpose([*stack, 0, *repeats, *range(len(loops) + 1, array.ndim)])
+    ends = [
+        [math.prod(array.shape[axis] for axis in axes)] if axes else [] for axes in (stack, repeats)
     ]
-    ordered = array.transpose([*stack, 0, *repeats, *rest])
-    shape = (*lengths[0], array.shape[0], *lengths[1], *(array.shape[axis] for axis in rest))
-    return ordered.reshape(shape)
+    return ordered.reshape(*ends[0], len(array), *ends[1], *array.shape[len(loops) + 1 :])
