@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
 # (equation, values of its inputs) -> values of its outputs
 Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
@@ -37,19 +37,63 @@ def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
-def inline_calls(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """Evaluates one equation, the bodies of ``jit`` inlined, also within scans and ``remat``.
+def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -> list[Any]:
+    """Evaluates a jaxpr with the bodies of ``jit`` inlined, also within scans and ``remat``.
 
     The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
-    what a scan carries unchanged becomes one of its constants.
+    what a scan carries unchanged becomes one of its constants. A ``cond`` whose branch depends on
+    the example becomes a choice between the results of all branches, as `jax.vmap` makes it.
+
+    Args:
+      jaxpr: the jaxpr.
+      inputs: its arguments.
+      num_constant: how many of them are the same for every example, the first ones.
     """
-    if equation.primitive.name == "jit":
-        return evaluate(equation.params["jaxpr"], operands, inline_calls)
-    if equation.primitive.name in ("scan", "remat2"):
-        run = lambda values, *_: (evaluate(body_of(equation), values, inline_calls), (), ())  # noqa: E731
-        evaluate_body = evaluate_scan if equation.primitive.name == "scan" else evaluate_remat
+    varying: set[Any] = set(jaxpr.jaxpr.invars[num_constant:])
+    _add_varying(jaxpr.jaxpr, varying)
+
+    def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        if name == "jit":
+            return evaluate(equation.params["jaxpr"], operands, apply)
+        if name == "cond" and _is_in(varying, equation.invars[0]):
+            results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
+            return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
+        if name not in ("scan", "remat2"):
+            return bind(equation, operands)
+        run = lambda values, *_: (evaluate(body_of(equation), values, apply), (), ())  # noqa: E731
+        evaluate_body = evaluate_scan if name == "scan" else evaluate_remat
         return evaluate_body(equation, operands, run, (), ())[0]
-    return bind(equation, operands)
+
+    return evaluate(jaxpr, inputs, apply)
+
+
+def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:
+    """Adds the values of a jaxpr that depend on those in ``varying``, also within its bodies."""
+    for equation in jaxpr.eqns:
+        inputs = [i for i, atom in enumerate(equation.invars) if _is_in(varying, atom)]
+        bodies = list(jaxprs_in_params(equation.params))
+        if equation.primitive.name not in ("jit", "scan", "remat2"):
+            for body in bodies:
+                varying.update(body.invars if inputs else ())
+                _add_varying(body, varying)
+            varying.update(equation.outvars if inputs else ())
+            continue
+        (body,) = bodies
+        varying.update(body.invars[i] for i in inputs)
+        _add_varying(body, varying)
+        start = equation.params.get("num_consts", 0)
+        carried = list(zip(body.invars[start:], body.outvars, strict=False))
+        carried = carried[: equation.params.get("num_carry", 0)]
+        while any(_is_in(varying, out) and into not in varying for into, out in carried):
+            varying.update(into for into, out in carried if _is_in(varying, out))
+            _add_varying(body, varying)
+        outputs = zip(body.outvars, equation.outvars, strict=True)
+        varying.update(outer for inner, outer in outputs if _is_in(varying, inner))
+
+
+def _is_in(values: set[Any], atom: Any) -> bool:
+    return not isinstance(atom, Literal) and atom in values
 
 
 def body_of(equation: JaxprEqn) -> ClosedJaxpr:
@@ -65,10 +109,16 @@ Body = Callable[[list[Any], Any, Any], tuple[list[Any], Any, Any]]
 def evaluate_remat(
     equation: JaxprEqn, operands: list[Any], body: Body, state: Any, more: Any
 ) -> tuple[list[Any], Any, Any]:
-    """Evaluates a ``remat`` equation with another body."""
-    params = equation.params
+    """Evaluates a ``remat`` equation with another body; see `evaluate_scan`."""
+    params, jaxpr = equation.params, body_of(equation).jaxpr
     run = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
-    return run(operands, state, more)
+    outputs, state, more = run(operands, state, more)
+    passed_on = dict(zip(jaxpr.invars, operands, strict=True))
+    outputs = [
+        value if isinstance(atom, Literal) else passed_on.get(atom, value)
+        for atom, value in zip(jaxpr.outvars, outputs, strict=True)
+    ]
+    return outputs, state, more
 
 
 def evaluate_scan(

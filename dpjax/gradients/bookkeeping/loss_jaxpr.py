@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpjax._typing import ArrayTree, LossFn
-from dpjax.gradients.bookkeeping.evaluation import evaluate, inline_calls
+from dpjax.gradients.bookkeeping.evaluation import inline_calls
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.gradients.shard_map import abstract, as_varying, varying_axes
 
@@ -49,6 +49,8 @@ class Site(NamedTuple):
         the others the equation takes the same entries again.
       row_sum: the equation that adds up all rows looked up, if nothing else reads them (the mean
         of embeddings).
+      added: the output of another site that is this one's plus something, as of the bias in
+        ``x @ w + b``: gradients at both are the same.
     """
 
     equation: JaxprEqn
@@ -58,6 +60,7 @@ class Site(NamedTuple):
     path: tuple[JaxprEqn, ...] = ()
     stacked: tuple[bool, ...] = ()
     row_sum: JaxprEqn | None = None
+    added: Var | None = None
 
     @property
     def output(self) -> Var:
@@ -154,38 +157,41 @@ def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any) -> LossJaxpr:
     """Traces ``loss_fn`` on one example and finds the sites of each parameter leaf."""
     called = jax.make_jaxpr(loss_fn)(params, example)
     inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
-    jaxpr = jax.make_jaxpr(lambda *values: evaluate(called, values, inline_calls))(*inputs)
     leaves = jax.tree.leaves(params)
+    inlined = partial(inline_calls, called, num_constant=len(leaves))
+    jaxpr = jax.make_jaxpr(lambda *values: inlined(values))(*inputs)
     search = _ParameterSearch(len(leaves), jaxpr.jaxpr)
     blocks = [
         block for leaf, array in enumerate(leaves) for block in search.blocks(leaf, array.shape)
     ]
-    readers = _readers(jaxpr)
-    sites = [
-        _merge_row_sum(site, readers)
-        for site in search.sites
-        if site.block.leaf not in search.unsupported
-    ]
+    supported = [s for s in search.sites if s.block.leaf not in search.unsupported]
+    sites = [_merge_row_sum(site, search.readers) for site in supported]
+    outputs = {site.output for site in sites}
+    sites = [site._replace(added=_added_to(site, search.readers, outputs)) for site in sites]
     return LossJaxpr(jaxpr, tuple(sites), tuple(blocks), search.unsupported)
-
-
-def _readers(jaxpr: ClosedJaxpr) -> dict[Any, list[JaxprEqn | None]]:
-    """The equations that read each value; ``None`` is the jaxpr's own output."""
-    readers: dict[Any, list[JaxprEqn | None]] = {var: [None] for var in jaxpr.jaxpr.outvars}
-    for equation in jaxpr.jaxpr.eqns:
-        for value in equation.invars:
-            if not isinstance(value, Literal):
-                readers.setdefault(value, []).append(equation)
-    return readers
 
 
 def _merge_row_sum(site: Site, readers: dict[Any, list[JaxprEqn | None]]) -> Site:
     """Adds the sum over all rows looked up to the site, where nothing else reads the rows."""
-    readers_of_output = readers.get(site.output, [])
-    reader = readers_of_output[0] if len(readers_of_output) == 1 else None
-    if site.equation.primitive.name != "gather" or reader is None:
+    reader = _only_reader(site.output, readers)
+    if site.equation.primitive.name != "gather" or reader is None or site.path:
         return site
     return site._replace(row_sum=reader) if _sums_rows(reader, aval(site.output).shape) else site
+
+
+def _added_to(
+    site: Site, readers: dict[Any, list[JaxprEqn | None]], outputs: set[Var]
+) -> Var | None:
+    """The output of another site to which only this one's output is added: as ``x @ w + b``."""
+    reader = _only_reader(site.output, readers)
+    if reader is None or reader.primitive.name != "add" or reader.outvars[0] not in outputs:
+        return None
+    return reader.outvars[0] if aval(reader.outvars[0]).shape == aval(site.output).shape else None
+
+
+def _only_reader(value: Var, readers: dict[Any, list[JaxprEqn | None]]) -> JaxprEqn | None:
+    found = readers.get(value, [])
+    return found[0] if len(found) == 1 else None
 
 
 def _sums_rows(equation: JaxprEqn, shape: tuple[int, ...]) -> bool:
@@ -211,6 +217,9 @@ class _ParameterSearch:
         self.sites: list[Site] = []
         self.unsupported: dict[int, str] = {}
         self.views = {var: _View(leaf) for leaf, var in enumerate(jaxpr.invars[:num_leaves])}
+        self.returned: dict[Var, int] = {}  # views that scans return: rarely used
+        # The equations that read each value; None is the end of a body.
+        self.readers: dict[Any, list[JaxprEqn | None]] = {}
         self._search(jaxpr, ())
         for output in jaxpr.outvars:
             self._mark_unsupported(output, "returned as the loss")
@@ -221,7 +230,7 @@ class _ParameterSearch:
         for block in (site.block for site in self.sites if site.block.leaf == leaf):
             if not any(_same_entries(block, other) for other in found):
                 found.append(block)
-        regions = [_region(block, shape) for block in found]
+        regions = [_indices(block, shape) for block in found]
         if any(
             not _are_disjoint(one, other)
             for number, one in enumerate(regions)
@@ -231,8 +240,15 @@ class _ParameterSearch:
         return [Block(leaf)] if leaf in self.unsupported or not found else found
 
     def _search(self, jaxpr: Jaxpr, path: tuple[JaxprEqn, ...]) -> None:
+        self.readers.update({var: [None] for var in jaxpr.outvars if isinstance(var, Var)})
         for equation in jaxpr.eqns:
-            found = [i for i, value in enumerate(equation.invars) if value in self._views_of(value)]
+            for value in equation.invars:
+                if isinstance(value, Var):
+                    self.readers.setdefault(value, []).append(equation)
+            found = [i for i, value in enumerate(equation.invars) if self._is_view(value)]
+            for value in equation.invars:
+                if not self._is_view(value):
+                    self._mark_unsupported(value, "returned from scan")
             self._visit(equation, found, path)
 
     def _visit(self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]) -> None:
@@ -271,8 +287,13 @@ class _ParameterSearch:
             else:
                 self._mark_unsupported(equation.invars[operand], "the initial state of a scan")
         self._search(body, (*path, equation))
-        for output in body.outvars:
-            self._mark_unsupported(output, "returned from scan")
+        carried, stacked = body.outvars[:num_carry], body.outvars[num_carry:]
+        for inner, outer in zip(stacked, equation.outvars[num_carry:], strict=True):
+            leaf = self._leaf_of(inner)
+            if leaf is not None:
+                self.returned[outer] = leaf
+        for inner in carried:
+            self._mark_unsupported(inner, "carried by scan")
 
     def _enter_remat(
         self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]
@@ -282,15 +303,24 @@ class _ParameterSearch:
             self.views[body.invars[operand]] = self.views[equation.invars[operand]]
         self._search(body, (*path, equation))
         for inner, outer in zip(body.outvars, equation.outvars, strict=True):
-            if inner in self._views_of(inner):
+            if self._is_view(inner):
                 self.views[outer] = self.views[inner]
+            elif self._leaf_of(inner) is not None:
+                self.returned[outer] = self.returned[inner]
 
     def _mark_unsupported(self, value: Any, reason: str) -> None:
-        if value in self._views_of(value):
-            self.unsupported.setdefault(self.views[value].leaf, reason)
+        leaf = self._leaf_of(value)
+        if leaf is not None:
+            self.unsupported.setdefault(leaf, reason)
 
-    def _views_of(self, value: Any) -> Any:
-        return () if isinstance(value, Literal) else self.views
+    def _is_view(self, value: Any) -> bool:
+        return not isinstance(value, Literal) and value in self.views
+
+    def _leaf_of(self, value: Any) -> int | None:
+        """The leaf that the value is a view of, possibly returned from a scan."""
+        if self._is_view(value):
+            return self.views[value].leaf
+        return None if isinstance(value, Literal) else self.returned.get(value)
 
 
 def _split_views(leaf: int, views: tuple[JaxprEqn, ...]) -> tuple[Block, tuple[JaxprEqn, ...]]:
@@ -326,39 +356,31 @@ def _signature(views: tuple[JaxprEqn, ...]) -> list[Any]:
     ]
 
 
-class _Region(NamedTuple):
-    """The indices of a block along each axis of its leaf."""
-
-    indices: tuple[range, ...]
-
-
-def _region(block: Block, shape: tuple[int, ...]) -> _Region | None:
+def _indices(block: Block, shape: tuple[int, ...]) -> list[range] | None:
     """The block's indices along each axis of the leaf; ``None`` if views mix the axes."""
-    indices = [range(size) for size in shape]
-    axes: list[int | None] = list(range(len(shape)))  # the leaf's axis for each of the view
+    indices, axes = [range(size) for size in shape], list(range(len(shape)))
     for view in block.views:
         name, params = view.primitive.name, view.params
-        if name == "transpose":
-            axes = [axes[d] for d in params["permutation"]]
-        elif name == "squeeze":
-            axes = [a for d, a in enumerate(axes) if d not in params["dimensions"]]
-        elif name == "slice":
+        if name == "slice":
             strides = params["strides"] or [1] * len(axes)
             cuts = map(slice, params["start_indices"], params["limit_indices"], strides)
             for axis, cut in zip(axes, cuts, strict=True):
-                if axis is not None:
-                    indices[axis] = indices[axis][cut]
+                indices[axis] = indices[axis][cut]
+        elif name == "transpose":
+            axes = [axes[d] for d in params["permutation"]]
+        elif name == "squeeze":
+            axes = [axis for d, axis in enumerate(axes) if d not in params["dimensions"]]
         elif _is_scan(view):
             axes = axes[1:]
         elif not _is_cast(view):
             return None
-    return _Region(tuple(indices))
+    return indices
 
 
-def _are_disjoint(one: _Region | None, other: _Region | None) -> bool:
+def _are_disjoint(one: list[range] | None, other: list[range] | None) -> bool:
     if one is None or other is None:
         return False
-    return any(set(a).isdisjoint(b) for a, b in zip(one.indices, other.indices, strict=True))
+    return any(set(a).isdisjoint(b) for a, b in zip(one, other, strict=True))
 
 
 def _is_scan(view: JaxprEqn) -> bool:

@@ -114,7 +114,11 @@ def trace_batch(
       clip: the clip factors for these, from the trace without their sums.
     """
     recorded = [n for n in range(len(program.sites)) if n not in recomputed]
-    added = {n: _zero_output(program.sites[n]) for n in recorded}
+    added = {
+        n: _zero_output(program.sites[n])
+        for n in recorded
+        if _same_grads(program, n, recorded) == n
+    }
     vmapped = {leaf: leaves[leaf] for leaf in sorted(program.unsupported)}
     if recomputed:
         return _trace_recomputed(program, leaves, recomputed, batch, clip, added, vmapped)
@@ -128,7 +132,7 @@ def trace_batch(
         (value, operands), grads = gradient(_Inputs(added, vmapped, {}, {}))
         return Trace(value, operands, grads.added, grads.vmapped, {}, {})
 
-    return _arrange_recorded(program, jax.vmap(trace_example)(batch))
+    return _complete(program, jax.vmap(trace_example)(batch))
 
 
 def _trace_recomputed(
@@ -168,7 +172,7 @@ def _trace_recomputed(
         trace = Trace(losses, operands, grads.added, grads.vmapped, grads.squares, {})
         factors, squares = jax.lax.cond(
             phase == 0,
-            lambda: (clip(_arrange_recorded(program, trace)), grads.squares),
+            lambda: (clip(_complete(program, trace)), grads.squares),
             lambda: (factors, squares),
         )
         return (factors, squares, grads._replace(squares={})), None
@@ -180,7 +184,7 @@ def _trace_recomputed(
         for n, total in grads.sums.items()
     }
     trace = Trace(losses, operands, grads.added, grads.vmapped, squares, sums)
-    return _arrange_recorded(program, trace)
+    return _complete(program, trace)
 
 
 def _zero_output(site: Site) -> jax.Array:
@@ -230,7 +234,7 @@ def _record(
     """
     (added, sums), sites = of_sites, program.sites
     records: dict[int, list[Any]] = {}
-    reads = {sites[n].equation.outvars[0]: n for n in (*added, *sums)}
+    reads = {site.equation.outvars[0]: n for n, site in enumerate(sites)}
     perturbed = {sites[n].output: n for n in added}
 
     def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -318,14 +322,26 @@ def _other_operands(site: Site, inputs: list[Any]) -> list[Any]:
     ]
 
 
-def _arrange_recorded(program: LossJaxpr, trace: Trace) -> Trace:
-    """Brings what was recorded in scans into the shape described in `Trace`."""
-    operands = {
-        n: [None if value is None else _arrange(program.sites[n], value) for value in values]
-        for n, values in trace.operands.items()
+def _complete(program: LossJaxpr, trace: Trace) -> Trace:
+    """Gives every recorded site its output gradients, and arranges all as `Trace` describes."""
+    sites, operands = program.sites, trace.operands
+    arranged = {
+        n: [None if value is None else _arrange(sites[n], value) for value in values]
+        for n, values in operands.items()
     }
-    grads = {n: _arrange(program.sites[n], grad) for n, grad in trace.output_grads.items()}
-    return trace._replace(operands=operands, output_grads=grads)
+    grads = {
+        n: _arrange(sites[n], trace.output_grads[_same_grads(program, n, list(operands))])
+        for n in operands
+    }
+    return trace._replace(operands=arranged, output_grads=grads)
+
+
+def _same_grads(program: LossJaxpr, number: int, recorded: list[int]) -> int:
+    """The recorded site whose output gradients are those of this one: often itself."""
+    of_output = {program.sites[n].output: n for n in recorded}
+    while program.sites[number].added in of_output:
+        number = of_output[program.sites[number].added]
+    return number
 
 
 def _arrange(site: Site, array: jax.Array) -> jax.Array:
