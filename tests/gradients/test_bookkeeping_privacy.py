@@ -56,6 +56,8 @@ SHARED = [
     "table_looked_up_twice",
     "image_network",
     "batched_products",
+    "recurrent_decoder",
+    "remat_layers",
 ]
 
 
@@ -124,12 +126,32 @@ def in_the_leaf_order(monkeypatch):
     monkeypatch.setattr(BOOKKEEPING, "row_axis", lambda site: 0)
 
 
+def last_entry_alone(monkeypatch):
+    """The gradients of all entries of a stack but the last are forgotten."""
+    right = BOOKKEEPING._squared_norms
+
+    def squares(program, route, block, trace):
+        last = {n: program.sites[n].block.stack for n in program.sites_of(block)}
+        operands, grads = (
+            {n: jax.tree.map(lambda x: x[-1:], x) if last.get(n) else x for n, x in of.items()}
+            for of in (trace.operands, trace.output_grads)
+        )
+        return right(program, route, block, trace._replace(operands=operands, output_grads=grads))
+
+    monkeypatch.setattr(BOOKKEEPING, "_squared_norms", squares)
+
+
 TWINS = [
     (without_cross_terms, "same_layer_on_tokens"),
     (tokens_by_themselves, "same_layer_on_tokens"),
     (lookups_by_themselves, "embedding"),
     (first_use_alone, "tied_embedding"),
     (in_the_leaf_order, "left_and_right"),
+    (tokens_by_themselves, "recurrent_decoder"),  # each time step is one term
+    (tokens_by_themselves, "remat_layers"),
+    (without_cross_terms, "stack_scanned_twice"),
+    (first_use_alone, "stack_scanned_twice"),
+    (last_entry_alone, "stack_scanned_twice"),
 ]
 
 

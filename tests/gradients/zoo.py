@@ -6,6 +6,7 @@ import jax
 import jaxlib.version
 import zoo_convolutions
 import zoo_dense
+import zoo_loops
 import zoo_networks
 import zoo_programs
 import zoo_views
@@ -13,7 +14,7 @@ from zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
 __all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 
-_PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_networks)
+_PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_loops, zoo_networks)
 
 ZOO: dict[str, Builder] = {
     name: builder
