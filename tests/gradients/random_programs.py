@@ -37,12 +37,12 @@ _ENTRYWISE = {
 
 
 class View(NamedTuple):
-    """How a step sees a leaf: some of its rows, transposed, then reshaped."""
+    """How a step sees a leaf: all or some of its rows, transposed, then reshaped."""
 
     leaf: int
     axes: tuple[int, ...]
     shape: tuple[int, ...]
-    rows: slice = slice(None)
+    rows: slice | None = None
 
 
 class Program(NamedTuple):
@@ -79,7 +79,8 @@ def activations(program: Program, params: Any, example: Any) -> Any:
 
 
 def _look(view: View, params: Any) -> Any:
-    return params[view.leaf][view.rows].transpose(view.axes).reshape(view.shape)
+    leaf = params[view.leaf] if view.rows is None else params[view.leaf][view.rows]
+    return leaf.transpose(view.axes).reshape(view.shape)
 
 
 def _joined(h: Any, kept: Any) -> Any:

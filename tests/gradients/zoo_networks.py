@@ -127,7 +127,8 @@ def nnx_low_rank_alone(draw: Draw) -> Case:
 class _LinenLayer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        x = x + nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x))
+        # Without biases: the gradient of a key's is exactly zero.
+        x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(nn.LayerNorm()(x))
         return x + nn.Dense(4)(nn.gelu(nn.Dense(6)(nn.RMSNorm()(x)))), None
 
 

@@ -64,8 +64,8 @@ def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
     entry = size // math.prod(block.stack)  # multiplications and memory are of one entry at a time
     factors = max(s.groups * (s.rows + s.columns) for s in shapes)
     in_loops = any(site.lengths for site in sites)
-    # In loops the gradients that are kept take at most the memory of their recorded factors.
-    kept = len(sites) > 1 or entry <= (terms * factors if in_loops else _LARGE)
+    # In loops the gradients that are kept take little memory beside their recorded factors.
+    kept = len(sites) > 1 or entry <= (terms * factors // 4 if in_loops else _LARGE)
     kept = kept and not program.is_recomputed(block)
     work = (_WORK_PER_FLOAT + (0 if kept or not in_loops else terms)) * entry
     if terms**2 * factors < work:
