@@ -35,7 +35,7 @@ class Model:
         """Returns initial trained parameters."""
         return self._split()[0]
 
-    def _split(self) -> tuple[ArrayTree, ArrayTree]:
+    def _split(self) -> tuple[Any, Any]:
         """Trained and frozen parameters; trees by path if some are frozen."""
         inputs, _ = self.data(1)
         params = jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
@@ -46,7 +46,7 @@ class Model:
         return trained, {path: leaf for path, leaf in flat.items() if path not in trained}
 
     @functools.cached_property
-    def _frozen(self) -> ArrayTree:
+    def _frozen(self) -> dict[Any, jax.Array]:
         with jax.ensure_compile_time_eval():
             return self._split()[1]
 
@@ -134,7 +134,8 @@ class Gru(nn.Module):
     @nn.compact
     def __call__(self, words: jax.Array) -> jax.Array:
         """Returns the logits."""
-        return nn.Dense(2)(nn.RNN(nn.GRUCell(128))(nn.Embed(VOCABULARY, 64)(words))[:, -1])
+        states = jnp.asarray(nn.RNN(nn.GRUCell(128))(nn.Embed(VOCABULARY, 64)(words)))
+        return nn.Dense(2)(states[:, -1])
 
 
 class LowRankDense(nn.Module):

@@ -128,17 +128,16 @@ def in_the_leaf_order(monkeypatch):
 
 def last_entry_alone(monkeypatch):
     """The gradients of all entries of a stack but the last are forgotten."""
-    right = BOOKKEEPING._squared_norms
+    right = BOOKKEEPING._squared_norms_of_stacks
 
-    def squares(program, route, block, trace):
-        last = {n: program.sites[n].block.stack for n in program.sites_of(block)}
-        operands, grads = (
-            {n: jax.tree.map(lambda x: x[-1:], x) if last.get(n) else x for n, x in of.items()}
-            for of in (trace.operands, trace.output_grads)
-        )
-        return right(program, route, block, trace._replace(operands=operands, output_grads=grads))
+    def squares(routes, length, blocks):
+        last = {
+            n: (sites, *jax.tree.map(lambda x: x[-1:], values))
+            for n, (sites, *values) in blocks.items()
+        }
+        return right(routes, 1, last)
 
-    monkeypatch.setattr(BOOKKEEPING, "_squared_norms", squares)
+    monkeypatch.setattr(BOOKKEEPING, "_squared_norms_of_stacks", squares)
 
 
 TWINS = [

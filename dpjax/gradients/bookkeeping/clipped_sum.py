@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -115,12 +116,11 @@ def _clipped_sum(
     def clip(trace: Trace) -> tuple[dict[int, PerExampleGradients], Clipping]:
         usable = mask & jnp.isfinite(trace.losses)
         instantiated = _instantiate(program, routes, leaves, trace)
+        of_blocks = {number: each.squares for number, each in instantiated.items()}
+        of_blocks |= _squared_norms(program, routes, trace, of_blocks)
         squares = [jnp.zeros(len(mask), trace.losses.dtype) for _ in leaves]
-        for number, block in enumerate(program.blocks):
-            if number in instantiated:
-                squares[block.leaf] += instantiated[number].squares
-            elif routes[number].name != "unused":
-                squares[block.leaf] += _squared_norms(program, routes[number], block, trace)
+        for number, square in of_blocks.items():
+            squares[program.blocks[number].leaf] += square
         of_leaves = jax.tree.unflatten(treedef, squares)
         return instantiated, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
 
@@ -189,17 +189,44 @@ def _site_values(
     )
 
 
-def _squared_norms(program: LossJaxpr, route: Route, block: Block, trace: Trace) -> jax.Array:
-    """Squared norms of the per-example gradients of one block, ``(batch,)``."""
-    if program.is_recomputed(block):
-        return trace.squares[program.sites_of(block)[0]]
-    sites, *inputs = _site_values(program, trace, block)
-    if block.stack:  # the entries of a stack have separate gradients
-        of_entries = jax.lax.map(
-            lambda values: _squared_norms_of_entry(route, sites, *values), inputs
-        )
-        return jnp.sum(of_entries, axis=0)
-    return _squared_norms_of_entry(route, sites, *inputs)
+def _squared_norms(
+    program: LossJaxpr, routes: list[Route], trace: Trace, known: Collection[int]
+) -> dict[int, jax.Array]:
+    """Squared norms of the per-example gradients, ``(batch,)``, of the blocks not ``known``."""
+    squares: dict[int, jax.Array] = {}
+    stacks: dict[int, dict[int, Any]] = {}  # by length: sites and values of blocks
+    for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
+        if number in known or route.name == "unused":
+            continue
+        if program.is_recomputed(block):
+            squares[number] = trace.squares[program.sites_of(block)[0]]
+        elif block.stack:
+            of_length = stacks.setdefault(math.prod(block.stack), {})
+            of_length[number] = _site_values(program, trace, block)
+        else:
+            squares[number] = _squared_norms_of_entry(route, *_site_values(program, trace, block))
+    for length, blocks in stacks.items():
+        squares |= _squared_norms_of_stacks(routes, length, blocks)
+    return squares
+
+
+def _squared_norms_of_stacks(
+    routes: list[Route], length: int, blocks: dict[int, Any]
+) -> dict[int, jax.Array]:
+    """The norms of blocks that are stacks of one length: their entries have separate gradients.
+
+    In one loop, where XLA computes the Gram matrix of an input that several blocks take once.
+    """
+
+    def of_entries(index: jax.Array) -> dict[int, jax.Array]:
+        take = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+        return {
+            number: _squared_norms_of_entry(routes[number], sites, *jax.tree.map(take, values))
+            for number, (sites, *values) in blocks.items()
+        }
+
+    each = jax.lax.map(of_entries, jnp.arange(length))
+    return {number: jnp.sum(squares, axis=0) for number, squares in each.items()}
 
 
 def _squared_norms_of_entry(

@@ -55,7 +55,7 @@ def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -
     def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         name = equation.primitive.name
         if name == "jit":
-            return evaluate(equation.params["jaxpr"], operands, apply)
+            return evaluate(body_of(equation), operands, apply)
         if name == "cond" and _is_in(varying, equation.invars[0]):
             results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
             return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
@@ -97,7 +97,7 @@ def _is_in(values: set[Any], atom: Any) -> bool:
 
 
 def body_of(equation: JaxprEqn) -> ClosedJaxpr:
-    """The body of a scan or ``remat``."""
+    """The body of a ``jit``, ``remat`` or scan."""
     body = equation.params["jaxpr"]
     return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
 

@@ -216,8 +216,10 @@ class _ParameterSearch:
     def __init__(self, num_leaves: int, jaxpr: Jaxpr) -> None:
         self.sites: list[Site] = []
         self.unsupported: dict[int, str] = {}
-        self.views = {var: _View(leaf) for leaf, var in enumerate(jaxpr.invars[:num_leaves])}
-        self.returned: dict[Var, int] = {}  # views that scans return: rarely used
+        self.views: dict[Any, _View] = {
+            var: _View(leaf) for leaf, var in enumerate(jaxpr.invars[:num_leaves])
+        }
+        self.returned: dict[Any, int | None] = {}  # views that scans return: rarely used
         # The equations that read each value; None is the end of a body.
         self.readers: dict[Any, list[JaxprEqn | None]] = {}
         self._search(jaxpr, ())
@@ -289,9 +291,8 @@ class _ParameterSearch:
         self._search(body, (*path, equation))
         carried, stacked = body.outvars[:num_carry], body.outvars[num_carry:]
         for inner, outer in zip(stacked, equation.outvars[num_carry:], strict=True):
-            leaf = self._leaf_of(inner)
-            if leaf is not None:
-                self.returned[outer] = leaf
+            if self._leaf_of(inner) is not None:
+                self.returned[outer] = self._leaf_of(inner)
         for inner in carried:
             self._mark_unsupported(inner, "carried by scan")
 

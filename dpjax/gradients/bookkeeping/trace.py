@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from dpjax.gradients.bookkeeping.evaluation import (
     bind,
@@ -40,7 +40,7 @@ class Trace(NamedTuple):
     Attributes:
       losses: one for each example.
       operands: for each recorded site the equation's other inputs; ``None`` where they are not
-        needed.
+        needed. What several sites take is one array.
       output_grads: for each recorded site the gradient of the example's loss at its output.
       grads: per-example gradients of the leaves on the ``vmap`` route.
       squares: squared norms of the gradients at each site that is not recorded, ``(batch,)``.
@@ -132,7 +132,7 @@ def trace_batch(
         (value, operands), grads = gradient(_Inputs(added, vmapped, {}, {}))
         return Trace(value, operands, grads.added, grads.vmapped, {}, {})
 
-    return _complete(program, jax.vmap(trace_example)(batch))
+    return _complete(program, {}, jax.vmap(trace_example)(batch))
 
 
 def _trace_recomputed(
@@ -156,7 +156,8 @@ def _trace_recomputed(
         for n, r in recomputed.items()
     }
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), (added, vmapped))
-    inputs, token = _Inputs(*repeated, zeros, totals), _Token(zeros, jnp.zeros(()))
+    inputs = _Inputs(repeated[0], repeated[1], zeros, totals)
+    token = _Token(zeros, jnp.zeros(()))
 
     def of_example(example: Any, inputs: _Inputs, token: _Token) -> Any:
         value, token, operands = _loss(program, leaves, recomputed, example, inputs, token)
@@ -172,7 +173,7 @@ def _trace_recomputed(
         trace = Trace(losses, operands, grads.added, grads.vmapped, grads.squares, {})
         factors, squares = jax.lax.cond(
             phase == 0,
-            lambda: (clip(_complete(program, trace)), grads.squares),
+            lambda: (clip(_complete(program, recomputed, trace)), grads.squares),
             lambda: (factors, squares),
         )
         return (factors, squares, grads._replace(squares={})), None
@@ -184,7 +185,7 @@ def _trace_recomputed(
         for n, total in grads.sums.items()
     }
     trace = Trace(losses, operands, grads.added, grads.vmapped, squares, sums)
-    return _complete(program, trace)
+    return _complete(program, recomputed, trace)
 
 
 def _zero_output(site: Site) -> jax.Array:
@@ -204,8 +205,8 @@ def _loss(
     example: Any,
     inputs: _Inputs,
     token: Any,
-) -> tuple[Any, Any, dict[int, list[Any]]]:
-    """The loss of one example, the token, and the recorded operands."""
+) -> tuple[Any, Any, dict[int, Any]]:
+    """The loss of one example, the token, and what the recorded sites take."""
     values = [inputs.vmapped.get(leaf, array) for leaf, array in enumerate(leaves)]
     taps = {n: (_tap(n, r), inputs.squares[n]) for n, r in recomputed.items()}
     (value,), token, operands = _record(
@@ -226,14 +227,14 @@ def _record(
     inputs: list[Any],
     token: Any,
     of_sites: tuple[dict[int, Any], dict[int, Any]],
-) -> tuple[list[Any], Any, dict[int, list[Any]]]:
+) -> tuple[list[Any], Any, dict[int, Any]]:
     """Evaluates a jaxpr, with zeros added to the outputs of sites, and taps at the others.
 
     Returns:
-      The outputs, the token, and for each recorded site in the jaxpr its operands.
+      The outputs, the token, and what the recorded sites take, each value once (see `_keys`).
     """
     (added, sums), sites = of_sites, program.sites
-    records: dict[int, list[Any]] = {}
+    records: dict[int, Any] = {}
     reads = {site.equation.outvars[0]: n for n, site in enumerate(sites)}
     perturbed = {sites[n].output: n for n in added}
 
@@ -258,7 +259,8 @@ def _record(
                 tap, square = taps[number]
                 value, token = tap(outputs[0], others, square, sums[number], token)
                 return [value]
-            records[number] = others
+            keyed = zip(_keys(program)[number], others, strict=True)
+            records.update({key: value for key, value in keyed if value is not None})
         if output in perturbed:
             return [outputs[0] + added[perturbed[output]]]
         return outputs
@@ -308,8 +310,8 @@ def _tap(number: int, recomputed: Recomputed) -> Callable[..., Any]:
         output, operands, square = jax.tree.map(with_batch_axis, args[:3], tuple(batched[:3]))
         factors = jax.tree.map(with_batch_axis, args[4].factors, batched[4].factors)
         token = args[4]._replace(factors=factors)
-        of_factors = dict.fromkeys(factors, True)
-        return of_batch(output, operands, square, args[3], token), (True, _Token(of_factors, False))
+        batched_token = _Token(dict.fromkeys(factors, True), False)  # type: ignore[arg-type]
+        return of_batch(output, operands, square, args[3], token), (True, batched_token)
 
     return tap
 
@@ -322,26 +324,44 @@ def _other_operands(site: Site, inputs: list[Any]) -> list[Any]:
     ]
 
 
-def _complete(program: LossJaxpr, trace: Trace) -> Trace:
+def _keys(program: LossJaxpr) -> list[list[int]]:
+    """A number for each input of each site's equation, the same for the same value."""
+    numbers: dict[Any, int] = {}
+    return [
+        [
+            numbers.setdefault(atom if isinstance(atom, Var) else (n, position), len(numbers))
+            for position, atom in enumerate(site.equation.invars)
+        ]
+        for n, site in enumerate(program.sites)
+    ]
+
+
+def _complete(program: LossJaxpr, recomputed: Any, trace: Any) -> Trace:
     """Gives every recorded site its output gradients, and arranges all as `Trace` describes."""
-    sites, operands = program.sites, trace.operands
-    arranged = {
-        n: [None if value is None else _arrange(sites[n], value) for value in values]
-        for n, values in operands.items()
+    sites, keys = program.sites, _keys(program)
+    recorded = [n for n in range(len(sites)) if n not in recomputed]
+    arranged: dict[Any, Any] = {}  # by key and stack, so that one value stays one array
+    for n in recorded:
+        for key in keys[n]:
+            value = trace.operands.get(key)
+            if value is not None and (key, sites[n].stacked) not in arranged:
+                arranged[key, sites[n].stacked] = _arrange(sites[n], value)
+    operands = {
+        n: _other_operands(sites[n], [arranged.get((key, sites[n].stacked)) for key in keys[n]])
+        for n in recorded
     }
     grads = {
-        n: _arrange(sites[n], trace.output_grads[_same_grads(program, n, list(operands))])
-        for n in operands
+        n: _arrange(sites[n], trace.output_grads[_same_grads(program, n, recorded)])
+        for n in recorded
     }
-    return trace._replace(operands=arranged, output_grads=grads)
+    return trace._replace(operands=operands, output_grads=grads)
 
 
 def _same_grads(program: LossJaxpr, number: int, recorded: list[int]) -> int:
     """The recorded site whose output gradients are those of this one: often itself."""
     of_output = {program.sites[n].output: n for n in recorded}
-    while program.sites[number].added in of_output:
-        number = of_output[program.sites[number].added]
-    return number
+    added = program.sites[number].added
+    return number if added not in of_output else _same_grads(program, of_output[added], recorded)
 
 
 def _arrange(site: Site, array: jax.Array) -> jax.Array:
