@@ -128,7 +128,7 @@ def test_wide_stacks_are_not_instantiated_at_once():
     assert of({"w": (4, 64, 64)}, loss, ("x", (30, 64))) == {"['w']": "ghost"}
     assert of({"w": (4, 64, 64)}, loss, ("x", (400, 64))) == {"['w']": "instantiate"}
     assert of({"w": (4, 512, 512)}, loss, ("x", (200, 512))) == {"['w']": "ghost"}
-    assert of({"w": (4, 512, 512)}, loss, ("x", (260, 512))) == {"['w']": "instantiate"}
+    assert of({"w": (4, 512, 512)}, loss, ("x", (400, 512))) == {"['w']": "sequential"}
 
 
 def test_plain_calls_are_looked_into():

@@ -22,7 +22,10 @@ IN_SINGLE_PRECISION = (
     "mlp regularised tied_embedding two_branches mixture_of_experts image_network attention"
     " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf stacked_layers remat_layers"
 ).split()
-WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
+WITH_ONE_PRODUCT_SITE = (
+    "mlp batched_products odd_einsums image_network attention stacked_layers remat_layers"
+    " recurrent_decoder nested_stacks"
+).split()
 
 
 @pytest.mark.slow

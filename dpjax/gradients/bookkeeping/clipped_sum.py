@@ -118,10 +118,9 @@ def _clipped_sum(
         instantiated = _instantiate(program, routes, leaves, trace)
         of_blocks = {number: each.squares for number, each in instantiated.items()}
         of_blocks |= _squared_norms(program, routes, trace, of_blocks)
-        squares = [jnp.zeros(len(mask), trace.losses.dtype) for _ in leaves]
-        for number, square in of_blocks.items():
-            squares[program.blocks[number].leaf] += square
-        of_leaves = jax.tree.unflatten(treedef, squares)
+        squares = _sum_of_blocks(program, of_blocks)
+        zero = jnp.zeros(len(mask), trace.losses.dtype)
+        of_leaves = jax.tree.unflatten(treedef, [squares.get(n, zero) for n in range(len(leaves))])
         return instantiated, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
 
     def factors_of_recomputed(trace: Trace) -> dict[int, jax.Array]:
@@ -134,7 +133,7 @@ def _clipped_sum(
     trace = trace_batch(program, leaves, recomputed, batch, factors_of_recomputed)
     instantiated, clipping = clip(trace)
     factors_of_leaves = jax.tree.leaves(clipping.factors)
-    sums = [jnp.zeros(leaf.shape, accumulator(leaf)) for leaf in leaves]
+    sums = {}
     for number, block in enumerate(program.blocks):
         leaf, factor = leaves[block.leaf], factors_of_leaves[block.leaf]
         total = (
@@ -142,9 +141,19 @@ def _clipped_sum(
             if number in instantiated
             else _bookkeeping_sum(program, block, trace, leaf, factor, clipping.finite)
         )
-        sums[block.leaf] += block.to_leaf(leaf, total)
+        sums[number] = block.to_leaf(leaf, total)
     info = clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
-    return jax.tree.unflatten(treedef, sums), info
+    of_leaves = _sum_of_blocks(program, sums)
+    return jax.tree.unflatten(treedef, [of_leaves[n] for n in range(len(leaves))]), info
+
+
+def _sum_of_blocks(program: LossJaxpr, values: dict[int, jax.Array]) -> dict[int, jax.Array]:
+    """For each leaf the sum of the values of its blocks, which are given by number."""
+    sums: dict[int, jax.Array] = {}
+    for number, value in values.items():
+        leaf = program.blocks[number].leaf
+        sums[leaf] = sums[leaf] + value if leaf in sums else value
+    return sums
 
 
 def _instantiate(

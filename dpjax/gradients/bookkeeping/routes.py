@@ -30,11 +30,12 @@ class Route(NamedTuple):
     Attributes:
       name: ``"ghost"``: ghost norms, from Gram matrices of layer inputs and output gradients; no
         per-example gradient is instantiated. ``"instantiate"``: per-example gradients from layer
-        inputs and output gradients. ``"sequential"``: the same, one example at a time, for the norm
-        only. ``"vmap"``: per-example gradients by ``vmap(grad)``. ``"unused"``: the loss does not
-        depend on the leaf.
+        inputs and output gradients. ``"sequential"``: the same, one example (and one entry of a
+        stack) at a time, for the norm only. ``"vmap"``: per-example gradients by ``vmap(grad)``.
+        ``"unused"``: the loss does not depend on the leaf.
       reason: the operation on the leaf, or why ghost norms are not available.
-      floats: memory for one example, in floats.
+      floats: memory for one example, in floats; for one entry of a stack where one at a time is in
+        memory.
     """
 
     name: RouteName
@@ -65,8 +66,8 @@ def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
     factors = max(s.groups * (s.rows + s.columns) for s in shapes)
     in_loops = any(site.lengths for site in sites)
     # In loops the gradients that are kept take little memory beside their recorded factors.
-    kept = len(sites) > 1 or entry <= (terms * factors // 4 if in_loops else _LARGE)
-    kept = kept and not program.is_recomputed(block)
+    largest = min(_LARGE, terms * factors // 4) if in_loops else _LARGE
+    kept = (len(sites) > 1 or entry <= largest) and not program.is_recomputed(block)
     work = (_WORK_PER_FLOAT + (0 if kept or not in_loops else terms)) * entry
     if terms**2 * factors < work:
         two_grams = 2 * max(shape.groups for shape in shapes) * terms**2

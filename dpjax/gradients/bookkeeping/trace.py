@@ -240,11 +240,11 @@ def _record(
 
     def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         nonlocal token
-        inside = tuple(
-            {n: x for n, x in values.items() if any(e is equation for e in sites[n].path)}
-            for values in of_sites
-        )
-        if any(inside):
+        if equation.primitive.name in ("scan", "remat2"):
+            inside = tuple(
+                {n: x for n, x in values.items() if any(e is equation for e in sites[n].path)}
+                for values in of_sites
+            )
             run = partial(_record, program, taps, body_of(equation))
             evaluate_body = evaluate_scan if equation.primitive.name == "scan" else evaluate_remat
             outputs, token, recorded = evaluate_body(equation, operands, run, token, inside)
