@@ -219,14 +219,18 @@ class _Build:
         return View(leaf, axes, shape, slice(start, start + rows))
 
     def slice_of_new_leaf(self, shape: tuple[int, ...]) -> None:
+        if not shape:
+            return self.entrywise(shape)
         self.leaves.append((2 * shape[-1],))
         view = self.half(len(self.leaves) - 1, shape[-1:])
-        self.steps.append(("entrywise", self.one_of(*_ENTRYWISE), view))
+        return self.steps.append(("entrywise", self.one_of(*_ENTRYWISE), view))
 
     def layers(self, shape: tuple[int, ...]) -> None:
+        if not shape:
+            return self.entrywise(shape)
         length = self.one_of(0, 1, 2, 3)
         options = self.one_of(True, False), self.one_of(True, False), self.one_of(1, 2)
-        self.add("layers", options, (length, shape[-1], shape[-1]))
+        return self.add("layers", options, (length, shape[-1], shape[-1]))
 
     def recur(self, shape: tuple[int, ...]) -> None:
         if len(shape) < 2:

@@ -118,12 +118,13 @@ def row_axis(site: Site) -> int | None:
 
 def _leaf_axes(site: Site) -> list[int] | None:
     """The leaf's axis for each axis of the operand; ``None`` if views do more than transpose."""
+    names = {view.primitive.name for view in site.views}
+    if not names <= {"transpose", "convert_element_type", "copy"}:
+        return None
     axes = list(range(aval(site.equation.invars[site.operand]).ndim))
     for view in site.views:
         if view.primitive.name == "transpose":
             axes = [axes[d] for d in view.params["permutation"]]
-        elif view.primitive.name not in ("convert_element_type", "copy"):
-            return None
     return axes
 
 
