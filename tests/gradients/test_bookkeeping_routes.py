@@ -104,6 +104,8 @@ def test_loops():
     assert reasons("indexed_stack")["['w']"][1].startswith("3 separate parts")
     nested = reasons("nested_stacks")["['layers']['every']"][1]
     assert nested.startswith("dot_general in 20 iterations in a stack of 2, 20 outer products")
+    counted = reasons("counted_loops")["['stack']"]
+    assert counted == ("ghost", "dot_general in a stack of 3, 1 outer product")
     decay = reasons("state_space_model")
     assert decay.pop("['layers']['decay']") == ("vmap", "used in exp")
     assert not any(route == "vmap" for route, _ in decay.values())

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
+from dpjax.gradients.bookkeeping.loop_counters import counted_slices
+
 # (equation, values of its inputs) -> values of its outputs
 Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
 
@@ -59,13 +61,33 @@ def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -
         if name == "cond" and _is_in(varying, equation.invars[0]):
             results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
             return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
-        if name not in ("scan", "remat2"):
+        if name == "scan":
+            return _scan_inlined(equation, operands, apply)
+        if name != "remat2":
             return bind(equation, operands)
         run = lambda values, *_: (evaluate(body_of(equation), values, apply), (), ())  # noqa: E731
-        evaluate_body = evaluate_scan if name == "scan" else evaluate_remat
-        return evaluate_body(equation, operands, run, (), ())[0]
+        return evaluate_remat(equation, operands, run, (), ())[0]
 
     return evaluate(jaxpr, inputs, apply)
+
+
+def _scan_inlined(equation: JaxprEqn, operands: list[Any], apply: Apply) -> list[Any]:
+    """Evaluates a scan by ``apply``; it iterates over arrays that its counter indexes."""
+    body, counted = body_of(equation), counted_slices(equation)
+    arrays = [operands[body.jaxpr.invars.index(each.invars[0])] for each in counted]
+
+    def run(values: list[Any], _: Any, entries: list[Any]) -> Any:
+        taken = {each.outvars[0]: x for each, x in zip(counted, entries, strict=True)}
+
+        def apply_in_body(inner: JaxprEqn, operands: list[Any]) -> list[Any]:
+            if not (inner.outvars and inner.outvars[0] in taken):
+                return apply(inner, operands)
+            entry = taken[inner.outvars[0]]
+            return [jax.lax.reshape(entry, (1, *entry.shape))]
+
+        return evaluate(body, values, apply_in_body), (), ()
+
+    return evaluate_scan(equation, operands, run, (), arrays)[0]
 
 
 def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:
