@@ -19,22 +19,17 @@ from dpjax.gradients.bookkeeping.ghost_norms import (
     inner_product,
     map_sequentially,
 )
-from dpjax.gradients.bookkeeping.loss_jaxpr import (
-    Block,
-    LossJaxpr,
-    Site,
-    apply_site,
-    trace_loss,
-    transpose,
-)
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.per_example_gradients import (
     PerExampleGradients,
     from_leaf_gradients,
     gradients_of_entry,
     instantiate_gradients,
 )
+from dpjax.gradients.bookkeeping.recomputation import Recomputed
 from dpjax.gradients.bookkeeping.routes import Route, choose_route, row_axis
-from dpjax.gradients.bookkeeping.trace import Recomputed, Trace, trace_batch
+from dpjax.gradients.bookkeeping.sites import Block, Site, apply_site, transpose
+from dpjax.gradients.bookkeeping.trace import Trace, trace_batch
 from dpjax.gradients.clipping import (
     EXACT,
     ClippedGradInfo,

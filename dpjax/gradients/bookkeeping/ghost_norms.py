@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from dpjax.gradients.bookkeeping.loss_jaxpr import Site, aval
+from dpjax.gradients.bookkeeping.sites import Site, aval
 from dpjax.gradients.clipping import EXACT, accumulator
 
 # Equations that may look up rows of a table by their indices.

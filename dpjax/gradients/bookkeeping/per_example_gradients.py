@@ -18,7 +18,7 @@ from dpjax.gradients.bookkeeping.ghost_norms import (
     matrix_to_kernel,
     shape_of,
 )
-from dpjax.gradients.bookkeeping.loss_jaxpr import Site, apply_site, apply_views, transpose
+from dpjax.gradients.bookkeeping.sites import Site, apply_site, apply_views, transpose
 from dpjax.gradients.clipping import EXACT, accumulator, squared_norms, zero_nonfinite
 from dpjax.gradients.summation import sum_in_parts
 

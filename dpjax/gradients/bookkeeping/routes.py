@@ -8,7 +8,8 @@ import jax
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import batch_length
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
-from dpjax.gradients.bookkeeping.loss_jaxpr import Block, LossJaxpr, Site, aval, trace_loss
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
+from dpjax.gradients.bookkeeping.sites import Block, Site, aval
 from dpjax.gradients.loss_checks import check_loss
 from dpjax.gradients.losses import split_params, with_keys
 from dpjax.gradients.shard_map import one_example

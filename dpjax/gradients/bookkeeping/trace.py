@@ -22,7 +22,9 @@ from dpjax.gradients.bookkeeping.evaluation import (
     evaluate_scan,
 )
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS
-from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, Site, aval
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr
+from dpjax.gradients.bookkeeping.recomputation import Recomputed, Token, backward_hook
+from dpjax.gradients.bookkeeping.sites import Site, aval
 from dpjax.gradients.clipping import accumulator
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
@@ -55,20 +57,6 @@ class Trace(NamedTuple):
     sums: dict[int, jax.Array]
 
 
-class Recomputed(NamedTuple):
-    """Book-keeping of a site inside the backward pass.
-
-    Attributes:
-      squares: ``squares(operands, output_grads)``: squared norms, ``(batch,)``.
-      clipped_sum: ``clipped_sum(factors, operands, output_grads)``.
-      entry: shape and dtype of the clipped sum.
-    """
-
-    squares: Callable[[list[Any], jax.Array], jax.Array]
-    clipped_sum: Callable[[jax.Array, list[Any], jax.Array], jax.Array]
-    entry: Any
-
-
 class _Inputs(NamedTuple):
     """Inputs of one example's loss, whose cotangents are the results of the backward pass.
 
@@ -83,18 +71,6 @@ class _Inputs(NamedTuple):
     vmapped: dict[int, Any]
     squares: dict[int, Any]
     sums: dict[int, Any]
-
-
-class _Token(NamedTuple):
-    """Zeros that pass through all recomputed sites; their cotangents are inputs of backward passes.
-
-    Attributes:
-      factors: the cotangents are each example's clip factors for the recomputed sites.
-      phase: the cotangent is 0 where norms are wanted, and 1 where sums are.
-    """
-
-    factors: dict[int, Any]
-    phase: jax.Array
 
 
 def trace_batch(
@@ -157,19 +133,19 @@ def _trace_recomputed(
     }
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), (added, vmapped))
     inputs = _Inputs(repeated[0], repeated[1], zeros, totals)
-    token = _Token(zeros, jnp.zeros(()))
+    token = Token(zeros, jnp.zeros(()))
 
-    def of_example(example: Any, inputs: _Inputs, token: _Token) -> Any:
+    def of_example(example: Any, inputs: _Inputs, token: Token) -> Any:
         value, token, operands = _loss(program, leaves, recomputed, example, inputs, token)
         return (value, token), operands
 
-    each = _Inputs(0, 0, 0, None), _Token(0, None)  # type: ignore[arg-type]
+    each = _Inputs(0, 0, 0, None), Token(0, None)  # type: ignore[arg-type]
     of_batch = jax.vmap(of_example, in_axes=(0, *each), out_axes=((0, each[1]), 0))
     (losses, _), backward, operands = jax.vjp(partial(of_batch, batch), inputs, token, has_aux=True)
 
     def step(carry: Any, phase: jax.Array) -> tuple[Any, None]:
         factors, squares, _ = carry
-        grads, _ = backward((jnp.ones_like(losses), _Token(factors, phase)))
+        grads, _ = backward((jnp.ones_like(losses), Token(factors, phase)))
         trace = Trace(losses, operands, grads.added, grads.vmapped, grads.squares, {})
         factors, squares = jax.lax.cond(
             phase == 0,
@@ -208,10 +184,10 @@ def _loss(
 ) -> tuple[Any, Any, dict[int, Any]]:
     """The loss of one example, the token, and what the recorded sites take."""
     values = [inputs.vmapped.get(leaf, array) for leaf, array in enumerate(leaves)]
-    taps = {n: (_tap(n, r), inputs.squares[n]) for n, r in recomputed.items()}
+    hooks = {n: (backward_hook(n, r), inputs.squares[n]) for n, r in recomputed.items()}
     (value,), token, operands = _record(
         program,
-        taps,
+        hooks,
         program.jaxpr,
         [*values, *jax.tree.leaves(example)],
         token,
@@ -222,13 +198,13 @@ def _loss(
 
 def _record(
     program: LossJaxpr,
-    taps: dict[int, Any],
+    hooks: dict[int, Any],
     jaxpr: ClosedJaxpr,
     inputs: list[Any],
     token: Any,
     of_sites: tuple[dict[int, Any], dict[int, Any]],
 ) -> tuple[list[Any], Any, dict[int, Any]]:
-    """Evaluates a jaxpr, with zeros added to the outputs of sites, and taps at the others.
+    """Evaluates a jaxpr, with zeros added to the outputs of sites, and hooks at the others.
 
     Returns:
       The outputs, the token, and what the recorded sites take, each value once (see `_keys`).
@@ -245,7 +221,7 @@ def _record(
                 {n: x for n, x in values.items() if any(e is equation for e in sites[n].path)}
                 for values in of_sites
             )
-            run = partial(_record, program, taps, body_of(equation))
+            run = partial(_record, program, hooks, body_of(equation))
             evaluate_body = evaluate_scan if equation.primitive.name == "scan" else evaluate_remat
             outputs, token, recorded = evaluate_body(equation, operands, run, token, inside)
             records.update(recorded)
@@ -256,8 +232,8 @@ def _record(
             number = reads[output]
             others = _other_operands(sites[number], operands)
             if number in sums:
-                tap, square = taps[number]
-                value, token = tap(outputs[0], others, square, sums[number], token)
+                hook, square = hooks[number]
+                value, token = hook(outputs[0], others, square, sums[number], token)
                 return [value]
             keyed = zip(_keys(program)[number], others, strict=True)
             records.update({key: value for key, value in keyed if value is not None})
@@ -266,54 +242,6 @@ def _record(
         return outputs
 
     return evaluate(jaxpr, inputs, apply), token, records
-
-
-def _tap(number: int, recomputed: Recomputed) -> Callable[..., Any]:
-    """The identity on a site's output, whose backward pass computes squared norms or sums.
-
-    ``tap(output, operands, square, total, token)`` for one example, under `jax.vmap`, returns
-    output and token. The cotangent of ``square`` is the squared norm, that of ``total`` the clipped
-    sum over the batch.
-    """
-
-    @jax.custom_vjp
-    def of_batch(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
-        return output, token
-
-    def forward(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
-        return (output, token), (operands, total)
-
-    def backward(kept: Any, cotangents: Any) -> Any:
-        (operands, total), (output_grad, token) = kept, cotangents
-        factors = token.factors[number]
-        square, total = jax.lax.cond(
-            token.phase == 0,
-            lambda: (recomputed.squares(operands, output_grad), jnp.zeros_like(total)),
-            lambda: (
-                jnp.zeros_like(factors),
-                recomputed.clipped_sum(factors, operands, output_grad),
-            ),
-        )
-        return output_grad, None, square, total, token
-
-    of_batch.defvjp(forward, backward)
-
-    @jax.custom_batching.custom_vmap
-    def tap(output: Any, operands: Any, square: Any, total: Any, token: _Token) -> Any:
-        return output, token
-
-    @tap.def_vmap
-    def _(size: int, batched: Any, *args: Any) -> Any:
-        def with_batch_axis(value: Any, is_batched: bool) -> Any:
-            return value if is_batched else jnp.broadcast_to(value, (size, *value.shape))
-
-        output, operands, square = jax.tree.map(with_batch_axis, args[:3], tuple(batched[:3]))
-        factors = jax.tree.map(with_batch_axis, args[4].factors, batched[4].factors)
-        token = args[4]._replace(factors=factors)
-        batched_token = _Token(dict.fromkeys(factors, True), False)  # type: ignore[arg-type]
-        return of_batch(output, operands, square, args[3], token), (True, batched_token)
-
-    return tap
 
 
 def _other_operands(site: Site, inputs: list[Any]) -> list[Any]:
