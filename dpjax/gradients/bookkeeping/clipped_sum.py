@@ -59,6 +59,9 @@ def clipped_sum(
     Zero is added to the output of each equation that is linear in a parameter; the derivative with
     respect to it is the output gradient. Norms follow from layer inputs and output gradients, and
     the clipped sum is the transposed equation applied to output gradients scaled by clip factors.
+    Within `jax.lax.scan` the terms of all iterations are concatenated, or, where it iterates over a
+    stacked leaf, norms and sums are computed entry by entry. Layers under `jax.checkpoint` record
+    nothing: the backward pass computes their norms, then, run once more, their sums.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``.
