@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpjax.gradients.bookkeeping.loss_jaxpr import evaluate
+from dpjax.gradients.bookkeeping.evaluation import bind, body_of, evaluate
 
 # Of each place in a window: start, end and stride of its entries in all windows.
 _Windows = tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
@@ -40,14 +40,17 @@ def by_slices(function: Callable[..., Any]) -> Callable[..., Any]:
     return sliced
 
 
-def _replace(equation: JaxprEqn, operands: Any, outputs: Any) -> Any:
-    """Returns the outputs of a convolution or pooling by slices; the unused ones are not run."""
+def _replace(equation: JaxprEqn, operands: Any) -> Any:
+    """Evaluates an equation, convolutions and pooling by slices, also inside of calls."""
     name, settings = equation.primitive.name, equation.params
+    if name in ("jit", "remat2"):
+        return evaluate(body_of(equation), operands, _replace)
     if name == "conv_general_dilated" and _is_plain(settings):
-        return [_convolve(operands[0], operands[1], settings).astype(outputs[0].dtype)]
+        result: Any = equation.outvars[0].aval
+        return [_convolve(operands[0], operands[1], settings).astype(result.dtype)]
     if name in _POOLING and set(settings["base_dilation"]) == {1}:
         return [_pool(operands[0], *_POOLING[name], settings)]
-    return outputs
+    return bind(equation, operands)
 
 
 def _is_plain(settings: Any) -> bool:

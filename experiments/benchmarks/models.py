@@ -1,5 +1,6 @@
 """Networks of the benchmarks, with synthetic data."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from dpjax._typing import ArrayTree
 from experiments.benchmarks.vision import VisionTransformer, WideResNet16
 from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
 VOCABULARY, REVIEW_LENGTH, TEXT_LENGTH = 10_000, 256, 128
+BYTES, LAYERS, WIDTH, RANK = 256, 6, 256, 8  # of the stacked transformers
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
@@ -27,15 +30,32 @@ class Model:
     network: nn.Module  # from a batch to logits
     # from a number of examples to (inputs, labels)
     data: Callable[[int], Arrays]
+    trained: tuple[str, ...] = ()  # names of the trained parameters; by default all
 
     def init(self) -> ArrayTree:
-        """Returns initial parameters."""
+        """Returns initial trained parameters."""
+        return self._split()[0]
+
+    def _split(self) -> tuple[Any, Any]:
+        """Trained and frozen parameters; trees by path if some are frozen."""
         inputs, _ = self.data(1)
-        return jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
+        params = jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
+        if not self.trained:
+            return params, {}
+        flat = flatten_dict(params)
+        trained = {path: leaf for path, leaf in flat.items() if path[-1] in self.trained}
+        return trained, {path: leaf for path, leaf in flat.items() if path not in trained}
+
+    @functools.cached_property
+    def _frozen(self) -> dict[Any, jax.Array]:
+        with jax.ensure_compile_time_eval():
+            return self._split()[1]
 
     def loss(self, params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         """Cross entropy of one example ``(x, label)``, averaged over tokens if it has several."""
         x, label = example
+        if self.trained:
+            params = unflatten_dict({**self._frozen, **params})
         logits = jnp.asarray(self.network.apply({"params": params}, x[None]))
         return optax.softmax_cross_entropy_with_integer_labels(logits[0], label).mean()
 
@@ -69,11 +89,69 @@ class Transformer(nn.Module):
         """Returns the logits."""
         x = nn.Embed(VOCABULARY, self.width)(tokens) + sinusoids(tokens.shape[1], self.width)
         for _ in range(2):
-            attention = nn.MultiHeadDotProductAttention(num_heads=4)
-            x = x + attention(nn.LayerNorm()(x), mask=nn.make_causal_mask(tokens))
-            hidden = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x)))
-            x = x + nn.Dense(self.width)(hidden)
+            x, _ = Block()(x, nn.make_causal_mask(tokens))
         return nn.Dense(VOCABULARY)(nn.LayerNorm()(x))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: ``(x, mask) -> (x, None)``, as `flax.linen.scan` takes it."""
+
+    dense: type[nn.Module] = nn.Dense
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, None]:
+        """Returns the activations."""
+        width = x.shape[-1]
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x), mask=mask)
+        hidden = nn.gelu(self.dense(4 * width)(nn.LayerNorm()(x)))
+        return x + self.dense(width)(hidden), None
+
+
+class StackedTransformer(nn.Module):
+    """Transformer of causal blocks, their weights stacked for `jax.lax.scan`; logits of bytes."""
+
+    remat: bool = False  # whether the backward pass computes activations again
+    dense: type[nn.Module] = nn.Dense
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns the logits."""
+        x = nn.Embed(BYTES, WIDTH)(tokens) + sinusoids(tokens.shape[1], WIDTH)
+        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        stack = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,
+            length=LAYERS,
+        )
+        x, _ = stack(self.dense)(x, nn.make_causal_mask(tokens))
+        return nn.Dense(BYTES)(nn.LayerNorm()(x))
+
+
+class Gru(nn.Module):
+    """Gated recurrent network on words; logits ``(batch, 2)`` from its last state."""
+
+    @nn.compact
+    def __call__(self, words: jax.Array) -> jax.Array:
+        """Returns the logits."""
+        states = jnp.asarray(nn.RNN(nn.GRUCell(128))(nn.Embed(VOCABULARY, 64)(words)))
+        return nn.Dense(2)(states[:, -1])
+
+
+class LowRankDense(nn.Module):
+    """Dense layer with frozen weights in bfloat16 plus a product of two narrow matrices (LoRA)."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the outputs."""
+        init = nn.initializers.lecun_normal()
+        kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.bfloat16)
+        down = self.param("down", init, (x.shape[-1], RANK))
+        up = self.param("up", nn.initializers.normal(0.02), (RANK, self.features))
+        return x @ kernel.astype(x.dtype) + (x @ down) @ up
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
@@ -106,6 +184,11 @@ def _texts(count: int) -> Arrays:
     return words[:, :-1], words[:, 1:]
 
 
+def _bytes(count: int) -> Arrays:
+    inputs, labels = _texts(count)
+    return inputs % BYTES, labels % BYTES
+
+
 def _words(generator: np.random.Generator, count: int, length: int) -> np.ndarray:
     """Draws tokens with Zipf frequencies."""
     return (generator.zipf(1.3, (count, length)) % VOCABULARY).astype(np.int32)
@@ -122,5 +205,9 @@ MODELS = {
         Model("vision", "ViT-Ti", VisionTransformer(), _colour_images),
         Model("embedding", "IMDb embedding", _EMBEDDING, _reviews),
         Model("transformer", "transformer", Transformer(), _texts),
+        Model("stacked", "stacked transformer", StackedTransformer(), _bytes),
+        Model("remat", "stacked transformer, remat", StackedTransformer(remat=True), _bytes),
+        Model("lora", "LoRA", StackedTransformer(dense=LowRankDense), _bytes, ("down", "up")),
+        Model("gru", "GRU", Gru(), _reviews),
     )
 }

@@ -212,6 +212,8 @@ class Worker:
 
     def prepare(self, method: str, name: str, data: Any, device: str) -> float | None:
         """Prepares a step and returns its peak memory in MiB."""
+        if name not in NETWORKS:
+            raise ValueError(f"no torch network is written for {name}")
         x, y = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in data)
         y = y.long()
         model = NETWORKS[name]().to(device)

@@ -73,6 +73,10 @@ def test_the_networks_have_the_sizes_they_are_named_for(model):
         "vision": 12 * (12 * 192**2 + 13 * 192) + 49 * 192 + 64 * 192 + 2 * 192 + 1930,
         "embedding": 160_000 + 16 * 16 + 16 + 34,
         "transformer": 128 * 10_000 * 2 + 10_000 + 5 * 256 + 2 * 12 * 128**2 + 2 * 9 * 128,
+        "stacked": 256 * 256 * 2 + 256 + 2 * 256 + 6 * (12 * 256**2 + 13 * 256),
+        "remat": 256 * 256 * 2 + 256 + 2 * 256 + 6 * (12 * 256**2 + 13 * 256),
+        "lora": 6 * 2 * 8 * (256 + 1024),
+        "gru": 10_000 * 64 + 3 * 128 * (64 + 128) + 4 * 128 + 258,
     }
     shapes = jax.eval_shape(model.init)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == sizes[model.name]

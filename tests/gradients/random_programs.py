@@ -5,6 +5,7 @@ leaf, stored in another order or flat, or (a view of) a leaf that an earlier ste
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,11 +37,12 @@ _ENTRYWISE = {
 
 
 class View(NamedTuple):
-    """How a step sees a leaf: transposed, then reshaped."""
+    """How a step sees a leaf: all or some of its rows, transposed, then reshaped."""
 
     leaf: int
     axes: tuple[int, ...]
     shape: tuple[int, ...]
+    rows: slice | None = None
 
 
 class Program(NamedTuple):
@@ -77,7 +79,8 @@ def activations(program: Program, params: Any, example: Any) -> Any:
 
 
 def _look(view: View, params: Any) -> Any:
-    return params[view.leaf].transpose(view.axes).reshape(view.shape)
+    leaf = params[view.leaf] if view.rows is None else params[view.leaf][view.rows]
+    return leaf.transpose(view.axes).reshape(view.shape)
 
 
 def _joined(h: Any, kept: Any) -> Any:
@@ -90,6 +93,31 @@ def _scan(h: Any, p: Any, options: Any, words: Any) -> Any:
 
     carry, history = lax.scan(step, h, None, length=2)
     return carry + history[0]
+
+
+def _layers(h: Any, p: Any, options: Any, words: Any) -> Any:
+    remat, reverse, unroll = options
+
+    def layer(h, w):
+        return jnp.tanh(h @ w) + 0.5 * h, h[..., :1]
+
+    body = jax.checkpoint(layer) if remat else layer
+    h, history = lax.scan(body, h, p, reverse=reverse, unroll=unroll)
+    return h + history.sum(0)
+
+
+def _recur(h: Any, p: Any, remat: bool, words: Any) -> Any:
+    def step(state, token):
+        state = jnp.tanh(state @ p + token)
+        return state, state
+
+    body = jax.checkpoint(step) if remat else step
+    return lax.scan(body, jnp.zeros_like(h[0]), h)[1]
+
+
+def _choose(h: Any, p: Any, options: Any, words: Any) -> Any:
+    positive = words[0] > 1
+    return lax.cond(positive, lambda h: jnp.tanh(h * p), lambda h: h + p, h)
 
 
 def _convolve(h: Any, p: Any, options: Any, words: Any) -> Any:
@@ -119,6 +147,10 @@ _STEPS = {
     "transpose": lambda h, p, axes, words: h.transpose(axes),
     "look up": _look_up,
     "scan": _scan,
+    "layers": _layers,
+    "recur": _recur,
+    "choose": _choose,
+    "remat einsum": lambda h, p, spec, words: jax.checkpoint(partial(jnp.einsum, spec))(h, p),
     "convolve": _convolve,
 }
 
@@ -162,6 +194,13 @@ class _Build:
     def view(self, shape: tuple[int, ...]) -> View:
         """A new leaf, or one that is there already and has as many entries."""
         size = math.prod(shape)
+        twice = [
+            n
+            for n, leaf in enumerate(self.leaves)
+            if leaf and math.prod(leaf) == 2 * size and leaf[0] % 2 == 0
+        ]
+        if twice and self.one_of(True, False):
+            return self.half(self.one_of(*twice), shape)
         old = [n for n, leaf in enumerate(self.leaves) if math.prod(leaf) == size]
         if old and self.one_of(True, True, False):
             number = self.one_of(*old)
@@ -172,6 +211,35 @@ class _Build:
         self.leaves.append((size,) if flat else tuple(shape[axis] for axis in order))
         return View(len(self.leaves) - 1, tuple(map(int, np.argsort(order))), shape)
 
+    def half(self, leaf: int, shape: tuple[int, ...]) -> View:
+        """A view of half of the rows: halves that differ, that are the same, or that overlap."""
+        rows = self.leaves[leaf][0] // 2
+        start = self.one_of(0, rows, rows // 2)
+        axes = self.order(range(len(self.leaves[leaf])))
+        return View(leaf, axes, shape, slice(start, start + rows))
+
+    def slice_of_new_leaf(self, shape: tuple[int, ...]) -> None:
+        if not shape:
+            return self.entrywise(shape)
+        self.leaves.append((2 * shape[-1],))
+        view = self.half(len(self.leaves) - 1, shape[-1:])
+        return self.steps.append(("entrywise", self.one_of(*_ENTRYWISE), view))
+
+    def layers(self, shape: tuple[int, ...]) -> None:
+        if not shape:
+            return self.entrywise(shape)
+        length = self.one_of(0, 1, 2, 3)
+        options = self.one_of(True, False), self.one_of(True, False), self.one_of(1, 2)
+        return self.add("layers", options, (length, shape[-1], shape[-1]))
+
+    def recur(self, shape: tuple[int, ...]) -> None:
+        if len(shape) < 2:
+            return self.layers(shape)
+        return self.add("recur", self.one_of(True, False), (shape[-1], shape[-1]))
+
+    def choose(self, shape: tuple[int, ...]) -> None:
+        self.add("choose", None, shape[-1:])
+
     def einsum(self, shape: tuple[int, ...]) -> None:
         axes = list(zip("abcdef", shape, strict=False))
         roles = {name: self.one_of("contract", "batch", "keep") for name, _ in axes}
@@ -179,8 +247,10 @@ class _Build:
         weight = self.order([(n, s) for n, s in axes if roles[n] != "keep"] + new)
         out = self.order([n for n, _ in axes if roles[n] != "contract"] + [n for n, _ in new])[:4]
         operands = ["".join(n for n, _ in axes), "".join(n for n, _ in weight)]
-        kind = self.one_of("einsum", "flipped einsum")
-        spec = ",".join(operands if kind == "einsum" else operands[::-1]) + "->" + "".join(out)
+        kind = self.one_of("einsum", "flipped einsum", "remat einsum")
+        spec = (
+            ",".join(operands[::-1] if kind == "flipped einsum" else operands) + "->" + "".join(out)
+        )
         self.add(kind, spec, tuple(s for _, s in weight))
 
     def entrywise(self, shape: tuple[int, ...]) -> None:
@@ -223,6 +293,11 @@ class _Build:
         rearrange,
         look_up,
         scan,
+        layers,
+        layers,
+        recur,
+        choose,
+        slice_of_new_leaf,
         convolve,
         keep,
     )

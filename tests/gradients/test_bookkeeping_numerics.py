@@ -186,3 +186,23 @@ def test_half_precision(dtype, route):
         np.testing.assert_allclose(found[0], found[1:].sum(0), atol=2e-5)
     squares = [np.sum(np.float64(s[1:]).reshape(64, -1) ** 2, 1) for s in jax.tree.leaves(sums)]
     assert np.all(np.sqrt(sum(squares)) <= CLIP * (1 + 1e-6))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_half_precision_in_a_stack(remat):
+    """Norms and sums have the same output gradients, also where these are computed twice."""
+
+    def layer(h, w):
+        return jnp.tanh(h @ w.astype(h.dtype)), None
+
+    def loss(w, x):
+        h, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x.astype(jnp.bfloat16), w)
+        return jnp.sum(h.astype(jnp.float32) ** 2)
+
+    rng = np.random.default_rng(0)
+    w, batch = np.float32(rng.normal(size=(3, 6, 6))), np.float32(rng.normal(size=(16, 4, 6)))
+    norms, sizes = contributions(bookkeeping_of(loss), w, batch)
+    _, truth = vmap.clipped_sum(loss, CLIP, w, batch, np.ones(16, bool))
+    np.testing.assert_allclose(norms, truth.norms, rtol=3e-2)
+    assert np.all(sizes <= CLIP * (1 + 1e-6))
+    assert np.max(sizes) > CLIP * (1 - 1e-5)

@@ -56,6 +56,8 @@ SHARED = [
     "table_looked_up_twice",
     "image_network",
     "batched_products",
+    "recurrent_decoder",
+    "remat_layers",
 ]
 
 
@@ -124,12 +126,31 @@ def in_the_leaf_order(monkeypatch):
     monkeypatch.setattr(BOOKKEEPING, "row_axis", lambda site: 0)
 
 
+def last_entry_alone(monkeypatch):
+    """The gradients of all entries of a stack but the last are forgotten."""
+    right = BOOKKEEPING._squared_norms_of_stacks
+
+    def squares(routes, length, blocks):
+        last = {
+            n: (sites, *jax.tree.map(lambda x: x[-1:], values))
+            for n, (sites, *values) in blocks.items()
+        }
+        return right(routes, 1, last)
+
+    monkeypatch.setattr(BOOKKEEPING, "_squared_norms_of_stacks", squares)
+
+
 TWINS = [
     (without_cross_terms, "same_layer_on_tokens"),
     (tokens_by_themselves, "same_layer_on_tokens"),
     (lookups_by_themselves, "embedding"),
     (first_use_alone, "tied_embedding"),
     (in_the_leaf_order, "left_and_right"),
+    (tokens_by_themselves, "recurrent_decoder"),  # each time step is one term
+    (tokens_by_themselves, "remat_layers"),
+    (without_cross_terms, "stack_scanned_twice"),
+    (first_use_alone, "stack_scanned_twice"),
+    (last_entry_alone, "stack_scanned_twice"),
 ]
 
 

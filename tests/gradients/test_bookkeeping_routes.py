@@ -77,19 +77,60 @@ def test_a_convolution_on_a_large_image_and_on_a_small_one():
 
 
 def test_explain_gives_the_reason_for_vmap():
-    recurrent = reasons("scan_over_steps")["['recurrent']"]
-    assert recurrent == ("vmap", "scan of several parameters")
-    assert reasons("branches")["['a']"] == ("vmap", "cond of several parameters")
+    start = reasons("scan_over_steps")["['start']"]
+    assert start == ("vmap", "the initial state of a scan")
+    assert reasons("returned_from_loops")["['w']"] == ("vmap", "returned from scan")
+    assert reasons("overlapping_parts")["['rows']"] == ("vmap", "used in parts that overlap")
+    even = reasons("branches_of_layers")["['layers']['even']"]
+    assert even == ("vmap", "used in cond")  # its branch is the same for all examples
     assert reasons("custom_rules")["['jvp']"] == ("vmap", "used in custom_jvp_call")
+    assert reasons("custom_rules_on_the_way")["['inside']"] == ("vmap", "used in custom_vjp_call")
     assert reasons("stopped")["['frozen']"] == ("vmap", "used in stop_gradient")
     assert reasons("products_of_parameters")["['v']"] == ("vmap", "mul of several parameters")
     assert reasons("parameter_is_the_loss")["['loss']"][1] == "returned as the loss"
 
 
 def test_an_unsupported_leaf_leaves_the_others_their_routes():
-    found = reasons("lstm_by_hand")
-    assert found["['hidden']"] == ("vmap", "used in scan")
-    assert found["['into']"][0] != "vmap"
+    found = reasons("custom_rules_on_the_way")
+    assert found["['inside']"][0] == "vmap"
+    assert found["['layers']"] == ("ghost", "dot_general in a stack of 2, 1 outer product")
+
+
+def test_loops():
+    layers = reasons("stacked_layers")
+    assert layers["['layers']['b']"][1] == "broadcast_in_dim and mul in a stack of 3"
+    assert layers["['layers']['low_rank']"][1].startswith("2 separate parts, one with dot_general")
+    assert "dot_general in 3 iterations, 15 outer products" in layers["['every']"][1]
+    assert reasons("indexed_stack")["['w']"][1].startswith("3 separate parts")
+    nested = reasons("nested_stacks")["['layers']['every']"][1]
+    assert nested.startswith("dot_general in 20 iterations in a stack of 2, 20 outer products")
+    counted = reasons("counted_loops")["['stack']"]
+    assert counted == ("ghost", "dot_general in a stack of 3, 1 outer product")
+    decay = reasons("state_space_model")
+    assert decay.pop("['layers']['decay']") == ("vmap", "used in exp")
+    assert not any(route == "vmap" for route, _ in decay.values())
+    for name in ("lstm_by_hand", "nnx_recurrent", "linen_remat_stack", "nnx_remat_stack"):
+        assert not any(route == "vmap" for route, _ in reasons(name).values()), name
+
+
+def test_remat():
+    layers = reasons("remat_layers")
+    reason = "dot_general in a stack of 3, recomputed as remat asks, 5 outer products"
+    assert layers["['layers']['w']"] == ("ghost", reason)
+    assert layers["['w']"][1] == "dot_general, recomputed as remat asks, 5 outer products"
+    # Uses of the same entries have to be seen together, so they are kept.
+    assert "recomputed" not in reasons("remat_in_loops")["['w']"][1]
+    assert "recomputed" not in reasons("remat_in_loops")["['layers']['twice']"][1]
+
+
+def test_wide_stacks_are_not_instantiated_at_once():
+    def loss(p, e):
+        return jnp.sum(jax.lax.scan(lambda h, w: (h @ w, None), e[0], p["w"])[0])
+
+    assert of({"w": (4, 64, 64)}, loss, ("x", (30, 64))) == {"['w']": "ghost"}
+    assert of({"w": (4, 64, 64)}, loss, ("x", (400, 64))) == {"['w']": "instantiate"}
+    assert of({"w": (4, 512, 512)}, loss, ("x", (200, 512))) == {"['w']": "ghost"}
+    assert of({"w": (4, 512, 512)}, loss, ("x", (400, 512))) == {"['w']": "sequential"}
 
 
 def test_plain_calls_are_looked_into():

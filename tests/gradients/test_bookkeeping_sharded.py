@@ -34,6 +34,8 @@ NAMES = [
     "same_layer_on_tokens",
     "tied_embedding",
     "two_branches",
+    "stacked_layers",
+    "remat_layers",
 ]
 
 

@@ -8,7 +8,9 @@ from bookkeeping_checks import (
     a_clip,
     assert_norms_not_below,
     assert_same,
+    bookkeeping,
     different_ways,
+    fast_jit,
     side_by_side,
 )
 from zoo import ZOO, build, poisoned
@@ -18,9 +20,13 @@ WITHOUT_FIRST = np.array([False, True, True, False])
 
 IN_SINGLE_PRECISION = (
     "mlp regularised tied_embedding two_branches mixture_of_experts image_network attention"
-    " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf units_of_images"
+    " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf stacked_layers remat_layers"
+    " units_of_images"
 ).split()
-WITH_ONE_PRODUCT_SITE = "mlp batched_products odd_einsums image_network attention".split()
+WITH_ONE_PRODUCT_SITE = (
+    "mlp batched_products odd_einsums image_network attention stacked_layers remat_layers"
+    " recurrent_decoder nested_stacks"
+).split()
 
 
 @pytest.mark.slow
@@ -50,9 +56,23 @@ def test_agrees_in_single_precision(name):
     _compare(run, case, sums=1e-5, below=1e-6)
 
 
+@pytest.mark.parametrize("name", ["stacked_layers", "remat_layers"])
+def test_batches_of_none_and_of_one_in_loops(name):
+    case = build(name, jnp.float32)
+    one = jax.tree.map(lambda leaf: leaf[:1], case.batch)
+    _compare(
+        side_by_side(case, different_ways(case, ("ghost",))), case._replace(batch=one), 1e-5, 1e-6
+    )
+    none = jax.tree.map(lambda leaf: leaf[:0], case.batch)
+    summed, info = fast_jit(bookkeeping(case.loss, 1.0))(case.params, none)
+    assert info.norms.shape == (0,)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(summed))
+
+
 def _compare(run, case, sums, below):
-    (_, info), _ = run(1.0, case.params, case.batch, MASK)
-    expected, found = run(a_clip(info.norms), case.params, case.batch, MASK)
+    mask = MASK[: len(jax.tree.leaves(case.batch)[0])]
+    (_, info), _ = run(1.0, case.params, case.batch, mask)
+    expected, found = run(a_clip(info.norms), case.params, case.batch, mask)
     for result in found:
         assert_same(result, expected, sums)
         assert_norms_not_below(result[1].norms, expected[1].norms, below)

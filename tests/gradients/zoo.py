@@ -6,6 +6,7 @@ import jax
 import jaxlib.version
 import zoo_convolutions
 import zoo_dense
+import zoo_loops
 import zoo_networks
 import zoo_programs
 import zoo_units
@@ -14,7 +15,15 @@ from zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
 __all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 
-_PARTS = (zoo_dense, zoo_views, zoo_convolutions, zoo_programs, zoo_networks, zoo_units)
+_PARTS = (
+    zoo_dense,
+    zoo_views,
+    zoo_convolutions,
+    zoo_programs,
+    zoo_loops,
+    zoo_networks,
+    zoo_units,
+)
 
 ZOO: dict[str, Builder] = {
     name: builder

@@ -1,5 +1,6 @@
-"""Whole networks: attention, flax linen and flax nnx."""
+"""Whole networks: attention, flax linen, flax nnx and equinox; stacked, recurrent, low-rank."""
 
+import equinox as eqx
 import flax.linen as nn
 import flax.nnx as nnx
 import jax
@@ -121,3 +122,110 @@ def nnx_low_rank_alone(draw: Draw) -> Case:
         return scalar(nnx.merge(graph, p, rest)(x))
 
     return Case(loss, params, draw.examples(4, 3))
+
+
+class _LinenLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        # Without biases: the gradient of a key's is exactly zero.
+        x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(nn.LayerNorm()(x))
+        return x + nn.Dense(4)(nn.gelu(nn.Dense(6)(nn.RMSNorm()(x)))), None
+
+
+class _LinenStack(nn.Module):
+    layer: type[nn.Module]
+
+    @nn.compact
+    def __call__(self, words):
+        embed = nn.Embed(6, 4)
+        layers = nn.scan(
+            self.layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2
+        )
+        return embed.attend(layers()(embed(words), None)[0])
+
+
+def linen_stack(draw: Draw) -> Case:
+    model, batch = _LinenStack(_LinenLayer), draw.integers(0, 6, 3)
+    params = model.init(jax.random.key(0), batch[0])["params"]
+    return Case(lambda p, x: scalar(model.apply({"params": p}, x)), params, batch)
+
+
+def linen_remat_stack(draw: Draw) -> Case:
+    model = _LinenStack(nn.remat(_LinenLayer, prevent_cse=False))
+    batch = draw.integers(0, 6, 3)
+    params = model.init(jax.random.key(0), batch[0])["params"]
+    return Case(lambda p, x: scalar(model.apply({"params": p}, x)), params, batch)
+
+
+class _NnxLayer(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.RMSNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        return x + nnx.gelu(self.dense(self.norm(x)))
+
+
+def nnx_remat_stack(draw: Draw) -> Case:
+    @nnx.split_rngs(splits=2)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def layers(rngs):
+        return _NnxLayer(rngs)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def run(x, layer):
+        return nnx.remat(lambda layer, x: layer(x))(layer, x)
+
+    graph, params, rest = nnx.split(layers(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(p, x):
+        return scalar(run(x, nnx.merge(graph, p, rest)))
+
+    return Case(loss, params, draw.examples(2, 3))
+
+
+class _NnxRecurrent(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        precision = jnp.result_type(float)
+        self.gru = nnx.RNN(nnx.GRUCell(2, 3, param_dtype=precision, rngs=rngs))
+        self.lstm = nnx.RNN(nnx.LSTMCell(3, 3, param_dtype=precision, rngs=rngs))
+
+    def __call__(self, x):
+        return self.lstm(self.gru(x))
+
+
+def nnx_recurrent(draw: Draw) -> Case:
+    graph, params, rest = nnx.split(_NnxRecurrent(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(p, x):
+        return scalar(nnx.merge(graph, p, rest, copy=True)(x))
+
+    return Case(loss, params, draw.examples(4, 2))
+
+
+def equinox_stack(draw: Draw) -> Case:
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = eqx.filter_vmap(lambda key: eqx.nn.MLP(3, 3, 4, 1, key=key))(keys)
+    params, static = eqx.partition(layers, eqx.is_inexact_array)
+
+    def loss(p, x):
+        def layer(h, weights):
+            return h + eqx.combine(weights, static)(h), None
+
+        return scalar(jax.lax.scan(layer, x, p)[0])
+
+    return Case(loss, params, draw.examples(3))
+
+
+def low_rank_on_frozen(draw: Draw) -> Case:
+    """LoRA in a stack: the frozen weights are constants in half precision."""
+    frozen = jnp.asarray(draw(2, 4, 4), jnp.bfloat16)
+
+    def loss(p, x):
+        def layer(h, weights):
+            fixed, a, b = weights
+            return h + jnp.tanh(h @ fixed.astype(h.dtype) + (h @ a) @ b), None
+
+        return scalar(jax.lax.scan(layer, x, (frozen, p["a"], p["b"]))[0])
+
+    return Case(loss, {"a": draw(2, 4, 2), "b": draw(2, 2, 4)}, draw.examples(3, 4))

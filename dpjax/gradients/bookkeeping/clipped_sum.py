@@ -1,8 +1,10 @@
 """The clipped gradient sum by book-keeping: one backward pass, norms, then weighted sums."""
 
+import math
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,52 +21,30 @@ from dpjax.gradients.bookkeeping.ghost_norms import (
     is_dense,
     map_sequentially,
 )
-from dpjax.gradients.bookkeeping.loss_jaxpr import (
-    LossJaxpr,
-    Site,
-    apply_site,
-    apply_views,
-    aval,
-    evaluate,
-    trace_loss,
-    transpose,
-)
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.per_example_gradients import (
     PerExampleGradients,
     from_leaf_gradients,
+    gradients_of_entry,
     instantiate_gradients,
 )
+from dpjax.gradients.bookkeeping.recomputation import Recomputed
 from dpjax.gradients.bookkeeping.routes import Route, choose_route, row_axis
+from dpjax.gradients.bookkeeping.sites import Block, Site, apply_site, apply_views, transpose
+from dpjax.gradients.bookkeeping.trace import Trace, trace_batch
 from dpjax.gradients.clipping import (
     EXACT,
     ClippedGradInfo,
+    Clipping,
     accumulator,
     clip_factors,
     clipped_grad_info,
+    squared_norms,
     zero_nonfinite,
 )
 from dpjax.gradients.microbatching import isolate_nonfinite
-from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
+from dpjax.gradients.shard_map import one_example
 from dpjax.gradients.summation import sum_in_parts
-
-# Equations whose transpose needs the values of the other operands, not only their shapes.
-_NEEDS_THE_OTHER = LOOKUPS | {"dot_general", "conv_general_dilated", "mul", "div"}
-
-
-class Trace(NamedTuple):
-    """Values recorded in one forward and backward pass, every leaf with a batch axis.
-
-    Attributes:
-      losses: one for each example.
-      operands: for each site the equation's other inputs; ``None`` where they are not needed.
-      output_grads: for each site the gradient of the example's loss at its output.
-      grads: per-example gradients of the leaves on the ``vmap`` route.
-    """
-
-    losses: jax.Array
-    operands: list[list[Any]]
-    output_grads: list[jax.Array]
-    grads: dict[int, jax.Array]
 
 
 def clipped_sum(
@@ -81,6 +61,9 @@ def clipped_sum(
     Zero is added to the output of each equation that is linear in a parameter; the derivative with
     respect to it is the output gradient. Norms follow from layer inputs and output gradients, and
     the clipped sum is the transposed equation applied to output gradients scaled by clip factors.
+    Within `jax.lax.scan` the terms of all iterations are concatenated, or, where it iterates over a
+    stacked leaf, norms and sums are computed entry by entry. Layers under `jax.checkpoint` record
+    nothing: the backward pass computes their norms, then, run once more, their sums.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``.
@@ -98,7 +81,8 @@ def clipped_sum(
     """
     params, batch = jax.tree.map(jnp.asarray, (params, batch))  # numbers and NumPy arrays too
     program = trace_loss(loss_fn, params, jax.tree.map(one_example, batch))
-    routes = [choose_route(program, n, leaf.size) for n, leaf in enumerate(jax.tree.leaves(params))]
+    leaves = jax.tree.leaves(params)
+    routes = [choose_route(program, b, b.size(leaves[b.leaf])) for b in program.blocks]
     compute = partial(_clipped_sum, program, routes, l2_clip, max_batch_size or len(mask))
     if _has_untracked_convolution(program, routes):
         return isolate_nonfinite(compute, params, batch, mask)
@@ -123,75 +107,90 @@ def _clipped_sum(
     mask: jax.Array,
 ) -> tuple[Any, ClippedGradInfo]:
     leaves, treedef = jax.tree.flatten(params)
-    trace = jax.vmap(partial(_trace_example, program, routes, leaves))(batch)
-    instantiated = _instantiate(program, routes, leaves, trace)
-    squares = [
-        _squared_norms(program, routes, instantiated, trace, leaf) for leaf in range(len(leaves))
-    ]
-    usable = mask & jnp.isfinite(trace.losses)
-    of_leaves = jax.tree.unflatten(treedef, squares)
-    clipping, norms, finite = clip_factors(of_leaves, l2_clip, usable, max_batch_size)
-    sums = [
-        instantiated[leaf].clipped_sum(factor)
-        if leaf in instantiated
-        else _bookkeeping_sum(program, trace, leaf, array, factor, finite)
-        for leaf, (array, factor) in enumerate(zip(leaves, jax.tree.leaves(clipping), strict=True))
-    ]
-    return jax.tree.unflatten(treedef, sums), clipped_grad_info(norms, trace.losses, mask, finite)
+    recomputed = {
+        program.sites_of(block)[0]: _recomputed(program, block, route, leaves[block.leaf])
+        for block, route in zip(program.blocks, routes, strict=True)
+        if program.is_recomputed(block)
+    }
+
+    def clip(trace: Trace) -> tuple[dict[int, PerExampleGradients], Clipping]:
+        usable = mask & jnp.isfinite(trace.losses)
+        instantiated = _instantiate(program, routes, leaves, trace)
+        of_blocks = {number: each.squares for number, each in instantiated.items()}
+        of_blocks |= _squared_norms(program, routes, trace, of_blocks)
+        squares = _sum_of_blocks(program, of_blocks)
+        zero = jnp.zeros(len(mask), trace.losses.dtype)
+        of_leaves = jax.tree.unflatten(treedef, [squares.get(n, zero) for n in range(len(leaves))])
+        return instantiated, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
+
+    def factors_of_recomputed(trace: Trace) -> dict[int, jax.Array]:
+        factors = jax.tree.leaves(clip(trace)[1].factors)
+        return {
+            n: factors[program.sites[n].block.leaf].astype(accumulator(r.entry))
+            for n, r in recomputed.items()
+        }
+
+    trace = trace_batch(program, leaves, recomputed, batch, factors_of_recomputed)
+    instantiated, clipping = clip(trace)
+    factors_of_leaves = jax.tree.leaves(clipping.factors)
+    sums = {}
+    for number, block in enumerate(program.blocks):
+        leaf, factor = leaves[block.leaf], factors_of_leaves[block.leaf]
+        total = (
+            instantiated[number].clipped_sum(factor)
+            if number in instantiated
+            else _bookkeeping_sum(program, block, trace, leaf, factor, clipping.finite)
+        )
+        sums[number] = block.to_leaf(leaf, total)
+    info = clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
+    of_leaves = _sum_of_blocks(program, sums)
+    return jax.tree.unflatten(treedef, [of_leaves[n] for n in range(len(leaves))]), info
 
 
-def _trace_example(program: LossJaxpr, routes: list[Route], leaves: Any, example: Any) -> Trace:
-    """The forward and backward pass of one example (for ``vmap``)."""
-    reads = {site.equation.outvars[0]: number for number, site in enumerate(program.sites)}
-    perturbed = {site.output: number for number, site in enumerate(program.sites)}
-    operands: list[list[Any]] = [[] for _ in program.sites]
-
-    def loss(output_grads: list[jax.Array], instantiated: dict[int, jax.Array]) -> Any:
-        def perturb(equation: Any, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-            output = next(iter(equation.outvars), None)  # a print has none
-            if output in reads:
-                operands[reads[output]] = _recorded_operands(program.sites[reads[output]], inputs)
-            if output not in perturbed:
-                return outputs
-            return [outputs[0] + output_grads[perturbed[output]]]
-
-        values = [instantiated.get(leaf, array) for leaf, array in enumerate(leaves)]
-        (value,) = evaluate(program.jaxpr, [*values, *jax.tree.leaves(example)], perturb)
-        return value, operands
-
-    outputs = [aval(site.output) for site in program.sites]
-    zeros = [as_varying(jnp.zeros(a.shape, a.dtype), varying_axes(a)) for a in outputs]
-    by_vmap = {leaf: leaves[leaf] for leaf, route in enumerate(routes) if route.name == "vmap"}
-    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    (value, kept), (output_grads, grads) = gradient(zeros, by_vmap)
-    return Trace(value, kept, output_grads, grads)
-
-
-def _recorded_operands(site: Site, inputs: list[Any]) -> list[Any]:
-    keep = site.equation.primitive.name in _NEEDS_THE_OTHER
-    return [
-        value if keep and position != site.operand else None
-        for position, value in enumerate(inputs)
-    ]
+def _sum_of_blocks(program: LossJaxpr, values: dict[int, jax.Array]) -> dict[int, jax.Array]:
+    """For each leaf the sum of the values of its blocks, which are given by number."""
+    sums: dict[int, jax.Array] = {}
+    for number, value in values.items():
+        leaf = program.blocks[number].leaf
+        sums[leaf] = sums[leaf] + value if leaf in sums else value
+    return sums
 
 
 def _instantiate(
     program: LossJaxpr, routes: list[Route], leaves: list[Any], trace: Trace
 ) -> dict[int, PerExampleGradients]:
-    """Per-example gradients of the leaves whose route instantiates them."""
-    instantiated = {leaf: from_leaf_gradients(gradients) for leaf, gradients in trace.grads.items()}
-    for leaf, route in enumerate(routes):
-        if route.name == "instantiate":
-            sites, operands, output_grads = _site_values(program, trace, leaf)
-            instantiated[leaf] = instantiate_gradients(sites, leaves[leaf], operands, output_grads)
+    """Per-example gradients of the blocks whose route instantiates them, by number of the block."""
+    instantiated = {}
+    for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
+        if route.name == "vmap":
+            instantiated[number] = from_leaf_gradients(trace.grads[block.leaf])
+        if route.name == "instantiate" and not program.is_recomputed(block):
+            sites, *values = _site_values(program, trace, block)
+            entry = block.entry(leaves[block.leaf])
+            instantiated[number] = instantiate_gradients(sites, entry, *values)
     return instantiated
 
 
+def _recomputed(program: LossJaxpr, block: Block, route: Route, leaf: Any) -> Recomputed:
+    """Norms and sums of a block that the backward pass computes, of one entry at a time."""
+    sites, entry = [program.sites[n] for n in program.sites_of(block)], block.entry(leaf)
+
+    def squares(operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        if route.name == "instantiate":
+            return squared_norms(gradients_of_entry(sites, entry, [operands], [output_grad]))
+        return _squared_norms_of_entry(route, sites, [operands], [output_grad])
+
+    def clipped_sum(factor: jax.Array, operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        return _sum_of_entry(sites, entry, factor, factor > 0, [operands], [output_grad])
+
+    return Recomputed(squares, clipped_sum, entry)
+
+
 def _site_values(
-    program: LossJaxpr, trace: Trace, leaf: int
+    program: LossJaxpr, trace: Trace, block: Block
 ) -> tuple[list[Site], list[Any], list[Any]]:
-    """The sites of one leaf, their other operands and their output gradients."""
-    numbers = program.sites_of(leaf)
+    """The sites of one block, their other operands and their output gradients."""
+    numbers = program.sites_of(block)
     return (
         [program.sites[n] for n in numbers],
         [trace.operands[n] for n in numbers],
@@ -200,23 +199,54 @@ def _site_values(
 
 
 def _squared_norms(
-    program: LossJaxpr,
-    routes: list[Route],
-    instantiated: dict[int, PerExampleGradients],
-    trace: Trace,
-    leaf: int,
+    program: LossJaxpr, routes: list[Route], trace: Trace, known: Collection[int]
+) -> dict[int, jax.Array]:
+    """Squared norms of the per-example gradients, ``(batch,)``, of the blocks not ``known``."""
+    squares: dict[int, jax.Array] = {}
+    stacks: dict[int, dict[int, Any]] = {}  # by length: sites and values of blocks
+    for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
+        if number in known or route.name == "unused":
+            continue
+        if program.is_recomputed(block):
+            squares[number] = trace.squares[program.sites_of(block)[0]]
+        elif block.stack:
+            of_length = stacks.setdefault(math.prod(block.stack), {})
+            of_length[number] = _site_values(program, trace, block)
+        else:
+            squares[number] = _squared_norms_of_entry(route, *_site_values(program, trace, block))
+    for length, blocks in stacks.items():
+        squares |= _squared_norms_of_stacks(routes, length, blocks)
+    return squares
+
+
+def _squared_norms_of_stacks(
+    routes: list[Route], length: int, blocks: dict[int, Any]
+) -> dict[int, jax.Array]:
+    """The norms of blocks that are stacks of one length: their entries have separate gradients.
+
+    In one loop, where XLA computes the Gram matrix of an input that several blocks take once.
+    """
+
+    def of_entries(index: jax.Array) -> dict[int, jax.Array]:
+        take = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+        return {
+            number: _squared_norms_of_entry(routes[number], sites, *jax.tree.map(take, values))
+            for number, (sites, *values) in blocks.items()
+        }
+
+    each = jax.lax.map(of_entries, jnp.arange(length))
+    return {number: jnp.sum(squares, axis=0) for number, squares in each.items()}
+
+
+def _squared_norms_of_entry(
+    route: Route, sites: list[Site], operands: Any, output_grads: Any
 ) -> jax.Array:
-    """Squared norms of one leaf's per-example gradients, ``(batch,)``."""
-    if leaf in instantiated:
-        return instantiated[leaf].squares
-    if routes[leaf].name == "unused":
-        return jnp.zeros(len(trace.losses), trace.losses.dtype)
-    sites, *inputs = _site_values(program, trace, leaf)
-    if routes[leaf].name == "sequential":
-        return map_sequentially(partial(_instantiated_squared_norm, sites[0]), inputs)
+    if route.name == "sequential":
+        each = partial(_instantiated_squared_norm, sites[0])
+        return map_sequentially(each, (operands, output_grads))
     if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
-        return embedding_squared_norms(sites[0], inputs[0][0], inputs[1][0])
-    return jax.vmap(partial(_ghost_squared_norm, sites))(*inputs)
+        return embedding_squared_norms(sites[0], operands[0], output_grads[0])
+    return jax.vmap(partial(_ghost_squared_norm, sites))(operands, output_grads)
 
 
 def _instantiated_squared_norm(site: Site, operands: Any, output_grads: Any) -> jax.Array:
@@ -242,14 +272,37 @@ def _ghost_squared_norm(sites: list[Site], operands: Any, output_grads: Any) -> 
 
 
 def _bookkeeping_sum(
-    program: LossJaxpr, trace: Trace, leaf: int, array: Any, factor: jax.Array, finite: jax.Array
+    program: LossJaxpr,
+    block: Block,
+    trace: Trace,
+    leaf: Any,
+    factor: jax.Array,
+    finite: jax.Array,
 ) -> jax.Array:
-    """The clipped sum of one leaf: its transposed equations on scaled output gradients."""
-    sites, *operands_and_grads = _site_values(program, trace, leaf)
+    """The clipped sum of one block: its transposed equations on scaled output gradients."""
+    if program.is_recomputed(block):
+        total = trace.sums[program.sites_of(block)[0]]
+        return total if block.stack else total[0]
+    sites, *values = _site_values(program, trace, block)
+    of_entry = partial(_sum_of_entry, sites, block.entry(leaf), factor, finite)
+    return (
+        jax.lax.map(lambda arrays: of_entry(*arrays), values) if block.stack else of_entry(*values)
+    )
+
+
+def _sum_of_entry(
+    sites: list[Site],
+    entry: Any,
+    factor: jax.Array,
+    finite: jax.Array,
+    operands: list[Any],
+    output_grads: list[Any],
+) -> jax.Array:
+    """The clipped sum of one entry of a block's stack, or of a block without one."""
 
     def weighted_sum(factor: jax.Array, arrays: Any) -> jax.Array:
         finite, all_operands, all_grads = arrays
-        total = jnp.zeros(array.shape, accumulator(array))
+        total = jnp.zeros(entry.shape, accumulator(entry))
         for site, inputs, output_grads in zip(sites, all_operands, all_grads, strict=True):
             operands = [
                 zero_nonfinite(finite, value)
@@ -258,11 +311,15 @@ def _bookkeeping_sum(
                 for value in inputs
             ]
             output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
-            operands, output_grad = _apply_clip_factors(site, factor, operands, output_grad)
-            total += _batch_transpose(site, array, operands, output_grad)
+            values = _apply_clip_factors(site, factor, operands, output_grad)
+            if site.repeats is not None:  # (batch, repeats, ...) to (batch * repeats, ...)
+                values = jax.tree.map(
+                    lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values
+                )
+            total += _batch_transpose(site, entry, *values)
         return total
 
-    return sum_in_parts(weighted_sum, factor, (finite, *operands_and_grads))
+    return sum_in_parts(weighted_sum, factor, (finite, operands, output_grads))
 
 
 def _apply_clip_factors(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from dpjax.gradients.bookkeeping.loss_jaxpr import Site, aval
+from dpjax.gradients.bookkeeping.sites import Site, aval
 from dpjax.gradients.clipping import EXACT, accumulator
 
 # Equations that may look up rows of a table by their indices.
@@ -56,6 +56,13 @@ class Shape(NamedTuple):
 
 def shape_of(site: Site) -> Shape | None:
     """The sizes of the site's factors; ``None`` if it is no sum of outer products."""
+    shape = _shape_of_equation(site)
+    if shape is None or site.repeats is None:
+        return shape
+    return shape._replace(terms=site.repeats * shape.terms)
+
+
+def _shape_of_equation(site: Site) -> Shape | None:
     if site.equation.primitive.name == "dot_general":
         return _dot_shape(site)
     if site.equation.primitive.name == "conv_general_dilated" and is_unfoldable(site):
@@ -67,7 +74,26 @@ def shape_of(site: Site) -> Shape | None:
 
 
 def factors(site: Site, operands: list[Any], output_grad: jax.Array) -> Factors:
-    """One example's factors, from the equation's inputs and the gradient at its output."""
+    """One example's factors, from the equation's inputs and the gradient at its output.
+
+    Where the equation is repeated in a loop, both have an axis of its iterations, whose terms are
+    concatenated.
+    """
+    if site.repeats is None:
+        return _factors_of_equation(site, operands, output_grad)
+    each = jax.vmap(partial(_factors_of_equation, site))(operands, output_grad)
+    if each.left.ndim == 2:  # indices
+        return Factors(each.left.reshape(-1), each.right.reshape(-1, each.right.shape[-1]))
+    return Factors(*(_concatenate_terms(vectors) for vectors in each))
+
+
+def _concatenate_terms(vectors: jax.Array) -> jax.Array:
+    """``(iterations, groups, terms, columns)`` to ``(groups, iterations * terms, columns)``."""
+    iterations, groups, terms, columns = vectors.shape
+    return vectors.swapaxes(0, 1).reshape(groups, iterations * terms, columns)
+
+
+def _factors_of_equation(site: Site, operands: list[Any], output_grad: jax.Array) -> Factors:
     if site.equation.primitive.name in LOOKUPS:
         index, right = _lookup_factors(site, operands[1], output_grad)
         return Factors(index, jnp.broadcast_to(right, (len(index), right.shape[-1])))

@@ -18,7 +18,7 @@ from dpjax.gradients.bookkeeping.ghost_norms import (
     matrix_to_kernel,
     shape_of,
 )
-from dpjax.gradients.bookkeeping.loss_jaxpr import Site, apply_site, apply_views, transpose
+from dpjax.gradients.bookkeeping.sites import Site, apply_site, apply_views, transpose
 from dpjax.gradients.clipping import EXACT, accumulator, squared_norms, zero_nonfinite
 from dpjax.gradients.summation import sum_in_parts
 
@@ -57,20 +57,30 @@ def from_leaf_gradients(gradients: jax.Array) -> PerExampleGradients:
 def instantiate_gradients(
     sites: list[Site], leaf: Any, operands: list[Any], output_grads: list[Any]
 ) -> PerExampleGradients:
-    """Per-example gradients of one leaf, summed over its sites.
+    """Per-example gradients of one block, summed over its sites.
 
     Args:
-      sites: the sites of the leaf.
-      leaf: the parameter.
-      operands: for each site the equation's other inputs, with a batch axis.
-      output_grads: for each site the gradient at its output, with a batch axis.
+      sites: the sites of the block.
+      leaf: one entry of the block's stack, or all of the block.
+      operands: for each site the equation's other inputs, as recorded (see `Trace`).
+      output_grads: for each site the gradient at its output.
     """
+    if sites[0].block.stack:  # (stack, batch, ...) to (batch, stack, ...)
+        each = jax.vmap(partial(gradients_of_entry, sites, leaf), out_axes=1)
+        return from_leaf_gradients(each(operands, output_grads))
     if len(sites) == 1 and _is_unfoldable_convolution(sites[0]):
         kept, squares = _map_parts(sites[0], _zero_nonfinite_examples, operands[0], output_grads[0])
         return PerExampleGradients(kept, squares, partial(_kernel_to_leaf, sites[0], leaf))
+    return from_leaf_gradients(gradients_of_entry(sites, leaf, operands, output_grads))
+
+
+def gradients_of_entry(
+    sites: list[Site], leaf: Any, operands: list[Any], output_grads: list[Any]
+) -> jax.Array:
+    """Each example's gradient, ``(batch, *leaf.shape)``."""
     values = zip(sites, operands, output_grads, strict=True)
     first, *others = [_gradients(site, leaf, inputs, grad) for site, inputs, grad in values]
-    return from_leaf_gradients(sum(others, start=first))
+    return sum(others, start=first)
 
 
 def _zero_nonfinite_examples(gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -120,7 +130,7 @@ def _gradients(site: Site, leaf: Any, operands: list[Any], output_grads: jax.Arr
         return _map_parts(site, to_leaf, operands, output_grads)
 
     def gradient(operands: list[Any], output_grad: jax.Array) -> jax.Array:
-        return transpose(partial(apply_site, site, operands), leaf, output_grad)
+        return transpose(lambda x: _outputs(site, operands, x), leaf, output_grad)
 
     if site.equation.primitive.name != "conv_general_dilated":
         return jax.vmap(gradient)(operands, output_grads)
@@ -132,3 +142,11 @@ def _gradients(site: Site, leaf: Any, operands: list[Any], output_grads: jax.Arr
     zeroed = [None if value is None else zero_nonfinite(finite, value) for value in operands]
     grads = jax.vmap(gradient)(zeroed, zero_nonfinite(finite, output_grads))
     return jnp.where(finite.reshape(-1, *[1] * (grads.ndim - 1)), grads, jnp.nan)
+
+
+def _outputs(site: Site, operands: list[Any], leaf: Any) -> Any:
+    """The site's outputs for one example, of all iterations where it is repeated in a loop."""
+    if site.repeats is None:
+        return apply_site(site, operands, leaf)
+    each = partial(apply_site, site, leaf=leaf)
+    return jax.vmap(each, axis_size=site.repeats)(operands)

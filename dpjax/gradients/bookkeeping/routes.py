@@ -1,5 +1,6 @@
 """How book-keeping computes each parameter leaf's norms and clipped sum, chosen from its shapes."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -7,7 +8,8 @@ import jax
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import batch_length
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
-from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, Site, aval, trace_loss
+from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
+from dpjax.gradients.bookkeeping.sites import Block, Site, aval
 from dpjax.gradients.loss_checks import check_loss
 from dpjax.gradients.losses import split_params, with_keys
 from dpjax.gradients.shard_map import one_example
@@ -29,11 +31,12 @@ class Route(NamedTuple):
     Attributes:
       name: ``"ghost"``: ghost norms, from Gram matrices of layer inputs and output gradients; no
         per-example gradient is instantiated. ``"instantiate"``: per-example gradients from layer
-        inputs and output gradients. ``"sequential"``: the same, one example at a time, for the norm
-        only. ``"vmap"``: per-example gradients by ``vmap(grad)``. ``"unused"``: the loss does not
-        depend on the leaf.
+        inputs and output gradients. ``"sequential"``: the same, one example (and one entry of a
+        stack) at a time, for the norm only. ``"vmap"``: per-example gradients by ``vmap(grad)``.
+        ``"unused"``: the loss does not depend on the leaf.
       reason: the operation on the leaf, or why ghost norms are not available.
-      floats: memory for one example, in floats.
+      floats: memory for one example, in floats; for one entry of a stack where one at a time is in
+        memory.
     """
 
     name: RouteName
@@ -41,35 +44,47 @@ class Route(NamedTuple):
     floats: int
 
 
-def choose_route(program: LossJaxpr, leaf: int, size: int) -> Route:
-    """Returns the route of one leaf of ``size`` entries: the cheapest exact one.
+def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
+    """Returns the route of a block of leaves of ``size`` entries: the cheapest exact one.
 
     Source: Bu, Mao, Xu (2022), for the choice between ghost norms and instantiated gradients.
     """
-    if leaf in program.unsupported:
-        return Route("vmap", program.unsupported[leaf], size)
-    sites = [program.sites[number] for number in program.sites_of(leaf)]
+    if block.leaf in program.unsupported:
+        return Route("vmap", program.unsupported[block.leaf], size)
+    sites = [program.sites[number] for number in program.sites_of(block)]
     if not sites or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
+    operations, shapes = _describe_operations(block, sites), _common_factors(sites)
+    if program.is_recomputed(block):
+        operations = f"{operations}, recomputed as remat asks"
+    if shapes is None:
+        return Route("instantiate", operations, size)
+    terms = sum(shape.terms for shape in shapes)
+    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
+        return Route("ghost", f"{operations}, {terms} lookups", terms * shapes[0].columns)
+    products = "1 outer product" if terms == 1 else f"{terms} outer products"
+    entry = size // math.prod(block.stack)  # multiplications and memory are of one entry at a time
+    factors = max(s.groups * (s.rows + s.columns) for s in shapes)
+    in_loops = any(site.lengths for site in sites)
+    # In loops the gradients that are kept take little memory beside their recorded factors.
+    largest = min(_LARGE, terms * factors // 4) if in_loops else _LARGE
+    kept = (len(sites) > 1 or entry <= largest) and not program.is_recomputed(block)
+    work = (_WORK_PER_FLOAT + (0 if kept or not in_loops else terms)) * entry
+    if terms**2 * factors < work:
+        two_grams = 2 * max(shape.groups for shape in shapes) * terms**2
+        return Route("ghost", f"{operations}, {products}", two_grams)
+    reason = f"{operations}, {products}: instantiating the gradient is cheaper"
+    return Route("instantiate", reason, size) if kept else Route("sequential", reason, 0)
+
+
+def _describe_operations(block: Block, sites: list[Site]) -> str:
     names = [site.equation.primitive.name for site in sites]
     operations = " and ".join(names)
     if len(names) > 3:
         operations = f"{len(names)} operations, first {names[0]}"
-    shapes = _common_factors(sites)
-    if shapes is None:
-        return Route("instantiate", operations, size)
-    terms = sum(shape.terms for shape in shapes)
-    if len(sites) == 1 and names[0] in LOOKUPS:
-        return Route("ghost", f"{operations}, {terms} lookups", terms * shapes[0].columns)
-    products = "1 outer product" if terms == 1 else f"{terms} outer products"
-    multiplications = terms**2 * max(s.groups * (s.rows + s.columns) for s in shapes)
-    if multiplications < _WORK_PER_FLOAT * size:
-        two_grams = 2 * max(shape.groups for shape in shapes) * terms**2
-        return Route("ghost", f"{operations}, {products}", two_grams)
-    reason = f"{operations}, {products}: instantiating the gradient is cheaper"
-    if len(sites) == 1 and size > _LARGE:
-        return Route("sequential", reason, 0)
-    return Route("instantiate", reason, size)
+    repeats = max(site.repeats or 0 for site in sites)
+    loops = f" in {repeats} iterations" if repeats else ""
+    return operations + loops + (f" in a stack of {math.prod(block.stack)}" if block.stack else "")
 
 
 def _common_factors(sites: list[Site]) -> list[Shape] | None:
@@ -104,12 +119,13 @@ def row_axis(site: Site) -> int | None:
 
 def _leaf_axes(site: Site) -> list[int] | None:
     """The leaf's axis for each axis of the operand; ``None`` if views do more than transpose."""
+    names = {view.primitive.name for view in site.views}
+    if not names <= {"transpose", "convert_element_type", "copy"}:
+        return None
     axes = list(range(aval(site.equation.invars[site.operand]).ndim))
     for view in site.views:
         if view.primitive.name == "transpose":
             axes = [axes[d] for d in view.params["permutation"]]
-        elif view.primitive.name not in ("convert_element_type", "copy"):
-            return None
     return axes
 
 
@@ -189,7 +205,18 @@ def explain(
     check_loss(loss_fn, trained, batch)
     program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch))
     leaves = tuple(
-        LeafRoute(jax.tree_util.keystr(path), leaf.shape, choose_route(program, number, leaf.size))
+        LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(program, number, leaf))
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
     )
     return Explanation(leaves, size)
+
+
+def _route_of_leaf(program: LossJaxpr, number: int, leaf: Any) -> Route:
+    """The route of a leaf; where several blocks are used, that of the block with most memory."""
+    blocks = [block for block in program.blocks if block.leaf == number]
+    routes = [choose_route(program, block, block.size(leaf)) for block in blocks]
+    largest = max(routes, key=lambda route: route.floats)
+    if len(routes) == 1:
+        return largest
+    reason = f"{len(routes)} separate parts, one with {largest.reason}"
+    return Route(largest.name, reason, sum(route.floats for route in routes))

@@ -1,0 +1,177 @@
+"""Evaluation of jaxprs equation by equation, into the bodies of calls and scans."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+
+from dpjax.gradients.bookkeeping.loop_counters import counted_slices
+
+# (equation, values of its inputs) -> values of its outputs
+Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
+
+
+def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[Any]:
+    """Evaluates a jaxpr.
+
+    Args:
+      jaxpr: the jaxpr.
+      inputs: its arguments.
+      apply: evaluates one equation.
+    """
+    values: dict[Var, Any] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.jaxpr.eqns:
+        outputs = apply(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """Evaluates one equation as it is."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    outputs = equation.primitive.bind(*operands, **parameters)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
+
+
+def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -> list[Any]:
+    """Evaluates a jaxpr with the bodies of ``jit`` inlined, also within scans and ``remat``.
+
+    The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
+    what a scan carries unchanged becomes one of its constants. A ``cond`` whose branch depends on
+    the example becomes a choice between the results of all branches, as `jax.vmap` makes it.
+
+    Args:
+      jaxpr: the jaxpr.
+      inputs: its arguments.
+      num_constant: how many of them are the same for every example, the first ones.
+    """
+    varying: set[Any] = set(jaxpr.jaxpr.invars[num_constant:])
+    _add_varying(jaxpr.jaxpr, varying)
+
+    def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        name = equation.primitive.name
+        if name == "jit":
+            return evaluate(body_of(equation), operands, apply)
+        if name == "cond" and _is_in(varying, equation.invars[0]):
+            results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
+            return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
+        if name == "scan":
+            return _scan_inlined(equation, operands, apply)
+        if name != "remat2":
+            return bind(equation, operands)
+        run = lambda values, *_: (evaluate(body_of(equation), values, apply), (), ())  # noqa: E731
+        return evaluate_remat(equation, operands, run, (), ())[0]
+
+    return evaluate(jaxpr, inputs, apply)
+
+
+def _scan_inlined(equation: JaxprEqn, operands: list[Any], apply: Apply) -> list[Any]:
+    """Evaluates a scan by ``apply``; it iterates over arrays that its counter indexes."""
+    body, counted = body_of(equation), counted_slices(equation)
+    arrays = [operands[body.jaxpr.invars.index(each.invars[0])] for each in counted]
+
+    def run(values: list[Any], _: Any, entries: list[Any]) -> Any:
+        taken = {each.outvars[0]: x for each, x in zip(counted, entries, strict=True)}
+
+        def apply_in_body(inner: JaxprEqn, operands: list[Any]) -> list[Any]:
+            if not (inner.outvars and inner.outvars[0] in taken):
+                return apply(inner, operands)
+            entry = taken[inner.outvars[0]]
+            return [jax.lax.reshape(entry, (1, *entry.shape))]
+
+        return evaluate(body, values, apply_in_body), (), ()
+
+    return evaluate_scan(equation, operands, run, (), arrays)[0]
+
+
+def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:
+    """Adds the values of a jaxpr that depend on those in ``varying``, also within its bodies."""
+    for equation in jaxpr.eqns:
+        inputs = [i for i, atom in enumerate(equation.invars) if _is_in(varying, atom)]
+        bodies = list(jaxprs_in_params(equation.params))
+        if equation.primitive.name not in ("jit", "scan", "remat2"):
+            for body in bodies:
+                varying.update(body.invars if inputs else ())
+                _add_varying(body, varying)
+            varying.update(equation.outvars if inputs else ())
+            continue
+        (body,) = bodies
+        varying.update(body.invars[i] for i in inputs)
+        _add_varying(body, varying)
+        start = equation.params.get("num_consts", 0)
+        carried = list(zip(body.invars[start:], body.outvars, strict=False))
+        carried = carried[: equation.params.get("num_carry", 0)]
+        while any(_is_in(varying, out) and into not in varying for into, out in carried):
+            varying.update(into for into, out in carried if _is_in(varying, out))
+            _add_varying(body, varying)
+        outputs = zip(body.outvars, equation.outvars, strict=True)
+        varying.update(outer for inner, outer in outputs if _is_in(varying, inner))
+
+
+def _is_in(values: set[Any], atom: Any) -> bool:
+    return not isinstance(atom, Literal) and atom in values
+
+
+def body_of(equation: JaxprEqn) -> ClosedJaxpr:
+    """The body of a ``jit``, ``remat`` or scan."""
+    body = equation.params["jaxpr"]
+    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+
+
+# (inputs, state, more) -> (outputs, state, more), with inputs and outputs of the equation's body
+Body = Callable[[list[Any], Any, Any], tuple[list[Any], Any, Any]]
+
+
+def evaluate_remat(
+    equation: JaxprEqn, operands: list[Any], body: Body, state: Any, more: Any
+) -> tuple[list[Any], Any, Any]:
+    """Evaluates a ``remat`` equation with another body; see `evaluate_scan`."""
+    params, jaxpr = equation.params, body_of(equation).jaxpr
+    run = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    outputs, state, more = run(operands, state, more)
+    passed_on = dict(zip(jaxpr.invars, operands, strict=True))
+    outputs = [
+        value if isinstance(atom, Literal) else passed_on.get(atom, value)
+        for atom, value in zip(jaxpr.outvars, outputs, strict=True)
+    ]
+    return outputs, state, more
+
+
+def evaluate_scan(
+    equation: JaxprEqn, operands: list[Any], body: Body, state: Any, more: Any
+) -> tuple[list[Any], Any, Any]:
+    """Evaluates a scan with another body.
+
+    Args:
+      equation: the scan.
+      operands: the values of its inputs.
+      body: ``body(inputs, state, more) -> (outputs, state, more)``.
+      state: a tree of arrays to carry beside the scan's own.
+      more: a tree of arrays to scan over beside the scan's own.
+
+    Returns:
+      The outputs, the last state, and the third results of ``body``, stacked.
+    """
+    num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
+    consts, operands = operands[:num_consts], operands[num_consts:]
+
+    def step(carry: Any, scanned: Any) -> tuple[Any, Any]:
+        (values, state), (xs, more) = carry, scanned
+        outputs, state, more = body([*consts, *values, *xs], state, more)
+        return (outputs[:num_carry], state), (outputs[num_carry:], more)
+
+    (carry, state), (ys, more) = jax.lax.scan(
+        step,
+        (operands[:num_carry], state),
+        (operands[num_carry:], more),
+        length=equation.params["length"],
+        reverse=equation.params["reverse"],
+        unroll=equation.params["unroll"],
+    )
+    return [*carry, *ys], state, more
