@@ -23,7 +23,7 @@ with requires_extra("federated"):
     import grpc
 
 _SERVICE = "dpjax.federated.Node"
-_KINDS: tuple[Kind, ...] = ("share", "query", "agreed")
+_KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
 # A client that starts a call and sends nothing occupies a thread until its connection is closed.
 _NUM_THREADS, _CONNECTION_SECONDS = 16, 120
 _STATUS_CODES: dict[Any, ErrorCode] = {

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 
 import numpy as np
+from federated_cases import draws_of
 
 from dpjax.federated import ProtocolError, protocol
 from dpjax.federated import journal as journal_module
@@ -247,9 +248,11 @@ class Simulation:
             parties.num_holders - parties.num_dropouts - 1, parties.num_holders + 1
         )
         holders = frozenset(self.rng.permutation(parties.num_holders)[:number].tolist())
-        message = Message(
-            kind="agreed", sender=ANALYST, receiver=node, round_number=0, holders=holders
-        )
+        running = self.running.get(f"node-{node}")
+        if running is None:
+            return
+        draws = draws_of(self.plan, running.state, holders)
+        message = Message(kind="agreed", sender=ANALYST, receiver=node, round_number=0, draws=draws)
         data = self.plan.message_format.to_bytes(message)
         with contextlib.suppress(ProtocolError):
             self._deliver("analyst", node, "agreed", data)

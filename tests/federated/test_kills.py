@@ -114,8 +114,8 @@ def test_no_kill_makes_a_party_send_what_it_must_not(monkeypatch, tmp_path):
 class OpensBeforeJournal(Node):
     """A node whose opening is on disk only if it is not killed."""
 
-    def _open(self, holders):
-        self.state, data = open_sum(self._plan, self.state, holders)
+    def _open(self, draws):
+        self.state, data = open_sum(self._plan, self.state, draws)
         return data
 
 
@@ -126,8 +126,8 @@ class AcceptsBeforeJournal(Node):
         self.state = receive(self._plan, self.state, data, holder=holder)
         return b""
 
-    def _open(self, holders):
-        self.state, data = open_sum(self._plan, self.state, holders)
+    def _open(self, draws):
+        self.state, data = open_sum(self._plan, self.state, draws)
         return data
 
 
