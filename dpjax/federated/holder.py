@@ -53,7 +53,7 @@ def journalled_messages(
         other parameters, or its delivery is over.
       ValueError: as `holder_messages`.
     """
-    require(f"{_OVER}{round_number}" not in journal.names(), "spent")
+    require(not has_ended(journal, round_number), "spent")
     units = b"" if callable(statistic) else plan.to_units(statistic).tobytes()
     digest = hashlib.blake2b(parameters + units, digest_size=_DIGEST_BYTES).digest()
     entry = f"{_SENT}{round_number}"
@@ -88,6 +88,16 @@ def end_deliveries(journal: Journal, *, before: int) -> None:
             if f"{_OVER}{number}" not in names:
                 journal.write(f"{_OVER}{number}", b"")
             journal.delete(name)
+
+
+def has_ended(journal: Journal, round_number: int) -> bool:
+    """Returns whether the delivery of a round's messages is over.
+
+    Args:
+      journal: of the holder.
+      round_number: of the release.
+    """
+    return f"{_OVER}{round_number}" in journal.names()
 
 
 def spent_rounds(journal: Journal) -> frozenset[int]:

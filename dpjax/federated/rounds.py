@@ -14,7 +14,13 @@ import numpy as np
 from dpjax._typing import PRNGKey
 from dpjax.federated.analyst import TEMPORARY, Analyst
 from dpjax.federated.entropy import SYSTEM, Entropy, UInt64
-from dpjax.federated.holder import Call, Delivery, end_deliveries, journalled_messages, spent_rounds
+from dpjax.federated.holder import (
+    Call,
+    Delivery,
+    end_deliveries,
+    has_ended,
+    journalled_messages,
+)
 from dpjax.federated.journal import Journal
 from dpjax.federated.messages import (
     ANALYST,
@@ -166,7 +172,7 @@ class TrainingAnalyst:
         rounds = sorted(int(name.removeprefix(_KEPT)) for name in names)
         words = [self._journal.read(f"{_KEPT}{number}") for number in rounds]
         return rounds, [
-            self._format.from_words(np.frombuffer(data, np.uint64)) for data in words if data
+            self._format.from_vector(np.frombuffer(data, np.float64)) for data in words if data
         ]
 
 
@@ -202,7 +208,6 @@ class TrainingHolder:
         self._plan, self._holder, self._training = plan, holder, training
         self._records, self._journal = records, journal
         self._entropy, self._new_key = entropy, new_key
-        self._format = ParameterFormat(training, plan.size)
         self._delivery: Delivery | None = None
         self._asked = holder  # nodes are asked in turn, by each holder from another one on
         self.round_number, self.is_over = -1, False
@@ -265,14 +270,12 @@ class TrainingHolder:
         end_deliveries(self._journal, before=round_number)
         self.round_number, self._delivery = round_number, None
         self.is_over = round_number == self._plan.mechanism.num_rounds
-        unsent = f"shares-{round_number}" in self._journal.names()
-        if self.is_over or (round_number in spent_rounds(self._journal) and not unsent):
+        if self.is_over or has_ended(self._journal, round_number):
             return
-        params = self._format.from_words(words)
 
         def statistic() -> Any:
             summed = self._training.clipped_sum(
-                self._new_key(), params, round_number, self._records
+                self._new_key(), words.view(np.float64), round_number, self._records
             )
             return self._plan.mechanism.sum_records(summed)
 

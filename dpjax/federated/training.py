@@ -39,8 +39,9 @@ class Training(NamedTuple):
       init: ``init() -> state``: the analyst's starting state, which does not depend on records.
       get_params: ``get_params(state) -> params``: what gradients are taken at, a tree of floats,
         which every round publishes.
-      clipped_sum: ``clipped_sum(key, params, round_number, records) -> tree``: the clipped gradient
-        sum of a holder's batch, **private**. The key is the holder's secret.
+      clipped_sum: ``clipped_sum(key, vector, round_number, records) -> tree``: the clipped gradient
+        sum of a holder's batch, **private**, at the parameters in ``vector``, float64, in the order
+        of `jax.flatten_util.ravel_pytree`. The key is the holder's secret.
       update: ``update(state, noisy_sum, round_number, noise_factor) -> state``: a step of the
         analyst, where ``noise_factor`` is the noise in the sum over the planned noise.
       get_result: ``get_result(state) -> tree``: what the analyst writes at the end.
@@ -49,7 +50,7 @@ class Training(NamedTuple):
     mechanism: SubsampledGaussian
     init: Callable[[], Any]
     get_params: Callable[[Any], Any]
-    clipped_sum: Callable[[PRNGKey, Any, int, Records], Any]
+    clipped_sum: Callable[[PRNGKey, npt.ArrayLike, int, Records], Any]
     update: Callable[[Any, Any, int, float], Any]
     get_result: Callable[[Any], Any]
 
@@ -121,10 +122,12 @@ def gradient_training(
         updates, moved = optimizer_for(noise_factor).update(mean, state.optimizer, state.params)
         return GradientState(optax.apply_updates(state.params, updates), moved)
 
-    def clipped_sum(key: PRNGKey, params: Any, round_number: int, records: Records) -> jax.Array:
+    def clipped_sum(
+        key: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
+    ) -> jax.Array:
         del round_number
         data = jax.tree.map(jnp.asarray, dict(records))
-        return gradient_of(batch_length(data))(key, params, data)
+        return gradient_of(batch_length(data))(key, _unravel(params, vector), data)
 
     return Training(
         mechanism=mechanism,
@@ -166,9 +169,12 @@ def svi_training(svi: "DPSVI", key: PRNGKey, example: Records, **public: Any) ->
         own = svi.with_num_examples(num_examples)
         return own, own.init(key, **blank(num_examples), **public)
 
-    def clipped_sum(key_of_batch: PRNGKey, params: Any, round_number: int, records: Records) -> Any:
+    def clipped_sum(
+        key_of_batch: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
+    ) -> Any:
         data = {name: jnp.asarray(value) for name, value in records.items()}
         own, state = of_holder(batch_length(data))
+        params = _unravel(own.optim.get_params(state.optim_state), vector)
         state = state._replace(
             optim_state=own.optim.init(params), rng_key=jax.random.fold_in(key, round_number)
         )
@@ -191,7 +197,7 @@ def svi_training(svi: "DPSVI", key: PRNGKey, example: Records, **public: Any) ->
 
 
 class ParameterFormat:
-    """Conversion of a training's parameters and states to words and bytes, and back.
+    """Conversion of the analyst's parameters and states to words and bytes, and back.
 
     Args:
       training: of the plan.
@@ -201,29 +207,25 @@ class ParameterFormat:
       start: the starting state.
 
     Raises:
-      ValueError: another number of parameters, or parameters that float64 does not hold.
+      ValueError: another number of parameters, or parameters that are no floats.
     """
 
     def __init__(self, training: Training, size: int) -> None:
         self.start = training.init()
-        params = training.get_params(self.start)
-        flat, self._unravel = ravel_pytree(params)
-        check(flat.size == size, "num_parameters", size, f"the {flat.size} of the training")
-        floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
-        check(floats, "params", jax.tree.map(jnp.dtype, params), "a tree of floats")
-        self._dtype = flat.dtype
+        self._params = training.get_params(self.start)
+        found = ravel_pytree(self._params)[0]
+        check(found.size == size, "num_parameters", size, f"the {found.size} of the training")
+        dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(self._params)]
+        floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+        check(floats, "params", dtypes, "a tree of floats")
 
     def to_words(self, params: Any) -> UInt64:
         """Returns parameters as float64 numbers in 64-bit words."""
         return np.asarray(ravel_pytree(params)[0], np.float64).view(np.uint64)
 
-    def from_words(self, words: UInt64) -> Any:
-        """Returns the parameters of which `to_words` made ``words``."""
-        return self.from_vector(words.view(np.float64))
-
     def from_vector(self, vector: npt.ArrayLike) -> Any:
         """Returns a tree like the parameters from a vector, such as a released sum."""
-        return self._unravel(jnp.asarray(vector, self._dtype))
+        return _unravel(self._params, vector)
 
     def state_to_bytes(self, state: Any) -> bytes:
         """Returns a state as bytes."""
@@ -243,6 +245,12 @@ class ParameterFormat:
 def noise_factor(num_contributing: int, num_noise_shares: int) -> float:
     """Returns the noise in a sum of so many holders over the planned noise, of H shares."""
     return math.sqrt(num_contributing / num_noise_shares)
+
+
+def _unravel(params: Any, vector: npt.ArrayLike) -> Any:
+    """Returns a tree like ``params`` with the numbers of a vector."""
+    flat, unravel = ravel_pytree(params)
+    return unravel(jnp.asarray(vector, flat.dtype))
 
 
 def _is_key(leaf: Any) -> bool:

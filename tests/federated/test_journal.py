@@ -19,7 +19,7 @@ class PointsUntil:
     def __init__(self, last):
         self.left = last
 
-    def pass_one(self):
+    def pass_one(self, name):
         self.left -= 1
         if self.left < 0:
             raise Killed
