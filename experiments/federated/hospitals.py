@@ -1,0 +1,41 @@
+"""The program of a training in which three holders fit a logistic regression by DPSVI.
+
+Every party has a copy of this file; its digest is in the plan.
+"""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer.autoguide import AutoNormal
+
+from dpjax.bayes import DPSVI
+from dpjax.federated import Training, svi_training
+from dpjax.mechanisms import SubsampledGaussian
+
+NUM_FEATURES = 12
+
+
+def model(x: jax.Array, y: jax.Array | None = None) -> None:
+    """A logistic regression of ``y``, zero or one, on features ``x``."""
+    weights = numpyro.sample("weights", dist.Normal(0, 3).expand([NUM_FEATURES]).to_event(1))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
+
+
+def training(mechanism: SubsampledGaussian) -> Training:
+    """Returns the training by the mechanism of the plan."""
+    svi = DPSVI(
+        model,
+        AutoNormal(model),
+        optax.adam(0.1),
+        sampling=mechanism.sampling,
+        num_steps=mechanism.num_steps,
+        l2_clip=mechanism.l2_clip,
+        noise_multiplier=mechanism.noise_multiplier,
+        adjacency=mechanism.adjacency,
+        unit=mechanism.unit,
+    )
+    record = {"x": np.zeros(NUM_FEATURES, np.float32), "y": np.float32(0)}
+    return svi_training(svi, jax.random.key(0), record)
