@@ -115,12 +115,16 @@ def gradient_training(
     def gradient_of(num_examples: int) -> Callable[..., jax.Array]:
         return holder_gradient(loss_fn, mechanism, num_examples=num_examples, method=method)
 
-    @functools.partial(jax.jit, static_argnums=2)
-    def update(state: GradientState, noisy_sum: Any, noise_factor: float) -> GradientState:
-        size = mechanism.sampling.expected_batch_size
-        mean = jax.tree.map(lambda s, p: (s / size).astype(p.dtype), noisy_sum, state.params)
-        updates, moved = optimizer_for(noise_factor).update(mean, state.optimizer, state.params)
-        return GradientState(optax.apply_updates(state.params, updates), moved)
+    @functools.cache
+    def step_for(noise_factor: float) -> Callable[[GradientState, Any], GradientState]:
+        chosen, size = optimizer_for(noise_factor), mechanism.sampling.expected_batch_size
+
+        def step(state: GradientState, noisy_sum: Any) -> GradientState:
+            mean = jax.tree.map(lambda s, p: (s / size).astype(p.dtype), noisy_sum, state.params)
+            updates, moved = chosen.update(mean, state.optimizer, state.params)
+            return GradientState(optax.apply_updates(state.params, updates), moved)
+
+        return jax.jit(step)
 
     def clipped_sum(
         key: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
@@ -134,7 +138,7 @@ def gradient_training(
         init=lambda: GradientState(params, optimizer_for(1.0).init(params)),
         get_params=lambda state: state.params,
         clipped_sum=clipped_sum,
-        update=lambda state, noisy, _, factor: update(state, noisy, factor),
+        update=lambda state, noisy, _, factor: step_for(factor)(state, noisy),
         get_result=lambda state: state.params,
     )
 

@@ -122,7 +122,10 @@ def run_training(records: Records, names: Sequence[str]) -> bool:
         epsilon=_EPSILON,
         delta=_DELTA,
     )
-    print(f"\nVariational inference, {_TRAINING.num_holders} holders, {_NUM_ROUNDS} rounds", flush=True)
+    print(
+        f"\nVariational inference, {_TRAINING.num_holders} holders, {_NUM_ROUNDS} rounds",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=num_parameters)
