@@ -5,6 +5,7 @@ Every party has a copy of this file; its digest is in the plan.
 
 import jax
 import numpy as np
+import numpy.typing as npt
 import numpyro
 import numpyro.distributions as dist
 import optax
@@ -37,5 +38,5 @@ def training(mechanism: SubsampledGaussian) -> Training:
         adjacency=mechanism.adjacency,
         unit=mechanism.unit,
     )
-    record = {"x": np.zeros(NUM_FEATURES, np.float32), "y": np.float32(0)}
+    record: dict[str, npt.ArrayLike] = {"x": np.zeros(NUM_FEATURES, np.float32), "y": np.float32(0)}
     return svi_training(svi, jax.random.key(0), record)
