@@ -69,6 +69,9 @@ class Study:
     def load_training(self) -> Training:
         """Runs the program, and returns its training.
 
+        Returns:
+          What the program's function ``training`` returns for the plan's mechanism.
+
         Raises:
           ValueError: there is no program, its code is not that of the plan, it fails, or it trains
             by another mechanism than the plan's.

@@ -143,13 +143,13 @@ def gradient_training(
     )
 
 
-def svi_training(svi: "DPSVI", key: PRNGKey, example: Records, **public: Any) -> Training:
+def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) -> Training:
     """Returns the training of a `dpjax.bayes.DPSVI`.
 
     Args:
-      svi: over as many records as all holders have, or a public constant near it.
       key: a JAX key for starting values and for draws from the guide: public, and the same at all
         parties.
+      svi: over as many records as all holders have, or a public constant near it.
       example: one record: the arguments of model and guide that holders have records of, by name,
         without the leading axis. Of the values only shape and dtype are used.
       **public: arguments of model and guide that all parties know.

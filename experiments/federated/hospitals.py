@@ -39,4 +39,4 @@ def training(mechanism: SubsampledGaussian) -> Training:
         unit=mechanism.unit,
     )
     record: dict[str, npt.ArrayLike] = {"x": np.zeros(NUM_FEATURES, np.float32), "y": np.float32(0)}
-    return svi_training(svi, jax.random.key(0), record)
+    return svi_training(jax.random.key(0), svi, record)

@@ -140,7 +140,7 @@ def test_a_type_that_is_no_sum_is_refused(tmp_path):
 
 def test_the_files_of_the_how_to_page_are_read(folder):
     blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     (folder / "study.toml").write_text(blocks[0])
     for name in ("authority.pem", "holder-3.pem", "holder-3.key"):
         (folder / name).write_text("")
@@ -148,6 +148,10 @@ def test_the_files_of_the_how_to_page_are_read(folder):
     found = read_settings(folder / "holder.toml", "holder")
     assert found.index == 3
     assert 0.5 < found.study.plan.certificate(1e-5).epsilon < 5
+    (program,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
+    (folder / "train.py").write_text(program)
+    training = study_of(folder, blocks[2]).load_training()
+    assert training.init().params["w"].shape == (2,)
 
 
 HOLDER = """
