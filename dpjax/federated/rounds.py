@@ -189,7 +189,7 @@ class TrainingHolder:
       new_key: returns a new secret key for each batch.
 
     Attributes:
-      round_number: of the newest round that the nodes have told the holder of, or -1.
+      round_number: of the newest round whose parameters the holder has, or -1.
       is_over: whether the training has ended.
       codes: why a node has not answered, by its index.
     """
