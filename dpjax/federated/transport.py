@@ -151,7 +151,8 @@ class Channels:
                     ("grpc.ssl_target_name_override", f"node-{node}"),
                     ("grpc.enable_http_proxy", 0),
                     ("grpc.enable_retries", 0),
-                    ("grpc.min_reconnect_backoff_ms", 100),
+                    # Also the time that a connection may take, of which TLS needs some round trips.
+                    ("grpc.min_reconnect_backoff_ms", round(1000 * call_time)),
                     ("grpc.initial_reconnect_backoff_ms", 100),
                     ("grpc.max_reconnect_backoff_ms", 1000),
                 ],

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import socket
 import threading
 import time
 from typing import NamedTuple
@@ -284,6 +285,37 @@ def test_no_call_lasts_longer_than_its_time(keys):
             assert code_of(channel.call, 0, "share", b"") == "unreachable"
             assert 0.4 < time.monotonic() - begin < 10
         stop.set()
+
+
+def copy_slowly(source, target):
+    """Copies bytes, each piece after 0.2 seconds, until the source ends."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            time.sleep(0.2)
+            target.sendall(data)
+
+
+def forward(listener, port):
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            server = socket.create_connection(("127.0.0.1", port))
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=copy_slowly, args=pair, daemon=True).start()
+
+
+def test_a_slow_connection_is_waited_for(keys):
+    """Each piece of the handshake takes 0.2 seconds, as between continents."""
+    own = identity(keys / "own", "node-0")
+    server, port = serve(lambda *_: b"answer", "127.0.0.1:0", own, max_bytes=MAX_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=forward, args=(listener, port), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with channels([address], keys / "own", "holder-1") as channel:
+                assert channel.call(0, "share", b"data") == b"answer"
+        finally:
+            server.stop(grace=None).wait()
 
 
 def test_attempts_end_at_the_time_limit(monkeypatch):
