@@ -111,6 +111,7 @@ def run_regression(records: Records, names: Sequence[str]) -> bool:
 def run_training(records: Records, names: Sequence[str]) -> bool:
     """Fits a logistic regression by DPSVI, and returns whether there is a result."""
     num_parameters = 2 * hospitals.NUM_FEATURES  # locations and scales of the guide
+    columns = [0, *range(len(names) - hospitals.NUM_FEATURES + 1, len(names))]
     mechanism = calibrate(
         SizeScaledSubsampledGaussian(
             PoissonSampling(len(records.y), 0.1),
@@ -130,7 +131,7 @@ def run_training(records: Records, names: Sequence[str]) -> bool:
         folder = Path(name)
         table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=num_parameters)
         parts = [
-            {"x": own["x"].astype(np.float32), "y": (own["y"] > 0).astype(np.float32)}
+            {"x": own["x"][:, columns].astype(np.float32), "y": (own["y"] > 0).astype(np.float32)}
             for own in split_records(records, _TRAINING.num_holders)
         ]
         program = Path(hospitals.__file__)
@@ -138,9 +139,9 @@ def run_training(records: Records, names: Sequence[str]) -> bool:
         if not run_parties(folder, _TRAINING):
             return False
         with np.load(folder / "released.npz") as file:
-            location, scale = file["weights_auto_loc"], file["weights_auto_scale"]
+            location, scale = file["location"], file["scale"]
     print("\nGuide of the logistic regression of a target above the middle of its range:")
-    print_coefficients(names, location, scale)
+    print_coefficients([names[column] for column in columns], location, scale)
     return True
 
 
@@ -174,8 +175,8 @@ def draw_posterior(folder: Path, num_examples: int) -> RegressionDraws:
         prior_precision=1.0,
         noise_shape=1.0,
         noise_rate=0.1,
-        num_draws=600,
-        num_warmup=300,
+        num_draws=500,
+        num_warmup=250,
         num_chains=2,
     )
 

@@ -4,18 +4,19 @@ Every party has a copy of this file; its digest is in the plan.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer.autoguide import AutoNormal
 
 from dpjax.bayes import DPSVI
 from dpjax.federated import Training, svi_training
 from dpjax.mechanisms import SubsampledGaussian
 
-NUM_FEATURES = 12
+# The constant and as many features as the stand-in for missing data has.
+NUM_FEATURES = 11
 
 
 def model(x: jax.Array, y: jax.Array | None = None) -> None:
@@ -25,11 +26,19 @@ def model(x: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
+def guide(x: jax.Array, y: jax.Array | None = None) -> None:
+    """Independent normal distributions of the weights."""
+    location = numpyro.param("location", jnp.zeros(NUM_FEATURES))
+    positive = dist.constraints.positive
+    scale = numpyro.param("scale", jnp.full(NUM_FEATURES, 0.1), constraint=positive)
+    numpyro.sample("weights", dist.Normal(location, scale).to_event(1))
+
+
 def training(mechanism: SubsampledGaussian) -> Training:
     """Returns the training by the mechanism of the plan."""
     svi = DPSVI(
         model,
-        AutoNormal(model),
+        guide,
         optax.adam(0.1),
         sampling=mechanism.sampling,
         num_steps=mechanism.num_steps,

@@ -63,7 +63,7 @@ def test_the_program_trains_by_the_plans_mechanism(tmp_path, records):
         num_steps=5,
         adjacency="zero_out",
     )
-    table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=24)
+    table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=2 * hospitals.NUM_FEATURES)
     parts = split_records(records, 3)
     program = Path(hospitals.__file__)
     write_study(tmp_path, table, _TRAINING, parts, delta=1e-4, limits=_LIMITS, program=program)
@@ -71,4 +71,4 @@ def test_the_program_trains_by_the_plans_mechanism(tmp_path, records):
     training = study.load_training()
     assert training.mechanism == study.plan.mechanism.mechanism == mechanism
     state = training.init()
-    assert training.get_result(state)["weights_auto_loc"].shape == (hospitals.NUM_FEATURES,)
+    assert training.get_result(state)["location"].shape == (hospitals.NUM_FEATURES,)
