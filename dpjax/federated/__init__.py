@@ -11,7 +11,7 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 from dpjax.federated.config import Study, read_study
 from dpjax.federated.entropy import Entropy, simulated_entropy
 from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
-from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_holders
+from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_draws
 from dpjax.federated.paillier import (
     PaillierKeys,
     decrypt_sum,
@@ -29,8 +29,10 @@ from dpjax.federated.protocol import (
     open_sum,
     perturb,
     receive,
+    received_draws,
     run_round,
 )
+from dpjax.federated.training import Training, gradient_training, svi_training
 
 __all__ = [
     "Adversary",
@@ -46,11 +48,13 @@ __all__ = [
     "ProtocolError",
     "Result",
     "Study",
-    "agreed_holders",
+    "Training",
+    "agreed_draws",
     "combine",
     "decrypt_sum",
     "encrypt_statistic",
     "generate_paillier_keys",
+    "gradient_training",
     "holder_gradient",
     "holder_messages",
     "multiply_ciphertexts",
@@ -58,6 +62,8 @@ __all__ = [
     "perturb",
     "read_study",
     "receive",
+    "received_draws",
     "run_round",
     "simulated_entropy",
+    "svi_training",
 ]

@@ -81,18 +81,28 @@ def _run_node(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    opened = run_node(read_settings(arguments.config, "node"), stop)
+    settings = read_settings(arguments.config, "node")
+    outcome = run_node(settings, stop)
+    if settings.study.program is not None:
+        last, over = settings.study.plan.mechanism.num_rounds, outcome.round_number or 0
+        print(f"rounds that are over: {over} of {last}", flush=True)
+        return 0 if over == last else 1
+    opened = outcome.holders
     what = "nothing" if opened is None else f"the sum of {len(opened)} holders"
     print(f"opened: {what}", flush=True)
     return 1 if opened is None else 0
 
 
 def _run_analyst(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes import run_analyst
+    from dpjax.federated.processes import run_analyst, run_training_analyst
 
     settings = read_settings(arguments.config, "analyst")
-    result = run_analyst(settings)
-    print(f"released: the sum of {len(result.holders)} holders, in {settings.result}")
+    if settings.study.program is None:
+        result = run_analyst(settings)
+        print(f"released: the sum of {len(result.holders)} holders, in {settings.result}")
+    else:
+        number = run_training_analyst(settings)
+        print(f"released: the parameters after {number} rounds, in {settings.result}")
     print(settings.study.plan.certificate(settings.delta), flush=True)
     return 0
 

@@ -6,19 +6,25 @@ no trust: a node opens one set in a round, with the noise of N - D holders or mo
 that different nodes open do not combine.
 """
 
-from dpjax.federated.holder import TEMPORARY, Call
+from collections.abc import Collection, Mapping
+
+from dpjax.federated.holder import Call
 from dpjax.federated.journal import Journal
 from dpjax.federated.messages import (
     ANALYST,
+    NO_PARAMETERS,
     ErrorCode,
     Kind,
     Message,
     ProtocolError,
-    agreed_holders,
+    agreed_draws,
     require,
 )
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.protocol import Result, combine
+
+# After these a later attempt may succeed.
+TEMPORARY: frozenset[ErrorCode] = frozenset(["unreachable", "internal", "holders"])
 
 
 class Analyst:
@@ -28,22 +34,35 @@ class Analyst:
       plan: of the release.
       journal: of the analyst.
       round_number: of the release.
+      parameters: digest of those that the round's sums are taken at.
+      awaited: holders that are waited for, by default all; as are those whose share a node has.
 
     Attributes:
       codes: why a node has not opened its sum so far, by its index.
-      agreed: the holders whose sum is opened, or ``None`` before they are fixed.
+      agreed: the draws whose sum is opened, by holder, or ``None`` before they are fixed.
       failure: why there is no result so far.
     """
 
-    def __init__(self, plan: FederatedSum, journal: Journal, *, round_number: int = 0) -> None:
+    def __init__(
+        self,
+        plan: FederatedSum,
+        journal: Journal,
+        *,
+        round_number: int = 0,
+        parameters: bytes = NO_PARAMETERS,
+        awaited: Collection[int] | None = None,
+    ) -> None:
         self._plan, self._journal, self._round = plan, journal, round_number
+        self._parameters = parameters
+        everyone = range(plan.parties.num_holders)
+        self._awaited = frozenset(everyone if awaited is None else awaited)
         self._entry = f"agreed-{round_number}"
         stored = {node: journal.read(self._name(node)) for node in range(plan.parties.num_nodes)}
         self._openings = {node: data for node, data in stored.items() if data is not None}
         self.codes: dict[int, ErrorCode] = {}
         self.failure: ErrorCode = "too few nodes"
         data = journal.read(self._entry)
-        self.agreed = None if data is None else self._read(0, "agreed", data).holders
+        self.agreed = None if data is None else self._read(0, "agreed", data).draws
 
     def attempt(self, call: Call, *, waiting_over: bool) -> Result | None:
         """Returns the result, or ``None`` where nodes or holders are missing.
@@ -65,35 +84,44 @@ class Analyst:
         self._check_refusals()
         if len(self._openings) < self._plan.parties.sharing.threshold:
             return None
-        return combine(self._plan, self._openings, round_number=self._round)
+        return combine(
+            self._plan,
+            self._openings,
+            round_number=self._round,
+            parameters=self._parameters,
+        )
 
     def _name(self, node: int) -> str:
         return f"opening-{self._round}-{node}"
 
     def _agree(self, call: Call, waiting_over: bool) -> None:
         parties = self._plan.parties
-        answers = [message for message, _ in self._ask(call, "query", frozenset()).values()]
-        opened = [message.holders for message in answers if message.kind == "opening"]
+        answers = [message for message, _ in self._ask(call, "query", {}).values()]
+        opened = [message.draws for message in answers if message.kind == "opening"]
         if opened:
             self._fix(opened[0])
             return
-        # Of Shamir's nodes, those that lack the fewest.
-        received = sorted((message.holders for message in answers), key=len)
-        most = received[-parties.sharing.threshold :]
-        if len(most) < parties.sharing.threshold:
+        received = [message.draws for message in answers]
+        if len(received) < parties.sharing.threshold:
             return
-        self.failure = "too few holders"
-        holders = agreed_holders(most)
-        complete = len(received) == parties.num_nodes and len(received[0]) == parties.num_holders
-        if complete or (waiting_over and len(holders) >= parties.least_holders):
-            self._fix(holders)
+        draws = agreed_draws(received, threshold=parties.sharing.threshold)
+        # Holders that every node has a share of, but no draw that enough nodes have.
+        spoiled = frozenset.intersection(*map(frozenset, received)) - draws.keys()
+        self.failure = "draw" if spoiled else "too few holders"
+        all_answered = len(received) == parties.num_nodes
+        if all_answered and parties.num_holders - len(spoiled) < parties.least_holders:
+            raise ProtocolError("draw")
+        wanted = self._awaited.union(*received) - spoiled
+        complete = all_answered and all(wanted <= one.keys() for one in received)
+        if (complete or waiting_over) and len(draws) >= parties.least_holders:
+            self._fix(draws)
 
-    def _fix(self, holders: frozenset[int]) -> None:
-        self._journal.write(self._entry, self._message("agreed", 0, holders))
-        self.agreed, self.failure = holders, "too few nodes"
+    def _fix(self, draws: Mapping[int, int]) -> None:
+        self._journal.write(self._entry, self._message("agreed", 0, draws))
+        self.agreed, self.failure = draws, "too few nodes"
 
     def _ask(
-        self, call: Call, kind: Kind, holders: frozenset[int]
+        self, call: Call, kind: Kind, draws: Mapping[int, int]
     ) -> dict[int, tuple[Message, bytes]]:
         """Returns what the nodes answer, parsed and as bytes; `codes` has why others did not."""
         found = {}
@@ -101,12 +129,13 @@ class Analyst:
             if node in self._openings or self.codes.get(node, "unreachable") not in TEMPORARY:
                 continue
             try:
-                data = call(node, kind, self._message(kind, node, holders))
+                data = call(node, kind, self._message(kind, node, draws))
                 is_open = len(data) == self._plan.message_format.num_bytes
                 answer = self._read(node, "opening" if is_open else "received", data)
                 if kind == "agreed":
                     require(is_open, "format")
-                    require(answer.holders == holders, "holders")
+                    require(answer.holders == draws.keys(), "holders")
+                    require(answer.draws == draws, "draw")
                 found[node] = answer, data
                 self.codes.pop(node, None)
             except ProtocolError as error:
@@ -119,14 +148,24 @@ class Analyst:
         if parties.num_nodes - len(refused) < parties.sharing.threshold:
             raise ProtocolError(refused[0])
 
-    def _message(self, kind: Kind, node: int, holders: frozenset[int]) -> bytes:
+    def _message(self, kind: Kind, node: int, draws: Mapping[int, int]) -> bytes:
         message = Message(
-            kind=kind, sender=ANALYST, receiver=node, round_number=self._round, holders=holders
+            kind=kind,
+            sender=ANALYST,
+            receiver=node,
+            round_number=self._round,
+            parameters=self._parameters,
+            draws=draws,
         )
         return self._plan.message_format.to_bytes(message)
 
     def _read(self, node: int, kind: Kind, data: bytes) -> Message:
         sender, receiver = (ANALYST, node) if kind == "agreed" else (node, ANALYST)
         return self._plan.message_format.from_bytes(
-            data, kind=kind, sender=sender, receiver=receiver, round_number=self._round
+            data,
+            kind=kind,
+            sender=sender,
+            receiver=receiver,
+            round_number=self._round,
+            parameters=self._parameters,
         )

@@ -4,7 +4,9 @@ Both are TOML. The study names the plan by dpjax's public classes and public num
 build the same one; messages of parties whose plans differ are refused by their fingerprint.
 """
 
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import tomllib
 from collections.abc import Collection, Mapping
@@ -13,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax.federated.gradients import ClippedGradientSum
 from dpjax.federated.parties import Parties
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.training import Training
 
 _EXAMPLE = "such as 'dpjax.bayes.regression.PerturbedStatistics.from_epsilon'"
 
@@ -26,10 +30,12 @@ class Study:
     Attributes:
       plan: of the release.
       nodes: host and port of each node.
-      round_number: of the release, from zero.
+      program: of a training, a Python file with a function ``training(mechanism) -> Training``;
+        its digest is in the plan. Without it there is one round.
+      round_number: of the release, from zero; unused in a training.
       call_time: seconds for the answer to one message.
       waiting_time: seconds that the analyst waits for holders that are missing, before it has the
-        sum of the others opened.
+        sum of the others opened; in a training not for those who were missing in the last round.
       time_limit: seconds after which every process ends.
 
     Raises:
@@ -38,6 +44,7 @@ class Study:
 
     plan: FederatedSum
     nodes: tuple[str, ...]
+    program: Path | None = None
     round_number: int = 0
     call_time: float = 10.0
     waiting_time: float = 60.0
@@ -55,6 +62,40 @@ class Study:
             check_positive(name, getattr(self, name))
         before = f"below time_limit = {self.time_limit}"
         check(self.waiting_time < self.time_limit, "waiting_time", self.waiting_time, before)
+        trains = self.program is None or isinstance(self.plan.mechanism, ClippedGradientSum)
+        allowed = "left out: the mechanism is no dpjax.federated.ClippedGradientSum"
+        check(trains, "program", str(self.program), allowed)
+
+    def load_training(self) -> Training:
+        """Runs the program, and returns its training.
+
+        Returns:
+          What the program's function ``training`` returns for the plan's mechanism.
+
+        Raises:
+          ValueError: there is no program, its code is not that of the plan, it fails, or it trains
+            by another mechanism than the plan's.
+        """
+        path = self.program
+        if path is None:
+            raise ValueError("program must be given for a training, got None")
+        same = _digest_of_file(path) == self.plan.program
+        check(same, "program", str(path), "the file that the plan was made with")
+        spec = importlib.util.spec_from_file_location(f"dpjax_program_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        make = getattr(module, "training", None)
+        check(callable(make), "program", str(path), "a file with a function training(mechanism)")
+        assert make is not None
+        mechanism = self.plan.mechanism
+        assert isinstance(mechanism, ClippedGradientSum)
+        training = make(mechanism.mechanism)
+        check(isinstance(training, Training), "program", training, "one that returns a Training")
+        same = training.mechanism == mechanism.mechanism
+        check(same, "program", training.mechanism, f"one that trains by {mechanism.mechanism}")
+        return training
 
 
 def read_study(path: Path | str) -> Study:
@@ -66,7 +107,8 @@ def read_study(path: Path | str) -> Study:
     Raises:
       ValueError: no TOML, a key that is missing or unknown, or a value out of range.
     """
-    table = _read_toml(Path(path))
+    path = Path(path)
+    table = _read_toml(path)
     names = [name for name in Study.__dataclass_fields__ if name not in ("plan", "nodes")]
     _check_keys("study", table, required=["plan", "nodes"], optional=names)
     plan = _check_table("plan", table["plan"])
@@ -76,8 +118,18 @@ def read_study(path: Path | str) -> Study:
         "mechanism": _build("plan.mechanism", plan["mechanism"]),
         "parties": _call("plan.parties", Parties, parties),
     }
+    values = _build("study", table, skip=["plan"])
+    if "program" in table:
+        check(isinstance(table["program"], str), "program", table["program"], "the name of a file")
+        values["program"] = path.parent / table["program"]
+        parts["program"] = _digest_of_file(values["program"])
     built = _call("plan", FederatedSum, {**plan, **parts})
-    return _call("study", Study, {**_build("study", table, skip=["plan"]), "plan": built})
+    return _call("study", Study, {**values, "plan": built})
+
+
+def _digest_of_file(path: Path) -> str:
+    check(path.is_file(), "program", str(path), "a file")
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +144,13 @@ class PartySettings:
       certificate: file of the party's certificate.
       key: file of the party's private key.
       data: of a holder, an npz file with its records.
-      arrays: names in ``data``, in the order of ``plan.mechanism.sum_records``.
+      arrays: names in ``data``, in the order of ``plan.mechanism.sum_records``; in a training they
+        are the names in an example.
       address: that a node listens on, by default its address in the study.
       result: of the analyst, the npz file that is written.
       delta: of the analyst, at which the certificate is printed.
+      keep_every: of the analyst of a training, of how many rounds the parameters after one are in
+        the result, too; zero for none.
     """
 
     study: Study
@@ -109,6 +164,7 @@ class PartySettings:
     address: str = ""
     result: Path = Path()
     delta: float = 0.0
+    keep_every: int = 0
 
 
 _FILES = ("journal", "authority", "certificate", "key")
@@ -117,7 +173,7 @@ _REQUIRED = {
     "node": ("study", *_FILES, "index"),
     "analyst": ("study", *_FILES, "result", "delta"),
 }
-_OPTIONAL = {"holder": (), "node": ("address",), "analyst": ()}
+_OPTIONAL = {"holder": (), "node": ("address",), "analyst": ("keep_every",)}
 
 
 def read_settings(path: Path | str, role: str) -> PartySettings:
@@ -160,6 +216,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
         folder = values["result"].parent
         check(folder.is_dir(), "result", str(values["result"]), "a file in a folder that exists")
         check_delta(values["delta"])
+        check_count("keep_every", values.get("keep_every", 0), minimum=0)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Random words from the operating system's entropy, or from a seed in a simulation."""
+"""Random words seeded by the operating system's entropy, or by a number in a simulation."""
 
 import os
+import ssl
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +14,22 @@ from dpjax.mechanisms.exact_sampling import Lanes, RandomWords
 Entropy = Callable[[int], bytes]
 UInt64 = npt.NDArray[np.uint64]
 
-SYSTEM: Entropy = os.urandom
+
+def system_entropy(size: int) -> bytes:
+    """Returns bytes of OpenSSL's generator, reseeded with the operating system's entropy.
+
+    It is AES-256 in counter mode (NIST SP 800-90A), several times as fast as ``os.urandom``. Fresh
+    entropy is mixed in at every call, so copies of a process or of a virtual machine differ.
+
+    Args:
+      size: number of bytes.
+    """
+    ssl.RAND_add(os.urandom(_SEED_BYTES), float(_SEED_BYTES))
+    return ssl.RAND_bytes(size)
+
+
+SYSTEM: Entropy = system_entropy
+_SEED_BYTES = 32
 
 
 def simulated_entropy(seed: int) -> Entropy:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dpjax.federated.entropy import SYSTEM, Entropy
 from dpjax.federated.journal import Journal
-from dpjax.federated.messages import ErrorCode, Kind, ProtocolError, require
+from dpjax.federated.messages import NO_PARAMETERS, ErrorCode, Kind, ProtocolError, require
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.protocol import holder_messages
 
@@ -15,18 +15,20 @@ from dpjax.federated.protocol import holder_messages
 Call = Callable[[int, Kind, bytes], bytes]
 
 # After these a later attempt may succeed.
-TEMPORARY: frozenset[ErrorCode] = frozenset(["unreachable", "internal", "holders"])
+TEMPORARY: frozenset[ErrorCode] = frozenset(["unreachable", "internal", "early"])
 _DIGEST_BYTES = 32
-_PREFIX = "shares-"
+# Entries of rounds whose messages may have left, and of those whose delivery is over.
+_SENT, _OVER = "shares-", "spent-"
 
 
 def journalled_messages(
     plan: FederatedSum,
     holder: int,
-    statistic: npt.ArrayLike,
+    statistic: npt.ArrayLike | Callable[[], npt.ArrayLike],
     journal: Journal,
     *,
     round_number: int = 0,
+    parameters: bytes = NO_PARAMETERS,
     entropy: Entropy = SYSTEM,
 ) -> list[bytes]:
     """Returns the messages of a holder to the nodes: the same ones in every process.
@@ -39,27 +41,63 @@ def journalled_messages(
     Args:
       plan: of the release.
       holder: index, from zero.
-      statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
+      statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records; or a
+        function for that of a random batch, which is called where no messages are on disk.
       journal: of the holder.
       round_number: of the release.
+      parameters: digest of those that the sums are taken at.
       entropy: source of random bytes; anything but the operating system's is a simulation.
 
     Raises:
-      ProtocolError: with the code ``"spent"``, the round has messages of another statistic.
+      ProtocolError: with the code ``"spent"``, the round has messages of another statistic or at
+        other parameters, or its delivery is over.
       ValueError: as `holder_messages`.
     """
-    digest = hashlib.blake2b(plan.to_units(statistic).tobytes(), digest_size=_DIGEST_BYTES).digest()
-    entry = f"{_PREFIX}{round_number}"
+    require(not has_ended(journal, round_number), "spent")
+    units = b"" if callable(statistic) else plan.to_units(statistic).tobytes()
+    digest = hashlib.blake2b(parameters + units, digest_size=_DIGEST_BYTES).digest()
+    entry = f"{_SENT}{round_number}"
     data = journal.read(entry)
     if data is None:
         messages = holder_messages(
-            plan, holder, statistic, round_number=round_number, entropy=entropy
+            plan,
+            holder,
+            statistic() if callable(statistic) else statistic,
+            round_number=round_number,
+            parameters=parameters,
+            entropy=entropy,
         )
         journal.write(entry, digest + b"".join(messages))
         return messages
     require(data[:_DIGEST_BYTES] == digest, "spent")
-    length = plan.message_format.num_bytes
+    length = plan.message_format.length("share")
     return [data[start : start + length] for start in range(_DIGEST_BYTES, len(data), length)]
+
+
+def end_deliveries(journal: Journal, *, before: int) -> None:
+    """Deletes the messages of earlier rounds, which stay marked as spent.
+
+    Args:
+      journal: of the holder.
+      before: number of the first round whose messages are kept.
+    """
+    names = journal.names()
+    sent = {int(name.removeprefix(_SENT)): name for name in names if name.startswith(_SENT)}
+    for number, name in sent.items():
+        if number < before:
+            if f"{_OVER}{number}" not in names:
+                journal.write(f"{_OVER}{number}", b"")
+            journal.delete(name)
+
+
+def has_ended(journal: Journal, round_number: int) -> bool:
+    """Returns whether the delivery of a round's messages is over.
+
+    Args:
+      journal: of the holder.
+      round_number: of the release.
+    """
+    return f"{_OVER}{round_number}" in journal.names()
 
 
 def spent_rounds(journal: Journal) -> frozenset[int]:
@@ -68,8 +106,8 @@ def spent_rounds(journal: Journal) -> frozenset[int]:
     Args:
       journal: of the holder.
     """
-    names = (name for name in journal.names() if name.startswith(_PREFIX))
-    return frozenset(int(name.removeprefix(_PREFIX)) for name in names)
+    names = (name for name in journal.names() if name.startswith((_SENT, _OVER)))
+    return frozenset(int(name.partition("-")[2]) for name in names)
 
 
 class Delivery:

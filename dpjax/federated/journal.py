@@ -107,9 +107,10 @@ class Journal:
         os.rename(unfinished, path)
         _sync(self._folder)
 
-    def delete(self, name: str) -> None:
-        """Deletes an entry."""
-        os.unlink(self._folder / name)
+    def delete(self, *names: str) -> None:
+        """Deletes entries."""
+        for name in names:
+            os.unlink(self._folder / name)
         _sync(self._folder)
 
 

@@ -1,15 +1,20 @@
 """Messages of the protocol: bytes of one length for each kind, and errors that are codes alone.
 
-A message is a header, the set of holders as a bitmap, shares as little-endian 64-bit words, and a
-BLAKE2b digest that detects damage. The digest has no key: who may send what is for the channel
-(mutual TLS) to enforce. The header names the plan, the round, the sender and the receiver, so that
-a message of another plan, another round or another pair is refused. An error never contains a
-value, a length or a text that depends on a record.
+A message is a header, identifiers of draws, 64-bit words, all little-endian, and a BLAKE2b digest
+that detects damage. The digest has no key: who may send what is for the channel (mutual TLS) to
+enforce. The header names the plan, the round, the parameters that the round's sums are taken at,
+the sender and the receiver, so that a message of another plan, round or pair is refused. An error
+never contains a value, a length or a text that depends on a record.
+
+A holder draws its noise and its shares once for a round, and gives all shares of the draw one
+random identifier. A holder that lost its journal and draws again has another one, and shares of two
+draws do not add up to a sum: nodes open the draws that all of them have.
 """
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -18,12 +23,14 @@ import numpy as np
 from dpjax._validation import check, check_count
 from dpjax.federated.entropy import UInt64
 
-# Magic, version, kind, sender, receiver, round, fingerprint of the plan.
-_HEADER = struct.Struct("<4sHHIIQ16s")
-_MAGIC, _VERSION = b"dpjf", 1
+# Magic, version, kind, sender, receiver, round, fingerprint of the plan, digest of the parameters.
+_HEADER = struct.Struct("<4sHHIIQ16s16s")
+_MAGIC, _VERSION = b"dpjf", 2
 _DIGEST_BYTES = 16
 # The receiver of an opened sum, and the sender of a query.
 ANALYST = 2**32 - 1
+# The digest in rounds whose sums are taken at no parameters.
+NO_PARAMETERS = bytes(16)
 
 
 # Why a message or a set of messages is refused.
@@ -33,23 +40,28 @@ ErrorCode = Literal[
     "damaged",  # the digest differs
     "plan",  # of another plan
     "round",  # of another round
+    "early",  # of a round that has not begun at the node
+    "parameters",  # of a round at other parameters
     "sender",  # from another party than the channel has, or from none of the plan
     "receiver",  # for another party
     "share",  # a word that is no share
     "holders",  # another set of holders than agreed on, or not all of their shares
+    "draw",  # shares of two draws of one holder, which do not add up
     "too few holders",  # the noise of those who stayed does not suffice
     "too few nodes",  # fewer opened sums than needed
     "repeated",  # a second message for the same round
     "opened",  # the node has opened another set of holders in this round
-    "spent",  # shares of other records have left the holder in this round
+    "spent",  # shares of other records or at other parameters have left the holder in this round
     "unreachable",  # no answer in time, or no channel that authenticates both ends
     "internal",  # the receiver failed
 ]
 # A share of a holder's noisy statistic, from it to a node; the sum of them, from it to the analyst.
-# The analyst's question which holders a node has shares of, the answer, and the set to be opened.
-Kind = Literal["share", "opening", "query", "received", "agreed"]
+# The analyst's question whose draws a node has shares of, the answer, and the set to be opened.
+# The parameters of a round, from the analyst to a node, and a holder's question for them.
+Kind = Literal["share", "opening", "query", "received", "agreed", "parameters", "next"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-_WITH_WORDS: tuple[Kind, ...] = ("share", "opening")
+_WITH_WORDS: tuple[Kind, ...] = ("share", "opening", "parameters")
+_WITH_DRAWS: tuple[Kind, ...] = ("opening", "received", "agreed")
 
 
 class ProtocolError(Exception):
@@ -69,20 +81,28 @@ class Message:
     """One message.
 
     Attributes:
-      kind: ``"share"``, ``"opening"``, ``"query"``, ``"received"`` or ``"agreed"``.
+      kind: ``"share"``, ``"opening"``, ``"query"``, ``"received"``, ``"agreed"``,
+        ``"parameters"`` or ``"next"``.
       sender: index of the holder or of the node, or `ANALYST`.
       receiver: index of the node, or `ANALYST`.
       round_number: of the release in the plan, from zero.
-      holders: whose shares are in it, or whom it names.
-      words: residues, uint64 ``(size,)``; empty unless it is a share or an opening.
+      parameters: digest of the parameters that the round's sums are taken at.
+      draws: by holder the identifier, above zero, of the draw whose share is in it or is named.
+      words: uint64 ``(size,)`` in a share, an opening or parameters, else empty.
     """
 
     kind: Kind
     sender: int
     receiver: int
     round_number: int
-    holders: frozenset[int]
+    parameters: bytes = NO_PARAMETERS
+    draws: Mapping[int, int] = field(default_factory=dict)
     words: UInt64 = field(default_factory=lambda: np.zeros(0, np.uint64), repr=False)
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The holders in `draws`."""
+        return frozenset(self.draws)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,36 +127,45 @@ class MessageFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Length of every share and opening; other messages are shorter."""
-        return self.length("share")
+        """Length of the longest messages, the openings."""
+        return self.length("opening")
 
     def length(self, kind: Kind) -> int:
         """Returns the length in bytes of a message of ``kind``, the same for all of them."""
         words = self.size if kind in _WITH_WORDS else 0
-        return _HEADER.size + self._bitmap_bytes + 8 * words + _DIGEST_BYTES
+        return _HEADER.size + 8 * (self._num_draws(kind) + words) + _DIGEST_BYTES
 
-    @property
-    def _bitmap_bytes(self) -> int:
-        return -(-self.num_holders // 8)
+    def _num_draws(self, kind: Kind) -> int:
+        return self.num_holders if kind in _WITH_DRAWS else int(kind == "share")
 
     def to_bytes(self, message: Message) -> bytes:
         """Returns ``message`` as bytes."""
+        kind = message.kind
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
-            _KINDS.index(message.kind),
+            _KINDS.index(kind),
             message.sender,
             message.receiver,
             message.round_number,
             self.fingerprint,
+            message.parameters,
         )
-        members = sum(1 << holder for holder in message.holders)
-        bitmap = members.to_bytes(self._bitmap_bytes, "little")
-        body = (header, bitmap, message.words.astype("<u8", copy=False).data)
+        draws = np.zeros(self._num_draws(kind), "<u8")
+        for holder, draw in message.draws.items():
+            draws[0 if kind == "share" else holder] = draw
+        body = (header, draws.data, message.words.astype("<u8", copy=False).data)
         return b"".join((*body, _digest(*body)))
 
     def from_bytes(
-        self, data: bytes, *, kind: Kind, sender: int, receiver: int, round_number: int
+        self,
+        data: bytes,
+        *,
+        kind: Kind,
+        sender: int,
+        receiver: int,
+        round_number: int | None,
+        parameters: bytes | None = NO_PARAMETERS,
     ) -> Message:
         """Returns the message in ``data``, which must be the expected one.
 
@@ -145,7 +174,8 @@ class MessageFormat:
           kind: expected.
           sender: as the channel authenticated it.
           receiver: this party.
-          round_number: expected.
+          round_number: expected, or ``None`` for any.
+          parameters: expected digest, or ``None`` for any.
 
         Raises:
           ProtocolError: anything else than a message of this kind, plan, round, sender and
@@ -153,27 +183,50 @@ class MessageFormat:
         """
         require(len(data) == self.length(kind), "length")
         body, digest = memoryview(data)[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        magic, version, *found, number, fingerprint = _HEADER.unpack_from(body)
+        magic, version, *found, number, fingerprint, at = _HEADER.unpack_from(body)
         known = (magic, version, found[0]) == (_MAGIC, _VERSION, _KINDS.index(kind))
         require(known, "format")
         require(_digest(body) == digest, "damaged")
         require(fingerprint == self.fingerprint, "plan")
-        require(number == round_number, "round")
+        require(round_number in (None, number), "round")
+        require(parameters in (None, at), "parameters")
         require(found[1] == sender, "sender")
         require(found[2] == receiver, "receiver")
-        start = _HEADER.size + self._bitmap_bytes
-        members = int.from_bytes(body[_HEADER.size : start], "little")
-        require(members >> self.num_holders == 0, "holders")
-        holders = frozenset(h for h in range(self.num_holders) if members >> h & 1)
-        words = np.frombuffer(body, "<u8", offset=start).astype(np.uint64, copy=False)
+        content = np.frombuffer(body, "<u8", offset=_HEADER.size).astype(np.uint64, copy=False)
+        draws, words = np.split(content, [self._num_draws(kind)])
+        if kind == "share":
+            require(draws[0] > 0, "format")
+            named = {sender: int(draws[0])}
+        else:
+            named = {int(holder): int(draws[holder]) for holder in np.flatnonzero(draws)}
         return Message(
             kind=kind,
             sender=sender,
             receiver=receiver,
-            round_number=round_number,
-            holders=holders,
+            round_number=number,
+            parameters=at,
+            draws=named,
             words=words,
         )
+
+    def read_round(self, data: bytes) -> int:
+        """Returns the round that a message has in its header, which may be damaged.
+
+        Raises:
+          ProtocolError: too short for a header.
+        """
+        require(len(data) >= _HEADER.size, "length")
+        return int(_HEADER.unpack_from(data)[5])
+
+    def read_share(self, data: bytes) -> tuple[int, UInt64]:
+        """Returns draw and words of a share that `from_bytes` has accepted before."""
+        content = np.frombuffer(data, "<u8", count=1 + self.size, offset=_HEADER.size)
+        return int(content[0]), content[1:].astype(np.uint64, copy=False)
+
+
+def digest_of(words: UInt64) -> bytes:
+    """Returns the digest of parameters that the messages of their round have."""
+    return _digest(words.astype("<u8", copy=False).data)
 
 
 def require(ok: bool, code: ErrorCode) -> None:
@@ -182,18 +235,28 @@ def require(ok: bool, code: ErrorCode) -> None:
         raise ProtocolError(code)
 
 
-def agreed_holders(received: Iterable[Iterable[int]]) -> frozenset[int]:
-    """Returns the holders whose shares every node received.
+def agreed_draws(received: Iterable[Mapping[int, int]], *, threshold: int) -> dict[int, int]:
+    """Returns the draws to be opened: those whose shares ``threshold`` nodes have in common.
+
+    A holder of which these nodes have shares of different draws is left out.
 
     Args:
-      received: for each node the indices of the holders that it has a share of.
+      received: for each node the draws that it has a share of, by holder.
+      threshold: how many nodes open a sum, more than half of them; of more nodes those that lack
+        the fewest draws are used.
 
-    >>> sorted(agreed_holders([{0, 1, 2}, {0, 2}, {2, 1, 0}]))
-    [0, 2]
+    Raises:
+      ValueError: fewer nodes than ``threshold``.
+
+    >>> agreed_draws([{0: 7, 1: 8, 2: 9}, {0: 7, 1: 5, 2: 9}, {1: 8, 2: 9, 0: 7}], threshold=3)
+    {0: 7, 2: 9}
     """
-    sets = [frozenset(one) for one in received]
-    check(bool(sets), "received", sets, "the holders of at least one node")
-    return frozenset.intersection(*sets)
+    sets = [frozenset(one.items()) for one in received]
+    check(0 < threshold <= len(sets), "received", len(sets), f"of at least {threshold} nodes")
+    counts = Counter(pair for one in sets for pair in one)
+    wide = {pair for pair, count in counts.items() if count >= threshold}
+    used = sorted(sets, key=lambda one: len(one & wide))[-threshold:]
+    return dict(sorted(frozenset.intersection(*used)))
 
 
 def _digest(*parts: bytes | memoryview) -> bytes:

@@ -1,110 +1,209 @@
 """A node's part of a round: what it received and opened is on disk before it answers."""
 
 import threading
+from collections.abc import Mapping
 
 from dpjax.federated.journal import Journal
-from dpjax.federated.messages import ANALYST, Kind, Message, require
+from dpjax.federated.messages import (
+    ANALYST,
+    NO_PARAMETERS,
+    Kind,
+    Message,
+    digest_of,
+    require,
+)
 from dpjax.federated.plan import FederatedSum
-from dpjax.federated.protocol import NodeState, open_sum, receive
+from dpjax.federated.protocol import NodeState, open_sum, receive, received_draws
 
 
 class Node:
-    """A node that answers the messages of holders and analyst in one round.
+    """A node that answers the messages of holders and analyst in one round at a time.
 
-    It opens one set of holders, whoever asks and however often its process is killed.
+    It opens one set of holders in a round, whoever asks and however often its process is killed. In
+    training a round begins with the parameters that the analyst sends, which the node hands on to
+    the holders; then all earlier rounds are over.
 
     Args:
       plan: of the release.
       node: index, from zero.
       journal: of the node.
-      round_number: of the release.
+      round_number: of the release, or ``None`` for the rounds of a training.
+
+    Attributes:
+      state: what was received and opened in the round.
+      round_number: of the round, or ``None`` before the first one has begun.
     """
 
     def __init__(
-        self, plan: FederatedSum, node: int, journal: Journal, *, round_number: int = 0
+        self, plan: FederatedSum, node: int, journal: Journal, *, round_number: int | None = 0
     ) -> None:
-        self._plan, self._journal, self._round = plan, journal, round_number
+        self._plan, self._journal, self._index = plan, journal, node
         self._busy, self._is_stopped = threading.Lock(), False
-        self._opening, self._share = f"opening-{round_number}", f"share-{round_number}-"
-        self.state = self._read(node)
+        self._is_training = round_number is None
+        self.state, self.round_number = NodeState(node), round_number
+        self._begun, self._parameters = b"", NO_PARAMETERS
+        if self._is_training:
+            rounds = [_round_of(name) for name in journal.names() if name.startswith("parameters-")]
+            round_number = max(rounds, default=None)
+        if round_number is not None:
+            self._enter(round_number)
 
-    def _read(self, node: int) -> NodeState:
-        opening = self._journal.read(self._opening)
-        names = [name for name in self._journal.names() if name.startswith(self._share)]
+    def _enter(self, round_number: int) -> None:
+        """Continues a round from the journal; what is left of earlier rounds is deleted."""
+        names = self._journal.names()
+        if self._is_training:
+            data = self._journal.read(f"parameters-{round_number}")
+            assert data is not None
+            message = self._read_parameters(data)
+            self._begun, self._parameters = data, message.parameters
+            over = [name for name in names if _round_of(name) < round_number]
+            self._journal.delete(*over)
+            names = [name for name in names if name not in over]
+        self.round_number = round_number
+        opening = self._journal.read(f"opening-{round_number}")
+        shares = [name for name in names if name.startswith(f"share-{round_number}-")]
         if opening is None:
-            entries = {int(name.removeprefix(self._share)): name for name in names}
-            received = {(self._round, h): self._journal.read(n) for h, n in entries.items()}
-            return NodeState(node, {key: data for key, data in received.items() if data})
+            entries = {int(name.rpartition("-")[2]): self._journal.read(name) for name in shares}
+            received = {(round_number, holder): data for holder, data in entries.items() if data}
+            self.state = NodeState(self._index, received)
+            return
         message = self._plan.message_format.from_bytes(
-            opening, kind="opening", sender=node, receiver=ANALYST, round_number=self._round
+            opening,
+            kind="opening",
+            sender=self._index,
+            receiver=ANALYST,
+            round_number=round_number,
+            parameters=self._parameters,
         )
-        for name in names:
-            self._journal.delete(name)
-        return NodeState(node, opened={self._round: (message.holders, opening)})
+        self._journal.delete(*shares)
+        self.state = NodeState(self._index, opened={round_number: (message.draws, opening)})
 
     def answer(self, sender: str, kind: Kind, data: bytes) -> bytes:
         """Returns the answer to a message.
 
         Args:
           sender: ``"analyst"`` or ``"holder-<index>"``, as the channel authenticated it.
-          kind: ``"share"`` from a holder, ``"query"`` or ``"agreed"`` from the analyst.
+          kind: ``"share"`` or ``"next"`` from a holder, ``"parameters"``, ``"query"`` or
+            ``"agreed"`` from the analyst.
           data: the message.
 
         Returns:
-          Nothing to a share; to a query the holders that a share was received of or, where the sum
-          is open, the opening; the opening to a set that the nodes agreed on.
+          Nothing to a share and to parameters; to a query the draws that a share was received of
+          or, where the sum is open, the opening; the opening to a set that the nodes agreed on; to
+          a holder's question for the next parameters those of the node's round, or nothing where
+          the asked round has not begun.
 
         Raises:
           ProtocolError: anything else than a message that fits.
         """
         with self._busy:
             require(not self._is_stopped, "unreachable")
-            if kind == "share":
-                return self._accept(party_index("holder", sender), data)
+            if kind in ("share", "next"):
+                holder = party_index("holder", sender)
+                return self._accept(holder, data) if kind == "share" else self._next(holder, data)
             require(sender == "analyst", "sender")
-            require(kind in ("query", "agreed"), "format")
+            require(kind in ("parameters", "query", "agreed"), "format")
+            if kind == "parameters":
+                return self._begin(data)
+            self._check_begun(data)
             message = self._plan.message_format.from_bytes(
                 data,
                 kind=kind,
                 sender=ANALYST,
-                receiver=self.state.node,
-                round_number=self._round,
+                receiver=self._index,
+                round_number=self.round_number,
+                parameters=self._parameters,
             )
-            return self._report() if kind == "query" else self._open(message.holders)
+            return self._report() if kind == "query" else self._open(message.draws)
 
     def stop(self) -> None:
         """Ends the use of the journal, after the answer that is being made."""
         with self._busy:
             self._is_stopped = True
 
+    def _check_begun(self, data: bytes) -> int:
+        """Returns the number of the round that has begun, unless the message is of a later one."""
+        number = self._plan.message_format.read_round(data)
+        if self._is_training:
+            require(self.round_number is not None and number <= self.round_number, "early")
+        assert self.round_number is not None
+        return self.round_number
+
     def _accept(self, holder: int, data: bytes) -> bytes:
-        state = receive(self._plan, self.state, data, holder=holder, round_number=self._round)
-        if holder not in self.state.holders(self._round):
-            self._journal.write(f"{self._share}{holder}", data)
+        number = self._check_begun(data)
+        state = receive(
+            self._plan,
+            self.state,
+            data,
+            holder=holder,
+            round_number=number,
+            parameters=self._parameters,
+        )
+        if (number, holder) not in self.state.received:
+            self._journal.write(f"share-{number}-{holder}", data)
         self.state = state
         return b""
 
     def _report(self) -> bytes:
-        if self._round in self.state.opened:
-            return self.state.opened[self._round][1]
+        number = self.round_number
+        assert number is not None
+        if number in self.state.opened:
+            return self.state.opened[number][1]
         message = Message(
             kind="received",
-            sender=self.state.node,
+            sender=self._index,
             receiver=ANALYST,
-            round_number=self._round,
-            holders=self.state.holders(self._round),
+            round_number=number,
+            parameters=self._parameters,
+            draws=received_draws(self._plan, self.state, round_number=number),
         )
         return self._plan.message_format.to_bytes(message)
 
-    def _open(self, holders: frozenset[int]) -> bytes:
-        state, data = open_sum(self._plan, self.state, holders, round_number=self._round)
-        if self._round not in self.state.opened:
-            self._journal.write(self._opening, data)
-            shares = self.state.holders(self._round)
+    def _open(self, draws: Mapping[int, int]) -> bytes:
+        number = self.round_number
+        assert number is not None
+        state, data = open_sum(
+            self._plan, self.state, draws, round_number=number, parameters=self._parameters
+        )
+        if number not in self.state.opened:
+            self._journal.write(f"opening-{number}", data)
+            shares = self.state.holders(number)
             self.state = state
-            for holder in shares:
-                self._journal.delete(f"{self._share}{holder}")
+            self._journal.delete(*(f"share-{number}-{holder}" for holder in shares))
         return data
+
+    def _begin(self, data: bytes) -> bytes:
+        require(self._is_training, "format")
+        message = self._read_parameters(data)
+        number, current = message.round_number, self.round_number
+        require(number <= self._plan.mechanism.num_rounds, "round")
+        require(current is None or number >= current, "round")
+        if number == current:
+            require(message.parameters == self._parameters, "parameters")
+            return b""
+        self._journal.write(f"parameters-{number}", data)
+        self._enter(number)
+        return b""
+
+    def _read_parameters(self, data: bytes) -> Message:
+        message = self._plan.message_format.from_bytes(
+            data,
+            kind="parameters",
+            sender=ANALYST,
+            receiver=self._index,
+            round_number=None,
+            parameters=None,
+        )
+        require(message.parameters == digest_of(message.words), "parameters")
+        return message
+
+    def _next(self, holder: int, data: bytes) -> bytes:
+        require(self._is_training, "format")
+        message = self._plan.message_format.from_bytes(
+            data, kind="next", sender=holder, receiver=self._index, round_number=None
+        )
+        begun = self.round_number is not None and self.round_number >= message.round_number
+        return self._begun if begun else b""
 
 
 def party_index(role: str, name: str) -> int:
@@ -117,3 +216,8 @@ def party_index(role: str, name: str) -> int:
     named = prefix == role and index.isascii() and index.isdecimal() and index == str(int(index))
     require(named, "sender")
     return int(index)
+
+
+def _round_of(name: str) -> int:
+    """The round in the name of an entry, such as 3 of ``"share-3-0"``."""
+    return int(name.split("-")[1])

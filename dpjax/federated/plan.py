@@ -78,6 +78,8 @@ class FederatedSum(Mechanism):
       parties: holders, nodes, drop-outs and colluders.
       grid_bits: how fine the grid is: 2^grid_bits units or more in a holder's noise, and in the
         sensitivity over sqrt(d). Rounding adds 2^-grid_bits to the sensitivity, relatively.
+      program: digest of the code that computes the sums, so that parties whose code differs refuse
+        each other; empty where the mechanism computes them.
 
     Privacy:
       The sum is released, under the adjacency of ``mechanism``: one record of one holder changes.
@@ -102,6 +104,7 @@ class FederatedSum(Mechanism):
     mechanism: RecordSum
     parties: Parties
     grid_bits: int = 16
+    program: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, RecordSum):

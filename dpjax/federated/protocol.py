@@ -1,14 +1,15 @@
 """The protocol of one federated release: functions of holder, node and analyst on bytes.
 
-A round is one release. Each holder sends one message to each node; the nodes agree on the holders
-whose messages all of them have (`agreed_holders`), and each opens the sum of that set, once; the
-analyst adds up what they opened. No function reads a network, a clock or a file, so that a
+A round is one release. Each holder sends one message to each node; the nodes agree on the draws of
+holders whose shares all of them have (`agreed_draws`), and each opens the sum of that set, once;
+the analyst adds up what they opened. No function reads a network, a clock or a file, so that a
 transport can be put around them. What a holder sends counts as released from the moment it leaves,
 whether or not the round ends with a result; a retry must send the same bytes.
 
 Source: Heikkilä et al. (2017), Algorithm 1 (secure sums of perturbed statistics).
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from dpjax._validation import check
-from dpjax.federated.entropy import SYSTEM, Entropy, UInt64
+from dpjax.federated.entropy import SYSTEM, Entropy, uniform_words
 from dpjax.federated.messages import (
     ANALYST,
+    NO_PARAMETERS,
     Message,
-    agreed_holders,
+    agreed_draws,
     require,
 )
 from dpjax.federated.noise import draw_noise
@@ -49,6 +51,7 @@ def holder_messages(
     statistic: npt.ArrayLike,
     *,
     round_number: int = 0,
+    parameters: bytes = NO_PARAMETERS,
     entropy: Entropy = SYSTEM,
 ) -> list[bytes]:
     """Returns the message of a holder to each node, with shares of its noisy sums.
@@ -63,6 +66,7 @@ def holder_messages(
       statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
       round_number: of the release, from zero; one round is all that the event of a single release
         covers, and that of several steps as many rounds.
+      parameters: digest of those that the sums are taken at, 16 bytes.
       entropy: source of random bytes; anything but the operating system's is a simulation.
 
     Returns:
@@ -75,13 +79,16 @@ def holder_messages(
     _check_index("round_number", round_number, plan.mechanism.num_rounds)
     noisy = perturb(plan, statistic, entropy=entropy)
     shares = plan.parties.sharing.share(entropy, noisy)
+    # Zero stands for no draw.
+    draw = max(1, int(uniform_words(entropy, 1)[0]))
     messages = (
         Message(
             kind="share",
             sender=holder,
             receiver=node,
             round_number=round_number,
-            holders=frozenset([holder]),
+            parameters=parameters,
+            draws={holder: draw},
             words=share,
         )
         for node, share in enumerate(shares)
@@ -96,20 +103,42 @@ class NodeState:
     Attributes:
       node: index of the node.
       received: messages by round and holder, of rounds that are not opened.
-      opened: by round, the set of holders and the message to the analyst.
+      opened: by round, the draws by holder and the message to the analyst.
     """
 
     node: int
     received: Mapping[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
-    opened: Mapping[int, tuple[frozenset[int], bytes]] = field(default_factory=dict, repr=False)
+    opened: Mapping[int, tuple[Mapping[int, int], bytes]] = field(default_factory=dict, repr=False)
 
     def holders(self, round_number: int) -> frozenset[int]:
         """Returns the holders whose messages of ``round_number`` were received."""
         return frozenset(holder for number, holder in self.received if number == round_number)
 
 
+def received_draws(
+    plan: FederatedSum, state: NodeState, *, round_number: int = 0
+) -> dict[int, int]:
+    """Returns the draws whose shares a node has received in a round, by holder.
+
+    Args:
+      plan: of the release.
+      state: of the node.
+      round_number: of the release.
+    """
+    return {
+        holder: plan.message_format.read_share(state.received[round_number, holder])[0]
+        for holder in sorted(state.holders(round_number))
+    }
+
+
 def receive(
-    plan: FederatedSum, state: NodeState, data: bytes, *, holder: int, round_number: int = 0
+    plan: FederatedSum,
+    state: NodeState,
+    data: bytes,
+    *,
+    holder: int,
+    round_number: int = 0,
+    parameters: bytes = NO_PARAMETERS,
 ) -> NodeState:
     """Returns the state of a node with a holder's message; the same message again changes nothing.
 
@@ -119,6 +148,7 @@ def receive(
       data: what was received.
       holder: the sender, as the channel authenticated it.
       round_number: of the release.
+      parameters: digest of those that the round's sums are taken at.
 
     Returns:
       The new state.
@@ -131,10 +161,16 @@ def receive(
     require(0 <= holder < plan.parties.num_holders, "sender")
     known = state.received.get((round_number, holder))
     require(known is None or known == data, "repeated")
+    if known is not None:
+        return state
     message = plan.message_format.from_bytes(
-        data, kind="share", sender=holder, receiver=state.node, round_number=round_number
+        data,
+        kind="share",
+        sender=holder,
+        receiver=state.node,
+        round_number=round_number,
+        parameters=parameters,
     )
-    require(message.holders == frozenset([holder]), "holders")
     require(plan.parties.sharing.is_share(message.words), "share")
     return replace(state, received={**state.received, (round_number, holder): data})
 
@@ -142,9 +178,10 @@ def receive(
 def open_sum(
     plan: FederatedSum,
     state: NodeState,
-    holders: Collection[int],
+    draws: Mapping[int, int],
     *,
     round_number: int = 0,
+    parameters: bytes = NO_PARAMETERS,
 ) -> tuple[NodeState, bytes]:
     """Returns the state of a node and its message to the analyst: the sum of the holders' shares.
 
@@ -154,45 +191,40 @@ def open_sum(
     Args:
       plan: of the release.
       state: of the node.
-      holders: the set that the nodes agreed on.
+      draws: the set that the nodes agreed on, by holder.
       round_number: of the release.
+      parameters: digest of those that the round's sums are taken at.
 
     Returns:
       The new state, to be stored before the message is sent, and the message.
 
     Raises:
-      ProtocolError: too few holders, one whose share is missing, or a second set.
+      ProtocolError: too few holders, one whose share is missing or of another draw, or a second
+        set.
     """
-    members = frozenset(holders)
     if round_number in state.opened:
         earlier, data = state.opened[round_number]
-        require(earlier == members, "opened")
+        require(earlier == draws, "opened")
         return state, data
-    require(len(members) >= plan.parties.least_holders, "too few holders")
-    require(members <= state.holders(round_number), "holders")
-    total: UInt64 | None = None
-    for holder in sorted(members):
-        message = plan.message_format.from_bytes(
-            state.received[round_number, holder],
-            kind="share",
-            sender=holder,
-            receiver=state.node,
-            round_number=round_number,
-        )
-        words = message.words
-        total = words if total is None else plan.parties.sharing.add(total, words)
-    assert total is not None
+    require(len(draws) >= plan.parties.least_holders, "too few holders")
+    require(state.holders(round_number) >= draws.keys(), "holders")
+    shares = {
+        holder: plan.message_format.read_share(state.received[round_number, holder])
+        for holder in sorted(draws)
+    }
+    require(all(shares[holder][0] == draw for holder, draw in draws.items()), "draw")
     opening = Message(
         kind="opening",
         sender=state.node,
         receiver=ANALYST,
         round_number=round_number,
-        holders=members,
-        words=total,
+        parameters=parameters,
+        draws=draws,
+        words=functools.reduce(plan.parties.sharing.add, (words for _, words in shares.values())),
     )
     data = plan.message_format.to_bytes(opening)
     kept = {key: value for key, value in state.received.items() if key[0] != round_number}
-    opened = {**state.opened, round_number: (members, data)}
+    opened = {**state.opened, round_number: (dict(draws), data)}
     return replace(state, received=kept, opened=opened), data
 
 
@@ -210,24 +242,36 @@ class Result(NamedTuple):
     mechanism: Any
 
 
-def combine(plan: FederatedSum, openings: Mapping[int, bytes], *, round_number: int = 0) -> Result:
+def combine(
+    plan: FederatedSum,
+    openings: Mapping[int, bytes],
+    *,
+    round_number: int = 0,
+    parameters: bytes = NO_PARAMETERS,
+) -> Result:
     """Returns the released sum from what the nodes opened.
 
     Args:
       plan: of the release.
       openings: the message of each node that answered, by its index.
       round_number: of the release.
+      parameters: digest of those that the round's sums are taken at.
 
     Returns:
       The release, its holders, and the mechanism with the noise of that many holders.
 
     Raises:
-      ProtocolError: too few nodes, sums of different holders, or a message that is not the
-        expected one.
+      ProtocolError: too few nodes, sums of different holders or draws, or a message that is not
+        the expected one.
     """
     messages = {
         node: plan.message_format.from_bytes(
-            data, kind="opening", sender=node, receiver=ANALYST, round_number=round_number
+            data,
+            kind="opening",
+            sender=node,
+            receiver=ANALYST,
+            round_number=round_number,
+            parameters=parameters,
         )
         for node, data in openings.items()
         if _is_index(node, plan.parties.num_nodes)
@@ -235,15 +279,15 @@ def combine(plan: FederatedSum, openings: Mapping[int, bytes], *, round_number: 
     require(len(messages) == len(openings), "sender")
     sharing = plan.parties.sharing
     require(len(messages) >= sharing.threshold, "too few nodes")
-    sets = {message.holders for message in messages.values()}
-    require(len(sets) == 1, "holders")
-    (holders,) = sets
-    require(len(holders) >= plan.parties.least_holders, "too few holders")
+    first, *others = messages.values()
+    require(all(other.holders == first.holders for other in others), "holders")
+    require(all(other.draws == first.draws for other in others), "draw")
+    require(len(first.holders) >= plan.parties.least_holders, "too few holders")
     valid = all(sharing.is_share(message.words) for message in messages.values())
     require(valid, "share")
     total = sharing.reconstruct({node: message.words for node, message in messages.items()})
     released = plan.mechanism.from_sum(plan.from_units(total))
-    return Result(released, holders, plan.mechanism_for(len(holders)))
+    return Result(released, first.holders, plan.mechanism_for(len(first.holders)))
 
 
 def run_round(
@@ -283,9 +327,10 @@ def run_round(
             for state, data in zip(states, sent, strict=True)
         ]
     alive = [state for state in states if state.node not in dead_nodes]
-    holders = agreed_holders(state.holders(round_number) for state in states)
+    received = [received_draws(plan, state, round_number=round_number) for state in states]
+    draws = agreed_draws(received, threshold=len(received))
     openings = {
-        state.node: open_sum(plan, state, holders, round_number=round_number)[1] for state in alive
+        state.node: open_sum(plan, state, draws, round_number=round_number)[1] for state in alive
     }
     return combine(plan, openings, round_number=round_number)
 

@@ -23,7 +23,7 @@ with requires_extra("federated"):
     import grpc
 
 _SERVICE = "dpjax.federated.Node"
-_KINDS: tuple[Kind, ...] = ("share", "query", "agreed")
+_KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
 # A client that starts a call and sends nothing occupies a thread until its connection is closed.
 _NUM_THREADS, _CONNECTION_SECONDS = 16, 120
 _STATUS_CODES: dict[Any, ErrorCode] = {
@@ -151,7 +151,8 @@ class Channels:
                     ("grpc.ssl_target_name_override", f"node-{node}"),
                     ("grpc.enable_http_proxy", 0),
                     ("grpc.enable_retries", 0),
-                    ("grpc.min_reconnect_backoff_ms", 100),
+                    # Also the time that a connection may take, of which TLS needs some round trips.
+                    ("grpc.min_reconnect_backoff_ms", round(1000 * call_time)),
                     ("grpc.initial_reconnect_backoff_ms", 100),
                     ("grpc.max_reconnect_backoff_ms", 1000),
                 ],

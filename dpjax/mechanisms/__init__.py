@@ -7,7 +7,11 @@ from dpjax.mechanisms.laplace import DiscreteLaplace, Laplace
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax
-from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian, mechanism_of
+from dpjax.mechanisms.subsampled_gaussian import (
+    SizeScaledSubsampledGaussian,
+    SubsampledGaussian,
+    mechanism_of,
+)
 
 __all__ = [
     "ClippedSum",
@@ -23,6 +27,7 @@ __all__ = [
     "NoisyMax",
     "RandomizedResponse",
     "RecordSum",
+    "SizeScaledSubsampledGaussian",
     "SubsampledGaussian",
     "SumPart",
     "mechanism_of",

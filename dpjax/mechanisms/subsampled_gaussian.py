@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +122,7 @@ class SubsampledGaussian(Mechanism):
         noise = noise[:num_steps] if isinstance(noise, tuple) else noise
         return dataclasses.replace(self, num_steps=num_steps, noise_multiplier=noise)
 
-    def scale_noise(self, factor: float) -> "SubsampledGaussian":
+    def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with every noise multiplier times ``factor``."""
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise

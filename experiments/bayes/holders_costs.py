@@ -27,6 +27,7 @@ from dpjax.federated import (
     multiply_ciphertexts,
     open_sum,
     receive,
+    received_draws,
 )
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
@@ -87,7 +88,7 @@ def measure_shares(plan: FederatedSum, sums: npt.NDArray[np.float64]) -> Costs:
         state = NodeState(node)
         for holder, messages in enumerate(sent):
             state = receive(plan, state, messages[node], holder=holder)
-        return open_sum(plan, state, range(len(sent)))[1]
+        return open_sum(plan, state, received_draws(plan, state))[1]
 
     opened, of_nodes = zip(*(_timed(run_node, node) for node in nodes), strict=True)
     used = dict(list(enumerate(opened))[: plan.parties.sharing.threshold])

@@ -31,6 +31,7 @@ def write_study(
     *,
     delta: float,
     limits: Limits,
+    program: Path | None = None,
 ) -> None:
     """Writes keys, configurations and records of every party into ``folder``.
 
@@ -41,10 +42,12 @@ def write_study(
       records: arrays of each holder by name, in the order of the mechanism's ``sum_records``.
       delta: of the certificate.
       limits: of the study.
+      program: of a training.
     """
     make_trial_keys(folder / "keys", num_holders=parties.num_holders, num_nodes=parties.num_nodes)
     nodes = [f"127.0.0.1:{port}" for port in _free_ports(parties.num_nodes)]
     study = [
+        *([] if program is None else [f'program = "{program}"']),
         f"nodes = {nodes}",
         *(f"{name} = {value}" for name, value in limits._asdict().items()),
         "[plan.parties]",
@@ -68,7 +71,8 @@ def start(folder: Path, party: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "dpjax.federated", role, "--config", config],
         cwd=_ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        # The programs are small: without LLVM's optimisations they start in half the time.
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,4 +1,6 @@
-"""The configuration files of the Wine regression."""
+"""The configuration files of the Wine studies."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,8 +8,18 @@ import pytest
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
 from dpjax.federated import read_study
 from dpjax.federated.config import read_settings
+from dpjax.mechanisms import SizeScaledSubsampledGaussian
+from dpjax.sampling import PoissonSampling
 from experiments.bayes.wine_fits import Records
-from experiments.federated.__main__ import _LIMITS, _MECHANISM, _PARTIES, split_records
+from experiments.federated import hospitals
+from experiments.federated.__main__ import (
+    _LIMITS,
+    _REGRESSION,
+    _STATISTICS_TABLE,
+    _STEPS_TABLE,
+    _TRAINING,
+    split_records,
+)
 from experiments.federated.loopback import write_study
 
 BOUNDS = RegressionBounds(x_norm=2.16, y_size=0.5773502691896258)
@@ -23,11 +35,11 @@ def test_the_files_are_those_of_the_plan(tmp_path, records):
     mechanism = PerturbedStatistics.from_epsilon(
         BOUNDS, epsilon=1.0, delta=1e-4, adjacency="zero_out", num_features=12
     )
-    table = _MECHANISM.format(mechanism=mechanism)
-    parts = split_records(records)
-    write_study(tmp_path, table, _PARTIES, parts, delta=1e-4, limits=_LIMITS)
+    table = _STATISTICS_TABLE.format(mechanism=mechanism)
+    parts = split_records(records, 10)
+    write_study(tmp_path, table, _REGRESSION, parts, delta=1e-4, limits=_LIMITS)
     plan = read_study(tmp_path / "study.toml").plan
-    assert (plan.mechanism, plan.parties) == (mechanism, _PARTIES)
+    assert (plan.mechanism, plan.parties) == (mechanism, _REGRESSION)
     for role, number in (("holder", 10), ("node", 3)):
         settings = [read_settings(tmp_path / f"{role}-{i}.toml", role) for i in range(number)]
         assert [one.index for one in settings] == list(range(number))
@@ -36,7 +48,27 @@ def test_the_files_are_those_of_the_plan(tmp_path, records):
 
 
 def test_every_record_has_one_holder(records):
-    parts = split_records(records)
+    parts = split_records(records, 10)
     assert [len(part["y"]) for part in parts] == [11] * 3 + [10] * 7
     together = np.concatenate([part["x"] for part in parts])
     np.testing.assert_array_equal(np.sort(together, axis=0), np.sort(records.x, axis=0))
+
+
+@pytest.mark.slow
+def test_the_program_trains_by_the_plans_mechanism(tmp_path, records):
+    mechanism = SizeScaledSubsampledGaussian(
+        PoissonSampling(103, 0.1),
+        l2_clip=1.0,
+        noise_multiplier=1.2345678901234567,
+        num_steps=5,
+        adjacency="zero_out",
+    )
+    table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=2 * hospitals.NUM_FEATURES)
+    parts = split_records(records, 3)
+    program = Path(hospitals.__file__)
+    write_study(tmp_path, table, _TRAINING, parts, delta=1e-4, limits=_LIMITS, program=program)
+    study = read_study(tmp_path / "study.toml")
+    training = study.load_training()
+    assert training.mechanism == study.plan.mechanism.mechanism == mechanism
+    state = training.init()
+    assert training.get_result(state)["location"].shape == (hospitals.NUM_FEATURES,)

@@ -9,7 +9,7 @@ from dpjax.bayes.conjugate import (
     StatisticRelease,
 )
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
-from dpjax.federated import ClippedGradientSum, FederatedSum, Parties
+from dpjax.federated import ClippedGradientSum, FederatedSum, Parties, received_draws
 from dpjax.mechanisms import Gaussian, SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 
@@ -66,6 +66,12 @@ RECORDS = {
     "moments": (moments_release, lambda rng, n: (rng.normal(1.0, 2.0, n).astype(np.float32),)),
     "regression": (regression_release, regression_records),
 }
+
+
+def draws_of(plan, state, holders, round_number=0):
+    """The draws that a node has of holders, an invented one where it has none."""
+    received = received_draws(plan, state, round_number=round_number)
+    return {holder: received.get(holder, 1) for holder in holders}
 
 
 def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):

@@ -1,4 +1,4 @@
-"""A round with parties that are killed at any write to disk and any message, in one process.
+"""Rounds with parties that are killed at any write to disk and any message, in one process.
 
 Every call of the operating system in a journal, and every message and answer, is a point at which
 the party that makes it can be killed. What it had in memory is lost; it may be started again from
@@ -10,14 +10,18 @@ import os
 from dataclasses import dataclass, field
 
 import numpy as np
+from federated_cases import draws_of
 
-from dpjax.federated import ProtocolError, protocol
+from dpjax.federated import ProtocolError, holder_messages, protocol
+from dpjax.federated import holder as holder_module
 from dpjax.federated import journal as journal_module
 from dpjax.federated.analyst import Analyst
 from dpjax.federated.holder import Delivery, journalled_messages, spent_rounds
 from dpjax.federated.journal import Journal
 from dpjax.federated.messages import ANALYST, Message
 from dpjax.federated.node import Node
+from dpjax.federated.rounds import TrainingAnalyst, TrainingHolder
+from dpjax.federated.training import Training
 
 # Attempts that the analyst waits for holders that are missing, and after which every party ends.
 WAITING, LIMIT = 8, 16
@@ -33,13 +37,34 @@ class Points:
     def __init__(self, rng, rate, most):
         self._rng, self._rate, self._left = rng, rate, most
 
-    def pass_one(self):
+    def pass_one(self, name):
         if self._left and self._rng.random() < self._rate:
             self._left -= 1
             raise Killed
 
     def stop(self):
         self._left = 0
+
+
+class PointAt:
+    """Points of which the one with a given number is the party's end, or none of them.
+
+    Attributes:
+      names: of the points that were passed.
+    """
+
+    def __init__(self, last=None):
+        self.last, self.names, self._is_stopped = last, [], False
+
+    def pass_one(self, name):
+        if self._is_stopped:
+            return
+        self.names.append(name)
+        if len(self.names) - 1 == self.last:
+            raise Killed
+
+    def stop(self):
+        self._is_stopped = True
 
 
 class KillableOs:
@@ -52,7 +77,7 @@ class KillableOs:
 
     def __getattr__(self, name):
         def call(*args):
-            self._points.pass_one()
+            self._points.pass_one(name)
             return None if name == "fsync" else getattr(os, name)(*args)
 
         return call
@@ -73,7 +98,7 @@ class KillableOs:
 
             def write(self, data):
                 file.write(data[: len(data) // 2])
-                points.pass_one()
+                points.pass_one("write")
                 file.write(data[len(data) // 2 :])
 
             def flush(self):
@@ -90,10 +115,11 @@ class Views:
     """All that left the parties, and what holders kept to themselves."""
 
     plan: object
-    shares: dict = field(default_factory=dict)  # messages by holder and node
-    openings: dict = field(default_factory=dict)  # messages by node
+    shares: dict = field(default_factory=dict)  # messages by round, holder and node
+    openings: dict = field(default_factory=dict)  # messages by round and node
     spent: dict = field(default_factory=dict)  # rounds by holder
-    noisy: dict = field(default_factory=dict)  # perturbed sums that were drawn, by holder
+    noisy: dict = field(default_factory=dict)  # perturbed sums that were drawn, by round and holder
+    parameters: dict = field(default_factory=dict)  # digests by round
     lost: set = field(default_factory=set)  # parties that were killed and not started again
     num_kills: int = 0
     result: object = None
@@ -101,33 +127,35 @@ class Views:
 
 
 class Simulation:
-    """One round of one plan under random kills.
+    """One round of one plan under kills.
 
     Args:
       plan: of the release.
       folder: of the journals.
-      rng: of kills and of the order of events.
-      rate: probability of a kill at a point.
-      most: number of kills in all.
+      rng: of the order of events.
+      points: at which parties are killed.
+      lost: probability that a party that was killed is not started again.
       rogue: whether someone with the analyst's certificate asks for random sets, too.
       node: the class of nodes.
       messages: the function of a holder's messages.
     """
+
+    limit = LIMIT
 
     def __init__(
         self,
         plan,
         folder,
         rng,
+        points,
         *,
-        rate,
-        most,
-        rogue,
+        lost=0.1,
+        rogue=False,
         node=Node,
         messages=journalled_messages,
     ):
         self.plan, self.folder, self.rng, self.rogue = plan, folder, rng, rogue
-        self.points = Points(rng, rate, most)
+        self.points, self.lost = points, lost
         self.node_class, self.messages = node, messages
         self.views = Views(plan)
         self.statistics = [
@@ -143,7 +171,8 @@ class Simulation:
         with monkeypatch.context() as patched:
             patched.setattr(journal_module, "os", KillableOs(self.points))
             patched.setattr(protocol, "perturb", self._recorded(protocol.perturb))
-            for step in range(LIMIT):
+            patched.setattr(holder_module, "holder_messages", self._named(holder_messages))
+            for step in range(self.limit):
                 self.step(step)
                 if self._is_over() and not self.rogue:
                     break
@@ -154,11 +183,17 @@ class Simulation:
     def _recorded(self, perturb):
         def recorded(plan, statistic, *, entropy):
             found = perturb(plan, statistic, entropy=entropy)
-            (holder,) = (h for h, own in enumerate(self.statistics) if own is statistic)
-            self.views.noisy.setdefault(holder, []).append(found)
+            self.views.noisy.setdefault(self._drawing, []).append(found)
             return found
 
         return recorded
+
+    def _named(self, messages):
+        def named(plan, holder, statistic, *, round_number=0, **options):
+            self._drawing = round_number, holder
+            return messages(plan, holder, statistic, round_number=round_number, **options)
+
+        return named
 
     def _is_over(self):
         parties = [name for name in self.running if not name.startswith("node")]
@@ -195,7 +230,7 @@ class Simulation:
             self.journals.pop(name).close()
         self.running[name] = None
         self.views.num_kills += 1
-        if self.rng.random() < 0.1:
+        if self.rng.random() < self.lost:
             self.views.lost.add(name)
             del self.running[name]
 
@@ -207,7 +242,7 @@ class Simulation:
             try:
                 waiting_over = step >= WAITING
                 self.views.result = party.attempt(self._caller(name), waiting_over=waiting_over)
-                failed = step == LIMIT - 1 and self.views.result is None
+                failed = step == self.limit - 1 and self.views.result is None
                 self.views.code = party.failure if failed else None
             except ProtocolError as error:
                 self.views.code = error.code
@@ -216,12 +251,13 @@ class Simulation:
 
     def _caller(self, sender):
         def call(node, kind, data):
-            self.points.pass_one()
+            self.points.pass_one(f"{kind} leaves")
             if kind == "share":
+                number = self.plan.message_format.read_round(data)
                 holder = int(sender.partition("-")[2])
-                self.views.shares.setdefault((holder, node), []).append(data)
+                self.views.shares.setdefault((number, holder, node), []).append(data)
             answer = self._deliver(sender, node, kind, data)
-            self.points.pass_one()
+            self.points.pass_one(f"answer to {kind} arrives")
             return answer
 
         return call
@@ -231,11 +267,12 @@ class Simulation:
         if self.running.get(name) is None:
             raise ProtocolError("unreachable")
         try:
-            self.points.pass_one()
+            self.points.pass_one(f"{kind} arrives")
             answer = self.running[name].answer(sender, kind, data)
             if len(answer) == self.plan.message_format.num_bytes:
-                self.views.openings.setdefault(node, []).append(answer)
-            self.points.pass_one()
+                number = self.plan.message_format.read_round(answer)
+                self.views.openings.setdefault((number, node), []).append(answer)
+            self.points.pass_one(f"answer to {kind} leaves")
         except Killed:
             self._kill(name)
             raise ProtocolError("unreachable") from None
@@ -247,9 +284,11 @@ class Simulation:
             parties.num_holders - parties.num_dropouts - 1, parties.num_holders + 1
         )
         holders = frozenset(self.rng.permutation(parties.num_holders)[:number].tolist())
-        message = Message(
-            kind="agreed", sender=ANALYST, receiver=node, round_number=0, holders=holders
-        )
+        running = self.running.get(f"node-{node}")
+        if running is None:
+            return
+        draws = draws_of(self.plan, running.state, holders)
+        message = Message(kind="agreed", sender=ANALYST, receiver=node, round_number=0, draws=draws)
         data = self.plan.message_format.to_bytes(message)
         with contextlib.suppress(ProtocolError):
             self._deliver("analyst", node, "agreed", data)
@@ -263,3 +302,73 @@ class Simulation:
             name = f"holder-{holder}"
             with Journal(self.folder / name, name) as journal:
                 self.views.spent[holder] = spent_rounds(journal)
+
+
+def toy_training(plan):
+    """Steps on sums of numbers, without compiled programs; batches are random."""
+
+    def clipped_sum(key, vector, round_number, records):
+        return np.round(records["x"] + 10 * np.asarray(vector)) + key
+
+    return Training(
+        mechanism=plan.mechanism.mechanism,
+        init=lambda: {"w": np.zeros(plan.size, np.float32)},
+        get_params=lambda state: state,
+        clipped_sum=clipped_sum,
+        update=lambda state, noisy, number, factor: {
+            "w": np.asarray(state["w"] + 0.01 * factor * noisy["w"], np.float32)
+        },
+        get_result=lambda state: state,
+    )
+
+
+class TrainingSimulation(Simulation):
+    """All rounds of a training under kills; `Views.result` is the final state."""
+
+    def __init__(self, plan, *arguments, analyst=TrainingAnalyst, **options):
+        super().__init__(plan, *arguments, **options)
+        self.analyst_class, self.training = analyst, toy_training(plan)
+        self.limit = 8 * plan.mechanism.num_rounds + 4 * WAITING
+
+    def _start(self, name):
+        role, _, index = name.partition("-")
+        journal = self.journals[name] = Journal(self.folder / name, name)
+        if role == "node":
+            self.running[name] = self.node_class(self.plan, int(index), journal, round_number=None)
+        elif role == "analyst":
+            self.running[name] = self.analyst_class(
+                self.plan, self.training, journal, waiting_time=WAITING
+            )
+        else:
+            self.running[name] = TrainingHolder(
+                self.plan,
+                int(index),
+                self.training,
+                {"x": self.statistics[int(index)]},
+                journal,
+                new_key=lambda: float(self.rng.integers(5)),
+            )
+
+    def _attempt(self, name, step):
+        party = self.running[name]
+        if isinstance(party, TrainingHolder) and party.attempt(self._caller(name)):
+            self.finished.add(name)
+        if isinstance(party, TrainingAnalyst):
+            try:
+                over = party.attempt(self._caller(name), elapsed=float(step))
+                self.views.result = party.state if over else None
+                failed = step == self.limit - 1 and not over
+                self.views.code = party.failure if failed else None
+            except ProtocolError as error:
+                self.views.code = error.code
+            if self.views.result or self.views.code:
+                self.finished.add(name)
+
+    def _deliver(self, sender, node, kind, data):
+        if kind == "parameters":
+            message = self.plan.message_format.from_bytes(
+                data, kind=kind, sender=ANALYST, receiver=node, round_number=None, parameters=None
+            )
+            found = self.views.parameters.setdefault(message.round_number, set())
+            found.add(message.parameters)
+        return super()._deliver(sender, node, kind, data)

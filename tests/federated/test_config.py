@@ -107,7 +107,7 @@ def test_every_part_of_the_plan_is_in_the_fingerprint(tmp_path, old, new):
     ("old", "new", "message"),
     [
         ("nodes = [", "node = [", "study must be a table with nodes, too"),
-        ("waiting_time", "patience", "study must be a table of plan, nodes, round_number"),
+        ("waiting_time", "patience", "study must be a table of plan, nodes, program"),
         ("waiting_time = 20", "waiting_time = 900", "waiting_time must be below time_limit"),
         ("waiting_time = 20", "waiting_time = 'long'", "waiting_time must be a finite number > 0"),
         ("waiting_time = 20", "round_number = 1", "round_number must be at most 0, got 1"),
@@ -140,7 +140,7 @@ def test_a_type_that_is_no_sum_is_refused(tmp_path):
 
 def test_the_files_of_the_how_to_page_are_read(folder):
     blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     (folder / "study.toml").write_text(blocks[0])
     for name in ("authority.pem", "holder-3.pem", "holder-3.key"):
         (folder / name).write_text("")
@@ -148,6 +148,10 @@ def test_the_files_of_the_how_to_page_are_read(folder):
     found = read_settings(folder / "holder.toml", "holder")
     assert found.index == 3
     assert 0.5 < found.study.plan.certificate(1e-5).epsilon < 5
+    (program,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
+    (folder / "train.py").write_text(program)
+    training = study_of(folder, blocks[2]).load_training()
+    assert training.init().params["w"].shape == (2,)
 
 
 HOLDER = """
@@ -237,3 +241,74 @@ def test_keys_by_one_command(tmp_path, capfd):
     assert len(list((tmp_path / "keys").iterdir())) == 11
     assert main(command) == 2  # keys are not overwritten
     assert "File exists" in capfd.readouterr().err
+
+
+TRAINING = """
+[plan.mechanism]
+type = "dpjax.federated.ClippedGradientSum"
+num_parameters = 2
+[plan.mechanism.mechanism]
+type = "dpjax.SubsampledGaussian"
+l2_clip = 1.0
+noise_multiplier = 1.0
+num_steps = 5
+adjacency = "zero_out"
+[plan.mechanism.mechanism.sampling]
+type = "dpjax.PoissonSampling"
+num_examples = 90
+sampling_rate = 0.2
+"""
+PROGRAM = """
+import dataclasses
+import jax.numpy as jnp
+import optax
+from dpjax.federated import gradient_training
+
+def training(mechanism):
+    return gradient_training(lambda w, e: w @ e["x"], jnp.zeros(2), optax.sgd(0.1), mechanism)
+"""
+
+
+def test_a_program_is_part_of_the_plan(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    head = 'program = "train.py"' + HEAD
+    study = study_of(tmp_path, head + TRAINING)
+    assert study.load_training().mechanism == study.plan.mechanism.mechanism
+    (tmp_path / "train.py").write_text(PROGRAM + "# another\n")
+    with pytest.raises(ValueError, match="program must be the file that the plan was made with"):
+        study.load_training()
+    other = study_of(tmp_path, head + TRAINING).plan
+    assert other.message_format.fingerprint != study.plan.message_format.fingerprint
+    with pytest.raises(ValueError, match="program must be given for a training"):
+        study_of(tmp_path, HEAD + SUM).load_training()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("return gradient", "return 0, gradient", "program must be one that returns a Training"),
+        ("def training", "def trains", "a file with a function training(mechanism)"),
+        (
+            "optax.sgd(0.1), mechanism",
+            "optax.sgd(0.1), dataclasses.replace(mechanism, l2_clip=2.0)",
+            "program must be one that trains by SubsampledGaussian",
+        ),
+    ],
+)
+def test_programs_that_do_not_fit_the_plan_are_refused(tmp_path, old, new, message):
+    assert old in PROGRAM
+    (tmp_path / "train.py").write_text(PROGRAM.replace(old, new))
+    study = study_of(tmp_path, 'program = "train.py"' + HEAD + TRAINING)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        study.load_training()
+
+
+def test_programs_of_other_mechanisms_and_missing_ones_are_refused(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with pytest.raises(
+        ValueError, match=r"the mechanism is no dpjax\.federated\.ClippedGradientSum"
+    ):
+        study_of(tmp_path, 'program = "train.py"' + HEAD + SUM)
+    for name, message in (('"none.py"', "program must be a file"), ("7", "the name of a file")):
+        with pytest.raises(ValueError, match=message):
+            study_of(tmp_path, f"program = {name}" + HEAD + TRAINING)

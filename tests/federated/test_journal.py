@@ -19,7 +19,7 @@ class PointsUntil:
     def __init__(self, last):
         self.left = last
 
-    def pass_one(self):
+    def pass_one(self, name):
         self.left -= 1
         if self.left < 0:
             raise Killed
@@ -108,4 +108,4 @@ def test_a_holder_sends_the_same_bytes_and_no_other_records_in_a_round(tmp_path)
             journalled_messages(plan, 2, np.array([3.0, 2.0]), own)
         assert spent_rounds(own) == {0}
     assert len(sent) == 3
-    assert {len(data) for data in sent} == {plan.message_format.num_bytes}
+    assert {len(data) for data in sent} == {plan.message_format.length("share")}

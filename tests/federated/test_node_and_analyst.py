@@ -4,9 +4,9 @@ import contextlib
 
 import numpy as np
 import pytest
-from federated_cases import gradient_plan, histogram_release, plan_of
+from federated_cases import draws_of, gradient_plan, histogram_release, plan_of
 
-from dpjax.federated import ProtocolError, holder_messages
+from dpjax.federated import ProtocolError, holder_messages, protocol
 from dpjax.federated.analyst import Analyst
 from dpjax.federated.journal import Journal
 from dpjax.federated.messages import ANALYST, Message
@@ -19,13 +19,13 @@ def code_of(call, *args, **options):
     return raised.value.code
 
 
-def from_analyst(plan, kind, node, holders=(), round_number=0):
+def from_analyst(plan, kind, node, draws=(), round_number=0):
     message = Message(
         kind=kind,
         sender=ANALYST,
         receiver=node,
         round_number=round_number,
-        holders=frozenset(holders),
+        draws=dict(draws),
     )
     return plan.message_format.to_bytes(message)
 
@@ -53,9 +53,10 @@ def test_rounds_of_one_journal_are_apart(tmp_path):
         assert code_of(node.answer, "holder-1", "share", replayed) == "round"
         first = Node(plan, 0, journal, round_number=1)
         assert first.state.holders(1) == {0, 1, 2, 3}
-        other_round = from_analyst(plan, "agreed", 0, range(4), 11)
+        draws = draws_of(plan, first.state, range(4), 1)
+        other_round = from_analyst(plan, "agreed", 0, draws, 11)
         assert code_of(first.answer, "analyst", "agreed", other_round) == "round"
-        opening = first.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, range(4), 1))
+        opening = first.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, draws, 1))
         assert journal.names() == ["opening-1", *(f"share-11-{holder}" for holder in range(4))]
         assert Node(plan, 0, journal, round_number=1).state == first.state
         again = from_analyst(plan, "query", 0, (), 1)
@@ -71,7 +72,8 @@ def test_shares_left_beside_an_opening_are_deleted(tmp_path):
         shares = [holder_messages(plan, h, np.zeros(5))[0] for h in range(3)]
         for holder, data in enumerate(shares):
             node.answer(f"holder-{holder}", "share", data)
-        node.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, range(3)))
+        draws = draws_of(plan, node.state, range(3))
+        node.answer("analyst", "agreed", from_analyst(plan, "agreed", 0, draws))
         journal.write("share-0-1", shares[1])
         assert Node(plan, 0, journal).state == node.state
         assert journal.names() == ["opening-0"]
@@ -91,6 +93,7 @@ class Nodes:
     """Nodes of a plan in this process, of which some have shares of some holders alone."""
 
     def __init__(self, plan, journal_of, missing):
+        self.plan = plan
         names = [f"node-{index}" for index in range(plan.parties.num_nodes)]
         self.nodes = [Node(plan, index, journal_of(name)) for index, name in enumerate(names)]
         for holder in range(plan.parties.num_holders):
@@ -100,6 +103,10 @@ class Nodes:
 
     def call(self, node, kind, data):
         return self.nodes[node].answer("analyst", kind, data)
+
+    def open(self, node, holders):
+        draws = draws_of(self.plan, self.nodes[node].state, holders)
+        return self.call(node, "agreed", from_analyst(self.plan, "agreed", node, draws))
 
 
 @pytest.fixture
@@ -142,8 +149,8 @@ def test_answers_that_are_no_messages_are_not_used(journal_of, plan):
 def test_two_sets_at_different_nodes_end_the_round_without_a_result(journal_of):
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {})
-    network.call(1, "agreed", from_analyst(plan, "agreed", 1, [0, 1, 2]))
-    network.call(2, "agreed", from_analyst(plan, "agreed", 2, [0, 1, 3]))
+    network.open(1, [0, 1, 2])
+    network.open(2, [0, 1, 3])
     assert (
         code_of(Analyst(plan, journal_of("analyst")).attempt, network.call, waiting_over=False)
         == "opened"
@@ -153,7 +160,7 @@ def test_two_sets_at_different_nodes_end_the_round_without_a_result(journal_of):
 def test_a_set_that_one_node_has_opened_is_the_set_of_all(journal_of):
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {})
-    network.call(1, "agreed", from_analyst(plan, "agreed", 1, [0, 1, 2]))
+    network.open(1, [0, 1, 2])
     result = Analyst(plan, journal_of("analyst")).attempt(network.call, waiting_over=False)
     assert result.holders == {0, 1, 2}
 
@@ -166,3 +173,53 @@ def test_an_analyst_with_another_plan_gets_the_code(journal_of):
         code_of(Analyst(other, journal_of("analyst")).attempt, network.call, waiting_over=True)
         == "plan"
     )
+
+
+def redrawn(plan, network, holder, nodes):
+    """The holder sends the shares of a second draw to ``nodes``, which had none."""
+    for node, data in enumerate(holder_messages(plan, holder, np.zeros(plan.size))):
+        if node in nodes:
+            network.nodes[node].answer(f"holder-{holder}", "share", data)
+
+
+def test_a_holder_with_shares_of_two_draws_is_left_out(journal_of):
+    """It lost its journal after a part of its shares was delivered, and drew again."""
+    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
+    redrawn(plan, network, 3, (1, 2))
+    analyst = Analyst(plan, journal_of("analyst"))
+    result = analyst.attempt(network.call, waiting_over=False)
+    assert result.holders == {0, 1, 2}
+    assert np.abs(result.released).max() < 100
+
+
+def test_a_round_that_needs_a_holder_of_two_draws_ends_with_the_code(journal_of):
+    plan = plan_of(histogram_release(), num_holders=4)
+    network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
+    redrawn(plan, network, 3, (1, 2))
+    analyst = Analyst(plan, journal_of("analyst"))
+    assert code_of(analyst.attempt, network.call, waiting_over=False) == "draw"
+    # A set with the draw that a node lacks is refused there, and nothing is opened.
+    draws = draws_of(plan, network.nodes[0].state, range(4))
+    for node in (1, 2):
+        data = from_analyst(plan, "agreed", node, draws)
+        assert code_of(network.call, node, "agreed", data) == "draw"
+
+
+def test_power_without_the_identifier_the_sum_of_two_draws_is_opened(journal_of, monkeypatch):
+    """All draws with one identifier: the result is no sum, and nobody notices."""
+    monkeypatch.setattr(protocol, "uniform_words", lambda entropy, size: np.ones(size, np.uint64))
+    plan = plan_of(histogram_release(), num_holders=4)
+    network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
+    redrawn(plan, network, 3, (1, 2))
+    result = Analyst(plan, journal_of("analyst")).attempt(network.call, waiting_over=False)
+    assert np.abs(result.released).max() > 1e6
+
+
+def test_shamirs_nodes_with_one_draw_suffice(journal_of):
+    plan = shamir_plan()
+    network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
+    redrawn(plan, network, 3, (1, 2))
+    analyst = Analyst(plan, journal_of("analyst"))
+    assert analyst.attempt(network.call, waiting_over=False).holders == {0, 1, 2, 3}
+    assert analyst.codes == {0: "draw"}

@@ -1,4 +1,4 @@
-"""Rounds with a process for each party, some of them killed."""
+"""Rounds and trainings with a process for each party, some of them killed."""
 
 import time
 
@@ -115,3 +115,102 @@ def test_parties_with_different_plans_refuse_each_other(study):
     status, output = outcomes["holder-1"]
     assert status == 1
     assert output.splitlines()[:2] == ["node 0: plan", "node 1: plan"]
+
+
+PROGRAM = """
+import jax.numpy as jnp
+import optax
+from dpjax.federated import gradient_training
+
+def training(mechanism):
+    def loss(w, example):
+        return 0.5 * (w @ example["x"] - example["y"]) ** 2
+
+    return gradient_training(loss, jnp.zeros(2), optax.sgd(0.2), mechanism)
+"""
+STEPS = """
+[plan.mechanism]
+type = "dpjax.federated.ClippedGradientSum"
+num_parameters = 2
+[plan.mechanism.mechanism]
+type = "dpjax.SubsampledGaussian"
+l2_clip = 1.0
+noise_multiplier = 1.0
+num_steps = 50
+adjacency = "zero_out"
+[plan.mechanism.mechanism.sampling]
+type = "dpjax.PoissonSampling"
+num_examples = 900
+sampling_rate = 0.2
+"""
+
+
+@pytest.fixture
+def training(tmp_path):
+    rng = np.random.default_rng(0)
+    records = [{"x": rng.normal(size=(300, 2)).astype(np.float32)} for _ in range(3)]
+    for own in records:
+        own["y"] = own["x"] @ np.array([0.7, -0.4], np.float32)
+    parties = Parties(num_holders=3, num_nodes=2)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    limits = Limits(waiting_time=100.0, time_limit=200.0)
+    program = tmp_path / "program.py"
+    write_study(tmp_path, STEPS, parties, records, delta=1e-5, limits=limits, program=program)
+    return tmp_path, parties
+
+
+def kill_and_start(folder, processes, name):
+    processes[name].kill()
+    processes[name].communicate()
+    processes[name] = start(folder, name)
+
+
+def test_parties_of_a_training_are_killed_and_started_again(training):
+    """A holder, a node and the analyst in the middle of fifty rounds: all of them end."""
+    folder, parties = training
+    processes = start_all(folder, parties)
+    for number, name in ((8, "holder-1"), (16, "node-0"), (24, "analyst"), (32, "node-1")):
+        wait_for(folder / "journal-holder-0" / f"spent-{number}", processes)
+        kill_and_start(folder, processes, name)
+    outcomes = finish(processes, timeout=200 + START)
+    assert {status for status, _ in outcomes.values()} == {0}, outcomes
+    for holder in range(3):
+        assert outcomes[f"holder-{holder}"][1].strip() == "spent: 50 of 50 rounds of the plan"
+    with np.load(folder / "released.npz") as file:
+        np.testing.assert_allclose(file["params"], [0.7, -0.4], atol=0.1)
+
+
+def test_a_training_without_one_of_its_holders_ends_and_goes_on_when_it_is_back(training):
+    """The analyst's time is over: a clear code. All are started again, and the training ends."""
+    folder, parties = training
+    study = (folder / "study.toml").read_text()
+    short = study.replace("time_limit = 200.0", "time_limit = 30.0")
+    short = short.replace("waiting_time = 100.0", "waiting_time = 20.0")
+    (folder / "study.toml").write_text(short)
+    processes = start_all(folder, parties)
+    wait_for(folder / "journal-holder-0" / "spent-5", processes)
+    processes["holder-2"].kill()
+    processes.pop("holder-2").communicate()
+    outcomes = finish(processes, timeout=30 + START)
+    assert (outcomes["analyst"][0], outcomes["analyst"][1].strip()) == (
+        1,
+        "refused: too few holders",
+    )
+    (folder / "study.toml").write_text(study)
+    outcomes = finish(start_all(folder, parties), timeout=200 + START)
+    assert {status for status, _ in outcomes.values()} == {0}, outcomes
+    for holder in range(3):
+        assert outcomes[f"holder-{holder}"][1].strip() == "spent: 50 of 50 rounds of the plan"
+
+
+def test_a_party_with_another_program_is_refused(training):
+    folder, _ = training
+    other = (folder / "program.py").read_text().replace("0.5 *", "0.4 *")
+    (folder / "other.py").write_text(other)
+    study = (folder / "study.toml").read_text().replace("program.py", "other.py")
+    (folder / "other.toml").write_text(study)
+    settings = (folder / "holder-1.toml").read_text().replace("study.toml", "other.toml")
+    (folder / "holder-1.toml").write_text(settings)
+    nodes = {f"node-{node}": start(folder, f"node-{node}") for node in range(2)}
+    outcomes = finish(nodes | {"holder-1": start(folder, "holder-1")}, timeout=120 + START)
+    assert outcomes["holder-1"] == (1, "refused: plan\n")

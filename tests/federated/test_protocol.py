@@ -7,6 +7,7 @@ import pytest
 from federated_cases import (
     RECORDS,
     count_release,
+    draws_of,
     gradient_plan,
     histogram_release,
     plan_of,
@@ -16,17 +17,18 @@ from federated_cases import (
 from dpjax.federated import (
     NodeState,
     ProtocolError,
-    agreed_holders,
+    agreed_draws,
     combine,
     holder_messages,
     open_sum,
     perturb,
     protocol,
     receive,
+    received_draws,
     run_round,
     simulated_entropy,
 )
-from dpjax.federated.messages import ANALYST, Message
+from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Message
 
 
 def code_of(call, *args, **options):
@@ -149,7 +151,7 @@ def counted():
 def test_messages_have_one_length_and_no_error_has_a_value(counted):
     plan, _, sent = counted
     lengths = {len(data) for messages in sent for data in messages}
-    assert lengths == {plan.message_format.num_bytes}
+    assert lengths == {plan.message_format.length("share")}
 
 
 def test_every_kind_of_wrong_message_is_refused_by_its_code(counted):
@@ -180,18 +182,14 @@ def test_every_kind_of_wrong_message_is_refused_by_its_code(counted):
     assert receive(plan, node, data, holder=2).holders(0) == {2}  # power
 
 
-def test_holders_in_a_share_that_are_not_its_sender_are_refused(counted):
+def test_a_share_without_an_identifier_of_its_draw_is_refused(counted):
     plan, _, sent = counted
     message = plan.message_format.from_bytes(
         sent[2][1], kind="share", sender=2, receiver=1, round_number=0
     )
-    for holders in ({1, 2}, set(), {3}):
-        data = plan.message_format.to_bytes(
-            dataclasses.replace(message, holders=frozenset(holders))
-        )
-        assert code_of(receive, plan, NodeState(1), data, holder=2) == "holders"
-    beyond = plan.message_format.to_bytes(dataclasses.replace(message, holders=frozenset([2, 7])))
-    assert code_of(receive, plan, NodeState(1), beyond, holder=2) == "holders"
+    assert message.draws.keys() == {2}
+    data = plan.message_format.to_bytes(dataclasses.replace(message, draws={2: 0}))
+    assert code_of(receive, plan, NodeState(1), data, holder=2) == "format"
 
 
 def share_message(words):
@@ -200,7 +198,7 @@ def share_message(words):
         sender=2,
         receiver=1,
         round_number=0,
-        holders=frozenset([2]),
+        draws={2: 77},
         words=words,
     )
 
@@ -222,20 +220,26 @@ def test_a_retry_changes_nothing_and_another_message_is_refused(counted):
 
 def test_a_node_opens_one_set_of_holders_in_a_round(counted):
     plan, states, sent = counted
-    state, opened = open_sum(plan, states[0], range(5))
-    assert open_sum(plan, state, {4, 3, 2, 1, 0}) == (state, opened)
-    assert code_of(open_sum, plan, state, range(4)) == "opened"
+    draws = draws_of(plan, states[0], range(5))
+    state, opened = open_sum(plan, states[0], draws)
+    assert open_sum(plan, state, dict(reversed(draws.items()))) == (state, opened)
+    for other in (draws_of(plan, states[0], range(4)), {**draws, 2: 1}):
+        assert code_of(open_sum, plan, state, other) == "opened"
     assert code_of(receive, plan, state, sent[1][0], holder=1) == "opened"
     assert state.holders(0) == frozenset()  # the shares are gone
 
 
 def test_a_sum_with_too_little_noise_is_not_opened(counted):
     plan, states, _ = counted
-    assert code_of(open_sum, plan, states[0], range(3)) == "too few holders"
-    assert code_of(open_sum, plan, states[0], [0, 1, 2, 7]) == "holders"
+    assert (
+        code_of(open_sum, plan, states[0], draws_of(plan, states[0], range(3))) == "too few holders"
+    )
+    assert code_of(open_sum, plan, states[0], draws_of(plan, states[0], [0, 1, 2, 7])) == "holders"
     fresh = NodeState(0)
-    assert code_of(open_sum, plan, fresh, range(4)) == "holders"
-    open_sum(plan, states[0], range(4))  # power: one drop-out is within the plan
+    assert code_of(open_sum, plan, fresh, draws_of(plan, fresh, range(4))) == "holders"
+    open_sum(
+        plan, states[0], draws_of(plan, states[0], range(4))
+    )  # power: one drop-out is within the plan
 
 
 def test_rounds_are_apart():
@@ -244,7 +248,7 @@ def test_rounds_are_apart():
     later = holder_messages(plan, 2, np.zeros(2), round_number=7)
     state = receive(plan, states[0], later[0], holder=2, round_number=7)
     assert state.holders(7) == {2}
-    state, _ = open_sum(plan, state, range(4))
+    state, _ = open_sum(plan, state, draws_of(plan, state, range(4)))
     assert state.holders(7) == {2}
 
 
@@ -257,11 +261,11 @@ def test_no_more_rounds_than_the_event_covers():
 
 def test_openings_that_do_not_fit_are_refused(counted):
     plan, states, _ = counted
-    openings = {s.node: open_sum(plan, s, range(5))[1] for s in states}
+    openings = {s.node: open_sum(plan, s, draws_of(plan, s, range(5)))[1] for s in states}
     assert combine(plan, openings).holders == set(range(5))
     two = {node: openings[node] for node in (0, 1)}
     assert code_of(combine, plan, two) == "too few nodes"
-    mixed = {**openings, 1: open_sum(plan, states[1], range(4))[1]}
+    mixed = {**openings, 1: open_sum(plan, states[1], draws_of(plan, states[1], range(4)))[1]}
     assert code_of(combine, plan, mixed) == "holders"
     exchanged = {**openings, 1: openings[2]}
     assert code_of(combine, plan, exchanged) == "sender"
@@ -278,8 +282,8 @@ def test_two_sets_are_not_opened_by_different_nodes():
     """Any two sets of nodes that suffice have a node in common, which opens one of them."""
     plan = plan_of(count_release(), num_nodes=5, node_threshold=3, num_dropouts=1)
     states, _ = started(plan, [np.zeros(2)] * 5)
-    first = {s.node: open_sum(plan, s, range(5))[1] for s in states[:3]}
-    second = {s.node: open_sum(plan, s, range(4))[1] for s in states[3:]}
+    first = {s.node: open_sum(plan, s, draws_of(plan, s, range(5)))[1] for s in states[:3]}
+    second = {s.node: open_sum(plan, s, draws_of(plan, s, range(4)))[1] for s in states[3:]}
     assert combine(plan, first).holders == set(range(5))
     assert code_of(combine, plan, second) == "too few nodes"
 
@@ -295,10 +299,73 @@ def test_dropped_holders_and_dead_nodes_end_a_round_beyond_the_plan():
         run_round(plan, sums[:4])
 
 
-def test_holders_that_every_node_has():
-    assert agreed_holders([{0, 1, 2}, {1, 2}, {2, 1}]) == {1, 2}
-    with pytest.raises(ValueError, match="received"):
-        agreed_holders([])
+def test_draws_that_enough_nodes_have():
+    one, two, three = {0: 5, 1: 6, 2: 7}, {1: 6, 2: 8}, {2: 7, 1: 6}
+    assert agreed_draws([one, two, three], threshold=3) == {1: 6}
+    assert agreed_draws([one, two, three], threshold=2) == {1: 6, 2: 7}
+    assert agreed_draws([two, one, one], threshold=2) == one
+    for received in ([], [one]):
+        with pytest.raises(ValueError, match="of at least 2 nodes"):
+            agreed_draws(received, threshold=2)
+
+
+def redrawn(plan, sums, again):
+    """States of nodes; holder 2 sends the shares of a second draw to the nodes ``again``."""
+    states, _ = started(plan, sums)
+    second = holder_messages(plan, 2, sums[2], entropy=simulated_entropy(9))
+    for node in again:
+        received = {**states[node].received, (0, 2): second[node]}
+        states[node] = dataclasses.replace(states[node], received=received)
+    return states
+
+
+def test_shares_of_two_draws_are_not_opened_and_do_not_combine():
+    plan = plan_of(count_release(), num_dropouts=1)
+    states = redrawn(plan, [np.array([3.0, 1.0])] * 5, again=[1])
+    received = [received_draws(plan, state) for state in states]
+    assert received[0][2] == received[2][2] != received[1][2]
+    assert code_of(open_sum, plan, states[1], received[0]) == "draw"
+    openings = {s.node: open_sum(plan, s, received[s.node])[1] for s in states}
+    assert code_of(combine, plan, openings) == "draw"
+    # Power: the sum itself is spoiled, and without the holder it is not.
+    words = [
+        plan.message_format.from_bytes(
+            data, kind="opening", sender=node, receiver=ANALYST, round_number=0
+        ).words
+        for node, data in openings.items()
+    ]
+    total = plan.from_units(plan.parties.sharing.reconstruct(dict(enumerate(words))))
+    assert np.abs(total).max() > 1e6
+    draws = agreed_draws(received, threshold=3)
+    assert draws.keys() == {0, 1, 3, 4}
+    openings = {s.node: open_sum(plan, s, draws)[1] for s in states}
+    assert combine(plan, openings).holders == {0, 1, 3, 4}
+
+
+def test_messages_at_other_parameters_are_refused():
+    plan = gradient_plan(2)
+    here, there = b"a" * 16, b"b" * 16
+    sent = [
+        holder_messages(plan, holder, np.zeros(2), round_number=3, parameters=here)
+        for holder in range(4)
+    ]
+    options = {"holder": 1, "round_number": 3}
+    for other in (there, NO_PARAMETERS):
+        found = code_of(receive, plan, NodeState(0), sent[1][0], parameters=other, **options)
+        assert found == "parameters"
+    states = [NodeState(node) for node in range(3)]
+    for holder, messages in enumerate(sent):
+        states = [
+            receive(plan, state, data, holder=holder, round_number=3, parameters=here)
+            for state, data in zip(states, messages, strict=True)
+        ]
+    draws = received_draws(plan, states[0], round_number=3)
+    openings = {
+        state.node: open_sum(plan, state, draws, round_number=3, parameters=here)[1]
+        for state in states
+    }
+    assert code_of(combine, plan, openings, round_number=3, parameters=there) == "parameters"
+    assert combine(plan, openings, round_number=3, parameters=here).holders == {0, 1, 2, 3}
 
 
 def test_the_systems_entropy_is_used_unless_another_is_given():

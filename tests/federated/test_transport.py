@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import socket
 import threading
 import time
 from typing import NamedTuple
@@ -111,7 +112,7 @@ def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network)
         thread.join()
     noisy = [perturb(PLAN, SUMS[h], entropy=simulated_entropy(h)) for h in range(4)]
     assert result.holders == set(range(4))
-    assert {node.state.opened[0][0] for node in network.nodes} == {result.holders}
+    assert {frozenset(node.state.opened[0][0]) for node in network.nodes} == {result.holders}
     np.testing.assert_array_equal(result.released, PLAN.from_units(np.sum(noisy, axis=0)))
 
 
@@ -164,8 +165,8 @@ def test_who_is_not_of_the_study_is_not_answered(keys, network):
 def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
     data = holder_messages(PLAN, 1, SUMS[1])
     node, own = network.nodes[0], keys / "own"
-    query = Analyst(PLAN, _NoEntries())._message("query", 0, frozenset())
-    opening = Analyst(PLAN, _NoEntries())._message("agreed", 0, frozenset(range(4)))
+    query = Analyst(PLAN, _NoEntries())._message("query", 0, {})
+    opening = Analyst(PLAN, _NoEntries())._message("agreed", 0, dict.fromkeys(range(4), 1))
     for party in ("holder-2", "analyst", "node-1", "node-0"):
         with channels(network, own, party) as channel:
             code = code_of(channel.call, 0, "share", data[0])
@@ -177,7 +178,7 @@ def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
             assert code_of(channel.call, 0, "agreed", opening) == "sender"
     assert node.state.holders(0) == frozenset()
     with channels(network, own, "analyst") as channel:  # power
-        assert len(channel.call(0, "query", query)) == len(query)
+        assert len(channel.call(0, "query", query)) == PLAN.message_format.length("received")
 
 
 class _NoEntries:
@@ -284,6 +285,37 @@ def test_no_call_lasts_longer_than_its_time(keys):
             assert code_of(channel.call, 0, "share", b"") == "unreachable"
             assert 0.4 < time.monotonic() - begin < 10
         stop.set()
+
+
+def copy_slowly(source, target):
+    """Copies bytes, each piece after 0.2 seconds, until the source ends."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            time.sleep(0.2)
+            target.sendall(data)
+
+
+def forward(listener, port):
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            server = socket.create_connection(("127.0.0.1", port))
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=copy_slowly, args=pair, daemon=True).start()
+
+
+def test_a_slow_connection_is_waited_for(keys):
+    """Each piece of the handshake takes 0.2 seconds, as between continents."""
+    own = identity(keys / "own", "node-0")
+    server, port = serve(lambda *_: b"answer", "127.0.0.1:0", own, max_bytes=MAX_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=forward, args=(listener, port), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with channels([address], keys / "own", "holder-1") as channel:
+                assert channel.call(0, "share", b"data") == b"answer"
+        finally:
+            server.stop(grace=None).wait()
 
 
 def test_attempts_end_at_the_time_limit(monkeypatch):

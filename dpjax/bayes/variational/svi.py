@@ -1,6 +1,7 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from dpjax.bayes.variational.step import CompiledSteps, DPSVIState, with_index
 from dpjax.certificates.certificate import Certificate
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
 from dpjax.sampling.base import Sampling
+from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.step import StepInfo
 
 _PROGRESS_UPDATES = 20
@@ -171,6 +173,32 @@ class DPSVI:
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of one run of all ``num_steps`` at ``delta`` in (0, 1)."""
         return self.mechanism.certificate(delta)
+
+    def with_num_examples(self, num_examples: int) -> "DPSVI":
+        """Returns the same inference over another number of records, drawn at the same rate.
+
+        Args:
+          num_examples: such as that of one of several holders (`dpjax.federated`).
+
+        Raises:
+          ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
+        """
+        used = self.mechanism
+        if not isinstance(used.sampling, PoissonSampling):
+            raise ValueError(f"sampling must be PoissonSampling, got {used.sampling!r}")
+        return DPSVI(
+            self.model,
+            self.guide,
+            self.optim,
+            self.loss,
+            sampling=replace(used.sampling, num_examples=num_examples, physical_batch_size=0),
+            num_steps=used.num_steps,
+            l2_clip=used.l2_clip,
+            noise_multiplier=used.noise_multiplier,
+            adjacency=used.adjacency,
+            unit=used.unit,
+            **self.static_kwargs,
+        )
 
     def init(
         self, rng_key: PRNGKey, *args: Any, init_params: Values | None = None, **kwargs: Any
