@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from dp_accounting import DpEvent
 
 from dpjax._typing import PRNGKey
@@ -55,14 +56,15 @@ class StagedDraw(NamedTuple):
     """A draw of records in a buffer.
 
     Attributes:
-      rows: of the buffer, for each slot of all physical batches, int32 ``(slots,)``.
+      rows: of the buffer, for each slot of all physical batches, int32 ``(slots,)``; on the host
+        until the step.
       mask: which slots hold a drawn record, bool ``(slots,)``.
       num_batches: as in `LocatedDraw`.
     """
 
-    rows: jax.Array
-    mask: jax.Array
-    num_batches: jax.Array | None
+    rows: jax.Array | np.ndarray
+    mask: jax.Array | np.ndarray
+    num_batches: jax.Array | np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class StagedSampling(Sampling):
 
     def num_batches(self, draw: StagedDraw) -> jax.Array | int:
         """Returns the number of physical batches that the draw fills."""
-        return 1 if draw.num_batches is None else draw.num_batches
+        return 1 if draw.num_batches is None else jnp.asarray(draw.num_batches)
 
     def batch(self, draw: StagedDraw, part: jax.Array | int) -> Batch:
         """Returns physical batch ``part``, whose indices are rows of the buffer."""

@@ -58,10 +58,9 @@ class RecordStream:
 
     def identify(self, mechanism: Any, update: Update, state: Any) -> Identity:
         """Returns the identity of training ``state`` by ``update``: see `identify_run`."""
-        usual = self.sampling.usual_batches
-        located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
-        draw = StagedDraw(located.indices, located.mask, located.num_batches)
-        records = self._reader.empty(located.mask.size)
+        located = self._locate(state.sampler, self.sampling.usual_batches)
+        nothing = jax.tree.map(np.zeros_like, located._replace(sampler=None))
+        draw, records = self._stage(nothing)
         program = program_hash(update, state._replace(sampler=draw), records)
         return Identity(mechanism_hash(mechanism), self._reader.fingerprint(), program)
 
@@ -92,37 +91,45 @@ class RecordStream:
         usual = self.sampling.usual_batches
         with ThreadPoolExecutor(1, "dpjax-records") as thread:
             located = self._locate(sampler, usual)
-            reading = thread.submit(self._read, located)
+            reading = thread.submit(self._stage_if_whole, located)
             for number in range(1, num_draws + 1):
                 found = reading.result()
                 if isinstance(found, int):
                     size = usual * 2 ** math.ceil(math.log2(found / usual))
                     located = self._locate(sampler, size)
-                    found = self._read(located)
-                rows, records = jax.device_put(found)
-                draw = StagedDraw(rows, located.mask, located.num_batches)
+                    found = self._stage(located)
+                draw, records = jax.device_put(found)
                 sampler = located.sampler
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
                     located = self._locate(sampler, usual)
-                    reading = thread.submit(self._read, located)
+                    reading = thread.submit(self._stage_if_whole, located)
                 yield draw, records, sampler
 
-    def _read(self, located: LocatedDraw) -> tuple[np.ndarray, Any] | int:
-        """Returns the buffer's row for each slot, and the buffer: each drawn record once.
-
-        Slots without a record have the row of the first one, on which a loss is as finite as on any
-        other. Returns the number of physical batches alone, if there are more than were located.
-        """
+    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, Any] | int:
+        """Stages the draw if all of it was located, else returns its physical batches' number."""
         if located.num_batches is not None:
             filled = int(np.asarray(located.num_batches).max())
             if filled * self.sampling.physical_batch_size > located.mask.shape[-1]:
                 return filled
+        return self._stage(located)
+
+    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, Any]:
+        """Returns the draw and the buffer, which holds each drawn record once.
+
+        Slots without a record have the row of the first one, on which a loss is as finite as on any
+        other.
+        """
         mask = np.asarray(located.mask)
         drawn, places = np.unique(np.asarray(located.indices)[mask], return_inverse=True)
         rows = np.zeros(mask.shape, np.int32)
         rows[mask] = places
-        return rows, self._reader.read(drawn.tolist(), self._reader.empty(mask.size))
+        records = self._reader.read(drawn.tolist(), self._reader.empty(mask.size))
+        # One empty physical batch more: with one alone, XLA would see that the loop over further
+        # batches repeats a computation, and make it before the loop, in every step.
+        empty = [(0, 0)] * (mask.ndim - 1) + [(0, self.sampling.physical_batch_size)]
+        rows, mask = np.pad(rows, empty), np.pad(mask, empty)
+        return StagedDraw(rows, mask, located.num_batches), records
 
 
 def open_data(sampling: Sampling, data: Any, num_samplers: int | None = None) -> Any:
