@@ -128,8 +128,8 @@ class RecordStream:
         # One empty physical batch more: with one alone, XLA would see that the loop over further
         # batches repeats a computation, and make it before the loop, in every step.
         empty = [(0, 0)] * (mask.ndim - 1) + [(0, self.sampling.physical_batch_size)]
-        rows, mask = np.pad(rows, empty), np.pad(mask, empty)
-        return StagedDraw(rows, mask, located.num_batches), records
+        filled = None if located.num_batches is None else np.array(located.num_batches)
+        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), records
 
 
 def open_data(sampling: Sampling, data: Any, num_samplers: int | None = None) -> Any:

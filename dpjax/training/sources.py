@@ -38,7 +38,7 @@ class ArraySource:
     """A `DataSource` of arrays with a leading axis of records, such as NumPy memory maps.
 
     `train` puts a tree of arrays on the device as a whole; of an `ArraySource` it reads the drawn
-    records. Pages of memory maps opened with mode ``"r"`` are released after each read.
+    records. Pages of memory maps (not copy-on-write ones) are released after each read.
 
     Args:
       arrays: an array, or a tuple or mapping of arrays; record i is ``leaf[i]`` of every leaf.
@@ -82,10 +82,11 @@ class ArraySource:
 
 
 def _release_pages(array: Any) -> None:
-    """Releases what a read-only memory map holds, which counts as memory of the process."""
+    """Releases the pages of a memory map, which count as memory of the process."""
     pages = getattr(array, "_mmap", None)
-    read_only = getattr(array, "mode", None) == "r"  # a copy-on-write map would lose its changes
-    if isinstance(pages, mmap.mmap) and read_only and hasattr(mmap, "MADV_DONTNEED"):
+    # A copy-on-write map ("c") would lose its changes.
+    is_shared = getattr(array, "mode", None) in ("r", "r+", "w+")
+    if isinstance(pages, mmap.mmap) and is_shared and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
 
 
