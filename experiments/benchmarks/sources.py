@@ -64,21 +64,21 @@ def write_array_record(path: Path, images: np.ndarray, labels: np.ndarray) -> No
 
 def source_groups() -> Groups:
     """Yields a group for each network, on MNIST or the data that stand in for it."""
-    for name in ("mlp", "wide_mlp", "cnn"):
-        subject = f"images from files, {MODELS[name].title}, batch {_BATCH}"
-        yield subject, functools.partial(source_group, subject, name)
+    with tempfile.TemporaryDirectory() as folder:  # removed after the last group
+        for name in ("mlp", "wide_mlp", "cnn"):
+            subject = f"images from files, {MODELS[name].title}, batch {_BATCH}"
+            yield subject, functools.partial(source_group, subject, name, Path(folder))
 
 
-def source_group(subject: str, name: str) -> Group:
+def source_group(subject: str, name: str, folder: Path) -> Group:
     """Returns blocks of private steps on the images on the device, memory-mapped and in records."""
     dataset = datasets.load("mnist")
     images = np.rint(255 * dataset.train.x).astype(np.uint8)
     arrays = images, dataset.train.y.astype(np.uint8)
-    folder = tempfile.TemporaryDirectory()
     for number, array in enumerate(arrays):
-        np.save(Path(folder.name) / f"{number}.npy", array)
-    maps = tuple(np.load(Path(folder.name) / f"{i}.npy", mmap_mode="r") for i in range(2))
-    path = Path(folder.name) / "images.array_record"
+        np.save(folder / f"{number}.npy", array)
+    maps = tuple(np.load(folder / f"{number}.npy", mmap_mode="r") for number in range(2))
+    path = folder / "images.array_record"
     write_array_record(path, *arrays)
     sources = {
         RESIDENT: arrays,
@@ -86,14 +86,14 @@ def source_group(subject: str, name: str) -> Group:
         RECORDS: ImageRecords(path, images.shape[1:]),
     }
     cases = [
-        Case(source, _block(name, data, len(images), folder), note=dataset.name)
+        Case(source, _block(name, data, len(images)), note=dataset.name)
         for source, data in sources.items()
     ]
     return Group(f"{_BLOCK} steps", subject, cases, values_over(RESIDENT), _EFFORT)
 
 
-def _block(name: str, data: Any, num_examples: int, folder: Any) -> Callable[[], float]:
-    """Returns a function that times ``_BLOCK`` steps; ``folder`` lives as long as it."""
+def _block(name: str, data: Any, num_examples: int) -> Callable[[], float]:
+    """Returns a function that times ``_BLOCK`` steps."""
     model = MODELS[name]
     mechanism = dpjax.SubsampledGaussian(
         dpjax.PoissonSampling(num_examples, _BATCH / num_examples),
@@ -109,7 +109,7 @@ def _block(name: str, data: Any, num_examples: int, folder: Any) -> Callable[[],
 
     opened, key = open_data(mechanism.sampling, data), jax.random.key(0)
     step = dpjax.private_step(loss, optax.sgd(0.01), stage(mechanism, opened), key=key)
-    held = {"state": step.init(model.init()), "folder": folder}
+    held = {"state": step.init(model.init())}
     run = compile_calls(step.update, held["state"], opened, _BLOCK)
 
     def seconds() -> float:
