@@ -35,8 +35,8 @@ _TEXTS = {
     ),
     "sources": (
         "Time of steps on records from files",
-        "Private steps on MNIST's images, of one byte a pixel: on the device, in memory-mapped files"
-        " and in an array_record file, from which a step's records are read during the step before.",
+        "Private steps on MNIST's images, of one byte a pixel: on the device, and in memory-mapped"
+        " files or an array_record file, where a step's records are read during the step before.",
     ),
     "teachers": (
         "Time of PATE teachers",
