@@ -125,12 +125,14 @@ class RecordReader:
             is_number = any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
             name = f"dtype of data[0]{jax.tree_util.keystr(path)}"
             check(is_number, name, dtype, "that of numbers: a source decodes its records")
+        # Found here, as whether they are of 64 bits may differ in the thread that reads.
+        self._jax_dtypes = [jax.dtypes.canonicalize_dtype(dtype) for _, dtype in self._kinds]
 
     def empty(self, num_rows: int) -> Any:
         """Returns zeros for ``num_rows`` records, of the dtypes that they have in JAX."""
         zeros = [
-            np.zeros((num_rows, *shape), jax.dtypes.canonicalize_dtype(dtype))
-            for shape, dtype in self._kinds
+            np.zeros((num_rows, *shape), dtype)
+            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
         ]
         return jax.tree.unflatten(self._treedef, zeros)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -341,6 +342,14 @@ def test_records_of_plain_numbers_are_read():
         "is_odd": [True, False],
     }
     assert {str(leaf.dtype) for leaf in found.values()} == {"int32", "float32", "bool"}
+
+
+def test_numbers_of_64_bits_are_kept_in_the_thread_that_reads(x64):
+    reader = RecordReader(Rows(), N)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: reader.read([1], reader.empty(1))).result()
+    assert found["y"].dtype == np.float64
+    assert found["y"] == DATA["y"][1]
 
 
 @pytest.mark.slow
