@@ -33,12 +33,16 @@ class ImageRecords:
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
+        from array_record.python.array_record_module import ArrayRecordReader
 
-        self._file, self._shape = ArrayRecordDataSource(str(path)), shape
+        # As `ArrayRecordDataSource` opens it, whose Python code takes as long again as the reads.
+        self._file = ArrayRecordReader(
+            str(path), options="readahead_buffer_size:0", file_reader_buffer_size=32_768
+        )
+        self._shape = shape
 
     def __len__(self) -> int:
-        return len(self._file)
+        return self._file.num_records()
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns image and label ``index``."""
@@ -47,7 +51,7 @@ class ImageRecords:
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns images and labels, stacked."""
-        records = np.frombuffer(b"".join(self._file.__getitems__(indices)), np.uint8)
+        records = np.frombuffer(b"".join(self._file.read(indices)), np.uint8)
         table = records.reshape(len(indices), -1)
         return table[:, 1:].reshape(-1, *self._shape), table[:, 0]
 
