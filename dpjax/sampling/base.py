@@ -47,6 +47,11 @@ class Sampling(abc.ABC):
     has_public_batch_size: ClassVar[bool] = False
 
     @property
+    def num_rows(self) -> int | None:
+        """Length of the data that a batch's indices refer to; ``None`` if any will do."""
+        return self.num_examples
+
+    @property
     def usual_batches(self) -> int:
         """Number of physical batches that hold nearly every draw, and are always computed."""
         return 1
@@ -138,7 +143,7 @@ def check_data(sampling: Sampling, data: ArrayTree) -> None:
     for leaf in jax.tree.leaves(data):
         check_unmasked("data", leaf)
     found = batch_length(data, "data")
-    if found != sampling.num_examples:
+    if sampling.num_rows not in (found, None):
         raise ValueError(
             f"data must have the {sampling.num_examples} records that the sampler draws from,"
             f" got {found}"

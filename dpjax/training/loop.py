@@ -83,6 +83,8 @@ def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -
 
     def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
         state, infos = compiled(state, data, jnp.int32(num_steps))
+        if num_steps == steps_per_call:
+            return state, infos
         return state, jax.tree.map(lambda leaf: leaf[:num_steps], infos)
 
     return run

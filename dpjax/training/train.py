@@ -18,10 +18,10 @@ from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.sampling.base import check_data
 from dpjax.training.allocator import warn_of_page_faults
-from dpjax.training.checkpoint import CheckpointStore, identify
-from dpjax.training.loop import compile_steps
+from dpjax.training.checkpoint import CheckpointStore
+from dpjax.training.records import RecordStream, compile_calls, identify_run, open_data, stage
+from dpjax.training.sources import DataSource
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
@@ -81,7 +81,7 @@ def train(
     key: PRNGKey,
     loss_fn: LossFn,
     params: Params,
-    data: ArrayTree,
+    data: ArrayTree | DataSource,
     mechanism: SubsampledGaussian,
     optimizer: optax.GradientTransformation,
     *,
@@ -104,7 +104,9 @@ def train(
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
       data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
-        the device once.
+        the device once. Or a `DataSource` of as many records, for data larger than the device or
+        memory: the drawn records of a step are read in a thread during the step before, with the
+        same result.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
@@ -147,26 +149,25 @@ def train(
     """
     key = as_key(key)
     check_count("steps_per_call", steps_per_call)
-    check_data(mechanism.sampling, data)
+    opened = open_data(mechanism.sampling, data)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     step = private_step(
         (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
         optimizer,
-        mechanism,
+        stage(mechanism, opened),
         key=key,
         loss_takes_key=loss_takes_key,
         method=method,
         microbatch_size=microbatch_size,
     )
-    data = jax.device_put(data)
     state = step.init(trained)
     seeded = is_seeded(key)
-    with _store(checkpoint_dir, mechanism, data, step, state, seeded) as store:
+    with _store(checkpoint_dir, mechanism, opened, step, state, seeded) as store:
         start = store.restore(state) if store else state
         state = start
-        for done, state, infos in _run(step, start, data, num_steps, steps_per_call, progress):
+        for done, state, infos in _run(step, start, opened, num_steps, steps_per_call, progress):
             if store:  # before it is reported, so that a crash loses no reported state
                 store.save(state, done)
             if on_report:
@@ -179,7 +180,7 @@ def train(
 def _run(
     step: PrivateStep,
     state: TrainState,
-    data: ArrayTree,
+    data: ArrayTree | RecordStream,
     num_steps: int,
     steps_per_call: int,
     progress: bool,
@@ -193,7 +194,7 @@ def _run(
         )
     if done == num_steps:
         return
-    run = compile_steps(step.update, state, data, steps_per_call)
+    run = compile_calls(step.update, state, data, steps_per_call)
     bar = tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
     with bar, warn_of_page_faults():
         while done < num_steps:
@@ -225,4 +226,5 @@ def _store(
 ) -> AbstractContextManager[CheckpointStore | None]:
     if checkpoint_dir is None:
         return nullcontext()
-    return CheckpointStore(checkpoint_dir, identify(mechanism, data, step.update, state), seeded)
+    identity = identify_run(mechanism, data, step.update, state)
+    return CheckpointStore(checkpoint_dir, identity, seeded)

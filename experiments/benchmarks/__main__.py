@@ -17,6 +17,7 @@ from experiments.benchmarks.imports import import_groups
 from experiments.benchmarks.inference import inference_groups
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
+from experiments.benchmarks.sources import source_groups
 from experiments.benchmarks.steps import step_groups
 from experiments.benchmarks.teachers import teacher_groups
 from experiments.lib.runner import versions
@@ -37,6 +38,7 @@ PARTS = {
         lambda _: accounting_groups(), ("numpy", "scipy", "dp-accounting"), ("prv_accountant",)
     ),
     "inference": Part(lambda _: inference_groups(), ("numpyro", "optax"), ("blackjax",)),
+    "sources": Part(lambda _: source_groups(), ("array-record", "optax")),
     "teachers": Part(lambda _: teacher_groups(), ("flax", "optax")),
     "imports": Part(lambda _: import_groups(), ("numpyro", "optax")),
 }

@@ -33,6 +33,11 @@ _TEXTS = {
         "BDP accounting during training, a step of DP-SVI compared with numpyro's SVI on the same"
         " batches, and effective samples per second of Langevin chains.",
     ),
+    "sources": (
+        "Time of steps on records from files",
+        "Private steps on MNIST's images, of one byte a pixel: on the device, and in memory-mapped"
+        " files or an array_record file, where a step's records are read during the step before.",
+    ),
     "teachers": (
         "Time of PATE teachers",
         "Training of all teachers, and their labels on 640 queries, compared with Python loops over"

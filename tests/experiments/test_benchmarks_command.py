@@ -24,6 +24,7 @@ from experiments.benchmarks.results import (
     results_path,
     save,
 )
+from experiments.benchmarks.sources import MAPPED, RECORDS, RESIDENT, source_groups
 from experiments.benchmarks.steps import loop_group, step_groups, step_values
 from experiments.benchmarks.teachers import teacher_groups
 from experiments.benchmarks.timing import Case, Effort
@@ -82,7 +83,7 @@ def test_without_a_part_all_are_run(monkeypatch, tmp_path, capsys):
         command, "run", lambda name, _: ran.append(name) or Benchmark("", {}, "", {})
     )
     assert command.main(["--results", str(tmp_path)]) == 0
-    assert ran == ["steps", "accounting", "inference", "teachers", "imports"]
+    assert ran == ["steps", "accounting", "inference", "sources", "teachers", "imports"]
     capsys.readouterr()
 
 
@@ -213,3 +214,15 @@ def test_teachers_are_compared_with_loops():
         rows = measure(group, Effort(0.01, 3)).rows
         assert all(row.values["ms"] > 0 for row in rows)
         assert rows[0].values[f"× {rows[0].case}"] == 1
+
+
+def test_images_from_files_are_compared_with_those_on_the_device(monkeypatch):
+    monkeypatch.setattr("experiments.benchmarks.sources._BLOCK", 3)
+    groups = source_groups()  # its files are there until it ends
+    title, make = next(groups)
+    group = make()
+    assert group.subject == title == "images from files, MLP 784-256-10, batch 256"
+    rows = measure(group, Effort(0.01, 3)).rows
+    assert [row.case for row in rows] == [RESIDENT, MAPPED, RECORDS]
+    assert all(row.values["ms"] > 0 for row in rows)
+    assert rows[0].values[f"× {RESIDENT}"] == 1

@@ -1,6 +1,7 @@
 """One step of several SG-MCMC chains, and its compiled loop over many steps."""
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.records import RecordStream
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
@@ -91,8 +93,12 @@ def private_chains(
 Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
 
 
-def compile_steps(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
+def compile_steps(
+    update: Update, state: TrainState, data: ArrayTree | RecordStream, max_kept: int
+) -> Keep:
     """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
+    if isinstance(data, RecordStream):
+        return on_stream(update, data)
     loop = on_device if loops_on_device(update, state, data) else on_host
     return loop(update, state, data, max_kept)
 
@@ -125,6 +131,21 @@ def on_host(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -
         for _ in range(count):
             state, _ = run(state, data, steps)
             kept.append(jax.device_get(state.params))
+        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
+
+    return keep
+
+
+def on_stream(update: Update, stream: RecordStream) -> Keep:
+    """Runs one device call for each step, on records read during the step before."""
+    steps_of = stream.compile_steps(lambda state, data: (update(state, data)[0], ()))
+
+    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
+        kept = []
+        with closing(steps_of(state, steps * count)) as each:
+            for number, (state, _) in enumerate(each, start=1):
+                if number % steps == 0:
+                    kept.append(jax.device_get(state.params))
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
 
     return keep

@@ -20,9 +20,10 @@ from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.sampling.base import check_data
-from dpjax.training.checkpoint import CheckpointStore, identify
+from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.loop import Update
+from dpjax.training.records import RecordStream, identify_run, open_data, stage
+from dpjax.training.sources import DataSource
 from dpjax.training.step import TrainState
 
 
@@ -114,7 +115,7 @@ def sample(
     log_likelihood: LossFn,
     log_prior: LogPrior | None,
     params: ArrayTree | Callable[[PRNGKey], ArrayTree],
-    data: ArrayTree,
+    data: ArrayTree | DataSource,
     chain: Langevin,
     *,
     burn_in: int = 0,
@@ -135,7 +136,8 @@ def sample(
       params: initial state of every chain: any tree of float arrays, or a function that draws one
         from a key, for different initial states. May depend on the data only through a release
         that is counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``.
+      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``, or a
+        `DataSource` of as many records, which is read by record as by `train`.
       chain: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.
@@ -176,16 +178,17 @@ def sample(
     """
     plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
-    check_data(chain.sampling, data)
-    key, data = as_key(key), jax.device_put(data)
+    key, shared = as_key(key), chain.batches == "shared"
+    opened = open_data(chain.sampling, data, None if shared else chain.num_chains)
+    run = stage(chain, opened)
     step = private_chains(
-        key, log_likelihood, log_prior, chain, method=method, microbatch_size=microbatch_size
+        key, log_likelihood, log_prior, run, method=method, microbatch_size=microbatch_size
     )
     state, seeded = step.init(params), is_seeded(key)
     folder = Path(checkpoint_dir) if checkpoint_dir else None
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
-        identity = identify(plan, data, step.update, state)
+        identity = identify_run(plan, opened, step.update, state)
         checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
     with checkpoints as saved:
         state = saved.restore(state) if saved else state
@@ -193,7 +196,7 @@ def sample(
         if saved and not resumed:  # the key first: no kept state may be on disk without it
             saved.save(state, 0)
         store = SampleStore(state.params, plan.num_kept, folder, resumed=resumed)
-        _run_chains(step.update, state, data, plan, samples_per_call, store, saved, progress)
+        _run_chains(step.update, state, opened, plan, samples_per_call, store, saved, progress)
     return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
 
 
@@ -279,7 +282,7 @@ def _open_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
 def _run_chains(
     update: Update,
     state: TrainState,
-    data: ArrayTree,
+    data: ArrayTree | RecordStream,
     plan: SamplePlan,
     samples_per_call: int,
     store: SampleStore,

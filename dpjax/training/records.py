@@ -1,0 +1,179 @@
+"""Training on records that are read from a source while the device computes the step before."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.sampling.base import Sampling, check_data
+from dpjax.sampling.staged import LocatedDraw, StagedDraw, StagedSampling, locate_draw
+from dpjax.training.checkpoint import Identity, identify, mechanism_hash, program_hash
+from dpjax.training.loop import Steps, Update, compile_steps
+from dpjax.training.sources import DataSource, RecordReader, is_source
+
+# (state, number of steps) -> the state and the info after each step
+StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
+
+
+class RecordStream:
+    """Steps on a data source, of which only the drawn records are read.
+
+    The sampler draws on the device, and its draws do not depend on the parameters: the records of
+    a draw are read in a thread while the device computes the step before. They are put into a
+    buffer with one row for each slot of the ``usual_batches`` physical batches. For a draw that
+    exceeds these the buffer is doubled, and the step compiled for that size too.
+
+    Args:
+      source: the records.
+      sampling: the sampler.
+      num_samplers: how many independent samplers of this kind draw in each step; their states are
+        stacked on a leading axis. By default there is one, without such an axis.
+
+    Attributes:
+      sampling: the sampler in a step whose data are the buffer.
+
+    Raises:
+      ValueError: the source has another length than the sampler, or its first record is no tree of
+        numbers.
+    """
+
+    def __init__(
+        self, source: DataSource, sampling: Sampling, num_samplers: int | None = None
+    ) -> None:
+        self.sampling = StagedSampling(sampling)
+        self._reader = RecordReader(source, sampling.num_examples)
+
+        def locate(state: Any, num_batches: int) -> LocatedDraw:
+            one = partial(locate_draw, sampling, num_batches=num_batches)
+            return one(state) if num_samplers is None else jax.vmap(one)(state)
+
+        self._locate = jax.jit(locate, static_argnums=1)
+
+    def identify(self, mechanism: Any, update: Update, state: Any) -> Identity:
+        """Returns the identity of training ``state`` by ``update``: see `identify_run`."""
+        located = self._locate(state.sampler, self.sampling.usual_batches)
+        nothing = jax.tree.map(np.zeros_like, located._replace(sampler=None))
+        draw, records = self._stage(nothing)
+        program = program_hash(update, state._replace(sampler=draw), records)
+        return Identity(mechanism_hash(mechanism), self._reader.fingerprint(), program)
+
+    def compile_steps(self, update: Update) -> StepIterator:
+        """Returns ``steps(state, num_steps)``, which yields the state and info after each step.
+
+        Args:
+          update: ``update(state, data) -> (state, info)``, pure, of a state with a ``sampler``. Its
+            sampler is ``self.sampling``. Each step consumes (donates) the state before it, and its
+            ``info`` has a leading axis of one step.
+        """
+        programs: dict[int, Steps] = {}
+
+        def steps(state: Any, num_steps: int) -> Generator[tuple[Any, Any]]:
+            with closing(self._stage_draws(state.sampler, num_steps)) as draws:
+                for draw, records, sampler in draws:
+                    state = state._replace(sampler=draw)
+                    if draw.mask.size not in programs:
+                        programs[draw.mask.size] = compile_steps(update, state, records, 1)
+                    state, info = programs[draw.mask.size](state, records, 1)
+                    state = state._replace(sampler=sampler)
+                    yield state, info
+
+        return steps
+
+    def _stage_draws(self, sampler: Any, num_draws: int) -> Generator[tuple[StagedDraw, Any, Any]]:
+        """Yields draws, their records, and the sampler's state after each."""
+        usual = self.sampling.usual_batches
+        with ThreadPoolExecutor(1, "dpjax-records") as thread:
+            located = self._locate(sampler, usual)
+            reading = thread.submit(self._stage_if_whole, located)
+            for number in range(1, num_draws + 1):
+                found = reading.result()
+                if isinstance(found, int):
+                    size = usual * 2 ** math.ceil(math.log2(found / usual))
+                    located = self._locate(sampler, size)
+                    found = self._stage(located)
+                draw, records = jax.device_put(found)
+                sampler = located.sampler
+                if number < num_draws:
+                    # Dispatched before the step that takes `draw`, behind which it would wait.
+                    located = self._locate(sampler, usual)
+                    reading = thread.submit(self._stage_if_whole, located)
+                yield draw, records, sampler
+
+    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, Any] | int:
+        """Stages the draw if all of it was located, else returns its physical batches' number."""
+        if located.num_batches is not None:
+            filled = int(np.asarray(located.num_batches).max())
+            if filled * self.sampling.physical_batch_size > located.mask.shape[-1]:
+                return filled
+        return self._stage(located)
+
+    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, Any]:
+        """Returns the draw and the buffer, which holds each drawn record once.
+
+        Slots without a record have the row of the first one, on which a loss is as finite as on any
+        other.
+        """
+        mask = np.asarray(located.mask)
+        drawn, places = np.unique(np.asarray(located.indices)[mask], return_inverse=True)
+        rows = np.zeros(mask.shape, np.int32)
+        rows[mask] = places
+        records = self._reader.read(drawn.tolist(), self._reader.empty(mask.size))
+        # One empty physical batch more: with one alone, XLA would see that the loop over further
+        # batches repeats a computation, and make it before the loop, in every step.
+        empty = [(0, 0)] * (mask.ndim - 1) + [(0, self.sampling.physical_batch_size)]
+        filled = None if located.num_batches is None else np.array(located.num_batches)
+        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), records
+
+
+def open_data(sampling: Sampling, data: Any, num_samplers: int | None = None) -> Any:
+    """Returns the stream of a source's records, or a tree of arrays on the device.
+
+    Args:
+      sampling: the sampler.
+      data: a source or a tree of arrays.
+      num_samplers: see `RecordStream`.
+
+    Raises:
+      ValueError: ``data`` has another length than ``sampling``, or masked arrays.
+    """
+    if is_source(data):
+        return RecordStream(data, sampling, num_samplers)
+    check_data(sampling, data)
+    return jax.device_put(data)
+
+
+def stage(mechanism: Any, data: Any) -> Any:
+    """Returns a mechanism with the sampler of a stream's steps; as it is for arrays."""
+    if not isinstance(data, RecordStream):
+        return mechanism
+    return dataclasses.replace(mechanism, sampling=data.sampling)
+
+
+def identify_run(mechanism: Any, data: Any, update: Update, state: Any) -> Identity:
+    """Returns the identity of training ``state`` by ``update`` on what `open_data` returned."""
+    if isinstance(data, RecordStream):
+        return data.identify(mechanism, update, state)
+    return identify(mechanism, data, update, state)
+
+
+def compile_calls(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
+    """Returns `compile_steps` of what `open_data` returned; on a stream one step at a time."""
+    if not isinstance(data, RecordStream):
+        return compile_steps(update, state, data, steps_per_call)
+    steps = data.compile_steps(update)
+
+    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
+        infos = []
+        with closing(steps(state, num_steps)) as each:
+            for state, info in each:  # noqa: B007
+                infos.append(info)
+        return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
+
+    return run

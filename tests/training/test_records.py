@@ -1,0 +1,415 @@
+"""Training on a data source is training on the same records on the device, bit for bit."""
+
+import _thread
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import dpjax
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    ShuffledEpochs,
+    TruncatedPoissonSampling,
+)
+from dpjax.training import ArraySource, records, train
+from dpjax.training.records import RecordStream
+from dpjax.training.sources import RecordReader
+
+KEY = jax.random.key(3)
+N, STEPS = 60, 9
+_RNG = np.random.default_rng(0)
+DATA = {
+    "x": _RNG.normal(size=(N, 4)).astype(np.float32),
+    "y": _RNG.normal(size=N),  # float64, which JAX takes as float32
+    "kind": _RNG.integers(0, 3, (N, 2)).astype(np.uint8),
+}
+
+
+class Crowded(PoissonSampling):
+    """Poisson sampling most of whose draws exceed the usual batches."""
+
+    @property
+    def usual_batches(self) -> int:
+        return 1
+
+
+SAMPLINGS = {
+    "poisson": PoissonSampling(N, 0.2, physical_batch_size=8),
+    "crowded": Crowded(N, 0.2, physical_batch_size=6),
+    "rarely": PoissonSampling(N, 0.01),
+    "truncated": TruncatedPoissonSampling(N, 0.2, truncated_batch_size=11),
+    "fixed": FixedSizeSampling(N, 13),
+    "shuffled": ShuffledEpochs(N, 13),
+}
+
+
+def mechanism_with(sampling):
+    return SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=STEPS, adjacency="zero_out"
+    )
+
+
+def loss(params, example, key):
+    """Squared error on a randomly shifted example, with dropout."""
+    shift_key, drop_key = jax.random.split(key)
+    x = jnp.roll(example["x"], jax.random.randint(shift_key, (), 0, 4))
+    hidden = jnp.tanh(x @ params["in"]) + params["kinds"][example["kind"]].sum(0)
+    hidden = hidden * jax.random.bernoulli(drop_key, 0.5, hidden.shape)
+    return (hidden @ params["out"] - example["y"].astype(jnp.float32)) ** 2
+
+
+def run(data, sampling="poisson", folder=None, key=KEY, **options):
+    rng = np.random.default_rng(1)
+    shapes = {"in": (4, 3), "kinds": (3, 3), "out": (3,)}
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return train(
+        key,
+        loss,
+        params,
+        data,
+        mechanism_with(SAMPLINGS[sampling]),
+        optax.adam(0.1),
+        loss_takes_key=True,
+        steps_per_call=4,
+        checkpoint_dir=folder,
+        progress=False,
+        **options,
+    )
+
+
+def equal(one, other) -> bool:
+    pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
+    return all((a == b).all() for a, b in pairs)
+
+
+def reading_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("dpjax-records")]
+
+
+class Rows:
+    """A source of single records, read one by one."""
+
+    def __init__(self, arrays=DATA, offset=0):
+        self.arrays, self.offset = arrays, offset
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return jax.tree.map(lambda leaf: leaf[(index + self.offset) % N], self.arrays)
+
+
+class Listed(Rows):
+    """A source that reads several records into a list, and does something before each read."""
+
+    def __init__(self, before_read=lambda number: None):
+        super().__init__()
+        self.before_read, self.num_reads = before_read, 0
+
+    def __getitems__(self, indices):
+        self.num_reads += 1
+        self.before_read(self.num_reads)
+        assert list(indices) == sorted(set(indices))
+        return [self[index] for index in indices]
+
+
+_SLOW = ("truncated", "fixed")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in SAMPLINGS],
+)
+def test_a_source_gives_the_result_of_the_arrays(sampling):
+    reports = {}
+
+    def keep(name):
+        return lambda report: reports.setdefault(name, []).append(jax.device_get(report.infos))
+
+    resident = run(DATA, sampling, on_report=keep("arrays"))
+    streamed = run(ArraySource(DATA), sampling, on_report=keep("source"))
+    assert equal(resident, streamed)
+    assert resident.mechanism == streamed.mechanism
+    sizes = np.concatenate([info.batch_size for info in reports["arrays"]])
+    for one, other in zip(*map(jax.tree.leaves, reports.values()), strict=True):
+        np.testing.assert_array_equal(one, other)
+    if sampling == "crowded":
+        assert sizes.max() > 2 * SAMPLINGS[sampling].physical_batch_size
+    if sampling == "rarely":
+        assert sizes.min() == 0
+
+
+def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
+    resident = run(DATA)
+    assert equal(run(Rows()), resident)
+    assert not equal(run(Rows(offset=1)), resident)
+    before, stage = [], RecordStream._stage_if_whole
+
+    def stage_the_draw_before(self, located):
+        before.append(located)
+        return stage(self, before[-2] if len(before) > 1 else located)
+
+    monkeypatch.setattr(RecordStream, "_stage_if_whole", stage_the_draw_before)
+    assert not equal(run(Rows()), resident)
+
+
+def test_the_step_is_compiled_once_for_each_size(monkeypatch):
+    sizes, compile_steps = [], records.compile_steps
+
+    def count(update, state, data, steps_per_call):
+        sizes.append(len(data["y"]))
+        return compile_steps(update, state, data, steps_per_call)
+
+    monkeypatch.setattr(records, "compile_steps", count)
+    run(ArraySource(DATA))
+    assert sizes == [24]
+    sizes.clear()
+    run(ArraySource(DATA), "crowded")
+    assert len(sizes) == len(set(sizes)) > 1
+    assert set(sizes) <= {6, 12, 24, 48}
+
+
+class Crash(Exception):
+    pass
+
+
+def crash(report):
+    if report.num_releases == 8:
+        raise Crash
+
+
+def test_a_crashed_run_resumes_to_the_same_result(tmp_path):
+    with pytest.raises(Crash):
+        run(Listed(), folder=tmp_path, on_report=crash)
+    assert reading_threads() == []
+    resumed = run(ArraySource(DATA), folder=tmp_path, key=dpjax.release_key())
+    assert equal(resumed, run(DATA))
+    # power: noise and draws are those of the checkpoint's key, not of another
+    assert not equal(run(ArraySource(DATA), key=dpjax.release_key()), resumed)
+
+
+def test_a_checkpoint_of_other_records_is_refused(tmp_path):
+    run(ArraySource(DATA), folder=tmp_path)
+    changed = DATA | {"kind": DATA["kind"].copy()}
+    changed["kind"][17, 1] ^= 1
+    with pytest.raises(ValueError, match="a run with another data:"):
+        run(ArraySource(changed), folder=tmp_path)
+    with pytest.raises(ValueError, match="a run with another data, another program"):
+        run(DATA, folder=tmp_path)
+
+
+def test_the_fingerprint_is_of_1024_records_of_a_large_source():
+    def fingerprint(array):
+        return RecordReader(ArraySource(array), len(array)).fingerprint()
+
+    large = np.arange(100_000, dtype=np.float32)
+    for at in (0, 99_999):
+        changed = large.copy()
+        changed[at] += 1
+        assert fingerprint(changed) != fingerprint(large)
+    assert fingerprint(large[:-1]) != fingerprint(large)
+    assert fingerprint(large[::-1].copy()) != fingerprint(large)
+    some = np.random.default_rng(1).random(100_000) < 0.01
+    assert fingerprint(np.where(some, 0, large)) != fingerprint(large)
+    # What its docstring states: a record among many is not looked at.
+    missed = large.copy()
+    missed[50_000] = 0
+    assert fingerprint(missed) == fingerprint(large)
+
+
+def test_records_are_read_while_the_step_before_runs():
+    read = threading.Event()
+    source = Listed(lambda number: read.set() if number == 3 else None)
+    sampling = SAMPLINGS["fixed"]
+    draws = RecordStream(source, sampling)._stage_draws(sampling.init(KEY), 2)
+    next(draws)  # the first read was of the first record, the second of the first draw
+    assert read.wait(20)
+    assert reading_threads() != []
+    draws.close()
+    assert reading_threads() == []
+
+
+def test_a_source_that_fails_ends_the_run_with_its_error():
+    def fail(number):
+        if number == 7:
+            raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="disk on fire"):
+        run(Listed(fail))
+    assert reading_threads() == []
+
+
+@pytest.mark.parametrize("slow_read", [False, True])
+def test_an_interrupt_stops_the_run_and_its_thread(tmp_path, slow_read):
+    def interrupt(number):
+        if number == 9:  # one read of the first record, two for the fingerprint, one for each step
+            _thread.interrupt_main()
+            time.sleep(0.5 * slow_read)  # the main thread waits for this read
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Listed(interrupt), folder=tmp_path)
+    assert reading_threads() == []
+    assert equal(run(ArraySource(DATA), folder=tmp_path), run(DATA))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (ArraySource(DATA["x"][:-1]), "data must have the 60 records .* got a source of 59"),
+        (Rows({"x": np.array(["text"] * N)}), r"dtype of data\[0\]\['x'\] must be that of numbers"),
+        (Rows({}), r"data\[0\] must be a tree of numbers"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused(source, words):
+    with pytest.raises(ValueError, match=words):
+        run(source)
+
+
+class Replaced(Listed):
+    def __init__(self, index, record):
+        super().__init__()
+        self.index, self.record = index, record
+
+    def __getitem__(self, index):
+        return self.record if index == self.index else super().__getitem__(index)
+
+
+FIRST = {name: leaf[0] for name, leaf in DATA.items()}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        FIRST | {"x": FIRST["x"][:3]},
+        FIRST | {"y": np.float32(1)},
+        FIRST | {"more": 1},
+        (FIRST["x"], FIRST["y"], FIRST["kind"]),
+        FIRST | {"y": "text"},
+    ],
+    ids=["shape", "dtype", "fields", "structure", "text"],
+)
+def test_a_record_unlike_the_first_is_named_by_its_index(record):
+    reader = RecordReader(Replaced(41, record), N)
+    reader.read([3, 40, 42], reader.empty(3))
+    words = r"data\[41\] must have the structure, shapes and dtypes of data\[0\]"
+    with pytest.raises(ValueError, match=words):
+        reader.read([3, 41], reader.empty(3))
+
+
+def test_stacked_records_are_checked_as_well():
+    reader = RecordReader(ArraySource(DATA), N)
+    reader._source.__getitems__ = lambda indices: {name: leaf[:1] for name, leaf in DATA.items()}
+    with pytest.raises(ValueError, match="of 2 records must have the structure"):
+        reader.read([1, 2], reader.empty(2))
+    reader._source.__getitems__ = lambda indices: [FIRST]
+    with pytest.raises(ValueError, match="as many records as indices, got 1 for 2"):
+        reader.read([1, 2], reader.empty(2))
+
+
+@pytest.mark.parametrize("source", [Rows(), Listed(), ArraySource(DATA)])
+def test_records_are_read_into_the_first_rows(source):
+    reader = RecordReader(source, N)
+    found = reader.read([2, 30, 59], reader.empty(5))
+    for name, leaf in found.items():
+        np.testing.assert_array_equal(leaf[:3], jnp.asarray(DATA[name])[jnp.array([2, 30, 59])])
+        assert leaf.dtype == jnp.asarray(DATA[name]).dtype
+        assert not leaf[3:].any()
+
+
+def test_records_of_plain_numbers_are_read():
+    class Numbers(Rows):
+        def __getitem__(self, index):
+            return {"twice": 2 * index, "half": index / 2, "is_odd": index % 2 == 1}
+
+    reader = RecordReader(Numbers(), N)
+    found = reader.read([5, 8], reader.empty(2))
+    assert {name: leaf.tolist() for name, leaf in found.items()} == {
+        "twice": [10, 16],
+        "half": [2.5, 4.0],
+        "is_odd": [True, False],
+    }
+    assert {str(leaf.dtype) for leaf in found.values()} == {"int32", "float32", "bool"}
+
+
+def test_numbers_of_64_bits_are_kept_in_the_thread_that_reads(x64):
+    reader = RecordReader(Rows(), N)
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: reader.read([1], reader.empty(1))).result()
+    assert found["y"].dtype == np.float64
+    assert found["y"] == DATA["y"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+@pytest.mark.parametrize("keep", [False, True], ids=["released", "kept"])
+def test_a_file_of_20_gigabytes_is_trained_on_in_one(tmp_path, keep):
+    script = Path(__file__).with_name("large_memory_map.py")
+    command = [sys.executable, str(script), str(tmp_path), *["keep"] * keep]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    in_file, read, peak = map(int, ended.stdout.split())
+    assert in_file > 20e9
+    assert read > 1.5e9
+    assert (peak < 1e9) is not keep  # kept pages of what was read exceed it: power
+
+
+def test_memory_maps_and_array_records_are_read(tmp_path):
+    maps = {}
+    for name, leaf in DATA.items():
+        np.save(tmp_path / f"{name}.npy", leaf)
+        maps[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    path = str(tmp_path / "data.array_record")
+    writer = ArrayRecordWriter(path, "group_size:1")
+    for row in DATA["kind"]:
+        writer.write(row.tobytes())
+    writer.close()
+
+    class Decoded:
+        file = ArrayRecordDataSource(path)
+
+        def __len__(self):
+            return len(self.file)
+
+        def __getitem__(self, index):
+            return np.frombuffer(self.file[index], np.uint8)
+
+        def __getitems__(self, indices):
+            return [np.frombuffer(record, np.uint8) for record in self.file.__getitems__(indices)]
+
+    chosen = [0, 7, 59]
+    for source, expected in ((ArraySource(maps), DATA), (Decoded(), DATA["kind"])):
+        reader = RecordReader(source, N)
+        found = reader.read(chosen, reader.empty(3))
+        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_array_equal(one, other[chosen].astype(one.dtype))
+    with pytest.raises(ValueError, match="must be that of numbers: a source decodes its records"):
+        RecordReader(ArrayRecordDataSource(path), N)
+
+
+def test_changes_of_a_copy_on_write_map_are_kept(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((N, 3), np.float32))
+    copied = np.load(tmp_path / "x.npy", mmap_mode="c")
+    copied[5] = 1
+    source = ArraySource(copied)
+    assert [source[5].sum() for _ in range(2)] == [3, 3]
+
+
+def test_a_source_of_arrays_has_one_length_and_no_list():
+    with pytest.raises(ValueError, match="arrays must have one batch length"):
+        ArraySource((np.zeros(3), np.zeros(4)))
+    with pytest.raises(ValueError, match="arrays must be an array without a mask"):
+        ArraySource(np.ma.masked_less(DATA["y"], 0))
+    with pytest.raises(ValueError, match="arrays must be an array, a tuple or a mapping"):
+        ArraySource([np.zeros(3), np.zeros(3)])
