@@ -12,7 +12,8 @@ from dpjax._validation import as_key
 from dpjax.gradients.clipped_grad import ClippedSumFn, clipped_grad
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.sampling.base import Batch, Sampling, check_data, gather
+from dpjax.sampling.base import Batch, Sampling, gather
+from dpjax.training.split_records import SplitRecords, check_records, draw_local
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_not_explicit, is_spec
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
@@ -105,7 +106,7 @@ def private_step(
 
     Returns:
       ``init(params) -> TrainState`` and ``update(state, data) -> (TrainState, StepInfo)``, where
-      ``data`` holds all records, on the leading axis of every array.
+      ``data`` holds all records, on the leading axis of every array, or is `SplitRecords`.
 
     Privacy:
       Each update releases new parameters through one step of ``mechanism``; past its
@@ -148,15 +149,14 @@ def private_step(
         return sharding.state_specs(state, state.params)
 
     def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
-        check_data(sampling, data)
+        check_records(sampling, data)
         check_not_explicit("state", state)
         check_not_explicit("data", data)
-        draw, sampler = sampling.draw(state.sampler)
         step_key = None
         if state.loss_key is not None:
             step_key = jax.random.fold_in(state.loss_key, state.num_releases)
-        summed, info = sum_over_draw(
-            clipped_sum, sampling, draw, state.params, data, step_key, sharding
+        summed, info, sampler = sum_next_draw(
+            clipped_sum, sampling, state.sampler, state.params, data, step_key, sharding
         )
         updates, opt_state = private_optimizer.update(summed, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -164,6 +164,36 @@ def private_step(
         return moved if sharding is None else sharding.constrain(moved, specs_of(moved)), info
 
     return PrivateStep(init, update)
+
+
+def sum_next_draw(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    state: Any,
+    params: ArrayTree,
+    data: ArrayTree | SplitRecords,
+    key: PRNGKey | None = None,
+    sharding: MeshSharding | None = None,
+) -> tuple[Any, StepInfo, Any]:
+    """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state.
+
+    Args:
+      clipped_sum: a function returned by `clipped_grad`.
+      sampling: the sampler.
+      state: of the sampler.
+      params: where gradients are taken.
+      data: all records, as a tree of arrays or split over the devices of ``sharding``.
+      key: for losses that take one: see `sum_over_draw` and `sum_over_split_records`.
+      sharding: the devices, or ``None`` for one.
+    """
+    draw, moved = sampling.draw(state)
+    if not isinstance(data, SplitRecords):
+        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), moved
+    if sharding is None:
+        raise ValueError("sharding must be given for SplitRecords: the one they were split by")
+    return *sum_over_split_records(
+        clipped_sum, sampling, state, params, data, key, sharding
+    ), moved
 
 
 def sum_over_draw(
@@ -236,6 +266,38 @@ def rows_of_shard(batch: Batch, part: jax.Array, sharding: MeshSharding | None) 
     start = jax.lax.axis_index(sharding.batch_axes) * size
     own = [jax.lax.dynamic_slice_in_dim(x, start, size) for x in (*batch, rows.slots)]
     return Rows(own[0], own[1], part, own[2])
+
+
+def sum_over_split_records(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    state: Any,
+    params: ArrayTree,
+    data: SplitRecords,
+    key: PRNGKey | None,
+    sharding: MeshSharding,
+) -> tuple[Any, StepInfo]:
+    """The clipped sum over the draw from ``state``, of which each device computes its own records.
+
+    Arguments and results as `sum_over_draw`. The key of an example is ``fold_in(fold_in(key, 0),
+    its position in the data set)``.
+    """
+
+    def local(state: Any, params: ArrayTree, data: SplitRecords, key: Any) -> tuple[Any, StepInfo]:
+        shard = jax.lax.axis_index(sharding.batch_axes)
+        batches = draw_local(sampling, state, data, shard)
+
+        def rows_of(part: jax.Array) -> Rows:
+            slots, mask, positions = batches.rows(part)
+            return Rows(slots, mask, 0, positions)
+
+        usual, num_batches = batches.usual, batches.num_batches
+        return sum_over_batches(
+            clipped_sum, rows_of, usual, num_batches, params, data.arrays, key
+        )
+
+    specs = (REPLICATED, REPLICATED, sharding.rows, REPLICATED)
+    return add_up_shards(local, sharding, params, (state, params, data, key), specs)
 
 
 def add_up_shards(
