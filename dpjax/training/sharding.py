@@ -141,6 +141,12 @@ class MeshSharding:
 
         return jax.tree_util.tree_map_with_path(spec, state)
 
+    def describe(self, params: ArrayTree) -> str:
+        """Returns mesh, batch axes and the partitions of ``params`` as text, to be compared."""
+        devices = [device.id for device in self.mesh.devices.flat]
+        specs = jax.tree.leaves(self.param_specs(params), is_leaf=is_spec)
+        return repr((dict(self.mesh.shape), devices, self.batch_axes, specs))
+
     def constrain(self, tree: T, specs: Any) -> T:
         """Returns ``tree`` with its arrays constrained to ``specs``, inside ``jit``."""
         return jax.tree.map(

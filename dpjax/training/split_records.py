@@ -36,6 +36,24 @@ class SplitRecords:
     positions: jax.Array
     num_examples: int = field(metadata={"static": True})
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole data set's array, where ``arrays`` is one."""
+        return (self.num_examples, *self.arrays.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of ``arrays``, where that is one array."""
+        return self.arrays.dtype
+
+    def __len__(self) -> int:
+        """The number of records of the whole data set."""
+        return self.num_examples
+
+    def __getitem__(self, entry: Any) -> "SplitRecords":
+        """Returns the same records with ``arrays[entry]`` alone, as an argument of a model."""
+        return SplitRecords(self.arrays[entry], self.positions, self.num_examples)
+
 
 def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     """Splits records over the devices along ``sharding.batch_axes``.
@@ -88,9 +106,7 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
 
     dtypes = jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.result_type(leaf)), arrays)
     positions = split(np.arange(first, first + size, dtype=np.int32), num_examples)
-    return SplitRecords(
-        jax.tree.map(lambda leaf: split(leaf, 0), dtypes), positions, num_examples
-    )
+    return SplitRecords(jax.tree.map(lambda leaf: split(leaf, 0), dtypes), positions, num_examples)
 
 
 def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
@@ -107,6 +123,23 @@ def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
             f"data must have the {sampling.num_examples} records that the sampler draws from,"
             f" got {data.num_examples} on all processes together"
         )
+
+
+def whole_shapes(data: ArrayTree | SplitRecords) -> Any:
+    """Returns ``data``, or the shapes of the arrays that `SplitRecords` were split from."""
+    if not isinstance(data, SplitRecords):
+        return data
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((data.num_examples, *leaf.shape[1:]), leaf.dtype),
+        data.arrays,
+    )
+
+
+def place_records(data: ArrayTree | SplitRecords, sharding: MeshSharding | None) -> Any:
+    """Returns ``data`` on the device, or all of it on each device of ``sharding``."""
+    if isinstance(data, SplitRecords):
+        return data
+    return jax.device_put(data) if sharding is None else sharding.place(data)
 
 
 def _own_shards(sharding: MeshSharding, rows: NamedSharding) -> list[int]:
@@ -263,5 +296,3 @@ def _as_bytes(leaf: np.ndarray) -> np.ndarray:
 
 def _hexadecimal(total: int) -> str:
     return f"{total % 2**_HASH_BITS:0{_HASH_BITS // 4}x}"
-
-

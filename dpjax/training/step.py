@@ -13,8 +13,8 @@ from dpjax.gradients.clipped_grad import ClippedSumFn, clipped_grad
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import Batch, Sampling, gather
-from dpjax.training.split_records import SplitRecords, check_records, draw_local
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_not_explicit, is_spec
+from dpjax.training.split_records import SplitRecords, check_records, draw_local
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
 # up to this many physical batches is unrolled.
@@ -191,9 +191,7 @@ def sum_next_draw(
         return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), moved
     if sharding is None:
         raise ValueError("sharding must be given for SplitRecords: the one they were split by")
-    return *sum_over_split_records(
-        clipped_sum, sampling, state, params, data, key, sharding
-    ), moved
+    return *sum_over_split_records(clipped_sum, sampling, state, params, data, key, sharding), moved
 
 
 def sum_over_draw(
@@ -292,9 +290,7 @@ def sum_over_split_records(
             return Rows(slots, mask, 0, positions)
 
         usual, num_batches = batches.usual, batches.num_batches
-        return sum_over_batches(
-            clipped_sum, rows_of, usual, num_batches, params, data.arrays, key
-        )
+        return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data.arrays, key)
 
     specs = (REPLICATED, REPLICATED, sharding.rows, REPLICATED)
     return add_up_shards(local, sharding, params, (state, params, data, key), specs)

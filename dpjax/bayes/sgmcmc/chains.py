@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
@@ -23,6 +25,7 @@ def private_chains(
     *,
     method: str = "auto",
     microbatch_size: int | None = None,
+    sharding: MeshSharding | None = None,
 ) -> PrivateStep:
     """Returns ``init`` and ``update`` of all ``chain.num_chains`` chains, by vmap over one.
 
@@ -33,6 +36,7 @@ def private_chains(
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
+      sharding: see `private_step`; every device computes its rows for all chains.
 
     Returns:
       ``init(params)``, where ``params`` is the initial state of every chain, or a function that
@@ -57,7 +61,7 @@ def private_chains(
     key = as_key(key)
     shared = chain.batches == "shared"
 
-    def one_chain(key: PRNGKey) -> PrivateStep:
+    def one_chain(key: PRNGKey, sharding: MeshSharding | None = None) -> PrivateStep:
         step_key, update_key = jax.random.split(key)
         optimizer: optax.GradientTransformation = chain.optimizer(log_prior, key=update_key)
         return private_step(
@@ -67,6 +71,7 @@ def private_chains(
             key=step_key,
             method=method,
             microbatch_size=microbatch_size,
+            sharding=sharding,
         )
 
     def init(params: ArrayTree | Callable[[PRNGKey], ArrayTree]) -> TrainState:
@@ -75,16 +80,27 @@ def private_chains(
             return one_chain(step_key).init(params(start_key) if callable(params) else params)
 
         state = jax.vmap(start)(jax.random.split(key, chain.num_chains))
-        if not shared:
-            return state
-        return state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
+        if shared:
+            state = state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
+        return state if sharding is None else _place(state, sharding)
 
     def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
         axes = TrainState(0, 0, None if shared else 0)
         return jax.vmap(step.update, (axes, None), (axes, 0))(state, data)
 
-    step = one_chain(key)  # its update takes all keys from the state
+    step = one_chain(key, sharding)  # its update takes all keys from the state
     return PrivateStep(init, update)
+
+
+def _place(state: TrainState, sharding: MeshSharding) -> TrainState:
+    """Places states with a leading axis of chains, each chain like the states of one."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
+
+    def of_chains(spec: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(None, *spec) if tuple(spec) else spec
+
+    specs = jax.tree.map(of_chains, sharding.state_specs(one, one.params), is_leaf=is_spec)
+    return sharding.place(state, specs)
 
 
 # (state, steps between kept states, how many to keep) -> (state, the kept states stacked)

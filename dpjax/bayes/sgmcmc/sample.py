@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,15 @@ from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.sampling.base import check_data
-from dpjax.training.checkpoint import CheckpointStore, identify
+from dpjax.training.checkpoint import CheckpointStore, identify, program_hash
 from dpjax.training.loop import Update
+from dpjax.training.sharding import MeshSharding
+from dpjax.training.split_records import (
+    SplitRecords,
+    check_records,
+    place_records,
+    whole_shapes,
+)
 from dpjax.training.step import TrainState
 
 
@@ -114,13 +121,14 @@ def sample(
     log_likelihood: LossFn,
     log_prior: LogPrior | None,
     params: ArrayTree | Callable[[PRNGKey], ArrayTree],
-    data: ArrayTree,
+    data: ArrayTree | SplitRecords,
     chain: Langevin,
     *,
     burn_in: int = 0,
     thinning: int = 1,
     method: str = "auto",
     microbatch_size: int | None = None,
+    sharding: MeshSharding | None = None,
     samples_per_call: int = 100,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
@@ -135,13 +143,16 @@ def sample(
       params: initial state of every chain: any tree of float arrays, or a function that draws one
         from a key, for different initial states. May depend on the data only through a release
         that is counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``.
+      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``, or
+        `split_records` of them.
       chain: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.
       thinning: steps from one kept state to the next after the burn-in.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
+      sharding: mesh of devices over which batches, and parameters by a rule, are split, as for
+        `train`; on one process.
       samples_per_call: kept states for each call to the device, which holds them at once.
       checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
         after each call: an interrupted run resumes from there with the same result, and no noise
@@ -176,16 +187,25 @@ def sample(
     """
     plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
-    check_data(chain.sampling, data)
-    key, data = as_key(key), jax.device_put(data)
-    step = private_chains(
-        key, log_likelihood, log_prior, chain, method=method, microbatch_size=microbatch_size
+    check_records(chain.sampling, data)
+    check(jax.process_count() == 1, "the number of processes", jax.process_count(), "1")
+    key, data = as_key(key), place_records(data, sharding)
+    make_step = partial(
+        private_chains,
+        key,
+        log_likelihood,
+        log_prior,
+        chain,
+        method=method,
+        microbatch_size=microbatch_size,
     )
+    step = make_step(sharding=sharding)
     state, seeded = step.init(params), is_seeded(key)
     folder = Path(checkpoint_dir) if checkpoint_dir else None
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
-        identity = identify(plan, data, step.update, state)
+        program = program_hash(make_step().update, state, whole_shapes(data))
+        identity = identify(plan, data, program)
         checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
     with checkpoints as saved:
         state = saved.restore(state) if saved else state
