@@ -46,7 +46,7 @@ def sum_over_microbatches(
     padding = num_parts * part_size - size
 
     def in_columns(leaf: jax.Array) -> jax.Array:
-        padded = leaf if padding == 0 else jnp.concatenate([leaf, leaf[-1:].repeat(padding, 0)])
+        padded = leaf if padding == 0 else jnp.concatenate([leaf, leaf[jnp.full(padding, -1)]])
         return padded.reshape(part_size, num_parts, *leaf.shape[1:])
 
     counts = jnp.arange(num_parts * part_size).reshape(part_size, num_parts) < size

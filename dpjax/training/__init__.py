@@ -1,15 +1,22 @@
 """Private training: one step (`private_step`) and a whole run (`train`)."""
 
+from dpjax.training.processes import shared_release_key
+from dpjax.training.sharding import MeshSharding
+from dpjax.training.split_records import SplitRecords, split_records
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 from dpjax.training.train import Budget, Report, TrainResult, train
 
 __all__ = [
     "Budget",
+    "MeshSharding",
     "PrivateStep",
     "Report",
+    "SplitRecords",
     "StepInfo",
     "TrainResult",
     "TrainState",
     "private_step",
+    "shared_release_key",
+    "split_records",
     "train",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -92,7 +93,7 @@ def shared_release_key() -> PRNGKey:
     if jax.process_count() == 1:
         return key
     words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
-    return jax.random.wrap_key_data(np.asarray(words), impl=jax.random.key_impl(key))
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
 
 
 def hash_arrays(tree: Any) -> str:

@@ -23,7 +23,7 @@ def replicate_all(path: str, leaf: Any) -> PartitionSpec:
     """The rule of data parallelism: every device holds all parameters.
 
     >>> replicate_all("dense.kernel", np.ones(3))
-    PartitionSpec()
+    P()
     """
     del path, leaf
     return REPLICATED
@@ -233,7 +233,7 @@ def check_not_explicit(name: str, tree: Any) -> None:
       tree: of arrays.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
         explicit = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
         if explicit and any(entry is not None for entry in sharding.spec):
             raise ValueError(

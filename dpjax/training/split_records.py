@@ -94,7 +94,7 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     def split(values: np.ndarray, empty: Any) -> jax.Array:
         shape = (sharding.num_shards * per_shard, *values.shape[1:])
 
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray:
             number = own.index((index[0].start or 0) // per_shard)
             part = np.full((per_shard, *shape[1:]), empty, values.dtype)
             part[: bounds[number + 1] - bounds[number]] = values[
@@ -144,7 +144,7 @@ def place_records(data: ArrayTree | SplitRecords, sharding: MeshSharding | None)
 
 def _own_shards(sharding: MeshSharding, rows: NamedSharding) -> list[int]:
     """The numbers of this process's shards, none of which may be on another process too."""
-    of_devices = rows.devices_indices_map((sharding.num_shards,))
+    of_devices: Any = rows.devices_indices_map((sharding.num_shards,))
     holders: dict[int, set[int]] = {}
     for device, (index,) in of_devices.items():
         holders.setdefault(index.start or 0, set()).add(device.process_index)
@@ -221,8 +221,8 @@ def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
 
     >>> from dpjax.sampling import PoissonSampling
     >>> sampling = PoissonSampling(1000, 0.1)
-    >>> sampling.physical_batch_size, local_batch_size(sampling, 125), local_batch_size(sampling, 1000)
-    (136, (30, 1), (136, 1))
+    >>> sampling.physical_batch_size, local_batch_size(sampling, 125)
+    (136, (30, 1))
     """
     usual = sampling.usual_batches
     total = usual * sampling.physical_batch_size

@@ -317,15 +317,17 @@ def add_up_shards(
     def on_device(*arguments: Any) -> tuple[Any, StepInfo]:
         summed, info = local(*arguments)
         counts = jax.lax.psum(tuple(info[:3]), sharding.batch_axes)
-        return sharding.sum_over_shards(summed, param_specs), StepInfo(*counts, *info[3:])
+        size, loss, nonfinite = counts
+        whole = info._replace(batch_size=size, loss_sum=loss, num_nonfinite=nonfinite)
+        return sharding.sum_over_shards(summed, param_specs), whole
 
     batch_specs = jax.tree.map(sharding.batch_spec, param_specs, is_leaf=is_spec)
-    info_specs = StepInfo(REPLICATED, REPLICATED, REPLICATED, sharding.rows, sharding.rows)
+    info_specs = (*[REPLICATED] * 3, sharding.rows, sharding.rows)
     mapped = jax.shard_map(
         on_device,
         mesh=sharding.auto_mesh,
         in_specs=specs,
-        out_specs=(batch_specs, info_specs),
+        out_specs=(batch_specs, StepInfo(*info_specs)),  # type: ignore[arg-type]
         axis_names=set(sharding.batch_axes),
         check_vma=False,  # a loss may scan over constants, whose type does not vary over devices
     )

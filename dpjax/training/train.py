@@ -199,7 +199,7 @@ def train(
 def _run(
     step: PrivateStep,
     state: TrainState,
-    data: ArrayTree,
+    data: ArrayTree | SplitRecords,
     num_steps: int,
     steps_per_call: int,
     progress: bool,

@@ -107,7 +107,7 @@ def _place(state: TrainState, sharding: MeshSharding) -> TrainState:
 Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
 
 
-def compile_steps(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
+def compile_steps(update: Update, state: TrainState, data: Any, max_kept: int) -> Keep:
     """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
     loop = on_device if loops_on_device(update, state, data) else on_host
     return loop(update, state, data, max_kept)

@@ -299,7 +299,7 @@ def _open_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
 def _run_chains(
     update: Update,
     state: TrainState,
-    data: ArrayTree,
+    data: ArrayTree | SplitRecords,
     plan: SamplePlan,
     samples_per_call: int,
     store: SampleStore,

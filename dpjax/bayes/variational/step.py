@@ -146,7 +146,7 @@ def with_index(records: Leaves) -> Any:
     first = records[0]
     if not isinstance(first, SplitRecords):
         return records, jnp.arange(len(first))
-    arrays = [leaf.arrays for leaf in records]  # type: ignore[attr-defined]
+    arrays = [leaf.arrays for leaf in records]
     return SplitRecords((arrays, first.positions), first.positions, first.num_examples)
 
 
