@@ -13,7 +13,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 # pages in again, which on a CPU can double the time of a step.
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_TOP_PAD_=268435456
 
-.PHONY: setup reproduce federated test test-all lint bench bench-setup notebooks docs clean
+.PHONY: setup reproduce federated distributed test test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -31,6 +31,10 @@ reproduce: setup
 # The Wine regression of ten holders, three nodes and an analyst: processes connected by TLS.
 federated: setup
 	$(BIN)/python -m experiments.federated
+
+# NoisySGD and DPSVI by 1, 2 and 4 processes of one run, compared; one of them is killed and resumed.
+distributed: setup
+	$(BIN)/python -m experiments.distributed
 
 # The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
 test: setup

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,22 +37,32 @@ class Run:
 
     Args:
       folder: an empty folder for configurations and the result.
-      job: see `Config`.
+      jobs: see `Config`.
       num_processes: that share the devices.
       options: further fields of `Config`.
     """
 
-    def __init__(self, folder: Path, job: str, num_processes: int, **options: object) -> None:
+    def __init__(
+        self, folder: Path, jobs: Sequence[str], num_processes: int, **options: object
+    ) -> None:
         self.result = folder / "result.npz"
         self._begin, address = time.monotonic(), f"127.0.0.1:{free_port()}"
         self.processes, self._logs = [], []
         devices = str(NUM_DEVICES // num_processes)
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": devices}
+        environment = {
+            # Compiling is most of the time: what it makes is kept, as that of the tests.
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": devices,
+        }
         for index in range(num_processes):
-            config = Config(job, address, num_processes, index, str(self.result))
+            config = Config(tuple(jobs), address, num_processes, index, str(self.result))
             path = folder / f"config-{index}.json"
             path.write_text(json.dumps({**config._asdict(), **options}))
-            self._logs.append(tempfile.TemporaryFile("w+"))
+            self._logs.append((folder / f"log-{index}").open("w+"))
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "experiments.distributed.worker", str(path)],
@@ -80,7 +89,8 @@ class Run:
         Args:
           timeout: seconds from now.
         """
-        end, outcomes = time.monotonic() + timeout, {}
+        end = time.monotonic() + timeout
+        outcomes: dict[int, float] = {}
         while len(outcomes) < len(self.processes):
             for index, process in enumerate(self.processes):
                 if index not in outcomes and process.poll() is not None:

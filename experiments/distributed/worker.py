@@ -32,24 +32,22 @@ class Config(NamedTuple):
     """What one process does.
 
     Attributes:
-      job: ``"sgd"`` or ``"dpsvi"``.
+      jobs: names in `JOBS`, done one after another.
       address: of the coordinator, ``127.0.0.1:port``.
       num_processes: number of processes.
-      index: of this one.
+      process: number of this one.
       result: path of the file that process 0 writes.
       checkpoint_dir: shared folder, or ``None``.
       pause: seconds after each report of ``"sgd"``.
-      fault: what is wrong with process 1: ``""``, ``"key"``, ``"loss"`` or ``"records"``.
     """
 
-    job: str
+    jobs: tuple[str, ...]
     address: str
     num_processes: int
-    index: int
+    process: int
     result: str
     checkpoint_dir: str | None = None
     pause: float = 0.0
-    fault: str = ""
 
 
 def main(path: str) -> None:
@@ -63,14 +61,17 @@ def main(path: str) -> None:
         jax.distributed.initialize(
             config.address,
             config.num_processes,
-            config.index,
+            config.process,
             coordinator_bind_address=config.address,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     sharding = MeshSharding(jax.make_mesh((jax.device_count(),), ("data",)))
     data = split_records(own_part(config), sharding)
-    released = JOBS[config.job](config, data, sharding)
-    if config.index == 0:
+    released: dict[str, Any] = {}
+    for job in config.jobs:
+        for name, array in JOBS[job](config, data, sharding).items():
+            released[f"{job} {name}"] = array
+    if config.process == 0:
         np.savez(config.result, **released)
 
 
@@ -84,18 +85,26 @@ def all_records() -> dict[str, np.ndarray]:
 
 def own_part(config: Config) -> dict[str, np.ndarray]:
     """This process's records: parts of unequal size, the last of four empty."""
-    shares = {1: [1.0], 2: [0.7, 0.3], 4: [0.5, 0.3, 0.2, 0.0]}[config.num_processes]
-    ends = np.round(np.cumsum([0, *shares]) * NUM_EXAMPLES).astype(int)
-    index = 0 if config.fault == "records" and config.index == 1 else config.index
-    part = slice(ends[index], ends[index + 1])
+    ends = np.cumsum([0, *part_sizes(config.num_processes)])
+    part = slice(ends[config.process], ends[config.process + 1])
     return {name: array[part] for name, array in all_records().items()}
 
 
-def fit_sgd(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
-    """NoisySGD of a network with one hidden layer."""
-    wrong = config.index == 1
-    seed = 8 if wrong and config.fault == "key" else 7
-    scale = 2.0 if wrong and config.fault == "loss" else 1.0
+def part_sizes(num_processes: int) -> list[int]:
+    """Numbers of records of the processes, ``NUM_EXAMPLES`` together."""
+    return {1: [NUM_EXAMPLES], 2: [700, 303], 4: [500, 300, 203, 0]}[num_processes]
+
+
+def fit_sgd(
+    config: Config,
+    data: SplitRecords,
+    sharding: MeshSharding,
+    *,
+    seed: int = 7,
+    scale: float = 1.0,
+    noise_multiplier: float = 1.0,
+) -> dict[str, np.ndarray]:
+    """NoisySGD of a network with one hidden layer, its loss multiplied by ``scale``."""
 
     def loss(params: Any, example: Any) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ params["hidden"])
@@ -103,7 +112,7 @@ def fit_sgd(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[
         return scale * optax.sigmoid_binary_cross_entropy(logit, example["y"])
 
     def report(found: Report) -> None:
-        if config.index == 0:
+        if config.process == 0 and config.pause:
             print("release", found.num_releases, flush=True)
         time.sleep(config.pause)
 
@@ -115,7 +124,7 @@ def fit_sgd(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[
     mechanism = SubsampledGaussian(
         PoissonSampling(NUM_EXAMPLES, 0.1),
         l2_clip=1.0,
-        noise_multiplier=1.0,
+        noise_multiplier=noise_multiplier,
         num_steps=NUM_STEPS,
         adjacency="zero_out",
     )
@@ -134,6 +143,31 @@ def fit_sgd(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[
     )
     epsilon = result.certificate(1e-5).epsilon
     return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
+
+
+def fit_noise(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """NoisySGD of a loss without gradient, which releases its noise alone."""
+    return fit_sgd(config._replace(checkpoint_dir=None), data, sharding, scale=0.0)
+
+
+def refuse(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """Errors of runs where process 1 has another key, loss, mechanism, or process 0's records."""
+    wrong = config.process == 1
+    same = {name: array[:9] for name, array in all_records().items()}
+    attempts: dict[str, Callable[[], Any]] = {
+        "key": lambda: fit_sgd(config, data, sharding, seed=8 if wrong else 7),
+        "loss": lambda: fit_sgd(config, data, sharding, scale=2.0 if wrong else 1.0),
+        "mechanism": lambda: fit_sgd(config, data, sharding, noise_multiplier=1.0 - 0.1 * wrong),
+        "records": lambda: split_records(same, sharding),
+    }
+    errors = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            errors[name] = np.array("")
+        except ValueError as error:
+            errors[name] = np.array(str(error))
+    return errors
 
 
 def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
@@ -163,7 +197,9 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
 
 JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndarray]]] = {
     "sgd": fit_sgd,
+    "noise": fit_noise,
     "dpsvi": fit_dpsvi,
+    "refused": refuse,
 }
 
 if __name__ == "__main__":
