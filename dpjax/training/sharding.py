@@ -165,6 +165,7 @@ class MeshSharding:
           tree: of arrays, keys included.
           specs: partitions, one for each leaf or for a subtree.
         """
+        check_context()
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
 
     def sum_over_shards(self, summed: Any, specs: Any) -> Any:
@@ -242,6 +243,16 @@ def check_not_explicit(name: str, tree: Any) -> None:
                 " sharding=MeshSharding(mesh, ...) and arrays without a partition, or place them on"
                 " a mesh of automatic axes, jax.make_mesh(..., axis_types=(AxisType.Auto, ...))"
             )
+
+
+def check_context() -> None:
+    """Raises ValueError inside ``jax.set_mesh`` of a mesh with explicit axes."""
+    context = jax.sharding.get_abstract_mesh()
+    if AxisType.Explicit in context.axis_types:
+        raise ValueError(
+            "sharding cannot be used inside jax.set_mesh of a mesh with explicit axes"
+            f" {context.axis_names}: leave that context, as MeshSharding holds its own mesh"
+        )
 
 
 def path_name(path: Any) -> str:

@@ -13,7 +13,13 @@ from dpjax.gradients.clipped_grad import ClippedSumFn, clipped_grad
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import Batch, Sampling, gather
-from dpjax.training.sharding import REPLICATED, MeshSharding, check_not_explicit, is_spec
+from dpjax.training.sharding import (
+    REPLICATED,
+    MeshSharding,
+    check_context,
+    check_not_explicit,
+    is_spec,
+)
 from dpjax.training.split_records import SplitRecords, check_records, draw_local
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
@@ -186,6 +192,8 @@ def sum_next_draw(
       key: for losses that take one: see `sum_over_draw` and `sum_over_split_records`.
       sharding: the devices, or ``None`` for one.
     """
+    if sharding is not None:
+        check_context()
     draw, moved = sampling.draw(state)
     if not isinstance(data, SplitRecords):
         return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), moved

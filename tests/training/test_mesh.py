@@ -344,3 +344,16 @@ def test_noise_on_the_whole_sum_is_that_of_one_device():
     noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(0))
     expected, _ = noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))
     np.testing.assert_array_equal(noise_of(check_vma=True, summed=True), expected)
+
+
+def test_contexts_of_explicit_axes_are_refused():
+    step = private_step(
+        loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0), sharding=SHARDINGS["8"]
+    )
+    state = step.init(PARAMS)
+    refused = r"cannot be used inside jax.set_mesh of a mesh with explicit axes \('data',\)"
+    with jax.set_mesh(mesh((8,))):
+        with pytest.raises(ValueError, match=refused):
+            step.init(PARAMS)
+        with pytest.raises(ValueError, match=refused):
+            jax.eval_shape(step.update, jax.eval_shape(lambda: state), DATA)

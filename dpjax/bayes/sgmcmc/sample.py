@@ -188,7 +188,7 @@ def sample(
     plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
     check_records(chain.sampling, data)
-    check(jax.process_count() == 1, "the number of processes", jax.process_count(), "1")
+    check(jax.process_count() == 1, "jax.process_count()", jax.process_count(), "1 for sample")
     key, data = as_key(key), place_records(data, sharding)
     make_step = partial(
         private_chains,

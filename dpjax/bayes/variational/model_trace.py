@@ -104,6 +104,12 @@ def check_split(records: SplitRecords, num_examples: int) -> None:
     check(len(records) == num_examples, "args", len(records), f"of {num_examples} records in all")
 
 
+def check_whole(arguments: Any) -> None:
+    """Raises ValueError for `SplitRecords`, which only steps take."""
+    if any(map(_is_split, jax.tree.leaves(arguments, is_leaf=_is_split))):
+        raise ValueError("args must be whole arrays here, got SplitRecords, which only steps take")
+
+
 def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
     """Returns ``(args, kwargs)`` with numpy arrays for pandas Series and DataFrames.
 

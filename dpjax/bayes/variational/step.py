@@ -28,9 +28,10 @@ from dpjax.bayes.variational.model_trace import (
 )
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.training.checkpoint import check_processes, program_hash
 from dpjax.training.loop import Steps, compile_steps
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.split_records import SplitRecords
+from dpjax.training.split_records import SplitRecords, whole_shapes
 from dpjax.training.step import StepInfo, sum_next_draw
 
 # Constant records that starting values are found on: a model may need values other than zero.
@@ -181,6 +182,22 @@ class CompiledSteps:
         """Splits arguments into records and public ones; see `split_arguments`."""
         num_examples = self._mechanism.sampling.num_examples
         return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
+
+    def check_processes(self, key: PRNGKey, params: Values, parts: Arguments) -> None:
+        """Raises ValueError unless all processes of `jax.distributed` make the same run."""
+
+        def program() -> str:
+            problem = self._problem(parts.layout, self.last_trace().plate)
+            step = partial(clip_draw, problem, self._mechanism, self._svi.optim)
+            optim_state = jax.eval_shape(self._svi.optim.init, params)
+            sampler = jax.eval_shape(self._mechanism.sampling.init, key)
+            state = DPSVIState(optim_state, key, sampler, None)
+            whole = [whole_shapes(leaf) for leaf in parts.records]
+            return program_hash(step, state, sampler, whole, parts.arrays)
+
+        split = isinstance(parts.records[0], SplitRecords)
+        data = parts.records[0] if split else parts.records
+        check_processes(key, params, self._mechanism, program, data, self._sharding)
 
     def init(
         self, key: PRNGKey, model_trace: ModelTrace, parts: Arguments, values: Values | None

@@ -18,7 +18,7 @@ from dpjax._validation import as_key, check_count
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.variational.checks import check_loss, check_optimizer
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
-from dpjax.bayes.variational.model_trace import Values, as_arrays, trace_model
+from dpjax.bayes.variational.model_trace import Values, as_arrays, check_whole, trace_model
 from dpjax.bayes.variational.step import (
     CompiledSteps,
     DPSVIState,
@@ -207,6 +207,7 @@ class DPSVI:
         svi_state = self._steps.init(svi_key, model_trace, parts, init_params)
         params = self.optim.get_params(svi_state.optim_state)
         self._steps.check(model_trace, params, parts)
+        self._steps.check_processes(as_key(rng_key), params, parts)
         noise = self.mechanism.noise(noise_key).init(params)
         sampler = self.mechanism.sampling.init(sampler_key)
         state = DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
@@ -356,6 +357,7 @@ class DPSVI:
           The result is a **private** value, not released.
         """
         args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
+        check_whole((args, kwargs))
         return self._svi.evaluate(svi_state, *args, **kwargs)
 
     def posterior_samples(
@@ -430,6 +432,7 @@ class DPSVI:
         Privacy:
           The report holds **private** values, not released.
         """
+        check_whole((args, kwargs))
         parts = self._steps.split(args, kwargs)
         problem = self._steps.problem(svi_state, parts)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
