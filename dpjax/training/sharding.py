@@ -142,13 +142,22 @@ class MeshSharding:
         return jax.tree_util.tree_map_with_path(spec, state)
 
     def describe(self, params: ArrayTree) -> str:
-        """Returns mesh, batch axes and the partitions of ``params`` as text, to be compared."""
+        """Returns mesh, batch axes and the partitions of ``params`` as text, to be compared.
+
+        Args:
+          params: arrays, or their shapes.
+        """
         devices = [device.id for device in self.mesh.devices.flat]
         specs = jax.tree.leaves(self.param_specs(params), is_leaf=is_spec)
         return repr((dict(self.mesh.shape), devices, self.batch_axes, specs))
 
     def constrain(self, tree: T, specs: Any) -> T:
-        """Returns ``tree`` with its arrays constrained to ``specs``, inside ``jit``."""
+        """Returns ``tree`` with its arrays constrained to ``specs``, inside ``jit``.
+
+        Args:
+          tree: of arrays.
+          specs: partitions, one for each leaf or for a subtree.
+        """
         return jax.tree.map(
             lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, self._named(spec)),
             tree,
@@ -169,7 +178,7 @@ class MeshSharding:
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
 
     def sum_over_shards(self, summed: Any, specs: Any) -> Any:
-        """Adds up the sums of all shards, inside ``shard_map``; a device keeps its part.
+        """Returns the sum over all shards, inside ``shard_map``; a device keeps its part of it.
 
         Args:
           summed: a tree of arrays.
@@ -180,7 +189,11 @@ class MeshSharding:
         )
 
     def batch_spec(self, spec: PartitionSpec) -> PartitionSpec:
-        """Returns the part of ``spec`` that names batch axes, for ``shard_map`` over them."""
+        """Returns the part of ``spec`` that names batch axes, for ``shard_map`` over them.
+
+        Args:
+          spec: a partition over any axes of the mesh.
+        """
 
         def own(entry: Any) -> tuple[str, ...] | None:
             return tuple(name for name in _names(entry) if name in self.batch_axes) or None

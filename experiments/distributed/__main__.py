@@ -21,7 +21,7 @@ from experiments.distributed.worker import part_sizes
 
 _JOBS = ("sgd", "noise", "dpsvi")
 _TOLERANCE = 1e-6
-_TIME_LIMIT, _END_LIMIT = 170.0, 60.0
+_TIME_LIMIT, _END_LIMIT = 400.0, 60.0
 
 
 def main() -> int:
