@@ -88,7 +88,7 @@ class Sampling(abc.ABC):
         return drawn[positions]
 
     def subset_key(self, state: Any) -> PRNGKey:
-        """Returns a key that is independent of the draw from ``state`` and of the next states.
+        """Returns a key that is independent of all draws, to choose a subset of one.
 
         Args:
           state: from ``init`` or the previous draw; its first leaf is a key.
