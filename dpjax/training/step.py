@@ -316,16 +316,15 @@ def add_up_shards(
     Args:
       local: from each device's arguments to its clipped sum and `StepInfo`.
       sharding: the devices.
-      params: the sum is placed like them, where it has their structure; else it is replicated.
+      params: the sum has their shapes, and is placed like them.
       arguments: of ``local``.
       specs: how each argument is split over the batch axes.
     """
-    param_specs = sharding.state_specs(jax.eval_shape(lambda: params), params)
+    param_specs = sharding.param_specs(params)
 
     def on_device(*arguments: Any) -> tuple[Any, StepInfo]:
         summed, info = local(*arguments)
-        counts = jax.lax.psum(tuple(info[:3]), sharding.batch_axes)
-        size, loss, nonfinite = counts
+        size, loss, nonfinite = jax.lax.psum(tuple(info[:3]), sharding.batch_axes)
         whole = info._replace(batch_size=size, loss_sum=loss, num_nonfinite=nonfinite)
         return sharding.sum_over_shards(summed, param_specs), whole
 
