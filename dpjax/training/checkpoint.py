@@ -280,8 +280,10 @@ def _unplaced_shape(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _template(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+def _template(leaf: Any) -> Any:
     """Shape, dtype and placement: a checkpoint is restored onto the devices of this run."""
+    if not isinstance(leaf, jax.Array):  # numpy's are restored as such
+        return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 

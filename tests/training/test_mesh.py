@@ -34,7 +34,19 @@ NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
 
 
 SLOW = pytest.mark.slow
-SOME = [pytest.param(n, marks=SLOW if n in ("2", "4", "2x4 rows") else ()) for n in SHARDINGS]
+SOME = [pytest.param(n, marks=SLOW if n in ("1", "2", "4", "2x4 rows") else ()) for n in SHARDINGS]
+
+
+OTHER_SAMPLERS = [
+    pytest.param(name, marks=() if name in ("small batches", "truncated") else SLOW)
+    for name in SAMPLERS
+    if name != "poisson"
+]
+NOISE_MESHES = [
+    pytest.param(name, marks=() if name in ("8", "2x4", "fully sharded") else SLOW)
+    for name in SHARDINGS
+    if name != "8 explicit"
+]
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -52,7 +64,7 @@ def test_parameters_are_those_of_one_device_with_split_records(name):
 
 
 @pytest.mark.parametrize("split", [pytest.param(False, marks=SLOW), True], ids=str)
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "poisson"])
+@pytest.mark.parametrize("sampler", OTHER_SAMPLERS)
 def test_every_sampler_draws_what_it_draws_on_one_device(sampler, split):
     found = run(SHARDINGS["8"], split, sampler=sampler)
     assert_same(found, on_one_device(sampler=sampler))
@@ -70,7 +82,7 @@ def no_gradient(params, example):
     return 0.0 * jnp.sum(params["out"])
 
 
-@pytest.mark.parametrize("name", [name for name in SHARDINGS if name != "8 explicit"])
+@pytest.mark.parametrize("name", NOISE_MESHES)
 def test_noise_is_the_same_bit_for_bit_on_every_mesh(name):
     """Sums of zeros have no rounding: what is left is the noise."""
     options = {"optimizer": "sgd", "loss": no_gradient}
