@@ -14,7 +14,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_TOP_PAD_=268435456 \
 	MALLOC_ARENA_MAX=1
 
-.PHONY: setup reproduce federated test test-all lint bench bench-setup notebooks docs clean
+.PHONY: setup reproduce federated distributed test test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -32,6 +32,10 @@ reproduce: setup
 # The Wine regression of ten holders, three nodes and an analyst: processes connected by TLS.
 federated: setup
 	$(BIN)/python -m experiments.federated
+
+# NoisySGD and DPSVI by 1, 2 and 4 processes of one run, compared; one of them is killed and resumed.
+distributed: setup
+	$(BIN)/python -m experiments.distributed
 
 # The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
 test: setup

@@ -39,7 +39,7 @@ _EXPORTS = {
         "TruncatedPoissonSampling",
     ],
     "dpjax.sensitivity": ["Sensitivity"],
-    "dpjax.training": ["Budget", "private_step", "train"],
+    "dpjax.training": ["Budget", "MeshSharding", "private_step", "split_records", "train"],
     "dpjax.transforms": [
         "add_gaussian_noise",
         "clip_per_example",
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
         TruncatedPoissonSampling,
     )
     from dpjax.sensitivity import Sensitivity
-    from dpjax.training import Budget, private_step, train
+    from dpjax.training import Budget, MeshSharding, private_step, split_records, train
     from dpjax.transforms import (
         add_gaussian_noise,
         clip_per_example,

@@ -49,9 +49,28 @@ def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """
     if not _has_plain_threefry(key, shape):
         return jax.random.bits(key, shape, jnp.uint32)
+    return _threefry(key, _counters(shape))
+
+
+def bits_at(key: PRNGKey, positions: jax.Array, size: int) -> jax.Array:
+    """The entries at ``positions`` of ``bits(key, (size,))``, without computing the others.
+
+    Other generators than Threefry compute all ``size``.
+
+    >>> key, positions = jax.random.key(0), jnp.array([4, 1])
+    >>> bool((bits_at(key, positions, 5) == bits(key, (5,))[positions]).all())
+    True
+    """
+    if not _has_plain_threefry(key, (size,)):
+        return bits(key, (size,))[positions]
+    return _threefry(key, positions.astype(jnp.uint32))
+
+
+def _threefry(key: PRNGKey, counters: jax.Array) -> jax.Array:
+    """The 32 random bits of each counter."""
     first, second = jax.random.key_data(key)
     schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
-    high, low = jnp.broadcast_to(schedule[0], shape), _counters(shape) + schedule[1]
+    high, low = jnp.broadcast_to(schedule[0], counters.shape), counters + schedule[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             high = high + low

@@ -68,7 +68,9 @@ def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any,
 
 
 def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax.Array]:
-    """Returns ``(batch, keys)`` with a key for each slot: ``fold_in(key, slot)``."""
+    """Returns ``(batch, keys)`` with a key for each slot: ``fold_in(key, slot)``, or as given."""
+    if jnp.shape(key) == (size,) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return batch, key
     return batch, jax.vmap(jax.random.fold_in, (None, 0))(as_key(key), jnp.arange(size))
 
 

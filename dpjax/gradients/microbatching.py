@@ -43,23 +43,35 @@ def isolate_nonfinite(
 def sum_over_microbatches(
     compute: ClippedSumFn, part_size: int, params: ArrayTree, batch: ArrayTree, mask: jax.Array
 ) -> tuple[Any, ClippedGradInfo]:
-    """Scans ``compute`` over micro-batches of equal size, the last one padded and masked."""
+    """Scans ``compute`` over micro-batches of equal size, the last ones padded and masked.
+
+    Micro-batch i has the examples i, i + k, i + 2k, ... of k micro-batches. So a batch that is
+    split over devices in contiguous parts has a part of each micro-batch on every device.
+    """
     size = mask.shape[0]
     num_parts = -(-size // part_size)
-    slots = jnp.arange(num_parts * part_size).reshape(num_parts, part_size)
-    source = jnp.minimum(slots, size - 1)
+    padding = num_parts * part_size - size
 
-    def part(
-        summed: CompensatedSum, part_slots: tuple[jax.Array, jax.Array]
-    ) -> tuple[CompensatedSum, ClippedGradInfo]:
-        index, counts = part_slots
-        examples = jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], batch)
-        more, info = compute(params, examples, mask[index] & counts)
+    def in_columns(leaf: jax.Array) -> jax.Array:
+        padded = leaf if padding == 0 else jnp.concatenate([leaf, leaf[jnp.full(padding, -1)]])
+        return padded.reshape(part_size, num_parts, *leaf.shape[1:])
+
+    counts = jnp.arange(num_parts * part_size).reshape(part_size, num_parts) < size
+    columns = jax.tree.map(in_columns, (jax.tree.map(jnp.asarray, batch), mask))
+
+    def part(summed: CompensatedSum, index: jax.Array) -> tuple[CompensatedSum, ClippedGradInfo]:
+        examples, included, counted = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 1, keepdims=False),
+            (*columns, counts),
+        )
+        more, info = compute(params, examples, included & counted)
         return summed.add(more), info
 
     zero = CompensatedSum.zero(jax.eval_shape(compute, params, batch, mask)[0])
-    summed, info = jax.lax.scan(part, zero, (source, slots < size))
-    norms, losses = jax.tree.map(lambda leaf: leaf.reshape(-1)[:size], (info.norms, info.losses))
+    summed, info = jax.lax.scan(part, zero, jnp.arange(num_parts))
+    norms, losses = jax.tree.map(
+        lambda leaf: leaf.swapaxes(0, 1).reshape(-1)[:size], (info.norms, info.losses)
+    )
     return summed.value(), ClippedGradInfo(norms, losses, info.num_nonfinite.sum())
 
 

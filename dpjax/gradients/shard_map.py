@@ -37,6 +37,33 @@ def as_varying(tree: T, axes: frozenset[str]) -> T:
     return jax.tree.map(cast, tree)
 
 
+def check_same_on_devices(name: str, tree: Any) -> None:
+    """Raises ValueError inside ``shard_map`` unless ``tree`` is the same on all devices.
+
+    Noise from one key would be equal on every device: removable where these hold different parts,
+    and counted several times where their sums are added up afterwards.
+
+    Args:
+      name: of the argument, for the error.
+      tree: of arrays.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if not axes:
+        return
+    if varying := sorted(varying_axes(tree)):
+        raise ValueError(
+            f"{name} must be one clipped sum before noise is added, but may differ between devices"
+            f" along the mesh axes {varying}: add the sums of the devices first (jax.lax.psum),"
+            " or add the noise outside of shard_map, where it is added once for each release"
+        )
+    if not varying_axes(jax.lax.axis_index(axes)):
+        raise ValueError(
+            f"{name} cannot be checked inside shard_map(..., check_vma=False), where they may"
+            " differ between devices, and each would add equal noise: add the noise outside of"
+            " shard_map, or leave out check_vma=False"
+        )
+
+
 def abstract(
     shape: tuple[int, ...], dtype: npt.DTypeLike, axes: frozenset[str]
 ) -> jax.ShapeDtypeStruct:

@@ -13,6 +13,8 @@ from dpjax._validation import as_key, batch_length, check_unmasked
 from dpjax.adjacency import Adjacency
 
 NoiseRuns = Sequence[tuple[float, int]]
+# Far from the counters that keys of draws are split off with.
+_SUBSET_STREAM = 0x73756273
 
 
 class Batch(NamedTuple):
@@ -72,6 +74,31 @@ class Sampling(abc.ABC):
         Args:
           state: from ``init`` or the previous draw.
         """
+
+    def members_at(self, state: Any, positions: jax.Array) -> jax.Array:
+        """Returns which records at ``positions`` the draw from ``state`` holds.
+
+        For records that are split over devices: each asks for its own.
+
+        Args:
+          state: from ``init`` or the previous draw.
+          positions: in the data set, int32; ``num_examples`` for places without a record.
+
+        Returns:
+          bool, shaped like ``positions``; False for places without a record.
+        """
+        batch = self.batch(self.draw(state)[0], 0)
+        places = jnp.where(batch.mask, batch.indices, self.num_examples + 1)
+        drawn = jnp.zeros(self.num_examples + 1, bool).at[places].set(True, mode="drop")
+        return drawn[positions]
+
+    def subset_key(self, state: Any) -> PRNGKey:
+        """Returns a key that is independent of all draws, to choose a subset of one.
+
+        Args:
+          state: from ``init`` or the previous draw; its first leaf is a key.
+        """
+        return jax.random.fold_in(jax.tree.leaves(state)[0], _SUBSET_STREAM)
 
     def num_batches(self, draw: Any) -> jax.Array | int:
         """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""

@@ -13,7 +13,7 @@ from dp_accounting import (
     TruncatedSubsampledGaussianDpEvent,
 )
 
-from dpjax._random import bits
+from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
 from dpjax._validation import check, check_count, check_positive, check_rate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
@@ -120,6 +120,15 @@ class PoissonSampling(Sampling):
             *pack(self._bernoulli(bernoulli_key)).split_randomly(split_key, most)
         ), next_key
 
+    def members_at(self, state: jax.Array, positions: jax.Array) -> jax.Array:
+        """Returns which records at ``positions`` are drawn, from the bits of these alone."""
+        _, key, _ = jax.random.split(state, 3)
+        # Rate 1 has no threshold of 32 bits.
+        drawn = self._threshold >= _WORDS or bits_at(
+            key, jnp.minimum(positions, self.num_examples - 1), self.num_examples
+        ) < jnp.uint32(self._threshold)
+        return drawn & (positions < self.num_examples)
+
     def num_batches(self, draw: PoissonDraw) -> jax.Array:
         """Returns ``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
@@ -146,10 +155,14 @@ class PoissonSampling(Sampling):
         )
 
     def _bernoulli(self, key: PRNGKey) -> jax.Array:
-        threshold = math.floor(self.sampling_rate * _WORDS)
-        if threshold >= _WORDS:
+        if self._threshold >= _WORDS:
             return jnp.ones(self.num_examples, bool)
-        return bits(key, (self.num_examples,)) < jnp.uint32(threshold)
+        return bits(key, (self.num_examples,)) < jnp.uint32(self._threshold)
+
+    @property
+    def _threshold(self) -> int:
+        """A record is drawn where its 32 random bits are below this number."""
+        return math.floor(self.sampling_rate * _WORDS)
 
     def _usual_size(self) -> int:
         mean = self.sampling_rate * self.num_examples

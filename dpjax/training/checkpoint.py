@@ -8,15 +8,20 @@ one of them differs. **It contains keys: keep it as secret as the data.**
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dpjax.datasets.base import fingerprint
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
+from dpjax.training.processes import check_all, check_equal, hash_arrays
+from dpjax.training.sharding import MeshSharding
+from dpjax.training.split_records import SplitRecords, records_fingerprint
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
     import orbax.checkpoint as ocp
@@ -27,8 +32,8 @@ class Identity(NamedTuple):
 
     Attributes:
       mechanism: of all fields of the mechanism.
-      data: of the training data.
-      program: of the text of one compiled step (loss, optimiser) and the JAX version.
+      data: of the training data, however they are split over devices.
+      program: of the text of one step on one device (loss, optimiser) and the JAX version.
     """
 
     mechanism: str
@@ -52,14 +57,26 @@ class CheckpointText(NamedTuple):
     )
 
 
-def identify(mechanism: Any, data: Any, update: Any, state: Any) -> Identity:
-    """Returns the identity of training ``state`` by ``update`` on ``data``."""
-    return Identity(mechanism_hash(mechanism), fingerprint(data), program_hash(update, state, data))
+def identify(mechanism: Any, data: Any, program: str) -> Identity:
+    """Returns the identity of a run, which does not depend on how it is placed on devices.
+
+    Args:
+      mechanism: of the run.
+      data: a tree of arrays, or `SplitRecords`.
+      program: `program_hash` of the step **on one device**, for data in one piece.
+    """
+    return Identity(mechanism_hash(mechanism), records_fingerprint(data), program)
 
 
 def program_hash(function: Any, *arguments: Any) -> str:
-    """A sha256 over the text of the compiled program of ``function`` and the JAX version."""
-    return _sha256(jax.__version__ + jax.jit(function).lower(*arguments).as_text())
+    """A sha256 over the text of the program of ``function``, JAX's version and its generator.
+
+    Only shapes and dtypes of ``arguments`` are used, not where they are placed.
+    """
+    shapes = jax.tree.map(_unplaced_shape, arguments)
+    generator = getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009 (no stub has it)
+    text = jax.jit(function).lower(*shapes).as_text()
+    return _sha256(f"{jax.__version__} {generator} {text}")
 
 
 def mechanism_hash(mechanism: Any) -> str:
@@ -75,6 +92,45 @@ def mechanism_hash(mechanism: Any) -> str:
     False
     """
     return _sha256(json.dumps(_to_json(mechanism), sort_keys=True))
+
+
+def check_processes(
+    key: PRNGKey,
+    params: ArrayTree,
+    mechanism: Any,
+    program: Callable[[], str],
+    data: Any,
+    sharding: MeshSharding | None,
+) -> None:
+    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
+
+    Hashes of the arguments are compared, of ``data`` only where each process has all of them.
+
+    Args:
+      key: of the run.
+      params: the initial parameters.
+      mechanism: of the run.
+      program: returns the hash of the program of a step.
+      data: a tree of arrays, or `SplitRecords`.
+      sharding: of the run.
+    """
+    if jax.process_count() == 1:
+        return
+    if sharding is None:
+        raise ValueError(
+            f"sharding must be given where jax.distributed connects {jax.process_count()}"
+            " processes: without it each would make a release of its own"
+        )
+    hashes = {
+        "key": hash_arrays(key),
+        "params": hash_arrays(params),
+        "mechanism": mechanism_hash(mechanism),
+        "sharding": _sha256(sharding.describe(params)),
+        "the program of loss_fn and optimizer, or JAX's version": program(),
+    }
+    if not isinstance(data, SplitRecords):
+        hashes["data (unless it is split_records of them)"] = records_fingerprint(data)
+    check_equal(hashes)
 
 
 class CheckpointStore:
@@ -112,10 +168,12 @@ class CheckpointStore:
         self._identity, self._text = identity, text
         self.seeded = seeded
         with ExitStack() as opened:
-            opened.enter_context(lock_checkpoint_dir(self._path))
+            lock = check_all(self._lock, "checkpoint_dir")
+            if lock is not None:
+                opened.enter_context(lock)
             self._manager = ocp.CheckpointManager(self._path, options=_options())
             opened.callback(self._manager.close)
-            self._check_identity()
+            check_all(self._check_identity, "checkpoint_dir")
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "CheckpointStore":
@@ -131,7 +189,8 @@ class CheckpointStore:
         newest = self._manager.latest_step()
         if newest is None:
             return like
-        return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(_arrays(like))))
+        templates = jax.tree.map(_template, _arrays(like))
+        return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(templates)))
 
     def save(self, state: Any, num_done: int) -> None:
         """Writes ``state`` after ``num_done`` units, and returns when it is on disk.
@@ -156,6 +215,10 @@ class CheckpointStore:
                 " and nothing after it was reported: free disk space and call again with the same"
                 " arguments to resume from it to the same result"
             ) from error
+
+    def _lock(self) -> TextIOWrapper | None:
+        """Locks the folder, on the first of several processes, which holds it for all."""
+        return lock_checkpoint_dir(self._path) if jax.process_index() == 0 else None
 
     def _check_identity(self) -> None:
         import orbax.checkpoint as ocp
@@ -210,6 +273,18 @@ def _arrays(state: Any) -> dict[str, jax.Array]:
     """The leaves by number, with keys as raw words."""
     leaves = enumerate(jax.tree.leaves(state))
     return {str(i): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves}
+
+
+def _unplaced_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _template(leaf: Any) -> Any:
+    """Shape, dtype and placement: a checkpoint is restored onto the devices of this run."""
+    if not isinstance(leaf, jax.Array):  # numpy's are restored as such
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from dpjax._jaxprs import primitive_names
 
@@ -51,7 +52,7 @@ def loops_on_device(update: Update, state: Any, data: Any) -> bool:
 def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
     """Returns a host loop over one compiled step, without blocking; see `compile_steps`."""
     del steps_per_call
-    step = jax.jit(update, donate_argnums=0).lower(state, data).compile()
+    step = _jit(update, state).lower(state, data).compile()
 
     def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
         infos = []
@@ -79,7 +80,7 @@ def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -
         infos = jax.tree.map(lambda x: jnp.zeros((steps_per_call, *x.shape), x.dtype), info)
         return jax.lax.fori_loop(0, num_steps, body, (state, infos))
 
-    compiled = jax.jit(steps, donate_argnums=0).lower(state, data, jnp.int32(0)).compile()
+    compiled = _jit(steps, state).lower(state, data, jnp.int32(0)).compile()
 
     def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
         state, infos = compiled(state, data, jnp.int32(num_steps))
@@ -88,3 +89,14 @@ def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -
         return state, jax.tree.map(lambda leaf: leaf[:num_steps], infos)
 
     return run
+
+
+def _jit(steps: Callable[..., tuple[Any, Any]], state: Any) -> Any:
+    """Compiles ``steps``, which consumes a state and returns one that is placed like it."""
+
+    def sharding(leaf: Any) -> Any:
+        found = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return found if isinstance(found, NamedSharding) else None
+
+    placed = jax.tree.map(sharding, state)
+    return jax.jit(steps, donate_argnums=0, out_shardings=(placed, None))

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.sampling.base import Sampling, check_data
+from dpjax.sampling.base import Sampling
 from dpjax.sampling.staged import LocatedDraw, StagedDraw, StagedSampling, locate_draw
 from dpjax.training.checkpoint import Identity, identify, mechanism_hash, program_hash
 from dpjax.training.loop import Steps, Update, compile_steps
+from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource, RecordReader, is_source
+from dpjax.training.split_records import check_records, place_records, whole_shapes
 
 # (state, number of steps) -> the state and the info after each step
 StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
@@ -56,13 +58,18 @@ class RecordStream:
 
         self._locate = jax.jit(locate, static_argnums=1)
 
-    def identify(self, mechanism: Any, update: Update, state: Any) -> Identity:
-        """Returns the identity of training ``state`` by ``update``: see `identify_run`."""
-        located = self._locate(state.sampler, self.sampling.usual_batches)
-        nothing = jax.tree.map(np.zeros_like, located._replace(sampler=None))
-        draw, records = self._stage(nothing)
-        program = program_hash(update, state._replace(sampler=draw), records)
-        return Identity(mechanism_hash(mechanism), self._reader.fingerprint(), program)
+    def fingerprint(self) -> str:
+        """Returns the fingerprint of the source: see `RecordReader`."""
+        return self._reader.fingerprint()
+
+    def hash_program(self, update: Update, state: Any) -> str:
+        """Returns the hash of the program of ``update``: see `hash_program` of this module."""
+        usual = self.sampling.usual_batches
+        located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
+        draw = located._replace(sampler=None)
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), draw)
+        staged, records = self._stage(nothing)
+        return program_hash(update, state._replace(sampler=staged), records)
 
     def compile_steps(self, update: Update) -> StepIterator:
         """Returns ``steps(state, num_steps)``, which yields the state and info after each step.
@@ -132,35 +139,59 @@ class RecordStream:
         return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), records
 
 
-def open_data(sampling: Sampling, data: Any, num_samplers: int | None = None) -> Any:
-    """Returns the stream of a source's records, or a tree of arrays on the device.
+def open_data(
+    sampling: Sampling,
+    data: Any,
+    sharding: MeshSharding | None = None,
+    num_samplers: int | None = None,
+) -> Any:
+    """Returns the stream of a source's records; other data as they are, if they fit the sampler.
 
     Args:
       sampling: the sampler.
-      data: a source or a tree of arrays.
+      data: a source, a tree of arrays, or `SplitRecords`.
+      sharding: of the run.
       num_samplers: see `RecordStream`.
 
     Raises:
-      ValueError: ``data`` has another length than ``sampling``, or masked arrays.
+      ValueError: ``data`` has another length than ``sampling``, or masked arrays, or is a source
+        and there is a sharding.
     """
-    if is_source(data):
-        return RecordStream(data, sampling, num_samplers)
-    check_data(sampling, data)
-    return jax.device_put(data)
+    if not is_source(data):
+        check_records(sampling, data)
+        return data
+    if sharding is not None:
+        raise ValueError(
+            "sharding must be None for a data source, whose records are read to one device; got"
+            f" {sharding!r}: pass split_records of arrays, of which every device has its own"
+        )
+    return RecordStream(data, sampling, num_samplers)
+
+
+def place_data(data: Any, sharding: MeshSharding | None) -> Any:
+    """Returns what `open_data` returned, arrays on the device or on each device of a mesh."""
+    return data if isinstance(data, RecordStream) else place_records(data, sharding)
 
 
 def stage(mechanism: Any, data: Any) -> Any:
-    """Returns a mechanism with the sampler of a stream's steps; as it is for arrays."""
+    """Returns a mechanism with the sampler of a stream's steps; as it is for other data."""
     if not isinstance(data, RecordStream):
         return mechanism
     return dataclasses.replace(mechanism, sampling=data.sampling)
 
 
-def identify_run(mechanism: Any, data: Any, update: Update, state: Any) -> Identity:
-    """Returns the identity of training ``state`` by ``update`` on what `open_data` returned."""
+def hash_program(update: Update, state: Any, data: Any) -> str:
+    """Returns the hash of the program of ``update`` on one device, on what `open_data` returned."""
     if isinstance(data, RecordStream):
-        return data.identify(mechanism, update, state)
-    return identify(mechanism, data, update, state)
+        return data.hash_program(update, state)
+    return program_hash(update, state, whole_shapes(data))
+
+
+def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
+    """Returns the identity of a run of ``program`` on what `open_data` returned."""
+    if isinstance(data, RecordStream):
+        return Identity(mechanism_hash(mechanism), data.fingerprint(), program)
+    return identify(mechanism, data, program)
 
 
 def compile_calls(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:

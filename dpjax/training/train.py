@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,19 @@ from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.allocator import warn_of_page_faults
-from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.records import RecordStream, compile_calls, identify_run, open_data, stage
+from dpjax.training.checkpoint import CheckpointStore, check_processes
+from dpjax.training.records import (
+    RecordStream,
+    compile_calls,
+    hash_program,
+    identify_run,
+    open_data,
+    place_data,
+    stage,
+)
+from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
+from dpjax.training.split_records import SplitRecords
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
@@ -81,7 +92,7 @@ def train(
     key: PRNGKey,
     loss_fn: LossFn,
     params: Params,
-    data: ArrayTree | DataSource,
+    data: ArrayTree | SplitRecords | DataSource,
     mechanism: SubsampledGaussian,
     optimizer: optax.GradientTransformation,
     *,
@@ -89,6 +100,7 @@ def train(
     loss_takes_key: bool = False,
     method: str = "auto",
     microbatch_size: MicrobatchSize = None,
+    sharding: MeshSharding | None = None,
     steps_per_call: int = 100,
     on_report: Callable[[Report], None] | None = None,
     checkpoint_dir: str | Path | None = None,
@@ -104,9 +116,10 @@ def train(
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
       data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
-        the device once. Or a `DataSource` of as many records, for data larger than the device or
-        memory: the drawn records of a step are read in a thread during the step before, with the
-        same result.
+        the device once (with ``sharding``, on each device). Or `split_records` of them, of which
+        each device, and each of several processes, has its own. Or a `DataSource` of as many
+        records, for data larger than the device or memory: the drawn records of a step are read in
+        a thread during the step before, with the same result.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
@@ -114,7 +127,10 @@ def train(
         another one for each step and each example drawn in it, and the same in a resumed run. The
         random streams of an ``nnx.Module`` start from it.
       method: see `clipped_grad`.
-      microbatch_size: see `clipped_grad`.
+      microbatch_size: see `clipped_grad`; with ``sharding``, of the rows on one device.
+      sharding: mesh of devices over which batches, and parameters by a rule, are split. The result
+        is that of one device up to the order of summation, with the same noise. Several processes
+        each call ``train`` with equal arguments but for ``data``.
       steps_per_call: steps between two checkpoints and reports.
       on_report: called with a `Report` after each call to the device.
       checkpoint_dir: a folder to save to and resume from. An interrupted run resumes from its last
@@ -129,7 +145,8 @@ def train(
       A `TrainResult`, whose ``certificate(delta)`` is for the steps that were run.
 
     Raises:
-      ValueError: for data of another size than the mechanism's, a budget that admits no release,
+      ValueError: for arguments that differ between processes (compared by their hashes), for data
+        of another size than the mechanism's, a budget that admits no release,
         a checkpoint of another run or damaged, a folder in use, or a loss without per-example
         gradients.
       OSError: a checkpoint cannot be written, for example on a full disk.
@@ -149,11 +166,12 @@ def train(
     """
     key = as_key(key)
     check_count("steps_per_call", steps_per_call)
-    opened = open_data(mechanism.sampling, data)
+    opened = open_data(mechanism.sampling, data, sharding)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
-    step = private_step(
+    make_step = partial(
+        private_step,
         (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
         optimizer,
         stage(mechanism, opened),
@@ -162,9 +180,12 @@ def train(
         method=method,
         microbatch_size=microbatch_size,
     )
-    state = step.init(trained)
-    seeded = is_seeded(key)
-    with _store(checkpoint_dir, mechanism, opened, step, state, seeded) as store:
+    step, seeded = make_step(sharding=sharding), is_seeded(key)
+    # On one device, so that a run has one identity on whatever mesh.
+    program = partial(_program, make_step(), trained, opened)
+    check_processes(key, trained, mechanism, program, opened, sharding)
+    opened, state = place_data(opened, sharding), step.init(trained)
+    with _store(checkpoint_dir, mechanism, opened, program, seeded) as store:
         start = store.restore(state) if store else state
         state = start
         for done, state, infos in _run(step, start, opened, num_steps, steps_per_call, progress):
@@ -180,7 +201,7 @@ def train(
 def _run(
     step: PrivateStep,
     state: TrainState,
-    data: ArrayTree | RecordStream,
+    data: ArrayTree | SplitRecords | RecordStream,
     num_steps: int,
     steps_per_call: int,
     progress: bool,
@@ -216,15 +237,18 @@ def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
     return affordable
 
 
+def _program(step: PrivateStep, params: ArrayTree, data: Any) -> str:
+    """The hash of the program of a step."""
+    return hash_program(step.update, jax.eval_shape(step.init, params), data)
+
+
 def _store(
     checkpoint_dir: str | Path | None,
     mechanism: SubsampledGaussian,
     data: Any,
-    step: PrivateStep,
-    state: Any,
+    program: Callable[[], str],
     seeded: bool,
 ) -> AbstractContextManager[CheckpointStore | None]:
     if checkpoint_dir is None:
         return nullcontext()
-    identity = identify_run(mechanism, data, step.update, state)
-    return CheckpointStore(checkpoint_dir, identity, seeded)
+    return CheckpointStore(checkpoint_dir, identify_run(mechanism, data, program()), seeded)

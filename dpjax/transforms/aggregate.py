@@ -10,6 +10,7 @@ import optax
 from dpjax._typing import Numeric, PRNGKey
 from dpjax._validation import as_key, as_seed, batch_length, check_non_negative, check_positive
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
+from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.clip import check_per_example
 from dpjax.transforms.description import (
     LeafShapes,
@@ -82,6 +83,7 @@ def differentially_private_aggregate(
         del extra_args
         check_description(state.description, description)
         check_per_example(updates, params)
+        check_same_on_devices("updates", updates)
         size = batch_length(updates, "updates")
         next_key, noise_key = jax.random.split(state.rng_key)
         summed, _ = clip_and_sum(updates, l2_norm_clip, jnp.ones(size, bool))

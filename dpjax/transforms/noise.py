@@ -10,6 +10,7 @@ from dpjax._random import normal
 from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
 from dpjax._validation import as_key, check_non_negative, is_traced
 from dpjax.gradients.clipping import accumulator, total_l2_clip
+from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.description import (
     LeafShapes,
     NoiseDescription,
@@ -60,7 +61,8 @@ def add_gaussian_noise(
 
     Raises:
       ValueError: a standard deviation outside the range of float32, or (when applied) sums of
-        other shapes than the parameters or in half precision.
+        other shapes than the parameters, in half precision, or, inside ``shard_map``, not the same
+        on all devices.
 
     Source: Abadi et al. (2016), Algorithm 1; Mironov, Talwar, Zhang (2019) for the accounting.
 
@@ -92,6 +94,7 @@ def add_gaussian_noise(
         check_description(state.description, description)
         _check_shapes(updates, state.shapes)
         _check_dtypes(updates)
+        check_same_on_devices("updates", updates)
         multiplier = (
             noise_multiplier(state.num_releases) if callable(noise_multiplier) else noise_multiplier
         )

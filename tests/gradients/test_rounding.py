@@ -17,6 +17,7 @@ from dpjax.gradients import clipping, summation
 from dpjax.gradients.clipping import clip_and_sum
 from dpjax.gradients.summation import CompensatedSum, rounding_margin, sum_in_parts
 from dpjax.sampling import PoissonSampling
+from dpjax.training import MeshSharding
 from dpjax.training.step import sum_over_draw
 from dpjax.transforms import clip_per_example
 
@@ -59,6 +60,17 @@ def by_physical_batches(grads, physical_batch_size=25_000):
     return sum_over_draw(clipped_sum, sampling, draw, jnp.zeros(DIMENSION), grads)[0]
 
 
+def by_devices(grads, num_devices=8):
+    mesh = jax.make_mesh((num_devices,), ("data",), devices=jax.devices()[:num_devices])
+    sampling = PoissonSampling(len(grads), 1.0, physical_batch_size=25_000)
+    clipped_sum = dpjax.clipped_grad(linear, CLIP, max_batch_size=4 * 25_000)
+    draw, _ = sampling.draw(sampling.init(jax.random.key(0)))
+    summed, _ = sum_over_draw(
+        clipped_sum, sampling, draw, jnp.zeros(DIMENSION), grads, sharding=MeshSharding(mesh)
+    )
+    return summed
+
+
 WAYS = {
     "vmap": by_gradient(linear, method="vmap"),
     "product": by_gradient(linear),
@@ -68,6 +80,7 @@ WAYS = {
     "micro-batches": by_gradient(linear, microbatch_size=1_000),
     "optax": by_optax,
     "physical batches": by_physical_batches,
+    "devices": jax.jit(by_devices),
 }
 
 

@@ -66,6 +66,27 @@ def test_the_state_is_a_scan_carry_and_batches_are_int32(sampling, x64):
 
 
 @each_sampler
+def test_records_that_are_asked_for_alone_are_drawn_as_in_the_whole_draw(sampling):
+    """By records of any order, and places without a record, over several draws."""
+    order = np.random.default_rng(0).permutation(sampling.num_examples)
+    positions = jnp.asarray(np.append(order, [13, 13]), jnp.int32)
+    state, sizes = sampling.init(jax.random.key(0)), []
+    for _ in range(6):
+        members = np.asarray(sampling.members_at(state, positions))
+        draw, moved = sampling.draw(state)
+        held = set()
+        for part in range(int(sampling.num_batches(draw))):
+            batch = sampling.batch(draw, part)
+            held |= set(np.asarray(batch.indices)[np.asarray(batch.mask)].tolist())
+        assert set(np.asarray(positions)[members].tolist()) == held
+        keys = (sampling.subset_key(each) for each in (state, moved))
+        words = {tuple(jax.random.key_data(key).tolist()) for key in keys}
+        assert len(words) == 2 or isinstance(sampling, ShuffledEpochs)
+        state, sizes = moved, [*sizes, len(held)]
+    assert sum(sizes) > 0
+
+
+@each_sampler
 def test_draws_follow_from_the_key_alone(sampling):
     once, again, other = (drawn(sampling, 5, seed) for seed in (0, 0, 1))
     assert (once == again).all()

@@ -16,7 +16,13 @@ import dpjax
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from dpjax.training import Budget, train
-from dpjax.training.checkpoint import CheckpointStore, Identity, identify, mechanism_hash
+from dpjax.training.checkpoint import (
+    CheckpointStore,
+    Identity,
+    identify,
+    mechanism_hash,
+    program_hash,
+)
 
 KEY = jax.random.key(5)
 DELTA = 1e-3
@@ -224,8 +230,10 @@ def test_identities_name_every_field_and_its_type():
 
 def test_data_are_identified_by_their_values():
     state, update = jnp.zeros(2), lambda state, data: (state + data, state)
-    identity = identify(MECHANISM, jnp.ones(2), update, state)
-    assert identity == identify(MECHANISM, np.ones(2, np.float32), update, state)
+    program = program_hash(update, state, jnp.ones(2))
+    identity = identify(MECHANISM, jnp.ones(2), program)
+    assert program == program_hash(update, state, np.ones(2, np.float32))
+    assert identity == identify(MECHANISM, np.ones(2, np.float32), program)
     assert all(len(each) == 64 for each in identity)
 
 

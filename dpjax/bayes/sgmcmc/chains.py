@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.records import RecordStream
+from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
 
 
@@ -25,6 +27,7 @@ def private_chains(
     *,
     method: str = "auto",
     microbatch_size: MicrobatchSize = None,
+    sharding: MeshSharding | None = None,
 ) -> PrivateStep:
     """Returns ``init`` and ``update`` of all ``chain.num_chains`` chains, by vmap over one.
 
@@ -35,6 +38,7 @@ def private_chains(
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
+      sharding: see `private_step`; every device computes its rows for all chains.
 
     Returns:
       ``init(params)``, where ``params`` is the initial state of every chain, or a function that
@@ -59,7 +63,7 @@ def private_chains(
     key = as_key(key)
     shared = chain.batches == "shared"
 
-    def one_chain(key: PRNGKey) -> PrivateStep:
+    def one_chain(key: PRNGKey, sharding: MeshSharding | None = None) -> PrivateStep:
         step_key, update_key = jax.random.split(key)
         optimizer: optax.GradientTransformation = chain.optimizer(log_prior, key=update_key)
         return private_step(
@@ -69,6 +73,7 @@ def private_chains(
             key=step_key,
             method=method,
             microbatch_size=microbatch_size,
+            sharding=sharding,
         )
 
     def init(params: ArrayTree | Callable[[PRNGKey], ArrayTree]) -> TrainState:
@@ -77,25 +82,34 @@ def private_chains(
             return one_chain(step_key).init(params(start_key) if callable(params) else params)
 
         state = jax.vmap(start)(jax.random.split(key, chain.num_chains))
-        if not shared:
-            return state
-        return state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
+        if shared:
+            state = state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
+        return state if sharding is None else _place(state, sharding)
 
     def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
         axes = TrainState(0, 0, None if shared else 0)
         return jax.vmap(step.update, (axes, None), (axes, 0))(state, data)
 
-    step = one_chain(key)  # its update takes all keys from the state
+    step = one_chain(key, sharding)  # its update takes all keys from the state
     return PrivateStep(init, update)
+
+
+def _place(state: TrainState, sharding: MeshSharding) -> TrainState:
+    """Places states with a leading axis of chains, each chain like the states of one."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
+
+    def of_chains(spec: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(None, *spec) if tuple(spec) else spec
+
+    specs = jax.tree.map(of_chains, sharding.state_specs(one, one.params), is_leaf=is_spec)
+    return sharding.place(state, specs)
 
 
 # (state, steps between kept states, how many to keep) -> (state, the kept states stacked)
 Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
 
 
-def compile_steps(
-    update: Update, state: TrainState, data: ArrayTree | RecordStream, max_kept: int
-) -> Keep:
+def compile_steps(update: Update, state: TrainState, data: Any, max_kept: int) -> Keep:
     """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
     if isinstance(data, RecordStream):
         return on_stream(update, data)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,17 @@ from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.loop import Update
-from dpjax.training.records import RecordStream, identify_run, open_data, stage
+from dpjax.training.records import (
+    RecordStream,
+    hash_program,
+    identify_run,
+    open_data,
+    place_data,
+    stage,
+)
+from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
+from dpjax.training.split_records import SplitRecords
 from dpjax.training.step import TrainState
 
 
@@ -115,13 +125,14 @@ def sample(
     log_likelihood: LossFn,
     log_prior: LogPrior | None,
     params: ArrayTree | Callable[[PRNGKey], ArrayTree],
-    data: ArrayTree | DataSource,
+    data: ArrayTree | SplitRecords | DataSource,
     chain: Langevin,
     *,
     burn_in: int = 0,
     thinning: int = 1,
     method: str = "auto",
     microbatch_size: MicrobatchSize = None,
+    sharding: MeshSharding | None = None,
     samples_per_call: int = 100,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
@@ -136,14 +147,17 @@ def sample(
       params: initial state of every chain: any tree of float arrays, or a function that draws one
         from a key, for different initial states. May depend on the data only through a release
         that is counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``, or a
-        `DataSource` of as many records, which is read by record as by `train`.
+      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``, or
+        `split_records` of them, or a `DataSource` of as many records, which is read by record as by
+        `train`.
       chain: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.
       thinning: steps from one kept state to the next after the burn-in.
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
+      sharding: mesh of devices over which batches, and parameters by a rule, are split, as for
+        `train`; on one process.
       samples_per_call: kept states for each call to the device, which holds them at once.
       checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
         after each call: an interrupted run resumes from there with the same result, and no noise
@@ -178,17 +192,26 @@ def sample(
     """
     plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
-    key, shared = as_key(key), chain.batches == "shared"
-    opened = open_data(chain.sampling, data, None if shared else chain.num_chains)
-    run = stage(chain, opened)
-    step = private_chains(
-        key, log_likelihood, log_prior, run, method=method, microbatch_size=microbatch_size
+    num_samplers = None if chain.batches == "shared" else chain.num_chains
+    opened = open_data(chain.sampling, data, sharding, num_samplers)
+    check(jax.process_count() == 1, "jax.process_count()", jax.process_count(), "1 for sample")
+    key, opened = as_key(key), place_data(opened, sharding)
+    make_step = partial(
+        private_chains,
+        key,
+        log_likelihood,
+        log_prior,
+        stage(chain, opened),
+        method=method,
+        microbatch_size=microbatch_size,
     )
+    step = make_step(sharding=sharding)
     state, seeded = step.init(params), is_seeded(key)
     folder = Path(checkpoint_dir) if checkpoint_dir else None
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
-        identity = identify_run(plan, opened, step.update, state)
+        program = hash_program(make_step().update, state, opened)
+        identity = identify_run(plan, opened, program)
         checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
     with checkpoints as saved:
         state = saved.restore(state) if saved else state
@@ -282,7 +305,7 @@ def _open_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.n
 def _run_chains(
     update: Update,
     state: TrainState,
-    data: ArrayTree | RecordStream,
+    data: ArrayTree | SplitRecords | RecordStream,
     plan: SamplePlan,
     samples_per_call: int,
     store: SampleStore,

@@ -83,7 +83,12 @@ def choose_coordinates(
         start, transpose = jax.vjp(latent, params)
         _, squares = jax.jvp(latent, (params,), transpose(jnp.ones_like(start)))
     lengths, values = jnp.sqrt(squares), problem.constrain(params)
-    in_latents = problem._replace(constrain=lambda phi: {**values, name: start + lengths * phi})
+
+    def constrain(phi: Any) -> dict[str, Any]:
+        # Copies: inside shard_map arrays from outside have the type of another mesh.
+        return {**jax.tree.map(jnp.copy, values), name: start + lengths * phi}
+
+    in_latents = problem._replace(constrain=constrain)
     return Coordinates(
         parameter_coordinates(in_latents, params, arrays, key).loss,
         jnp.zeros_like(start),

@@ -12,6 +12,7 @@ from numpyro.infer import init_to_uniform
 
 from dpjax._typing import ArrayTree
 from dpjax._validation import check, check_unmasked
+from dpjax.training.split_records import SplitRecords
 
 # A message of numpyro's trace, and all messages of a program by name.
 Site = Mapping[str, Any]
@@ -76,7 +77,7 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], num_examples
     ([(5, 2), (5,)], (0.1,))
     """
     args, kwargs = as_arrays(args, kwargs)
-    leaves, treedef = jax.tree.flatten((args, kwargs))
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_split)
     kinds = tuple(_kind(leaf, num_examples) for leaf in leaves)
     of = {
         kind: [leaf for leaf, k in zip(leaves, kinds, strict=True) if k == kind]
@@ -96,6 +97,19 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], num_examples
     return Arguments(records, arrays, Layout(treedef, kinds, tuple(of["static"]), types))
 
 
+def check_split(records: SplitRecords, num_examples: int) -> None:
+    """Raises ValueError for records of another number, or more than one array of them."""
+    one = isinstance(records.arrays, jax.Array)
+    check(one, "args", type(records.arrays), "one array of SplitRecords each, as records['x']")
+    check(len(records) == num_examples, "args", len(records), f"of {num_examples} records in all")
+
+
+def check_whole(arguments: Any) -> None:
+    """Raises ValueError for `SplitRecords`, which only steps take."""
+    if any(map(_is_split, jax.tree.leaves(arguments, is_leaf=_is_split))):
+        raise ValueError("args must be whole arrays here, got SplitRecords, which only steps take")
+
+
 def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
     """Returns ``(args, kwargs)`` with numpy arrays for pandas Series and DataFrames.
 
@@ -112,10 +126,17 @@ def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
             check(numeric, name, array.dtype, "an array of numbers or booleans")
         return array
 
-    return jax.tree.map_with_path(convert, (tuple(args), dict(kwargs)))
+    return jax.tree.map_with_path(convert, (tuple(args), dict(kwargs)), is_leaf=_is_split)
+
+
+def _is_split(node: Any) -> bool:
+    return isinstance(node, SplitRecords)
 
 
 def _kind(leaf: Any, num_examples: int) -> str:
+    if _is_split(leaf):
+        check_split(leaf, num_examples)
+        return "record"
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or isinstance(leaf, str | bytes):
         return "static"
     return "record" if jnp.shape(leaf)[:1] == (num_examples,) else "array"

@@ -28,8 +28,11 @@ from dpjax.bayes.variational.model_trace import (
 )
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.training.checkpoint import check_processes, program_hash
 from dpjax.training.loop import Steps, compile_steps
-from dpjax.training.step import StepInfo, sum_over_draw
+from dpjax.training.sharding import MeshSharding
+from dpjax.training.split_records import SplitRecords, whole_shapes
+from dpjax.training.step import StepInfo, sum_next_draw
 
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)
@@ -63,18 +66,29 @@ def make_step(
     state: DPSVIState,
     records: Leaves,
     arrays: Leaves,
+    sharding: MeshSharding | None = None,
 ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
     """Draws a batch, adds noise to the clipped sum, adds the data-free gradient, and updates.
 
     Returns:
       The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
     """
-    draw, sampler = mechanism.sampling.draw(state.sampler)
-    summed, info = clip_draw(problem, mechanism, optim, state, draw, records, arrays)
+    summed, info, sampler = clip_draw(
+        problem, mechanism, optim, state, state.sampler, records, arrays, sharding
+    )
     noisy, noise = mechanism.noise(state.noise.key).update(summed, state.noise)
     moved, free_loss = move(problem, mechanism, optim, state, noisy, records, arrays)
     loss = _scale(mechanism) * info.loss_sum + free_loss
-    return moved._replace(sampler=sampler, noise=noise), (loss, info)
+    moved = moved._replace(sampler=sampler, noise=noise)
+    if sharding is not None:
+        moved = place_state(moved, optim, sharding)
+    return moved, (loss, info)
+
+
+def place_state(state: DPSVIState, optim: _NumPyroOptim, sharding: MeshSharding) -> DPSVIState:
+    """Returns the state on the devices of ``sharding``, its parameters placed by their rule."""
+    params = optim.get_params(state.optim_state)
+    return sharding.place(state, sharding.state_specs(state, params))
 
 
 def clip_draw(
@@ -82,19 +96,24 @@ def clip_draw(
     mechanism: SubsampledGaussian,
     optim: _NumPyroOptim,
     state: DPSVIState,
-    draw: Any,
+    sampler: Any,
     records: Leaves,
     arrays: Leaves,
-) -> tuple[Any, StepInfo]:
-    """Returns the clipped sum of the drawn records' gradients, without noise, and a `StepInfo`."""
+    sharding: MeshSharding | None = None,
+) -> tuple[Any, StepInfo, Any]:
+    """Returns the clipped sum over the next draw of ``sampler``, without noise; see `make_step`.
+
+    Also a `StepInfo`, and the sampler's next state.
+    """
     _, key = jax.random.split(state.rng_key)
     params = optim.get_params(state.optim_state)
     where = choose_coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
     most = mechanism.sampling.usual_batches * mechanism.sampling.physical_batch_size
     clipped = clipped_grad(where.loss, mechanism.l2_clip, max_batch_size=most)
-    data = with_index(records)
-    summed, info = sum_over_draw(clipped, mechanism.sampling, draw, where.point, data)
-    return where.to_params(summed), info
+    summed, info, moved = sum_next_draw(
+        clipped, mechanism.sampling, sampler, where.point, with_index(records), sharding=sharding
+    )
+    return where.to_params(summed), info, moved
 
 
 def move(
@@ -123,9 +142,13 @@ def _scale(mechanism: SubsampledGaussian) -> float:
     return mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
 
 
-def with_index(records: Leaves) -> tuple[Leaves, jax.Array]:
-    """Returns the records, each with its position."""
-    return records, jnp.arange(len(records[0]))
+def with_index(records: Leaves) -> Any:
+    """Returns the records, each with its position in the data set."""
+    first = records[0]
+    if not isinstance(first, SplitRecords):
+        return records, jnp.arange(len(first))
+    arrays = [leaf.arrays for leaf in records]
+    return SplitRecords((arrays, first.positions), first.positions, first.num_examples)
 
 
 class CompiledSteps:
@@ -135,12 +158,18 @@ class CompiledSteps:
       svi: numpyro's SVI of the same model, guide, optimiser and loss.
       mechanism: sampler, clip bound and noise.
       static_kwargs: arguments of model and guide in every call.
+      sharding: of batches and parameters, or ``None`` for one device.
     """
 
     def __init__(
-        self, svi: SVI, mechanism: SubsampledGaussian, static_kwargs: dict[str, Any]
+        self,
+        svi: SVI,
+        mechanism: SubsampledGaussian,
+        static_kwargs: dict[str, Any],
+        sharding: MeshSharding | None = None,
     ) -> None:
         self._svi, self._mechanism, self._static_kwargs = svi, mechanism, static_kwargs
+        self._sharding = sharding
         self._jitted = jax.jit(self._step, static_argnums=(3, 4))
         self._jitted_clip = jax.jit(self._clip, static_argnums=(4, 5))
         self._jitted_move = jax.jit(self._move, static_argnums=(4, 5))
@@ -153,6 +182,22 @@ class CompiledSteps:
         """Splits arguments into records and public ones; see `split_arguments`."""
         num_examples = self._mechanism.sampling.num_examples
         return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
+
+    def check_processes(self, key: PRNGKey, params: Values, parts: Arguments) -> None:
+        """Raises ValueError unless all processes of `jax.distributed` make the same run."""
+
+        def program() -> str:
+            problem = self._problem(parts.layout, self.last_trace().plate)
+            step = partial(clip_draw, problem, self._mechanism, self._svi.optim)
+            optim_state = jax.eval_shape(self._svi.optim.init, params)
+            sampler = jax.eval_shape(self._mechanism.sampling.init, key)
+            state = DPSVIState(optim_state, key, sampler, None)
+            whole = [whole_shapes(leaf) for leaf in parts.records]
+            return program_hash(step, state, sampler, whole, parts.arrays)
+
+        split = isinstance(parts.records[0], SplitRecords)
+        data = parts.records[0] if split else parts.records
+        check_processes(key, params, self._mechanism, program, data, self._sharding)
 
     def init(
         self, key: PRNGKey, model_trace: ModelTrace, parts: Arguments, values: Values | None
@@ -242,7 +287,9 @@ class CompiledSteps:
         self, state: DPSVIState, records: Leaves, arrays: Leaves, layout: Layout, plate: str
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
         problem = self._problem(layout, plate)
-        return make_step(problem, self._mechanism, self._svi.optim, state, records, arrays)
+        return make_step(
+            problem, self._mechanism, self._svi.optim, state, records, arrays, self._sharding
+        )
 
     def _clip(
         self,
@@ -254,9 +301,8 @@ class CompiledSteps:
         plate: str,
     ) -> Any:
         problem, sampling = self._problem(layout, plate), self._mechanism.sampling
-        draw, _ = sampling.draw(sampling.init(key))
-        optim = self._svi.optim
-        return clip_draw(problem, self._mechanism, optim, state, draw, records, arrays)[0]
+        sampler, optim = sampling.init(key), self._svi.optim
+        return clip_draw(problem, self._mechanism, optim, state, sampler, records, arrays)[0]
 
     def _move(
         self,

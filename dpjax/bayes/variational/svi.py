@@ -19,12 +19,18 @@ from dpjax._validation import as_key, check_count
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.variational.checks import check_loss, check_optimizer
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
-from dpjax.bayes.variational.model_trace import Values, as_arrays, trace_model
-from dpjax.bayes.variational.step import CompiledSteps, DPSVIState, with_index
+from dpjax.bayes.variational.model_trace import Values, as_arrays, check_whole, trace_model
+from dpjax.bayes.variational.step import (
+    CompiledSteps,
+    DPSVIState,
+    place_state,
+    with_index,
+)
 from dpjax.certificates.certificate import Certificate
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
+from dpjax.training.sharding import MeshSharding
 from dpjax.training.step import StepInfo
 
 _PROGRESS_UPDATES = 20
@@ -81,6 +87,8 @@ class DPSVI:
       noise_multiplier: noise standard deviation over ``l2_clip``; a number, or one for each step.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
       unit: description of the unit of privacy.
+      sharding: mesh of devices over which batches, and parameters by a rule, are split: see
+        `dpjax.MeshSharding`. Records may then be `dpjax.training.split_records` of the arrays.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
@@ -89,6 +97,7 @@ class DPSVI:
       guide: the numpyro guide.
       optim: the optimiser, as one of numpyro's.
       loss: the loss, an ELBO of numpyro.
+      sharding: of batches and parameters, or ``None`` for one device.
 
     Privacy:
       A run releases the parameters after every step, at the cost that `mechanism` certifies.
@@ -133,6 +142,7 @@ class DPSVI:
         noise_multiplier: float | tuple[float, ...],
         adjacency: Adjacency,
         unit: str = "one record",
+        sharding: MeshSharding | None = None,
         **static_kwargs: Any,
     ) -> None:
         loss = Trace_ELBO() if loss is None else loss
@@ -148,7 +158,8 @@ class DPSVI:
         )
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
-        self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs)
+        self.sharding = sharding
+        self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs, sharding)
 
     @property
     def model(self) -> Callable[..., Any]:
@@ -224,9 +235,11 @@ class DPSVI:
         svi_state = self._steps.init(svi_key, model_trace, parts, init_params)
         params = self.optim.get_params(svi_state.optim_state)
         self._steps.check(model_trace, params, parts)
+        self._steps.check_processes(as_key(rng_key), params, parts)
         noise = self.mechanism.noise(noise_key).init(params)
         sampler = self.mechanism.sampling.init(sampler_key)
-        return DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
+        state = DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
+        return state if self.sharding is None else place_state(state, self.optim, self.sharding)
 
     def get_params(self, svi_state: DPSVIState) -> dict[str, Any]:
         """Returns the values of the param sites by name, released after every step.
@@ -372,6 +385,7 @@ class DPSVI:
           The result is a **private** value, not released.
         """
         args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
+        check_whole((args, kwargs))
         return self._svi.evaluate(svi_state, *args, **kwargs)
 
     def posterior_samples(
@@ -446,6 +460,7 @@ class DPSVI:
         Privacy:
           The report holds **private** values, not released.
         """
+        check_whole((args, kwargs))
         parts = self._steps.split(args, kwargs)
         problem = self._steps.problem(svi_state, parts)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip

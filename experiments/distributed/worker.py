@@ -1,0 +1,206 @@
+"""One process of a run: ``python -m experiments.distributed.worker CONFIG``.
+
+It joins the other processes, trains on its own part of the records, and writes what was released.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer.autoguide import AutoNormal
+
+from dpjax.bayes.variational import DPSVI
+from dpjax.mechanisms import SubsampledGaussian
+from dpjax.sampling import PoissonSampling
+from dpjax.training import MeshSharding, Report, SplitRecords, split_records, train
+
+NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS = 1003, 16, 24
+# Seconds without a sign of life after which the other processes give a process up.
+HEARTBEAT = 10
+
+
+class Config(NamedTuple):
+    """What one process does.
+
+    Attributes:
+      jobs: names in `JOBS`, done one after another.
+      address: of the coordinator, ``127.0.0.1:port``.
+      num_processes: number of processes.
+      process: number of this one.
+      result: path of the file that process 0 writes.
+      checkpoint_dir: shared folder, or ``None``.
+      pause: seconds after each report of ``"sgd"``.
+    """
+
+    jobs: tuple[str, ...]
+    address: str
+    num_processes: int
+    process: int
+    result: str
+    checkpoint_dir: str | None = None
+    pause: float = 0.0
+
+
+def main(path: str) -> None:
+    """Runs one process.
+
+    Args:
+      path: of its `Config`, as JSON.
+    """
+    config = Config(**json.loads(Path(path).read_text()))
+    if config.num_processes > 1:
+        jax.distributed.initialize(
+            config.address,
+            config.num_processes,
+            config.process,
+            coordinator_bind_address=config.address,
+            heartbeat_timeout_seconds=HEARTBEAT,
+        )
+    sharding = MeshSharding(jax.make_mesh((jax.device_count(),), ("data",)))
+    data = split_records(own_part(config), sharding)
+    released: dict[str, Any] = {}
+    for job in config.jobs:
+        for name, array in JOBS[job](config, data, sharding).items():
+            released[f"{job} {name}"] = array
+    if config.process == 0:
+        np.savez(config.result, **released)
+
+
+def all_records() -> dict[str, np.ndarray]:
+    """The records of all processes together: a logistic model."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, NUM_FEATURES)).astype(np.float32)
+    labels = rng.random(NUM_EXAMPLES) < 1 / (1 + np.exp(-2 * x[:, 0]))
+    return {"x": x, "y": labels.astype(np.float32)}
+
+
+def own_part(config: Config) -> dict[str, np.ndarray]:
+    """This process's records: parts of unequal size, the last of four empty."""
+    ends = np.cumsum([0, *part_sizes(config.num_processes)])
+    part = slice(ends[config.process], ends[config.process + 1])
+    return {name: array[part] for name, array in all_records().items()}
+
+
+def part_sizes(num_processes: int) -> list[int]:
+    """Numbers of records of the processes, ``NUM_EXAMPLES`` together."""
+    return {1: [NUM_EXAMPLES], 2: [700, 303], 4: [500, 300, 203, 0]}[num_processes]
+
+
+def fit_sgd(
+    config: Config,
+    data: SplitRecords,
+    sharding: MeshSharding,
+    *,
+    seed: int = 7,
+    scale: float = 1.0,
+    noise_multiplier: float = 1.0,
+) -> dict[str, np.ndarray]:
+    """NoisySGD of a network with one hidden layer, its loss multiplied by ``scale``."""
+
+    def loss(params: Any, example: Any) -> jax.Array:
+        hidden = jnp.tanh(example["x"] @ params["hidden"])
+        logit = hidden @ params["out"]
+        return scale * optax.sigmoid_binary_cross_entropy(logit, example["y"])
+
+    def report(found: Report) -> None:
+        if config.process == 0 and config.pause:
+            print("release", found.num_releases, flush=True)
+        time.sleep(config.pause)
+
+    rng = np.random.default_rng(1)
+    params = {
+        "hidden": rng.normal(size=(NUM_FEATURES, 32)).astype(np.float32) / 4,
+        "out": rng.normal(size=32).astype(np.float32) / 4,
+    }
+    mechanism = SubsampledGaussian(
+        PoissonSampling(NUM_EXAMPLES, 0.1),
+        l2_clip=1.0,
+        noise_multiplier=noise_multiplier,
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+    )
+    result = train(
+        jax.random.key(seed),
+        loss,
+        params,
+        data,
+        mechanism,
+        optax.sgd(0.5),
+        sharding=sharding,
+        steps_per_call=2,
+        checkpoint_dir=config.checkpoint_dir,
+        on_report=report,
+        progress=False,
+    )
+    epsilon = result.certificate(1e-5).epsilon
+    return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
+
+
+def fit_noise(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """NoisySGD of a loss without gradient, which releases its noise alone."""
+    return fit_sgd(config._replace(checkpoint_dir=None), data, sharding, scale=0.0)
+
+
+def refuse(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """Errors of runs where process 1 has another key, loss, mechanism, or process 0's records."""
+    wrong = config.process == 1
+    same = {name: array[:9] for name, array in all_records().items()}
+    attempts: dict[str, Callable[[], Any]] = {
+        "key": lambda: fit_sgd(config, data, sharding, seed=8 if wrong else 7),
+        "loss": lambda: fit_sgd(config, data, sharding, scale=2.0 if wrong else 1.0),
+        "mechanism": lambda: fit_sgd(config, data, sharding, noise_multiplier=1.0 - 0.1 * wrong),
+        "records": lambda: split_records(same, sharding),
+    }
+    errors = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            errors[name] = np.array("")
+        except ValueError as error:
+            errors[name] = np.array(str(error))
+    return errors
+
+
+def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """DPSVI of a logistic regression."""
+
+    def model(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_FEATURES]).to_event(1))
+        with numpyro.plate("records", len(x)):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    svi = DPSVI(
+        model,
+        AutoNormal(model),
+        optax.adam(0.05),
+        sampling=PoissonSampling(NUM_EXAMPLES, 0.1),
+        num_steps=NUM_STEPS,
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        adjacency="zero_out",
+        sharding=sharding,
+    )
+    records = data["x"], data["y"]
+    result = svi.run(jax.random.key(7), NUM_STEPS, *records, progress_bar=False)
+    epsilon = svi.certificate(1e-5).epsilon
+    return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
+
+
+JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndarray]]] = {
+    "sgd": fit_sgd,
+    "noise": fit_noise,
+    "dpsvi": fit_dpsvi,
+    "refused": refuse,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1])

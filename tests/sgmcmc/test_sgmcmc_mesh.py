@@ -1,0 +1,52 @@
+"""SG-MCMC chains on a mesh of devices are those on one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dpjax.bayes.sgmcmc import SGHMC, SGLD, sample
+from dpjax.sampling import PoissonSampling
+from dpjax.training import MeshSharding, split_records
+
+NUM_EXAMPLES = 107
+DATA = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 4)).astype(np.float32)
+EIGHT = MeshSharding(jax.make_mesh((8,), ("data",)))
+TWO_BY_FOUR = MeshSharding(
+    jax.make_mesh((2, 4), ("data", "model")), "data", lambda path, leaf: P("model")
+)
+
+
+def run(kind, batches, sharding=None, split=False, folder=None):
+    chain = kind(
+        PoissonSampling(NUM_EXAMPLES, 0.3), l2_clip=2.0, step_size=0.05, num_steps=6,
+        adjacency="zero_out", num_chains=2, batches=batches,
+        **({"friction": 0.1} if kind is SGHMC else {}),
+    )  # fmt: skip
+    data = split_records(DATA, sharding) if split else DATA
+    return sample(
+        jax.random.key(1), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), lambda w: -jnp.sum(w**2),
+        jnp.zeros(4), data, chain, sharding=sharding, checkpoint_dir=folder, progress=False,
+    ).samples  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "sharding", "split"),
+    [
+        (SGLD, "own", TWO_BY_FOUR, True),
+        pytest.param(SGLD, "shared", EIGHT, False, marks=pytest.mark.slow),
+        pytest.param(SGHMC, "own", EIGHT, True, marks=pytest.mark.slow),
+        (SGHMC, "shared", TWO_BY_FOUR, False),
+    ],
+)
+def test_samples_are_those_of_one_device(kind, batches, sharding, split):
+    found, expected = run(kind, batches, sharding, split), run(kind, batches)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert not np.allclose(found[0], found[1])  # two chains
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_recognised_on_another_mesh(tmp_path):
+    first = run(SGLD, "own", EIGHT, True, tmp_path)
+    np.testing.assert_array_equal(run(SGLD, "own", TWO_BY_FOUR, False, tmp_path), first)

@@ -1,0 +1,371 @@
+"""A private step on a mesh is that of one device: the same draw, the same noise, the same sum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from mesh_cases import (
+    AUTO,
+    DATA,
+    OPTIMIZERS,
+    PARAMS,
+    PER_LAYER,
+    SAMPLERS,
+    SHARDINGS,
+    assert_same,
+    collectives,
+    loss,
+    mechanism,
+    mesh,
+    on_one_device,
+    run,
+)
+
+from dpjax.gradients import vmap
+from dpjax.sampling import PoissonSampling
+from dpjax.training import MeshSharding, private_step, split_records
+from dpjax.training.split_records import hash_records, records_fingerprint
+from dpjax.transforms import add_gaussian_noise
+
+NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
+
+
+SLOW = pytest.mark.slow
+SOME = [pytest.param(n, marks=SLOW if n in ("1", "2", "4", "2x4 rows") else ()) for n in SHARDINGS]
+
+
+OTHER_SAMPLERS = [
+    pytest.param(name, marks=() if name in ("small batches", "truncated") else SLOW)
+    for name in SAMPLERS
+    if name != "poisson"
+]
+NOISE_MESHES = [
+    pytest.param(name, marks=() if name in ("8", "2x4", "fully sharded") else SLOW)
+    for name in SHARDINGS
+    if name != "8 explicit"
+]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_parameters_are_those_of_one_device(name):
+    found = run(SHARDINGS[name])
+    assert_same(found, on_one_device())
+    # Private values of single records stay on the devices of their rows.
+    rows = NamedSharding(SHARDINGS[name].auto_mesh, SHARDINGS[name].rows)
+    assert found[1].norms.sharding.is_equivalent_to(rows, 1)
+
+
+@pytest.mark.parametrize("name", ["4", "fully sharded", "2x4"])
+def test_parameters_are_those_of_one_device_with_split_records(name):
+    assert_same(run(SHARDINGS[name], split=True), on_one_device())
+
+
+@pytest.mark.parametrize("split", [pytest.param(False, marks=SLOW), True], ids=str)
+@pytest.mark.parametrize("sampler", OTHER_SAMPLERS)
+def test_every_sampler_draws_what_it_draws_on_one_device(sampler, split):
+    found = run(SHARDINGS["8"], split, sampler=sampler)
+    assert_same(found, on_one_device(sampler=sampler))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
+def test_sgd_and_bounds_for_each_layer(split):
+    options = {"optimizer": "sgd", "l2_clip": PER_LAYER}
+    found = run(SHARDINGS["2x4"], split, **options)
+    assert_same(found, on_one_device("sgd", per_layer=True))
+    assert {name: norm.shape for name, norm in found[1].norms.items()}.keys() == PER_LAYER.keys()
+
+
+def no_gradient(params, example):
+    return 0.0 * jnp.sum(params["out"])
+
+
+@pytest.mark.parametrize("name", NOISE_MESHES)
+def test_noise_is_the_same_bit_for_bit_on_every_mesh(name):
+    """Sums of zeros have no rounding: what is left is the noise."""
+    options = {"optimizer": "sgd", "loss": no_gradient}
+    expected, _ = run(**options)
+    found, _ = run(SHARDINGS[name], **options)
+    for one, other in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def scaled_noise(multiplier):
+    """The standard deviation of what a step adds to zeros, over that of the mechanism."""
+    sharding = SHARDINGS["8"]
+    described = mechanism(noise_multiplier=multiplier)
+    step = private_step(
+        lambda w, x: 0.0 * jnp.sum(w), optax.sgd(1.0), described, key=jax.random.key(0),
+        sharding=sharding,
+    )  # fmt: skip
+    state, _ = jax.jit(step.update)(step.init(jnp.zeros(20_000)), DATA)
+    return float(state.params.std()) * described.sampling.expected_batch_size / multiplier
+
+
+def test_noise_is_added_once():
+    """Twenty thousand draws: six standard errors are 3 %, a false alarm below 1e-8."""
+    assert abs(scaled_noise(2.0) - 1) < 0.03
+
+
+# --- bugs of other implementations, each caught by the comparisons above
+
+
+def mean_over_shards(self, summed, specs):
+    return jax.tree.map(lambda leaf: jax.lax.pmean(leaf, self.batch_axes), summed)
+
+
+def noise_per_shard(self, summed, specs):
+    noise = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), summed)
+    return jax.tree.map(lambda leaf: jax.lax.psum(leaf, self.batch_axes), noise)
+
+
+def local_sum(self, summed, specs):
+    return summed
+
+
+@pytest.mark.parametrize("bug", [mean_over_shards, noise_per_shard, local_sum])
+def test_wrong_sums_over_devices_are_found(bug, monkeypatch):
+    monkeypatch.setattr(MeshSharding, "sum_over_shards", bug)
+    with pytest.raises(AssertionError):
+        assert_same(run(SHARDINGS["8"]), on_one_device())
+
+
+def test_noise_per_shard_has_another_scale(monkeypatch):
+    monkeypatch.setattr(MeshSharding, "sum_over_shards", noise_per_shard)
+    assert abs(scaled_noise(2.0) - 1) > 0.03
+
+
+def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
+    def local_norms(leaf):
+        return whole(leaf[:, : leaf.shape[1] // 4])
+
+    whole = vmap.squared_norms
+    expected = on_one_device()  # before the bug
+    monkeypatch.setattr(vmap, "squared_norms", local_norms)
+    step = private_step(
+        loss, OPTIMIZERS["adam"], mechanism(), key=jax.random.key(3), method="vmap",
+        sharding=SHARDINGS["2x4"],
+    )  # fmt: skip
+    state, update = step.init(PARAMS), jax.jit(step.update)
+    for _ in range(3):
+        state, info = update(state, DATA)
+    with pytest.raises(AssertionError):
+        assert_same((state, info), expected)
+
+
+def test_division_by_a_local_count_is_found(monkeypatch):
+    def divided(self, summed, specs):
+        shard = 1.0 + jax.lax.axis_index(self.batch_axes)  # sizes that differ
+        mean = jax.tree.map(lambda leaf: leaf * 4.5 / shard, summed)
+        return jax.tree.map(lambda leaf: jax.lax.psum(leaf, self.batch_axes), mean)
+
+    monkeypatch.setattr(MeshSharding, "sum_over_shards", divided)
+    with pytest.raises(AssertionError):
+        assert_same(run(SHARDINGS["8"]), on_one_device())
+
+
+def test_equal_coins_on_every_device_are_found(monkeypatch):
+    original = PoissonSampling.members_at
+
+    def same_coins(self, state, positions):
+        held = positions < self.num_examples
+        return original(self, state, positions - positions[0]) & held
+
+    monkeypatch.setattr(PoissonSampling, "members_at", same_coins)
+    with pytest.raises(AssertionError):
+        assert_same(run(SHARDINGS["8"], split=True), on_one_device())
+
+
+# --- what is communicated
+
+
+def compiled(sharding, data):
+    step = private_step(
+        loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0), sharding=sharding
+    )
+    return jax.jit(step.update).lower(step.init(PARAMS), data).compile()
+
+
+def plain_data_parallel():
+    rows = NamedSharding(SHARDINGS["8"].auto_mesh, P("data"))
+    batch = jax.device_put(jax.tree.map(lambda leaf: leaf[:64], DATA), rows)
+
+    def step(params, batch):
+        losses = jax.vmap(loss, (None, 0))
+        grads = jax.grad(lambda p: losses(p, batch).sum())(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = SHARDINGS["8"].place(PARAMS)
+    return jax.jit(step).lower(params, batch).compile()
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
+def test_one_all_reduce_of_the_gradient_and_nothing_else_of_its_size(split):
+    sharding = SHARDINGS["8"]
+    data = split_records(DATA, sharding) if split else DATA
+    found = collectives(compiled(sharding, data))
+    assert {name for name, _ in found} == {"all-reduce"}
+    # The counts of the batch are a few numbers beside.
+    assert NUM_PARAMETERS <= sum(size for _, size in found) <= NUM_PARAMETERS + 4
+    plain = collectives(plain_data_parallel())
+    assert sum(size for _, size in plain) == NUM_PARAMETERS
+    large = [name for name, size in found if size > 4]
+    assert len(large) <= len(plain)
+
+
+def test_fully_sharded_parameters_are_gathered_and_scattered():
+    found = collectives(compiled(SHARDINGS["fully sharded"], DATA))
+    sizes = {}
+    for name, size in found:
+        sizes[name] = sizes.get(name, 0) + size
+    assert sizes["all-gather"] == NUM_PARAMETERS
+    assert sizes["reduce-scatter"] * 8 == NUM_PARAMETERS
+    assert sizes["all-reduce"] <= 4
+
+
+# --- states and records
+
+
+def test_parameters_and_optimizer_states_follow_the_rule():
+    state, _ = run(SHARDINGS["2x4"])
+    moments = state.optimizer[3][0].mu
+    for tree in (state.params, moments):
+        assert tree["in"]["kernel"].sharding.spec == P(None, "model")
+        assert tree["out"].sharding.spec == P("model")
+    assert state.num_releases.sharding.is_fully_replicated
+    assert jax.random.key_data(state.sampler).sharding.is_fully_replicated
+
+
+def test_records_are_hashed_alike_however_they_are_split():
+    whole = records_fingerprint(DATA)
+    for name in ("1", "4", "2x4", "2x4 rows"):
+        assert records_fingerprint(split_records(DATA, SHARDINGS[name])) == whole
+    swapped = jax.tree.map(lambda leaf: leaf[np.r_[1, 0, 2:203]], DATA)
+    assert records_fingerprint(swapped) != whole
+    assert hash_records(DATA, np.arange(203)) == whole
+
+
+def test_more_devices_than_records():
+    few = jax.tree.map(lambda leaf: leaf[:3], DATA)
+    records = split_records(few, SHARDINGS["8"])
+    assert sorted(records.positions.tolist())[:3] == [0, 1, 2]
+    assert records_fingerprint(records) == records_fingerprint(few)
+
+
+@pytest.mark.slow
+def test_losses_with_keys_agree_between_meshes():
+    def noisy_loss(params, example, key):
+        return loss(params, example) * jax.random.uniform(key)
+
+    def trained(sharding, data):
+        step = private_step(
+            noisy_loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(3),
+            loss_takes_key=True, sharding=sharding,
+        )  # fmt: skip
+        return jax.jit(step.update)(step.init(PARAMS), data)
+
+    assert_same(trained(SHARDINGS["8"], DATA), trained(None, DATA))
+    few, many = (
+        trained(sharding, split_records(DATA, sharding))
+        for sharding in (SHARDINGS["2"], SHARDINGS["8"])
+    )
+    assert_same(few, many)
+
+
+# --- refused
+
+
+@pytest.mark.parametrize("axes", ["rows", ("data", "data"), ()])
+def test_unknown_axes(axes):
+    with pytest.raises(ValueError, match=r"batch_axes must be different axes of the mesh, of"):
+        MeshSharding(mesh((2, 4)), axes)
+
+
+@pytest.mark.parametrize("spec", [P("rows"), P("data", None, None), P("data", "data"), "data"])
+def test_partitions_that_do_not_fit(spec):
+    sharding = MeshSharding(mesh((8,)), "data", lambda path, leaf: spec)
+    with pytest.raises(ValueError, match=r"param_rule\('in.bias', ...\) must be"):
+        sharding.param_specs(PARAMS)
+
+
+def test_partitions_into_unequal_parts():
+    with pytest.raises(ValueError, match=r"'x', \.\.\.\) must be a partition into equal parts of"):
+        SHARDINGS["fully sharded"].param_specs({"x": jnp.zeros(9)})
+
+
+def test_batches_that_cannot_be_split_evenly():
+    sampling = PoissonSampling(203, 0.2, physical_batch_size=12)
+    with pytest.raises(ValueError, match=r"physical_batch_size must be a multiple of 8, .* got 12"):
+        SHARDINGS["8"].check_batch_size(sampling.physical_batch_size)
+
+
+def test_split_records_without_their_mesh():
+    step = private_step(loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0))
+    records = split_records(DATA, SHARDINGS["8"])
+    with pytest.raises(ValueError, match="sharding must be given for SplitRecords"):
+        step.update(step.init(PARAMS), records)
+    few = split_records(jax.tree.map(lambda leaf: leaf[:9], DATA), SHARDINGS["8"])
+    with pytest.raises(ValueError, match=r"data must have the 203 records .* got 9"):
+        step.update(step.init(PARAMS), few)
+
+
+def test_arrays_split_over_explicit_axes():
+    data = jax.device_put(jnp.ones((16, 2)), NamedSharding(mesh((8,)), P("data")))
+    described = mechanism()
+    step = private_step(
+        lambda w, x: jnp.sum(w * x),
+        OPTIMIZERS["sgd"],
+        type(described)(
+            PoissonSampling(16, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=3,
+            adjacency="zero_out",
+        ),
+        key=jax.random.key(0),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="data must not be split over explicit mesh axes"):
+        step.update(step.init(jnp.zeros(2)), data)
+
+
+# --- noise inside shard_map
+
+
+def noise_of(check_vma, summed):
+    noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(0))
+
+    def local(x):
+        x = jax.lax.psum(x, "data") if summed else x
+        return noise.update(x, noise.init(x))[0]
+
+    specs = {"in_specs": P("data"), "out_specs": P() if summed else P("data")}
+    mapped = jax.shard_map(local, mesh=mesh((4,), **AUTO), check_vma=check_vma, **specs)
+    return jax.jit(mapped)(jnp.zeros(8))
+
+
+def test_noise_on_parts_of_a_sum_is_refused():
+    with pytest.raises(ValueError, match=r"differ between devices along the mesh axes \['data'\]"):
+        noise_of(check_vma=True, summed=False)
+
+
+def test_noise_inside_an_unchecked_shard_map_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be checked inside shard_map"):
+        noise_of(check_vma=False, summed=False)
+
+
+def test_noise_on_the_whole_sum_is_that_of_one_device():
+    noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(0))
+    expected, _ = noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))
+    np.testing.assert_array_equal(noise_of(check_vma=True, summed=True), expected)
+
+
+def test_contexts_of_explicit_axes_are_refused():
+    step = private_step(
+        loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0), sharding=SHARDINGS["8"]
+    )
+    state = step.init(PARAMS)
+    refused = r"cannot be used inside jax.set_mesh of a mesh with explicit axes \('data',\)"
+    with jax.set_mesh(mesh((8,))):
+        with pytest.raises(ValueError, match=refused):
+            step.init(PARAMS)
+        with pytest.raises(ValueError, match=refused):
+            jax.eval_shape(step.update, jax.eval_shape(lambda: state), DATA)

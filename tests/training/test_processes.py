@@ -1,0 +1,71 @@
+"""Processes are compared by hashes: here those of pretended ones."""
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax.training import processes
+from dpjax.training.processes import check_all, check_different, check_equal, hash_arrays
+
+
+@pytest.fixture
+def three(monkeypatch):
+    """Pretends that there are three processes; the values of the other two are given."""
+    others = []
+
+    def gather(values):
+        return np.stack([values, *(np.asarray(other, values.dtype) for other in others)])
+
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(processes, "all_gather", gather)
+    return others
+
+
+def words(found):
+    return np.frombuffer(bytes.fromhex(found), np.uint8)
+
+
+def test_equal_hashes_pass(three):
+    mine = hash_arrays(jax.random.key(0))
+    three[:] = [words(mine)] * 2
+    check_equal({"key": mine})
+
+
+def test_the_process_that_differs_is_named(three):
+    mine, other = (hash_arrays(jax.random.key(seed)) for seed in (0, 1))
+    three[:] = [words(mine), words(other)]
+    with pytest.raises(
+        ValueError, match=r"key must be the same .* of process 0 on process 2$"
+    ) as e:
+        check_equal({"key": mine})
+    assert mine not in str(e.value)
+
+
+def test_equal_records_are_refused_and_empty_ones_are_not(three):
+    mine, other = (hash_arrays(np.arange(size)) for size in (3, 4))
+    three[:] = [words("00" * 32)] * 2
+    check_different("data", mine)
+    check_different("data", None)
+    three[:] = [words(other)] * 2
+    with pytest.raises(ValueError, match=r"processes 1 and 2 have the same records"):
+        check_different("data", mine)
+
+
+def test_a_check_that_fails_elsewhere_fails_here(three):
+    three[:] = [[False], [True]]
+    with pytest.raises(ValueError, match="checkpoint_dir was rejected on process 2"):
+        check_all(lambda: 1, "checkpoint_dir")
+    three[:] = [[False], [False]]
+    assert check_all(lambda: 1, "checkpoint_dir") == 1
+
+
+def test_hashes_are_of_values_types_and_shapes():
+    x = np.arange(6, dtype=np.float32)
+    different = [x, x.astype(np.float64), x.reshape(2, 3), x[::-1], {"x": x}, jax.random.key(0)]
+    assert len({hash_arrays(each) for each in different}) == len(different)
+
+
+def test_one_process_agrees_with_itself():
+    check_equal({"key": "00"})
+    assert check_all(lambda: "done", "x") == "done"
+    assert jax.random.key_data(processes.shared_release_key()).tolist()[0] != 0
