@@ -1,0 +1,35 @@
+"""The parts of the records that `make distributed` gives to its processes."""
+
+import numpy as np
+import pytest
+
+from experiments.distributed.__main__ import compare
+from experiments.distributed.worker import NUM_EXAMPLES, Config, all_records, own_part, part_sizes
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_every_record_has_one_process(num_processes):
+    configs = [
+        Config((), "127.0.0.1:1", num_processes, process, "") for process in range(num_processes)
+    ]
+    parts = [own_part(config) for config in configs]
+    assert [len(part["y"]) for part in parts] == part_sizes(num_processes)
+    assert sum(part_sizes(num_processes)) == NUM_EXAMPLES
+    together = np.concatenate([part["x"] for part in parts])
+    np.testing.assert_array_equal(together, all_records()["x"])
+
+
+def released(noise=0.0, weight=0.0):
+    return {
+        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi")},
+        "noise out": np.array([noise]),
+        "sgd out": np.array([weight]),
+    }
+
+
+def test_noise_must_agree_exactly_and_parameters_nearly(capsys):
+    assert compare(released(weight=1e-8), released())
+    assert not compare(released(weight=1e-5), released())
+    assert not compare(released(noise=1e-8), released())
+    assert not compare({**released(), "refused key": np.array("")}, released())
+    assert "noise: parameters differ by at most 1.0e-08" in capsys.readouterr().out
