@@ -21,6 +21,7 @@ from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore, check_processes
+from dpjax.training.draw_sums import StepInfo
 from dpjax.training.records import (
     RecordStream,
     compile_calls,
@@ -33,7 +34,7 @@ from dpjax.training.records import (
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import SplitRecords
-from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
+from dpjax.training.step import PrivateStep, TrainState, private_step
 
 
 class Budget(NamedTuple):

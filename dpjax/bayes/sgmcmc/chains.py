@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
+from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.records import RecordStream
 from dpjax.training.sharding import MeshSharding, is_spec
-from dpjax.training.step import PrivateStep, StepInfo, TrainState, private_step
+from dpjax.training.step import PrivateStep, TrainState, private_step
 
 
 def private_chains(

@@ -29,10 +29,10 @@ from dpjax.bayes.variational.model_trace import (
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.checkpoint import check_processes, program_hash
+from dpjax.training.draw_sums import StepInfo, sum_next_draw
 from dpjax.training.loop import Steps, compile_steps
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.split_records import SplitRecords, whole_shapes
-from dpjax.training.step import StepInfo, sum_next_draw
 
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)

@@ -30,8 +30,8 @@ from dpjax.certificates.certificate import Certificate
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
+from dpjax.training.draw_sums import StepInfo
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.step import StepInfo
 
 _PROGRESS_UPDATES = 20
 

@@ -1,0 +1,267 @@
+"""The clipped sum over the records of one draw, on one device or on those of a mesh."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.gradients.clipped_grad import ClippedSumFn
+from dpjax.gradients.summation import CompensatedSum
+from dpjax.sampling.base import Batch, Sampling, gather
+from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec
+from dpjax.training.split_records import SplitRecords, draw_local
+
+# XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
+# up to this many physical batches is unrolled.
+_UNROLLED = 16
+
+
+class StepInfo(NamedTuple):
+    """Batch statistics of one step. **Private values**: not part of the release.
+
+    Attributes:
+      batch_size: records drawn, int32.
+      loss_sum: sum of their losses.
+      num_nonfinite: records set to zero because their gradient was not finite, int32.
+      norms: unclipped norms as `ClippedGradInfo`'s, ``(slots,)``: of every drawn record, or, where
+        the draw exceeds the sampler's ``usual_batches`` (about one in some hundred), of a
+        uniformly random subset of ``mask.sum()`` of the ``batch_size`` drawn.
+      mask: which of those slots hold a drawn record, bool ``(slots,)``.
+    """
+
+    batch_size: jax.Array
+    loss_sum: jax.Array
+    num_nonfinite: jax.Array
+    norms: ArrayTree
+    mask: jax.Array
+
+
+def sum_next_draw(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    state: Any,
+    params: ArrayTree,
+    data: ArrayTree | SplitRecords,
+    key: PRNGKey | None = None,
+    sharding: MeshSharding | None = None,
+) -> tuple[Any, StepInfo, Any]:
+    """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state.
+
+    Args:
+      clipped_sum: a function returned by `clipped_grad`.
+      sampling: the sampler.
+      state: of the sampler.
+      params: where gradients are taken.
+      data: all records, as a tree of arrays or split over the devices of ``sharding``.
+      key: for losses that take one: see `sum_over_draw` and `sum_over_split_records`.
+      sharding: the devices, or ``None`` for one.
+    """
+    if sharding is not None:
+        check_context()
+    draw, moved = sampling.draw(state)
+    if not isinstance(data, SplitRecords):
+        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), moved
+    if sharding is None:
+        raise ValueError("sharding must be given for SplitRecords: the one they were split by")
+    return *sum_over_split_records(clipped_sum, sampling, state, params, data, key, sharding), moved
+
+
+def sum_over_draw(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    draw: Any,
+    params: ArrayTree,
+    data: ArrayTree,
+    key: PRNGKey | None = None,
+    sharding: MeshSharding | None = None,
+) -> tuple[Any, StepInfo]:
+    """The clipped sum over all physical batches of a draw.
+
+    Args:
+      clipped_sum: a function returned by `clipped_grad`.
+      sampling: the sampler.
+      draw: one draw of it.
+      params: where gradients are taken.
+      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``.
+      key: for losses that take one: that of the example in slot i of physical batch j is
+        ``fold_in(fold_in(key, j), i)``.
+      sharding: of the rows of each physical batch over devices; ``None`` for one device.
+
+    Returns:
+      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: no noise
+      is added here. With ``sharding``, norms and mask stay on the devices of their rows.
+    """
+
+    def local(draw: Any, params: ArrayTree, data: ArrayTree, key: Any) -> tuple[Any, StepInfo]:
+        def rows_of(part: jax.Array) -> Rows:
+            return rows_of_shard(sampling.batch(draw, part), part, sharding)
+
+        usual, num_batches = sampling.usual_batches, sampling.num_batches(draw)
+        return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data, key)
+
+    if sharding is None:
+        return local(draw, params, data, key)
+    sharding.check_batch_size(sampling.physical_batch_size)
+    return add_up_shards(local, sharding, params, (draw, params, data, key), (REPLICATED,) * 4)
+
+
+class Rows(NamedTuple):
+    """The rows of one physical batch that one device computes.
+
+    Attributes:
+      indices: of the records in the device's data, ``(size,)``.
+      mask: bool ``(size,)``, False for padding.
+      stream: number folded into the key of the loss for all rows.
+      slots: numbers folded into it for each row, ``(size,)``.
+    """
+
+    indices: jax.Array
+    mask: jax.Array
+    stream: jax.Array | int
+    slots: jax.Array
+
+    def keys(self, key: PRNGKey) -> jax.Array:
+        """Returns the key of each row's loss."""
+        return jax.vmap(jax.random.fold_in, (None, 0))(
+            jax.random.fold_in(key, self.stream), self.slots
+        )
+
+
+def rows_of_shard(batch: Batch, part: jax.Array, sharding: MeshSharding | None) -> Rows:
+    """Returns the rows of physical batch number ``part`` that belong to this device."""
+    rows = Rows(*batch, part, jnp.arange(len(batch.mask)))
+    if sharding is None:
+        return rows
+    size = len(batch.mask) // sharding.num_shards
+    start = jax.lax.axis_index(sharding.batch_axes) * size
+    own = [jax.lax.dynamic_slice_in_dim(x, start, size) for x in (*batch, rows.slots)]
+    return Rows(own[0], own[1], part, own[2])
+
+
+def sum_over_split_records(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    state: Any,
+    params: ArrayTree,
+    data: SplitRecords,
+    key: PRNGKey | None,
+    sharding: MeshSharding,
+) -> tuple[Any, StepInfo]:
+    """The clipped sum over the draw from ``state``, of which each device computes its own records.
+
+    Arguments and results as `sum_over_draw`. The key of an example is ``fold_in(fold_in(key, 0),
+    its position in the data set)``.
+    """
+
+    def local(state: Any, params: ArrayTree, data: SplitRecords, key: Any) -> tuple[Any, StepInfo]:
+        shard = jax.lax.axis_index(sharding.batch_axes)
+        batches = draw_local(sampling, state, data, shard)
+
+        def rows_of(part: jax.Array) -> Rows:
+            slots, mask, positions = batches.rows(part)
+            return Rows(slots, mask, 0, positions)
+
+        usual, num_batches = batches.usual, batches.num_batches
+        return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data.arrays, key)
+
+    specs = (REPLICATED, REPLICATED, sharding.rows, REPLICATED)
+    return add_up_shards(local, sharding, params, (state, params, data, key), specs)
+
+
+def add_up_shards(
+    local: Callable[..., tuple[Any, StepInfo]],
+    sharding: MeshSharding,
+    params: ArrayTree,
+    arguments: tuple[Any, ...],
+    specs: tuple[Any, ...],
+) -> tuple[Any, StepInfo]:
+    """Returns ``local(*arguments)`` of every device, added up; norms and mask stay apart.
+
+    Args:
+      local: from each device's arguments to its clipped sum and `StepInfo`.
+      sharding: the devices.
+      params: the sum has their shapes, and is placed like them.
+      arguments: of ``local``.
+      specs: how each argument is split over the batch axes.
+    """
+    param_specs = sharding.param_specs(params)
+
+    def on_device(*arguments: Any) -> tuple[Any, StepInfo]:
+        summed, info = local(*arguments)
+        size, loss, nonfinite = jax.lax.psum(tuple(info[:3]), sharding.batch_axes)
+        whole = info._replace(batch_size=size, loss_sum=loss, num_nonfinite=nonfinite)
+        return sharding.sum_over_shards(summed, param_specs), whole
+
+    batch_specs = jax.tree.map(sharding.batch_spec, param_specs, is_leaf=is_spec)
+    info_specs = (*[REPLICATED] * 3, sharding.rows, sharding.rows)
+    mapped = jax.shard_map(
+        on_device,
+        mesh=sharding.auto_mesh,
+        in_specs=specs,
+        out_specs=(batch_specs, StepInfo(*info_specs)),  # type: ignore[arg-type]
+        axis_names=set(sharding.batch_axes),
+        check_vma=False,  # a loss may scan over constants, whose type does not vary over devices
+    )
+    summed, info = mapped(*arguments)
+    return sharding.constrain(summed, param_specs), info
+
+
+def sum_over_batches(
+    clipped_sum: ClippedSumFn,
+    rows_of: Callable[[jax.Array], Rows],
+    usual: int,
+    num_batches: jax.Array | int,
+    params: ArrayTree,
+    data: ArrayTree,
+    key: PRNGKey | None,
+) -> tuple[Any, StepInfo]:
+    """The clipped sum over physical batches, one after another; see `sum_over_draw`.
+
+    Args:
+      clipped_sum: a function returned by `clipped_grad`.
+      rows_of: the rows of a physical batch by its number, all masked past the last one.
+      usual: number of physical batches that are always computed.
+      num_batches: number of physical batches of this draw; an int if they are ``usual``.
+      params: where gradients are taken.
+      data: the records that the rows refer to.
+      key: for losses that take one.
+    """
+
+    def sum_of_part(part: jax.Array) -> tuple[Any, StepInfo]:
+        rows = rows_of(part)
+        keys = None if key is None else rows.keys(key)
+        examples = gather(data, rows.indices)
+        summed, info = clipped_sum(params, examples, rows.mask, key=keys)
+        drawn = jnp.sum(rows.mask, dtype=jnp.int32)
+        finite_losses = jnp.where(jnp.isfinite(info.losses), info.losses, 0)
+        loss_sum = finite_losses.sum()
+        return summed, StepInfo(drawn, loss_sum, info.num_nonfinite, info.norms, rows.mask)
+
+    def add(summed: CompensatedSum, part: jax.Array) -> tuple[CompensatedSum, StepInfo]:
+        more, info = sum_of_part(part)
+        return summed.add(more), info
+
+    zero = CompensatedSum.zero(jax.eval_shape(sum_of_part, 0)[0])
+    parts = jnp.arange(usual, dtype=jnp.int32)
+    summed, infos = jax.lax.scan(add, zero, parts, unroll=0 if usual <= _UNROLLED else 1)
+    batch_size, loss_sum, num_nonfinite = (jnp.sum(leaf, dtype=leaf.dtype) for leaf in infos[:3])
+    norms, mask = jax.tree.map(jnp.ravel, (infos.norms, infos.mask))
+    info = StepInfo(batch_size, loss_sum, num_nonfinite, norms, mask)
+    if isinstance(num_batches, int):
+        return summed.value(), info
+
+    def add_next(carry: Any) -> Any:
+        part, summed, info = carry
+        more, more_info = sum_of_part(part)
+        info = info._replace(
+            batch_size=info.batch_size + more_info.batch_size,
+            loss_sum=info.loss_sum + more_info.loss_sum,
+            num_nonfinite=info.num_nonfinite + more_info.num_nonfinite,
+        )
+        return part + 1, summed.add(more), info
+
+    start = (jnp.int32(usual), summed, info)
+    end = jax.lax.while_loop(lambda carry: carry[0] < num_batches, add_next, start)
+    return end[1].value(), end[2]
