@@ -196,17 +196,23 @@ def check_empty_batch(entry_point):
     assert np.all(noise != 0)
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
+# SGHMC and SGLD share all but the update.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name == "SGHMC" else ()) for name in ENTRY_POINTS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_records_are_clipped_exactly_and_divided_by_a_public_number(name):
     check_clipping_and_divisor(ENTRY_POINTS[name])
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_record_that_is_not_finite_contributes_nothing(name):
     check_nonfinite(ENTRY_POINTS[name])
 
 
-@pytest.mark.parametrize("name", ENTRY_POINTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_empty_batch_is_pure_noise(name):
     check_empty_batch(ENTRY_POINTS[name])
 

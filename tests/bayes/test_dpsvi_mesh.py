@@ -51,7 +51,7 @@ TWO_BY_FOUR = MeshSharding(
 @pytest.mark.parametrize(
     ("guide", "sharding", "split"),
     [
-        (AutoNormal, EIGHT, True),
+        pytest.param(AutoNormal, EIGHT, True, marks=pytest.mark.slow),
         pytest.param(AutoNormal, TWO_BY_FOUR, False, marks=pytest.mark.slow),
         pytest.param(AutoMultivariateNormal, EIGHT, True, marks=pytest.mark.slow),
         pytest.param(AutoMultivariateNormal, TWO_BY_FOUR, True, marks=pytest.mark.slow),

@@ -194,6 +194,7 @@ def test_units_take_no_vmap_route():
         assert {leaf.route.name for leaf in found.leaves} <= {"ghost", "instantiate"}
 
 
+@pytest.mark.slow
 def test_users_are_trained_on_and_certified_like_records():
     mechanism = SubsampledGaussian(
         PoissonSampling(UNITS, 0.5), l2_clip=0.5, noise_multiplier=1.0, num_steps=3,

@@ -37,7 +37,7 @@ def run(kind, batches, sharding=None, split=False, folder=None):
         (SGLD, "own", TWO_BY_FOUR, True),
         pytest.param(SGLD, "shared", EIGHT, False, marks=pytest.mark.slow),
         pytest.param(SGHMC, "own", EIGHT, True, marks=pytest.mark.slow),
-        (SGHMC, "shared", TWO_BY_FOUR, False),
+        pytest.param(SGHMC, "shared", TWO_BY_FOUR, False, marks=pytest.mark.slow),
     ],
 )
 def test_samples_are_those_of_one_device(kind, batches, sharding, split):

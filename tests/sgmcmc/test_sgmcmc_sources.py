@@ -54,7 +54,10 @@ def samples(data, sampling, batches, folder=None):
 
 @pytest.mark.parametrize(
     ("sampling", "batches"),
-    [(Crowded(N, 0.2, physical_batch_size=8), "own"), (ShuffledEpochs(N, 13), "shared")],
+    [
+        pytest.param(Crowded(N, 0.2, physical_batch_size=8), "own", marks=pytest.mark.slow),
+        (ShuffledEpochs(N, 13), "shared"),
+    ],
 )
 def test_a_source_gives_the_samples_of_the_arrays(sampling, batches, tmp_path):
     resident = samples(DATA, sampling, batches)

@@ -26,6 +26,7 @@ print(kept, (faults() - before) // 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings are for Linux")
 def test_freed_memory_is_kept():
     def run(word):

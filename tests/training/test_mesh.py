@@ -34,16 +34,12 @@ NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
 
 
 SLOW = pytest.mark.slow
-SOME = [pytest.param(n, marks=SLOW if n in ("1", "2", "4", "2x4 rows") else ()) for n in SHARDINGS]
+SOME = [pytest.param(n, marks=() if n in ("8", "8 explicit") else SLOW) for n in SHARDINGS]
 
 
-OTHER_SAMPLERS = [
-    pytest.param(name, marks=() if name in ("small batches", "truncated") else SLOW)
-    for name in SAMPLERS
-    if name != "poisson"
-]
+OTHER_SAMPLERS = [pytest.param(name, marks=SLOW) for name in SAMPLERS if name != "poisson"]
 NOISE_MESHES = [
-    pytest.param(name, marks=() if name in ("8", "2x4", "fully sharded") else SLOW)
+    pytest.param(name, marks=() if name in ("8", "2x4") else SLOW)
     for name in SHARDINGS
     if name != "8 explicit"
 ]
@@ -58,7 +54,9 @@ def test_parameters_are_those_of_one_device(name):
     assert found[1].norms.sharding.is_equivalent_to(rows, 1)
 
 
-@pytest.mark.parametrize("name", ["4", "fully sharded", "2x4"])
+@pytest.mark.parametrize(
+    "name", ["2x4", *(pytest.param(name, marks=SLOW) for name in ("4", "fully sharded"))]
+)
 def test_parameters_are_those_of_one_device_with_split_records(name):
     assert_same(run(SHARDINGS[name], split=True), on_one_device())
 
@@ -70,6 +68,7 @@ def test_every_sampler_draws_what_it_draws_on_one_device(sampler, split):
     assert_same(found, on_one_device(sampler=sampler))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
 def test_sgd_and_bounds_for_each_layer(split):
     options = {"optimizer": "sgd", "l2_clip": PER_LAYER}

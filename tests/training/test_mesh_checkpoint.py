@@ -55,9 +55,9 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("8", True),
+        pytest.param("8", True, marks=SLOW),
         ("4", False),
-        ("2x4", True),
+        pytest.param("2x4", True, marks=SLOW),
         pytest.param("1", True, marks=SLOW),
         pytest.param("fully sharded", False, marks=SLOW),
         pytest.param(None, False, marks=SLOW),

@@ -1,6 +1,7 @@
 """Training on a data source is training on the same records on the device, bit for bit."""
 
 import _thread
+import signal
 import subprocess
 import sys
 import threading
@@ -126,7 +127,7 @@ class Listed(Rows):
         return [self[index] for index in indices]
 
 
-_SLOW = ("truncated", "fixed")
+_SLOW = ("truncated", "fixed", "rarely", "shuffled", "poisson")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
     assert not equal(run(Rows()), resident)
 
 
+@pytest.mark.slow
 def test_the_step_is_compiled_once_for_each_size(monkeypatch):
     sizes, compile_steps = [], records.compile_steps
 
@@ -201,6 +203,7 @@ def test_a_crashed_run_resumes_to_the_same_result(tmp_path):
     assert not equal(run(ArraySource(DATA), key=dpjax.release_key()), resumed)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_records_is_refused(tmp_path):
     run(ArraySource(DATA), folder=tmp_path)
     changed = DATA | {"kind": DATA["kind"].copy()}
@@ -252,7 +255,16 @@ def test_a_source_that_fails_ends_the_run_with_its_error():
     assert reading_threads() == []
 
 
-@pytest.mark.parametrize("slow_read", [False, True])
+@pytest.fixture
+def interruptible():
+    """Python's handler of interrupts: a shell may start background processes that ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("slow_read", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_interrupt_stops_the_run_and_its_thread(tmp_path, slow_read):
     def interrupt(number):
         if number == 9:  # one read of the first record, two for the fingerprint, one for each step

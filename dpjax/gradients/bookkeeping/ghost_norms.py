@@ -164,7 +164,8 @@ def is_dense(site: Site) -> bool:
     if site.equation.primitive.name != "dot_general":
         return False
     _, batch = site.equation.params["dimension_numbers"]
-    return not batch[site.operand] and math.prod(aval(site.output).shape) > 0
+    sizes = [math.prod(aval(x).shape) for x in (site.output, *site.equation.invars)]
+    return not batch[site.operand] and min(sizes) > 0
 
 
 def dense_gradient(site: Site, operands: list[Any], output_grads: jax.Array) -> jax.Array:
