@@ -6,6 +6,7 @@ executed copies go to build/notebooks, from where the documentation takes them.
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jupytext
@@ -14,6 +15,7 @@ from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "build" / "notebooks"
+_AT_ONCE = 2
 
 
 def find_difference(path: Path) -> str | None:
@@ -38,13 +40,23 @@ def main(arguments: Sequence[str]) -> str | None:
     if differences := [text for path in paths if (text := find_difference(path))]:
         return "\n".join(differences)
     OUT.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        print(f"{path.name} ...", end=" ", flush=True)
-        notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
-        nbformat.write(notebook, OUT / path.name)
-        print("executed")
+    # Most of a tutorial is tracing and compiling, which use one core.
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        running = [threads.submit(execute, path) for path in paths]
+        try:
+            for each in running:
+                each.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
     return None
+
+
+def execute(path: Path) -> None:
+    """Executes one notebook in a kernel of its own, and writes the copy."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    nbformat.write(notebook, OUT / path.name)
+    print(f"{path.name}: executed", flush=True)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
     accuracies = summarize([training.curve[-1][1] for training in runs])
     for column, part in problem.other_tests.items():
         accuracies[column] = float(np.mean([score(training.params, part) for training in runs]))
-    note, curves = problem.data.note, {_ACCURACY_CURVES: stack_curves(runs)}
+    note, curves = problem.data.note, {_ACCURACY_CURVES: stack_curves(runs).tolist()}
     if isinstance(settings, PlainSettings):
         return Result(accuracies, {}, note, curves)
     published = settings.mechanism(problem.published_size, problem.unit)

@@ -230,7 +230,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
         measured=measured,
         certified=certified,
         note=note,
-        series={_CURVES: stack_curves(runs)},
+        series={_CURVES: stack_curves(runs).tolist()},
         certificate=str(certificate),
     )
 

@@ -208,9 +208,10 @@ def test_costs_of_a_round(tmp_path):
     found = run(holders_costs.EXPERIMENT, rows, tmp_path)
     small = found[SMALL].measured
     assert small[holders_costs.TOGETHER] < 100
-    # Header, bitmap, words and digest, to three nodes.
-    assert small[holders_costs.SENT] == 3 * (40 + 2 + 8 * 78 + 16)
-    assert small[holders_costs.ALL_SENT] == 33 * (40 + 2 + 8 * 78 + 16)
+    # Header, identifier of the draw, words and digest, to three nodes, whose sums name all draws.
+    assert small[holders_costs.SENT] == 3 * (56 + 8 + 8 * 78 + 16)
+    of_nodes = 3 * (56 + 8 * 10 + 8 * 78 + 16)
+    assert small[holders_costs.ALL_SENT] == 10 * small[holders_costs.SENT] + of_nodes
     records = list(found.values())
     assert len(draw_figures(holders_costs.EXPERIMENT, records, tmp_path)) == 1
     assert draw_figures(holders_costs.EXPERIMENT, records[:1], tmp_path) == ()
@@ -246,4 +247,4 @@ def test_a_gradient_of_a_million_numbers_waits_at_most_two_seconds():
     )
     costs = holders_costs.measure_shares(plan, np.full((3, 10**6), 1e-3))
     assert max(costs.holders) + max(costs.nodes) * 10 / 3 + costs.analyst < 2
-    assert costs.bytes_of_holder == 2 * (40 + 1 + 8 * 10**6 + 16)
+    assert costs.bytes_of_holder == 2 * (56 + 8 + 8 * 10**6 + 16)

@@ -17,7 +17,7 @@ from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import ArraySource, sources, train
 
-NUM_EXAMPLES, LENGTH, NUM_STEPS = 80_000, 65_536, 120
+NUM_EXAMPLES, LENGTH, NUM_STEPS = 80_000, 65_536, 70
 MECHANISM = SubsampledGaussian(
     PoissonSampling(NUM_EXAMPLES, 64 / NUM_EXAMPLES),
     l2_clip=1.0,

@@ -373,7 +373,7 @@ def test_a_file_of_20_gigabytes_is_trained_on_in_one(tmp_path, keep):
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     in_file, read, peak = map(int, ended.stdout.split())
     assert in_file > 20e9
-    assert read > 1.5e9
+    assert read > 1.1e9
     assert (peak < 1e9) is not keep  # kept pages of what was read exceed it: power
 
 
