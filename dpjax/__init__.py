@@ -1,4 +1,4 @@
-"""dpjax: differentially private Bayesian and deep learning in JAX, its guarantees checked.
+"""dpjax: differentially private Bayesian and deep learning in JAX, with certified guarantees.
 
 A `Mechanism` describes one private algorithm once: how records are sampled, how their gradients
 are clipped and what noise is added. Sampler, optax transformation, privacy event and certificate

@@ -122,7 +122,7 @@ class ClippedGradientSum(RecordSum):
         return vector
 
     def from_sum(self, noisy: npt.NDArray[np.float64]) -> jax.Array:
-        """Returns ``noisy`` as a vector of JAX."""
+        """Returns the noisy gradient sum as a JAX array."""
         return jnp.asarray(noisy)
 
 

@@ -225,7 +225,7 @@ class MessageFormat:
 
 
 def digest_of(words: UInt64) -> bytes:
-    """Returns the digest of parameters that the messages of their round have."""
+    """Returns the digest of a round's parameters, which all messages of the round contain."""
     return _digest(words.astype("<u8", copy=False).data)
 
 

@@ -332,5 +332,5 @@ class FederatedSum(Mechanism):
         return np.rint(np.clip(units, -bound, bound)).astype(np.int64)
 
     def from_units(self, total: Int64) -> npt.NDArray[np.float64]:
-        """Returns an opened sum ``total``, ``(size,)``, in the units of the statistic."""
+        """Returns ``total``, a sum in integer grid units, ``(size,)``, in the statistic's units."""
         return np.ldexp(total.astype(np.float64), self.grid.exponents)

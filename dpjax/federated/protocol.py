@@ -32,7 +32,7 @@ from dpjax.federated.plan import FederatedSum
 def perturb(
     plan: FederatedSum, statistic: npt.ArrayLike, *, entropy: Entropy = SYSTEM
 ) -> npt.NDArray[Any]:
-    """Returns a holder's sums in units of the grid plus its share of the noise, int64 ``(size,)``.
+    """Returns a holder's sums plus its share of the noise, in integer grid units, ``(size,)``.
 
     Privacy:
       Private: one share of noise protects less than the plan's epsilon; see ``plan.adversaries``.

@@ -62,7 +62,7 @@ def serve(
     *,
     max_bytes: int,
 ) -> tuple[Any, int]:
-    """Starts to answer messages, and returns gRPC's server and its port.
+    """Starts a gRPC server with mutual TLS, and returns it and its port.
 
     Args:
       answer: from the sender's name, the kind and the bytes of a message to the answer's.

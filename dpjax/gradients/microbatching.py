@@ -1,4 +1,4 @@
-"""Clipped sums over micro-batches, to save memory or to isolate examples that are not finite."""
+"""Micro-batches: clipped sums of parts of a batch, and the choice of their size."""
 
 import os
 from collections.abc import Callable

@@ -78,7 +78,7 @@ class SubsampledGaussian(Mechanism):
 
     @property
     def constants_from_size(self) -> tuple[str, ...]:
-        """Published values computed from n: the divisor, unless it was given as a constant."""
+        """Names of published constants that are computed from the number of records n."""
         return self.sampling.constants_from_size
 
     @property

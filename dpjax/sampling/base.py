@@ -131,7 +131,7 @@ class Sampling(abc.ABC):
 
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:
-        """Returns one sentence for the certificate, without n if n is private.
+        """Returns a description of the sampling for the certificate, without n if n is private.
 
         Args:
           adjacency: the neighbouring relation.

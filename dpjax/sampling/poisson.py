@@ -130,7 +130,7 @@ class PoissonSampling(Sampling):
         return drawn & (positions < self.num_examples)
 
     def num_batches(self, draw: PoissonDraw) -> jax.Array:
-        """Returns ``ceil(size / physical_batch_size)``."""
+        """Returns the number of physical batches: ``ceil(size / physical_batch_size)``."""
         return -(-draw.size // self.physical_batch_size)
 
     def batch(self, draw: PoissonDraw, part: jax.Array | int) -> Batch:

@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator under which steps on a CPU do not fault in the same pages again."""
+"""Settings of glibc's malloc that avoid page faults in every training step on a CPU."""
 
 import ctypes
 import sys

@@ -50,7 +50,7 @@ def loops_on_device(update: Update, state: Any, data: Any) -> bool:
 
 
 def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Returns a host loop over one compiled step, without blocking; see `compile_steps`."""
+    """Returns a Python loop that dispatches one compiled step each time; see `compile_steps`."""
     del steps_per_call
     step = _jit(update, state).lower(state, data).compile()
 

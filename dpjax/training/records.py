@@ -62,8 +62,8 @@ class RecordStream:
         """Returns the fingerprint of the source: see `RecordReader`."""
         return self._reader.fingerprint()
 
-    def hash_program(self, update: Update, state: Any) -> str:
-        """Returns the hash of the program of ``update``: see `hash_program` of this module."""
+    def run_program_hash(self, update: Update, state: Any) -> str:
+        """Returns the hash of the program of ``update``: see `run_program_hash` of this module."""
         usual = self.sampling.usual_batches
         located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
         draw = located._replace(sampler=None)
@@ -180,10 +180,10 @@ def stage(mechanism: Any, data: Any) -> Any:
     return dataclasses.replace(mechanism, sampling=data.sampling)
 
 
-def hash_program(update: Update, state: Any, data: Any) -> str:
+def run_program_hash(update: Update, state: Any, data: Any) -> str:
     """Returns the hash of the program of ``update`` on one device, on what `open_data` returned."""
     if isinstance(data, RecordStream):
-        return data.hash_program(update, state)
+        return data.run_program_hash(update, state)
     return program_hash(update, state, whole_shapes(data))
 
 

@@ -142,7 +142,7 @@ class MeshSharding:
         return jax.tree_util.tree_map_with_path(spec, state)
 
     def describe(self, params: ArrayTree) -> str:
-        """Returns mesh, batch axes and the partitions of ``params`` as text, to be compared.
+        """Returns mesh, batch axes and partition specs as text, by which processes are compared.
 
         Args:
           params: arrays, or their shapes.

@@ -25,10 +25,10 @@ from dpjax.training.draw_sums import StepInfo
 from dpjax.training.records import (
     RecordStream,
     compile_calls,
-    hash_program,
     identify_run,
     open_data,
     place_data,
+    run_program_hash,
     stage,
 )
 from dpjax.training.sharding import MeshSharding
@@ -240,7 +240,7 @@ def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
 
 def _program(step: PrivateStep, params: ArrayTree, data: Any) -> str:
     """The hash of the program of a step."""
-    return hash_program(step.update, jax.eval_shape(step.init, params), data)
+    return run_program_hash(step.update, jax.eval_shape(step.init, params), data)
 
 
 def _store(

@@ -44,7 +44,7 @@ PARALLEL, TOGETHER = "one after another (ms)", "all parties (ms)"
 
 
 class Costs(NamedTuple):
-    """CPU time of each party in seconds, and bytes that it sends."""
+    """CPU seconds and bytes sent, of each party in one round."""
 
     holders: list[float]
     nodes: list[float]

@@ -155,7 +155,7 @@ class LowRankDense(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Returns sinusoidal position encodings, ``(length, width)``.
+    """Returns sinusoidal positional encodings, ``(length, width)``.
 
     >>> sinusoids(128, 16).shape
     (128, 16)

@@ -289,7 +289,7 @@ def _wait() -> None:
 
 
 def main() -> None:
-    """Answers requests until the end of the input."""
+    """Answers requests on standard input until it is closed."""
     # Output of libraries goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

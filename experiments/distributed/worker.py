@@ -51,7 +51,7 @@ class Config(NamedTuple):
 
 
 def main(path: str) -> None:
-    """Runs one process.
+    """Runs one process of a distributed training.
 
     Args:
       path: of its `Config`, as JSON.

@@ -169,7 +169,7 @@ def training_figure(records: Sequence[Record], published: Mapping[str, float]) -
 
 
 def mean_accuracy(record: Record, epoch: int) -> float:
-    """Returns the mean accuracy over seeds at an index of the curve."""
+    """Returns the mean test accuracy over seeds at one evaluation."""
     return float(np.mean([curve[epoch][1] for curve in record.series[_ACCURACY_CURVES]]))
 
 

@@ -114,7 +114,7 @@ def test_the_printed_epsilon_is_that_of_each_block_at_its_own_noise():
 )
 def test_the_printed_digits_come_from_the_released_votes(row, column, expected, tmp_path):
     if not (Path(os.environ.get("DPJAX_DATA_DIR") or ".") / "pate_votes").is_dir():
-        pytest.skip("DPJAX_DATA_DIR has no folder pate_votes")
+        pytest.skip("DPJAX_DATA_DIR has no folder pate_votes with the released votes")
     result = EXPERIMENT.run_row(ROWS[row], RowContext(tmp_path, fresh=True, profile="quick"))
     found = {**result.measured, **result.certified}
     assert found[column] == pytest.approx(expected, abs=0.006)

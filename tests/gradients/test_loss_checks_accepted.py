@@ -63,12 +63,14 @@ class TestNormsOfOneExample:
 
     def test_of_vectors(self, name, batched):
         if name == "InstanceNorm":
-            pytest.skip("over no axis at all: nothing would be left of a vector")
+            pytest.skip("InstanceNorm of a vector has no axis to normalise over")
         accepts(Normalised(NORMS[name]), X, batched)
 
     def test_of_tokens(self, name, batched):
         if name == "InstanceNorm" and not batched:
-            pytest.skip("it takes the tokens for a batch")
+            pytest.skip(
+                "without a batch axis InstanceNorm takes tokens for examples, and is refused"
+            )
         for batch in (TOKENS, TOKEN):
             accepts(Normalised(NORMS[name]), batch, batched)
 

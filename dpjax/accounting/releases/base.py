@@ -175,7 +175,7 @@ class Release:
         return (np.asarray(orders, float) - 1) * self.rdp(orders)
 
     def squared_mu(self) -> float:
-        """Returns the squared mu of Gaussian differential privacy, exact or a central limit.
+        """Returns mu squared of mu-Gaussian differential privacy, exact or by the central limit.
 
         Raises:
           UnsupportedEventError: neither is known.

@@ -25,10 +25,10 @@ from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.loop import Update
 from dpjax.training.records import (
     RecordStream,
-    hash_program,
     identify_run,
     open_data,
     place_data,
+    run_program_hash,
     stage,
 )
 from dpjax.training.sharding import MeshSharding
@@ -210,7 +210,7 @@ def sample(
     folder = Path(checkpoint_dir) if checkpoint_dir else None
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
-        program = hash_program(make_step().update, state, opened)
+        program = run_program_hash(make_step().update, state, opened)
         identity = identify_run(plan, opened, program)
         checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
     with checkpoints as saved:

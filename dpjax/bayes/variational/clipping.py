@@ -146,7 +146,7 @@ class ClippingReport(NamedTuple):
 def report_clipping(
     loss: LossFn, l2_clip: ClipBound, params: Values, data: ArrayTree
 ) -> ClippingReport:
-    """Compares mean gradients of all of ``data`` with and without clipping to ``l2_clip``.
+    """Compares the mean gradient over ``data`` with that of gradients clipped to ``l2_clip``.
 
     >>> loss = lambda w, x: -jnp.sum(w * x)
     >>> data = jnp.array([[3.0, 0.0], [0.0, 1.0]])

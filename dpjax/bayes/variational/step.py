@@ -261,9 +261,10 @@ class CompiledSteps:
         return self._jitted_move(state, noisy, parts.records, parts.arrays, parts.layout, plate)
 
     def loop(self, state: DPSVIState, parts: Arguments, most: int) -> Steps:
-        """Returns ``run(state, data, count) -> (state, losses)`` for up to ``most`` steps.
+        """Returns a compiled loop ``run(state, data, count) -> (state, losses)``.
 
-        ``data`` are ``(parts.records, parts.arrays)``; the loop is kept for others of their shapes.
+        It makes up to ``most`` steps. ``data`` are ``(parts.records, parts.arrays)``; the loop is
+        kept for others of their shapes.
         """
         data, plate = (parts.records, parts.arrays), self.problem(state, parts).plate
         leaves, treedef = jax.tree.flatten((state, data))

@@ -208,6 +208,7 @@ class DPSVI:
             noise_multiplier=used.noise_multiplier,
             adjacency=used.adjacency,
             unit=used.unit,
+            sharding=self.sharding,
             **self.static_kwargs,
         )
 
@@ -311,10 +312,10 @@ class DPSVI:
     def update_from_sum(
         self, svi_state: DPSVIState, noisy_sum: Any, *args: Any, **kwargs: Any
     ) -> DPSVIState:
-        """Makes one step with a noisy sum of clipped gradients: post-processing of it.
+        """Updates the parameters by a noisy sum of clipped gradients, which is post-processing.
 
-        It is multiplied by ``num_examples / expected_batch_size`` of this `DPSVI`, by default one
-        over the sampling rate.
+        The sum is multiplied by ``num_examples / expected_batch_size`` of this `DPSVI`, by default
+        one over the sampling rate.
 
         Args:
           svi_state: the state before the step, as for `clipped_sum`.

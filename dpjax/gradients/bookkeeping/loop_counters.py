@@ -11,7 +11,7 @@ _MOST_ITERATIONS = 512
 
 
 def counted_slices(scan: JaxprEqn) -> list[JaxprEqn]:
-    """The equations of a scan's body that take entry t of a constant array in iteration t."""
+    """Returns the slices ``w[i]`` in a scan's body whose index i is the number of the iteration."""
     params = scan.params
     body, length = params["jaxpr"].jaxpr, params["length"]
     slices = [

@@ -62,7 +62,7 @@ class Site(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Entries of a leaf: all of them, a slice, or one entry of a stack in each iteration of a scan.
+    """A part of a parameter leaf: all of it, a slice, or the entries that a scan iterates over.
 
     Attributes:
       leaf: the number of the parameter leaf.
