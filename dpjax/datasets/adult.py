@@ -28,17 +28,10 @@ _FILES = (
 _LOWEST_OCTAVE, _NUM_OCTAVES = -8, 21
 _SEED = 0
 _ATTRIBUTES_HOST = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-_ATTRIBUTES_FILES = (
-    RawFile(
-        "adult.data",
-        3_974_305,
-        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-    ),
-    RawFile(
-        "adult.test",
-        2_003_153,
-        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-    ),
+_ATTRIBUTES_FILE = RawFile(
+    "adult.data",
+    3_974_305,
+    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
 )
 _ABOVE = ">50K"
 # How many values a category takes, "?" among them: published in the data's documentation. The
@@ -107,20 +100,22 @@ def load_adult() -> Dataset:
 
 
 def load_adult_attributes(scaling: Scaling = "published") -> Dataset:
-    """Returns Adult: 39,073 training and 9,769 test records of 14 attributes, two classes.
+    """Returns Adult: 26,048 training and 6,513 test records of 14 attributes, two classes.
 
     Label 1 is an income above 50,000 dollars (24 % of the records). Categories are numbered in
     alphabetical order, a missing one (``?``) being a category of its own, and the numbers are used
     as they are: a coding that suits linear models badly (accuracy 81 %, against 85 % with
-    `load_adult`), but that of the published experiments. Both files together, in their
-    order; the first four fifths train. The sources, in this order:
+    `load_adult`), but that of the published experiments. These are the 32,561 records of
+    ``adult.data``, in its order, of which the first four fifths train; the published accuracies are
+    whole numbers of 6,513 test records, so the 16,281 records of ``adult.test`` were not used.
+    The sources, in this order:
 
-    1. raw files: ``$DPJAX_DATA_DIR/adult/``, or ``$DPJAX_DATA_DIR`` itself;
-    2. the original host's files, downloaded into the cache folder;
+    1. the raw file: ``$DPJAX_DATA_DIR/adult/``, or ``$DPJAX_DATA_DIR`` itself;
+    2. the original host's file, downloaded into the cache folder;
     3. the stand-in: scikit-learn's breast cancer data, with ``is_stand_in`` set.
 
-    Every raw file is checked by its sha256. The host publishes none: these were recorded from
-    copies of its files that agree with each other.
+    The raw file is checked by its sha256. The host publishes none: it was recorded from copies of
+    the file that agree with each other.
 
     Args:
       scaling: ``"published"`` standardises the columns with the statistics of all records;
@@ -130,18 +125,17 @@ def load_adult_attributes(scaling: Scaling = "published") -> Dataset:
     these features does not include; the public ranges have none. The values that a category can
     take are public in either case.
 
-    Source: R. Kohavi and B. Becker, "Adult" (UCI), doi:10.24432/C5XW20; the number of attributes
-    and records, and accuracies: Jälkö, Dikmen, Honkela, "Differentially private variational
-    inference for non-conjugate models", 2017, whose own coded file is not published.
+    Source: R. Kohavi and B. Becker, "Adult" (UCI), doi:10.24432/C5XW20; the number of attributes,
+    and accuracies: Jälkö, Dikmen, Honkela, "Differentially private variational inference for
+    non-conjugate models", 2017, whose own coded file is not published.
 
     Raises:
       ValueError: for an unknown scaling.
-      FileNotFoundError: if ``DPJAX_DATA_DIR`` holds one of the two files and not the other.
       CorruptedFileError: if a source has damaged data; no other source is tried then.
     """
     check_scaling(scaling)
     read, stand_in = partial(_adult_attributes, scaling), partial(_attributes_stand_in, scaling)
-    return first_raw("adult", _ATTRIBUTES_FILES, _ATTRIBUTES_HOST, read, stand_in)
+    return first_raw("adult", (_ATTRIBUTES_FILE,), _ATTRIBUTES_HOST, read, stand_in)
 
 
 def _adult(folder: Path, source: str) -> Dataset:
@@ -198,7 +192,7 @@ def _encode_exponents(measurements: np.ndarray) -> np.ndarray:
 
 
 def _adult_attributes(scaling: Scaling, folder: Path, source: str) -> Dataset:
-    cells = np.concatenate([_read_cells(folder, file) for file in _ATTRIBUTES_FILES])
+    cells = _read_cells(folder)
     columns, ranges = [], []
     for name, column in zip(_ATTRIBUTES, cells.T, strict=False):
         if name in _CATEGORIES:
@@ -221,13 +215,13 @@ def _adult_attributes(scaling: Scaling, folder: Path, source: str) -> Dataset:
     )
 
 
-def _read_cells(folder: Path, file: RawFile) -> np.ndarray:
-    """Returns the cells as strings; the test file has a first line and full stops of its own."""
-    lines = read_raw(folder, file).decode().splitlines()
-    rows = [line.rstrip(".").split(", ") for line in lines if line and not line.startswith("|")]
+def _read_cells(folder: Path) -> np.ndarray:
+    """Returns the cells of the table as strings, ``(n, 15)``."""
+    lines = read_raw(folder, _ATTRIBUTES_FILE).decode().splitlines()
+    rows = [line.split(", ") for line in lines if line]
     if {len(row) for row in rows} != {len(_ATTRIBUTES) + 1}:
         raise CorruptedFileError(
-            f"{folder / file.name} is no table of {len(_ATTRIBUTES) + 1} columns"
+            f"{folder / _ATTRIBUTES_FILE.name} is no table of {len(_ATTRIBUTES) + 1} columns"
         )
     return np.array(rows)
 
