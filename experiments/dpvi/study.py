@@ -35,6 +35,7 @@ ACCURACY, ERROR = "accuracy %", "standard error %"
 SOURCE_STEP = "accuracy %, source's step"
 PLAIN, LANGEVIN = "not private", "DP-SGLD"
 _PUBLIC = "public ranges"
+_TOLERANCE = 0.5  # points of accuracy
 _SEED = 0
 
 # Clip bound c, sampling rate q, σ and number of steps T of a run.
@@ -242,9 +243,7 @@ def _gap_remark(records: Sequence[Record]) -> str:
         f" {max(gaps):+.1f} points from the {len(records)} published ones; largest difference at"
         f" {farthest.row}."
     )
-    steps = [
-        r.measured[SOURCE_STEP] - r.source[ACCURACY] for r in records if SOURCE_STEP in r.measured
-    ]
+    steps = _source_step_gaps(records)
     if not steps:
         return remark
     return (
@@ -346,6 +345,17 @@ def finding(records: Sequence[Record]) -> Finding:
     """Compares with the published accuracies, and the claimed with the certified ε."""
     claims = [record for record in records if f"MA ε, {REPLACE}" in record.measured]
     below = sum(r.certified[f"ε, {REPLACE}"] <= r.measured[f"MA ε, {REPLACE}"] for r in claims)
-    return compare_published(records, ACCURACY, 0.5, "published accuracies", "points").finding(
+    sentence = (
         f"the certified ε is below the source's moments accountant in {below} of {len(claims)} rows"
     )
+    if gaps := _source_step_gaps(records):
+        close = sum(abs(gap) <= _TOLERANCE for gap in gaps)
+        sentence = f"{close} of {len(gaps)} with the source's own step; {sentence}"
+    comparison = compare_published(records, ACCURACY, _TOLERANCE, "published accuracies", "points")
+    return comparison.finding(sentence)
+
+
+def _source_step_gaps(records: Sequence[Record]) -> list[float]:
+    """Returns accuracies of the source's own step minus the published ones, in points."""
+    known = [r for r in records if SOURCE_STEP in r.measured and ACCURACY in r.source]
+    return [record.measured[SOURCE_STEP] - record.source[ACCURACY] for record in known]
