@@ -9,7 +9,8 @@ import numpy as np
 
 from dpjax.datasets import Dataset, load_abalone
 from dpjax.datasets.preprocessing import Scaling
-from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, figures, finding, remarks
+from experiments.dpvi.figures import figures
+from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, finding, remarks
 from experiments.lib.registry import Experiment
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))

@@ -11,7 +11,8 @@ import numpy as np
 from dpjax.datasets import Dataset, load_adult_attributes
 from dpjax.datasets.preprocessing import Scaling
 from experiments.dpvi.codings import PART, coding_remark, coding_rows, run_coding_row
-from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Setting, Study, figures, finding, remarks
+from experiments.dpvi.figures import figures
+from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Setting, Study, finding, remarks
 from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(-0.3, 3.0, 10)))

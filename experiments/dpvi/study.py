@@ -1,4 +1,4 @@
-"""Rows, results, figures and remarks of the logistic regressions of Honkela (2017)."""
+"""Rows, results, findings and remarks of the logistic regressions of Honkela (2017)."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.datasets import Dataset
@@ -19,10 +17,8 @@ from experiments.dpvi.logistic import (
     source_accuracies,
     svi_accuracies,
 )
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.plots import draw_error_bars
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.sweeps import column, mean_and_error
+from experiments.lib.sweeps import mean_and_error
 from experiments.lib.verdicts import compare_published, group_by
 
 LANGEVIN_DESCRIPTION = (
@@ -252,93 +248,6 @@ def _gap_remark(records: Sequence[Record]) -> str:
         f" by {min(steps):+.1f} to {max(steps):+.1f} points. dpjax leaves prior and entropy, which"
         " depend on no record, unclipped."
     )
-
-
-def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    """Draws accuracy against ε by three accountants, clip bound and sampling rate."""
-    parts = group_by(records, "part")
-    drawn = {}
-    if "noise" in parts:
-        drawn["accuracy"] = _accuracy_figure(parts), _ACCURACY_CAPTION
-    if "clip" in parts and "rate" in parts:
-        drawn["settings"] = _settings_figure(parts), _SETTINGS_CAPTION
-    return drawn
-
-
-_ACCURACY_CAPTION = (
-    "Test accuracy of the same runs against ε by three accountants, and of DP-SGLD chains. Left:"
-    " neighbours differ by the value of one record (moments accountant and advanced composition"
-    " as in the source's code); right: by the presence of one. Bars are two standard errors over"
-    " repeats; grey line: no privacy. Crosses: accuracies stored with the published code, at its"
-    " moments accountant's ε."
-)
-_SETTINGS_CAPTION = (
-    "Left, accuracy against the source's clip bound c (on gradients multiplied by 1/q); right,"
-    " against the sampling rate q, at a few noise levels. Bars are two standard errors; faint"
-    " crosses: accuracies stored with the published code; grey line: no privacy."
-)
-
-
-def _accuracy_figure(parts: Mapping[Any, list[Record]]) -> Figure:
-    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
-    records, chains = parts["noise"], parts.get(LANGEVIN, [])
-    for axes, adjacency in ((left, REPLACE), (right, ADD)):
-        for name, colour, label in (
-            ("ε", CERTIFIED, "certified"),
-            ("MA ε", MEASURED, "moments accountant"),
-            ("AC ε", PALETTE[1], "advanced composition"),
-        ):
-            _draw(axes, column(records, f"{name}, {adjacency}"), records, colour, label)
-        if chains:
-            epsilons = column(chains, f"ε, {adjacency}")
-            _draw(axes, epsilons, chains, PALETTE[3], f"{LANGEVIN}, certified")
-        _draw_plain(axes, parts)
-        axes.set(xscale="log", xlabel=f"ε, {adjacency}", ylabel="test accuracy (%)")
-    known = [record for record in records if ACCURACY in record.source]
-    if known:
-        accuracies = [record.source[ACCURACY] for record in known]
-        style: dict[str, Any] = {"color": SOURCE, "markersize": 7, "label": "published"}
-        left.plot(column(known, f"MA ε, {REPLACE}"), accuracies, "x", **style)
-    left.legend(loc="lower right")
-    right.sharey(left)
-    return figure
-
-
-def _draw(axes: Axes, at: Any, records: Sequence[Record], colour: str, label: str) -> None:
-    bars = [2 * error for error in column(records, ERROR)]
-    draw_error_bars(axes, at, column(records, ACCURACY), bars, color=colour, label=label)
-
-
-def _draw_plain(axes: Axes, parts: Mapping[Any, list[Record]]) -> None:
-    for accuracy in column(parts.get(PLAIN, []), ACCURACY):
-        axes.axhline(accuracy, color=SOURCE, linewidth=1)
-
-
-def _settings_figure(parts: Mapping[Any, list[Record]]) -> Figure:
-    figure, panels = new_figure(columns=2, width=9.6, height=3.8)
-    names = (
-        ("clip", "c", "clip bound c of the source"),
-        ("rate", "sampling_rate", "sampling rate q"),
-    )
-    for axes, (part, setting, label) in zip(panels, names, strict=True):
-        by_sigma = group_by(parts[part], "sigma")
-        for (sigma, records), colour in zip(sorted(by_sigma.items()), PALETTE, strict=False):
-            at = [record.settings[setting] for record in records]
-            _draw(axes, at, records, colour, f"σ = {sigma:g}")
-            known = [record for record in records if ACCURACY in record.source]
-            axes.plot(
-                [record.settings[setting] for record in known],
-                [record.source[ACCURACY] for record in known],
-                "x--",
-                color=colour,
-                alpha=0.5,
-                linewidth=1,
-            )
-        _draw_plain(axes, parts)
-        axes.set(xlabel=label, ylabel="test accuracy (%)")
-        axes.set_xticks(sorted({record.settings[setting] for record in parts[part]}))
-        axes.legend(loc="lower right")
-    return figure
 
 
 def finding(records: Sequence[Record]) -> Finding:
