@@ -24,7 +24,7 @@ from dpjax.gradients.bookkeeping.evaluation import (
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr
 from dpjax.gradients.bookkeeping.recomputation import Recomputed, Token, backward_hook
-from dpjax.gradients.bookkeeping.sites import Site, aval
+from dpjax.gradients.bookkeeping.sites import Block, Site, aval
 from dpjax.gradients.clipping import accumulator
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
@@ -162,6 +162,18 @@ def _trace_recomputed(
     }
     trace = Trace(losses, operands, grads.added, grads.vmapped, squares, sums)
     return _complete(program, recomputed, trace)
+
+
+def site_values(
+    program: LossJaxpr, trace: Trace, block: Block
+) -> tuple[list[Site], list[Any], list[Any]]:
+    """The sites of one block, their other operands and their output gradients, as recorded."""
+    numbers = program.sites_of(block)
+    return (
+        [program.sites[n] for n in numbers],
+        [trace.operands[n] for n in numbers],
+        [trace.output_grads[n] for n in numbers],
+    )
 
 
 def _zero_output(site: Site) -> jax.Array:
