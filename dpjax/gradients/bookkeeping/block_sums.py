@@ -35,12 +35,15 @@ def add_block_sum(
     of_entry = partial(sum_of_entry, sites, block.entry(leaf), factor, finite)
     if not block.stack:
         return summed + of_entry(*values)
+    if not len(summed):
+        return summed
 
-    def add_entry(summed: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
-        take = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
-        return summed.at[index].add(of_entry(*jax.tree.map(take, values))), None
+    def add_entry(summed: jax.Array, scanned: Any) -> tuple[jax.Array, None]:
+        index, arrays = scanned
+        entry = jax.lax.dynamic_index_in_dim(summed, index, keepdims=False) + of_entry(*arrays)
+        return jax.lax.dynamic_update_index_in_dim(summed, entry, index, 0), None
 
-    return jax.lax.scan(add_entry, summed, jnp.arange(len(summed)))[0]
+    return jax.lax.scan(add_entry, summed, (jnp.arange(len(summed)), values))[0]
 
 
 def sum_of_entry(

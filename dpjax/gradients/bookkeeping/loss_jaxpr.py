@@ -65,7 +65,7 @@ def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any, batch_size: int
     if "remat2" not in primitive_names(program.jaxpr.jaxpr):
         return program
     without_remat = _find_sites(_inline(called, len(leaves), inline_remat=True), leaves)
-    part_size = remat_part_size(program.jaxpr, without_remat.sites, leaves, batch_size)
+    part_size = remat_part_size(program.jaxpr, len(leaves), without_remat.sites, batch_size)
     return without_remat._replace(part_size=part_size) if part_size else program
 
 

@@ -23,29 +23,27 @@ _FEWEST_ROWS = 64
 
 
 def remat_part_size(
-    jaxpr: ClosedJaxpr, sites: Sequence[Site], leaves: list[Any], batch_size: int
+    jaxpr: ClosedJaxpr, num_constant: int, sites: Sequence[Site], batch_size: int
 ) -> int | None:
     """The micro-batch whose values, all of them stored, take the memory of a plain step.
 
-    The sum over micro-batches takes the memory of the parameters once more.
+    The sum over micro-batches takes none beside that of the result.
 
     Args:
       jaxpr: of the loss of one example, with its ``remat`` layers.
+      num_constant: how many of its arguments are parameters, the first ones.
       sites: the sites of the same loss without ``remat``.
-      leaves: the parameters.
       batch_size: examples of the plain step.
 
     Returns:
       The number of examples, or ``None`` where less than one fits, or so few that their products
       would be slow.
     """
-    with_remat, without_remat = _stored_bytes(jaxpr, len(leaves))
+    with_remat, without_remat = _stored_bytes(jaxpr, num_constant)
     output_grads = {site.output: _bytes(site.output) * math.prod(site.lengths) for site in sites}
     shared = {site.output for site in sites if site.added is not None}
     each = without_remat + sum(n for output, n in output_grads.items() if output not in shared)
-    params = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    free = _MEMORY * (batch_size * with_remat + 2 * params) - 3 * params
-    most = min(int(free / max(each, 1)), batch_size)
+    most = min(int(_MEMORY * batch_size * with_remat / max(each, 1)), batch_size)
     if most < 1 or most * _rows_of_products(sites) < _FEWEST_ROWS:
         return None
     # Of sizes of which the last micro-batch is nearly full.
