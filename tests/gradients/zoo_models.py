@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from zoo_case import Case, Draw, scalar
 
 
-def _nnx_case(module: nnx.Module, batch, apply=lambda model, x: scalar(model(x))) -> Case:
+def _nnx_case(module: nnx.Module, batch, apply=lambda model, x: scalar(model(x))):
     graph, params, rest = nnx.split(module, nnx.Param, ...)
 
     def loss(p, example):
@@ -19,9 +19,9 @@ def _nnx_case(module: nnx.Module, batch, apply=lambda model, x: scalar(model(x))
     return Case(loss, params, batch)
 
 
-def _equinox_case(module: eqx.Module, batch, apply=lambda model, x: scalar(model(x))) -> Case:
+def _equinox_case(module: eqx.Module, batch):
     params, static = eqx.partition(module, eqx.is_inexact_array)
-    return Case(lambda p, example: apply(eqx.combine(p, static), example), params, batch)
+    return Case(lambda p, x: scalar(eqx.combine(p, static)(x)), params, batch)
 
 
 def selective_state_space(draw: Draw) -> Case:
@@ -101,11 +101,12 @@ class _Standardized(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (2, 2, 1, 3))
+        init = nn.initializers.lecun_normal()
+        kernel = self.param("kernel", init, (2, 2, 1, 3), x.dtype)
         kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
         numbers = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=numbers)
-        x = nn.GroupNorm(3)(nn.relu(x)).mean((0, 1, 2))
+        x = nn.relu(nn.GroupNorm(3)(x)).mean((0, 1, 2))
         return nn.WeightNorm(nn.Dense(2))(x)
 
 
@@ -120,9 +121,9 @@ def top_two_experts(draw: Draw) -> Case:
 
     def loss(p, x):  # (tokens, 3)
         gates, chosen = lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
-        taken = jax.nn.one_hot(chosen, 4)  # (tokens, 2, experts)
+        taken = jax.nn.one_hot(chosen, 4, dtype=jnp.int32)  # (tokens, 2, experts)
         place = jnp.cumsum(taken.reshape(-1, 4), 0).reshape(taken.shape) * taken - 1
-        dispatch = taken[..., None] * jax.nn.one_hot(place, 2)  # (tokens, 2, experts, capacity)
+        dispatch = jax.nn.one_hot(place, 2, dtype=x.dtype)  # (tokens, 2, experts, capacity)
         inputs = jnp.einsum("tkec,td->ecd", dispatch, x)
         hidden = jax.nn.gelu(jnp.einsum("ecd,edh->ech", inputs, p["up"]) + p["bias"][:, None])
         outputs = jnp.einsum("ech,ehd->ecd", hidden, p["down"])
