@@ -82,8 +82,7 @@ def _find_sites(jaxpr: ClosedJaxpr, leaves: list[Any]) -> LossJaxpr:
     ]
     supported = [s for s in search.sites if s.block.leaf not in search.unsupported]
     sites = [_merge_row_sum(site, search.readers) for site in supported]
-    outputs = {site.output for site in sites}
-    sites = [site._replace(added=_added_to(site, search.readers, outputs)) for site in sites]
+    sites = [site._replace(total=_total(site.output, search.readers)) for site in sites]
     return LossJaxpr(jaxpr, tuple(sites), tuple(blocks), search.unsupported)
 
 
@@ -95,14 +94,13 @@ def _merge_row_sum(site: Site, readers: dict[Any, list[JaxprEqn | None]]) -> Sit
     return site._replace(row_sum=reader) if _sums_rows(reader, aval(site.output).shape) else site
 
 
-def _added_to(
-    site: Site, readers: dict[Any, list[JaxprEqn | None]], outputs: set[Var]
-) -> Var | None:
-    """The output of another site to which only this one's output is added: as ``x @ w + b``."""
-    reader = _only_reader(site.output, readers)
-    if reader is None or reader.primitive.name != "add" or reader.outvars[0] not in outputs:
-        return None
-    return reader.outvars[0] if aval(reader.outvars[0]).shape == aval(site.output).shape else None
+def _total(value: Var, readers: dict[Any, list[JaxprEqn | None]]) -> Var:
+    """The sum to which a value is only added, in one or several steps, or the value."""
+    reader = _only_reader(value, readers)
+    if reader is None or reader.primitive.name != "add":
+        return value
+    total = reader.outvars[0]
+    return _total(total, readers) if aval(total).shape == aval(value).shape else value
 
 
 def _only_reader(value: Var, readers: dict[Any, list[JaxprEqn | None]]) -> JaxprEqn | None:

@@ -40,9 +40,8 @@ def remat_part_size(
       would be slow.
     """
     with_remat, without_remat = _stored_bytes(jaxpr, num_constant)
-    output_grads = {site.output: _bytes(site.output) * math.prod(site.lengths) for site in sites}
-    shared = {site.output for site in sites if site.added is not None}
-    each = without_remat + sum(n for output, n in output_grads.items() if output not in shared)
+    output_grads = {site.total: _bytes(site.output) * math.prod(site.lengths) for site in sites}
+    each = without_remat + sum(output_grads.values())
     most = min(int(_MEMORY * batch_size * with_remat / max(each, 1)), batch_size)
     if most < 1 or most * _rows_of_products(sites) < _FEWEST_ROWS:
         return None

@@ -298,10 +298,9 @@ def _complete(program: LossJaxpr, recomputed: Any, trace: Any) -> Trace:
 
 
 def _same_grads(program: LossJaxpr, number: int, recorded: list[int]) -> int:
-    """The recorded site whose output gradients are those of this one: often itself."""
-    of_output = {program.sites[n].output: n for n in recorded}
-    added = program.sites[number].added
-    return number if added not in of_output else _same_grads(program, of_output[added], recorded)
+    """The first recorded site whose output gradients are those of this one: often itself."""
+    sites = program.sites
+    return next(n for n in recorded if sites[n].total == sites[number].total)
 
 
 def _arrange(site: Site, array: jax.Array) -> jax.Array:
