@@ -107,7 +107,7 @@ class Recomputed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer."""
-        return checkpoint(self.layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(self.layer, x, use_reentrant=False)
 
 
 class LowRankLinear(nn.Module):
