@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from jax.extend.core import jaxpr_as_fun
 from dpjax._typing import ArrayTree
 from dpjax.gradients.clipping import ClippedGradInfo
 from dpjax.gradients.summation import CompensatedSum
+
+T = TypeVar("T")
 
 # (params, batch, mask) -> (clipped sum, info)
 ClippedSumFn = Callable[..., tuple[Any, ClippedGradInfo]]
@@ -43,10 +45,35 @@ def isolate_nonfinite(
 def sum_over_microbatches(
     compute: ClippedSumFn, part_size: int, params: ArrayTree, batch: ArrayTree, mask: jax.Array
 ) -> tuple[Any, ClippedGradInfo]:
-    """Scans ``compute`` over micro-batches of equal size, the last ones padded and masked.
+    """The sum of ``compute`` over micro-batches, with compensation for rounding."""
+
+    def add(summed: CompensatedSum, *part: Any) -> tuple[CompensatedSum, ClippedGradInfo]:
+        more, info = compute(params, *part)
+        return summed.add(more), info
+
+    zero = CompensatedSum.zero(jax.eval_shape(compute, params, batch, mask)[0])
+    summed, info = scan_microbatches(add, zero, part_size, batch, mask)
+    return summed.value(), info
+
+
+def scan_microbatches(
+    add: Callable[..., tuple[T, ClippedGradInfo]],
+    start: T,
+    part_size: int,
+    batch: ArrayTree,
+    mask: jax.Array,
+) -> tuple[T, ClippedGradInfo]:
+    """Scans over micro-batches of equal size, the last ones padded and masked.
 
     Micro-batch i has the examples i, i + k, i + 2k, ... of k micro-batches. So a batch that is
     split over devices in contiguous parts has a part of each micro-batch on every device.
+
+    Args:
+      add: ``add(summed, batch, mask) -> (summed, info)``.
+      start: the first ``summed``.
+      part_size: examples of one micro-batch.
+      batch: a tree of arrays with a leading axis of examples.
+      mask: the examples to include.
     """
     size = mask.shape[0]
     num_parts = -(-size // part_size)
@@ -59,20 +86,18 @@ def sum_over_microbatches(
     counts = jnp.arange(num_parts * part_size).reshape(part_size, num_parts) < size
     columns = jax.tree.map(in_columns, (jax.tree.map(jnp.asarray, batch), mask))
 
-    def part(summed: CompensatedSum, index: jax.Array) -> tuple[CompensatedSum, ClippedGradInfo]:
+    def add_part(summed: T, index: jax.Array) -> tuple[T, ClippedGradInfo]:
         examples, included, counted = jax.tree.map(
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 1, keepdims=False),
             (*columns, counts),
         )
-        more, info = compute(params, examples, included & counted)
-        return summed.add(more), info
+        return add(summed, examples, included & counted)
 
-    zero = CompensatedSum.zero(jax.eval_shape(compute, params, batch, mask)[0])
-    summed, info = jax.lax.scan(part, zero, jnp.arange(num_parts))
+    summed, info = jax.lax.scan(add_part, start, jnp.arange(num_parts))
     norms, losses = jax.tree.map(
         lambda leaf: leaf.swapaxes(0, 1).reshape(-1)[:size], (info.norms, info.losses)
     )
-    return summed.value(), ClippedGradInfo(norms, losses, info.num_nonfinite.sum())
+    return summed, ClippedGradInfo(norms, losses, info.num_nonfinite.sum())
 
 
 def fitting_microbatch_size(

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 Step = Callable[[], None]
 
 # Not imported from `models`: this process must not load JAX.
-VOCABULARY = 10_000
+VOCABULARY, BYTES, LAYERS, WIDTH, RANK = 10_000, 256, 6, 256, 8
 
 
 class Words(nn.Module):
@@ -59,14 +60,20 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One pre-norm block."""
 
-    def __init__(self, width: int, heads: int = 4, causal: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int = 4,
+        causal: bool = True,
+        linear: Callable[[int, int], nn.Module] = nn.Linear,
+    ) -> None:
         super().__init__()
         self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads, causal))
         self.dense = nn.Sequential(
             nn.LayerNorm(width),
-            nn.Linear(width, 4 * width),
+            linear(width, 4 * width),
             nn.GELU(approximate="tanh"),
-            nn.Linear(4 * width, width),
+            linear(4 * width, width),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,9 +85,9 @@ class Block(nn.Module):
 class Positions(nn.Module):
     """Token embeddings plus sinusoidal position encodings."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.embedding = nn.Embedding(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns ``(batch, length, width)``."""
@@ -89,6 +96,46 @@ class Positions(nn.Module):
         powers = torch.arange(0, width, 2, device=x.device) / width
         angles = torch.arange(length, device=x.device)[:, None] / 10_000**powers
         return x + torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class Recomputed(nn.Module):
+    """A layer whose activations are computed again in the backward pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Applies the layer."""
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+class LowRankLinear(nn.Module):
+    """Linear layer with frozen weights in bfloat16 plus a product of two narrow matrices (LoRA)."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.randn(width, width_in).bfloat16() / width_in**0.5)
+        self.down = nn.Linear(width_in, RANK, bias=False)
+        self.up = nn.Linear(RANK, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the outputs."""
+        return nn.functional.linear(x, self.kernel.to(x.dtype)) + self.up(self.down(x))
+
+
+class Recurrent(nn.Module):
+    """Gated recurrent network on words; logits ``(batch, 2)`` from its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 64)
+        self.cells = nn.GRU(64, 128, batch_first=True)
+        self.out = nn.Linear(128, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Returns the logits."""
+        return self.out(self.cells(self.embedding(words))[0][:, -1])
 
 
 class Patches(nn.Module):
@@ -185,6 +232,18 @@ def _cnn() -> nn.Module:
     )
 
 
+def _language_model(*blocks: nn.Module) -> nn.Module:
+    embedding = Positions(WIDTH, BYTES)
+    return nn.Sequential(embedding, *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, BYTES))
+
+
+def _low_rank() -> nn.Module:
+    model = _language_model(*(Block(WIDTH, linear=LowRankLinear) for _ in range(LAYERS)))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".down." in name or ".up." in name)
+    return model
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: _mlp(256),
     "wide_mlp": lambda: _mlp(1024, 1024),
@@ -201,6 +260,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: nn.Sequential(
         Positions(128), Block(128), Block(128), nn.LayerNorm(128), nn.Linear(128, VOCABULARY)
     ),
+    "stacked": lambda: _language_model(*(Block(WIDTH) for _ in range(LAYERS))),
+    "remat": lambda: _language_model(*(Recomputed(Block(WIDTH)) for _ in range(LAYERS))),
+    "lora": _low_rank,
+    "gru": Recurrent,
 }
 
 
@@ -237,10 +300,13 @@ class Worker:
 
 def make_step(model: Any, x: Tensor, y: Tensor, method: str) -> Step:
     """Returns a step of SGD, plain or by one of Opacus' modes."""
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    criterion: Any = nn.CrossEntropyLoss()
     mode = method.removeprefix("Opacus, ")
-    if method != "torch, plain":
+    private = method != "torch, plain"
+    model = _with_opacus_layers(model) if private else model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = torch.optim.SGD(trained, lr=0.1)
+    criterion: Any = nn.CrossEntropyLoss()
+    if private:
         from opacus import PrivacyEngine
 
         model, optimizer, *others = PrivacyEngine().make_private(
@@ -264,6 +330,20 @@ def make_step(model: Any, x: Tensor, y: Tensor, method: str) -> Step:
         optimizer.step()
 
     return step
+
+
+def _with_opacus_layers(model: nn.Module) -> nn.Module:
+    """Replaces recurrent layers by those of Opacus, which can be clipped.
+
+    Raises:
+      ValueError: for layers that are computed again: Opacus' hooks would count them twice.
+    """
+    from opacus.validators import ModuleValidator
+
+    if any(isinstance(layer, Recomputed) for layer in model.modules()):
+        raise ValueError("Opacus does not support layers that are computed again")
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed
 
 
 def _peak_bytes(step: Step, device: str, held: int) -> float:

@@ -10,7 +10,7 @@ from zoo import compiler_options
 
 import dpjax
 from dpjax.gradients import vmap
-from dpjax.gradients.bookkeeping import explain, routes
+from dpjax.gradients.bookkeeping import explain, loss_jaxpr, routes
 
 # Compiling is what takes the time, not running.
 _OPTIONS = {"xla_backend_optimization_level": 0}
@@ -30,6 +30,27 @@ def preferring(route):
         yield
     finally:
         routes._WORK_PER_FLOAT, routes._LARGE = before
+
+
+@contextmanager
+def storing(part_size):
+    """Inside, layers under remat store all values of micro-batches of this size, if not None."""
+    before = loss_jaxpr.remat_part_size
+    loss_jaxpr.remat_part_size = lambda *_: part_size
+    try:
+        yield
+    finally:
+        loss_jaxpr.remat_part_size = before
+
+
+def by_stored_values(part_size, loss):
+    """As `by_route`, with layers under remat that store all values of such micro-batches."""
+
+    def clipped_sum(clip, params, batch, mask):
+        with storing(part_size):
+            return bookkeeping(loss, clip)(params, batch, mask)
+
+    return clipped_sum
 
 
 def routes_of(loss, params, batch):

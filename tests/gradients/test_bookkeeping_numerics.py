@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import bookkeeping, by_route, fast_jit
+from bookkeeping_checks import bookkeeping, by_route, by_stored_values, fast_jit
 
 from dpjax.gradients import vmap
 
@@ -188,8 +188,8 @@ def test_half_precision(dtype, route):
     assert np.all(np.sqrt(sum(squares)) <= CLIP * (1 + 1e-6))
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_half_precision_in_a_stack(remat):
+@pytest.mark.parametrize(("remat", "part_size"), [(False, None), (True, None), (True, 5)])
+def test_half_precision_in_a_stack(remat, part_size):
     """Norms and sums have the same output gradients, also where these are computed twice."""
 
     def layer(h, w):
@@ -201,7 +201,7 @@ def test_half_precision_in_a_stack(remat):
 
     rng = np.random.default_rng(0)
     w, batch = np.float32(rng.normal(size=(3, 6, 6))), np.float32(rng.normal(size=(16, 4, 6)))
-    norms, sizes = contributions(bookkeeping_of(loss), w, batch)
+    norms, sizes = contributions(by_stored_values(part_size, loss), w, batch)
     _, truth = vmap.clipped_sum(loss, CLIP, w, batch, np.ones(16, bool))
     np.testing.assert_allclose(norms, truth.norms, rtol=3e-2)
     assert np.all(sizes <= CLIP * (1 + 1e-6))

@@ -3,8 +3,6 @@
 The same assertion fails on twins of bookkeeping whose norms leave something out.
 """
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +11,9 @@ from bookkeeping_checks import bookkeeping, by_route, fast_jit
 from zoo import BATCH, build
 
 import dpjax
+from dpjax.gradients.bookkeeping import block_norms
 from dpjax.gradients.bookkeeping.ghost_norms import inner_product
 
-# The package has a function of the same name.
-BOOKKEEPING = importlib.import_module("dpjax.gradients.bookkeeping.clipped_sum")
 EVERYONE = np.ones((1, BATCH), bool)
 NEIGHBOURS = ~np.eye(BATCH, dtype=bool)
 
@@ -87,10 +84,10 @@ def without_cross_terms(monkeypatch):
     """The uses of a shared weight as if they were weights of their own."""
 
     def squares(sites, operands, signals):
-        each = map(BOOKKEEPING.factors, sites, operands, signals)
+        each = map(block_norms.factors, sites, operands, signals)
         return sum(inner_product(one, one) for one in each)
 
-    monkeypatch.setattr(BOOKKEEPING, "_ghost_squared_norm", squares)
+    monkeypatch.setattr(block_norms, "_ghost_squared_norm", squares)
 
 
 def tokens_by_themselves(monkeypatch):
@@ -99,7 +96,7 @@ def tokens_by_themselves(monkeypatch):
     def diagonal(one, other):
         return jnp.sum(jnp.sum(one.left * other.left, -1) * jnp.sum(one.right * other.right, -1))
 
-    monkeypatch.setattr(BOOKKEEPING, "inner_product", diagonal)
+    monkeypatch.setattr(block_norms, "inner_product", diagonal)
 
 
 def lookups_by_themselves(monkeypatch):
@@ -108,14 +105,14 @@ def lookups_by_themselves(monkeypatch):
     def squares(site, operands, signals):
         return jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1)
 
-    monkeypatch.setattr(BOOKKEEPING, "embedding_squared_norms", squares)
+    monkeypatch.setattr(block_norms, "embedding_squared_norms", squares)
 
 
 def first_use_alone(monkeypatch):
     """Every use of a weight after the first is forgotten."""
-    right = BOOKKEEPING._ghost_squared_norm
+    right = block_norms._ghost_squared_norm
     monkeypatch.setattr(
-        BOOKKEEPING,
+        block_norms,
         "_ghost_squared_norm",
         lambda sites, operands, signals: right(sites[:1], operands[:1], signals[:1]),
     )
@@ -123,12 +120,12 @@ def first_use_alone(monkeypatch):
 
 def in_the_leaf_order(monkeypatch):
     """Transposed uses are laid beside the others without being turned."""
-    monkeypatch.setattr(BOOKKEEPING, "row_axis", lambda site: 0)
+    monkeypatch.setattr(block_norms, "row_axis", lambda site: 0)
 
 
 def last_entry_alone(monkeypatch):
     """The gradients of all entries of a stack but the last are forgotten."""
-    right = BOOKKEEPING._squared_norms_of_stacks
+    right = block_norms._squared_norms_of_stacks
 
     def squares(routes, length, blocks):
         last = {
@@ -137,7 +134,7 @@ def last_entry_alone(monkeypatch):
         }
         return right(routes, 1, last)
 
-    monkeypatch.setattr(BOOKKEEPING, "_squared_norms_of_stacks", squares)
+    monkeypatch.setattr(block_norms, "_squared_norms_of_stacks", squares)
 
 
 TWINS = [

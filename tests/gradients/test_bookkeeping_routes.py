@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import zoo_models
 from bookkeeping_checks import routes_of
-from zoo import build
+from zoo import ZOO, build
 
 import dpjax
 
@@ -121,6 +122,37 @@ def test_remat():
     # Uses of the same entries have to be seen together, so they are kept.
     assert "recomputed" not in reasons("remat_in_loops")["['w']"][1]
     assert "recomputed" not in reasons("remat_in_loops")["['layers']['twice']"][1]
+
+
+def test_explain_says_where_layers_under_remat_store_their_values():
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), x, w)[0])
+
+    w, batch = jnp.zeros((8, 32, 32)), jnp.zeros((32, 64, 32))
+    stored = dpjax.explain(loss, w, batch)
+    assert 1 < stored.microbatch_size < 32
+    assert "recomputed" not in stored.leaves[0].route.reason
+    last_line = str(stored).splitlines()[-1]
+    assert last_line.startswith(f"micro-batches of {stored.microbatch_size} examples")
+    recomputed = dpjax.explain(loss, w, batch[:1])
+    assert recomputed.microbatch_size is None
+    assert "recomputed as remat asks" in recomputed.leaves[0].route.reason
+
+
+def test_models_of_common_make():
+    """All leaves have a route without per-example gradients but for those that are transformed."""
+    transformed = {
+        "selective_state_space": {"['log_rate']": "used in exp"},
+        "linen_standardized_weights": {
+            "['Dense_0']['kernel']": "mul of several parameters",
+            "['kernel']": "used in reduce_sum",
+        },
+    }
+    for name, builder in vars(zoo_models).items():
+        if ZOO.get(name) is builder:
+            found = reasons(name).items()
+            by_vmap = {leaf: reason for leaf, (route, reason) in found if route == "vmap"}
+            assert by_vmap == transformed.get(name, {}), name
 
 
 def test_wide_stacks_are_not_instantiated_at_once():

@@ -9,11 +9,12 @@ from bookkeeping_checks import (
     assert_norms_not_below,
     assert_same,
     bookkeeping,
+    by_stored_values,
     different_ways,
     fast_jit,
     side_by_side,
 )
-from zoo import ZOO, build, poisoned
+from zoo import BATCH, ZOO, build, poisoned
 
 MASK = np.array([True, True, True, False])
 WITHOUT_FIRST = np.array([False, True, True, False])
@@ -26,6 +27,10 @@ IN_SINGLE_PRECISION = (
 WITH_ONE_PRODUCT_SITE = (
     "mlp batched_products odd_einsums image_network attention stacked_layers remat_layers"
     " recurrent_decoder nested_stacks"
+).split()
+WITH_REMAT = (
+    "remat remat_layers remat_in_loops lengths_zero_and_one custom_rules_on_the_way"
+    " linen_remat_stack nnx_remat_stack"
 ).split()
 
 
@@ -53,6 +58,24 @@ def test_agrees_where_gradients_are_instantiated_sequentially(name):
 def test_agrees_in_single_precision(name):
     case = build(name, jnp.float32)
     run = side_by_side(case, different_ways(case, ("ghost",)))
+    _compare(run, case, sums=1e-5, below=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_REMAT)
+def test_agrees_where_layers_under_remat_store_their_values(name):
+    with jax.enable_x64(True):
+        case = build(name, jnp.float64)
+        parts = [by_stored_values(size, case.loss) for size in (None, 1, 3, BATCH)]
+        run = side_by_side(case, parts)
+        _compare(run, case, sums=1e-10, below=1e-12)
+        _assert_nan_stays_at_home(run, case)
+
+
+@pytest.mark.parametrize("name", ["remat_layers", "nnx_remat_stack"])
+def test_agrees_in_single_precision_by_stored_values(name):
+    case = build(name, jnp.float32)
+    run = side_by_side(case, [by_stored_values(3, case.loss)])
     _compare(run, case, sums=1e-5, below=1e-6)
 
 

@@ -7,6 +7,7 @@ import jaxlib.version
 import zoo_convolutions
 import zoo_dense
 import zoo_loops
+import zoo_models
 import zoo_networks
 import zoo_programs
 import zoo_units
@@ -22,6 +23,7 @@ _PARTS = (
     zoo_programs,
     zoo_loops,
     zoo_networks,
+    zoo_models,
     zoo_units,
 )
 

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -11,16 +10,8 @@ import jax.numpy as jnp
 
 from dpjax._jaxprs import primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn
-from dpjax.gradients.bookkeeping.ghost_norms import (
-    LOOKUPS,
-    Factors,
-    dense_gradient,
-    embedding_squared_norms,
-    factors,
-    inner_product,
-    is_dense,
-    map_sequentially,
-)
+from dpjax.gradients.bookkeeping.block_norms import squared_norms_of_blocks, squared_norms_of_entry
+from dpjax.gradients.bookkeeping.block_sums import add_block_sum, sum_of_entry
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.per_example_gradients import (
     PerExampleGradients,
@@ -29,22 +20,24 @@ from dpjax.gradients.bookkeeping.per_example_gradients import (
     instantiate_gradients,
 )
 from dpjax.gradients.bookkeeping.recomputation import Recomputed
-from dpjax.gradients.bookkeeping.routes import Route, choose_route, row_axis
-from dpjax.gradients.bookkeeping.sites import Block, Site, apply_site, apply_views, transpose
-from dpjax.gradients.bookkeeping.trace import Trace, trace_batch
+from dpjax.gradients.bookkeeping.routes import Route, choose_route
+from dpjax.gradients.bookkeeping.sites import Block
+from dpjax.gradients.bookkeeping.trace import Trace, site_values, trace_batch
 from dpjax.gradients.clipping import (
-    EXACT,
     ClippedGradInfo,
     Clipping,
     accumulator,
     clip_factors,
     clipped_grad_info,
     squared_norms,
-    zero_nonfinite,
 )
-from dpjax.gradients.microbatching import isolate_nonfinite
-from dpjax.gradients.shard_map import one_example
-from dpjax.gradients.summation import sum_in_parts
+from dpjax.gradients.microbatching import (
+    isolate_nonfinite,
+    scan_microbatches,
+    sum_over_microbatches,
+)
+from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
+from dpjax.gradients.summation import PART_SIZE
 
 
 def clipped_sum(
@@ -62,8 +55,10 @@ def clipped_sum(
     respect to it is the output gradient. Norms follow from layer inputs and output gradients, and
     the clipped sum is the transposed equation applied to output gradients scaled by clip factors.
     Within `jax.lax.scan` the terms of all iterations are concatenated, or, where it iterates over a
-    stacked leaf, norms and sums are computed entry by entry. Layers under `jax.checkpoint` record
-    nothing: the backward pass computes their norms, then, run once more, their sums.
+    stacked leaf, norms and sums are computed entry by entry. With layers under `jax.checkpoint`
+    this is done for micro-batches that take no more memory than the plain step. Where not one
+    example fits, these layers record nothing: the backward pass computes their norms, then, run
+    once more, their sums.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``.
@@ -80,10 +75,25 @@ def clipped_sum(
     book-keeping; Bu, Mao, Xu (2022) for the choice between ghost norms and instantiation.
     """
     params, batch = jax.tree.map(jnp.asarray, (params, batch))  # numbers and NumPy arrays too
-    program = trace_loss(loss_fn, params, jax.tree.map(one_example, batch))
-    leaves = jax.tree.leaves(params)
+    program = trace_loss(loss_fn, params, jax.tree.map(one_example, batch), len(mask))
+    leaves, treedef = jax.tree.flatten(params)
     routes = [choose_route(program, b, b.size(leaves[b.leaf])) for b in program.blocks]
-    compute = partial(_clipped_sum, program, routes, l2_clip, max_batch_size or len(mask))
+    most, part_size = max_batch_size or len(mask), program.part_size
+
+    def compute(params: ArrayTree, batch: ArrayTree, mask: jax.Array) -> Any:
+        add = partial(_add_clipped_sum, program, routes, l2_clip, most, params)
+        sums = _zero_sums(program, leaves, varying_axes((params, batch)))
+        if part_size is None or part_size >= len(mask):
+            sums, info = add(sums, batch, mask)
+        else:
+            sums, info = scan_microbatches(add, sums, part_size, batch, mask)
+        blocks = program.blocks
+        entries = {n: blocks[n].to_leaf(leaves[blocks[n].leaf], total) for n, total in sums.items()}
+        of_leaves = _sum_of_blocks(program, entries)
+        return jax.tree.unflatten(treedef, [of_leaves[n] for n in range(len(leaves))]), info
+
+    if part_size is not None and len(mask) > PART_SIZE:
+        compute = partial(sum_over_microbatches, compute, PART_SIZE)
     if _has_untracked_convolution(program, routes):
         return isolate_nonfinite(compute, params, batch, mask)
     return compute(params, batch, mask)
@@ -97,15 +107,28 @@ def _has_untracked_convolution(program: LossJaxpr, routes: list[Route]) -> bool:
     return names["conv_general_dilated"] > (0 if by_vmap else seen)
 
 
-def _clipped_sum(
+def _zero_sums(program: LossJaxpr, leaves: list[Any], axes: frozenset[str]) -> dict[int, jax.Array]:
+    """Zeros like the sum of each block, by number of the block."""
+    sums = {}
+    for number, block in enumerate(program.blocks):
+        leaf = leaves[block.leaf]
+        stack = (math.prod(block.stack),) if block.stack else ()
+        shape = (*stack, *block.entry(leaf).shape)
+        sums[number] = as_varying(jnp.zeros(shape, accumulator(leaf)), axes)
+    return sums
+
+
+def _add_clipped_sum(
     program: LossJaxpr,
     routes: list[Route],
     l2_clip: ClipBound,
     max_batch_size: int,
     params: ArrayTree,
+    sums: dict[int, jax.Array],
     batch: ArrayTree,
     mask: jax.Array,
-) -> tuple[Any, ClippedGradInfo]:
+) -> tuple[dict[int, jax.Array], ClippedGradInfo]:
+    """Adds the clipped sum of some examples to ``sums``, which are those of each block."""
     leaves, treedef = jax.tree.flatten(params)
     recomputed = {
         program.sites_of(block)[0]: _recomputed(program, block, route, leaves[block.leaf])
@@ -117,7 +140,7 @@ def _clipped_sum(
         usable = mask & jnp.isfinite(trace.losses)
         instantiated = _instantiate(program, routes, leaves, trace)
         of_blocks = {number: each.squares for number, each in instantiated.items()}
-        of_blocks |= _squared_norms(program, routes, trace, of_blocks)
+        of_blocks |= squared_norms_of_blocks(program, routes, trace, of_blocks)
         squares = _sum_of_blocks(program, of_blocks)
         zero = jnp.zeros(len(mask), trace.losses.dtype)
         of_leaves = jax.tree.unflatten(treedef, [squares.get(n, zero) for n in range(len(leaves))])
@@ -132,19 +155,17 @@ def _clipped_sum(
 
     trace = trace_batch(program, leaves, recomputed, batch, factors_of_recomputed)
     instantiated, clipping = clip(trace)
-    factors_of_leaves = jax.tree.leaves(clipping.factors)
-    sums = {}
+    factors = jax.tree.leaves(clipping.factors)
+    added = {}
     for number, block in enumerate(program.blocks):
-        leaf, factor = leaves[block.leaf], factors_of_leaves[block.leaf]
-        total = (
-            instantiated[number].clipped_sum(factor)
-            if number in instantiated
-            else _bookkeeping_sum(program, block, trace, leaf, factor, clipping.finite)
-        )
-        sums[number] = block.to_leaf(leaf, total)
-    info = clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
-    of_leaves = _sum_of_blocks(program, sums)
-    return jax.tree.unflatten(treedef, [of_leaves[n] for n in range(len(leaves))]), info
+        leaf, factor = leaves[block.leaf], factors[block.leaf]
+        if number in instantiated:
+            added[number] = sums[number] + instantiated[number].clipped_sum(factor)
+        else:
+            added[number] = add_block_sum(
+                program, block, trace, leaf, factor, clipping.finite, sums[number]
+            )
+    return added, clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
 
 
 def _sum_of_blocks(program: LossJaxpr, values: dict[int, jax.Array]) -> dict[int, jax.Array]:
@@ -165,7 +186,7 @@ def _instantiate(
         if route.name == "vmap":
             instantiated[number] = from_leaf_gradients(trace.grads[block.leaf])
         if route.name == "instantiate" and not program.is_recomputed(block):
-            sites, *values = _site_values(program, trace, block)
+            sites, *values = site_values(program, trace, block)
             entry = block.entry(leaves[block.leaf])
             instantiated[number] = instantiate_gradients(sites, entry, *values)
     return instantiated
@@ -178,175 +199,9 @@ def _recomputed(program: LossJaxpr, block: Block, route: Route, leaf: Any) -> Re
     def squares(operands: list[Any], output_grad: jax.Array) -> jax.Array:
         if route.name == "instantiate":
             return squared_norms(gradients_of_entry(sites, entry, [operands], [output_grad]))
-        return _squared_norms_of_entry(route, sites, [operands], [output_grad])
+        return squared_norms_of_entry(route, sites, [operands], [output_grad])
 
     def clipped_sum(factor: jax.Array, operands: list[Any], output_grad: jax.Array) -> jax.Array:
-        return _sum_of_entry(sites, entry, factor, factor > 0, [operands], [output_grad])
+        return sum_of_entry(sites, entry, factor, factor > 0, [operands], [output_grad])
 
     return Recomputed(squares, clipped_sum, entry)
-
-
-def _site_values(
-    program: LossJaxpr, trace: Trace, block: Block
-) -> tuple[list[Site], list[Any], list[Any]]:
-    """The sites of one block, their other operands and their output gradients."""
-    numbers = program.sites_of(block)
-    return (
-        [program.sites[n] for n in numbers],
-        [trace.operands[n] for n in numbers],
-        [trace.output_grads[n] for n in numbers],
-    )
-
-
-def _squared_norms(
-    program: LossJaxpr, routes: list[Route], trace: Trace, known: Collection[int]
-) -> dict[int, jax.Array]:
-    """Squared norms of the per-example gradients, ``(batch,)``, of the blocks not ``known``."""
-    squares: dict[int, jax.Array] = {}
-    stacks: dict[int, dict[int, Any]] = {}  # by length: sites and values of blocks
-    for number, (block, route) in enumerate(zip(program.blocks, routes, strict=True)):
-        if number in known or route.name == "unused":
-            continue
-        if program.is_recomputed(block):
-            squares[number] = trace.squares[program.sites_of(block)[0]]
-        elif block.stack:
-            of_length = stacks.setdefault(math.prod(block.stack), {})
-            of_length[number] = _site_values(program, trace, block)
-        else:
-            squares[number] = _squared_norms_of_entry(route, *_site_values(program, trace, block))
-    for length, blocks in stacks.items():
-        squares |= _squared_norms_of_stacks(routes, length, blocks)
-    return squares
-
-
-def _squared_norms_of_stacks(
-    routes: list[Route], length: int, blocks: dict[int, Any]
-) -> dict[int, jax.Array]:
-    """The norms of blocks that are stacks of one length: their entries have separate gradients.
-
-    In one loop, where XLA computes the Gram matrix of an input that several blocks take once.
-    """
-
-    def of_entries(index: jax.Array) -> dict[int, jax.Array]:
-        take = partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
-        return {
-            number: _squared_norms_of_entry(routes[number], sites, *jax.tree.map(take, values))
-            for number, (sites, *values) in blocks.items()
-        }
-
-    each = jax.lax.map(of_entries, jnp.arange(length))
-    return {number: jnp.sum(squares, axis=0) for number, squares in each.items()}
-
-
-def _squared_norms_of_entry(
-    route: Route, sites: list[Site], operands: Any, output_grads: Any
-) -> jax.Array:
-    if route.name == "sequential":
-        each = partial(_instantiated_squared_norm, sites[0])
-        return map_sequentially(each, (operands, output_grads))
-    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
-        return embedding_squared_norms(sites[0], operands[0], output_grads[0])
-    return jax.vmap(partial(_ghost_squared_norm, sites))(operands, output_grads)
-
-
-def _instantiated_squared_norm(site: Site, operands: Any, output_grads: Any) -> jax.Array:
-    left, right = factors(site, operands[0], output_grads[0])
-    gradient = jnp.einsum("gtr,gtc->grc", left, right, precision=EXACT)
-    terms = jnp.sum(left**2, axis=-1) * jnp.sum(right**2, axis=-1)  # may cancel
-    rounding = 4 * jnp.finfo(gradient.dtype).eps * jnp.sum(terms)
-    return jnp.vdot(gradient, gradient, precision=EXACT) + rounding
-
-
-def _ghost_squared_norm(sites: list[Site], operands: Any, output_grads: Any) -> jax.Array:
-    each = [factors(*triple) for triple in zip(sites, operands, output_grads, strict=True)]
-    if len(each) > 1:  # the rows of every left index the leaf's first axis
-        each = [
-            Factors(f.right, f.left) if row_axis(site) == 1 else f
-            for site, f in zip(sites, each, strict=True)
-        ]
-    return sum(  # type: ignore[return-value]
-        (1 if i == j else 2) * inner_product(each[i], each[j])
-        for i in range(len(each))
-        for j in range(i + 1)
-    )
-
-
-def _bookkeeping_sum(
-    program: LossJaxpr,
-    block: Block,
-    trace: Trace,
-    leaf: Any,
-    factor: jax.Array,
-    finite: jax.Array,
-) -> jax.Array:
-    """The clipped sum of one block: its transposed equations on scaled output gradients."""
-    if program.is_recomputed(block):
-        total = trace.sums[program.sites_of(block)[0]]
-        return total if block.stack else total[0]
-    sites, *values = _site_values(program, trace, block)
-    of_entry = partial(_sum_of_entry, sites, block.entry(leaf), factor, finite)
-    return (
-        jax.lax.map(lambda arrays: of_entry(*arrays), values) if block.stack else of_entry(*values)
-    )
-
-
-def _sum_of_entry(
-    sites: list[Site],
-    entry: Any,
-    factor: jax.Array,
-    finite: jax.Array,
-    operands: list[Any],
-    output_grads: list[Any],
-) -> jax.Array:
-    """The clipped sum of one entry of a block's stack, or of a block without one."""
-
-    def weighted_sum(factor: jax.Array, arrays: Any) -> jax.Array:
-        finite, all_operands, all_grads = arrays
-        total = jnp.zeros(entry.shape, accumulator(entry))
-        for site, inputs, output_grads in zip(sites, all_operands, all_grads, strict=True):
-            operands = [
-                zero_nonfinite(finite, value)
-                if value is not None and jnp.issubdtype(value.dtype, jnp.floating)
-                else value
-                for value in inputs
-            ]
-            output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
-            values = _apply_clip_factors(site, factor, operands, output_grad)
-            if site.repeats is not None:  # (batch, repeats, ...) to (batch * repeats, ...)
-                values = jax.tree.map(
-                    lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values
-                )
-            total += _batch_transpose(site, entry, *values)
-        return total
-
-    return sum_in_parts(weighted_sum, factor, (finite, operands, output_grads))
-
-
-def _apply_clip_factors(
-    site: Site, factor: jax.Array, operands: list[Any], output_grad: jax.Array
-) -> tuple[list[Any], jax.Array]:
-    """Scales the output gradient, or the input of a product where that is smaller."""
-    other = 1 - site.operand
-    if site.equation.primitive.name != "dot_general" or operands[other].size >= output_grad.size:
-        return operands, _scale_examples(factor, output_grad)
-    scaled = _scale_examples(factor, operands[other].astype(output_grad.dtype))
-    return [scaled if position == other else None for position in (0, 1)], output_grad
-
-
-def _scale_examples(factor: jax.Array, array: jax.Array) -> jax.Array:
-    return array * factor.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype)
-
-
-def _batch_transpose(
-    site: Site, leaf: Any, operands: list[Any], output_grads: jax.Array
-) -> jax.Array:
-    """The gradient of the leaf at one site, summed over the batch."""
-    if is_dense(site):
-        matrix = dense_gradient(site, operands, output_grads)
-        return transpose(partial(apply_views, site), leaf, matrix)
-
-    def outputs(x: Any) -> Any:
-        each = partial(apply_site, site, leaf=x)
-        return jax.vmap(each, axis_size=len(output_grads))(operands)
-
-    return transpose(outputs, leaf, output_grads)

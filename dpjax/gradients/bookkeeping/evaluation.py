@@ -1,6 +1,6 @@
 """Evaluation of jaxprs equation by equation, into the bodies of calls and scans."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,9 @@ def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
-def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -> list[Any]:
+def inline_calls(
+    jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int, *, inline_remat: bool = False
+) -> list[Any]:
     """Evaluates a jaxpr with the bodies of ``jit`` inlined, also within scans and ``remat``.
 
     The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
@@ -50,13 +52,14 @@ def inline_calls(jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int) -
       jaxpr: the jaxpr.
       inputs: its arguments.
       num_constant: how many of them are the same for every example, the first ones.
+      inline_remat: whether the bodies of ``remat`` are inlined too.
     """
-    varying: set[Any] = set(jaxpr.jaxpr.invars[num_constant:])
-    _add_varying(jaxpr.jaxpr, varying)
+    varying = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[num_constant:])
+    inlined = ("jit", "remat2") if inline_remat else ("jit",)
 
     def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         name = equation.primitive.name
-        if name == "jit":
+        if name in inlined:
             return evaluate(body_of(equation), operands, apply)
         if name == "cond" and _is_in(varying, equation.invars[0]):
             results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
@@ -88,6 +91,13 @@ def _scan_inlined(equation: JaxprEqn, operands: list[Any], apply: Apply) -> list
         return evaluate(body, values, apply_in_body), (), ()
 
     return evaluate_scan(equation, operands, run, (), arrays)[0]
+
+
+def varying_values(jaxpr: Jaxpr, inputs: Collection[Var]) -> set[Any]:
+    """The values of a jaxpr, and of the bodies in it, that depend on some of its ``inputs``."""
+    varying: set[Any] = set(inputs)
+    _add_varying(jaxpr, varying)
+    return varying
 
 
 def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from dpjax._jaxprs import primitive_names
 from dpjax._typing import ArrayTree, LossFn
 from dpjax.gradients.bookkeeping.evaluation import inline_calls
 from dpjax.gradients.bookkeeping.parameter_search import ParameterSearch
 from dpjax.gradients.bookkeeping.sites import Block, Site, aval, same_entries
+from dpjax.gradients.bookkeeping.stored_values import remat_part_size
 from dpjax.gradients.shard_map import abstract, varying_axes
 
 
@@ -25,12 +27,15 @@ class LossJaxpr(NamedTuple):
       sites: the sites of the leaves that book-keeping supports.
       blocks: disjoint parts of all leaves, one or several for each.
       unsupported: the reason for each leaf that book-keeping does not support.
+      part_size: the micro-batch in which layers under ``remat`` store their values, so that nothing
+        is recomputed; ``None`` where all examples are computed at once.
     """
 
     jaxpr: ClosedJaxpr
     sites: tuple[Site, ...]
     blocks: tuple[Block, ...]
     unsupported: dict[int, str]
+    part_size: int | None = None
 
     def sites_of(self, block: Block) -> list[int]:
         """The numbers of the sites of one block."""
@@ -48,21 +53,36 @@ class LossJaxpr(NamedTuple):
         return inside and len(sites) == 1 and sites[0].repeats is None
 
 
-def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any) -> LossJaxpr:
-    """Traces ``loss_fn`` on one example and finds the sites of each parameter leaf."""
+def trace_loss(loss_fn: LossFn, params: ArrayTree, example: Any, batch_size: int) -> LossJaxpr:
+    """Traces ``loss_fn`` on one example and finds the sites of each parameter leaf.
+
+    Where layers are under ``remat``, a plain step stores their inputs for all examples. As much
+    memory may hold all values for fewer examples: then these are one micro-batch.
+    """
     called = jax.make_jaxpr(loss_fn)(params, example)
-    inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
     leaves = jax.tree.leaves(params)
-    inlined = partial(inline_calls, called, num_constant=len(leaves))
-    jaxpr = jax.make_jaxpr(lambda *values: inlined(values))(*inputs)
+    program = _find_sites(_inline(called, len(leaves)), leaves)
+    if "remat2" not in primitive_names(program.jaxpr.jaxpr):
+        return program
+    without_remat = _find_sites(_inline(called, len(leaves), inline_remat=True), leaves)
+    part_size = remat_part_size(program.jaxpr, len(leaves), without_remat.sites, batch_size)
+    return without_remat._replace(part_size=part_size) if part_size else program
+
+
+def _inline(called: ClosedJaxpr, num_leaves: int, *, inline_remat: bool = False) -> ClosedJaxpr:
+    inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
+    inlined = partial(inline_calls, called, num_constant=num_leaves, inline_remat=inline_remat)
+    return jax.make_jaxpr(lambda *values: inlined(values))(*inputs)
+
+
+def _find_sites(jaxpr: ClosedJaxpr, leaves: list[Any]) -> LossJaxpr:
     search = ParameterSearch(len(leaves), jaxpr.jaxpr)
     blocks = [
         block for leaf, array in enumerate(leaves) for block in search.blocks(leaf, array.shape)
     ]
     supported = [s for s in search.sites if s.block.leaf not in search.unsupported]
     sites = [_merge_row_sum(site, search.readers) for site in supported]
-    outputs = {site.output for site in sites}
-    sites = [site._replace(added=_added_to(site, search.readers, outputs)) for site in sites]
+    sites = [site._replace(total=_total(site.output, search.readers)) for site in sites]
     return LossJaxpr(jaxpr, tuple(sites), tuple(blocks), search.unsupported)
 
 
@@ -74,14 +94,13 @@ def _merge_row_sum(site: Site, readers: dict[Any, list[JaxprEqn | None]]) -> Sit
     return site._replace(row_sum=reader) if _sums_rows(reader, aval(site.output).shape) else site
 
 
-def _added_to(
-    site: Site, readers: dict[Any, list[JaxprEqn | None]], outputs: set[Var]
-) -> Var | None:
-    """The output of another site to which only this one's output is added: as ``x @ w + b``."""
-    reader = _only_reader(site.output, readers)
-    if reader is None or reader.primitive.name != "add" or reader.outvars[0] not in outputs:
-        return None
-    return reader.outvars[0] if aval(reader.outvars[0]).shape == aval(site.output).shape else None
+def _total(value: Var, readers: dict[Any, list[JaxprEqn | None]]) -> Var:
+    """The sum to which a value is only added, in one or several steps, or the value."""
+    reader = _only_reader(value, readers)
+    if reader is None or reader.primitive.name != "add":
+        return value
+    total = reader.outvars[0]
+    return _total(total, readers) if aval(total).shape == aval(value).shape else value
 
 
 def _only_reader(value: Var, readers: dict[Any, list[JaxprEqn | None]]) -> JaxprEqn | None:

@@ -149,18 +149,26 @@ class Explanation(NamedTuple):
     Attributes:
       leaves: one `LeafRoute` for each parameter leaf.
       batch_size: examples in the batch.
+      microbatch_size: examples computed at a time, where layers under ``remat`` store their values
+        and do not recompute them (see `explain`); ``None`` if all are.
     """
 
     leaves: tuple[LeafRoute, ...]
     batch_size: int
+    microbatch_size: int | None = None
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "route", "floats", "reason")]
         for leaf, shape, route in self.leaves:
-            floats = f"{route.floats * self.batch_size:,}"
+            floats = f"{route.floats * (self.microbatch_size or self.batch_size):,}"
             rows.append((leaf, str(shape), route.name, floats, route.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if self.microbatch_size is not None:
+            lines.append(
+                f"micro-batches of {self.microbatch_size} examples, whose values are all stored"
+                " within the memory that remat leaves: nothing is recomputed"
+            )
         return "\n".join(lines)
 
 
@@ -185,7 +193,10 @@ def explain(
       For each leaf its route, the reason for it, and the memory in floats that it takes for the
       batch beside activations. ``"ghost"`` instantiates no per-example gradient; ``"instantiate"``
       computes them from layer inputs and output gradients, ``"sequential"`` one at a time;
-      ``"vmap"`` is ``vmap(grad)``. All are exact.
+      ``"vmap"`` is ``vmap(grad)``. All are exact. Layers under ``remat`` (`jax.checkpoint`) store
+      all values for micro-batches of as many examples as take the memory of a plain step, where
+      these are enough for fast products; else the backward pass recomputes them, once for the norms
+      and once for the sums.
 
     Raises:
       ValueError: as `clipped_grad` does for losses it refuses.
@@ -203,12 +214,12 @@ def explain(
     loss_fn = loss_input.bind(loss_fn, constants)
     batch = batch if key is None else with_keys(batch, key, size)
     check_loss(loss_fn, trained, batch)
-    program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch))
+    program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch), size)
     leaves = tuple(
         LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(program, number, leaf))
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
     )
-    return Explanation(leaves, size)
+    return Explanation(leaves, size, program.part_size)
 
 
 def _route_of_leaf(program: LossJaxpr, number: int, leaf: Any) -> Route:

@@ -31,8 +31,8 @@ class Site(NamedTuple):
         the others the equation takes the same entries again.
       row_sum: the equation that adds up all rows looked up, if nothing else reads them (the mean
         of embeddings).
-      added: the output of another site that is this one's plus something, as of the bias in
-        ``x @ w + b``: gradients at both are the same.
+      total: the sum to which the output is only added, as ``x @ w + b + h @ v``, or the output:
+        gradients at both are the same, so sites with one total share them.
     """
 
     equation: JaxprEqn
@@ -42,7 +42,7 @@ class Site(NamedTuple):
     path: tuple[JaxprEqn, ...] = ()
     stacked: tuple[bool, ...] = ()
     row_sum: JaxprEqn | None = None
-    added: Var | None = None
+    total: Var | None = None
 
     @property
     def output(self) -> Var:

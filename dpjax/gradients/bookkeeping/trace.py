@@ -24,7 +24,7 @@ from dpjax.gradients.bookkeeping.evaluation import (
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr
 from dpjax.gradients.bookkeeping.recomputation import Recomputed, Token, backward_hook
-from dpjax.gradients.bookkeeping.sites import Site, aval
+from dpjax.gradients.bookkeeping.sites import Block, Site, aval
 from dpjax.gradients.clipping import accumulator
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
@@ -164,6 +164,18 @@ def _trace_recomputed(
     return _complete(program, recomputed, trace)
 
 
+def site_values(
+    program: LossJaxpr, trace: Trace, block: Block
+) -> tuple[list[Site], list[Any], list[Any]]:
+    """The sites of one block, their other operands and their output gradients, as recorded."""
+    numbers = program.sites_of(block)
+    return (
+        [program.sites[n] for n in numbers],
+        [trace.operands[n] for n in numbers],
+        [trace.output_grads[n] for n in numbers],
+    )
+
+
 def _zero_output(site: Site) -> jax.Array:
     """Zeros like the site's output, in all iterations of the scans around it."""
     output = aval(site.output)
@@ -286,10 +298,9 @@ def _complete(program: LossJaxpr, recomputed: Any, trace: Any) -> Trace:
 
 
 def _same_grads(program: LossJaxpr, number: int, recorded: list[int]) -> int:
-    """The recorded site whose output gradients are those of this one: often itself."""
-    of_output = {program.sites[n].output: n for n in recorded}
-    added = program.sites[number].added
-    return number if added not in of_output else _same_grads(program, of_output[added], recorded)
+    """The first recorded site whose output gradients are those of this one: often itself."""
+    sites = program.sites
+    return next(n for n in recorded if sites[n].total == sites[number].total)
 
 
 def _arrange(site: Site, array: jax.Array) -> jax.Array:
