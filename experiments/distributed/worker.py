@@ -1,11 +1,9 @@
-"""One process of a run: ``python -m experiments.distributed.worker CONFIG``.
+"""One process of a run: joins the others, trains on its own records, writes what was released."""
 
-It joins the other processes, trains on its own part of the records, and writes what was released.
-"""
-
-import json
+import os
 import sys
-import time
+import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +15,16 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer.autoguide import AutoNormal
+from tqdm import tqdm
 
 from dpjax.bayes.variational import DPSVI
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, Report, SplitRecords, split_records, train
 
-NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS = 1003, 16, 24
-# Seconds without a sign of life after which the other processes give a process up.
-HEARTBEAT = 10
+NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS, STEPS_PER_CALL = 1003, 16, 24, 2
+# Seconds for which a process waits for others to join, and for a sign of life of one that has.
+JOINING, HEARTBEAT = 30, 10
 
 
 class Config(NamedTuple):
@@ -37,8 +36,9 @@ class Config(NamedTuple):
       num_processes: number of processes.
       process: number of this one.
       result: path of the file that process 0 writes.
+      num_devices: of this process.
       checkpoint_dir: shared folder, or ``None``.
-      pause: seconds after each report of ``"sgd"``.
+      recoverable: JAX's option ``jax_enable_recoverability``.
     """
 
     jobs: tuple[str, ...]
@@ -46,23 +46,56 @@ class Config(NamedTuple):
     num_processes: int
     process: int
     result: str
+    num_devices: int = 1
     checkpoint_dir: str | None = None
-    pause: float = 0.0
+    recoverable: bool = False
 
 
-def main(path: str) -> None:
-    """Runs one process of a distributed training.
+def run_process(config: Config, log: str) -> None:
+    """Runs one process, and ends it as a program of its own ends.
 
     Args:
-      path: of its `Config`, as JSON.
+      config: what it does.
+      log: path of the file for its output.
     """
-    config = Config(**json.loads(Path(path).read_text()))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    tqdm.set_lock(threading.RLock())  # by default a semaphore, which a killed process leaves
+    try:
+        main(config)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:  # JAX does so when a program exits, but not when a forked process does
+        sys.stderr.flush()
+        jax.distributed.shutdown()
+
+
+def main(config: Config) -> None:
+    """Joins the other processes and does the jobs.
+
+    Args:
+      config: what this process does.
+    """
+    options = {
+        "jax_platforms": "cpu",
+        "jax_num_cpu_devices": config.num_devices,
+        "jax_enable_recoverability": config.recoverable,
+        # Compiling is most of the time: what it makes is kept, as that of the tests.
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(Path(__file__).parents[2] / ".cache" / "jax"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    for name, value in options.items():
+        jax.config.update(name, value)
     if config.num_processes > 1:
         jax.distributed.initialize(
             config.address,
             config.num_processes,
             config.process,
             coordinator_bind_address=config.address,
+            initialization_timeout=JOINING,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     sharding = MeshSharding(jax.make_mesh((jax.device_count(),), ("data",)))
@@ -112,9 +145,8 @@ def fit_sgd(
         return scale * optax.sigmoid_binary_cross_entropy(logit, example["y"])
 
     def report(found: Report) -> None:
-        if config.process == 0 and config.pause:
+        if config.process == 0:
             print("release", found.num_releases, flush=True)
-        time.sleep(config.pause)
 
     rng = np.random.default_rng(1)
     params = {
@@ -136,7 +168,7 @@ def fit_sgd(
         mechanism,
         optax.sgd(0.5),
         sharding=sharding,
-        steps_per_call=2,
+        steps_per_call=STEPS_PER_CALL,
         checkpoint_dir=config.checkpoint_dir,
         on_report=report,
         progress=False,
@@ -201,6 +233,3 @@ JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndar
     "dpsvi": fit_dpsvi,
     "refused": refuse,
 }
-
-if __name__ == "__main__":
-    main(sys.argv[1])
