@@ -73,6 +73,13 @@ def all_gather(values: np.ndarray) -> np.ndarray:
     return gathered.view(values.dtype).reshape(-1, *values.shape)
 
 
+def to_host(array: jax.Array) -> np.ndarray:
+    """Returns all of an array that may be split over processes; every process must call it."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
 def check_equal(hashes: Mapping[str, str]) -> None:
     """Raises ValueError on every process if a hash differs between processes, naming them.
 
@@ -114,13 +121,13 @@ def check_all(check: Callable[[], Any], name: str) -> Any:
     """Returns ``check()``, after it succeeded on every process; if it fails on one, all fail.
 
     Args:
-      check: may raise ValueError.
+      check: may raise ValueError or OSError.
       name: of what is checked, for the error of the other processes.
     """
     error, result = None, None
     try:
         result = check()
-    except ValueError as found:
+    except (ValueError, OSError) as found:
         error = found
     failed = np.flatnonzero(all_gather(np.array([error is not None])))
     if error is not None:

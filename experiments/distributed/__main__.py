@@ -1,6 +1,6 @@
 """The command ``python -m experiments.distributed [--kills N]``: processes against one.
 
-NoisySGD and DPSVI are trained by 1, 2 and 4 processes of this machine, which share four fake
+NoisySGD, DPSVI and SGLD are run by 1, 2 and 4 processes of this machine, which share four fake
 devices and have parts of one data set of unequal size, one of them empty. Parameters must agree up
 to the order of summation, and noise bit for bit. Then one of four processes is killed at random
 moments, and two processes resume its run.
@@ -19,7 +19,7 @@ import numpy as np
 from experiments.distributed.processes import Outcome, Run
 from experiments.distributed.worker import NUM_STEPS, STEPS_PER_CALL, part_sizes
 
-_JOBS = ("sgd", "noise", "dpsvi")
+_JOBS = ("sgd", "noise", "dpsvi", "sgld")
 _TOLERANCE = 1e-6
 _TIME_LIMIT, _END_LIMIT = 400.0, 60.0
 _NUM_REPORTS = NUM_STEPS // STEPS_PER_CALL

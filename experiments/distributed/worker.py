@@ -17,6 +17,7 @@ import optax
 from numpyro.infer.autoguide import AutoNormal
 from tqdm import tqdm
 
+from dpjax.bayes.sgmcmc import SGLD, sample
 from dpjax.bayes.variational import DPSVI
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
@@ -227,9 +228,41 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
     return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
 
 
+def sample_sgld(
+    config: Config, data: SplitRecords, sharding: MeshSharding
+) -> dict[str, np.ndarray]:
+    """Two SGLD chains of a logistic regression."""
+
+    def log_likelihood(w: jax.Array, example: Any) -> jax.Array:
+        return -optax.sigmoid_binary_cross_entropy(example["x"] @ w, example["y"])
+
+    chain = SGLD(
+        PoissonSampling(NUM_EXAMPLES, 0.1),
+        l2_clip=1.0,
+        step_size=0.1,
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+        num_chains=2,
+    )
+    result = sample(
+        jax.random.key(7),
+        log_likelihood,
+        lambda w: -jnp.sum(w**2) / 2,
+        jnp.zeros(NUM_FEATURES),
+        data,
+        chain,
+        thinning=2,
+        sharding=sharding,
+        checkpoint_dir=config.checkpoint_dir,
+        progress=False,
+    )
+    return {"samples": result.samples, "epsilon": np.array(result.certificate(1e-5).epsilon)}
+
+
 JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndarray]]] = {
     "sgd": fit_sgd,
     "noise": fit_noise,
     "dpsvi": fit_dpsvi,
+    "sgld": sample_sgld,
     "refused": refuse,
 }

@@ -21,7 +21,7 @@ def test_every_record_has_one_process(num_processes):
 
 def released(noise=0.0, weight=0.0):
     return {
-        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi")},
+        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi", "sgld")},
         "noise out": np.array([noise]),
         "sgd out": np.array([weight]),
     }

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.bayes.sgmcmc.sample import SampleStore
+from dpjax.bayes.sgmcmc.storage import SampleStore
 
 STATES = {"w": jnp.arange(12.0).reshape(2, 3, 2)}  # two states of three chains
 PARAMS = {"w": jnp.zeros((3, 2))}
