@@ -96,9 +96,9 @@ def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bo
 def kill_and_resume(number: int, moments: random.Random, expected: dict[str, np.ndarray]) -> bool:
     """Kills one of four processes at a random moment, and resumes its run with two.
 
-    The other processes end with an error, or were done. Every second run has JAX's option
-    ``jax_enable_recoverability``, under which all end by `LostProcessError` unless the coordinator
-    (process 0) was killed; without it some are ended by JAX, whose message names the process.
+    The other processes end with an error, or were done: by `LostProcessError` where an exchange
+    with them failed, else by JAX, whose message names the process. Every second run has JAX's
+    option ``jax_enable_recoverability``, under which they need not wait for the heartbeat.
     """
     phase, recoverable = tuple(PHASES)[number % len(PHASES)], number % 2 == 1
     victim = moments.randrange(4)
@@ -119,8 +119,7 @@ def kill_and_resume(number: int, moments: random.Random, expected: dict[str, np.
             f"recoverable {recoverable}: the others ended within {took:.1f} s: {ends}", flush=True
         )
         clear = all(ends) and (done == _NUM_REPORTS or "done" not in ends)
-        in_python = not recoverable or victim == 0 or "ended by JAX" not in ends
-        if not (clear and in_python) or took > _END_LIMIT:
+        if not clear or took > _END_LIMIT:
             _print_failures(outcomes)
             return False
         found = run(2, ("sgd",), **options)
