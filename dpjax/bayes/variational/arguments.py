@@ -126,7 +126,7 @@ def _stack_source(
     sources = [leaf for leaf in leaves if is_records(leaf)]
     if not sources:
         return None, arguments
-    check(len(sources) == 1, "args", f"{len(sources)} data sources", "one, of all fields")
+    check(len(sources) == 1, "data sources in args", len(sources), "one, of all fields")
     shapes = RecordReader(sources[0], num_examples).shapes()
     stacked = jax.tree.map(
         lambda leaf: shapes if leaf is sources[0] else leaf, arguments, is_leaf=_is_split
