@@ -40,8 +40,8 @@ _TEXTS = {
     ),
     "meshes": (
         "Communication, memory and overhead of steps on a mesh",
-        "Collectives of one compiled step and their bytes, and the memory of a device with its data,"
-        " counted on fake devices: times on these would say nothing. The plain step is the"
+        "Collectives of one compiled step and their bytes, and the memory of a device with its"
+        " data, counted on fake devices: times on these would say nothing. The plain step is the"
         " data-parallel one that XLA makes of the mean loss of a batch. Then the time of a private"
         " step on a mesh of one device.",
     ),

@@ -111,7 +111,10 @@ def test_posterior_samples_after_a_run_on_a_source():
     ("data", "error"),
     [
         ((ArraySource(RECORDS), X), "in one data source or in arrays, got both"),
-        ((ArraySource(X), ArraySource(X)), "data sources in args must be one, of all fields, got 2"),
+        (
+            (ArraySource(X), ArraySource(X)),
+            "data sources in args must be one, of all",
+        ),
         ((ArraySource(X[:5]),), r"args must hold the whole data set"),
     ],
 )
