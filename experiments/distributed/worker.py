@@ -5,6 +5,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.distributions import constraints
 from tqdm import tqdm
 
 from dpjax.bayes.sgmcmc import SGLD, sample
@@ -87,6 +88,9 @@ def main(config: Config) -> None:
         "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(Path(__file__).parents[2] / ".cache" / "jax"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
+        # One process compiles for all; the others do so themselves where it takes too long.
+        "jax_share_binary_between_hosts": config.num_processes > 1,
+        "jax_share_binary_between_hosts_timeout_ms": 20_000,
     }
     for name, value in options.items():
         jax.config.update(name, value)
@@ -110,11 +114,11 @@ def main(config: Config) -> None:
 
 
 def all_records() -> dict[str, np.ndarray]:
-    """The records of all processes together: a logistic model."""
+    """The records of all processes together: a logistic model, and weights of the losses."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_EXAMPLES, NUM_FEATURES)).astype(np.float32)
     labels = rng.random(NUM_EXAMPLES) < 1 / (1 + np.exp(-2 * x[:, 0]))
-    return {"x": x, "y": labels.astype(np.float32)}
+    return {"x": x, "y": labels.astype(np.float32), "weight": np.ones(NUM_EXAMPLES, np.float32)}
 
 
 def own_part(config: Config) -> dict[str, np.ndarray]:
@@ -143,7 +147,8 @@ def fit_sgd(
     def loss(params: Any, example: Any) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ params["hidden"])
         logit = hidden @ params["out"]
-        return scale * optax.sigmoid_binary_cross_entropy(logit, example["y"])
+        loss = optax.sigmoid_binary_cross_entropy(logit, example["y"])
+        return scale * example["weight"] * loss
 
     def report(found: Report) -> None:
         if config.process == 0:
@@ -179,8 +184,9 @@ def fit_sgd(
 
 
 def fit_noise(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
-    """NoisySGD of a loss without gradient, which releases its noise alone."""
-    return fit_sgd(config._replace(checkpoint_dir=None), data, sharding, scale=0.0)
+    """NoisySGD of records without weight, which releases its noise alone."""
+    weightless = {**data.arrays, "weight": jnp.zeros_like(data.arrays["weight"])}
+    return fit_sgd(config._replace(checkpoint_dir=None), replace(data, arrays=weightless), sharding)
 
 
 def refuse(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
@@ -211,9 +217,14 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
         with numpyro.plate("records", len(x)):
             numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
+    def guide(x: Any, y: Any) -> None:  # by hand, as it has less to compile than an autoguide
+        loc = numpyro.param("loc", jnp.zeros(NUM_FEATURES))
+        scale = numpyro.param("scale", jnp.ones(NUM_FEATURES) / 10, constraint=constraints.positive)
+        numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
+
     svi = DPSVI(
         model,
-        AutoNormal(model),
+        guide,
         optax.adam(0.05),
         sampling=PoissonSampling(NUM_EXAMPLES, 0.1),
         num_steps=NUM_STEPS,
