@@ -88,9 +88,6 @@ def main(config: Config) -> None:
         "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(Path(__file__).parents[2] / ".cache" / "jax"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
-        # One process compiles for all; the others do so themselves where it takes too long.
-        "jax_share_binary_between_hosts": config.num_processes > 1,
-        "jax_share_binary_between_hosts_timeout_ms": 20_000,
     }
     for name, value in options.items():
         jax.config.update(name, value)
