@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 import dpjax.training
 from experiments.benchmarks.models import MODELS, Model
-from experiments.benchmarks.results import Group, Groups, Values, median_values, values_over
+from experiments.benchmarks.results import Group, Groups, median_values, values_over
 from experiments.benchmarks.timing import Case, Effort, blocking
 
 PLAIN, SPLIT, COPIED = "plain", "dpjax, split records", "dpjax, records on every device"
@@ -65,11 +65,12 @@ def count_cases(name: str, num_devices: int) -> list[Case]:
     model, cases = MODELS[name], []
     for suffix, rule in {"": None, SHARDED: split_largest}.items():
         sharding = data_mesh(num_devices, rule)
-        for case, compile_step in {
+        steps: dict[str, Callable[[Model, dpjax.MeshSharding], Any]] = {
             PLAIN: compile_plain,
             SPLIT: partial(compile_private, split=True),
             COPIED: compile_private,
-        }.items():
+        }
+        for case, compile_step in steps.items():
             if suffix and (num_devices == 1 or case == COPIED):
                 continue
             values = count(compile_step(model, sharding), num_devices)
@@ -112,8 +113,8 @@ def compile_plain(model: Model, sharding: dpjax.MeshSharding) -> Any:
 
 def compile_private(model: Model, sharding: dpjax.MeshSharding, *, split: bool = False) -> Any:
     """Returns the compiled private step of the same expected batch size."""
-    step, data = private_step(model, sharding), model.batch(_EXAMPLES)
-    data = dpjax.split_records(data, sharding) if split else sharding.place(data)
+    step, arrays = private_step(model, sharding), model.batch(_EXAMPLES)
+    data = dpjax.split_records(arrays, sharding) if split else sharding.place(arrays)
     state = step.init(model.init())
     return jax.jit(step.update, donate_argnums=0).lower(state, data).compile()
 
@@ -130,7 +131,7 @@ def private_step(model: Model, sharding: dpjax.MeshSharding | None) -> dpjax.tra
     return dpjax.private_step(model.loss, optax.adam(1e-3), mechanism, key=key, sharding=sharding)
 
 
-def count(compiled: Any, num_devices: int) -> Values:
+def count(compiled: Any, num_devices: int) -> dict[str, float]:
     """Returns number and KiB of the collectives of a program, and MiB of a device.
 
     Args:
