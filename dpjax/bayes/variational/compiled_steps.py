@@ -38,13 +38,7 @@ from dpjax.training.checkpoint import CheckpointStore, Identity, check_processes
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Steps, Update, run_calls
 from dpjax.training.processes import hash_arrays
-from dpjax.training.records import (
-    RecordStream,
-    compile_calls,
-    identify_run,
-    open_data,
-    stage,
-)
+from dpjax.training.records import RecordStream, compile_calls, identify_run, open_data, stage
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import whole_shapes
@@ -205,6 +199,7 @@ class CompiledSteps:
 
     def move(self, state: DPSVIState, noisy: Any, parts: Arguments) -> DPSVIState:
         """Returns the state after an update with a noisy sum: see `move`."""
+        check_in_arrays(parts)
         plate = self.problem(state, parts).plate
         return self._jitted_move(state, noisy, parts.records, parts.arrays, parts.layout, plate)
 
