@@ -2,7 +2,7 @@
 
 from dpjax.training.allocator import keep_freed_memory
 from dpjax.training.draw_sums import StepInfo
-from dpjax.training.processes import shared_release_key
+from dpjax.training.processes import LostProcessError, shared_release_key
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import ArraySource, DataSource
 from dpjax.training.split_records import SplitRecords, split_records
@@ -13,6 +13,7 @@ __all__ = [
     "ArraySource",
     "Budget",
     "DataSource",
+    "LostProcessError",
     "MeshSharding",
     "PrivateStep",
     "Report",

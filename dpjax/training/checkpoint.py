@@ -19,7 +19,13 @@ import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
-from dpjax.training.processes import check_all, check_equal, hash_arrays
+from dpjax.training.processes import (
+    LostProcessError,
+    check_all,
+    check_equal,
+    explain_lost_process,
+    hash_arrays,
+)
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.split_records import SplitRecords, records_fingerprint
 
@@ -167,7 +173,7 @@ class CheckpointStore:
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._identity, self._text = identity, text
         self.seeded = seeded
-        with ExitStack() as opened:
+        with ExitStack() as opened, explain_lost_process(lambda: "while opening checkpoint_dir"):
             lock = check_all(self._lock, "checkpoint_dir")
             if lock is not None:
                 opened.enter_context(lock)
@@ -205,8 +211,11 @@ class CheckpointStore:
             identity=ocp.args.JsonSave({**self._identity._asdict(), "seeded": self.seeded}),
         )
         try:
-            self._manager.save(num_done, args=content)
-            self._manager.wait_until_finished()
+            with explain_lost_process(lambda: f"while writing {self._text.unit} {num_done}"):
+                self._manager.save(num_done, args=content)
+                self._manager.wait_until_finished()
+        except LostProcessError:
+            raise
         except Exception as error:  # of tensorstore, orbax or the operating system
             reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise OSError(
@@ -241,8 +250,12 @@ class CheckpointStore:
         import orbax.checkpoint as ocp
 
         try:
-            found = self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-            return dict(found)
+            with explain_lost_process(lambda: f"while reading {self._text.unit} {step}"):
+                return dict(
+                    self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+                )
+        except LostProcessError:
+            raise
         except Exception as error:  # the type depends on the damaged file
             remedy = (
                 f"there is no earlier one, so it must be restored from a copy. {self._text.restart}"

@@ -190,7 +190,10 @@ def add_up_shards(
 
     def on_device(*arguments: Any) -> tuple[Any, StepInfo]:
         summed, info = local(*arguments)
-        size, loss, nonfinite = jax.lax.psum(tuple(info[:3]), sharding.batch_axes)
+        counts = tuple(info[:3])
+        if sharding.num_shards > 1:
+            counts = jax.lax.psum(counts, sharding.batch_axes)
+        size, loss, nonfinite = counts
         whole = info._replace(batch_size=size, loss_sum=loss, num_nonfinite=nonfinite)
         return sharding.sum_over_shards(summed, param_specs), whole
 

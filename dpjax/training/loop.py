@@ -1,13 +1,17 @@
-"""Compiles a loop of training steps, on the device or on the host, whichever is faster."""
+"""Loops of training steps: compiled, on the device or on the host, and with checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from tqdm import tqdm
 
 from dpjax._jaxprs import primitive_names
+from dpjax.training.allocator import warn_of_page_faults
+from dpjax.training.checkpoint import CheckpointStore
+from dpjax.training.processes import explain_lost_process
 
 Update = Callable[[Any, Any], tuple[Any, Any]]
 # (state, data, number of steps, at most steps_per_call) -> (state, their infos stacked)
@@ -100,3 +104,45 @@ def _jit(steps: Callable[..., tuple[Any, Any]], state: Any) -> Any:
 
     placed = jax.tree.map(sharding, state)
     return jax.jit(steps, donate_argnums=0, out_shardings=(placed, None))
+
+
+def run_calls(
+    compile_run: Callable[[], Steps],
+    state: Any,
+    data: Any,
+    num_steps: int,
+    steps_per_call: int,
+    *,
+    store: CheckpointStore | None = None,
+    progress: bool = True,
+) -> Iterator[tuple[int, Any, Any]]:
+    """Yields the number of steps done, the state and the new steps' infos after each call.
+
+    Args:
+      compile_run: returns the steps, made by `compile_steps`; not called where all are done.
+      state: with its ``num_releases``, the steps done before; consumed.
+      data: of the steps.
+      num_steps: to be done in all.
+      steps_per_call: steps of one call.
+      store: of the checkpoint that is written after each call, before the call is yielded: a crash
+        loses nothing that was reported, and noise is never used for two different gradients.
+      progress: whether to show a progress bar.
+
+    Raises:
+      LostProcessError: another process of the run has ended.
+    """
+    done = int(state.num_releases)
+    if done >= num_steps:
+        return
+    run = compile_run()
+    bar = tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
+    with bar, warn_of_page_faults():
+        while done < num_steps:
+            count = min(steps_per_call, num_steps - done)
+            with explain_lost_process(lambda: f"after release {done}"):  # noqa: B023
+                state, infos = jax.block_until_ready(run(state, data, count))
+            done += count
+            if store:
+                store.save(state, done)
+            yield done, state, infos
+            bar.update(count)

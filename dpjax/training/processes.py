@@ -1,7 +1,9 @@
-"""Agreement of several processes of one run (`jax.distributed`), by comparing hashes."""
+"""Several processes of one run (`jax.distributed`): comparison of hashes, loss of a process."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -11,6 +13,49 @@ from jax.experimental import multihost_utils
 
 from dpjax._typing import PRNGKey
 from dpjax.keys import release_key
+
+# A status of JAX's runtime, from gloo, NCCL or the service that coordinates the processes.
+_STATUS = "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION"
+_COMMUNICATION = re.compile(
+    rf"\b({_STATUS}): .*(gloo|nccl|coordination|barrier|heartbeat|failed to connect)", re.I | re.S
+)
+
+
+class LostProcessError(RuntimeError):
+    """Another process of a run (`jax.distributed`) has ended, or cannot be reached."""
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether ``error`` is JAX's for a failed exchange with other processes.
+
+    >>> is_communication_error(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed"))
+    True
+    >>> is_communication_error(ValueError("RESOURCE_EXHAUSTED: Out of memory"))
+    False
+    """
+    return isinstance(error, RuntimeError | ValueError) and bool(_COMMUNICATION.search(str(error)))
+
+
+@contextmanager
+def explain_lost_process(moment: Callable[[], str]) -> Iterator[None]:
+    """Raises `LostProcessError` from JAX's error, if communication between processes failed.
+
+    Args:
+      moment: returns when it failed, such as "after release 3".
+    """
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() == 1 or not is_communication_error(error):
+            raise
+        raise LostProcessError(
+            f"process {jax.process_index()} of {jax.process_count()} lost another process of the"
+            f" run {moment()}: it has ended, or cannot be reached. Its own output says why. End"
+            " the remaining processes and start all again with the same arguments: with a"
+            " checkpoint_dir the run resumes from the newest checkpoint, to the same result;"
+            " without one, what was reported of it is a release that counts, and the next run needs"
+            " a new key"
+        ) from error
 
 
 def all_gather(values: np.ndarray) -> np.ndarray:
@@ -23,8 +68,16 @@ def all_gather(values: np.ndarray) -> np.ndarray:
         return values[None]
     # As bytes: JAX would make 32-bit numbers of 64-bit ones.
     words = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-    gathered = np.asarray(multihost_utils.process_allgather(words))
+    with explain_lost_process(lambda: "before the first step, while comparing arguments"):
+        gathered = np.asarray(multihost_utils.process_allgather(words))
     return gathered.view(values.dtype).reshape(-1, *values.shape)
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+    """Returns all of an array that may be split over processes; every process must call it."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def check_equal(hashes: Mapping[str, str]) -> None:
@@ -68,13 +121,13 @@ def check_all(check: Callable[[], Any], name: str) -> Any:
     """Returns ``check()``, after it succeeded on every process; if it fails on one, all fail.
 
     Args:
-      check: may raise ValueError.
+      check: may raise ValueError or OSError.
       name: of what is checked, for the error of the other processes.
     """
     error, result = None, None
     try:
         result = check()
-    except ValueError as found:
+    except (ValueError, OSError) as found:
         error = found
     failed = np.flatnonzero(all_gather(np.array([error is not None])))
     if error is not None:
@@ -92,7 +145,8 @@ def shared_release_key() -> PRNGKey:
     key = release_key()
     if jax.process_count() == 1:
         return key
-    words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
+    with explain_lost_process(lambda: "before the first step, while sharing the key"):
+        words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
     return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
 
 

@@ -184,6 +184,8 @@ class MeshSharding:
           summed: a tree of arrays.
           specs: partitions of the result, one for each leaf.
         """
+        if self.num_shards == 1:  # XLA would copy it
+            return summed
         return jax.tree.map(
             lambda leaf, spec: self._reduce(leaf, spec), summed, _broadcast(specs, summed)
         )

@@ -136,6 +136,14 @@ class RecordReader:
         ]
         return jax.tree.unflatten(self._treedef, zeros)
 
+    def shapes(self) -> Any:
+        """Returns shapes and dtypes of all records stacked, a tree of `jax.ShapeDtypeStruct`."""
+        shapes = [
+            jax.ShapeDtypeStruct((self._num_examples, *shape), dtype)
+            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self._treedef, shapes)
+
     def read(self, indices: Sequence[int], rows: Any) -> Any:
         """Reads the records at ``indices`` into the first rows of ``rows``, and returns it.
 

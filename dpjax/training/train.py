@@ -1,7 +1,7 @@
 """``train``: a run of differentially private training, with checkpoints and a certificate."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from tqdm import tqdm
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax._validation import as_key, check_count
@@ -19,11 +18,10 @@ from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore, check_processes
 from dpjax.training.draw_sums import StepInfo
+from dpjax.training.loop import run_calls
 from dpjax.training.records import (
-    RecordStream,
     compile_calls,
     identify_run,
     open_data,
@@ -34,7 +32,7 @@ from dpjax.training.records import (
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import SplitRecords
-from dpjax.training.step import PrivateStep, TrainState, private_step
+from dpjax.training.step import PrivateStep, private_step
 
 
 class Budget(NamedTuple):
@@ -151,6 +149,7 @@ def train(
         a checkpoint of another run or damaged, a folder in use, or a loss without per-example
         gradients.
       OSError: a checkpoint cannot be written, for example on a full disk.
+      LostProcessError: another process of the run has ended or cannot be reached.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(
@@ -188,43 +187,18 @@ def train(
     opened, state = place_data(opened, sharding), step.init(trained)
     with _store(checkpoint_dir, mechanism, opened, program, seeded) as store:
         start = store.restore(state) if store else state
+        _check_spent(int(start.num_releases), num_steps)
+        compile_run = partial(compile_calls, step.update, start, opened, steps_per_call)
+        calls = run_calls(
+            compile_run, start, opened, num_steps, steps_per_call, store=store, progress=progress
+        )
         state = start
-        for done, state, infos in _run(step, start, opened, num_steps, steps_per_call, progress):
-            if store:  # before it is reported, so that a crash loses no reported state
-                store.save(state, done)
+        for done, state, infos in calls:
             if on_report:
                 copied = jax.tree.map(jnp.array, state.params)
                 on_report(Report(done, copied, infos, mechanism))
     executed = mechanism.prefix(int(state.num_releases))
     return TrainResult(state.params, executed, store.seeded if store else seeded)
-
-
-def _run(
-    step: PrivateStep,
-    state: TrainState,
-    data: ArrayTree | SplitRecords | RecordStream,
-    num_steps: int,
-    steps_per_call: int,
-    progress: bool,
-) -> Iterator[tuple[int, TrainState, StepInfo]]:
-    """Yields the number of steps done, the state and the new steps' infos, call by call."""
-    done = int(state.num_releases)
-    if done > num_steps:
-        raise ValueError(
-            f"budget must admit the {done} releases that the checkpoint has already spent,"
-            f" got one that admits {num_steps}"
-        )
-    if done == num_steps:
-        return
-    run = compile_calls(step.update, state, data, steps_per_call)
-    bar = tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
-    with bar, warn_of_page_faults():
-        while done < num_steps:
-            count = min(steps_per_call, num_steps - done)
-            state, infos = jax.block_until_ready(run(state, data, count))
-            done += count
-            yield done, state, infos
-            bar.update(count)
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
@@ -236,6 +210,14 @@ def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
             f" epsilon = {first:.4g}"
         )
     return affordable
+
+
+def _check_spent(spent: int, affordable: int) -> None:
+    if spent > affordable:
+        raise ValueError(
+            f"budget must admit the {spent} releases that the checkpoint has already spent,"
+            f" got one that admits {affordable}"
+        )
 
 
 def _program(step: PrivateStep, params: ArrayTree, data: Any) -> str:

@@ -15,6 +15,7 @@ import jax
 from experiments.benchmarks.accounting import accounting_groups
 from experiments.benchmarks.imports import import_groups
 from experiments.benchmarks.inference import inference_groups
+from experiments.benchmarks.meshes import mesh_groups
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
 from experiments.benchmarks.sources import source_groups
@@ -39,6 +40,7 @@ PARTS = {
     ),
     "inference": Part(lambda _: inference_groups(), ("numpyro", "optax"), ("blackjax",)),
     "sources": Part(lambda _: source_groups(), ("array-record", "optax")),
+    "meshes": Part(lambda _: mesh_groups(), ("flax", "optax")),
     "teachers": Part(lambda _: teacher_groups(), ("flax", "optax")),
     "imports": Part(lambda _: import_groups(), ("numpyro", "optax")),
 }

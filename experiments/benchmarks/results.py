@@ -33,7 +33,7 @@ class Row:
     """One case of a table."""
 
     case: str  # name of the case
-    # by column; empty if skipped
+    # by column; if skipped, those that were not timed
     values: Values = field(default_factory=dict)
     repetitions: int = 0  # number of timed repetitions
     note: str = ""  # reason for skipping or timing once, or the kind of value
@@ -115,7 +115,7 @@ def measure(group: Group, effort: Effort | None = None) -> Table:
     rows = []
     for case in group.cases:
         if case.name not in times:
-            rows.append(Row(case.name, note=case.note))
+            rows.append(Row(case.name, dict(case.values), note=case.note))
             continue
         found = times[case.name]
         note = "slow: only its first call was timed" if found.slow else case.note

@@ -38,6 +38,13 @@ _TEXTS = {
         "Private steps on MNIST's images, of one byte a pixel: on the device, and in memory-mapped"
         " files or an array_record file, where a step's records are read during the step before.",
     ),
+    "meshes": (
+        "Communication, memory and overhead of steps on a mesh",
+        "Collectives of one compiled step and their bytes, and the memory of a device with its"
+        " data, counted on fake devices: times on these would say nothing. The plain step is the"
+        " data-parallel one that XLA makes of the mean loss of a batch. Then the time of a private"
+        " step on a mesh of one device.",
+    ),
     "teachers": (
         "Time of PATE teachers",
         "Training of all teachers, and their labels on 640 queries, compared with Python loops over"

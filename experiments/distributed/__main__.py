@@ -1,6 +1,6 @@
 """The command ``python -m experiments.distributed [--kills N]``: processes against one.
 
-NoisySGD and DPSVI are trained by 1, 2 and 4 processes of this machine, which share four fake
+NoisySGD, DPSVI and SGLD are run by 1, 2 and 4 processes of this machine, which share four fake
 devices and have parts of one data set of unequal size, one of them empty. Parameters must agree up
 to the order of summation, and noise bit for bit. Then one of four processes is killed at random
 moments, and two processes resume its run.
@@ -17,11 +17,26 @@ from typing import Any
 import numpy as np
 
 from experiments.distributed.processes import Outcome, Run
-from experiments.distributed.worker import part_sizes
+from experiments.distributed.worker import NUM_STEPS, STEPS_PER_CALL, part_sizes
 
-_JOBS = ("sgd", "noise", "dpsvi")
+_JOBS = ("sgd", "noise", "dpsvi", "sgld")
 _TOLERANCE = 1e-6
 _TIME_LIMIT, _END_LIMIT = 400.0, 60.0
+_NUM_REPORTS = NUM_STEPS // STEPS_PER_CALL
+# Moments at which a process is killed, and the seconds of which one is drawn after each begins.
+PHASES = {
+    "at the start": 4.0,
+    "in a step": 0.4,
+    "in a checkpoint": 0.02,
+    "between steps": 0.1,
+    "at the end": 0.3,
+}
+# How a process ends that has lost another, by what it writes.
+_ENDS = {
+    "LostProcessError: process": "LostProcessError",
+    "jax.distributed.initialize(": "before it had joined",
+    "Terminating process because the JAX distributed service": "ended by JAX",
+}
 
 
 def main() -> int:
@@ -38,7 +53,7 @@ def main() -> int:
         return 1
     good = True
     for num_processes in (2, 4):
-        jobs = (*_JOBS, "refused") if num_processes == 2 else _JOBS
+        jobs = (*_JOBS, "refused") if num_processes == 2 else _JOBS[:3]
         found = run(num_processes, jobs) if good else None
         good = good and found is not None and compare(found, expected)
     moments = random.Random(0)
@@ -65,7 +80,7 @@ def run(num_processes: int, jobs: tuple[str, ...], **options: Any) -> dict[str, 
 def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
     """Returns whether released arrays agree with those of one process, and prints how far."""
     good = True
-    for job in _JOBS:
+    for job in (job for job in _JOBS if f"{job} epsilon" in found):
         names = [name for name in expected if name.startswith(job)]
         moved = max(float(np.abs(found[name] - expected[name]).max()) for name in names)
         epsilon = found[f"{job} epsilon"], expected[f"{job} epsilon"]
@@ -79,24 +94,32 @@ def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bo
 
 
 def kill_and_resume(number: int, moments: random.Random, expected: dict[str, np.ndarray]) -> bool:
-    """Kills one of four processes at a random moment, and resumes its run with two."""
-    victim, release, delay = moments.randrange(4), moments.randrange(1, 10), moments.random() / 2
+    """Kills one of four processes at a random moment, and resumes its run with two.
+
+    The other processes end with an error, or were done: by `LostProcessError` where an exchange
+    with them failed, else by JAX, whose message names the process. Every second run has JAX's
+    option ``jax_enable_recoverability``, under which they need not wait for the heartbeat.
+    """
+    phase, recoverable = tuple(PHASES)[number % len(PHASES)], number % 2 == 1
+    victim = moments.randrange(4)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = {"checkpoint_dir": str(folder / "checkpoints")}
-        started = Run(folder, ("sgd",), 4, **options, pause=0.2)
-        wanted, end = f"release {2 * release}\n", time.monotonic() + _TIME_LIMIT
-        while wanted not in started.output(0) and time.monotonic() < end:
-            time.sleep(0.02)
-        time.sleep(delay)
+        options: dict[str, Any] = {"checkpoint_dir": str(folder / "checkpoints")}
+        started = Run(folder, ("sgd",), 4, **options, recoverable=recoverable)
+        wait_for(phase, started, folder / "checkpoints", moments)
+        done = started.output(0).count("release")
         started.kill([victim])
         killed = time.monotonic()
         outcomes = started.finish(_END_LIMIT)
         took = time.monotonic() - killed
-        others = [each.status for index, each in enumerate(outcomes) if index != victim]
-        print(f"kill {number + 1}: process {victim} after release {2 * release} + {delay:.2f} s;")
-        print(f"  the others ended with status {others} within {took:.1f} s", flush=True)
-        if not all(others) or took > _END_LIMIT:
+        others = [each for index, each in enumerate(outcomes) if index != victim]
+        ends = [describe_end(each) for each in others]
+        print(f"kill {number + 1}: process {victim}, {phase}, after {done} reports,", end=" ")
+        print(
+            f"recoverable {recoverable}: the others ended within {took:.1f} s: {ends}", flush=True
+        )
+        clear = all(ends) and (done == _NUM_REPORTS or "done" not in ends)
+        if not clear or took > _END_LIMIT:
             _print_failures(outcomes)
             return False
         found = run(2, ("sgd",), **options)
@@ -105,6 +128,30 @@ def kill_and_resume(number: int, moments: random.Random, expected: dict[str, np.
     moved = max(float(np.abs(found[name] - expected[name]).max()) for name in found)
     print(f"  resumed by two: parameters differ from one process's by at most {moved:.1e}")
     return moved <= _TOLERANCE
+
+
+def wait_for(phase: str, started: Run, checkpoints: Path, moments: random.Random) -> None:
+    """Waits for a random moment of one of `PHASES`."""
+    reports = 0 if phase == "at the start" else moments.randrange(1, _NUM_REPORTS)
+    if phase == "at the end":
+        reports = _NUM_REPORTS
+    end = time.monotonic() + _TIME_LIMIT
+    while started.output(0).count("release") < reports and time.monotonic() < end:
+        time.sleep(0.002)
+    if phase == "in a checkpoint":
+        while not any("tmp" in path.name for path in checkpoints.iterdir()):
+            time.sleep(0.001)
+    time.sleep(moments.random() * PHASES[phase])
+
+
+def describe_end(outcome: Outcome) -> str:
+    """How a process ended that was not killed; empty if without status and message."""
+    if outcome.status == 0:
+        return "done"
+    for text, end in _ENDS.items():
+        if text in outcome.output:
+            return end
+    return ""
 
 
 def _print_failures(outcomes: list[Outcome]) -> None:

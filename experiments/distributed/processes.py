@@ -1,21 +1,20 @@
 """Starts the processes of one run on this machine."""
 
-import json
-import os
+import multiprocessing
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.distributed.worker import Config
+from experiments.distributed.worker import Config, run_process
 
-_ROOT = Path(__file__).parents[2]
 NUM_DEVICES = 4
+# Forked from one that has imported everything: importing is most of a process's time here.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["experiments.distributed.worker"])
 
 
 class Outcome(NamedTuple):
@@ -36,43 +35,33 @@ class Run:
     """The processes of one run, all with parts of the same ``NUM_DEVICES`` fake devices.
 
     Args:
-      folder: an empty folder for configurations and the result.
+      folder: an empty folder for logs and the result.
       jobs: see `Config`.
       num_processes: that share the devices.
       options: further fields of `Config`.
     """
 
     def __init__(
-        self, folder: Path, jobs: Sequence[str], num_processes: int, **options: object
+        self, folder: Path, jobs: Sequence[str], num_processes: int, **options: Any
     ) -> None:
         self.result = folder / "result.npz"
         self._begin, address = time.monotonic(), f"127.0.0.1:{free_port()}"
         self.processes, self._logs = [], []
-        devices = str(NUM_DEVICES // num_processes)
-        environment = {
-            # Compiling is most of the time: what it makes is kept, as that of the tests.
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": devices,
-        }
         for index in range(num_processes):
-            config = Config(tuple(jobs), address, num_processes, index, str(self.result))
-            path = folder / f"config-{index}.json"
-            path.write_text(json.dumps({**config._asdict(), **options}))
-            self._logs.append((folder / f"log-{index}").open("w+"))
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "experiments.distributed.worker", str(path)],
-                    cwd=_ROOT,
-                    env=environment,
-                    stdout=self._logs[-1],
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
+            config = Config(
+                tuple(jobs),
+                address,
+                num_processes,
+                index,
+                str(self.result),
+                num_devices=NUM_DEVICES // num_processes,
+                **options,
             )
+            log = folder / f"log-{index}"
+            process = _CONTEXT.Process(target=run_process, args=(config, str(log)))
+            process.start()
+            self.processes.append(process)
+            self._logs.append(log)
 
     def output(self, index: int) -> str:
         """Returns what a process has written so far.
@@ -80,8 +69,8 @@ class Run:
         Args:
           index: of the process.
         """
-        self._logs[index].seek(0)
-        return self._logs[index].read()
+        log = self._logs[index]
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def finish(self, timeout: float) -> list[Outcome]:
         """Waits for every process, and kills those that still run at the end.
@@ -93,13 +82,13 @@ class Run:
         outcomes: dict[int, float] = {}
         while len(outcomes) < len(self.processes):
             for index, process in enumerate(self.processes):
-                if index not in outcomes and process.poll() is not None:
+                if index not in outcomes and process.exitcode is not None:
                     outcomes[index] = time.monotonic() - self._begin
             if time.monotonic() > end:
                 self.kill()
             time.sleep(0.05)
         return [
-            Outcome(process.returncode, self.output(index), outcomes[index])
+            Outcome(process.exitcode or 0, self.output(index), outcomes[index])
             for index, process in enumerate(self.processes)
         ]
 
@@ -110,7 +99,7 @@ class Run:
           indices: of the processes.
         """
         for index, process in enumerate(self.processes):
-            if (indices is None or index in indices) and process.poll() is None:
+            if (indices is None or index in indices) and process.exitcode is None:
                 process.kill()
 
     def released(self) -> dict[str, np.ndarray]:

@@ -1,12 +1,11 @@
-"""One process of a run: ``python -m experiments.distributed.worker CONFIG``.
+"""One process of a run: joins the others, trains on its own records, writes what was released."""
 
-It joins the other processes, trains on its own part of the records, and writes what was released.
-"""
-
-import json
+import os
 import sys
-import time
+import threading
+import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +15,18 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.distributions import constraints
+from tqdm import tqdm
 
+from dpjax.bayes.sgmcmc import SGLD, sample
 from dpjax.bayes.variational import DPSVI
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, Report, SplitRecords, split_records, train
 
-NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS = 1003, 16, 24
-# Seconds without a sign of life after which the other processes give a process up.
-HEARTBEAT = 10
+NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS, STEPS_PER_CALL = 1003, 16, 24, 2
+# Seconds for which a process waits for others to join, and for a sign of life of one that has.
+JOINING, HEARTBEAT = 30, 10
 
 
 class Config(NamedTuple):
@@ -37,8 +38,9 @@ class Config(NamedTuple):
       num_processes: number of processes.
       process: number of this one.
       result: path of the file that process 0 writes.
+      num_devices: of this process.
       checkpoint_dir: shared folder, or ``None``.
-      pause: seconds after each report of ``"sgd"``.
+      recoverable: JAX's option ``jax_enable_recoverability``.
     """
 
     jobs: tuple[str, ...]
@@ -46,23 +48,56 @@ class Config(NamedTuple):
     num_processes: int
     process: int
     result: str
+    num_devices: int = 1
     checkpoint_dir: str | None = None
-    pause: float = 0.0
+    recoverable: bool = False
 
 
-def main(path: str) -> None:
-    """Runs one process of a distributed training.
+def run_process(config: Config, log: str) -> None:
+    """Runs one process, and ends it as a program of its own ends.
 
     Args:
-      path: of its `Config`, as JSON.
+      config: what it does.
+      log: path of the file for its output.
     """
-    config = Config(**json.loads(Path(path).read_text()))
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    tqdm.set_lock(threading.RLock())  # by default a semaphore, which a killed process leaves
+    try:
+        main(config)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:  # JAX does so when a program exits, but not when a forked process does
+        sys.stderr.flush()
+        jax.distributed.shutdown()
+
+
+def main(config: Config) -> None:
+    """Joins the other processes and does the jobs.
+
+    Args:
+      config: what this process does.
+    """
+    options = {
+        "jax_platforms": "cpu",
+        "jax_num_cpu_devices": config.num_devices,
+        "jax_enable_recoverability": config.recoverable,
+        # Compiling is most of the time: what it makes is kept, as that of the tests.
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(Path(__file__).parents[2] / ".cache" / "jax"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    for name, value in options.items():
+        jax.config.update(name, value)
     if config.num_processes > 1:
         jax.distributed.initialize(
             config.address,
             config.num_processes,
             config.process,
             coordinator_bind_address=config.address,
+            initialization_timeout=JOINING,
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     sharding = MeshSharding(jax.make_mesh((jax.device_count(),), ("data",)))
@@ -76,11 +111,11 @@ def main(path: str) -> None:
 
 
 def all_records() -> dict[str, np.ndarray]:
-    """The records of all processes together: a logistic model."""
+    """The records of all processes together: a logistic model, and weights of the losses."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(NUM_EXAMPLES, NUM_FEATURES)).astype(np.float32)
     labels = rng.random(NUM_EXAMPLES) < 1 / (1 + np.exp(-2 * x[:, 0]))
-    return {"x": x, "y": labels.astype(np.float32)}
+    return {"x": x, "y": labels.astype(np.float32), "weight": np.ones(NUM_EXAMPLES, np.float32)}
 
 
 def own_part(config: Config) -> dict[str, np.ndarray]:
@@ -109,12 +144,12 @@ def fit_sgd(
     def loss(params: Any, example: Any) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ params["hidden"])
         logit = hidden @ params["out"]
-        return scale * optax.sigmoid_binary_cross_entropy(logit, example["y"])
+        loss = optax.sigmoid_binary_cross_entropy(logit, example["y"])
+        return scale * example["weight"] * loss
 
     def report(found: Report) -> None:
-        if config.process == 0 and config.pause:
+        if config.process == 0:
             print("release", found.num_releases, flush=True)
-        time.sleep(config.pause)
 
     rng = np.random.default_rng(1)
     params = {
@@ -136,7 +171,7 @@ def fit_sgd(
         mechanism,
         optax.sgd(0.5),
         sharding=sharding,
-        steps_per_call=2,
+        steps_per_call=STEPS_PER_CALL,
         checkpoint_dir=config.checkpoint_dir,
         on_report=report,
         progress=False,
@@ -146,8 +181,9 @@ def fit_sgd(
 
 
 def fit_noise(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
-    """NoisySGD of a loss without gradient, which releases its noise alone."""
-    return fit_sgd(config._replace(checkpoint_dir=None), data, sharding, scale=0.0)
+    """NoisySGD of records without weight, which releases its noise alone."""
+    weightless = {**data.arrays, "weight": jnp.zeros_like(data.arrays["weight"])}
+    return fit_sgd(config._replace(checkpoint_dir=None), replace(data, arrays=weightless), sharding)
 
 
 def refuse(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
@@ -178,9 +214,14 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
         with numpyro.plate("records", len(x)):
             numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
+    def guide(x: Any, y: Any) -> None:  # by hand, as it has less to compile than an autoguide
+        loc = numpyro.param("loc", jnp.zeros(NUM_FEATURES))
+        scale = numpyro.param("scale", jnp.ones(NUM_FEATURES) / 10, constraint=constraints.positive)
+        numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
+
     svi = DPSVI(
         model,
-        AutoNormal(model),
+        guide,
         optax.adam(0.05),
         sampling=PoissonSampling(NUM_EXAMPLES, 0.1),
         num_steps=NUM_STEPS,
@@ -195,12 +236,41 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
     return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
 
 
+def sample_sgld(
+    config: Config, data: SplitRecords, sharding: MeshSharding
+) -> dict[str, np.ndarray]:
+    """Two SGLD chains of a logistic regression."""
+
+    def log_likelihood(w: jax.Array, example: Any) -> jax.Array:
+        return -optax.sigmoid_binary_cross_entropy(example["x"] @ w, example["y"])
+
+    chain = SGLD(
+        PoissonSampling(NUM_EXAMPLES, 0.1),
+        l2_clip=1.0,
+        step_size=0.1,
+        num_steps=NUM_STEPS,
+        adjacency="zero_out",
+        num_chains=2,
+    )
+    result = sample(
+        jax.random.key(7),
+        log_likelihood,
+        lambda w: -jnp.sum(w**2) / 2,
+        jnp.zeros(NUM_FEATURES),
+        data,
+        chain,
+        thinning=2,
+        sharding=sharding,
+        checkpoint_dir=config.checkpoint_dir,
+        progress=False,
+    )
+    return {"samples": result.samples, "epsilon": np.array(result.certificate(1e-5).epsilon)}
+
+
 JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndarray]]] = {
     "sgd": fit_sgd,
     "noise": fit_noise,
     "dpsvi": fit_dpsvi,
+    "sgld": sample_sgld,
     "refused": refuse,
 }
-
-if __name__ == "__main__":
-    main(sys.argv[1])

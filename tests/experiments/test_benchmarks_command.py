@@ -83,7 +83,8 @@ def test_without_a_part_all_are_run(monkeypatch, tmp_path, capsys):
         command, "run", lambda name, _: ran.append(name) or Benchmark("", {}, "", {})
     )
     assert command.main(["--results", str(tmp_path)]) == 0
-    assert ran == ["steps", "accounting", "inference", "sources", "teachers", "imports"]
+    names = ["steps", "accounting", "inference", "sources", "meshes", "teachers", "imports"]
+    assert ran == names
     capsys.readouterr()
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.distributed.__main__ import compare
+from experiments.distributed.__main__ import compare, describe_end
+from experiments.distributed.processes import Outcome
 from experiments.distributed.worker import NUM_EXAMPLES, Config, all_records, own_part, part_sizes
 
 
@@ -21,7 +22,7 @@ def test_every_record_has_one_process(num_processes):
 
 def released(noise=0.0, weight=0.0):
     return {
-        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi")},
+        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi", "sgld")},
         "noise out": np.array([noise]),
         "sgd out": np.array([weight]),
     }
@@ -33,3 +34,17 @@ def test_noise_must_agree_exactly_and_parameters_nearly(capsys):
     assert not compare(released(noise=1e-8), released())
     assert not compare({**released(), "refused key": np.array("")}, released())
     assert "noise: parameters differ by at most 1.0e-08" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "end"),
+    [
+        (0, "", "done"),
+        (1, "dpjax.training.processes.LostProcessError: process 0 of 4", "LostProcessError"),
+        (-6, "F1 Terminating process because the JAX distributed service", "ended by JAX"),
+        (1, "ValueError: UNKNOWN: Gloo all-reduce failed", ""),
+        (-9, "", ""),
+    ],
+)
+def test_a_process_must_end_with_a_message(status, output, end):
+    assert describe_end(Outcome(status, output, 1.0)) == end

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dpjax.bayes.sgmcmc import SGHMC, SGLD, sample
+from dpjax.bayes.sgmcmc import PSGLD, SGHMC, SGLD, RMSProp, sample
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, split_records
 
@@ -16,13 +16,18 @@ EIGHT = MeshSharding(jax.make_mesh((8,), ("data",)))
 TWO_BY_FOUR = MeshSharding(
     jax.make_mesh((2, 4), ("data", "model")), "data", lambda path, leaf: P("model")
 )
+OWN = {
+    SGLD: {},
+    SGHMC: {"friction": 0.1},
+    PSGLD: {"preconditioner": RMSProp(min_value=0.1, max_value=1.0)},
+}
 
 
 def run(kind, batches, sharding=None, split=False, folder=None):
     chain = kind(
         PoissonSampling(NUM_EXAMPLES, 0.3), l2_clip=2.0, step_size=0.05, num_steps=6,
         adjacency="zero_out", num_chains=2, batches=batches,
-        **({"friction": 0.1} if kind is SGHMC else {}),
+        **OWN[kind],
     )  # fmt: skip
     data = split_records(DATA, sharding) if split else DATA
     return sample(
@@ -38,6 +43,8 @@ def run(kind, batches, sharding=None, split=False, folder=None):
         pytest.param(SGLD, "shared", EIGHT, False, marks=pytest.mark.slow),
         pytest.param(SGHMC, "own", EIGHT, True, marks=pytest.mark.slow),
         pytest.param(SGHMC, "shared", TWO_BY_FOUR, False, marks=pytest.mark.slow),
+        pytest.param(PSGLD, "own", TWO_BY_FOUR, True, marks=pytest.mark.slow),
+        pytest.param(PSGLD, "shared", EIGHT, True, marks=pytest.mark.slow),
     ],
 )
 def test_samples_are_those_of_one_device(kind, batches, sharding, split):

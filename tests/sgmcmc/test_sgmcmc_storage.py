@@ -3,11 +3,12 @@
 import errno
 import os
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.bayes.sgmcmc.sample import SampleStore
+from dpjax.bayes.sgmcmc.storage import SampleStore
 
 STATES = {"w": jnp.arange(12.0).reshape(2, 3, 2)}  # two states of three chains
 PARAMS = {"w": jnp.zeros((3, 2))}
@@ -71,3 +72,17 @@ def test_room_for_all_states_is_taken_at_once(tmp_path, monkeypatch):
         OSError, match=rf"checkpoint_dir '{tmp_path}' has no room for the 240,000 bytes"
     ):
         SampleStore({"w": jnp.zeros((3, 1000))}, 20, tmp_path)
+
+
+def test_only_the_first_process_writes_files(tmp_path, monkeypatch):
+    first = SampleStore(PARAMS, 4, tmp_path)
+    first.write(0, STATES)
+    path = tmp_path / "samples_0.npy"
+    left = path.read_bytes()
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    for resumed in (False, True):
+        other = SampleStore(PARAMS, 4, tmp_path, resumed=resumed)
+        other.write(2, STATES)
+        assert path.read_bytes() == left
+        np.testing.assert_array_equal(other.samples["w"][:, 2:], first.samples["w"][:, :2])
+    np.testing.assert_array_equal(other.samples["w"][:, :2], first.samples["w"][:, :2])

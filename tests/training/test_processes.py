@@ -4,8 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.training import processes
-from dpjax.training.processes import check_all, check_different, check_equal, hash_arrays
+from dpjax.training import LostProcessError, processes
+from dpjax.training.checkpoint import CheckpointStore, Identity
+from dpjax.training.processes import (
+    check_all,
+    check_different,
+    check_equal,
+    explain_lost_process,
+    hash_arrays,
+    to_host,
+)
 
 
 @pytest.fixture
@@ -69,3 +77,60 @@ def test_one_process_agrees_with_itself():
     check_equal({"key": "00"})
     assert check_all(lambda: "done", "x") == "done"
     assert jax.random.key_data(processes.shared_release_key()).tolist()[0] != 0
+
+
+GLOO = "UNKNOWN: Gloo all-reduce failed: [pair.cc:538] Read error: Connection reset by peer"
+BARRIER = (
+    "INTERNAL: Barrier failed because: UNAVAILABLE: Task 2 heartbeat timeout."
+    " [type.googleapis.com/tensorflow.CoordinationServiceError='']"
+)
+
+
+@pytest.mark.parametrize("text", [GLOO, BARRIER, "INTERNAL: NCCL operation failed"])
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, jax.errors.JaxRuntimeError])
+def test_failed_communication_names_the_release_and_what_to_do(text, kind, three):
+    with (
+        pytest.raises(LostProcessError, match=r"process 0 of 3 lost .* after release 7: ") as found,
+        explain_lost_process(lambda: "after release 7"),
+    ):
+        raise kind(text)
+    assert "start all again with the same arguments" in str(found.value)
+    assert isinstance(found.value.__cause__, kind)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"),
+        ValueError("the barrier option must be above zero, got -1"),
+        OSError(GLOO),
+    ],
+)
+def test_other_errors_stay_what_they_are(error, three):
+    with pytest.raises(type(error)) as found, explain_lost_process(lambda: "now"):
+        raise error
+    assert found.value is error
+
+
+def test_one_process_has_no_other_to_lose():
+    with pytest.raises(ValueError, match="Gloo"), explain_lost_process(lambda: "now"):
+        raise ValueError(GLOO)
+
+
+def test_a_process_lost_while_a_checkpoint_is_written_is_no_full_disk(tmp_path, monkeypatch):
+    class Manager:
+        def save(self, *arguments, **options):
+            raise jax.errors.JaxRuntimeError(BARRIER)
+
+    with CheckpointStore(tmp_path, Identity("1", "2", "3"), seeded=True) as store:
+        monkeypatch.setattr(store, "_manager", Manager())
+        with monkeypatch.context() as several:
+            several.setattr(jax, "process_count", lambda: 3)
+            with pytest.raises(LostProcessError, match="while writing release 5: it has ended"):
+                store.save({"x": np.zeros(2)}, 5)
+        with pytest.raises(OSError, match="cannot be written"):  # of one process alone
+            store.save({"x": np.zeros(2)}, 5)
+
+
+def test_an_array_of_one_process_is_read_as_it_is():
+    np.testing.assert_array_equal(to_host(jax.numpy.arange(3)), np.arange(3))

@@ -15,6 +15,7 @@ from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.processes import to_host
 from dpjax.training.records import RecordStream
 from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, TrainState, private_step
@@ -85,7 +86,7 @@ def private_chains(
         state = jax.vmap(start)(jax.random.split(key, chain.num_chains))
         if shared:
             state = state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
-        return state if sharding is None else _place(state, sharding)
+        return state if sharding is None else place_chains(state, sharding)
 
     def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
         axes = TrainState(0, 0, None if shared else 0)
@@ -95,8 +96,8 @@ def private_chains(
     return PrivateStep(init, update)
 
 
-def _place(state: TrainState, sharding: MeshSharding) -> TrainState:
-    """Places states with a leading axis of chains, each chain like the states of one."""
+def place_chains(state: TrainState, sharding: MeshSharding) -> TrainState:
+    """Returns states with a leading axis of chains on a mesh, each chain like the states of one."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
 
     def of_chains(spec: PartitionSpec) -> PartitionSpec:
@@ -132,7 +133,7 @@ def on_device(update: Update, state: TrainState, data: ArrayTree, max_kept: int)
 
     def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
         (state, _), states = run((state, jnp.int32(steps)), data, count)
-        return state, states
+        return state, jax.tree.map(to_host, states)
 
     return keep
 
@@ -145,7 +146,7 @@ def on_host(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -
         kept = []
         for _ in range(count):
             state, _ = run(state, data, steps)
-            kept.append(jax.device_get(state.params))
+            kept.append(jax.tree.map(to_host, state.params))
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
 
     return keep

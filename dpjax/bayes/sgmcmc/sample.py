@@ -1,7 +1,5 @@
-"""Private posterior samples from SG-MCMC chains: the sampling loop, storage and result."""
+"""Private posterior samples from SG-MCMC chains: the sampling loop and its result."""
 
-import math
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from dpjax._extras import requires_extra
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key, check, check_count
-from dpjax.bayes.sgmcmc.chains import compile_steps, private_chains
+from dpjax.bayes.sgmcmc.chains import compile_steps, place_chains, private_chains
 from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
+from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.checkpoint import CheckpointStore
+from dpjax.training.checkpoint import CheckpointStore, check_processes
 from dpjax.training.loop import Update
+from dpjax.training.processes import explain_lost_process
 from dpjax.training.records import (
     RecordStream,
     identify_run,
@@ -157,7 +156,8 @@ def sample(
       method: see `clipped_grad`.
       microbatch_size: see `clipped_grad`.
       sharding: mesh of devices over which batches, and parameters by a rule, are split, as for
-        `train`; on one process.
+        `train`, which is called by several processes in the same way. Process 0 writes the files
+        of kept states, and the others keep the states in host memory.
       samples_per_call: kept states for each call to the device, which holds them at once.
       checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
         after each call: an interrupted run resumes from there with the same result, and no noise
@@ -176,6 +176,7 @@ def sample(
         thinning do not divide, or a ``checkpoint_dir`` that is in use, holds another run, or has a
         checkpoint without its samples.
       OSError: a checkpoint or the kept states cannot be written, for example on a full disk.
+      LostProcessError: another process of the run has ended or cannot be reached.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.sgmcmc import SGLD
@@ -194,8 +195,7 @@ def sample(
     check_count("samples_per_call", samples_per_call)
     num_samplers = None if chain.batches == "shared" else chain.num_chains
     opened = open_data(chain.sampling, data, sharding, num_samplers)
-    check(jax.process_count() == 1, "jax.process_count()", jax.process_count(), "1 for sample")
-    key, opened = as_key(key), place_data(opened, sharding)
+    key = as_key(key)
     make_step = partial(
         private_chains,
         key,
@@ -205,101 +205,26 @@ def sample(
         method=method,
         microbatch_size=microbatch_size,
     )
-    step = make_step(sharding=sharding)
-    state, seeded = step.init(params), is_seeded(key)
+    one_device = make_step()
+    state, seeded = one_device.init(params), is_seeded(key)
+    first = jax.tree.map(lambda leaf: leaf[0], state.params)
+    program = partial(run_program_hash, one_device.update, state, opened)
+    check_processes(key, first, plan, program, opened, sharding)
     folder = Path(checkpoint_dir) if checkpoint_dir else None
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
-        program = run_program_hash(make_step().update, state, opened)
-        identity = identify_run(plan, opened, program)
+        identity = identify_run(plan, opened, program())
         checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
+    opened, update = place_data(opened, sharding), make_step(sharding=sharding).update
+    state = state if sharding is None else place_chains(state, sharding)
     with checkpoints as saved:
         state = saved.restore(state) if saved else state
         resumed = int(state.num_releases[0]) > 0
         if saved and not resumed:  # the key first: no kept state may be on disk without it
             saved.save(state, 0)
         store = SampleStore(state.params, plan.num_kept, folder, resumed=resumed)
-        _run_chains(step.update, state, opened, plan, samples_per_call, store, saved, progress)
+        _run_chains(update, state, opened, plan, samples_per_call, store, saved, progress)
     return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
-
-
-class SampleStore:
-    """Storage of kept states ``(num_chains, num_kept, ...)``, in memory or ``.npy`` files.
-
-    Attributes:
-      samples: a tree of numpy arrays; with a folder, memory-mapped ``.npy`` files.
-      num_kept: number of states of each chain.
-    """
-
-    def __init__(
-        self, params: ArrayTree, num_kept: int, folder: Path | None, *, resumed: bool = False
-    ) -> None:
-        """Allocates arrays for all states, or opens those of a run that is resumed.
-
-        Args:
-          params: the chains' states, every leaf with a leading axis of chains.
-          num_kept: number of states of each chain.
-          folder: of the files, or ``None`` for host memory.
-          resumed: whether the folder's files hold states already; else they are created.
-
-        Raises:
-          ValueError: a file of the resumed run is missing or has another shape or dtype.
-          OSError: the disk has no room for all states. All of it is allocated here, because a full
-            disk under a memory-mapped file ends the process.
-        """
-        leaves, treedef = jax.tree.flatten(params)
-        self.num_kept = num_kept
-        self._arrays = [
-            _allocate(leaf, num_kept, folder and folder / f"samples_{number}.npy", resumed)
-            for number, leaf in enumerate(leaves)
-        ]
-        self.samples = jax.tree.unflatten(treedef, self._arrays)
-
-    def write(self, first: int, states: ArrayTree) -> None:
-        """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk."""
-        for array, leaf in zip(self._arrays, jax.tree.leaves(states), strict=True):
-            array[:, first : first + len(leaf)] = np.moveaxis(np.asarray(leaf), 0, 1)
-            if isinstance(array, np.memmap):
-                array.flush()
-
-
-def _allocate(leaf: jax.Array, num_kept: int, path: Path | None, resumed: bool) -> np.ndarray:
-    """Memory for the kept states of one leaf, or its file, new or as a resumed run left it."""
-    shape = (leaf.shape[0], num_kept, *leaf.shape[1:])
-    # numpy cannot store bfloat16 in files.
-    dtype = leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.dtype(np.float32)
-    if path is None:
-        return np.empty(shape, dtype)
-    if resumed:
-        return _open_file(path, shape, dtype)
-    try:
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # not on macOS or Windows
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError as error:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        raise OSError(
-            f"checkpoint_dir {str(path.parent)!r} has no room for the {size:,} bytes of kept states"
-            f" in {path.name!r} ({error}): make room on the disk and call again, or raise thinning"
-        ) from error
-    return array
-
-
-def _open_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    try:
-        # Read-only: a writable map would extend a file that is too short.
-        found = np.lib.format.open_memmap(path, mode="r")
-        wrong = None if (found.shape, found.dtype) == (shape, dtype) else f"has {found.shape}"
-    except (OSError, ValueError) as error:
-        wrong = f"cannot be read ({type(error).__name__})"
-    if wrong:
-        raise ValueError(
-            f"checkpoint_dir {str(path.parent)!r} holds the checkpoint of a run whose kept states"
-            f" are in {path.name!r}, which {wrong}: put the file back as it was, {dtype} {shape}."
-            " A run in another checkpoint_dir is a new release"
-        )
-    return np.lib.format.open_memmap(path, mode="r+")
 
 
 def _run_chains(
@@ -323,14 +248,16 @@ def _run_chains(
     with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
         while done < num_steps:
             if done < plan.burn_in:
-                steps = min(plan.burn_in - done, plan.thinning * samples_per_call)
-                state, _ = jax.block_until_ready(keep(state, steps, 1))
+                first, thinning, count = None, plan.burn_in - done, 1
+                thinning = min(thinning, plan.thinning * samples_per_call)
             else:
-                first = (done - plan.burn_in) // plan.thinning
+                first, thinning = (done - plan.burn_in) // plan.thinning, plan.thinning
                 count = min(samples_per_call, plan.num_kept - first)
-                steps = count * plan.thinning
-                state, states = keep(state, plan.thinning, count)
+            with explain_lost_process(lambda: f"after step {done}"):  # noqa: B023
+                state, states = jax.block_until_ready(keep(state, thinning, count))
+            if first is not None:
                 store.write(first, states)
+            steps = count * thinning
             done += steps
             if checkpoints:  # after the states: those before a checkpoint are on disk
                 checkpoints.save(state, done)

@@ -1,7 +1,8 @@
 """Differentially private variational inference for numpyro's models and guides."""
 
 from dpjax.bayes.variational.clipping import ClippingReport
+from dpjax.bayes.variational.posterior import to_arviz
 from dpjax.bayes.variational.step import DPSVIState
-from dpjax.bayes.variational.svi import DPSVI, to_arviz
+from dpjax.bayes.variational.svi import DPSVI
 
 __all__ = ["DPSVI", "ClippingReport", "DPSVIState", "to_arviz"]

@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoDAIS, AutoGuideList, AutoLaplaceApproxim
 from numpyro.ops.provenance import eval_provenance
 
 from dpjax._typing import ArrayTree
+from dpjax.bayes.variational.arguments import Arguments, Values, fill_records, shapes_of
 from dpjax.bayes.variational.elbo import (
     Problem,
     Traces,
@@ -26,14 +27,7 @@ from dpjax.bayes.variational.elbo import (
     trace_guide_and_model,
 )
 from dpjax.bayes.variational.independence import check_independence, explain_failure
-from dpjax.bayes.variational.model_trace import (
-    Arguments,
-    Site,
-    Values,
-    check_not_mutable,
-    fill_records,
-    in_plate,
-)
+from dpjax.bayes.variational.model_trace import Site, check_not_mutable, in_plate
 
 # Guides that evaluate the model on the records they were set up on.
 _READ_RECORDS = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
@@ -73,12 +67,13 @@ def check_problem(problem: Problem, params: Values, arguments: Arguments) -> Non
     """
     num_examples = len(arguments.records[0])
     _check_guide_class(problem.guide)
+    traced = len(arguments.example_records[0])  # on as many parameters were initialised
     for name, value in params.items():
-        if any(leaf.shape[:1] == (num_examples,) for leaf in jax.tree.leaves(value)):
+        if any(leaf.shape[:1] == (traced,) for leaf in jax.tree.leaves(value)):
             _check_imputed(name)
             raise ValueError(
                 f"params must be shared by all records, but {name!r} has a leading axis of"
-                f" num_examples = {num_examples}, as a variable for each record has:"
+                f" num_examples = {traced}, as a variable for each record has:"
                 f" {_LOCAL_LATENTS}"
             )
     whole = _trace_zeros(problem, params, arguments, num_examples)
@@ -250,7 +245,7 @@ def _check_dependence(problem: Problem, params: Values, arguments: Arguments) ->
         is_local.update({name: local for name, (local, _) in found.items()})
         return {name: loss for name, (_, loss) in found.items()}
 
-    one = [leaf[:1] for leaf in fill_records(arguments.records)]
+    one = fill_records(shapes_of(arguments.records, 1))
     for name, reads in eval_provenance(losses, records=one, params=params).items():
         if "records" in reads and not is_local[name]:
             raise ValueError(

@@ -19,8 +19,9 @@ from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivari
 
 from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
 from dpjax._validation import batch_length
+from dpjax.bayes.variational.arguments import Leaves, Values, fill_records
 from dpjax.bayes.variational.elbo import Problem, record_loss, trace_guide
-from dpjax.bayes.variational.model_trace import Leaves, Trace, Values, fill_records
+from dpjax.bayes.variational.model_trace import Trace
 from dpjax.gradients.clipped_grad import clipped_grad
 
 # Exactly these types: a subclass may share parameters between entries.

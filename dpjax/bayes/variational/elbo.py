@@ -17,16 +17,8 @@ from numpyro.infer import ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax.bayes.variational.model_trace import (
-    Layout,
-    Leaves,
-    Site,
-    Trace,
-    Values,
-    batch_of_one,
-    fill_records,
-    in_plate,
-)
+from dpjax.bayes.variational.arguments import Layout, Leaves, Values, batch_of_one, fill_records
+from dpjax.bayes.variational.model_trace import Site, Trace, in_plate
 
 # Of global latent variables, and of those under the plate.
 Keys = tuple[PRNGKey, PRNGKey]

@@ -17,17 +17,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.handlers import seed, substitute, trace
 
 from dpjax._validation import is_traced
+from dpjax.bayes.variational.arguments import Arguments, Layout, Leaves, Values, batch_of_one
 from dpjax.bayes.variational.elbo import Problem, ResizePlate, log_prob
-from dpjax.bayes.variational.model_trace import (
-    Arguments,
-    Layout,
-    Leaves,
-    Site,
-    Values,
-    batch_of_one,
-    in_plate,
-    initial_value,
-)
+from dpjax.bayes.variational.model_trace import Site, in_plate, initial_value
 
 # Enough records for a lag of a month in hours, fewer where records are large.
 _MAX_RECORDS, _MAX_ENTRIES = 2048, 2**22

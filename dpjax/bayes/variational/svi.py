@@ -1,32 +1,28 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy.typing as npt
 import optax
-from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
+from numpyro.infer import ELBO, SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult
 from numpyro.optim import _NumPyroOptim
-from tqdm import tqdm
 
-from dpjax._extras import requires_extra
 from dpjax._typing import ClipBound, PRNGKey
 from dpjax._validation import as_key, check_count
 from dpjax.adjacency import Adjacency
+from dpjax.bayes.variational.arguments import Values
 from dpjax.bayes.variational.checks import check_loss, check_optimizer
-from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
-from dpjax.bayes.variational.model_trace import Values, as_arrays, check_whole, trace_model
-from dpjax.bayes.variational.step import (
-    CompiledSteps,
-    DPSVIState,
-    place_state,
-    with_index,
-)
+from dpjax.bayes.variational.compiled_steps import CompiledSteps
+from dpjax.bayes.variational.model_trace import trace_model
+from dpjax.bayes.variational.posterior import VariationalPosterior
+from dpjax.bayes.variational.step import DPSVIState, place_state
 from dpjax.certificates.certificate import Certificate
+from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
@@ -36,7 +32,7 @@ from dpjax.training.sharding import MeshSharding
 _PROGRESS_UPDATES = 20
 
 
-class DPSVI:
+class DPSVI(VariationalPosterior):
     """`numpyro.infer.SVI` with differential privacy: the same model, guide, optimiser and calls.
 
     The negative ELBO is a sum of one term for each record, -E_q[log p(x_i | theta)], and a
@@ -161,26 +157,6 @@ class DPSVI:
         self.sharding = sharding
         self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs, sharding)
 
-    @property
-    def model(self) -> Callable[..., Any]:
-        """The numpyro model."""
-        return self._svi.model
-
-    @property
-    def guide(self) -> Callable[..., Any]:
-        """The numpyro guide."""
-        return self._svi.guide
-
-    @property
-    def optim(self) -> Any:
-        """The optimizer, as a numpyro one."""
-        return self._svi.optim
-
-    @property
-    def loss(self) -> ELBO:
-        """The ELBO, negated, as a numpyro loss."""
-        return self._svi.loss
-
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of one run of all ``num_steps`` at ``delta`` in (0, 1)."""
         return self.mechanism.certificate(delta)
@@ -236,19 +212,11 @@ class DPSVI:
         svi_state = self._steps.init(svi_key, model_trace, parts, init_params)
         params = self.optim.get_params(svi_state.optim_state)
         self._steps.check(model_trace, params, parts)
-        self._steps.check_processes(as_key(rng_key), params, parts)
         noise = self.mechanism.noise(noise_key).init(params)
         sampler = self.mechanism.sampling.init(sampler_key)
         state = DPSVIState(svi_state.optim_state, svi_state.rng_key, sampler, noise)
+        self._steps.check_processes(as_key(rng_key), state, parts)
         return state if self.sharding is None else place_state(state, self.optim, self.sharding)
-
-    def get_params(self, svi_state: DPSVIState) -> dict[str, Any]:
-        """Returns the values of the param sites by name, released after every step.
-
-        Args:
-          svi_state: a state of this `DPSVI`.
-        """
-        return self._svi.get_params(svi_state)
 
     def update(
         self, svi_state: DPSVIState, *args: Any, **kwargs: Any
@@ -336,156 +304,47 @@ class DPSVI:
         progress_bar: bool = True,
         init_state: DPSVIState | None = None,
         init_params: Values | None = None,
+        checkpoint_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
         """Makes many steps in one loop on the device, compiled once for all runs of the same shape.
 
         Args:
           rng_key: as for `init`; a new one for each run, as the same one draws the same noise.
-          num_steps: number of steps.
-          *args: of the model, the whole data set included.
+          num_steps: number of steps; with ``checkpoint_dir``, of all calls on it together.
+          *args: of the model, the whole data set included, in arrays or as a
+            `dpjax.training.DataSource`, which stands for its records, stacked; only drawn ones are
+            read, with the same result.
           progress_bar: whether to show one (of steps alone: losses are private); the loop then
-            returns to the host some twenty times.
+            returns to the host some twenty times, as it does with checkpoints.
           init_state: state to continue from, once: continuing twice from one state draws the same
             noise twice. Its releases are counted on.
           init_params: as for `init`.
+          checkpoint_dir: a folder to save to and resume from, as that of `dpjax.train`: with the
+            same result, locked, and refused for another mechanism, data, model or optimiser.
           **kwargs: of the model.
 
         Returns:
-          ``(params, state, losses)`` as numpyro's. Only ``params`` are released; ``losses``
-          (``(num_steps,)``) are **private** values, which no certificate covers.
+          ``(params, state, losses)`` as numpyro's. Only ``params`` are released; ``losses`` of the
+          steps that this call made are **private** values, which no certificate covers.
 
         Raises:
-          ValueError: naming the argument or site, and what is allowed.
+          ValueError: naming the argument, site or folder, and what is allowed.
+          OSError: a checkpoint cannot be written.
+          LostProcessError: another process of the run has ended or cannot be reached.
         """
         check_count("num_steps", num_steps)
+        if checkpoint_dir is not None and init_state is not None:
+            raise ValueError("init_state must be None with checkpoint_dir, which holds the state")
         if init_state is None:
             init_state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         state = jax.tree.map(jnp.array, init_state)  # its own copies: the loop donates them
-        most = -(-num_steps // _PROGRESS_UPDATES) if progress_bar else num_steps
-        parts = self._steps.split(args, kwargs)
-        run, losses = self._steps.loop(state, parts, most), []
-        with tqdm(total=num_steps, unit="step", disable=not progress_bar) as bar:
-            for done in range(0, num_steps, most):
-                count = min(most, num_steps - done)
-                data = parts.records, parts.arrays
-                state, some = jax.block_until_ready(run(state, data, count))
-                losses.append(some)
-                bar.update(count)
+        in_parts = progress_bar or checkpoint_dir is not None
+        most = -(-num_steps // _PROGRESS_UPDATES) if in_parts else num_steps
+        folder = None if checkpoint_dir is None else (checkpoint_dir, is_seeded(as_key(rng_key)))
+        parts, losses = self._steps.split(args, kwargs), []
+        calls = self._steps.run(state, parts, num_steps, most, folder, progress_bar)
+        for moved, some in calls:
+            state = moved
+            losses.append(some)
         return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
-
-    def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the negative ELBO on all records, as numpyro computes it.
-
-        Args:
-          svi_state: a state of this `DPSVI`.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
-
-        Privacy:
-          The result is a **private** value, not released.
-        """
-        args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
-        check_whole((args, kwargs))
-        return self._svi.evaluate(svi_state, *args, **kwargs)
-
-    def posterior_samples(
-        self, rng_key: PRNGKey, params: DPSVIState | Values, num_samples: int
-    ) -> dict[str, jax.Array]:
-        """Draws the global latent variables from the guide: postprocessing, at no privacy cost.
-
-        Args:
-          rng_key: a JAX key.
-          params: what `get_params` or `run` returned, or a state.
-          num_samples: number of draws.
-
-        Returns:
-          For each latent variable of the model outside of the plate an array
-          ``(1, num_samples, ...)``: arviz's axes, one chain (see `to_arviz`).
-        """
-        check_count("num_samples", num_samples)
-        model_trace = self._steps.last_trace()
-        args, kwargs = model_trace.zero_arguments()
-        draw = Predictive(
-            self.guide,
-            params=self._params(params),
-            num_samples=num_samples,
-            return_sites=list(model_trace.latents),
-            parallel=True,
-        )
-        return {name: draws[None] for name, draws in draw(rng_key, *args, **kwargs).items()}
-
-    def predict(
-        self,
-        rng_key: PRNGKey,
-        params: DPSVIState | Values,
-        num_samples: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> dict[str, jax.Array]:
-        """Draws from the posterior predictive at public inputs: postprocessing, at no privacy cost.
-
-        Args:
-          rng_key: a JAX key.
-          params: what `get_params` or `run` returned, or a state.
-          num_samples: number of draws.
-          *args: of the model, new ones, with ``None`` for what it observes.
-          **kwargs: of the model.
-
-        Returns:
-          As `numpyro.infer.Predictive`: for each observed or deterministic site an array
-          ``(num_samples, ...)``.
-        """
-        check_count("num_samples", num_samples)
-        args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
-        draw = Predictive(
-            self.model,
-            guide=self.guide,
-            params=self._params(params),
-            num_samples=num_samples,
-            parallel=True,
-        )
-        return draw(rng_key, *args, **kwargs)
-
-    def clipping_report(
-        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
-    ) -> ClippingReport:
-        """Returns the bias that clipping adds to the mean gradient of all records.
-
-        Args:
-          rng_key: for the latent variables, drawn once (for each particle) as a step does.
-          svi_state: gradients are taken at its parameters.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
-
-        Privacy:
-          The report holds **private** values, not released.
-        """
-        check_whole((args, kwargs))
-        parts = self._steps.split(args, kwargs)
-        problem = self._steps.problem(svi_state, parts)
-        params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
-        key = as_key(rng_key)
-        where = choose_coordinates(problem, l2_clip, params, parts.records, parts.arrays, key)
-        report = report_clipping(where.loss, l2_clip, where.point, with_index(parts.records))
-        means = map(where.to_params, (report.clipped, report.unclipped))
-        return ClippingReport(report.share_clipped, *means)
-
-    def _params(self, params: DPSVIState | Values) -> Values:
-        return self.get_params(params) if isinstance(params, DPSVIState) else params
-
-
-def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
-    """Returns posterior samples with axes ``(chain, draw, ...)`` as an `xarray.DataTree` for arviz.
-
-    Args:
-      samples: what `DPSVI.posterior_samples` returned.
-
-    >>> import numpy as np
-    >>> to_arviz({"w": np.zeros((1, 10, 3))}).posterior["w"].dims
-    ('chain', 'draw', 'w_dim_0')
-    """
-    with requires_extra("arviz"):
-        from arviz_base import from_dict
-
-    return from_dict({"posterior": dict(samples)})
