@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
+from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax._validation import batch_length, check_choice, check_count
 from dpjax.gradients import bookkeeping, vmap
@@ -18,7 +19,7 @@ from dpjax.gradients.microbatching import (
     fitting_microbatch_size,
     sum_over_microbatches,
 )
-from dpjax.gradients.shard_map import as_varying, varying_axes
+from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
 
 # Every method takes (loss_fn, l2_clip, params, batch, mask) and returns the same result.
 _METHODS: dict[str, ClippedSumFn] = {
@@ -120,7 +121,10 @@ def clipped_grad(
             part_size = fitting_microbatch_size(of_part, params, batch, mask)
         if part_size is None or size <= part_size:
             return of_part(params, batch, mask)
-        return sum_over_microbatches(of_part, part_size, params, batch, mask)
+        unroll = is_slow_in_loops(
+            jax.make_jaxpr(loss)(params, jax.tree.map(one_example, batch)).jaxpr
+        )
+        return sum_over_microbatches(of_part, part_size, params, batch, mask, unroll=unroll)
 
     def clipped_sum_of(
         params: Params,

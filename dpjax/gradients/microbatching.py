@@ -18,6 +18,8 @@ T = TypeVar("T")
 # (params, batch, mask) -> (clipped sum, info)
 ClippedSumFn = Callable[..., tuple[Any, ClippedGradInfo]]
 
+# The most micro-batches that are computed without a loop, where loops are slow.
+_UNROLLED = 16
 # Examples in the first program whose memory is analysed.
 _FEW = 8
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -43,16 +45,25 @@ def isolate_nonfinite(
 
 
 def sum_over_microbatches(
-    compute: ClippedSumFn, part_size: int, params: ArrayTree, batch: ArrayTree, mask: jax.Array
+    compute: ClippedSumFn,
+    part_size: int,
+    params: ArrayTree,
+    batch: ArrayTree,
+    mask: jax.Array,
+    *,
+    unroll: bool = False,
 ) -> tuple[Any, ClippedGradInfo]:
-    """The sum of ``compute`` over micro-batches, with compensation for rounding."""
+    """The sum of ``compute`` over micro-batches, with compensation for rounding.
+
+    See `scan_microbatches`.
+    """
 
     def add(summed: CompensatedSum, *part: Any) -> tuple[CompensatedSum, ClippedGradInfo]:
         more, info = compute(params, *part)
         return summed.add(more), info
 
     zero = CompensatedSum.zero(jax.eval_shape(compute, params, batch, mask)[0])
-    summed, info = scan_microbatches(add, zero, part_size, batch, mask)
+    summed, info = scan_microbatches(add, zero, part_size, batch, mask, unroll=unroll)
     return summed.value(), info
 
 
@@ -62,6 +73,8 @@ def scan_microbatches(
     part_size: int,
     batch: ArrayTree,
     mask: jax.Array,
+    *,
+    unroll: bool = False,
 ) -> tuple[T, ClippedGradInfo]:
     """Scans over micro-batches of equal size, the last ones padded and masked.
 
@@ -74,6 +87,7 @@ def scan_microbatches(
       part_size: examples of one micro-batch.
       batch: a tree of arrays with a leading axis of examples.
       mask: the examples to include.
+      unroll: whether up to 16 micro-batches are computed without a loop (`is_slow_in_loops`).
     """
     size = mask.shape[0]
     num_parts = -(-size // part_size)
@@ -87,13 +101,16 @@ def scan_microbatches(
     columns = jax.tree.map(in_columns, (jax.tree.map(jnp.asarray, batch), mask))
 
     def add_part(summed: T, index: jax.Array) -> tuple[T, ClippedGradInfo]:
+        # Without a loop too, one micro-batch after another: at once they would take more memory.
+        summed, index = jax.lax.optimization_barrier((summed, index))
         examples, included, counted = jax.tree.map(
             lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 1, keepdims=False),
             (*columns, counts),
         )
         return add(summed, examples, included & counted)
 
-    summed, info = jax.lax.scan(add_part, start, jnp.arange(num_parts))
+    at_once = num_parts if unroll and num_parts <= _UNROLLED else 1
+    summed, info = jax.lax.scan(add_part, start, jnp.arange(num_parts), unroll=at_once)
     norms, losses = jax.tree.map(
         lambda leaf: leaf.swapaxes(0, 1).reshape(-1)[:size], (info.norms, info.losses)
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from tqdm import tqdm
 
-from dpjax._jaxprs import primitive_names
+from dpjax._jaxprs import is_slow_in_loops
 from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.processes import explain_lost_process
@@ -41,16 +41,11 @@ def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) ->
 
 
 def loops_on_device(update: Update, state: Any, data: Any) -> bool:
-    """Whether to loop on the device: always on accelerators, on CPU without convolutions.
+    """Whether to loop on the device: not where it is slow in loops (`is_slow_in_loops`).
 
-    XLA runs them inside a loop without its
-    fast kernels, about nine times slower (72 against 7.7 ms a step for a small MNIST network),
-    while for dense models a host round trip for each step costs more than the step.
+    For dense models a host round trip for each step costs more than the step.
     """
-    if jax.default_backend() != "cpu":
-        return True
-    names = primitive_names(jax.make_jaxpr(update)(state, data).jaxpr)
-    return "conv_general_dilated" not in names
+    return not is_slow_in_loops(jax.make_jaxpr(update)(state, data).jaxpr)
 
 
 def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:

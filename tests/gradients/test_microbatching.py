@@ -1,13 +1,15 @@
-"""Micro-batches chosen from the memory that the compiled program takes."""
+"""Micro-batches: their size, from the memory of the compiled program, and loops over them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from gradient_oracle import assert_close
+from jax.extend.core import jaxprs_in_params
 
 from dpjax import clipped_grad
-from dpjax.gradients import microbatching
+from dpjax._jaxprs import primitive_names
+from dpjax.gradients import explain, microbatching
 
 SIZE, WIDTH = 100, 64
 BATCH = np.random.default_rng(0).normal(size=(SIZE, WIDTH)).astype(np.float32)
@@ -88,3 +90,59 @@ def test_memory_of_a_control_group_is_a_limit(monkeypatch, tmp_path):
     for text, expected in (("max\n", machine), ("1048576\n", 2**20), (str(2**62), machine)):
         group.write_text(text)
         assert microbatching.device_memory() == expected
+
+
+KERNELS = {"a": jnp.full((3, 3, 1, 2), 0.1), "b": jnp.full((3, 3, 2, 2), 0.1)}
+IMAGES = np.random.default_rng(1).normal(size=(34, 6, 6, 1)).astype(np.float32)
+
+
+def convolved(x, kernel):
+    axes = ("NHWC", "HWIO", "NHWC")
+    return jnp.tanh(
+        jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=axes)[0]
+    )
+
+
+def loss_of_convolutions(params, image):
+    return jnp.sum(convolved(convolved(image, params["a"]), params["b"]) ** 2)
+
+
+def loss_under_remat(params, image):
+    hidden = jax.checkpoint(convolved)(image, params["a"])
+    return jnp.sum(jax.checkpoint(convolved)(hidden, params["b"]) ** 2)
+
+
+def loops_with_convolutions(function, *args):
+    """Numbers of iterations of the scans with convolutions that are compiled to a loop."""
+
+    def find(jaxpr):
+        for equation in jaxpr.eqns:
+            inner = list(jaxprs_in_params(equation.params))
+            if equation.primitive.name == "scan" and equation.params["unroll"] == 1:
+                names = [name for body in inner for name in primitive_names(body)]
+                if "conv_general_dilated" in names:
+                    yield equation.params["length"]
+            for body in inner:
+                yield from find(body)
+
+    return list(find(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+@pytest.mark.parametrize(
+    ("loss", "part_size"), [(loss_of_convolutions, 9), (loss_under_remat, None)]
+)
+def test_convolutions_on_a_cpu_are_not_in_a_loop(loss, part_size):
+    batch = IMAGES[:30]
+    compute = clipped_grad(loss, 0.5, microbatch_size=part_size)
+    assert loops_with_convolutions(compute, KERNELS, batch) == []
+    expected = clipped_grad(loss, 0.5, method="vmap")(KERNELS, batch)
+    assert_close(compute(KERNELS, batch), expected, 1e-5)
+
+
+def test_a_loss_of_convolutions_under_remat_has_micro_batches():
+    assert explain(loss_under_remat, KERNELS, IMAGES).microbatch_size in range(3, 30)
+
+
+def test_more_than_sixteen_micro_batches_are_a_loop():
+    compute = clipped_grad(loss_of_convolutions, 0.5, microbatch_size=2)
+    assert loops_with_convolutions(compute, KERNELS, IMAGES) == [17]

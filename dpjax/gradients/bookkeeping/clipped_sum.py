@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._jaxprs import primitive_names
+from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn
 from dpjax.gradients.bookkeeping.block_norms import squared_norms_of_blocks, squared_norms_of_entry
 from dpjax.gradients.bookkeeping.block_sums import add_block_sum, sum_of_entry
@@ -86,7 +86,8 @@ def clipped_sum(
         if part_size is None or part_size >= len(mask):
             sums, info = add(sums, batch, mask)
         else:
-            sums, info = scan_microbatches(add, sums, part_size, batch, mask)
+            unroll = is_slow_in_loops(program.jaxpr.jaxpr)
+            sums, info = scan_microbatches(add, sums, part_size, batch, mask, unroll=unroll)
         blocks = program.blocks
         entries = {n: blocks[n].to_leaf(leaves[blocks[n].leaf], total) for n, total in sums.items()}
         of_leaves = _sum_of_blocks(program, entries)
