@@ -128,8 +128,11 @@ def test_only_runs_read_sources(straight):
     for call in (svi.update, svi.update_with_info):
         with pytest.raises(ValueError, match="args must be arrays here, got a data source of 61"):
             call(straight.state, source)
-    with pytest.raises(ValueError, match="args must be arrays here, got a data source of 61"):
+    whole = "args must be whole arrays here, got ArraySource"
+    with pytest.raises(ValueError, match=whole):
         svi.clipping_report(KEY, straight.state, source)
+    with pytest.raises(ValueError, match=whole):
+        svi.evaluate(straight.state, source)
 
 
 def test_a_guide_with_parameters_for_each_record_of_a_source_is_refused():

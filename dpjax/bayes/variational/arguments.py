@@ -117,13 +117,8 @@ def _stack_source(
     arguments: ArgsAndKwargs, num_examples: int
 ) -> tuple[DataSource | None, ArgsAndKwargs]:
     """Returns the source of ``num_examples`` records, and arguments with shapes in its place."""
-
-    def is_records(leaf: Any) -> bool:
-        is_array = isinstance(leaf, jax.Array | np.ndarray | SplitRecords)
-        return not is_array and is_source(leaf) and len(leaf) == num_examples
-
     leaves = jax.tree.leaves(arguments, is_leaf=_is_split)
-    sources = [leaf for leaf in leaves if is_records(leaf)]
+    sources = [leaf for leaf in leaves if _is_source_of(leaf, num_examples)]
     if not sources:
         return None, arguments
     check(len(sources) == 1, "data sources in args", len(sources), "one, of all fields")
@@ -159,10 +154,12 @@ def check_in_arrays(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def check_whole(arguments: Any) -> None:
-    """Raises ValueError for `SplitRecords`, which only steps take."""
-    if any(map(_is_split, jax.tree.leaves(arguments, is_leaf=_is_split))):
-        raise ValueError("args must be whole arrays here, got SplitRecords, which only steps take")
+def check_whole(arguments: Any, num_examples: int) -> None:
+    """Raises ValueError for `SplitRecords` and data sources, which only steps take."""
+    for leaf in jax.tree.leaves(arguments, is_leaf=_is_split):
+        if _is_split(leaf) or _is_source_of(leaf, num_examples):
+            name = type(leaf).__name__
+            raise ValueError(f"args must be whole arrays here, got {name}, which only steps take")
 
 
 def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
@@ -186,6 +183,11 @@ def as_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgsAndKwargs:
 
 def _is_split(node: Any) -> bool:
     return isinstance(node, SplitRecords)
+
+
+def _is_source_of(leaf: Any, num_examples: int) -> bool:
+    is_array = isinstance(leaf, jax.Array | np.ndarray | SplitRecords)
+    return not is_array and is_source(leaf) and len(leaf) == num_examples
 
 
 def _kind(leaf: Any, num_examples: int) -> str:

@@ -10,7 +10,7 @@ from numpyro.infer import ELBO, SVI, Predictive
 from dpjax._extras import requires_extra
 from dpjax._typing import PRNGKey
 from dpjax._validation import as_key, check_count
-from dpjax.bayes.variational.arguments import Values, as_arrays, check_in_arrays, check_whole
+from dpjax.bayes.variational.arguments import Values, as_arrays, check_whole
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
 from dpjax.bayes.variational.compiled_steps import CompiledSteps
 from dpjax.bayes.variational.step import DPSVIState, with_index
@@ -65,7 +65,7 @@ class VariationalPosterior:
           The result is a **private** value, not released.
         """
         args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
-        check_whole((args, kwargs))
+        check_whole((args, kwargs), self.mechanism.sampling.num_examples)
         return self._svi.evaluate(svi_state, *args, **kwargs)
 
     def posterior_samples(
@@ -140,8 +140,8 @@ class VariationalPosterior:
         Privacy:
           The report holds **private** values, not released.
         """
-        check_whole((args, kwargs))
-        parts = check_in_arrays(self._steps.split(args, kwargs))
+        check_whole((args, kwargs), self.mechanism.sampling.num_examples)
+        parts = self._steps.split(args, kwargs)
         problem = self._steps.problem(svi_state, parts)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
         key = as_key(rng_key)
