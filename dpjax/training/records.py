@@ -37,6 +37,7 @@ class RecordStream:
       sampling: the sampler.
       num_samplers: how many independent samplers of this kind draw in each step; their states are
         stacked on a leading axis. By default there is one, without such an axis.
+      sharding: of the run; each of its devices has the whole buffer.
 
     Attributes:
       sampling: the sampler in a step whose data are the buffer.
@@ -47,9 +48,14 @@ class RecordStream:
     """
 
     def __init__(
-        self, source: DataSource, sampling: Sampling, num_samplers: int | None = None
+        self,
+        source: DataSource,
+        sampling: Sampling,
+        num_samplers: int | None = None,
+        sharding: MeshSharding | None = None,
     ) -> None:
         self.sampling = StagedSampling(sampling)
+        self._sharding = sharding
         self._reader = RecordReader(source, sampling.num_examples)
 
         def locate(state: Any, num_batches: int) -> LocatedDraw:
@@ -100,12 +106,12 @@ class RecordStream:
             located = self._locate(sampler, usual)
             reading = thread.submit(self._stage_if_whole, located)
             for number in range(1, num_draws + 1):
-                found = reading.result()
+                found: Any = reading.result()
                 if isinstance(found, int):
                     size = usual * 2 ** math.ceil(math.log2(found / usual))
                     located = self._locate(sampler, size)
                     found = self._stage(located)
-                draw, records = jax.device_put(found)
+                draw, records = place_records(found, self._sharding)
                 sampler = located.sampler
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
@@ -155,17 +161,17 @@ def open_data(
 
     Raises:
       ValueError: ``data`` has another length than ``sampling``, or masked arrays, or is a source
-        and there is a sharding.
+        and there are several processes.
     """
     if not is_source(data):
         check_records(sampling, data)
         return data
-    if sharding is not None:
+    if jax.process_count() > 1:
         raise ValueError(
-            "sharding must be None for a data source, whose records are read to one device; got"
-            f" {sharding!r}: pass split_records of arrays, of which every device has its own"
+            f"data must be arrays where a run has several processes ({jax.process_count()}), got a"
+            f" source of {len(data)} records: pass split_records of each process's own arrays"
         )
-    return RecordStream(data, sampling, num_samplers)
+    return RecordStream(data, sampling, num_samplers, sharding)
 
 
 def place_data(data: Any, sharding: MeshSharding | None) -> Any:

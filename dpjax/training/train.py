@@ -118,7 +118,8 @@ def train(
         the device once (with ``sharding``, on each device). Or `split_records` of them, of which
         each device, and each of several processes, has its own. Or a `DataSource` of as many
         records, for data larger than the device or memory: the drawn records of a step are read in
-        a thread during the step before, with the same result.
+        a thread during the step before, with the same result; on one process, where each device of
+        ``sharding`` gets all of them.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from dpjax.bayes.sgmcmc import PSGLD, SGHMC, SGLD, RMSProp, sample
 from dpjax.sampling import PoissonSampling
-from dpjax.training import MeshSharding, split_records
+from dpjax.training import ArraySource, MeshSharding, split_records
 
 NUM_EXAMPLES = 107
 DATA = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 4)).astype(np.float32)
@@ -23,13 +23,13 @@ OWN = {
 }
 
 
-def run(kind, batches, sharding=None, split=False, folder=None):
+def run(kind, batches, sharding=None, split=False, folder=None, data=DATA):
     chain = kind(
         PoissonSampling(NUM_EXAMPLES, 0.3), l2_clip=2.0, step_size=0.05, num_steps=6,
         adjacency="zero_out", num_chains=2, batches=batches,
         **OWN[kind],
     )  # fmt: skip
-    data = split_records(DATA, sharding) if split else DATA
+    data = split_records(DATA, sharding) if split else data
     return sample(
         jax.random.key(1), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), lambda w: -jnp.sum(w**2),
         jnp.zeros(4), data, chain, sharding=sharding, checkpoint_dir=folder, progress=False,
@@ -57,3 +57,10 @@ def test_samples_are_those_of_one_device(kind, batches, sharding, split):
 def test_a_finished_run_is_recognised_on_another_mesh(tmp_path):
     first = run(SGLD, "own", EIGHT, True, tmp_path)
     np.testing.assert_array_equal(run(SGLD, "own", TWO_BY_FOUR, False, tmp_path), first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", ["own", "shared"])
+def test_a_source_gives_the_samples_of_the_arrays(batches):
+    streamed = run(SGLD, batches, TWO_BY_FOUR, data=ArraySource(DATA))
+    np.testing.assert_array_equal(streamed, run(SGLD, batches, TWO_BY_FOUR))

@@ -16,6 +16,7 @@ import optax
 import pytest
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
+from jax.sharding import PartitionSpec as P
 
 import dpjax
 from dpjax.mechanisms import SubsampledGaussian
@@ -25,8 +26,8 @@ from dpjax.sampling import (
     ShuffledEpochs,
     TruncatedPoissonSampling,
 )
-from dpjax.training import ArraySource, records, train
-from dpjax.training.records import RecordStream
+from dpjax.training import ArraySource, MeshSharding, records, train
+from dpjax.training.records import RecordStream, open_data
 from dpjax.training.sources import RecordReader
 
 KEY = jax.random.key(3)
@@ -212,6 +213,22 @@ def test_a_checkpoint_of_other_records_is_refused(tmp_path):
         run(ArraySource(changed), folder=tmp_path)
     with pytest.raises(ValueError, match="a run with another data, another program"):
         run(DATA, folder=tmp_path)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("crowded", marks=pytest.mark.slow)])
+def test_on_a_mesh_a_source_gives_the_result_of_the_arrays(sampling):
+    num_devices = 4 if sampling == "poisson" else 2
+    mesh = jax.make_mesh((num_devices,), ("data",), devices=jax.devices()[:num_devices])
+    sharding = MeshSharding(mesh, "data", lambda path, leaf: P("data") if path == "in" else P())
+    streamed = run(ArraySource(DATA), sampling, sharding=sharding)
+    assert equal(run(DATA, sampling, sharding=sharding), streamed)
+    assert streamed.params["in"].sharding.spec == P("data")
+
+
+def test_a_source_is_refused_where_there_are_several_processes(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="data must be arrays where a run has several processes"):
+        open_data(SAMPLINGS["poisson"], ArraySource(DATA))
 
 
 def test_the_fingerprint_is_of_1024_records_of_a_large_source():
