@@ -192,6 +192,7 @@ def finished(tmp_path_factory):
     return folder, run(checkpoint_dir=folder, num_steps=3)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_continued_and_then_returned(finished, straight):
     folder, first = finished
     assert int(first.state.num_releases) == 3

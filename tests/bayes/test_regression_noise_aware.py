@@ -364,6 +364,7 @@ def test_a_release_that_no_records_have_is_no_trouble():
     assert len(np.unique(draws.beta[:, 0])) == 2_000
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_key_alone(records):
     released = GAUSSIAN.release_records(jax.random.key(6), *records)
     fit = partial(noise_aware_posterior, num_examples=300, **PRIOR)

@@ -139,6 +139,7 @@ def test_explain_says_where_layers_under_remat_store_their_values():
     assert "recomputed as remat asks" in recomputed.leaves[0].route.reason
 
 
+@pytest.mark.slow
 def test_models_of_common_make():
     """All leaves have a route without per-example gradients but for those that are transformed."""
     transformed = {

@@ -152,6 +152,7 @@ def test_without_the_margin_the_bound_is_exceeded(monkeypatch):
     assert farthest(by_gradient(linear, method="vmap"), 99_999) > 1 + 1e-4
 
 
+@pytest.mark.slow
 def test_without_compensation_the_bound_is_exceeded_by_far(monkeypatch):
     def add(self, term):
         return CompensatedSum(jax.tree.map(jnp.add, self.total, term), self.error)

@@ -194,6 +194,7 @@ def crash(report):
         raise Crash
 
 
+@pytest.mark.slow
 def test_a_crashed_run_resumes_to_the_same_result(tmp_path):
     with pytest.raises(Crash):
         run(Listed(), folder=tmp_path, on_report=crash)
