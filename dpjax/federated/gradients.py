@@ -129,7 +129,7 @@ class ClippedGradientSum(RecordSum):
 def holder_gradient(
     loss_fn: LossFn, mechanism: SubsampledGaussian, *, num_examples: int, method: str = "auto"
 ) -> HolderGradient:
-    """Returns a function for the clipped gradient sum of one Poisson batch of a holder.
+    """Returns a function that computes the clipped gradient sum of a holder's Poisson batch.
 
     Batches that holders draw independently at one rate are together a Poisson batch of all records,
     so the event of the steps is the mechanism's, whatever the numbers of records.

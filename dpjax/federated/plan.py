@@ -57,7 +57,7 @@ _LEAST_RECORDS, _LEAST_RECORDS_OF_ONE = 2**30, 2**10
 
 
 class Grid(NamedTuple):
-    """The public grid of the sums, and the noise of each holder on it.
+    """Public grid to which sums are rounded, and the scale of each holder's integer noise.
 
     Attributes:
       exponents: the spacing of each entry is two to the power of this, int64 ``(size,)``.

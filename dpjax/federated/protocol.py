@@ -249,7 +249,7 @@ def combine(
     round_number: int = 0,
     parameters: bytes = NO_PARAMETERS,
 ) -> Result:
-    """Returns the released sum from what the nodes opened.
+    """Returns the released sum, reconstructed from the nodes' sums of shares.
 
     Args:
       plan: of the release.

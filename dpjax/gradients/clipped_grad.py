@@ -121,9 +121,7 @@ def clipped_grad(
             part_size = fitting_microbatch_size(of_part, params, batch, mask)
         if part_size is None or size <= part_size:
             return of_part(params, batch, mask)
-        unroll = is_slow_in_loops(
-            jax.make_jaxpr(loss)(params, jax.tree.map(one_example, batch)).jaxpr
-        )
+        unroll = is_slow_in_loops(loss, params, jax.tree.map(one_example, batch))
         return sum_over_microbatches(of_part, part_size, params, batch, mask, unroll=unroll)
 
     def clipped_sum_of(

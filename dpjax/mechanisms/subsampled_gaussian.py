@@ -123,7 +123,7 @@ class SubsampledGaussian(Mechanism):
         return dataclasses.replace(self, num_steps=num_steps, noise_multiplier=noise)
 
     def scale_noise(self, factor: float) -> Self:
-        """Returns the same mechanism with every noise multiplier times ``factor``."""
+        """Returns this mechanism with every noise multiplier multiplied by ``factor``."""
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)

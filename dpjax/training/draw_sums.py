@@ -149,7 +149,7 @@ def sum_over_split_records(
     key: PRNGKey | None,
     sharding: MeshSharding,
 ) -> tuple[Any, StepInfo]:
-    """The clipped sum over the draw from ``state``, of which each device computes its own records.
+    """The clipped sum over one draw from split records; each device computes those that it holds.
 
     Arguments and results as `sum_over_draw`. The key of an example is ``fold_in(fold_in(key, 0),
     its position in the data set)``.

@@ -45,9 +45,7 @@ def loops_on_device(update: Update, state: Any, data: Any) -> bool:
 
     For dense models a host round trip for each step costs more than the step.
     """
-    if jax.default_backend() != "cpu":  # a trace less
-        return True
-    return not is_slow_in_loops(jax.make_jaxpr(update)(state, data).jaxpr)
+    return not is_slow_in_loops(update, state, data)
 
 
 def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:

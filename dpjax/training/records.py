@@ -65,7 +65,7 @@ class RecordStream:
         self._locate = jax.jit(locate, static_argnums=1)
 
     def fingerprint(self) -> str:
-        """Returns the fingerprint of the source: see `RecordReader`."""
+        """Returns a hash of the source's length, structure and some records (`RecordReader`)."""
         return self._reader.fingerprint()
 
     def run_program_hash(self, update: Update, state: Any) -> str:

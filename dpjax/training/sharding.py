@@ -78,7 +78,7 @@ class MeshSharding:
 
     @property
     def rows(self) -> PartitionSpec:
-        """The partition of arrays with a leading axis of rows."""
+        """The `PartitionSpec` of arrays whose leading axis is the batch."""
         return PartitionSpec(self.batch_axes)
 
     def check_batch_size(self, physical_batch_size: int) -> None:

@@ -71,7 +71,9 @@ def make_mechanism(num_entries: int) -> PerturbedStatistics | ClippedGradientSum
 
 
 def measure_shares(plan: FederatedSum, sums: npt.NDArray[np.float64]) -> Costs:
-    """Runs a round with each party's functions apart; the masks and noise are the system's.
+    """Times the functions of each party in one round of secret sharing.
+
+    Masks and noise come from the operating system's generator.
 
     Args:
       plan: of the round.

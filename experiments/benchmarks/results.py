@@ -124,7 +124,7 @@ def measure(group: Group, effort: Effort | None = None) -> Table:
 
 
 def results_path(results: Path, part: str) -> Path:
-    """Returns the path of the results of a part."""
+    """Returns the path of the results file of one part of the benchmark."""
     return results / f"benchmarks_{part}.json"
 
 

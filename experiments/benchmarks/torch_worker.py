@@ -294,7 +294,7 @@ class Worker:
         return time.perf_counter() - start
 
     def forget(self) -> None:
-        """Frees every step."""
+        """Deletes all steps and so frees their memory."""
         self.steps.clear()
 
 

@@ -18,7 +18,7 @@ _CONTEXT.set_forkserver_preload(["experiments.distributed.worker"])
 
 
 class Outcome(NamedTuple):
-    """How a process ended.
+    """Exit status, output and run time of a process.
 
     Attributes:
       status: exit status; minus the signal's number if it was killed.

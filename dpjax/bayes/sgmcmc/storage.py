@@ -13,7 +13,7 @@ from dpjax.training.processes import check_all
 
 
 class SampleStore:
-    """Storage of kept states ``(num_chains, num_kept, ...)``, in memory or ``.npy`` files.
+    """Arrays of posterior samples, ``(num_chains, num_kept, ...)``, in memory or ``.npy`` files.
 
     Of several processes the first one has the files, and the others have arrays in memory.
 

@@ -101,7 +101,7 @@ class CompiledSteps:
         self._checked: set[tuple[Any, ...]] = set()
 
     def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """Splits arguments into records and public ones; see `split_arguments`."""
+        """Splits model arguments into records and public arguments (`split_arguments`)."""
         num_examples = self._mechanism.sampling.num_examples
         return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
 

@@ -75,7 +75,8 @@ def clipped_sum(
     book-keeping; Bu, Mao, Xu (2022) for the choice between ghost norms and instantiation.
     """
     params, batch = jax.tree.map(jnp.asarray, (params, batch))  # numbers and NumPy arrays too
-    program = trace_loss(loss_fn, params, jax.tree.map(one_example, batch), len(mask))
+    example = jax.tree.map(one_example, batch)
+    program = trace_loss(loss_fn, params, example, len(mask))
     leaves, treedef = jax.tree.flatten(params)
     routes = [choose_route(program, b, b.size(leaves[b.leaf])) for b in program.blocks]
     most, part_size = max_batch_size or len(mask), program.part_size
@@ -86,7 +87,7 @@ def clipped_sum(
         if part_size is None or part_size >= len(mask):
             sums, info = add(sums, batch, mask)
         else:
-            unroll = is_slow_in_loops(program.jaxpr.jaxpr)
+            unroll = is_slow_in_loops(loss_fn, params, example)
             sums, info = scan_microbatches(add, sums, part_size, batch, mask, unroll=unroll)
         blocks = program.blocks
         entries = {n: blocks[n].to_leaf(leaves[blocks[n].leaf], total) for n, total in sums.items()}

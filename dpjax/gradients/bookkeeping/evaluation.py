@@ -1,4 +1,4 @@
-"""Evaluation of jaxprs equation by equation, into the bodies of calls and scans."""
+"""Evaluation of jaxprs equation by equation, the bodies of ``jit``, ``remat`` and scans too."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

@@ -167,7 +167,7 @@ def _trace_recomputed(
 def site_values(
     program: LossJaxpr, trace: Trace, block: Block
 ) -> tuple[list[Site], list[Any], list[Any]]:
-    """The sites of one block, their other operands and their output gradients, as recorded."""
+    """Returns the sites of a block with their recorded inputs and output gradients."""
     numbers = program.sites_of(block)
     return (
         [program.sites[n] for n in numbers],
