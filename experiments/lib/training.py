@@ -1,6 +1,5 @@
 """Training with or without differential privacy, evaluated during training."""
 
-import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.certificates import Certificate
 from dpjax.datasets import Dataset
 from dpjax.training import Report, TrainResult
+from dpjax.training.loop import Update, compile_steps
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
 
@@ -145,37 +145,32 @@ def stack_curves(runs: Sequence[Training]) -> np.ndarray:
 
 def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpochs) -> Training:
     examples, curve = jax.tree.map(jnp.asarray, task.examples), []
-    state = params, task.optimizer.init(params)
+    num_examples, size = len(jax.tree.leaves(examples)[0]), plan.batch_size
+    num_steps = num_examples // size
+    # Steps consume their state.
+    state = jax.tree.map(jnp.array, (params, task.optimizer.init(params)))
+    run = None
     for epoch, epoch_key in enumerate(jax.random.split(key, plan.num_epochs), start=1):
-        state = _shuffled_epoch(
-            task.loss_fn, task.optimizer, plan.batch_size, state, examples, epoch_key
-        )
+        order = jax.random.permutation(epoch_key, num_examples)[: num_steps * size]
+        start, data = (jnp.int32(0), state), (examples, order.reshape(num_steps, size))
+        run = run or compile_steps(_plain_update(task), start, data, num_steps)
+        (_, state), _ = run(start, data, num_steps)
         if task.evaluate:
             curve.append((float(epoch), task.evaluate(state[0])))
     return Training(state[0], curve)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _shuffled_epoch(
-    loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    state: Any,
-    examples: Any,
-    key: PRNGKey,
-) -> Any:
-    """Returns ``(params, optimiser's state)`` after one epoch."""
+def _plain_update(task: Task) -> Update:
+    """Returns one step; its state is the step's number in the epoch, parameters and optimiser's."""
 
     def mean_loss(params: Any, batch: Any) -> jax.Array:
-        return jax.vmap(loss_fn, in_axes=(None, 0))(params, batch).mean()
+        return jax.vmap(task.loss_fn, in_axes=(None, 0))(params, batch).mean()
 
-    def step(state: Any, indices: jax.Array) -> tuple[Any, None]:
-        params, optimizer_state = state
-        gradient = jax.grad(mean_loss)(params, jax.tree.map(lambda leaf: leaf[indices], examples))
-        updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-        return (optax.apply_updates(params, updates), optimizer_state), None
+    def update(state: Any, data: Any) -> tuple[Any, tuple[()]]:
+        (step, (params, optimizer_state)), (examples, order) = state, data
+        batch = jax.tree.map(lambda leaf: leaf[order[step]], examples)
+        gradient = jax.grad(mean_loss)(params, batch)
+        updates, optimizer_state = task.optimizer.update(gradient, optimizer_state, params)
+        return (step + 1, (optax.apply_updates(params, updates), optimizer_state)), ()
 
-    num_examples = len(jax.tree.leaves(examples)[0])
-    num_steps = num_examples // batch_size
-    order = jax.random.permutation(key, num_examples)[: num_steps * batch_size]
-    return jax.lax.scan(step, state, order.reshape(num_steps, batch_size))[0]
+    return update
