@@ -53,11 +53,11 @@ def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> LocatedDraw
 
 
 class StagedDraw(NamedTuple):
-    """A draw of records in a buffer.
+    """A draw of records in a buffer, or in one buffer for each part of a physical batch's rows.
 
     Attributes:
-      rows: of the buffer, for each slot of all physical batches, int32 ``(slots,)``; on the host
-        until the step.
+      rows: of the slot's buffer, for each slot of all physical batches, int32 ``(slots,)``; on the
+        host until the step.
       mask: which slots hold a drawn record, bool ``(slots,)``.
       num_batches: as in `LocatedDraw`.
     """

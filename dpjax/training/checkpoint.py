@@ -8,7 +8,6 @@ one of them differs. **It contains keys: keep it as secret as the data.**
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
@@ -17,17 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 from dpjax.training.processes import (
     LostProcessError,
     check_all,
-    check_equal,
     explain_lost_process,
-    hash_arrays,
 )
-from dpjax.training.sharding import MeshSharding
-from dpjax.training.split_records import SplitRecords, records_fingerprint
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
     import orbax.checkpoint as ocp
@@ -63,17 +57,6 @@ class CheckpointText(NamedTuple):
     )
 
 
-def identify(mechanism: Any, data: Any, program: str) -> Identity:
-    """Returns the identity of a run, which does not depend on how it is placed on devices.
-
-    Args:
-      mechanism: of the run.
-      data: a tree of arrays, or `SplitRecords`.
-      program: `program_hash` of the step **on one device**, for data in one piece.
-    """
-    return Identity(mechanism_hash(mechanism), records_fingerprint(data), program)
-
-
 def program_hash(function: Any, *arguments: Any) -> str:
     """A sha256 over the text of the program of ``function``, JAX's version and its generator.
 
@@ -82,7 +65,7 @@ def program_hash(function: Any, *arguments: Any) -> str:
     shapes = jax.tree.map(_unplaced_shape, arguments)
     generator = getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009 (no stub has it)
     text = jax.jit(function).lower(*shapes).as_text()
-    return _sha256(f"{jax.__version__} {generator} {text}")
+    return text_hash(f"{jax.__version__} {generator} {text}")
 
 
 def mechanism_hash(mechanism: Any) -> str:
@@ -97,46 +80,7 @@ def mechanism_hash(mechanism: Any) -> str:
     >>> mechanism_hash(one) == mechanism_hash(one.scale_noise(1.01))
     False
     """
-    return _sha256(json.dumps(_to_json(mechanism), sort_keys=True))
-
-
-def check_processes(
-    key: PRNGKey,
-    params: ArrayTree,
-    mechanism: Any,
-    program: Callable[[], str],
-    data: Any,
-    sharding: MeshSharding | None,
-) -> None:
-    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
-
-    Hashes of the arguments are compared, of ``data`` only where each process has all of them.
-
-    Args:
-      key: of the run.
-      params: the initial parameters.
-      mechanism: of the run.
-      program: returns the hash of the program of a step.
-      data: a tree of arrays, or `SplitRecords`.
-      sharding: of the run.
-    """
-    if jax.process_count() == 1:
-        return
-    if sharding is None:
-        raise ValueError(
-            f"sharding must be given where jax.distributed connects {jax.process_count()}"
-            " processes: without it each would make a release of its own"
-        )
-    hashes = {
-        "key": hash_arrays(key),
-        "params": hash_arrays(params),
-        "mechanism": mechanism_hash(mechanism),
-        "sharding": _sha256(sharding.describe(params)),
-        "the program of loss_fn and optimizer, or JAX's version": program(),
-    }
-    if not isinstance(data, SplitRecords):
-        hashes["data (unless it is split_records of them)"] = records_fingerprint(data)
-    check_equal(hashes)
+    return text_hash(json.dumps(_to_json(mechanism), sort_keys=True))
 
 
 class CheckpointStore:
@@ -329,5 +273,6 @@ def _to_json(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _sha256(text: str) -> str:
+def text_hash(text: str) -> str:
+    """Returns the sha256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -10,6 +10,7 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.gradients.clipped_grad import ClippedSumFn
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.sampling.base import Batch, Sampling, gather
+from dpjax.sampling.staged import StagedSampling
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec
 from dpjax.training.split_records import SplitRecords, draw_local
 
@@ -84,7 +85,8 @@ def sum_over_draw(
       sampling: the sampler.
       draw: one draw of it.
       params: where gradients are taken.
-      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``.
+      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``; of a
+        `StagedSampling` the buffers of all devices, one after another.
       key: for losses that take one: that of the example in slot i of physical batch j is
         ``fold_in(fold_in(key, j), i)``.
       sharding: of the rows of each physical batch over devices; ``None`` for one device.
@@ -104,7 +106,9 @@ def sum_over_draw(
     if sharding is None:
         return local(draw, params, data, key)
     sharding.check_batch_size(sampling.physical_batch_size)
-    return add_up_shards(local, sharding, params, (draw, params, data, key), (REPLICATED,) * 4)
+    of_data = sharding.rows if isinstance(sampling, StagedSampling) else REPLICATED
+    specs = (REPLICATED, REPLICATED, of_data, REPLICATED)
+    return add_up_shards(local, sharding, params, (draw, params, data, key), specs)
 
 
 class Rows(NamedTuple):

@@ -11,14 +11,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.staged import LocatedDraw, StagedDraw, StagedSampling, locate_draw
-from dpjax.training.checkpoint import Identity, identify, mechanism_hash, program_hash
+from dpjax.training.checkpoint import Identity, mechanism_hash, program_hash, text_hash
 from dpjax.training.loop import Steps, Update, compile_steps
-from dpjax.training.sharding import MeshSharding
+from dpjax.training.processes import check_all, check_equal, hash_arrays
+from dpjax.training.sharding import REPLICATED, MeshSharding
 from dpjax.training.sources import DataSource, RecordReader, is_source
-from dpjax.training.split_records import check_records, place_records, whole_shapes
+from dpjax.training.split_records import (
+    SplitRecords,
+    check_records,
+    place_records,
+    records_fingerprint,
+    whole_shapes,
+)
 
 # (state, number of steps) -> the state and the info after each step
 StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
@@ -32,19 +41,22 @@ class RecordStream:
     buffer with one row for each slot of the ``usual_batches`` physical batches. For a draw that
     exceeds these the buffer is doubled, and the step compiled for that size too.
 
+    On a mesh each part of the physical batches' rows has a buffer of its own, on its devices. Every
+    process makes the whole draw, and reads the records of the parts that its devices have.
+
     Args:
-      source: the records.
+      source: the records, on several processes the same ones.
       sampling: the sampler.
       num_samplers: how many independent samplers of this kind draw in each step; their states are
         stacked on a leading axis. By default there is one, without such an axis.
-      sharding: of the run; each of its devices has the whole buffer.
+      sharding: of the run.
 
     Attributes:
       sampling: the sampler in a step whose data are the buffer.
 
     Raises:
-      ValueError: the source has another length than the sampler, or its first record is no tree of
-        numbers.
+      ValueError: the source has another length than the sampler, its first record is no tree of
+        numbers, or physical batches cannot be split evenly over the mesh.
     """
 
     def __init__(
@@ -55,14 +67,17 @@ class RecordStream:
         sharding: MeshSharding | None = None,
     ) -> None:
         self.sampling = StagedSampling(sampling)
-        self._sharding = sharding
-        self._reader = RecordReader(source, sampling.num_examples)
+        self._sharding, everywhere = sharding, None
+        if sharding is not None:
+            sharding.check_batch_size(sampling.physical_batch_size)
+            everywhere = NamedSharding(sharding.auto_mesh, REPLICATED)
+        self._reader = check_all(lambda: RecordReader(source, sampling.num_examples), "data")
 
         def locate(state: Any, num_batches: int) -> LocatedDraw:
             one = partial(locate_draw, sampling, num_batches=num_batches)
             return one(state) if num_samplers is None else jax.vmap(one)(state)
 
-        self._locate = jax.jit(locate, static_argnums=1)
+        self._locate = jax.jit(locate, static_argnums=1, out_shardings=everywhere)
 
     def fingerprint(self) -> str:
         """Returns a hash of the source's length, structure and some records (`RecordReader`)."""
@@ -74,7 +89,8 @@ class RecordStream:
         located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
         draw = located._replace(sampler=None)
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), draw)
-        staged, records = self._stage(nothing)
+        staged, _ = self._split(nothing, 1)
+        records = self._reader.empty(nothing.mask.size)
         return program_hash(update, state._replace(sampler=staged), records)
 
     def compile_steps(self, update: Update) -> StepIterator:
@@ -111,7 +127,7 @@ class RecordStream:
                     size = usual * 2 ** math.ceil(math.log2(found / usual))
                     located = self._locate(sampler, size)
                     found = self._stage(located)
-                draw, records = place_records(found, self._sharding)
+                draw, records = self._place(*found)
                 sampler = located.sampler
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
@@ -119,7 +135,7 @@ class RecordStream:
                     reading = thread.submit(self._stage_if_whole, located)
                 yield draw, records, sampler
 
-    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, Any] | int:
+    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]] | int:
         """Stages the draw if all of it was located, else returns its physical batches' number."""
         if located.num_batches is not None:
             filled = int(np.asarray(located.num_batches).max())
@@ -127,22 +143,42 @@ class RecordStream:
                 return filled
         return self._stage(located)
 
-    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, Any]:
-        """Returns the draw and the buffer, which holds each drawn record once.
+    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]]:
+        """Returns the draw, and this process's buffers, which hold each drawn record once."""
+        num_shards = 1 if self._sharding is None else self._sharding.num_shards
+        staged, drawn = self._split(located, num_shards)
+        own = [0] if self._sharding is None else self._sharding.own_shards
+        num_rows = located.mask.size // num_shards
+        return staged, {
+            shard: self._reader.read(drawn[shard].tolist(), self._reader.empty(num_rows))
+            for shard in own
+        }
 
-        Slots without a record have the row of the first one, on which a loss is as finite as on any
-        other.
+    def _split(self, located: LocatedDraw, num_shards: int) -> tuple[StagedDraw, list[np.ndarray]]:
+        """Returns the draw, and the positions of the records that each buffer has.
+
+        Slots without a record have the first row of the buffer, on which a loss is as finite as on
+        any other.
         """
-        mask = np.asarray(located.mask)
-        drawn, places = np.unique(np.asarray(located.indices)[mask], return_inverse=True)
-        rows = np.zeros(mask.shape, np.int32)
-        rows[mask] = places
-        records = self._reader.read(drawn.tolist(), self._reader.empty(mask.size))
+        mask, indices = np.asarray(located.mask), np.asarray(located.indices)
+        rows, size = np.zeros(mask.shape, np.int32), self.sampling.physical_batch_size
+        shards = np.arange(mask.shape[-1]) % size // (size // num_shards)
+        drawn = []
+        for shard in range(num_shards):
+            own = mask & (shards == shard)
+            found, rows[own] = np.unique(indices[own], return_inverse=True)
+            drawn.append(found)
         # One empty physical batch more: with one alone, XLA would see that the loop over further
         # batches repeats a computation, and make it before the loop, in every step.
-        empty = [(0, 0)] * (mask.ndim - 1) + [(0, self.sampling.physical_batch_size)]
+        empty = [(0, 0)] * (mask.ndim - 1) + [(0, size)]
         filled = None if located.num_batches is None else np.array(located.num_batches)
-        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), records
+        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
+
+    def _place(self, staged: StagedDraw, buffers: dict[int, Any]) -> tuple[StagedDraw, Any]:
+        """Returns the draw on all devices, and each buffer on its own."""
+        if self._sharding is None:
+            return jax.device_put((staged, buffers[0]))
+        return self._sharding.place(staged), self._sharding.place_shards(buffers)
 
 
 def open_data(
@@ -160,17 +196,11 @@ def open_data(
       num_samplers: see `RecordStream`.
 
     Raises:
-      ValueError: ``data`` has another length than ``sampling``, or masked arrays, or is a source
-        and there are several processes.
+      ValueError: ``data`` has another length than ``sampling``, or masked arrays.
     """
     if not is_source(data):
         check_records(sampling, data)
         return data
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"data must be arrays where a run has several processes ({jax.process_count()}), got a"
-            f" source of {len(data)} records: pass split_records of each process's own arrays"
-        )
     return RecordStream(data, sampling, num_samplers, sharding)
 
 
@@ -193,11 +223,59 @@ def run_program_hash(update: Update, state: Any, data: Any) -> str:
     return program_hash(update, state, whole_shapes(data))
 
 
+def data_fingerprint(data: Any) -> str:
+    """Returns a hash of what `open_data` returned: of all records, or of some of a source."""
+    return data.fingerprint() if isinstance(data, RecordStream) else records_fingerprint(data)
+
+
 def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
-    """Returns the identity of a run of ``program`` on what `open_data` returned."""
-    if isinstance(data, RecordStream):
-        return Identity(mechanism_hash(mechanism), data.fingerprint(), program)
-    return identify(mechanism, data, program)
+    """Returns the identity of a run, which does not depend on how it is placed on devices.
+
+    Args:
+      mechanism: of the run.
+      data: what `open_data` returned.
+      program: `run_program_hash` of the step on one device.
+    """
+    return Identity(mechanism_hash(mechanism), data_fingerprint(data), program)
+
+
+def check_processes(
+    key: PRNGKey,
+    params: ArrayTree,
+    mechanism: Any,
+    program: Callable[[], str],
+    data: Any,
+    sharding: MeshSharding | None,
+) -> None:
+    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
+
+    Hashes of the arguments are compared, of ``data`` unless each process has a part of them.
+
+    Args:
+      key: of the run.
+      params: the initial parameters.
+      mechanism: of the run.
+      program: returns the hash of the program of a step.
+      data: what `open_data` returned.
+      sharding: of the run.
+    """
+    if jax.process_count() == 1:
+        return
+    if sharding is None:
+        raise ValueError(
+            f"sharding must be given where jax.distributed connects {jax.process_count()}"
+            " processes: without it each would make a release of its own"
+        )
+    hashes = {
+        "key": hash_arrays(key),
+        "params": hash_arrays(params),
+        "mechanism": mechanism_hash(mechanism),
+        "sharding": text_hash(sharding.describe(params)),
+        "the program of loss_fn and optimizer, or JAX's version": program(),
+    }
+    if not isinstance(data, SplitRecords):
+        hashes["data (unless it is split_records of them)"] = data_fingerprint(data)
+    check_equal(hashes)
 
 
 def compile_calls(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:

@@ -1,6 +1,6 @@
 """Placement of a private step on a mesh of devices: batch, parameters, optimiser state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -80,6 +80,27 @@ class MeshSharding:
     def rows(self) -> PartitionSpec:
         """The `PartitionSpec` of arrays whose leading axis is the batch."""
         return PartitionSpec(self.batch_axes)
+
+    @cached_property
+    def shard_processes(self) -> list[set[int]]:
+        """For each part of the rows, the processes whose devices have it."""
+        of_devices: Any = self._named(self.rows).devices_indices_map((self.num_shards,))
+        found: list[set[int]] = [set() for _ in range(self.num_shards)]
+        for device, (index,) in of_devices.items():
+            found[index.start or 0].add(device.process_index)
+        return found
+
+    @property
+    def own_shards(self) -> list[int]:
+        """Numbers of the parts of the rows that devices of this process have.
+
+        Raises:
+          ValueError: the mesh has no device of this process.
+        """
+        own = jax.process_index()
+        found = [shard for shard, processes in enumerate(self.shard_processes) if own in processes]
+        check(bool(found), "mesh", self.mesh.shape, "one with a device of every process")
+        return found
 
     def check_batch_size(self, physical_batch_size: int) -> None:
         """Raises ValueError unless the rows of a physical batch can be split evenly.
@@ -176,6 +197,24 @@ class MeshSharding:
         """
         check_context()
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
+
+    def place_shards(self, shards: Mapping[int, T]) -> T:
+        """Returns the arrays whose parts along the leading axis are the ``shards``, on the devices.
+
+        Args:
+          shards: trees of numpy arrays of the same shapes, by number: those of `own_shards`.
+        """
+
+        def place(*leaves: np.ndarray) -> jax.Array:
+            parts, (size, *shape) = dict(zip(shards, leaves, strict=True)), leaves[0].shape
+
+            def part(index: Any) -> np.ndarray:
+                return parts[(index[0].start or 0) // size]
+
+            whole = (self.num_shards * size, *shape)
+            return jax.make_array_from_callback(whole, self._named(self.rows), part)
+
+        return jax.tree.map(place, *shards.values())
 
     def sum_over_shards(self, summed: Any, specs: Any) -> Any:
         """Returns the sum over all shards, inside ``shard_map``; a device keeps its part of it.

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from dpjax._typing import ArrayTree
 from dpjax._validation import batch_length, check, check_unmasked
@@ -81,8 +80,7 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     """
     for leaf in jax.tree.leaves(data):
         check_unmasked("data", leaf)
-    rows, size = NamedSharding(sharding.auto_mesh, sharding.rows), batch_length(data, "data")
-    own = _own_shards(sharding, rows)
+    size, own = batch_length(data, "data"), _own_shards(sharding)
     arrays = jax.tree.map(np.asarray, data)
     check_different("data", hash_records(arrays, np.arange(size)) if size else None)
     sizes = all_gather(np.array([size, -(-size // len(own))], np.int64))
@@ -91,18 +89,12 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     first = int(sizes[: jax.process_index(), 0].sum())
     bounds = np.arange(len(own) + 1) * size // len(own)
 
-    def split(values: np.ndarray, empty: Any) -> jax.Array:
-        shape = (sharding.num_shards * per_shard, *values.shape[1:])
-
-        def shard(index: Any) -> np.ndarray:
-            number = own.index((index[0].start or 0) // per_shard)
-            part = np.full((per_shard, *shape[1:]), empty, values.dtype)
-            part[: bounds[number + 1] - bounds[number]] = values[
-                bounds[number] : bounds[number + 1]
-            ]
-            return part
-
-        return jax.make_array_from_callback(shape, rows, shard)
+    def split(values: np.ndarray, empty: Any) -> Any:
+        shards = {}
+        for shard, begin, end in zip(own, bounds, bounds[1:], strict=False):
+            shards[shard] = np.full((per_shard, *values.shape[1:]), empty, values.dtype)
+            shards[shard][: end - begin] = values[begin:end]
+        return sharding.place_shards(shards)
 
     dtypes = jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.result_type(leaf)), arrays)
     positions = split(np.arange(first, first + size, dtype=np.int32), num_examples)
@@ -142,13 +134,9 @@ def place_records(data: ArrayTree | SplitRecords, sharding: MeshSharding | None)
     return jax.device_put(data) if sharding is None else sharding.place(data)
 
 
-def _own_shards(sharding: MeshSharding, rows: NamedSharding) -> list[int]:
+def _own_shards(sharding: MeshSharding) -> list[int]:
     """The numbers of this process's shards, none of which may be on another process too."""
-    of_devices: Any = rows.devices_indices_map((sharding.num_shards,))
-    holders: dict[int, set[int]] = {}
-    for device, (index,) in of_devices.items():
-        holders.setdefault(index.start or 0, set()).add(device.process_index)
-    for shard, processes in holders.items():
+    for shard, processes in enumerate(sharding.shard_processes):
         if len(processes) > 1:
             raise ValueError(
                 "sharding must have each part of the rows on one process, but part"
@@ -156,9 +144,7 @@ def _own_shards(sharding: MeshSharding, rows: NamedSharding) -> list[int]:
                 f" {sorted(processes)}: give the mesh axes on which a process has several devices"
                 " to the parameters, or add them to batch_axes"
             )
-    own = sorted(s for s, processes in holders.items() if jax.process_index() in processes)
-    check(bool(own), "mesh", sharding.mesh.shape, "one with a device of every process")
-    return own
+    return sharding.own_shards
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.checkpoint import CheckpointStore, check_processes
+from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import run_calls
 from dpjax.training.records import (
+    check_processes,
     compile_calls,
     identify_run,
     open_data,
@@ -118,8 +119,8 @@ def train(
         the device once (with ``sharding``, on each device). Or `split_records` of them, of which
         each device, and each of several processes, has its own. Or a `DataSource` of as many
         records, for data larger than the device or memory: the drawn records of a step are read in
-        a thread during the step before, with the same result; on one process, where each device of
-        ``sharding`` gets all of them.
+        a thread during the step before, with the same result. Each of several processes passes a
+        source of all records, and reads those of its devices.
       mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.

@@ -1,7 +1,8 @@
 """The command ``python -m experiments.distributed [--kills N]``: processes against one.
 
 NoisySGD, DPSVI and SGLD are run by 1, 2 and 4 processes of this machine, which share four fake
-devices and have parts of one data set of unequal size, one of them empty. Parameters must agree up
+devices and have parts of one data set of unequal size, one of them empty; NoisySGD also on a data
+source, of which each process reads what is drawn for its devices. Parameters must agree up
 to the order of summation, and noise bit for bit. Then one of four processes is killed at random
 moments, and two processes resume its run.
 """
@@ -19,7 +20,7 @@ import numpy as np
 from experiments.distributed.processes import Outcome, Run
 from experiments.distributed.worker import NUM_STEPS, STEPS_PER_CALL, part_sizes
 
-_JOBS = ("sgd", "noise", "dpsvi", "sgld")
+_JOBS = ("sgd", "source", "noise", "dpsvi", "sgld")
 _TOLERANCE = 1e-6
 _TIME_LIMIT, _END_LIMIT = 400.0, 60.0
 _NUM_REPORTS = NUM_STEPS // STEPS_PER_CALL
@@ -53,7 +54,7 @@ def main() -> int:
         return 1
     good = True
     for num_processes in (2, 4):
-        jobs = (*_JOBS, "refused") if num_processes == 2 else _JOBS[:3]
+        jobs = (*_JOBS, "refused") if num_processes == 2 else _JOBS[:-1]
         found = run(num_processes, jobs) if good else None
         good = good and found is not None and compare(found, expected)
     moments = random.Random(0)

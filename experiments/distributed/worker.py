@@ -22,7 +22,15 @@ from dpjax.bayes.sgmcmc import SGLD, sample
 from dpjax.bayes.variational import DPSVI
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
-from dpjax.training import MeshSharding, Report, SplitRecords, split_records, train
+from dpjax.training import (
+    ArraySource,
+    DataSource,
+    MeshSharding,
+    Report,
+    SplitRecords,
+    split_records,
+    train,
+)
 
 NUM_EXAMPLES, NUM_FEATURES, NUM_STEPS, STEPS_PER_CALL = 1003, 16, 24, 2
 # Seconds for which a process waits for others to join, and for a sign of life of one that has.
@@ -132,7 +140,7 @@ def part_sizes(num_processes: int) -> list[int]:
 
 def fit_sgd(
     config: Config,
-    data: SplitRecords,
+    data: SplitRecords | DataSource,
     sharding: MeshSharding,
     *,
     seed: int = 7,
@@ -186,14 +194,22 @@ def fit_noise(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
     return fit_sgd(config._replace(checkpoint_dir=None), replace(data, arrays=weightless), sharding)
 
 
+def fit_source(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
+    """NoisySGD on a data source of all records, of which each process reads its drawn ones."""
+    del data
+    return fit_sgd(config._replace(checkpoint_dir=None), ArraySource(all_records()), sharding)
+
+
 def refuse(config: Config, data: SplitRecords, sharding: MeshSharding) -> dict[str, np.ndarray]:
-    """Errors of runs where process 1 has another key, loss, mechanism, or process 0's records."""
+    """Errors of runs where process 1 has another key, loss, mechanism, source, or equal records."""
     wrong = config.process == 1
+    source = ArraySource({**all_records(), "weight": np.full(NUM_EXAMPLES, 1 + wrong, np.float32)})
     same = {name: array[:9] for name, array in all_records().items()}
     attempts: dict[str, Callable[[], Any]] = {
         "key": lambda: fit_sgd(config, data, sharding, seed=8 if wrong else 7),
         "loss": lambda: fit_sgd(config, data, sharding, scale=2.0 if wrong else 1.0),
         "mechanism": lambda: fit_sgd(config, data, sharding, noise_multiplier=1.0 - 0.1 * wrong),
+        "source": lambda: fit_sgd(config, source, sharding),
         "records": lambda: split_records(same, sharding),
     }
     errors = {}
@@ -269,6 +285,7 @@ def sample_sgld(
 
 JOBS: dict[str, Callable[[Config, SplitRecords, MeshSharding], dict[str, np.ndarray]]] = {
     "sgd": fit_sgd,
+    "source": fit_source,
     "noise": fit_noise,
     "dpsvi": fit_dpsvi,
     "sgld": sample_sgld,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.distributed.__main__ import compare, describe_end
+from experiments.distributed.__main__ import _JOBS, compare, describe_end
 from experiments.distributed.processes import Outcome
 from experiments.distributed.worker import NUM_EXAMPLES, Config, all_records, own_part, part_sizes
 
@@ -22,7 +22,7 @@ def test_every_record_has_one_process(num_processes):
 
 def released(noise=0.0, weight=0.0):
     return {
-        **{f"{job} epsilon": np.array(1.0) for job in ("sgd", "noise", "dpsvi", "sgld")},
+        **{f"{job} epsilon": np.array(1.0) for job in _JOBS},
         "noise out": np.array([noise]),
         "sgd out": np.array([weight]),
     }

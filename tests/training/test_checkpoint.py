@@ -19,10 +19,10 @@ from dpjax.training import Budget, train
 from dpjax.training.checkpoint import (
     CheckpointStore,
     Identity,
-    identify,
     mechanism_hash,
     program_hash,
 )
+from dpjax.training.records import identify_run
 
 KEY = jax.random.key(5)
 DELTA = 1e-3
@@ -231,9 +231,9 @@ def test_identities_name_every_field_and_its_type():
 def test_data_are_identified_by_their_values():
     state, update = jnp.zeros(2), lambda state, data: (state + data, state)
     program = program_hash(update, state, jnp.ones(2))
-    identity = identify(MECHANISM, jnp.ones(2), program)
+    identity = identify_run(MECHANISM, jnp.ones(2), program)
     assert program == program_hash(update, state, np.ones(2, np.float32))
-    assert identity == identify(MECHANISM, np.ones(2, np.float32), program)
+    assert identity == identify_run(MECHANISM, np.ones(2, np.float32), program)
     assert all(len(each) == 64 for each in identity)
 
 

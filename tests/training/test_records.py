@@ -27,7 +27,7 @@ from dpjax.sampling import (
     TruncatedPoissonSampling,
 )
 from dpjax.training import ArraySource, MeshSharding, records, train
-from dpjax.training.records import RecordStream, open_data
+from dpjax.training.records import RecordStream
 from dpjax.training.sources import RecordReader
 
 KEY = jax.random.key(3)
@@ -218,18 +218,65 @@ def test_a_checkpoint_of_other_records_is_refused(tmp_path):
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("crowded", marks=pytest.mark.slow)])
 def test_on_a_mesh_a_source_gives_the_result_of_the_arrays(sampling):
-    num_devices = 4 if sampling == "poisson" else 2
-    mesh = jax.make_mesh((num_devices,), ("data",), devices=jax.devices()[:num_devices])
+    shape = {"poisson": (4, 1), "crowded": (2, 2)}[sampling]
+    mesh = jax.make_mesh(shape, ("data", "model"), devices=jax.devices()[:4])
     sharding = MeshSharding(mesh, "data", lambda path, leaf: P("data") if path == "in" else P())
     streamed = run(ArraySource(DATA), sampling, sharding=sharding)
     assert equal(run(DATA, sampling, sharding=sharding), streamed)
     assert streamed.params["in"].sharding.spec == P("data")
 
 
-def test_a_source_is_refused_where_there_are_several_processes(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="data must be arrays where a run has several processes"):
-        open_data(SAMPLINGS["poisson"], ArraySource(DATA))
+def sharding_of(num_devices):
+    return MeshSharding(
+        jax.make_mesh((num_devices,), ("data",), devices=jax.devices()[:num_devices])
+    )
+
+
+@pytest.mark.parametrize("own", [[0, 1, 2, 3], [1, 3]])
+def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
+    """As one of two processes has them, devices 1 and 3 of 4."""
+    monkeypatch.setattr(MeshSharding, "own_shards", own)
+    sampling, source = SAMPLINGS["poisson"], ArraySource(DATA)
+    stream = RecordStream(source, sampling, sharding=sharding_of(4))
+    located = stream._locate(sampling.init(KEY), sampling.usual_batches)
+    drawn, mask = np.asarray(located.indices), np.asarray(located.mask)
+    assert 8 < mask.sum() < 24
+    read, read_several = [], ArraySource.__getitems__
+    monkeypatch.setattr(
+        ArraySource,
+        "__getitems__",
+        lambda source, indices: read.extend(indices) or read_several(source, indices),
+    )
+    staged, buffers = stream._stage(located)
+    assert list(buffers) == own
+    # Slots of one device are two neighbours in each physical batch of eight.
+    shards = np.arange(24) // 2 % 4
+    assert sorted(read) == sorted(drawn[mask & np.isin(shards, own)])
+    for shard, buffer in buffers.items():
+        slots = np.flatnonzero(mask & (shards == shard))
+        assert len(buffer["x"]) == 6
+        for name, values in buffer.items():
+            np.testing.assert_array_equal(
+                values[staged.rows[slots]], DATA[name][drawn[slots]].astype(values.dtype)
+            )
+
+
+def test_the_records_of_another_device_give_another_result(monkeypatch):
+    sharding = sharding_of(2)
+    expected = run(DATA, sharding=sharding)
+    place = MeshSharding.place_shards
+
+    def exchange(sharding, shards):
+        return place(sharding, {0: shards[1], 1: shards[0]})
+
+    assert equal(run(ArraySource(DATA), sharding=sharding), expected)
+    monkeypatch.setattr(MeshSharding, "place_shards", exchange)
+    assert not equal(run(ArraySource(DATA), sharding=sharding), expected)
+
+
+def test_batches_that_cannot_be_split_evenly_are_refused():
+    with pytest.raises(ValueError, match="physical_batch_size must be a multiple of 4"):
+        run(ArraySource(DATA), "fixed", sharding=sharding_of(4))
 
 
 def test_the_fingerprint_is_of_1024_records_of_a_large_source():

@@ -161,7 +161,7 @@ def on_stream(update: Update, stream: RecordStream) -> Keep:
         with closing(steps_of(state, steps * count)) as each:
             for number, (state, _) in enumerate(each, start=1):
                 if number % steps == 0:
-                    kept.append(jax.device_get(state.params))
+                    kept.append(jax.tree.map(to_host, state.params))
         return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
 
     return keep

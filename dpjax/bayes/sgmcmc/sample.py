@@ -19,11 +19,12 @@ from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.certificates.certificate import Certificate
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.checkpoint import CheckpointStore, check_processes
+from dpjax.training.checkpoint import CheckpointStore
 from dpjax.training.loop import Update
 from dpjax.training.processes import explain_lost_process
 from dpjax.training.records import (
     RecordStream,
+    check_processes,
     identify_run,
     open_data,
     place_data,

@@ -34,11 +34,18 @@ from dpjax.bayes.variational.step import (
     move,
 )
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.checkpoint import CheckpointStore, Identity, check_processes, program_hash
+from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Steps, Update, run_calls
 from dpjax.training.processes import hash_arrays
-from dpjax.training.records import RecordStream, compile_calls, identify_run, open_data, stage
+from dpjax.training.records import (
+    RecordStream,
+    check_processes,
+    compile_calls,
+    identify_run,
+    open_data,
+    stage,
+)
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import whole_shapes
