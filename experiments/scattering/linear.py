@@ -7,46 +7,46 @@ thousand images of each data set at ε = 3) or two hours (``paper``: all images)
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-import jax
 import numpy as np
-import optax
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.datasets import Dataset, Split
+from dpjax.datasets import Dataset
 from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars, legend_below, panel_grid
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.training import Training, classification, stack_curves, train
-from experiments.lib.verdicts import compare_published, format_upper_bound, group_by
+from experiments.lib.training import stack_curves
+from experiments.lib.verdicts import (
+    compare_published,
+    format_upper_bound,
+    group_by,
+    remarks_on_rows,
+)
 from experiments.scattering.features import (
     load_features,
     moments_mechanism,
-    normalize_channels,
-    normalize_groups,
-    release_moments,
+)
+from experiments.scattering.jpeg import cost_of_encoding, plain_rows, run_plain
+from experiments.scattering.training import (
+    CHANNELS,
+    CURVES,
+    GROUPS,
+    MOMENTS_NOISE,
+    UNIT,
+    Settings,
+    fit,
 )
 
-GROUPS, CHANNELS = "group normalisation", "private normalisation"
 EPSILON, PUBLISHED_EPSILON = "ε", "ε of the source's noise"
 RANGE = "lowest, highest %"
-_CURVES = "accuracy % by epoch, each seed"
 _EPSILONS = (1.0, 2.0, 3.0)
 _CLAIMED = 3.0
-_UNIT = "one image"
-# Noise multiplier of each of the source's two releases for the normalisation.
-_MOMENTS_NOISE = 8.0
-_PHYSICAL_BATCH_SIZE = 1024
-_MODEL = nn.Dense(10, kernel_init=nn.initializers.zeros)
 
 
 class Published(NamedTuple):
@@ -71,58 +71,6 @@ _NUM_TEST = 10_000
 _QUICK_SIZES = {"MNIST": (6000, 1000), "Fashion-MNIST": (6000, 1000), "CIFAR-10": (2500, 500)}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one row: DP-SGD with momentum on normalised features, one run for each seed."""
-
-    data: str
-    normalization: str
-    epsilon: float  # target, the normalisation included
-    learning_rate: float
-    sampling_rate: float
-    noise_multiplier: float  # published; scaled to reach the target
-    epochs: int
-    num_train: int
-    num_test: int
-    num_groups: int = 27
-    l2_clip: float = 0.1
-    momentum: float = 0.9
-    delta: float = 1e-5
-    seeds: tuple[int, ...] = (0, 1, 2)
-
-    def training(self, num_examples: int) -> dpjax.SubsampledGaussian:
-        """Returns the mechanism of training with the published noise, on Poisson batches."""
-        return dpjax.SubsampledGaussian(
-            dpjax.PoissonSampling(
-                num_examples,
-                self.sampling_rate,
-                physical_batch_size=min(_PHYSICAL_BATCH_SIZE, num_examples),
-            ),
-            l2_clip=self.l2_clip,
-            noise_multiplier=self.noise_multiplier,
-            # The source drops the last, incomplete batch of an epoch.
-            num_steps=self.epochs * int(1 / self.sampling_rate),
-            adjacency="zero_out",
-            unit=_UNIT,
-        )
-
-    def mechanism(self, num_examples: int, num_channels: int) -> dpjax.Composition:
-        """Returns the training, preceded by the release of moments for private normalisation.
-
-        The noise of both is scaled by one factor, so that the certified ε is at most ``epsilon``.
-        """
-        parts: tuple[Any, ...] = (self.training(num_examples),)
-        if self.normalization == CHANNELS:
-            parts = (moments_mechanism(num_channels, _MOMENTS_NOISE, _UNIT), *parts)
-        return dpjax.calibrate(dpjax.Composition(parts), epsilon=self.epsilon, delta=self.delta)
-
-    def optimizer(self, num_steps: int) -> optax.GradientTransformation:
-        """Returns SGD with momentum; the learning rate decays to zero in the second half."""
-        constant = num_steps // 2
-        schedule = optax.linear_schedule(self.learning_rate, 0.0, num_steps - constant, constant)
-        return optax.sgd(schedule, self.momentum)
-
-
 def published_epsilon(settings: Settings) -> float:
     """Returns the ε (PLD) of the published noise on all images, if batches are Poisson samples.
 
@@ -130,43 +78,9 @@ def published_epsilon(settings: Settings) -> float:
     """
     parts: tuple[Any, ...] = (settings.training(_SOURCE[settings.data].num_train),)
     if settings.normalization == CHANNELS:
-        moments = moments_mechanism(1, _MOMENTS_NOISE, _UNIT)
+        moments = moments_mechanism(1, MOMENTS_NOISE, UNIT)
         parts = (moments, moments, *parts)
     return dpjax.Composition(parts).certificate(settings.delta).epsilon
-
-
-def fit(
-    settings: Settings, data: Dataset, mechanism: dpjax.Composition, folder: Path
-) -> list[Training]:
-    """Trains the linear model once for each seed; resumes from ``folder``.
-
-    Args:
-      settings: of the row.
-      data: features ``(n, channels, height, width)``.
-      mechanism: of ``settings``, for these features.
-      folder: for checkpoints.
-    """
-    moments: Any
-    training: Any
-    moments, training = mechanism.parts[0], mechanism.parts[-1]
-    runs = []
-    for seed in settings.seeds:
-        train_key, moments_key, init_key = jax.random.split(jax.random.key(seed), 3)
-        normalize: Callable[[np.ndarray], np.ndarray]
-        if settings.normalization == CHANNELS:
-            released = release_moments(moments_key, moments, data.train.x)
-            normalize = functools.partial(normalize_channels, moments=released)
-        else:
-            normalize = functools.partial(normalize_groups, num_groups=settings.num_groups)
-        # On the device once, so that no copy is made for training.
-        train_part, test_part = (
-            Split(jax.device_put(normalize(part.x)), part.y) for part in (data.train, data.test)
-        )
-        normalized = dataclasses.replace(data, train=train_part, test=test_part)
-        params = _MODEL.init(init_key, train_part.x[:1])["params"]
-        task = classification(_MODEL, normalized, settings.optimizer(training.num_steps))
-        runs.append(train(train_key, task, params, training, folder=folder / str(seed)))
-    return runs
 
 
 def load_images(name: str) -> Dataset:
@@ -203,10 +117,15 @@ def _rows(profile: str) -> list[Row]:
             published = {ACCURACY: source.accuracy, EPSILON: _CLAIMED} if is_published else {}
             name = f"{data}, {normalization}, ε = {epsilon:g}"
             rows.append(Row(name, dataclasses.asdict(settings), published))
+    if profile == "paper":
+        sizes = (_SOURCE["CIFAR-10"].num_train, _NUM_TEST)
+        rows += [Row(name, found, {}) for name, found in plain_rows(*sizes).items()]
     return rows
 
 
 def _run_row(row: Row, context: RowContext) -> Result:
+    if "epsilon" not in row.settings:
+        return run_plain(row, load_images(row.settings["data"]), context.folder.parent)
     settings = Settings(**{**row.settings, "seeds": tuple(row.settings["seeds"])})
     # The rows share the features, beside their own folders. The images are not kept: 1 GB.
     cache, sizes = context.folder.parent, (settings.num_train, settings.num_test)
@@ -230,14 +149,15 @@ def _run_row(row: Row, context: RowContext) -> Result:
         measured=measured,
         certified=certified,
         note=note,
-        series={_CURVES: stack_curves(runs).tolist()},
+        series={CURVES: stack_curves(runs).tolist()},
         certificate=str(certificate),
     )
 
 
 def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    groups = group_by(records, "data")
-    colours = dict(zip(group_by(records, "normalization"), PALETTE, strict=False))
+    private = [record for record in records if record.certified]
+    groups = group_by(private, "data")
+    colours = dict(zip(group_by(private, "normalization"), PALETTE, strict=False))
     figure, panels = panel_grid(len(groups), len(groups), 3.2 * len(groups), 3.6)
     for axes, (data, of_data) in zip(panels, groups.items(), strict=True):
         for label, drawn in group_by(of_data, "normalization").items():
@@ -271,7 +191,8 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
 
 def _remarks(records: Sequence[Record]) -> list[str]:
     found = []
-    for data, of_data in group_by(records, "data").items():
+    private = [record for record in records if record.certified]
+    for data, of_data in group_by(private, "data").items():
         best = [
             max(at_epsilon, key=lambda record: record.measured[ACCURACY])
             for at_epsilon in group_by(of_data, "epsilon").values()
@@ -295,6 +216,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
                 f"{record.settings['data']} is a JPEG re-encoding here, and the source had the"
                 " original pixels: accuracies are not comparable to the point."
             )
+    found += remarks_on_rows(records, cost_of_encoding, *plain_rows(0, 0))
     return [
         *found,
         "Not in the source's ε: its batches are shuffled, for which no Poisson account holds, and"
@@ -338,7 +260,9 @@ EXPERIMENT = Experiment(
         " image.\n\n"
         "Features are normalised in groups of channels within each image, at no cost, or by the"
         " mean and variance of each channel over the training images, released by one Gaussian"
-        " mechanism that is composed with the training: ε includes it."
+        " mechanism that is composed with the training: ε includes it.\n\n"
+        "In the paper profile, three rows train the model of CIFAR-10 without privacy (SGD with"
+        " momentum), to measure what a JPEG encoding of the images costs."
     ),
     rows=_rows,
     run_row=_run_row,

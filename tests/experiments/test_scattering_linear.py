@@ -10,10 +10,11 @@ import dpjax
 from dpjax.datasets import Split, load_digits
 from experiments.lib.registry import Record, Row, RowContext
 from experiments.scattering import features, linear
-from experiments.scattering.linear import CHANNELS, EPSILON, GROUPS, Settings
+from experiments.scattering.linear import EPSILON
+from experiments.scattering.training import CHANNELS, GROUPS, Settings
 
 CHANNELS_OF_GREY = 81
-PAPER = {row.name: row for row in linear.EXPERIMENT.rows("paper")}
+PAPER = {row.name: row for row in linear.EXPERIMENT.rows("paper") if "epsilon" in row.settings}
 
 
 @pytest.fixture(scope="module")
