@@ -1,7 +1,7 @@
 """Scattering features and a linear model (Tramèr and Boneh 2021) at certified ε = 1, 2, 3.
 
 ``python -m experiments run scattering_linear``: on two CPU cores about a minute (``quick``: a few
-thousand images of each data set at ε = 3) or two hours (``paper``: all images).
+thousand images of each data set at ε = 3) or an hour (``paper``: all images).
 """
 
 import dataclasses
