@@ -16,7 +16,7 @@ class Comparison(NamedTuple):
     pairs: tuple[tuple[float, float], ...]  # measured and published
     tolerance: float  # in the unit
     unit: str = ""  # "%" for relative differences
-    num_left_out: int = 0  # published values whose runs are shortened or on stand-in data
+    num_left_out: int = 0  # published values whose runs are shortened or on other data
 
     @property
     def differences(self) -> list[float]:
@@ -48,11 +48,11 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         """The clause of a finding."""
-        why = "shortened or on stand-in data"
+        why = "shortened or on other data than the source's"
         if not self.pairs:
             return f"the runs are {why}" if self.num_left_out else f"there are no {self.subject}"
         shown = f"{max(self.differences, key=abs):+.2g} {self.unit}".strip().replace("-", "−")
-        others = f"; {self.num_left_out} runs are {why}" if self.num_left_out else ""
+        others = f"; {self.num_left_out} not compared: {why}" if self.num_left_out else ""
         return (
             f"{self.num_within} of {len(self.pairs) + self.num_left_out} {self.subject} are met"
             f" within {self.stated_tolerance} (largest difference {shown}{others})"
@@ -77,7 +77,7 @@ def compare_published(
 ) -> Comparison:
     """Compares a column's measured values with the numbers published for them.
 
-    Records for which ``is_full`` does not hold, shortened runs, are counted and not compared.
+    Records for which ``is_full`` does not hold, shortened or on other data, are only counted.
     """
     known = [record for record in records if isinstance(record.source.get(name), Real)]
     found = [record for record in known if isinstance(record.measured.get(name), Real)]

@@ -287,8 +287,9 @@ def _frontier_figure(records: Sequence[Record]) -> Figure:
             for record in records
             if record.certified and wanted(record.row)
         )
-        at, heights = zip(*points, strict=True) if points else ((), ())
-        axes.plot(at, heights, color=colour, marker=marker, mfc="none", label=label)
+        if points:
+            at, heights = zip(*points, strict=True)
+            axes.plot(at, heights, color=colour, marker=marker, mfc="none", label=label)
     for record in records:
         if "ε" in record.source:
             place = (record.source["ε"], record.source[ACCURACY])
