@@ -1,4 +1,4 @@
-"""Helpers for jaxprs."""
+"""Primitives of a jaxpr, and whether a function has one that is slow in loops."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

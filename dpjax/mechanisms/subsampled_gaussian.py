@@ -73,7 +73,7 @@ class SubsampledGaussian(Mechanism):
 
     @property
     def event(self) -> DpEvent:
-        """The sampler's event of all steps with their noise."""
+        """The privacy event of all steps: the sampler's, with the noise multiplier of each."""
         return self.sampling.event(self._noise_by_runs())
 
     @property

@@ -137,7 +137,7 @@ class StagedSampling(Sampling):
         return Batch(rows, mask)
 
     def step_event(self, noise_multiplier: float) -> DpEvent:
-        """Returns the event of one step of the sampler that drew."""
+        """Returns the privacy event of one step, that of the underlying sampler."""
         return self.sampling.step_event(noise_multiplier)
 
     def event(self, noise_runs: NoiseRuns) -> DpEvent:

@@ -111,7 +111,7 @@ def run_calls(
     store: CheckpointStore | None = None,
     progress: bool = True,
 ) -> Iterator[tuple[int, Any, Any]]:
-    """Yields the number of steps done, the state and the new steps' infos after each call.
+    """Runs compiled calls of several steps; yields steps done, state and infos after each call.
 
     Args:
       compile_run: returns the steps, made by `compile_steps`; not called where all are done.

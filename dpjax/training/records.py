@@ -210,7 +210,7 @@ def place_data(data: Any, sharding: MeshSharding | None) -> Any:
 
 
 def stage(mechanism: Any, data: Any) -> Any:
-    """Returns a mechanism with the sampler of a stream's steps; as it is for other data."""
+    """Returns the mechanism, on a data source with a sampler whose draws are made beforehand."""
     if not isinstance(data, RecordStream):
         return mechanism
     return dataclasses.replace(mechanism, sampling=data.sampling)

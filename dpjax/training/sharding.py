@@ -83,7 +83,7 @@ class MeshSharding:
 
     @cached_property
     def shard_processes(self) -> list[set[int]]:
-        """For each part of the rows, the processes whose devices have it."""
+        """Indices of the processes that hold each shard of a batch, by shard."""
         of_devices: Any = self._named(self.rows).devices_indices_map((self.num_shards,))
         found: list[set[int]] = [set() for _ in range(self.num_shards)]
         for device, (index,) in of_devices.items():
@@ -92,7 +92,7 @@ class MeshSharding:
 
     @property
     def own_shards(self) -> list[int]:
-        """Numbers of the parts of the rows that devices of this process have.
+        """Numbers of the batch shards that devices of this process hold.
 
         Raises:
           ValueError: the mesh has no device of this process.
@@ -116,7 +116,7 @@ class MeshSharding:
         )
 
     def param_specs(self, params: ArrayTree) -> Any:
-        """Returns the partition of each parameter, as ``param_rule`` gives it.
+        """Returns the `PartitionSpec` of each parameter by ``param_rule``.
 
         Args:
           params: arrays, or their shapes.
@@ -199,7 +199,7 @@ class MeshSharding:
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
 
     def place_shards(self, shards: Mapping[int, T]) -> T:
-        """Returns the arrays whose parts along the leading axis are the ``shards``, on the devices.
+        """Returns sharded arrays, made of this process's shards along the leading axis.
 
         Args:
           shards: trees of numpy arrays of the same shapes, by number: those of `own_shards`.

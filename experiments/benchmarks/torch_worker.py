@@ -28,7 +28,7 @@ VOCABULARY, BYTES, LAYERS, WIDTH, RANK = 10_000, 256, 6, 256, 8
 
 
 class Words(nn.Module):
-    """Mean of the token embeddings."""
+    """The mean of the token embeddings of each text."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ class Run:
         return log.read_text(errors="replace") if log.exists() else ""
 
     def finish(self, timeout: float) -> list[Outcome]:
-        """Waits for every process, and kills those that still run at the end.
+        """Waits for all processes up to a time limit, and kills those that still run then.
 
         Args:
           timeout: seconds from now.

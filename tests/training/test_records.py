@@ -274,6 +274,27 @@ def test_the_records_of_another_device_give_another_result(monkeypatch):
     assert not equal(run(ArraySource(DATA), sharding=sharding), expected)
 
 
+def test_a_device_without_drawn_records_adds_nothing():
+    """Its rows are zeros, at which this loss has no gradient."""
+    positive = np.abs(DATA["x"]) + 1
+
+    def on(data, sharding):
+        return train(
+            KEY,
+            lambda w, x: jnp.sum(w * jnp.log(x)) / jnp.linalg.norm(x),
+            jnp.zeros(4),
+            data,
+            mechanism_with(PoissonSampling(N, 0.05, physical_batch_size=8)),
+            optax.sgd(0.1),
+            sharding=sharding,
+            progress=False,
+        )
+
+    streamed = on(ArraySource(positive), sharding_of(4))
+    assert equal(streamed, on(positive, sharding_of(4)))
+    assert np.isfinite(streamed.params).all()
+
+
 def test_batches_that_cannot_be_split_evenly_are_refused():
     with pytest.raises(ValueError, match="physical_batch_size must be a multiple of 4"):
         run(ArraySource(DATA), "fixed", sharding=sharding_of(4))

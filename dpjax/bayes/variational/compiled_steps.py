@@ -199,7 +199,7 @@ class CompiledSteps:
         return self._jitted(state, parts.records, parts.arrays, parts.layout, plate)
 
     def clip(self, state: DPSVIState, key: PRNGKey, parts: Arguments) -> Any:
-        """Returns the clipped sum of a batch drawn with ``key``: see `clip_draw`."""
+        """Returns the clipped gradient sum of a batch drawn with ``key`` (`clip_draw`)."""
         check_in_arrays(parts)
         plate = self.problem(state, parts).plate
         return self._jitted_clip(state, key, parts.records, parts.arrays, parts.layout, plate)
