@@ -261,8 +261,8 @@ EXPERIMENT = Experiment(
         "Features are normalised in groups of channels within each image, at no cost, or by the"
         " mean and variance of each channel over the training images, released by one Gaussian"
         " mechanism that is composed with the training: ε includes it.\n\n"
-        "In the paper profile, three rows train the model of CIFAR-10 without privacy (SGD with"
-        " momentum), to measure what a JPEG encoding of the images costs."
+        "In the paper profile, five rows train the model of CIFAR-10 without privacy (SGD with"
+        " momentum), to measure what a JPEG encoding of the images and other learning rates cost."
     ),
     rows=_rows,
     run_row=_run_row,
