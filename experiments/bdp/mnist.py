@@ -43,11 +43,11 @@ def _rows(profile: str) -> list[Row]:
     source_rate = 0.1 if quick else 0.02
     tenth: Any = {"share_of_weights": 0.1}
     rows = [
-        row("not private", _BASELINE, PLAIN, 0.3),
+        row("not private", _BASELINE, PLAIN, 0.1),
         row("source's protocol", _PUBLISHED, MEAN, source_rate, noise_std=0.1, **tenth),
         row("DP ε 2.2", _OURS, EXAMPLES, 1.5, target=(2.2, 1e-5)),
         row("ε 0.95 at 1e-10", {}, EXAMPLES, 1.5, target=(0.95, 1e-10)),
-        row("nothing clipped", {}, EXAMPLES, 0.3, l2_clip=100.0, noise_std=50.0),
+        row("nothing clipped", {}, EXAMPLES, 0.1, l2_clip=100.0, noise_std=50.0),
     ]
     if not quick:
         rows.append(row("DP ε 2.2, tenth", _OURS, EXAMPLES, 1.5, target=(2.2, 1e-5), **tenth))
