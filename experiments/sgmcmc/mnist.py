@@ -305,7 +305,7 @@ def _frontier_figure(records: Sequence[Record]) -> Figure:
         if "ε" in record.source:
             place = (record.source["ε"], record.source[ACCURACY])
             axes.plot(*place, "x", color=SOURCE)
-            text, offset = record.row.removeprefix("MNIST: "), (5, -11)
+            text, offset = record.row.removeprefix("MNIST: "), (5, 4)
             axes.annotate(text, place, offset, textcoords="offset points", color=SOURCE, fontsize=8)
     axes.set(xscale="log", xlim=(0.08, 20), xlabel="ε", ylabel="test accuracy (%)")
     axes.legend(loc="lower right")
