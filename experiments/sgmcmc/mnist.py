@@ -259,7 +259,7 @@ def _score(
 
 
 def _note(settings: Settings, data: Dataset) -> str:
-    words = [data.note, f"{len(data.train.y):,} images train an {settings.network}."]
+    words = [data.note, f"The {settings.network} is trained on {len(data.train.y):,} images."]
     if settings.runs > 1:
         words.append(f"Means over {settings.runs} runs; every ε is that of one run.")
     elif settings.num_steps == PUBLISHED_STEPS:
