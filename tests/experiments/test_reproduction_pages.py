@@ -124,6 +124,11 @@ def test_pages_of_removed_experiments_disappear_and_others_stay_as_they_are(toy,
     assert (folder / "toy_table.md").stat().st_mtime_ns == written
 
 
+def without_zeros(cell):
+    """A page shows as many decimals of a value as of the one beside it, by the other profile."""
+    return cell.rstrip("0").rstrip(".") if "." in cell else cell
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_committed_pages_show_every_certified_value(module):
     (experiment,) = load_experiments([module])
@@ -137,4 +142,4 @@ def test_committed_pages_show_every_certified_value(module):
         for line in block.lines:
             shown = next(row for row in cells(text) if row[0] == pages.escape(line.row.name))
             for cell in table_cells(line, "certified", columns):
-                assert pages.escape(cell) in shown
+                assert without_zeros(pages.escape(cell)) in map(without_zeros, shown)
