@@ -1,4 +1,4 @@
-"""Primitives of a jaxpr, and whether a function has one that is slow in loops."""
+"""Primitives of jaxprs, and whether those of a function are slow in loops on the device."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -106,7 +106,7 @@ class SubsampledGaussian(Mechanism):
     def private_optimizer(
         self, optimizer: optax.GradientTransformation, *, key: jax.Array
     ) -> optax.GradientTransformationExtraArgs:
-        """Returns the chain of noise, division by the expected batch size and ``optimizer``.
+        """Returns an optax chain of noise, division by expected batch size and ``optimizer``.
 
         Args:
           optimizer: any optax optimiser.
@@ -129,7 +129,7 @@ class SubsampledGaussian(Mechanism):
         return dataclasses.replace(self, noise_multiplier=scaled)
 
     def describe(self) -> Mapping[str, str]:
-        """Returns sentences on sampling, clipping and noise, for the certificate."""
+        """Describes sampling, clipping and noise in the certificate's sentences."""
         sigmas = [sigma for sigma, _ in self._noise_by_runs()]
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)

@@ -1,4 +1,4 @@
-"""Draws of records that are in a buffer: a step needs no other records on the device."""
+"""Precomputed draws of a sampler: only the drawn records have to be on the device."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +69,7 @@ class StagedDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class StagedSampling(Sampling):
-    """The draws of another sampler, made beforehand, of records in a buffer.
+    """A sampler that returns precomputed draws, of records in a buffer.
 
     ``draw`` returns the `StagedDraw` that it is given as the state; all else, the event included,
     is that of the sampler whose draws these are. ``init`` returns the first state of that sampler.
@@ -82,7 +82,7 @@ class StagedSampling(Sampling):
 
     @property
     def num_examples(self) -> int:  # type: ignore[override]
-        """Number of records that the sampler draws from."""
+        """Number of records in the data set, of which the buffer holds the drawn ones."""
         return self.sampling.num_examples
 
     @property
@@ -141,7 +141,7 @@ class StagedSampling(Sampling):
         return self.sampling.step_event(noise_multiplier)
 
     def event(self, noise_runs: NoiseRuns) -> DpEvent:
-        """Returns the event of ``noise_runs`` under the sampler that drew."""
+        """Returns the privacy event of ``noise_runs``, that of the original sampler."""
         return self.sampling.event(noise_runs)
 
     def check_adjacency(self, adjacency: Adjacency) -> None:

@@ -19,7 +19,7 @@ Steps = Callable[[Any, Any, int], tuple[Any, Any]]
 
 
 def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Compiles ``update`` once, to run up to ``steps_per_call`` steps per call.
+    """Compiles a training loop that runs up to ``steps_per_call`` steps of ``update`` per call.
 
     Args:
       update: ``update(state, data) -> (state, info)``, pure.

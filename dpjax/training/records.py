@@ -1,4 +1,4 @@
-"""Training on records that are read from a source while the device computes the step before."""
+"""Training on a data source, whose records are read while the device computes."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
 
 
 class RecordStream:
-    """Steps on a data source, of which only the drawn records are read.
+    """Training steps on a data source, of which only the sampled records are read.
 
     The sampler draws on the device, and its draws do not depend on the parameters: the records of
     a draw are read in a thread while the device computes the step before. They are put into a
@@ -229,7 +229,7 @@ def data_fingerprint(data: Any) -> str:
 
 
 def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
-    """Returns the identity of a run, which does not depend on how it is placed on devices.
+    """Returns the identity of a run that its checkpoints must match, on any devices.
 
     Args:
       mechanism: of the run.

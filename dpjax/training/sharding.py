@@ -83,7 +83,7 @@ class MeshSharding:
 
     @cached_property
     def shard_processes(self) -> list[set[int]]:
-        """Indices of the processes that hold each shard of a batch, by shard."""
+        """Process indices of each batch shard."""
         of_devices: Any = self._named(self.rows).devices_indices_map((self.num_shards,))
         found: list[set[int]] = [set() for _ in range(self.num_shards)]
         for device, (index,) in of_devices.items():

@@ -40,7 +40,7 @@ class Words(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention from linear layers, which Opacus supports."""
+    """Multi-head attention from linear layers, which Opacus supports."""
 
     def __init__(self, width: int, heads: int = 4, causal: bool = True) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class Worker:
         self.steps: dict[str, Step] = {}
 
     def prepare(self, method: str, name: str, data: Any, device: str) -> float | None:
-        """Prepares a step and returns its peak memory in MiB."""
+        """Prepares a training step and returns its peak memory in MiB."""
         if name not in NETWORKS:
             raise ValueError(f"no torch network is written for {name}")
         x, y = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in data)
@@ -294,7 +294,7 @@ class Worker:
         return time.perf_counter() - start
 
     def forget(self) -> None:
-        """Deletes all steps and so frees their memory."""
+        """Deletes the prepared steps to free their memory."""
         self.steps.clear()
 
 

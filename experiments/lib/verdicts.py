@@ -113,7 +113,7 @@ def format_upper_bound(value: float) -> str:
 
 
 def compare_claim(claim: float, certified: float) -> str:
-    """Returns the verb phrase that compares a claimed ε with the certified one.
+    """Compares a claimed ε with the certified one, in words.
 
     >>> compare_claim(0.83, certified=0.86), compare_claim(1.19, certified=0.86)
     ('is below', 'is not below')
@@ -138,7 +138,7 @@ def join_row_names(records: Sequence[Record], holds: Callable[[Record], bool]) -
 
 
 def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]:
-    """Groups the records that have this setting by its value, in order of appearance."""
+    """Groups records by the value of a setting; those without the setting are left out."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         if setting in record.settings:

@@ -163,7 +163,7 @@ class CompiledSteps:
         raise failed
 
     def check(self, model_trace: ModelTrace, params: Values, parts: Arguments) -> None:
-        """Checks model and guide, once for arguments and parameters of the same shapes.
+        """Checks model and guide, once for each set of argument and parameter shapes.
 
         Raises:
           ValueError: naming the site and what is allowed.
@@ -193,7 +193,7 @@ class CompiledSteps:
     def step(
         self, state: DPSVIState, parts: Arguments
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
-        """Makes one step: see `make_step`."""
+        """Runs one SVI update: see `make_step`."""
         check_in_arrays(parts)
         plate = self.problem(state, parts).plate
         return self._jitted(state, parts.records, parts.arrays, parts.layout, plate)
@@ -247,7 +247,7 @@ class CompiledSteps:
                 yield moved, losses
 
     def loop(self, state: DPSVIState, parts: Arguments, data: Any, most: int) -> Steps:
-        """Returns compiled steps, up to ``most`` in a call: ``run(state, data, count)``.
+        """Compiles a loop of up to ``most`` SVI updates: ``run(state, data, count)``.
 
         Infos are estimates of the negative ELBO. For arrays the program is kept for others of their
         shapes.
