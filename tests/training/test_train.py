@@ -82,6 +82,7 @@ def test_optimizers_whose_state_is_the_parameters_themselves_are_taken():
             progress=False,
         )
     assert np.isfinite(result.params["w"]).all()
+    assert (result.params["w"] != 0).all()  # from zero, along noisy sums
 
 
 class Linen(nn.Module):
