@@ -16,9 +16,9 @@ from dpjax.datasets.cifar10 import load_cifar10
 from dpjax.datasets.sources import RawFile
 
 RNG = np.random.default_rng(0)
-# One colour an image, its half in the upper right quarter, black below: JPEG, whose blocks these are,
-# keeps it to a few of 255, and no other order of rows and columns gives the same image. Two images
-# for each of ten labels.
+# One colour an image, half of it in the upper right quarter, black below: JPEG, whose blocks these
+# are, keeps it to a few of 255, and no other order of rows and columns gives the same image. Two
+# images for each of ten labels.
 TRAIN = RNG.integers(0, 256, (20, 1, 1, 3), dtype=np.uint8).repeat(32, axis=1).repeat(32, axis=2)
 TRAIN[:, :16, 16:] //= 2
 TRAIN[:, 16:] = 0
