@@ -1,18 +1,68 @@
-"""Primitives of jaxprs, and whether those of a function are slow in loops on the device."""
+"""Equations of jaxprs that contain jaxprs, read from all supported versions of JAX."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+
+class Scan(NamedTuple):
+    """The parameters of a scan.
+
+    The inputs of the equation are its constants, the carried values and the arrays to iterate over,
+    in this order; its outputs are the carried values and the stacked ones.
+
+    Attributes:
+      body: the jaxpr of one iteration.
+      num_consts: the number of constants.
+      num_carry: the number of carried values.
+      length: the number of iterations.
+      reverse: whether the last entries of the arrays come first.
+      unroll: how many iterations are compiled as one.
+    """
+
+    body: ClosedJaxpr
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+
+
+def read_scan(equation: JaxprEqn) -> Scan:
+    """The parameters of a scan."""
+    params = equation.params
+    if "ft_in" in params:  # from JAX 0.12 on: trees with one leaf for each input
+        num_consts, num_carry, _ = map(len, params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    body, length = body_of(equation), params["length"]
+    return Scan(body, num_consts, num_carry, length, params["reverse"], params["unroll"])
+
+
+def body_of(equation: JaxprEqn) -> ClosedJaxpr:
+    """The body of a ``jit``, ``remat`` or scan."""
+    return _closed(equation.params["jaxpr"])
+
+
+def bodies_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
+    """All jaxprs of an equation: its body, or the branches of a ``cond``."""
+    leaves = jax.tree.leaves(list(equation.params.values()))
+    return [_closed(leaf) for leaf in leaves if isinstance(leaf, ClosedJaxpr | Jaxpr)]
+
+
+def _closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
+    """A jaxpr with its constants; from JAX 0.12 on the two types are one."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of the primitives of a jaxpr, including its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
-        for inner in jaxprs_in_params(equation.params):
-            yield from primitive_names(inner)
+        for inner in bodies_of(equation):
+            yield from primitive_names(inner.jaxpr)
 
 
 def is_slow_in_loops(function: Callable[..., Any], *args: Any) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from dpjax._jaxprs import bodies_of
 from dpjax._typing import ArrayTree, LossFn
 from dpjax._validation import check
 from dpjax.gradients.shard_map import one_example
@@ -148,8 +149,8 @@ def _collectives(jaxpr: Jaxpr) -> Iterator[str]:
         named = not all(isinstance(axis, Integral) for axis in over)
         if named and equation.primitive.name not in _LOCAL:
             yield equation.primitive.name
-        for inner in jaxprs_in_params(equation.params):
-            yield from _collectives(inner)
+        for inner in bodies_of(equation):
+            yield from _collectives(inner.jaxpr)
 
 
 class _Normalisation:
@@ -173,7 +174,7 @@ class _Normalisation:
 
     def _follow(self, jaxpr: Jaxpr) -> None:
         for equation in jaxpr.eqns:
-            inner = list(jaxprs_in_params(equation.params))
+            inner = [body.jaxpr for body in bodies_of(equation)]
             if len(inner) == 1 and len(inner[0].invars) == len(equation.invars):
                 self._enter(equation, inner[0])
                 for result, outer in zip(inner[0].outvars, equation.outvars, strict=True):

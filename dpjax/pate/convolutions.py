@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpjax.gradients.bookkeeping.evaluation import bind, body_of, evaluate
+from dpjax._jaxprs import body_of
+from dpjax.gradients.bookkeeping.evaluation import bind, evaluate
 
 # Of each place in a window: start, end and stride of its entries in all windows.
 _Windows = tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gradient_oracle import assert_close
-from jax.extend.core import jaxprs_in_params
 
 from dpjax import clipped_grad
-from dpjax._jaxprs import primitive_names
+from dpjax._jaxprs import bodies_of, primitive_names, read_scan
 from dpjax.gradients import explain, microbatching
 
 SIZE, WIDTH = 100, 64
@@ -117,11 +116,11 @@ def loops_with_convolutions(function, *args):
 
     def find(jaxpr):
         for equation in jaxpr.eqns:
-            inner = list(jaxprs_in_params(equation.params))
-            if equation.primitive.name == "scan" and equation.params["unroll"] == 1:
+            inner = [body.jaxpr for body in bodies_of(equation)]
+            if equation.primitive.name == "scan" and read_scan(equation).unroll == 1:
                 names = [name for body in inner for name in primitive_names(body)]
                 if "conv_general_dilated" in names:
-                    yield equation.params["length"]
+                    yield read_scan(equation).length
             for body in inner:
                 yield from find(body)
 

@@ -10,11 +10,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpyro.optim
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDAIS, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
 from numpyro.ops.provenance import eval_provenance
 
+from dpjax._jaxprs import bodies_of
 from dpjax._typing import ArrayTree
 from dpjax.bayes.variational.arguments import Arguments, Values, fill_records, shapes_of
 from dpjax.bayes.variational.elbo import (
@@ -226,14 +227,13 @@ def _check_constants(problem: Problem, params: Values, arguments: Arguments) -> 
                 )
 
 
-def _constants(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[jax.Array]:
+def _constants(jaxpr: ClosedJaxpr) -> Iterator[jax.Array]:
     """Constants of a jaxpr and of the jaxprs inside it."""
-    yield from getattr(jaxpr, "consts", ())
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    yield from jaxpr.consts
+    for equation in jaxpr.jaxpr.eqns:
         yield from (v.val for v in equation.invars if isinstance(v, Literal))
-        for inner in jax.tree.leaves(equation.params):
-            if isinstance(inner, ClosedJaxpr | Jaxpr):
-                yield from _constants(inner)
+        for inner in bodies_of(equation):
+            yield from _constants(inner)
 
 
 def _check_dependence(problem: Problem, params: Values, arguments: Arguments) -> None:

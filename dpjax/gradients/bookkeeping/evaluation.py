@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from dpjax._jaxprs import bodies_of, body_of, read_scan
 from dpjax.gradients.bookkeeping.loop_counters import counted_slices
 
 # (equation, values of its inputs) -> values of its outputs
@@ -62,7 +63,7 @@ def inline_calls(
         if name in inlined:
             return evaluate(body_of(equation), operands, apply)
         if name == "cond" and _is_in(varying, equation.invars[0]):
-            results = [evaluate(b, operands[1:], apply) for b in equation.params["branches"]]
+            results = [evaluate(b, operands[1:], apply) for b in bodies_of(equation)]
             return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
         if name == "scan":
             return _scan_inlined(equation, operands, apply)
@@ -104,7 +105,7 @@ def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:
     """Adds the values of a jaxpr that depend on those in ``varying``, also within its bodies."""
     for equation in jaxpr.eqns:
         inputs = [i for i, atom in enumerate(equation.invars) if _is_in(varying, atom)]
-        bodies = list(jaxprs_in_params(equation.params))
+        bodies = [body.jaxpr for body in bodies_of(equation)]
         if equation.primitive.name not in ("jit", "scan", "remat2"):
             for body in bodies:
                 varying.update(body.invars if inputs else ())
@@ -114,24 +115,20 @@ def _add_varying(jaxpr: Jaxpr, varying: set[Any]) -> None:
         (body,) = bodies
         varying.update(body.invars[i] for i in inputs)
         _add_varying(body, varying)
-        start = equation.params.get("num_consts", 0)
-        carried = list(zip(body.invars[start:], body.outvars, strict=False))
-        carried = carried[: equation.params.get("num_carry", 0)]
+        carried: list[Any] = []
+        if equation.primitive.name == "scan":
+            scan = read_scan(equation)
+            outputs = body.outvars[: scan.num_carry]
+            carried = list(zip(body.invars[scan.num_consts :], outputs, strict=False))
         while any(_is_in(varying, out) and into not in varying for into, out in carried):
             varying.update(into for into, out in carried if _is_in(varying, out))
             _add_varying(body, varying)
-        outputs = zip(body.outvars, equation.outvars, strict=True)
-        varying.update(outer for inner, outer in outputs if _is_in(varying, inner))
+        results = zip(body.outvars, equation.outvars, strict=True)
+        varying.update(outer for inner, outer in results if _is_in(varying, inner))
 
 
 def _is_in(values: set[Any], atom: Any) -> bool:
     return not isinstance(atom, Literal) and atom in values
-
-
-def body_of(equation: JaxprEqn) -> ClosedJaxpr:
-    """The body of a ``jit``, ``remat`` or scan."""
-    body = equation.params["jaxpr"]
-    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
 
 
 # (inputs, state, more) -> (outputs, state, more), with inputs and outputs of the equation's body
@@ -168,20 +165,20 @@ def evaluate_scan(
     Returns:
       The outputs, the last state, and the third results of ``body``, stacked.
     """
-    num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
-    consts, operands = operands[:num_consts], operands[num_consts:]
+    scan = read_scan(equation)
+    consts, operands = operands[: scan.num_consts], operands[scan.num_consts :]
 
     def step(carry: Any, scanned: Any) -> tuple[Any, Any]:
         (values, state), (xs, more) = carry, scanned
         outputs, state, more = body([*consts, *values, *xs], state, more)
-        return (outputs[:num_carry], state), (outputs[num_carry:], more)
+        return (outputs[: scan.num_carry], state), (outputs[scan.num_carry :], more)
 
     (carry, state), (ys, more) = jax.lax.scan(
         step,
-        (operands[:num_carry], state),
-        (operands[num_carry:], more),
-        length=equation.params["length"],
-        reverse=equation.params["reverse"],
-        unroll=equation.params["unroll"],
+        (operands[: scan.num_carry], state),
+        (operands[scan.num_carry :], more),
+        length=scan.length,
+        reverse=scan.reverse,
+        unroll=scan.unroll,
     )
     return [*carry, *ys], state, more

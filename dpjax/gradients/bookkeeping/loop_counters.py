@@ -6,42 +6,45 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal
 
+from dpjax._jaxprs import read_scan
+
 # In longer loops the indices are not computed ahead.
 _MOST_ITERATIONS = 512
 
 
-def counted_slices(scan: JaxprEqn) -> list[JaxprEqn]:
+def counted_slices(equation: JaxprEqn) -> list[JaxprEqn]:
     """Returns the slices ``w[i]`` in a scan's body whose index i is the number of the iteration."""
-    params = scan.params
-    body, length = params["jaxpr"].jaxpr, params["length"]
+    scan = read_scan(equation)
+    body, length = scan.body.jaxpr, scan.length
     slices = [
-        equation
-        for equation in body.eqns
-        if equation.primitive.name == "dynamic_slice"
-        and equation.invars[0] in body.invars[: params["num_consts"]]
-        and equation.invars[0].aval.shape == (length, *equation.params["slice_sizes"][1:])
-        and equation.params["slice_sizes"][0] == 1
+        each
+        for each in body.eqns
+        if each.primitive.name == "dynamic_slice"
+        and each.invars[0] in body.invars[: scan.num_consts]
+        and each.invars[0].aval.shape == (length, *each.params["slice_sizes"][1:])
+        and each.params["slice_sizes"][0] == 1
     ]
     if not slices or length > _MOST_ITERATIONS:
         return []
-    counters, equations = _counters(scan)
+    counters, equations = _counters(equation)
     known = {*counters, *(var for equation in equations for var in equation.outvars)}
     counted = [each for each in slices if _is_known(known, each.invars[1])]
     starts = _simulate(counters, equations, [each.invars[1] for each in counted], length)
-    entries = list(range(length))[:: -1 if params["reverse"] else 1]
+    entries = list(range(length))[:: -1 if scan.reverse else 1]
     return [each for each, found in zip(counted, starts, strict=True) if found == entries]
 
 
-def _counters(scan: JaxprEqn) -> tuple[dict[Any, Any], list[JaxprEqn]]:
+def _counters(equation: JaxprEqn) -> tuple[dict[Any, Any], list[JaxprEqn]]:
     """Integers that a scan carries and that depend on no input, and the equations that follow.
 
     Returns:
       For each of them its initial value and its next one, and the equations of the body that depend
       on them alone.
     """
-    body, num_consts = scan.params["jaxpr"].jaxpr, scan.params["num_consts"]
-    carried = slice(num_consts, num_consts + scan.params["num_carry"])
-    carries = zip(body.invars[carried], scan.invars[carried], body.outvars, strict=False)
+    scan = read_scan(equation)
+    body = scan.body.jaxpr
+    carried = slice(scan.num_consts, scan.num_consts + scan.num_carry)
+    carries = zip(body.invars[carried], equation.invars[carried], body.outvars, strict=False)
     counters = {
         into: (start.val, out)
         for into, start, out in carries
@@ -49,11 +52,11 @@ def _counters(scan: JaxprEqn) -> tuple[dict[Any, Any], list[JaxprEqn]]:
     }
     while True:
         known, equations = set(counters), []
-        for equation in body.eqns:
-            if not equation.effects and all(_is_known(known, atom) for atom in equation.invars):
-                known.update(equation.outvars)
-                equations.append(equation)
-        kept = {into: each for into, each in counters.items() if _is_known(known, each[1])}
+        for each in body.eqns:
+            if not each.effects and all(_is_known(known, atom) for atom in each.invars):
+                known.update(each.outvars)
+                equations.append(each)
+        kept = {into: ends for into, ends in counters.items() if _is_known(known, ends[1])}
         if len(kept) == len(counters):
             return counters, equations
         counters = kept

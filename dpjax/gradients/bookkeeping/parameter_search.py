@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from dpjax._jaxprs import body_of, read_scan
 from dpjax.gradients.bookkeeping.sites import Block, Site, aval, is_cast, is_scan, same_entries
 
 # Entrywise: they keep norms.
@@ -100,13 +101,13 @@ class ParameterSearch:
                 self._mark_unsupported(inputs[operand], reason)
 
     def _enter_scan(self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]) -> None:
-        num_consts, num_carry = equation.params["num_consts"], equation.params["num_carry"]
-        body = equation.params["jaxpr"].jaxpr
+        scan = read_scan(equation)
+        body, num_carry = scan.body.jaxpr, scan.num_carry
         for operand in found:
             leaf, views, stacked = self.views[equation.invars[operand]]
-            if operand < num_consts:
+            if operand < scan.num_consts:
                 self.views[body.invars[operand]] = _View(leaf, views, (*stacked, False))
-            elif operand >= num_consts + num_carry:
+            elif operand >= scan.num_consts + num_carry:
                 seen = _View(leaf, (*views, equation), (*stacked, True))
                 self.views[body.invars[operand]] = seen
             else:
@@ -122,7 +123,7 @@ class ParameterSearch:
     def _enter_remat(
         self, equation: JaxprEqn, found: list[int], path: tuple[JaxprEqn, ...]
     ) -> None:
-        body = equation.params["jaxpr"]
+        body = body_of(equation).jaxpr
         for operand in found:
             self.views[body.invars[operand]] = self.views[equation.invars[operand]]
         self._search(body, (*path, equation))

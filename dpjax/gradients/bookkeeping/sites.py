@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
+from dpjax._jaxprs import read_scan
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.gradients.shard_map import abstract, as_varying, varying_axes
 
@@ -52,7 +53,7 @@ class Site(NamedTuple):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The lengths of the scans of the path."""
-        return tuple(loop.params["length"] for loop in self.path if is_scan(loop))
+        return tuple(read_scan(loop).length for loop in self.path if is_scan(loop))
 
     @property
     def repeats(self) -> int | None:
@@ -75,7 +76,7 @@ class Block(NamedTuple):
     @property
     def stack(self) -> tuple[int, ...]:
         """The lengths of the scans that iterate over the leaf, outermost first."""
-        return tuple(v.params["length"] for v in self.views if v.primitive.name == "scan")
+        return tuple(read_scan(v).length for v in self.views if is_scan(v))
 
     def select(self, leaf: Any) -> Any:
         """The entries of ``leaf`` in a shape with the axes of the stack first, without casts."""
@@ -112,7 +113,7 @@ def same_entries(one: Block, other: Block) -> bool:
 def _signature(views: tuple[JaxprEqn, ...]) -> list[Any]:
     """What the views do: equal for the scans over one stack, and with or without casts."""
     return [
-        (view.primitive.name, view.params["length"] if is_scan(view) else view.params)
+        (view.primitive.name, read_scan(view).length if is_scan(view) else view.params)
         for view in views
         if not is_cast(view)
     ]

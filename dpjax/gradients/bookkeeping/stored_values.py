@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 
-from dpjax.gradients.bookkeeping.evaluation import body_of, varying_values
+from dpjax._jaxprs import body_of, read_scan
+from dpjax.gradients.bookkeeping.evaluation import varying_values
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, shape_of
-from dpjax.gradients.bookkeeping.sites import Site, aval
+from dpjax.gradients.bookkeeping.sites import Site, aval, is_scan
 
 # Memory of a step by micro-batches over that of the plain step with ``remat``.
 _MEMORY = 1.25
@@ -82,7 +83,8 @@ def _recomputed_bytes(jaxpr: Jaxpr, varying: Collection[Var]) -> tuple[int, int]
         inner_largest, inner_total = _recomputed_bytes(body.jaxpr, varying)
         stored = _residual_bytes(body, varying) if equation.primitive.name == "remat2" else 0
         largest = max(largest, stored + inner_largest)
-        total += equation.params.get("length", 1) * (stored + inner_total)
+        repeats = read_scan(equation).length if is_scan(equation) else 1
+        total += repeats * (stored + inner_total)
     return largest, total
 
 

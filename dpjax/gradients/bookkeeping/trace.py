@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from dpjax._jaxprs import body_of
 from dpjax.gradients.bookkeeping.evaluation import (
     bind,
-    body_of,
     evaluate,
     evaluate_remat,
     evaluate_scan,
