@@ -11,6 +11,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax._jaxprs import primitive_names
+from dpjax._typing import ArrayTree
 from dpjax._validation import check_choice, check_count
 
 Method = Literal["auto", "vmap", "slices", "map"]
@@ -70,6 +71,19 @@ class Blocks(NamedTuple):
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
+
+
+def part_shapes(tree: ArrayTree, shape: tuple[int, ...], axes: int) -> Any:
+    """Returns the shapes and dtypes, as JAX has them, of ``tree`` with other first ``axes``.
+
+    >>> part_shapes(np.zeros((5, 3, 2)), (4,), axes=2)
+    ShapeDtypeStruct(shape=(4, 2), dtype=float32)
+    """
+    return jax.tree.map(
+        # NumPy's own dtype may have 64 bits, of which JAX 0.12 warns where they are asked for
+        lambda leaf: jax.ShapeDtypeStruct((*shape, *leaf.shape[axes:]), jax.typeof(leaf).dtype),
+        tree,
+    )
 
 
 def plan_blocks(

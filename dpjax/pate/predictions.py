@@ -18,6 +18,7 @@ from dpjax.pate.blocks import (
     bytes_of_results,
     choose_method,
     over_teachers,
+    part_shapes,
     plan_blocks,
 )
 from dpjax.pate.convolutions import by_slices
@@ -68,10 +69,7 @@ def predict_labels(
     check(num_queries > 0, "inputs", num_queries, "at least one query")
     check_count("batch_size", batch_size)
     size = min(batch_size, num_queries)
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), teachers)
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), inputs
-    )
+    one, batch = part_shapes(teachers, (), axes=1), part_shapes(inputs, (size,), axes=1)
     logits = jax.eval_shape(apply_fn, one, batch)
     fits = logits.ndim == 2 and len(logits) == size
     check(fits, "apply_fn's result", logits.shape, f"logits of shape ({size}, num_classes)")

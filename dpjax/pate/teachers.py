@@ -31,6 +31,7 @@ from dpjax.pate.blocks import (
     bytes_of_results,
     choose_method,
     over_teachers,
+    part_shapes,
     plan_blocks,
 )
 from dpjax.pate.convolutions import by_slices
@@ -262,9 +263,7 @@ def _plan(
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         name = f"init_fn's result{jax.tree_util.keystr(path)}"
         check(is_float, name, leaf.dtype, "a float array, of trained parameters only")
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((batch_size, *leaf.shape[2:]), leaf.dtype), shards
-    )
+    batch = part_shapes(shards, (batch_size,), axes=2)
     chosen = choose_method(method, loss, params, batch, key)
     function = by_slices(loss) if chosen == "slices" else loss
     bytes_each = bytes_of_results(jax.grad(function), params, batch, key)

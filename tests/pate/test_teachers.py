@@ -361,3 +361,10 @@ def test_queries_of_other_types_are_predicted(dtype):
     queries = np.array([[3, 1], [1, 2]], dtype)
     labels = predict_labels(lambda w, x: x * w, jnp.ones((3, 2)), queries, progress=False)
     assert labels.tolist() == [[0, 1]] * 3
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_shards_of_other_types_are_trained_on(dtype, trained):
+    images, labels = SHARDS[0], np.asarray(SHARDS[1], dtype)
+    loss = lambda params, batch: loss_fn(params, (batch[0], batch[1].astype(jnp.int32)))
+    assert distance(train(shards=(images, labels), loss_fn=loss), trained) == 0
