@@ -365,6 +365,8 @@ def test_queries_of_other_types_are_predicted(dtype):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
 def test_shards_of_other_types_are_trained_on(dtype, trained):
-    images, labels = SHARDS[0], np.asarray(SHARDS[1], dtype)
-    loss = lambda params, batch: loss_fn(params, (batch[0], batch[1].astype(jnp.int32)))
-    assert distance(train(shards=(images, labels), loss_fn=loss), trained) == 0
+    def loss(params, batch):
+        return loss_fn(params, (batch[0], batch[1].astype(jnp.int32)))
+
+    shards = (SHARDS[0], np.asarray(SHARDS[1], dtype))
+    assert distance(train(shards=shards, loss_fn=loss), trained) == 0
