@@ -5,7 +5,9 @@ the place of a loss of one record everywhere. Batch axis, mask, sampling rate, c
 adjacency are then those of units.
 """
 
+import hashlib
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import as_key, batch_length, check, check_choice, check_count
+from dpjax._validation import (
+    as_key,
+    batch_length,
+    check,
+    check_choice,
+    check_count,
+    check_unmasked,
+)
 from dpjax.gradients.losses import split_params, with_keys
 
 
@@ -138,7 +147,7 @@ def group_by_unit(
     Args:
       key: with which the records that are kept are chosen.
       records: a tree of arrays with a leading axis of all records.
-      unit_ids: the unit of each record: integers or strings, ``(num_records,)``.
+      unit_ids: the unit of each record: integers, strings or floats, ``(num_records,)``.
       max_records: the most records of one unit; a public number.
 
     Returns:
@@ -146,11 +155,13 @@ def group_by_unit(
       ``max_records``; padding is zero. Memory is that of ``max_records`` records for every unit.
 
     Privacy:
-      Which records of a unit are kept depends on the key and its own records alone. Nothing is
-      released; the number of units is as private as that of records without units.
+      Which records of a unit are kept depends on the key, its identifier and its own records alone,
+      so one unit changes one entry of the result, for any key. Nothing is released; the number of
+      units is as private as that of records without units.
 
     Raises:
-      ValueError: ``unit_ids`` of another length, no records, or ``max_records`` below one.
+      ValueError: ``unit_ids`` of another length, of several or other types or with missing values
+        (NaN, None), no records, or ``max_records`` below one.
 
     >>> users = group_by_unit(
     ...     jax.random.key(0), np.arange(4.0), ["b", "a", "b", "b"], max_records=2
@@ -159,15 +170,25 @@ def group_by_unit(
     ([[True, False], [True, True]], 1.0)
     """
     check_count("max_records", max_records)
-    size, ids = batch_length(records, "records"), np.asarray(unit_ids)
+    size, ids = batch_length(records, "records"), _as_identifiers(unit_ids)
     check(ids.shape == (size,), "unit_ids", ids.shape, f"of shape ({size},), one for each record")
     check(size > 0, "records", size, "at least one record")
+
+    # The position of each record among those of its unit, in the order given.
     units, unit_of_record = np.unique(ids, return_inverse=True)
-    shuffled = np.asarray(jax.random.permutation(as_key(key), size))
-    order = shuffled[np.argsort(unit_of_record[shuffled], kind="stable")]
+    order = np.argsort(unit_of_record, kind="stable")
     unit = unit_of_record[order]
-    position = np.arange(size) - np.searchsorted(unit, unit)  # among the records of its unit
-    order, unit, position = (x[position < max_records] for x in (order, unit, position))
+    position = np.arange(size) - np.searchsorted(unit, unit)
+
+    # Random numbers from a key of each unit and the position; those of a unit in their order.
+    unit_keys = _unit_keys(as_key(key), units)
+    drawn = jax.vmap(jax.random.fold_in)(unit_keys[unit], position.astype(np.uint32))
+    high, low = np.asarray(jax.random.key_data(drawn)).T
+    order = order[np.lexsort((low, high, unit))]
+
+    # The first ``max_records`` of each unit are kept.
+    kept = position < max_records
+    order, unit, position = order[kept], unit[kept], position[kept]
 
     def place(leaf: Any) -> np.ndarray:
         leaf = np.asarray(leaf)
@@ -176,6 +197,40 @@ def group_by_unit(
         return placed
 
     return UnitRecords(jax.tree.map(place, records), place(np.ones(size, bool)))
+
+
+def _as_identifiers(unit_ids: npt.ArrayLike) -> np.ndarray:
+    """Identifiers as an array; raises ValueError for those that are missing or of several types.
+
+    numpy would turn integers beside strings into strings, and large ones beside negative ones into
+    floats, so that the identifiers of one unit would depend on those of others.
+    """
+    check_unmasked("unit_ids", unit_ids)
+    ids = np.asarray(unit_ids, object if isinstance(unit_ids, list | tuple) else None)
+    types = set(map(type, ids.flat)) if ids.dtype == object else {ids.dtype.type}
+    families = ((Integral,), (str,), (float, np.floating))
+    of_one_family = any(all(issubclass(t, family) for t in types) for family in families)
+    if not of_one_family or np.any(ids != ids):
+        names = ", ".join(sorted(t.__name__ for t in types))
+        raise ValueError(
+            "unit_ids must be integers, strings or floats, all of one type and none of them"
+            f" missing (NaN, None), got {names}{' with NaN' if of_one_family else ''}"
+        )
+    return ids
+
+
+def _unit_keys(key: PRNGKey, units: np.ndarray) -> jax.Array:
+    """A key for each unit: its identifier's hash, the same for all dtypes, keyed by ``key``."""
+    secret = np.asarray(jax.random.key_data(key)).tobytes()
+    digests = bytearray()
+    for unit in units.tolist():
+        # 3.0 as 3: with the records of another unit a file's column may be read as floats.
+        if not isinstance(unit, str):
+            unit = int(unit) if unit == unit // 1 else float(unit)
+        text = str(unit).encode("utf-8", "surrogatepass")
+        digests += hashlib.blake2b(text, digest_size=8, key=secret).digest()
+    words = np.frombuffer(bytes(digests), "<u4").reshape(-1, 2)
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
 
 
 def _losses(loss_fn: LossFn, params: Params, records: ArrayTree, *key: PRNGKey) -> jax.Array:

@@ -1,5 +1,9 @@
 """Losses of units of several records: one clipped gradient for each unit."""
 
+import hashlib
+import itertools
+from types import SimpleNamespace
+
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
@@ -11,6 +15,7 @@ from gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
 
 from dpjax import PoissonSampling, SubsampledGaussian, clipped_grad, train
 from dpjax.gradients import UnitRecords, augmented_loss, explain, group_by_unit, unit_loss
+from dpjax.gradients import units as units_module
 
 KEY = jax.random.key(3)
 UNITS, RECORDS, WIDTH = 5, 3, 4
@@ -223,13 +228,109 @@ def test_records_are_grouped_by_unit():
     assert of_unit == [{0, 2, 4, 6}, {1}, {3, 5}]
 
 
+SIZES = (12, 1, 3, 7, 30)  # records of each unit, of which at most five are kept
+IDENTIFIERS = {
+    "consecutive": np.arange(5),
+    "equal modulo 2^32": 7 + 2**32 * np.arange(5),
+    "64-bit extremes": np.array([-(2**63), 2**63 - 1, -1, 0, 1]),
+    "unsigned": np.array([2**64 - 1, 2**63, 2**63 - 1, 0, 1], np.uint64),
+    "strings": np.array(["ß", "", "u10", "u1", "\U0001f600"]),
+    "floats": np.array([0.1, -2.5, 1e300, np.inf, 3.0]),
+    "beyond 64 bits": [2**70, -1, 2**63, 1, 0],
+}
+
+
+def users_of(names, max_records=5, drop=(), group=group_by_unit):
+    """The records of each unit by its name, with ``drop`` left out, in a fixed random order."""
+    unit = np.random.default_rng(5).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+    left = np.setdiff1d(np.arange(len(unit)), drop)
+    ids = names[unit[left]] if isinstance(names, np.ndarray) else [names[u] for u in unit[left]]
+    found = group(KEY, left, ids, max_records=max_records)
+    kept = {
+        unit[row[mask][0]]: tuple(row[mask])
+        for row, mask in zip(found.records, found.mask, strict=True)
+    }
+    return kept, np.flatnonzero(unit == 0)
+
+
+def changed_by_the_first_unit(names, group=group_by_unit):
+    """The other units whose records change if one record of the first, or all, are left out."""
+    kept, own = users_of(names, group=group)
+    changed = set()
+    for drop in (*own, own):
+        others, _ = users_of(names, drop=drop, group=group)
+        changed |= {unit for unit in range(1, len(SIZES)) if others[unit] != kept[unit]}
+    return changed
+
+
+def by_one_permutation(key, records, unit_ids, *, max_records):
+    """As `group_by_unit`, but the records of all units are permuted together."""
+    order = np.asarray(jax.random.permutation(key, len(records)))
+    units, unit = np.unique(np.asarray(unit_ids)[order], return_inverse=True)
+    found = [order[unit == number][:max_records] for number in range(len(units))]
+    rows = [np.pad(records[row], (0, max_records - len(row))) for row in found]
+    masks = [np.arange(max_records) < len(row) for row in found]
+    return UnitRecords(np.stack(rows), np.stack(masks))
+
+
+@pytest.mark.parametrize("names", IDENTIFIERS.values(), ids=IDENTIFIERS)
+def test_one_unit_does_not_change_the_records_that_others_keep(names):
+    kept, _ = users_of(names)
+    assert [len(kept[unit]) for unit in range(len(SIZES))] == [min(size, 5) for size in SIZES]
+    assert not changed_by_the_first_unit(names)
+
+
+def test_power_one_permutation_of_all_records_changes_the_records_of_others():
+    assert changed_by_the_first_unit(np.arange(5), by_one_permutation)
+
+
+def test_the_dtype_of_identifiers_does_not_change_the_records_kept():
+    """A file's column is read as floats, or as strings, if the records of one unit need it."""
+    kept, _ = users_of(np.arange(5))
+    for names in (np.arange(5, dtype=np.uint8), np.arange(5.0), np.array(list("01234"))):
+        assert users_of(names)[0] == kept
+    assert users_of(list(range(5)))[0] == kept
+
+
+def moves_of_the_sum(group):
+    """How far the first unit's records move the sum of clipped gradients of units, bound 1."""
+    x = np.random.default_rng(6).normal(size=(sum(SIZES), WIDTH)).astype(np.float32)
+    x[:, 0] += 2
+
+    def sum_without(drop):
+        left = np.setdiff1d(np.arange(len(x)), drop)
+        unit = np.random.default_rng(5).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+        found = group(KEY, left, unit[left], max_records=2)
+        compute = clipped_grad(unit_loss(linear_loss), 1.0, max_batch_size=len(SIZES))
+        batch = UnitRecords(x[found.records], found.mask)
+        return compute(jnp.zeros(WIDTH), batch)[0]
+
+    own = users_of(np.arange(5))[1]
+    whole = sum_without(())
+    of_records = [np.linalg.norm(whole - sum_without(record)) for record in own]
+    return max(of_records), np.linalg.norm(whole - sum_without(own))
+
+
+def test_one_unit_moves_the_clipped_sum_by_at_most_the_bound():
+    of_a_record, of_the_unit = moves_of_the_sum(group_by_unit)
+    assert 0.99 < of_the_unit <= 1  # a contribution is left out
+    assert 0.1 < of_a_record <= 2  # a contribution is replaced
+    assert moves_of_the_sum(by_one_permutation)[1] > 1.1
+
+
 def uniform_and_independent(keys):
-    """Whether one record of each unit is kept with equal rates, by six standard errors each."""
-    found = [group_by_unit(key, np.arange(7), IDS, max_records=1).records[:, 0] for key in keys]
-    first, _, last = np.transpose(found)
-    events = [(first == record, 1 / 4) for record in (0, 2, 4, 6)]
-    events += [(last == record, 1 / 2) for record in (3, 5)]
-    events += [((first == 0) & (last == 3), 1 / 8)]
+    """Whether records and pairs of a unit are kept with equal rates, by six standard errors."""
+    ids = np.array(list("uvuwuwuww"))
+    of_u, of_w = np.flatnonzero(ids == "u"), np.flatnonzero(ids == "w")
+    found = [group_by_unit(key, np.arange(9), ids, max_records=1).records[:, 0] for key in keys]
+    u, _, w = np.transpose(found)
+    pairs = [
+        frozenset(group_by_unit(key, np.arange(9), ids, max_records=2).records[0]) for key in keys
+    ]
+    events = [(u == i, 1 / 4) for i in of_u] + [(w == j, 1 / 4) for j in of_w]
+    events += [((u == i) & (w == j), 1 / 16) for i in of_u for j in of_w]
+    of_four = map(frozenset, itertools.combinations(of_u, 2))
+    events += [(np.array([pair == kept for kept in pairs]), 1 / 6) for pair in of_four]
     return all(
         abs(np.mean(event) - rate) < 6 * np.sqrt(rate * (1 - rate) / len(keys))
         for event, rate in events
@@ -237,10 +338,45 @@ def uniform_and_independent(keys):
 
 
 def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit(monkeypatch):
-    keys = jax.random.split(KEY, 400)
-    assert uniform_and_independent(keys)  # false alarms below 1e-6 for each of seven rates
-    monkeypatch.setattr(jax.random, "permutation", lambda key, size: np.arange(size))
-    assert not uniform_and_independent(keys)  # the first record of each unit
+    keys = jax.random.split(KEY, 200)
+    assert uniform_and_independent(keys)  # false alarms below 1e-6 for each of 30 rates
+
+    with monkeypatch.context() as broken:  # the first record of each unit
+        broken.setattr(jax.random, "fold_in", lambda key, position: key)
+        assert not uniform_and_independent(keys)
+
+    def without_identifier(data, **options):
+        return hashlib.blake2b(b"", **options)
+
+    monkeypatch.setattr(units_module, "hashlib", SimpleNamespace(blake2b=without_identifier))
+    assert not uniform_and_independent(keys)  # one key for all units
+
+
+@pytest.mark.parametrize(
+    ("ids", "got"),
+    [
+        ([1.0, np.nan], "float with NaN"),
+        (np.array([1, np.nan], np.float32), "float32 with NaN"),
+        ([None, None], "NoneType"),
+        (["a", None], "NoneType, str"),
+        (["a", np.nan], "float, str"),
+        (np.array(["a", 1], object), "int, str"),
+        ([1, 2.5], "float, int"),
+        (np.array(["2026-01-01", "NaT"], "datetime64[ns]"), "datetime64"),
+        ([[1], [1, 2]], "list"),
+    ],
+    ids=str,
+)
+def test_identifiers_that_are_missing_or_of_several_types_are_refused(ids, got):
+    with pytest.raises(
+        ValueError, match=rf"^unit_ids must be integers, .* \(NaN, None\), got {got}$"
+    ):
+        group_by_unit(KEY, np.ones(2), ids, max_records=1)
+
+
+def test_masked_identifiers_are_refused():
+    with pytest.raises(ValueError, match="unit_ids must be an array without a mask"):
+        group_by_unit(KEY, np.ones(2), np.ma.array([1, 2], mask=[0, 1]), max_records=1)
 
 
 @pytest.mark.parametrize(
