@@ -20,7 +20,7 @@ from dpjax.sampling.base import Sampling
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.description import NoiseDescription, PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
-from dpjax.transforms.state_inspection import find_noise
+from dpjax.transforms.state_inspection import find_noise, optimizer_state
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class SubsampledGaussian(Mechanism):
         """Returns an optax chain of noise, division by expected batch size and ``optimizer``.
 
         Args:
-          optimizer: any optax optimiser.
+          optimizer: any optax optimiser without noise or clipping of dpjax's own, which ``init``
+            refuses.
           key: a JAX key for the noise; a secret.
         """
         return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
@@ -197,8 +198,8 @@ def mechanism_of(
     description in the state, so they are not typed twice.
 
     Args:
-      optimizer: the state of an optax optimiser (as ``init`` or ``update`` returned it), an object
-        that has one as ``opt_state`` (``flax.nnx.Optimizer``, flax's ``TrainState``), or what
+      optimizer: the state of an optax optimiser (as ``init`` or ``update`` returned it), an
+        ``nnx.Optimizer`` or a ``TrainState`` of flax, of which ``opt_state`` is read, or what
         `add_gaussian_noise`, `noisy_sgd`, `noisy_adam` or `differentially_private_aggregate`
         returned.
       sampling: how the batch of one release is drawn; under ``optax.MultiSteps`` all micro-batches
@@ -213,11 +214,12 @@ def mechanism_of(
       covers all parameters that the optimiser updates, and nothing but `clip_per_example`, with the
       same bound, acts before it. ``optax.chain``, ``named_chain``, ``inject_hyperparams``,
       ``masked``, ``partition`` and ``MultiSteps`` (of clipped sums) may be around it; any other
-      wrapper is refused, ``apply_if_finite`` among them: it leaves the noise out where the private
-      gradients are not finite. What acts after the noise is post-processing. Groups of
-      ``partition`` that each have their own noise are one release of the equivalent noise
-      multiplier 1 / sqrt(sum of 1 / multiplier^2). Where ``MultiSteps`` averages k clipped sums,
-      the sensitivity is a k-th of the bound and the mechanism an upper bound of what is spent.
+      wrapper is refused: ``apply_if_finite`` leaves the noise out where the private gradients are
+      not finite, and under ``contrib.sam`` gradients are taken at parameters moved by private ones.
+      What acts after the noise is post-processing. Groups of ``partition`` that each have their own
+      noise are one release of the equivalent noise multiplier 1 / sqrt(sum of 1 / multiplier^2).
+      Where ``MultiSteps`` averages k clipped sums, the sensitivity is a k-th of the bound and the
+      mechanism an upper bound of what is spent.
 
       Not in a state, and so left to the caller: where the chain does not clip, that its input is a
       sum of examples clipped to ``l2_clip``; that the updates are this optimiser's output and
@@ -251,7 +253,7 @@ def mechanism_of(
             f" optimizer.init(params) returns, got {type(optimizer).__name__}"
         )
     else:
-        noise = find_noise(getattr(optimizer, "opt_state", optimizer))
+        noise = find_noise(optimizer_state(optimizer))
         description, done = noise.description, noise.num_releases
     num_steps = _num_releases(num_steps, done)
     _check_readable(description, sampling)

@@ -90,6 +90,9 @@ def private_step(
       independent of the sampler, the noise and the records, so with them the guarantee is the same;
       like all keys they are secrets.
 
+    Raises:
+      ValueError: (in ``init``) for an optimiser with noise or clipping of dpjax's own.
+
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(
     ...     PoissonSampling(8, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=10,

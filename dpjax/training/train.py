@@ -148,8 +148,8 @@ def train(
     Raises:
       ValueError: for arguments that differ between processes (compared by their hashes), for data
         of another size than the mechanism's, a budget that admits no release,
-        a checkpoint of another run or damaged, a folder in use, or a loss without per-example
-        gradients.
+        a checkpoint of another run or damaged, a folder in use, a loss without per-example
+        gradients, or an optimiser with noise or clipping of dpjax's own.
       OSError: a checkpoint cannot be written, for example on a full disk.
       LostProcessError: another process of the run has ended or cannot be reached.
 

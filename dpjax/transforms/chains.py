@@ -11,6 +11,7 @@ from dpjax._validation import check_positive
 from dpjax.transforms.clip import clip_per_example
 from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise
+from dpjax.transforms.state_inspection import check_no_dpjax
 
 
 def noisy_sgd(
@@ -93,9 +94,19 @@ def step_on_sum(
     expected_batch_size: float,
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation of clipped sums: noise, division by a constant, ``optimizer``."""
+    """Returns a transformation of clipped sums: noise, division by a constant, ``optimizer``.
+
+    Its ``init`` raises ValueError for an optimiser with noise or clipping of dpjax's own.
+    """
     check_positive("expected_batch_size", expected_batch_size)
-    return optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
+    chain = optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
+
+    def init(params: optax.Params) -> optax.OptState:
+        state = chain.init(params)
+        check_no_dpjax(state[-1])
+        return state
+
+    return optax.GradientTransformationExtraArgs(init, chain.update)
 
 
 def _noisy(

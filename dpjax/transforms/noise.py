@@ -61,8 +61,8 @@ def add_gaussian_noise(
 
     Raises:
       ValueError: a standard deviation outside the range of float32, or (when applied) sums of
-        other shapes than the parameters, in half precision, or, inside ``shard_map``, not the same
-        on all devices.
+        other shapes than the parameters, in half precision, inside ``shard_map`` not the same on
+        all devices, or under ``vmap`` several sums with one state.
 
     Source: Abadi et al. (2016), Algorithm 1; Mironov, Talwar, Zhang (2019) for the accounting.
 
@@ -139,11 +139,38 @@ def check_noise_scale(noise_multiplier: Numeric, l2_clip: Numeric, max_batch_siz
 
 
 def gaussian_like(key: PRNGKey, tree: ArrayTree, standard_deviation: Numeric) -> ArrayTree:
-    """Returns ``tree`` plus independent Gaussian noise of this standard deviation everywhere."""
+    """Returns ``tree`` plus independent Gaussian noise of this standard deviation everywhere.
+
+    Raises:
+      ValueError: under ``vmap``, several trees with one key.
+    """
     leaves, treedef = jax.tree.flatten(tree)
+    key = _key_of_each_sum(key, jax.lax.stop_gradient(leaves))
     keys = jax.random.split(key, max(len(leaves), 1))
     noisy = [_noisy(k, leaf, standard_deviation) for k, leaf in zip(keys, leaves, strict=False)]
     return jax.tree.unflatten(treedef, noisy)
+
+
+@jax.custom_batching.custom_vmap
+def _key_of_each_sum(key: PRNGKey, leaves: list[jax.Array]) -> PRNGKey:
+    """Returns ``key``; under ``vmap``, raises ValueError for one key and several sums."""
+    del leaves
+    return key
+
+
+@_key_of_each_sum.def_vmap
+def _(
+    axis_size: int, in_batched: list[Any], key: PRNGKey, leaves: list[jax.Array]
+) -> tuple[PRNGKey, bool]:
+    key_is_batched, leaf_is_batched = in_batched
+    if any(leaf_is_batched) and not key_is_batched:
+        raise ValueError(
+            f"state must be another one for each of the {axis_size} sums under jax.vmap, got one"
+            " for all of them: its key would add equal noise to each, and their differences would"
+            " have none. Initialise each with its own key:"
+            " jax.vmap(lambda key: add_gaussian_noise(..., key=key).init(params))(keys)"
+        )
+    return _key_of_each_sum(key, leaves), key_is_batched
 
 
 def _noisy(key: PRNGKey, leaf: jax.Array, standard_deviation: Numeric) -> jax.Array:

@@ -6,6 +6,7 @@ be read from a state; anything else is rejected.
 """
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +26,12 @@ from dpjax.transforms.noise import AddGaussianNoiseState
 
 _DPJAX = (ClipPerExampleState, AddGaussianNoiseState, DifferentiallyPrivateAggregateState)
 _TRANSPARENT = (InjectHyperparamsState, InjectStatefulHyperparamsState, optax.MaskedState)
+# Objects of flax that hold an optimiser's state next to the parameters, as ``opt_state``.
+_FLAX_HOLDERS = (
+    ("flax.nnx", "Optimizer"),
+    ("flax.nnx", "TrainState"),
+    ("flax.training.train_state", "TrainState"),
+)
 _NOISE_FIRST = (
     "noise comes first, or directly after clip_per_example, and optax's wrappers go around the"
     " transformations after it: optax.chain(clip_per_example(...), add_gaussian_noise(...), ...)"
@@ -55,6 +62,30 @@ class _Other(NamedTuple):
     """A transformation that is not dpjax's, by the name of its state."""
 
     name: str
+
+
+def optimizer_state(holder: Any) -> optax.OptState:
+    """Returns the optimiser state that an object of flax holds; anything else is returned itself.
+
+    By type, as states of optax's wrappers have a field ``opt_state`` too (``contrib.sam``). flax is
+    not imported here: an object of a module that is not imported does not exist.
+    """
+    for module, name in _FLAX_HOLDERS:
+        holder_type: Any = getattr(sys.modules.get(module), name, None)
+        if holder_type is not None and isinstance(holder, holder_type):
+            return holder.opt_state
+    return holder
+
+
+def check_no_dpjax(state: optax.OptState) -> None:
+    """Raises ValueError for the state of an optimiser with noise or clipping of dpjax's own."""
+    if _holds_dpjax(state):
+        raise ValueError(
+            "optimizer must have no noise or clipping of its own, as the mechanism clips examples"
+            " and adds the noise to their sum, got one with add_gaussian_noise, clip_per_example,"
+            " noisy_sgd, noisy_adam or differentially_private_aggregate: pass the optax optimizer"
+            " alone, such as optax.adam(...)"
+        )
 
 
 def find_noise(state: optax.OptState) -> NoiseInState:

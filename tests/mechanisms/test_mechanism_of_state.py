@@ -1,6 +1,8 @@
 """The mechanism read from an optimiser state through optax's wrappers, and the states refused."""
 
 import functools
+import inspect
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -12,6 +14,7 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 
+from dpjax.gradients import clipped_grad
 from dpjax.mechanisms import SubsampledGaussian, mechanism_of
 from dpjax.sampling import FixedSizeSampling, PoissonSampling
 from dpjax.transforms import (
@@ -398,6 +401,156 @@ class TestOptimizersOfFlax:
         assert read(state) == SubsampledGaussian(
             POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=1, adjacency="add_remove"
         )
+
+    def test_the_train_state_of_nnx(self):
+        model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        graph, params = nnx.split(model, nnx.Param)
+        state = nnx.TrainState.create(graph, params=params, tx=optax.chain(*CHAIN[1:]))
+        assert read(state, num_steps=2) == read(state.opt_state, num_steps=2)
+
+    def test_states_of_other_types_are_not_looked_into(self):
+        class Wrapper(NamedTuple):
+            """A state with the field that objects of flax have."""
+
+            opt_state: Any
+
+        with pytest.raises(ValueError, match="must not be inside Wrapper"):
+            read(Wrapper(noise().init(PARAMS)), num_steps=2)
+
+
+EVERY_LEAF = {"w": True, "b": True}
+# Every function of optax and optax.contrib with a transformation as argument, with the noise there:
+# None where it is certified, or the words of the refusal.
+OF_OPTAX = {
+    "MultiSteps": (lambda n: optax.MultiSteps(n, 2), None),
+    "apply_if_finite": (lambda n: optax.apply_if_finite(n, 3), "inside ApplyIfFiniteState"),
+    "chain": (lambda n: optax.chain(n, optax.sgd(0.1)), None),
+    "conditionally_mask": (
+        lambda n: optax.conditionally_mask(n, lambda step: step > 2),
+        "inside ConditionallyMaskState",
+    ),
+    "conditionally_transform": (
+        lambda n: optax.conditionally_transform(n, lambda step: step > 2),
+        "inside ConditionallyTransformState",
+    ),
+    "flatten": (optax.flatten, None),
+    "inject_hyperparams": (
+        lambda n: optax.inject_hyperparams(lambda rate: optax.chain(n, optax.sgd(rate)))(0.1),
+        None,
+    ),
+    "inject_stateful_hyperparams": (
+        lambda n: optax.inject_stateful_hyperparams(lambda rate: optax.chain(n, optax.sgd(rate)))(
+            0.1
+        ),
+        None,
+    ),
+    "lbfgs": (lambda n: optax.lbfgs(0.1, linesearch=n), "preceded by nothing but"),
+    "lookahead": (lambda n: optax.lookahead(n, 3, 0.5), "inside LookaheadState"),
+    "masked": (lambda n: optax.masked(n, EVERY_LEAF), None),
+    "monitor": (lambda n: optax.monitor({"noise": n}), "inside MonitorState"),
+    "multi_transform": (lambda n: optax.multi_transform({"all": n}, "all"), None),
+    "named_chain": (lambda n: optax.named_chain(("noise", n)), None),
+    "partition": (lambda n: optax.partition({"all": n}, "all"), None),
+    "selective_transform": (
+        lambda n: optax.selective_transform(n, freeze_mask={"w": False, "b": True}),
+        "the group 'freeze' of optax.partition has none",
+    ),
+    "with_extra_args_support": (optax.with_extra_args_support, None),
+    "contrib.galore": (
+        lambda n: optax.contrib.galore(0.1, base_optimizer=n),
+        "inside GaLoreState",
+    ),
+    "contrib.mechanize": (optax.contrib.mechanize, "inside MechanicState"),
+    "contrib.sam": (lambda n: optax.contrib.sam(n, optax.sgd(0.1)), "inside SAMState"),
+    "contrib.scale_by_galore": (
+        lambda n: optax.contrib.scale_by_galore(2, base_optimizer=n),
+        "inside GaLoreState",
+    ),
+    "contrib.schedule_free": (
+        lambda n: optax.contrib.schedule_free(n, 0.1),
+        "inside ScheduleFreeState",
+    ),
+    "contrib.sophia": (
+        lambda n: optax.contrib.sophia(0.1, hessian_diagonal_fn=n),
+        "inside SophiaState",
+    ),
+    "contrib.split_real_and_imaginary": (
+        optax.contrib.split_real_and_imaginary,
+        "inside SplitRealAndImaginaryState",
+    ),
+}
+MORE_OF_OPTAX = {
+    "sam, the noise in the other optimizer": (
+        lambda n: optax.contrib.sam(optax.sgd(0.1), n),
+        "inside SAMState",
+    ),
+    "sam, opaque": (
+        lambda n: optax.contrib.sam(n, optax.sgd(0.1), opaque_mode=True),
+        "inside SAMState",
+    ),
+}
+
+
+def takes_a_transformation(function):
+    """Whether a parameter is annotated as a transformation, or a collection or factory of them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # modules, constants and types of annotations
+        return False
+    return any("GradientTransformation" in str(p.annotation) for p in parameters)
+
+
+class TestEveryWrapperOfOptax:
+    def test_the_table_has_all_of_them(self):
+        public = {name: getattr(optax, name) for name in dir(optax) if name[0] != "_"}
+        contrib = {
+            f"contrib.{name}": getattr(optax.contrib, name)
+            for name in dir(optax.contrib)
+            if name[0] != "_"
+        }
+        functions = {**public, **contrib}
+        assert set(OF_OPTAX) == {
+            name for name, function in functions.items() if takes_a_transformation(function)
+        }
+
+    @pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams:DeprecationWarning")
+    @pytest.mark.parametrize("name", [*OF_OPTAX, *MORE_OF_OPTAX])
+    def test_it_is_certified_or_refused(self, name):
+        wrap, message = {**OF_OPTAX, **MORE_OF_OPTAX}[name]
+        optimizer = wrap(noise(key=KEY))
+        # GaLore takes matrices alone.
+        state = optimizer.init({"w": jnp.ones((3, 3)), "b": jnp.ones((2, 2))})
+        if message is None:
+            assert read(state, num_steps=5) == SubsampledGaussian(
+                POISSON, l2_clip=CLIP, noise_multiplier=SIGMA, num_steps=5, adjacency="add_remove"
+            )
+        else:
+            with pytest.raises(ValueError, match=message):
+                read(state, num_steps=5)
+
+
+def test_power_under_sam_one_record_moves_the_noisy_sum_by_many_bounds():
+    """What a certificate around `optax.contrib.sam` would hide: the sums' sensitivity is not 2."""
+    optimizer = optax.contrib.sam(
+        optax.sgd(1.0), optax.chain(optax.contrib.normalize(), optax.sgd(50.0)), opaque_mode=True
+    )
+    clipped = clipped_grad(lambda w, x: jnp.sum(jnp.sin(w) * x), 1.0)
+    batch = jax.random.normal(jax.random.key(1), (40, 3))
+
+    def noiseless_sum(batch):
+        """The clipped sum to which a noise in place of the outer optimiser would be added."""
+        sums = lambda params, _: clipped(params, batch)[0]  # noqa: E731
+        params = jnp.zeros(3)
+        updates, _ = optimizer.update(
+            clipped(params, batch)[0], optimizer.init(params), params, grad_fn=sums
+        )
+        return updates
+
+    moved = max(
+        jnp.linalg.norm(noiseless_sum(batch) - noiseless_sum(jnp.delete(batch, i, axis=0)))
+        for i in range(5)
+    )
+    assert moved > 2
 
 
 class TestStatesAsTrees:

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import add_gaussian_noise, clip_per_example, noisy_sgd, train
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import (
     FixedSizeSampling,
@@ -242,3 +243,27 @@ def test_data_of_another_size_and_seeds_are_refused():
         private_step(loss, optax.sgd(RATE), described, key=0)
     with pytest.raises(ValueError, match="method must be one of"):
         private_step(loss, optax.sgd(RATE), described, key=KEY, method="fast")
+
+
+WITH_DPJAX = {
+    "noise": add_gaussian_noise(noise_multiplier=1.0, l2_clip=CLIP, key=KEY),
+    "noise in a chain": optax.chain(
+        optax.scale(2.0), add_gaussian_noise(noise_multiplier=1.0, l2_clip=CLIP, key=KEY)
+    ),
+    "noise in a wrapper": optax.apply_if_finite(
+        add_gaussian_noise(noise_multiplier=1.0, l2_clip=CLIP, key=KEY), 3
+    ),
+    "noisy_sgd": noisy_sgd(0.1, l2_clip=CLIP, noise_multiplier=1.0, expected_batch_size=2, key=KEY),
+    "clipping": optax.chain(clip_per_example(CLIP), optax.sgd(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_DPJAX)
+def test_an_optimizer_with_noise_or_clipping_of_its_own_is_refused(name):
+    described = mechanism(FixedSizeSampling(N, 4))
+    words = "^optimizer must have no noise or clipping of its own"
+    step = private_step(loss, WITH_DPJAX[name], described, key=KEY)
+    with pytest.raises(ValueError, match=words):
+        step.init(PARAMS)
+    with pytest.raises(ValueError, match=words):
+        train(KEY, loss, PARAMS, DATA, described, WITH_DPJAX[name], progress=False)

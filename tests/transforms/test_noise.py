@@ -338,6 +338,96 @@ class TestRefused:
             noise.update(jnp.ones(2), noise.init(jnp.ones(3)))
 
 
+ROWS = 4
+
+
+def in_a_scan(update):
+    def scan(updates, state):
+        def step(state, _):
+            output, state = update(updates, state)
+            return state, output
+
+        return jax.lax.scan(step, state, None, length=2)[::-1]
+
+    return scan
+
+
+def in_a_cond(update):
+    def cond(updates, state):
+        unchanged = lambda updates, state: (updates, state)  # noqa: E731
+        return jax.lax.cond(state.num_releases < 5, update, unchanged, updates, state)
+
+    return cond
+
+
+PROGRAMS = {
+    "plain": lambda update: update,
+    "jit": jax.jit,
+    "scan": in_a_scan,
+    "cond": in_a_cond,
+    "remat": jax.checkpoint,
+}
+TRANSFORMATIONS = {
+    "add_gaussian_noise": lambda key: add_gaussian_noise(
+        noise_multiplier=1.0, l2_clip=1.0, key=key
+    ),
+    "aggregate": lambda key: differentially_private_aggregate(1.0, 1.0, key),
+}
+
+
+class TestUnderVmap:
+    """Several sums need as many states: one key would add equal noise to each."""
+
+    @staticmethod
+    def updates(name):
+        per_example = (5,) if name == "aggregate" else ()
+        return jax.tree.map(lambda leaf: jnp.ones((ROWS, *per_example, *leaf.shape)), PARAMS)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_one_state_is_refused(self, program):
+        noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
+        update = jax.vmap(PROGRAMS[program](noise.update), (0, None))
+        for function in (update, jax.jit(update)):
+            with pytest.raises(
+                ValueError, match=f"^state must be another one for each of the {ROWS}"
+            ):
+                function(self.updates("sum"), noise.init(PARAMS))
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_state_for_each_has_noise_of_its_own(self, program):
+        noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
+        states = jax.vmap(lambda key: noise.init(PARAMS)._replace(key=key))(
+            jax.random.split(KEY, ROWS)
+        )
+        output, _ = jax.vmap(PROGRAMS[program](noise.update))(self.updates("sum"), states)
+        assert len(np.unique(output["b"])) == output["b"].size
+
+    @pytest.mark.parametrize("name", TRANSFORMATIONS)
+    @pytest.mark.parametrize("inner", [0, None], ids=["inner", "outer"])
+    def test_one_state_along_one_of_two_axes_is_refused(self, name, inner):
+        transformation = TRANSFORMATIONS[name](KEY)
+        states = jax.vmap(lambda _: transformation.init(PARAMS))(jnp.arange(ROWS))
+        both = jax.tree.map(lambda leaf: jnp.stack([leaf] * ROWS), self.updates(name))
+        update = jax.vmap(
+            jax.vmap(transformation.update, (0, inner)), (0, None if inner == 0 else 0)
+        )
+        with pytest.raises(ValueError, match=r"^state must be another one"):
+            update(both, states)
+
+    def test_gradients_pass_through(self):
+        noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
+        states = jax.vmap(lambda key: noise.init(PARAMS)._replace(key=key))(
+            jax.random.split(KEY, ROWS)
+        )
+
+        def total(updates):
+            output, _ = jax.vmap(noise.update)(updates, states)
+            return sum(jnp.sum(3 * leaf) for leaf in jax.tree.leaves(output))
+
+        for leaf in jax.tree.leaves(jax.grad(total)(self.updates("sum"))):
+            np.testing.assert_array_equal(leaf, 3)
+
+
 def test_a_traced_noise_multiplier_stays_out_of_the_states_metadata():
     """Metadata of two traces are compared, which fails for tracers of the first."""
     count = jax.jit(lambda state: state.num_releases + 1)
