@@ -57,12 +57,17 @@ def _closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def equations_at_any_depth(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr and of its inner jaxprs."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in bodies_of(equation):
+            yield from equations_at_any_depth(inner.jaxpr)
+
+
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of the primitives of a jaxpr, including its inner jaxprs."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for inner in bodies_of(equation):
-            yield from primitive_names(inner.jaxpr)
+    return (equation.primitive.name for equation in equations_at_any_depth(jaxpr))
 
 
 def is_slow_in_loops(function: Callable[..., Any], *args: Any) -> bool:

@@ -1,26 +1,31 @@
-"""Rejects losses that mix examples: batch normalisation, collectives, non-scalar losses.
+"""Rejects losses that mix examples: batch normalisation, collectives, callbacks on whole batches.
 
 Differential privacy requires that an example's gradient depends on that example alone. A loss is
 called on one example at a time, so batch normalisation would subtract the example from itself, and
-a collective would mix examples of several devices. Both are detected when the loss is traced, at no
-cost to the compiled step.
+a collective would mix examples of several devices. Under ``vmap`` a callback or a function with a
+batching rule of its own gets the whole batch. All are detected when the loss is traced, at no cost
+to the compiled step. Where a loss has primitives that JAX does not list, whose batching rules are
+not known, gradients of synthetic examples in a batch are compared with those of each by itself.
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 
-from dpjax._jaxprs import bodies_of
+from dpjax._jaxprs import bodies_of, equations_at_any_depth
 from dpjax._typing import ArrayTree, LossFn
 from dpjax._validation import check
 from dpjax.gradients.shard_map import one_example
+from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
 
 # Primitives that name a mesh axis without communication.
 _LOCAL = frozenset({"axis_index", "pvary"})
@@ -32,6 +37,21 @@ _ENTRYWISE = frozenset(
     " tanh logistic erf select_n convert_element_type stop_gradient broadcast_in_dim reshape"
     " squeeze transpose copy clamp".split()
 )
+
+# Callbacks act on one example at a time by these methods; None is an error under ``vmap``.
+_SEQUENTIAL = (None, "sequential", "sequential_unrolled")
+# Primitives whose batching rules are JAX's, and act on each example by itself.
+_LISTED = frozenset(
+    p
+    for module in (primitives, jax.lax, jax.lax.linalg)
+    for p in vars(module).values()
+    if isinstance(p, Primitive)
+)
+_UNLISTED = frozenset(
+    "pure_callback io_callback debug_callback debug_print ffi_call buffer_callback pvary reshard"
+    " random_wrap random_unwrap random_clone".split()
+)
+_NUM_SYNTHETIC = 16
 
 
 def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
@@ -47,6 +67,7 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     _check_no_collectives(jaxpr.jaxpr)
     num_inputs = len(jax.tree.leaves(batch))
     _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
+    _check_batching_rules(loss_fn, params, batch, jaxpr)
 
 
 def _trace(loss_fn: LossFn, params: ArrayTree, example: ArrayTree) -> ClosedJaxpr:
@@ -142,15 +163,103 @@ def _check_no_collectives(jaxpr: Jaxpr) -> None:
         )
 
 
+def _check_batching_rules(
+    loss_fn: LossFn, params: ArrayTree, batch: ArrayTree, jaxpr: ClosedJaxpr
+) -> None:
+    """Raises ValueError if ``vmap`` passes a whole batch to code that may mix its examples."""
+    equations = list(equations_at_any_depth(jaxpr.jaxpr))
+
+    # The rules of custom derivatives are in the gradient alone.
+    if any(map(_has_own_derivative, equations)):
+        example = jax.tree.map(one_example, batch)
+        gradient = jax.make_jaxpr(jax.grad(loss_fn))(params, example)
+        equations += equations_at_any_depth(gradient.jaxpr)
+
+    # What gets the whole batch for certain.
+    of_batch = set()
+    for equation in equations:
+        name, method = equation.primitive.name, equation.params.get("vmap_method")
+        if method not in _SEQUENTIAL:
+            of_batch.add(f"{name}(vmap_method={method!r})")
+        elif name == "custom_vmap_call":
+            of_batch.add("jax.custom_batching.custom_vmap")
+    if of_batch:
+        raise ValueError(
+            f"loss_fn must see one example at a time, but {', '.join(sorted(of_batch))} in it, or"
+            " in its gradient, gets the whole batch and may mix examples: use"
+            ' vmap_method="sequential" for callbacks, and functions without custom_vmap'
+        )
+
+    # What has a batching rule that is not known.
+    names = {
+        equation.primitive.name
+        for equation in equations
+        if equation.primitive not in _LISTED and equation.primitive.name not in _UNLISTED
+    }
+    if names:
+        _check_synthetic_gradients(loss_fn, params, batch, ", ".join(sorted(names)))
+
+
+def _has_own_derivative(equation: JaxprEqn) -> bool:
+    """Whether it is a custom_jvp or custom_vjp of a function that is not JAX's own."""
+    if not equation.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")):
+        return False
+    function: Any = bodies_of(equation)[0].jaxpr.debug_info
+    folder = os.path.join(os.path.dirname(jax.__file__), "")
+    return not (function.func_filename or "").startswith(folder)
+
+
+def _check_synthetic_gradients(
+    loss_fn: LossFn, params: ArrayTree, batch: ArrayTree, names: str
+) -> None:
+    """Raises ValueError if gradients of synthetic examples depend on the others in their batch.
+
+    Replacing half of the examples must leave losses and gradients of the others as they are, and an
+    example by itself must have those that it has among the others.
+    """
+    value_and_grad = jax.value_and_grad(loss_fn)
+    in_batch = jax.jit(jax.vmap(value_and_grad, (None, 0)))
+    by_itself = jax.jit(lambda params, batch: jax.lax.map(partial(value_and_grad, params), batch))
+    one_of_params = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), params)
+    shapes, params_shape = jax.eval_shape(lambda *trees: trees, batch, one_of_params)
+    compared = False
+
+    # Not staged out where clipped sums are computed under jit.
+    with jax.core.eval_context():
+        drawn = jax.tree.map(lambda leaf: leaf[0], next(synthetic_batches(params_shape, 1))[0])
+        for first, second, half in synthetic_batches(shapes, _NUM_SYNTHETIC):
+            try:
+                before, other, after = (
+                    jax.tree.leaves(in_batch(drawn, examples))
+                    for examples in (first, second, jax.tree.map(half, first, second))
+                )
+                alone = jax.tree.leaves(by_itself(drawn, first))
+                apart = all(map(is_unchanged, map(half, before, other), after))
+                apart = apart and all(map(is_close, before, alone))
+            except Exception:
+                continue  # the loss checks its values, or closes over traced ones
+            compared = True
+            if not apart:
+                raise ValueError(
+                    "loss_fn must see one example at a time, but on synthetic batches the gradient"
+                    f" of an example depends on the other examples; it has the primitives {names}"
+                )
+
+    if not compared:
+        raise ValueError(
+            f"loss_fn has the primitives {names}, which may mix examples under jax.vmap, and cannot"
+            " be checked on synthetic examples: it closes over traced values, or raises errors on"
+            " all of them. Build it outside of jit, or without these primitives"
+        )
+
+
 def _collectives(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of the primitives, at any depth, that communicate over a named axis."""
-    for equation in jaxpr.eqns:
+    for equation in equations_at_any_depth(jaxpr):
         over = jax.tree.leaves([equation.params.get(key) for key in ("axes", "axis_name")])
         named = not all(isinstance(axis, Integral) for axis in over)
         if named and equation.primitive.name not in _LOCAL:
             yield equation.primitive.name
-        for inner in bodies_of(equation):
-            yield from _collectives(inner.jaxpr)
 
 
 class _Normalisation:

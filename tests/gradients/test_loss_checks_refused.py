@@ -1,13 +1,18 @@
 """Losses without a per-example gradient: each must be refused when it is traced, in plain words."""
 
+import equinox as eqx
 import flax.linen as nn
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from dpjax import clipped_grad
+from dpjax.gradients import loss_checks
 from dpjax.gradients.loss_checks import check_loss
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
@@ -280,6 +285,194 @@ class TestCollectives:
         )
         with pytest.raises(ValueError, match=rf"{SEES_ONE}.* calls the collective"):
             compute(W, X)
+
+
+def centred(x):
+    """Minus the mean of the batch, if there is one."""
+    return x - x.mean(0) if x.ndim > 1 else x
+
+
+def on_the_host(x, vmap_method):
+    """A callback that sees what `jax.vmap` passes to it; it has no derivative."""
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    host = lambda value: np.asarray(centred(np.asarray(value)), np.float32)  # noqa: E731
+    return jax.pure_callback(host, shape, jax.lax.stop_gradient(x), vmap_method=vmap_method)
+
+
+@jax.custom_batching.custom_vmap
+def with_own_vmap(x):
+    return x
+
+
+with_own_vmap.def_vmap(lambda size, batched, x: (centred(x), True))
+
+
+def own_vjp(forward, backward):
+    """A function that looks like the identity until it is differentiated."""
+
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (forward(x), x), lambda x, g: (g * backward(x),))
+    return identity
+
+
+@jax.custom_jvp
+def own_jvp(x):
+    return x
+
+
+own_jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0] * with_own_vmap(primals[0])))
+
+
+def scanned(x):
+    step = lambda carry, _: (0.5 * on_the_host(carry, "broadcast_all"), None)  # noqa: E731
+    return jax.lax.scan(step, x, None, length=2)[0]
+
+
+WHOLE_BATCH = {
+    "broadcast_all": lambda x: on_the_host(x, "broadcast_all"),
+    "expand_dims": lambda x: on_the_host(x, "expand_dims"),
+    "legacy_vectorized": lambda x: on_the_host(x, "legacy_vectorized"),
+    "custom_vmap": lambda x: with_own_vmap(jax.lax.stop_gradient(x)),
+    "in jit": jax.jit(lambda x: on_the_host(x, "broadcast_all")),
+    "in scan": scanned,
+    "in cond": lambda x: jax.lax.cond(
+        x[0] > 9, lambda x: x, lambda x: on_the_host(x, "broadcast_all"), x
+    ),
+    "in remat": jax.checkpoint(lambda x: on_the_host(x, "broadcast_all")),
+    "in the forward pass of a custom_vjp": own_vjp(
+        lambda x: on_the_host(x, "broadcast_all"), jnp.ones_like
+    ),
+    "in the backward pass of a custom_vjp": own_vjp(
+        lambda x: x, lambda x: on_the_host(x, "broadcast_all")
+    ),
+    "custom_vmap in a custom_jvp": own_jvp,
+    "in a vmap over records": lambda x: jax.vmap(lambda x: on_the_host(x, "broadcast_all"))(
+        x[None]
+    ).sum(0),
+}
+
+
+def loss_of_batch(name):
+    """Its gradient is ``w`` times that of the function and its value: both may see the batch."""
+    return lambda w, x: jnp.sum(w[0] * x) + jnp.sum(WHOLE_BATCH[name](w[0] * x) * w[1])
+
+
+def largest_move(loss):
+    """How far replacing one record moves the sum of gradients clipped to one, without checks."""
+    params, batch = jnp.ones((2, 5)), jnp.concatenate([X, X + 1, X + 2])
+
+    def clipped_sum(batch):
+        grads = jax.vmap(jax.grad(loss), (None, 0))(params, batch).reshape(len(batch), -1)
+        norms = jnp.linalg.norm(grads, axis=1, keepdims=True)
+        return jnp.sum(grads / jnp.maximum(norms, 1), 0)
+
+    compute = jax.jit(clipped_sum)
+    return np.linalg.norm(compute(batch) - compute(batch.at[0].set(1e4 * jnp.ones(5))))
+
+
+@pytest.mark.parametrize("name", WHOLE_BATCH)
+class TestWhatSeesTheWholeBatch:
+    def test_it_is_refused(self, name):
+        words = rf"{SEES_ONE}, but (pure_callback\(vmap_method=|jax\.custom_batching\.custom_vmap)"
+        for loss in (loss_of_batch(name), jax.jit(loss_of_batch(name))):
+            with pytest.raises(ValueError, match=words):
+                clipped_grad(loss, 1.0)(jnp.ones((2, 5)), X)
+
+    def test_power_it_would_move_the_sum_by_more_than_two_bounds(self, name):
+        if name == "in a vmap over records":
+            pytest.skip("it mixes the records of a unit, which are one of its records here")
+        with jax.numpy_rank_promotion("allow"):
+            assert largest_move(loss_of_batch(name)) > 2.1
+
+
+@pytest.mark.parametrize("io", [False, True], ids=["pure_callback", "io_callback"])
+def test_callbacks_on_one_example_at_a_time_are_accepted(io):
+    """The host function subtracts the mean of a batch, if it gets one: it does not."""
+
+    def loss(w, x):
+        host = lambda value: np.asarray(centred(np.asarray(value)), np.float32)  # noqa: E731
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        value = (
+            jax.experimental.io_callback(host, shape, x)
+            if io
+            else jax.pure_callback(host, shape, x, vmap_method="sequential")
+        )
+        return jnp.sum(w * value)
+
+    for method in ("vmap", "bookkeeping"):
+        clipped, _ = clipped_grad(loss, 1e3, method=method)(jnp.ones(5), X)
+        np.testing.assert_allclose(clipped, X.sum(0), rtol=1e-3)
+
+
+def primitive_with_rule(name, rule):
+    """The identity as a primitive outside of JAX, with a batching rule of its own."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda x: x, multiple_results=False))
+    ad.deflinear2(primitive, lambda cotangent, x: (primitive.bind(cotangent),))
+
+    def batch(args, dims):
+        (x,), (axis,) = args, dims
+        return primitive.bind(rule(jnp.moveaxis(x, axis, 0))), 0
+
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+CENTRING = primitive_with_rule("centring", centred)
+APART = primitive_with_rule("apart", lambda x: x)
+OF_LENGTH = primitive_with_rule("of_length", lambda x: x * (len(x) / 8))
+
+
+class TestPrimitivesThatJaxDoesNotList:
+    """Synthetic examples in a batch are compared with each by itself; no data are used."""
+
+    @staticmethod
+    def loss(primitive):
+        return lambda w, x: jnp.sum(jnp.sin(primitive.bind(w * x)))
+
+    @pytest.mark.parametrize("primitive", [CENTRING, OF_LENGTH], ids=str)
+    @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
+    def test_those_that_mix_examples_are_refused(self, primitive, jit):
+        compute = clipped_grad(self.loss(primitive), 1.0)
+        words = rf"{SEES_ONE}, but on synthetic batches .* it has the primitives {primitive}"
+        with jax.numpy_rank_promotion("allow"), pytest.raises(ValueError, match=words):
+            (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
+
+    @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
+    def test_others_are_accepted(self, jit):
+        compute = clipped_grad(self.loss(APART), 1e3)
+        clipped, _ = (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
+        np.testing.assert_allclose(clipped, jnp.sum(X * jnp.cos(X), 0), rtol=1e-3)
+
+    def test_errors_on_some_synthetic_examples_are_no_refusal(self):
+        def loss(w, x):
+            x = eqx.error_if(x, jnp.any(jnp.abs(x) > 100), "x must be at most 100")
+            return jnp.sum(w * x)
+
+        clipped, _ = clipped_grad(loss, 1e3)(jnp.ones(5), X)
+        np.testing.assert_allclose(clipped, X.sum(0), rtol=1e-3)
+
+    def test_what_cannot_be_compared_is_refused(self):
+        def compute(scale):
+            loss = lambda w, x: jnp.sum(APART.bind(w * x * scale))  # noqa: E731
+            return clipped_grad(loss, 1.0)(jnp.ones(5), X)[0]
+
+        compute(2.0)
+        with pytest.raises(ValueError, match=r"apart, which .* cannot be checked on synthetic"):
+            jax.jit(compute)(2.0)
+
+
+def test_losses_of_jax_alone_are_not_run_on_synthetic_examples(monkeypatch):
+    """The comparison costs a compilation: it is for primitives that JAX does not list alone."""
+    monkeypatch.setattr(loss_checks, "synthetic_batches", None)
+    check_loss(lambda w, x: jnp.sum(jax.nn.relu(x @ w)) + jax.random.normal(KEY), W, X)
+    with pytest.raises(TypeError, match="NoneType"):
+        check_loss(TestPrimitivesThatJaxDoesNotList.loss(APART), jnp.ones(5), X)
 
 
 def test_a_refusal_costs_nothing_afterwards():

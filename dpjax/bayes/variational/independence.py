@@ -8,7 +8,6 @@ keys, and of the records only shapes and dtypes are used, so a refusal is no fun
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,23 +15,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro.handlers import seed, substitute, trace
 
-from dpjax._validation import is_traced
 from dpjax.bayes.variational.arguments import Arguments, Layout, Leaves, Values, batch_of_one
 from dpjax.bayes.variational.elbo import Problem, ResizePlate, log_prob
 from dpjax.bayes.variational.model_trace import Site, in_plate, initial_value
+from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
 
 # Enough records for a lag of a month in hours, fewer where records are large.
 _MAX_RECORDS, _MAX_ENTRIES = 2048, 2**22
-
-# Float records inside (0, 1), close together, heavy-tailed, and whole numbers: log-densities are
-# finite on one of these at least. Integer records: from the first number up to the second.
-_FLOATS: tuple[Callable[..., jax.Array], ...] = (
-    lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, 0.05, 0.95),
-    lambda key, shape, dtype: 0.5 + 0.01 * jax.random.normal(key, shape, dtype),
-    lambda key, shape, dtype: jax.random.t(key, 1.0, shape, dtype),
-    lambda key, shape, dtype: jax.random.randint(key, shape, 0, 4).astype(dtype),
-)
-_INTEGERS = ((0, 2), (1, 4), (0, 100), (0, 10))
 
 _TO_DO = (
     "each record's term is evaluated by itself, so another model would be fitted. Pass what it"
@@ -104,31 +93,23 @@ def check_program(
     enough = max(8, _MAX_ENTRIES // max(1, entries))
     count = min(len(arguments.records[0]), _MAX_RECORDS, enough)
     among_others, by_itself = _local_site_functions(program, fill, plate, arguments.layout)
-    for kind in range(len(_FLOATS)):
-        pair = [_synthetic(arguments.records, count, kind, draw) for draw in range(2)]
-        order = jax.random.permutation(jax.random.key(kind), count)
-
-        def half(first: jax.Array, second: jax.Array, chosen: jax.Array = order) -> jax.Array:
-            is_first = (chosen < count // 2).reshape(-1, *[1] * (first.ndim - 1))
-            return jnp.where(is_first, first, second)
-
-        records = (*pair, jax.tree.map(half, *pair))
+    for first_records, second_records, half in synthetic_batches(arguments.records, count):
+        mixed_records = jax.tree.map(half, first_records, second_records)
+        records = (first_records, second_records, mixed_records)
         with explain_failure(count):
-            if not jax.eval_shape(among_others, pair[0], arrays, values).log_probs:
+            if not jax.eval_shape(among_others, first_records, arrays, values).log_probs:
                 return  # a guide without local latent variables
             first, second, mixed = (among_others(shown, arrays, values) for shown in records)
-            single = by_itself(pair[0], first.latents, arrays, values)
+            single = by_itself(first_records, first.latents, arrays, values)
         expected = jax.tree.map(half, first, second)
         for name in first.log_probs:
             for before, after in zip(expected, mixed, strict=True):
-                # Up to the rounding by which devices without a fixed order of summation differ.
-                close = partial(jnp.allclose, rtol=1e-6, atol=0, equal_nan=True)
-                if name in before and not _holds(close, before[name], after[name]):
+                if name in before and not is_unchanged(before[name], after[name]):
                     raise ValueError(
                         f"site {name!r} must depend on one record alone under plate {plate!r}, but"
                         f" changes with other records: {_TO_DO}"
                     )
-            if not _holds(_is_close, first.log_probs[name], single[name]):
+            if not is_close(first.log_probs[name], single[name]):
                 raise ValueError(
                     f"site {name!r} must have the same log-density for a record by itself and among"
                     f" others under plate {plate!r}, but changes with the number or the position of"
@@ -169,36 +150,3 @@ def _local_site_functions(
         return {name: value[0] for name, value in log_probs.items()}
 
     return jax.jit(local_sites), jax.jit(jax.vmap(of_one, (0, 0, None, None)))
-
-
-def _synthetic(records: Leaves, count: int, kind: int, draw: int) -> list[jax.Array]:
-    """``count`` records of the same dtypes and shapes of one record, drawn from fixed keys."""
-    made = []
-    for number, leaf in enumerate(records):
-        shape, dtype = (count, *leaf.shape[1:]), leaf.dtype
-        key = jax.random.fold_in(jax.random.key(2 * kind + draw), number)
-        if jnp.issubdtype(dtype, jnp.bool_):
-            made.append(jax.random.bernoulli(key, 0.5, shape))
-        elif jnp.issubdtype(dtype, jnp.floating):
-            made.append(_FLOATS[kind](key, shape, dtype))
-        else:
-            made.append(jax.random.randint(key, shape, *_INTEGERS[kind]).astype(dtype))
-    return made
-
-
-def _is_close(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Whether equal up to rounding in a computation of another shape, where both are finite."""
-    finite = jnp.isfinite(a) & jnp.isfinite(b)
-    count = jnp.maximum(1, jnp.sum(finite, dtype=a.dtype))
-    size = jnp.abs(a) + jnp.sum(jnp.where(finite, jnp.abs(a), 0)) / count
-    return jnp.all(~finite | (jnp.abs(a - b) <= 0.01 * size))
-
-
-def _holds(
-    condition: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array
-) -> bool:
-    """Whether shapes are equal and the condition holds, or a traced closure leaves it unknown."""
-    if a.shape != b.shape:
-        return False
-    result = condition(a, b)
-    return is_traced(result) or bool(result)
