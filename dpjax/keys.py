@@ -33,4 +33,9 @@ def is_seeded(key: PRNGKey) -> bool:
     >>> is_seeded(jax.random.key(7))
     True
     """
-    return not np.asarray(jax.random.key_data(key)).ravel()[0]
+    return bool(seeded_flag(key))
+
+
+def seeded_flag(key: PRNGKey) -> jax.Array:
+    """Returns `is_seeded` as a boolean array, for a traced key too."""
+    return jax.random.key_data(key).ravel()[0] == 0

@@ -248,7 +248,7 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
     )
     records = data["x"], data["y"]
     result = svi.run(jax.random.key(7), NUM_STEPS, *records, progress_bar=False)
-    epsilon = svi.certificate(1e-5).epsilon
+    epsilon = result.certificate(1e-5).epsilon
     return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
 
 

@@ -1,5 +1,6 @@
 """Runs of DPSVI on data sources, and runs that are interrupted and resumed from checkpoints."""
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,9 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from dp_accounting.pld import PLDAccountant
 
+import dpjax
 from dpjax.bayes.variational import DPSVI, compiled_steps
 from dpjax.bayes.variational.compiled_steps import PositionedSource
 from dpjax.sampling import PoissonSampling
@@ -45,9 +48,9 @@ def make(model=model, **options):
     )  # fmt: skip
 
 
-def run(data=RECORDS, svi=None, num_steps=NUM_STEPS, **options):
+def run(data=RECORDS, svi=None, num_steps=NUM_STEPS, key=KEY, **options):
     svi = make() if svi is None else svi
-    return svi.run(KEY, num_steps, data, progress_bar=False, **options)
+    return svi.run(key, num_steps, data, progress_bar=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +229,70 @@ def test_public_arrays_are_part_of_the_run(tmp_path):
 def test_a_folder_and_a_state_to_continue_from_are_refused(straight, tmp_path):
     with pytest.raises(ValueError, match="init_state must be None with checkpoint_dir"):
         run(checkpoint_dir=tmp_path, init_state=straight.state)
+
+
+def is_said_to_be_seeded(result):
+    stated = any("derived from a seed" in caveat for caveat in result.certificate(1e-5).caveats)
+    assert stated == result.seeded
+    return stated
+
+
+FALLING = (3.0, 2.5, 2.0, 1.5, 1.0)
+
+
+@pytest.fixture(scope="module")
+def falling():
+    return make(noise_multiplier=FALLING)
+
+
+def test_a_result_is_certified_for_the_steps_that_were_run(falling):
+    """By dp-accounting, whose grids differ; one step more or less is off by over 5 %."""
+    first = run(svi=falling, num_steps=2)
+    second = run(svi=falling, num_steps=2, init_state=first.state)
+    for result, noises in ((first, FALLING[:2]), (second, FALLING[:4])):
+        accountant = PLDAccountant()
+        for noise in noises:
+            event = dp_accounting.GaussianDpEvent(noise)
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, event))
+        expected = accountant.get_epsilon(1e-5)
+        assert result.certificate(1e-5).epsilon == pytest.approx(expected, rel=5e-3)
+        assert result.certificate(1e-5).num_releases == len(noises)
+        for other in (len(noises) - 1, len(noises) + 1):  # power
+            certificate = falling.mechanism.prefix(other).certificate(1e-5)
+            assert certificate.epsilon != pytest.approx(expected, rel=0.05)
+    # A step past the planned ones gives NaN, and is not counted.
+    past = run(svi=falling, num_steps=2, init_state=second.state)
+    assert all(np.isnan(value) for value in past.params.values())
+    assert past.mechanism == falling.mechanism
+
+
+def test_a_result_unpacks_as_numpyros(straight):
+    params, state, losses = straight
+    assert (params, state) == (straight.params, straight.state)
+    assert losses.shape == (NUM_STEPS,)
+
+
+def test_the_certificate_states_a_seeded_key(falling):
+    """The key of the first step counts; that of a call that continues a run is not used."""
+    secret = dpjax.release_key()
+    seeded = run(svi=falling, num_steps=2)
+    assert is_said_to_be_seeded(seeded)
+    assert is_said_to_be_seeded(run(svi=falling, num_steps=2, key=secret, init_state=seeded.state))
+    unseeded = run(svi=falling, num_steps=2, key=secret)
+    assert not is_said_to_be_seeded(unseeded)
+    assert not is_said_to_be_seeded(run(svi=falling, num_steps=2, init_state=unseeded.state))
+
+
+@pytest.mark.parametrize("first_is_seeded", [True, False])
+def test_a_resumed_run_is_seeded_as_its_first_call(first_is_seeded, falling, tmp_path):
+    keys = [KEY, dpjax.release_key()]
+    first, second = keys if first_is_seeded else reversed(keys)
+    run(svi=falling, num_steps=1, key=first, checkpoint_dir=tmp_path)
+    resumed = run(svi=falling, num_steps=3, key=second, checkpoint_dir=tmp_path)
+    assert is_said_to_be_seeded(resumed) == first_is_seeded
+    assert resumed.mechanism == falling.mechanism.prefix(3)
+
+
+def test_a_state_of_other_noise_is_refused(falling, straight):
+    with pytest.raises(ValueError, match=r"init_state must be a state of this DPSVI.*got one with"):
+        run(svi=falling, num_steps=1, init_state=straight.state)

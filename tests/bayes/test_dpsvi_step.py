@@ -2,7 +2,6 @@
 
 import itertools
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,6 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from dp_accounting.pld import PLDAccountant
 from dpsvi_cases import (
     private,
     step_of,
@@ -199,13 +197,3 @@ def test_no_key_is_used_twice():
     for name, other in itertools.combinations(seen, 2):
         assert not set(seen[name]) & set(seen[other])
     assert len(set(seen["guide"])) == len(set(seen["sampler"])) == 4
-
-
-def test_the_certificate_is_of_all_steps_and_no_others():
-    def epsilon(num_steps):
-        event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.2))
-        return PLDAccountant().compose(event, num_steps).get_epsilon(1e-5)
-
-    svi = private(sampling=POISSON, noise_multiplier=1.2, num_steps=10, adjacency="add_remove")
-    assert svi.certificate(1e-5).epsilon == pytest.approx(epsilon(10), rel=5e-3)
-    assert svi.certificate(1e-5).epsilon != pytest.approx(epsilon(9), rel=5e-3)  # power

@@ -138,13 +138,6 @@ def test_the_clipping_report_separates_a_bias_from_a_shorter_step(fitted):
     np.testing.assert_allclose(flat(unclipped.clipped), flat(report.unclipped), rtol=1e-4)
 
 
-def test_the_certificate_is_the_mechanisms(fitted):
-    svi, _ = fitted
-    assert svi.certificate(1e-3).epsilon == svi.mechanism.certificate(1e-3).epsilon
-    assert svi.mechanism.num_steps == 100
-    assert svi.mechanism.sampling.sampling_rate == 0.5
-
-
 def effects(y):
     mean = numpyro.sample("mean", dist.Normal(0, 10))
     with numpyro.plate("records", len(y)):

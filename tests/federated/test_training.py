@@ -194,7 +194,7 @@ def test_variational_inference_in_rounds(network_of):
     example = {"x": np.float32(0), "y": np.float32(0)}
     training = svi_training(KEY, svi, example)
     plan = plan_of(ClippedGradientSum(svi.mechanism, 2), num_holders=3, num_nodes=2)
-    assert plan.certificate(1e-5).epsilon == svi.certificate(1e-5).epsilon
+    assert plan.certificate(1e-5).epsilon == svi.mechanism.certificate(1e-5).epsilon
     rng, network = np.random.default_rng(2), network_of(plan)
     parts = [rng.normal(size=size).astype(np.float32) for size in (50, 100, 150)]
     holders = {

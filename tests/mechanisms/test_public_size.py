@@ -99,7 +99,6 @@ def test_variational_inference_scales_by_the_size():
             adjacency="add_remove",
             **settings,
         )
-        assert_said_to_be_public(svi.certificate(1e-5))
         assert_said_to_be_public(svi.mechanism.certificate(1e-5))
         both = Composition((svi.mechanism, svi.mechanism))
         assert_said_to_be_public(both.certificate(1e-5))

@@ -3,6 +3,6 @@
 from dpjax.bayes.variational.clipping import ClippingReport
 from dpjax.bayes.variational.posterior import to_arviz
 from dpjax.bayes.variational.step import DPSVIState
-from dpjax.bayes.variational.svi import DPSVI
+from dpjax.bayes.variational.svi import DPSVI, DPSVIResult
 
-__all__ = ["DPSVI", "ClippingReport", "DPSVIState", "to_arviz"]
+__all__ = ["DPSVI", "ClippingReport", "DPSVIResult", "DPSVIState", "to_arviz"]

@@ -73,6 +73,8 @@ class VariationalPosterior:
     ) -> dict[str, jax.Array]:
         """Draws the global latent variables from the guide: postprocessing, at no privacy cost.
 
+        Their spread is that of the guide, which does not include the noise: see `DPSVI`.
+
         Args:
           rng_key: a JAX key.
           params: what `get_params` or `run` returned, or a state.
@@ -103,6 +105,8 @@ class VariationalPosterior:
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draws from the posterior predictive at public inputs: postprocessing, at no privacy cost.
+
+        The uncertainty of the parameters does not include the noise: see `DPSVI`.
 
         Args:
           rng_key: a JAX key.

@@ -27,12 +27,14 @@ class DPSVIState(NamedTuple):
       rng_key: key of the draws from the guide, as in numpyro's ``SVIState``.
       sampler: state of the sampler.
       noise: state of the noise, which counts the releases.
+      seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
     """
 
     optim_state: Any
     rng_key: PRNGKey
     sampler: Any
     noise: Any
+    seeded: jax.Array
 
     @property
     def num_releases(self) -> jax.Array:
