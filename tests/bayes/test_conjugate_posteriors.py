@@ -55,7 +55,6 @@ def test_normal_inverse_gamma_marginals_are_those_of_scipy():
     assert np.all(np.isinf(heavy.mean[:, 1]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("posterior", [*(case[0] for case in CASES.values()), NIG])
 def test_samples_follow_the_cdf(posterior):
     samples = np.asarray(posterior.sample(jax.random.key(1), SAMPLES), np.float64)

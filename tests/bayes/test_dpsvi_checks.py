@@ -399,3 +399,19 @@ def test_arguments_of_a_new_kind_are_checked_in_a_step_too():
         svi.update(state, Y, whole=True)
     with pytest.raises(ValueError, match="site 'y'"):
         svi.run(KEY, 2, Y, whole=True, init_state=state, progress_bar=False)
+
+
+def test_other_parameters_for_the_same_arguments_are_checked():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    def guide(y):
+        numpyro.sample("mean", dist.Normal(jnp.mean(numpyro.param("loc", 0.0)), 1.0))
+
+    svi = private(model, guide)
+    svi.init(KEY, Y)
+    svi.init(KEY, Y, init_params={"loc": jnp.ones(2)})
+    with pytest.raises(ValueError, match="params must be shared by all records, but 'loc'"):
+        svi.init(KEY, Y, init_params={"loc": jnp.ones(RECORDS)})

@@ -63,6 +63,33 @@ def test_a_step_is_the_sum_over_the_drawn_records_clipped_then_scaled_by_n_over_
         assert abs(expected * (1 - RATE * N / len(chosen))) > slack
 
 
+def tempered(x):
+    with numpyro.handlers.scale(scale=3.0):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+
+
+def tempered_guide(x):
+    loc = numpyro.param("loc", 2.0)
+    width = numpyro.param("width", 1e-4, constraint=dist.constraints.positive)
+    numpyro.sample("mean", dist.Normal(loc, width))
+
+
+def test_a_step_on_no_record_is_the_data_free_gradient():
+    """Of ``log q - 3 log p`` at ``mean = loc + width z``: 3 loc, and -1 for the log of the width.
+
+    Within 0.01, as ``|z| < 10``.
+    """
+    nearly_never = PoissonSampling(N, 2.0**-20)
+    svi = private(tempered, tempered_guide, sampling=nearly_never, adjacency="add_remove")
+    state = svi.init(STATES[0], FAR)
+    assert int(nearly_never.draw(state.sampler)[0].size) == 0
+    step = step_of(svi, state, FAR)
+    assert step["loc"] == pytest.approx(3 * 2.0, abs=0.01)
+    assert step["width"] == pytest.approx(-1, abs=0.01)
+
+
 def test_a_step_in_two_parts_is_the_step():
     """Without noise: the clipped sum of the same draw, then the update from it."""
     svi = private(location, guide_of(1e-2), sampling=POISSON, l2_clip=CLIP)
@@ -167,14 +194,15 @@ def test_noise_is_independent_and_of_one_size_in_all_parameters_and_steps():
     At its start the model's gradient is zero, so a step is its noise times n/b.
     """
     x = np.zeros((20, 400), np.float32)
-    made = {"sampling": PoissonSampling(20, 0.5), "l2_clip": 2.0, "noise_multiplier": 1.5}
-    svi = private(pair, pair_guide, **made)
+    made = {"sampling": PoissonSampling(20, 0.5), "l2_clip": 2.0, "num_steps": 2}
+    svi = private(pair, pair_guide, **made, noise_multiplier=(1.5, 0.9))
     state = svi.init(STATES[0], x)
     after, _ = svi.update(state, x)
     again = after._replace(optim_state=state.optim_state)
     noises = [leaf / 2 for s in (state, again) for leaf in jax.tree.leaves(step_of(svi, s, x))]
     assert len(noises) == 4
-    np.testing.assert_allclose(np.std(noises, axis=1), 1.5 * 2.0, rtol=0.18)
+    expected = 2.0 * np.array([1.5, 1.5, 0.9, 0.9])
+    np.testing.assert_allclose(np.std(noises, axis=1), expected, rtol=0.18)
     correlations = np.corrcoef(noises)[np.triu_indices(4, 1)]
     assert np.abs(correlations).max() < 0.25
 

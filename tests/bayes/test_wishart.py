@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from dpjax.bayes.regression import (
     sheffet_degrees_of_freedom,
     sufficient_statistics,
 )
+from dpjax.bayes.regression.statistics import clipped_statistics
 from dpjax.bayes.regression.wishart import wishart_noise
 
 FALSE_ALARM = 1e-6  # of one assertion
@@ -195,6 +197,25 @@ def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
     certificate = made.certificate(1e-5)
     assert exact <= certificate.epsilon <= 1.01 * exact
     assert exact <= epsilon
+
+
+@pytest.mark.parametrize("num_features", [1, 2, 7])
+def test_rows_are_within_their_bounds_after_rounding(num_features):
+    """Exactly, as sums of one record: of rows at the bound and far above, in 500 directions."""
+    bounds = RegressionBounds(x_norm=0.7, y_size=0.3)
+    used = WishartNoise(
+        bounds, num_features, degrees_of_freedom=12, scale=0.7**2 + 0.3**2, adjacency="replace_one"
+    )
+    x = np.random.default_rng(0).normal(size=(500, 1, num_features))
+    x *= 0.7 / np.linalg.norm(x, axis=-1, keepdims=True)
+    y = np.array([0.3, -0.3, -5.0, np.nan, 0.1] * 100)[:, None]
+    for factor in (1.0, 1e9):
+        xtx, _, yty = clipped_statistics(bounds, factor * x, y, used._record_unit)
+        norms = [sum(map(Fraction, np.diagonal(one).tolist())) for one in xtx]
+        assert max(norms) <= Fraction(0.7) ** 2
+        assert max(map(Fraction, yty.tolist())) <= Fraction(0.3) ** 2
+        # Not by much shorter rows.
+        assert min(norms) >= Fraction(0.7) ** 2 * (1 - Fraction(2) ** -12)
 
 
 def test_calibration_of_the_scale():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -119,11 +120,19 @@ def test_order_of_steps_their_blocks_and_padding_do_not_matter():
 
 def test_noise_of_each_step_is_its_own():
     noises = tuple(np.linspace(0.8, 2.0, STEPS).tolist())
-    account = bdp.update(
-        bdp.init(mechanism(noise=noises), orders=ORDERS), np.full((STEPS, 20), CLIP)
-    )
-    expected = sum(moments_accountant.compute_log_moment(3, noise, RATE) for noise in noises)
-    assert account.costs[1] == pytest.approx(expected, rel=1e-10)
+    moments = [moments_accountant.compute_log_moment(3, noise, RATE) for noise in noises]
+    first = bdp.init(mechanism(noise=noises), orders=ORDERS)
+    whole = bdp.update(first, np.full((STEPS, 20), CLIP))
+    assert whole.costs[1] == pytest.approx(sum(moments), rel=1e-10)
+    # In several calls, one of them without norms, a step keeps the noise of its place.
+    account, done = first, 0
+    for count in (15, 10, 15):
+        if done == 15:
+            account = bdp.update_worst_case(account, count)
+        else:
+            account = bdp.update(account, np.full((count, 20), CLIP))
+        done += count
+        assert account.costs[1] == pytest.approx(sum(moments[:done]), rel=1e-10)
 
 
 def test_composition_bounds_brute_force_on_a_population_that_is_known():
@@ -356,8 +365,30 @@ def test_a_saved_state_is_resumed_and_lost_steps_cost_the_worst_case(tmp_path):
     lost = bdp.update_worst_case(first.state, 5)
     lost = bdp.update(lost, blocks[2].infos.norms, blocks[2].infos.mask)
     np.testing.assert_allclose(again.state.costs, lost.costs, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mechanism": mechanism(noise=1.1 * NOISE)},
+        {"mechanism": mechanism(noise=(NOISE,) * STEPS)},
+        {"mechanism": mechanism(adjacency="zero_out")},
+        {"mechanism": mechanism(STEPS + 1)},
+        {"orders": ORDERS},
+        {"failure_probability": 1e-9},
+        {"estimator": "empirical_bernstein"},
+    ],
+)
+def test_the_file_of_another_account_is_refused(other, tmp_path):
+    path, infos = (
+        tmp_path / "accountant.npz",
+        SimpleNamespace(norms=np.full((3, 8), 0.2), mask=np.ones((3, 8), bool)),
+    )
+    first = bdp.TrainingAccountant(bdp.init(mechanism()), path)
+    first(SimpleNamespace(num_releases=3, mechanism=mechanism(), infos=infos))
+    assert bdp.TrainingAccountant(bdp.init(mechanism()), path).state.num_done == 3
     with pytest.raises(ValueError, match="path must be a file of this accountant"):
-        bdp.TrainingAccountant(bdp.init(described, failure_probability=1e-9), path)
+        bdp.TrainingAccountant(bdp.init(**{"mechanism": mechanism(), **other}), path)
 
 
 def test_a_training_accountant_serves_one_run_of_its_mechanism(tmp_path):

@@ -147,6 +147,34 @@ def test_the_drift_is_the_gradient_of_the_potential_over_n():
         tiny.update(summed, tiny.init(params))
 
 
+@pytest.mark.parametrize("kind", [sgld, sghmc])
+def test_drift_and_noise_of_a_step_have_its_step_size(kind):
+    """With a step size that halves; one of another step is off by a factor of 2, and of 1.4.
+
+    The deviation of 10,000 draws is off by 5 % once in 10^12 times, their mean by 5 standard
+    errors once in 10^6.
+    """
+
+    def log_prior(params):
+        return -jnp.sum(params["w"] ** 2)
+
+    halving = {"friction": 1.0} if kind is sghmc else {}  # no velocity is kept
+    optimizer = kind(lambda step: ETA * 0.5**step, **COMMON, **halving, log_prior=log_prior)
+    params = {"w": 3 * jnp.ones(10_000)}
+    zeros, summed = {"w": jnp.zeros(10_000)}, {"w": jnp.full(10_000, 50.0)}
+    state, num_examples, size = optimizer.init(params), COMMON["num_examples"], 100
+    for step in range(3):
+        with_sum, _ = optimizer.update(summed, state, params)
+        without, state = optimizer.update(zeros, state, params)
+        eta = ETA * 0.5**step
+        drift = np.asarray(with_sum["w"] - without["w"], float)
+        np.testing.assert_allclose(drift, -eta * 50.0 / size, rtol=1e-3)
+        noise = np.asarray(without["w"], float) + eta * 2 * 3 / num_examples
+        expected = np.sqrt(2 * eta / num_examples)
+        assert abs(noise.mean()) < 5 * expected / 100
+        assert noise.std() == pytest.approx(expected, rel=0.05)
+
+
 def test_sghmc_keeps_its_velocity():
     optimizer = sghmc(ETA, temperature=1e-12, friction=0.25, **COMMON)
     params = jnp.zeros(2)

@@ -101,6 +101,25 @@ def test_log_likelihoods_in_half_precision_get_bounds_and_sum_in_single():
     np.testing.assert_array_equal(each, np.float32(-1.01))
 
 
+def test_a_log_likelihood_that_is_nan_counts_as_the_lower_bound():
+    one, records = mechanism(low=-0.5, high=0.25), jnp.array([0.2, 0.7, -1.0])
+
+    def log_likelihood(theta, record):  # of the last record NaN
+        return jnp.log(record) - theta
+
+    def replaced(theta, record):
+        return jnp.where(record < 0, -0.5, log_likelihood(theta, jnp.abs(record)))
+
+    each = clipped_log_likelihood(log_likelihood, one)(jnp.float32(0.1), records)
+    np.testing.assert_allclose(each, [-0.5, np.log(0.7) - 0.1, -0.5], rtol=1e-6)
+    for seed in range(3):
+        draws = [
+            rejection_sample(jax.random.key(seed), function, jax.random.uniform, records, one)
+            for function in (log_likelihood, replaced)
+        ]
+        assert draws[0].params == draws[1].params
+
+
 def test_an_unbounded_log_likelihood_is_refused_with_the_reason():
     for bounds in ((-math.inf, 0.0), (-1.0, math.inf), (math.nan, 0.0)):
         with pytest.raises(ValueError, match="one record can move the posterior without limit"):

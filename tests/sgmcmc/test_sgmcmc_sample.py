@@ -11,6 +11,7 @@ import pytest
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
 from dpjax.bayes.sgmcmc.chains import on_host
+from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.training.checkpoint import CheckpointStore
 
 DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}
@@ -112,6 +113,59 @@ def test_any_tree_of_any_floats_and_starts_that_differ():
     assert (first.shape, second.shape, last.shape) == ((3, 1, 2), (3, 1, 2), (3, 1))
     assert (first.dtype, second.dtype, last.dtype) == (np.float16, np.float32, np.float32)
     assert np.ptp(first) > 0.5
+
+
+def key_words(tree):
+    """The words of all keys of a tree."""
+    keys = [
+        leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ]
+    return {
+        row.tobytes()
+        for leaf in keys
+        for row in np.asarray(jax.random.key_data(leaf)).reshape(-1, 2)
+    }
+
+
+def split_off(key, depth=3):
+    """The words of ``key`` and of the keys that are split off it, in two or three parts."""
+    words = key_words(key)
+    for count in (2, 3) if depth else ():
+        for part in jax.random.split(key, count):
+            words |= split_off(part, depth - 1)
+    return words
+
+
+def test_the_starting_points_have_keys_of_their_own():
+    chain, key = chain_of(num_chains=2), jax.random.key(4)
+
+    def start(key):
+        return {"w": jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.float32)}
+
+    state = private_chains(key, log_likelihood, log_prior, chain).init(start)
+    of_chains = key_words((state.sampler, state.optimizer))
+    assert len(of_chains) == 4  # of sampler and noise
+    starts = jax.random.wrap_key_data(np.asarray(state.params["w"]).view(np.uint32))
+    assert not of_chains & (split_off(starts[0]) | split_off(starts[1]))
+    # Power: keys of which the chains' are split off are found.
+    parents = jax.random.split(key, 2)
+    assert of_chains == of_chains & (split_off(parents[0]) | split_off(parents[1]))
+
+
+def test_no_state_is_kept_before_its_key_is_in_a_checkpoint(tmp_path, monkeypatch):
+    events, write = [], SampleStore.write
+    monkeypatch.setattr(
+        CheckpointStore, "save", lambda self, state, done: events.append(f"checkpoint {done}")
+    )
+
+    def keep(self, first, states):
+        events.append(f"states from {first}")
+        write(self, first, states)
+
+    monkeypatch.setattr(SampleStore, "write", keep)
+    run(chain_of(4), checkpoint_dir=tmp_path, samples_per_call=2)
+    expected = ["checkpoint 0", "states from 0", "checkpoint 2", "states from 2", "checkpoint 4"]
+    assert events == expected
 
 
 @functools.cache
