@@ -79,6 +79,21 @@ def test_the_bound_is_reached_and_no_lower():
     assert max(map(np.linalg.norm, moved)) == pytest.approx(CLIP, rel=1e-3)
 
 
+def test_a_replaced_record_moves_the_sum_by_two_bounds():
+    """Both labels of a record are clipped, in opposite directions."""
+    x, other = X.copy(), Y.copy()
+    x[0], other[0] = [3.0, -3.0, 3.0], 1 - Y[0]
+    moved = np.linalg.norm(flat(BY_HAND(x, Y, EVERYONE)) - flat(BY_HAND(x, other, EVERYONE)))
+    stated = {
+        adjacency: private(
+            sampling=PoissonSampling(RECORDS, 0.1), l2_clip=CLIP, adjacency=adjacency
+        ).mechanism.sensitivity
+        for adjacency in ("replace_one", "add_remove")
+    }
+    assert moved == pytest.approx(stated["replace_one"], rel=1e-3)
+    assert moved > 1.9 * stated["add_remove"]  # power
+
+
 def test_a_record_that_is_not_finite_and_an_empty_batch_count_for_nothing():
     x, mask = X.copy(), EVERYONE.copy()
     x[5, 0], mask[5] = np.nan, False

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import stats
 
 import dpjax
 from dpjax import bdp
@@ -133,6 +134,25 @@ def test_noise_of_each_step_is_its_own():
             account = bdp.update(account, np.full((count, 20), CLIP))
         done += count
         assert account.costs[1] == pytest.approx(sum(moments[:done]), rel=1e-10)
+
+
+@pytest.mark.parametrize(("adjacency", "in_clips"), [("zero_out", 1), ("replace_one", 2)])
+def test_the_dp_guarantee_beside_it_is_of_the_steps_that_were_added(adjacency, in_clips):
+    """By the profile of N(mu, 1), for batches of all records and noise that changes."""
+    noises = np.array([3.0, 2.0, 1.5])
+    planned = mechanism(3, noise=tuple(noises.tolist()), rate=1.0, adjacency=adjacency)
+    account = bdp.init(planned, orders=ORDERS)
+    account = bdp.update_from_log_moments(account, np.full((2, 5, len(ORDERS)), 0.1))
+
+    def delta_of(noises, epsilon):
+        mu = in_clips * np.sqrt(np.sum(noises**-2.0))
+        low, high = (stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (-1, 1))
+        return high - np.exp(epsilon) * low
+
+    epsilon = bdp.epsilon(account, 1e-5).dp
+    assert delta_of(noises[:2], epsilon) == pytest.approx(1e-5, rel=0.02)
+    for wrong in (noises, noises[:1], noises[1:], noises[:2] / 2):  # power
+        assert delta_of(wrong, epsilon) != pytest.approx(1e-5, rel=0.1)
 
 
 def test_composition_bounds_brute_force_on_a_population_that_is_known():

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpjax import PoissonSampling, calibrate
 from dpjax.accounting.accountants import guarantee
@@ -46,6 +47,31 @@ def test_the_slides_settings_certify_these_epsilons(batch, printed, true_posteri
 def test_a_step_of_3e_4_certifies_a_tenth():
     printed = slides(step_size=3.2e-4, temperature=PUBLISHED_TEMPERATURE)
     assert certified(printed) == pytest.approx(0.1, rel=0.03)
+
+
+@pytest.mark.parametrize(("adjacency", "in_clips"), [("zero_out", 1), ("replace_one", 2)])
+def test_a_chain_of_falling_steps_on_all_records_is_a_gaussian_mechanism(adjacency, in_clips):
+    """By the profile of N(mu, 1), with the noise of each step by its formula."""
+    sizes = (0.4, 0.2, 0.1)
+    chain = SGLD(
+        PoissonSampling(N, 1.0),
+        l2_clip=4.0,
+        step_size=sizes,
+        num_steps=3,
+        adjacency=adjacency,
+        temperature=0.7,
+    )
+    noises = np.sqrt(2 * 0.7 * N / np.array(sizes)) / 4.0
+
+    def delta_of(noises, epsilon):
+        mu = in_clips * np.sqrt(np.sum(noises**-2.0))
+        low, high = (stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (-1, 1))
+        return high - np.exp(epsilon) * low
+
+    epsilon = chain.certificate(1e-5).epsilon
+    assert delta_of(noises, epsilon) == pytest.approx(1e-5, rel=0.02)
+    for wrong in (noises[[0, 0, 0]], noises[[1, 2, 2]], noises[:2], noises / 2):  # power
+        assert delta_of(wrong, epsilon) != pytest.approx(1e-5, rel=0.1)
 
 
 @pytest.mark.parametrize(("batches", "epsilon"), [("own", 5.12), ("shared", 5.62)])
