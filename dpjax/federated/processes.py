@@ -133,6 +133,7 @@ def run_node(settings: PartySettings, stop: threading.Event) -> NodeOutcome:
             settings.address or study.nodes[settings.index],
             _identity(settings),
             max_bytes=study.plan.message_format.num_bytes,
+            num_clients=study.plan.parties.num_holders + 1,
         )
         try:
             stop.wait(study.time_limit)

@@ -5,13 +5,19 @@ certificate has one name as its subject alternative name: ``holder-<i>``, ``node
 ``analyst``. A node takes the sender's name from the certificate, and a client accepts only the
 certificate of the node that it calls. One authority issues all certificates, and no others.
 
+A call occupies one of the node's threads from its start, also where its body never comes. So each
+name has a few calls at a time, and the node has threads for those of all clients.
+
 Needs the extra ``federated``.
 """
 
+import contextlib
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -24,8 +30,8 @@ with requires_extra("federated"):
 
 _SERVICE = "dpjax.federated.Node"
 _KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
-# A client that starts a call and sends nothing occupies a thread until its connection is closed.
-_NUM_THREADS, _CONNECTION_SECONDS = 16, 120
+# Calls of one client at a time; its connections, and the calls on them, end after these seconds.
+_NUM_CALLS, _CONNECTION_SECONDS = 4, 120
 _STATUS_CODES: dict[Any, ErrorCode] = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.DEADLINE_EXCEEDED: "unreachable",
@@ -61,6 +67,7 @@ def serve(
     identity: Identity,
     *,
     max_bytes: int,
+    num_clients: int,
 ) -> tuple[Any, int]:
     """Starts a gRPC server with mutual TLS, and returns it and its port.
 
@@ -69,22 +76,26 @@ def serve(
       address: host and port; port 0 takes a free one.
       identity: of the node.
       max_bytes: length of the longest message.
+      num_clients: how many names clients have: those of the holders, and the analyst.
 
     Raises:
       ValueError: the address is not free, or keys and certificates do not fit.
     """
     server = grpc.server(
-        ThreadPoolExecutor(_NUM_THREADS),
+        ThreadPoolExecutor(_NUM_CALLS * num_clients),
         options=[
             *_limits(max_bytes),
             ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", 4),
+            ("grpc.max_concurrent_streams", _NUM_CALLS),
             ("grpc.max_connection_age_ms", 1000 * _CONNECTION_SECONDS),
             ("grpc.max_connection_age_grace_ms", 1000 * _CONNECTION_SECONDS),
         ],
     )
+    open_calls = _OpenCalls()
+    # A stream of one message: its handler has the sender's name before the message is there.
     handlers = {
-        kind: grpc.unary_unary_rpc_method_handler(_handler(answer, kind)) for kind in _KINDS
+        kind: grpc.stream_unary_rpc_method_handler(_handler(answer, kind, open_calls))
+        for kind in _KINDS
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     credentials = grpc.ssl_server_credentials(
@@ -99,14 +110,38 @@ def serve(
     return server, port
 
 
-def _handler(
-    answer: Callable[[str, Kind, bytes], bytes], kind: Kind
-) -> Callable[[bytes, Any], bytes]:
-    def handle(data: bytes, context: Any) -> bytes:
+class _OpenCalls:
+    """The open calls of each client, of which there are a few at most."""
+
+    def __init__(self) -> None:
+        self._lock, self._counts = threading.Lock(), Counter[str]()
+
+    @contextlib.contextmanager
+    def enter(self, sender: str) -> Iterator[None]:
+        """Counts a call of ``sender`` while it lasts, or refuses it."""
+        with self._lock:
+            if self._counts[sender] == _NUM_CALLS:
+                raise ProtocolError("unreachable")
+            self._counts[sender] += 1
         try:
-            return answer(_sender(context), kind, data)
+            yield
+        finally:
+            with self._lock:
+                self._counts[sender] -= 1
+
+
+def _handler(
+    answer: Callable[[str, Kind, bytes], bytes], kind: Kind, open_calls: _OpenCalls
+) -> Callable[[Iterator[bytes], Any], bytes]:
+    def handle(messages: Iterator[bytes], context: Any) -> bytes:
+        try:
+            sender = _sender(context)
+            with open_calls.enter(sender):
+                return answer(sender, kind, next(messages, b""))
         except ProtocolError as error:
             code = error.code
+        except grpc.RpcError:  # the call has ended before its message was there
+            raise
         except Exception:
             # Its text may contain a value: it stays here.
             traceback.print_exc(file=sys.stderr)

@@ -50,7 +50,13 @@ def identity(folder, party):
 def network_of(answers, keys):
     """Addresses of nodes that answer by the functions ``answers``."""
     servers = [
-        serve(answer, "127.0.0.1:0", identity(keys, f"node-{index}"), max_bytes=MAX_BYTES)
+        serve(
+            answer,
+            "127.0.0.1:0",
+            identity(keys, f"node-{index}"),
+            max_bytes=MAX_BYTES,
+            num_clients=5,
+        )
         for index, answer in enumerate(answers)
     ]
     try:
@@ -199,7 +205,7 @@ def test_nobody_answers_in_place_of_a_node(keys, party):
 
     for name, refused in ((party, True), ("node-0", False)):
         server, port = serve(
-            answer, "127.0.0.1:0", identity(keys / "own", name), max_bytes=MAX_BYTES
+            answer, "127.0.0.1:0", identity(keys / "own", name), max_bytes=MAX_BYTES, num_clients=5
         )
         try:
             with channels([f"127.0.0.1:{port}"], keys / "own", "holder-1") as channel:
@@ -287,6 +293,68 @@ def test_no_call_lasts_longer_than_its_time(keys):
         stop.set()
 
 
+@contextlib.contextmanager
+def calls_without_a_body(address, party, *, connections, calls):
+    """Open calls that send nothing, once those that are refused have ended."""
+    ended, opened = threading.Event(), []
+
+    def no_message():
+        ended.wait()
+        yield from ()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(ended.set)
+        for _ in range(connections):
+            credentials = grpc.ssl_channel_credentials(
+                party.authority, party.key, party.certificate
+            )
+            options = [
+                ("grpc.ssl_target_name_override", "node-0"),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),  # else they share one connection
+            ]
+            channel = stack.enter_context(grpc.secure_channel(address, credentials, options))
+            grpc.channel_ready_future(channel).result(timeout=CALL_TIME)
+            start = channel.stream_unary("/dpjax.federated.Node/share").future
+            opened += [start(no_message()) for _ in range(calls)]
+        poll(lambda _: sum(one.done() for one in opened) >= 76 or None, time_limit=3.0)
+        yield opened
+
+
+def test_open_calls_of_one_holder_do_not_keep_others_waiting(keys, network):
+    """80 of them, and a share of another holder; then its own again."""
+    shares = {holder: holder_messages(PLAN, holder, SUMS[holder])[0] for holder in (0, 1)}
+    first, own = network.addresses[0], keys / "own"
+    with calls_without_a_body(first, identity(own, "holder-0"), connections=20, calls=4) as opened:
+        assert sum(not one.done() for one in opened) == 4
+        begin = time.monotonic()
+        with channels(network, own, "holder-1") as channel:
+            assert channel.call(0, "share", shares[1]) == b""
+        assert time.monotonic() - begin < 5.0
+        with channels(network, own, "holder-0") as channel:
+            assert code_of(channel.call, 0, "share", shares[0]) == "unreachable"
+
+    def attempt(_):
+        with contextlib.suppress(ProtocolError), channels(network, own, "holder-0") as channel:
+            return channel.call(0, "share", shares[0])
+
+    assert poll(attempt, time_limit=CALL_TIME) == b""
+    assert network.nodes[0].state.holders(0) == {0, 1}
+
+
+def test_a_call_without_a_message_is_refused(keys, network, capfd):
+    party = identity(keys / "own", "holder-0")
+    credentials = grpc.ssl_channel_credentials(party.authority, party.key, party.certificate)
+    options = [("grpc.ssl_target_name_override", "node-0"), ("grpc.enable_http_proxy", 0)]
+    with (
+        grpc.secure_channel(network.addresses[0], credentials, options) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        channel.stream_unary("/dpjax.federated.Node/share")(iter(()), timeout=CALL_TIME)
+    assert raised.value.details() == "length"
+    assert capfd.readouterr().err == ""
+
+
 def copy_slowly(source, target):
     """Copies bytes, each piece after 0.2 seconds, until the source ends."""
     with contextlib.suppress(OSError):
@@ -307,7 +375,9 @@ def forward(listener, port):
 def test_a_slow_connection_is_waited_for(keys):
     """Each piece of the handshake takes 0.2 seconds, as between continents."""
     own = identity(keys / "own", "node-0")
-    server, port = serve(lambda *_: b"answer", "127.0.0.1:0", own, max_bytes=MAX_BYTES)
+    server, port = serve(
+        lambda *_: b"answer", "127.0.0.1:0", own, max_bytes=MAX_BYTES, num_clients=5
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=forward, args=(listener, port), daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -344,10 +414,10 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
 
 def test_an_address_that_is_in_use_is_named(keys):
     own = identity(keys / "own", "node-0")
-    server, port = serve(lambda *_: b"", "127.0.0.1:0", own, max_bytes=MAX_BYTES)
+    server, port = serve(lambda *_: b"", "127.0.0.1:0", own, max_bytes=MAX_BYTES, num_clients=5)
     try:
         with pytest.raises(ValueError, match=f"address must be a free address.*{port}"):
-            serve(lambda *_: b"", f"127.0.0.1:{port}", own, max_bytes=MAX_BYTES)
+            serve(lambda *_: b"", f"127.0.0.1:{port}", own, max_bytes=MAX_BYTES, num_clients=5)
     finally:
         server.stop(grace=None).wait()
 
