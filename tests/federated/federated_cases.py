@@ -74,13 +74,20 @@ def draws_of(plan, state, holders, round_number=0):
     return {holder: received.get(holder, 1) for holder in holders}
 
 
-def gradient_plan(num_parameters, *, noise_multiplier=1.0, num_steps=30):
+def gradient_plan(
+    num_parameters,
+    *,
+    noise_multiplier=1.0,
+    num_steps=30,
+    l2_clip=1.0,
+    adjacency="add_remove",
+):
     sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
     steps = SubsampledGaussian(
         sampling,
-        l2_clip=1.0,
+        l2_clip=l2_clip,
         noise_multiplier=noise_multiplier,
         num_steps=num_steps,
-        adjacency="add_remove",
+        adjacency=adjacency,
     )
     return plan_of(ClippedGradientSum(steps, num_parameters), num_holders=4)

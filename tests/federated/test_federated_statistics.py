@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from federated_cases import (
+    ADJACENCIES,
     count_release,
     gradient_plan,
     moments_release,
@@ -85,24 +86,34 @@ def test_noise_aware_posteriors_take_the_result():
 
 
 @pytest.mark.slow
-def test_the_noise_aware_regression_takes_the_result():
-    plan = plan_of(regression_release(epsilon=4.0))
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(4000, 3)) / 3
-    y = x @ np.array([1.0, -0.5, 0.25]) + 0.2 * rng.normal(size=4000)
-    found = released(plan, (x, y))
-    draws = noise_aware_regression(
-        KEY,
-        found.mechanism,
-        found.released,
-        num_examples=4000,
-        prior_precision=1.0,
-        noise_shape=2.0,
-        noise_rate=0.1,
-        num_draws=800,
-    )
-    low, high = jnp.quantile(draws.beta, jnp.array([0.001, 0.999]), axis=0)
-    assert bool(jnp.all((low < jnp.array([1.0, -0.5, 0.25])) & (high > jnp.array([1, -0.5, 0.25]))))
+def test_noise_aware_regressions_of_results_cover_the_coefficients():
+    """80 % intervals over 24 data sets with coefficients from the prior, and noises.
+
+    If the three coefficients of a data set were covered together, their share had a standard
+    error of 0.082, and less than half were covered once in 4,000 times. Power: with a hundredth of the
+    noise in the mechanism.
+    """
+    plan = plan_of(regression_release(epsilon=2.0))
+    rng, quantiles = np.random.default_rng(3), jnp.array([0.1, 0.9])
+    prior = {"prior_precision": 4.0, "noise_shape": 4.0, "noise_rate": 0.5}
+    entropy, covered = simulated_entropy(1), {1.0: [], 0.01: []}
+    for number in range(24):
+        variance = prior["noise_rate"] / rng.gamma(prior["noise_shape"])
+        true = rng.normal(size=3) * math.sqrt(variance / prior["prior_precision"])
+        x = rng.normal(size=(4000, 3)) / 3
+        y = x @ true + math.sqrt(variance) * rng.normal(size=4000)
+        sums = [plan.mechanism.sum_records(*one) for one in split((x, y), 5)]
+        found = run_round(plan, sums, entropy=entropy)
+        key = jax.random.fold_in(KEY, number)
+        for share in (1.0, 0.01) if number < 8 else (1.0,):
+            mechanism = found.mechanism.scale_noise(share)
+            draws = noise_aware_regression(
+                key, mechanism, found.released, num_examples=4000, num_draws=400, **prior
+            )
+            low, high = jnp.quantile(draws.beta, quantiles, axis=0)
+            covered[share].append((low < true) & (true < high))
+    assert np.mean(covered[1.0]) >= 0.5
+    assert np.mean(covered[0.01]) < 0.5
 
 
 def wine_like(rng, num_examples, num_features):
@@ -245,6 +256,21 @@ def test_the_certificate_of_gradient_sums_is_that_of_the_steps():
     assert fewer == pytest.approx(math.sqrt(4 / 3))
     (part,) = plan.mechanism.sum_parts
     assert (part.mechanism.scale, part.mechanism.sensitivity.value) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_holders_noise_on_gradients_is_that_of_the_steps(adjacency):
+    """A multiple of the clip bound under every adjacency, also where a step moves by two bounds."""
+    plan = gradient_plan(3, noise_multiplier=1.4, l2_clip=0.5, adjacency=adjacency)
+    steps = plan.mechanism.mechanism
+    (part,) = plan.mechanism.sum_parts
+    moves = 2 * 0.5 if adjacency == "replace_one" else 0.5
+    assert float(steps.sensitivity) == part.mechanism.sensitivity.value == moves
+    units = np.ldexp(1.0, plan.grid.exponents) * plan.grid.scales
+    noise = units * math.sqrt(plan.parties.num_noise_shares)
+    assert np.all(noise > 1.4 * 0.5)
+    assert np.all(noise < 1.4 * 0.5 * (1 + 1e-3))
+    assert plan.certificate(1e-5).epsilon == steps.certificate(1e-5).epsilon
 
 
 @pytest.mark.slow

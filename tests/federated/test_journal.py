@@ -49,6 +49,42 @@ def test_an_entry_is_whole_or_absent_wherever_the_process_ends(monkeypatch, tmp_
     assert outcomes.count("killed") >= 5
 
 
+class RecordedOs:
+    """The calls of ``os`` that a journal makes, with the sizes of files that are synced."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def fsync(self, descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        size = None if is_folder else os.fstat(descriptor).st_size
+        self.calls.append(("fsync", os.path.basename(path), size))
+
+    def rename(self, source, target):
+        self.calls.append(("rename", source.name, target.name))
+        os.rename(source, target)
+
+
+def test_an_entry_is_on_disk_before_it_has_its_name(monkeypatch, tmp_path):
+    """The whole file first, then its name, then the folder's list of names."""
+    calls = []
+    with Journal(tmp_path / "own", "node 0") as own:
+        monkeypatch.setattr(journal, "os", RecordedOs(calls))
+        own.write("entry", b"0123456789")
+        size = (tmp_path / "own" / "entry").stat().st_size
+    assert size > 10
+    unfinished = calls[0][1]
+    assert calls == [
+        ("fsync", unfinished, size),
+        ("rename", unfinished, "entry"),
+        ("fsync", "own", None),
+    ]
+
+
 def test_an_entry_is_written_once(tmp_path):
     with Journal(tmp_path, "node 0") as own:
         own.write("entry", b"one")

@@ -14,6 +14,7 @@ from federated_cases import (
     plan_of,
     regression_release,
 )
+from scipy.stats import norm
 
 from dpjax.accounting import calibrate, gdp
 from dpjax.bayes.conjugate import StatisticRelease
@@ -82,6 +83,29 @@ def test_the_certificate_is_not_below_the_exact_delta_of_the_noise(parties, grid
         assert exact_delta_of(plan, one.num_noise_shares, one.epsilon) <= DELTA
     if grid_bits == 10:  # and the certificate is near it
         assert exact_delta_of(plan, shares, certified * 0.98) > DELTA
+
+
+def test_the_coarsest_noise_is_within_the_gaussian_curve():
+    """Where the noise, in units of the grid, needs no rounding up: its smoothing alone is left.
+
+    Power: noise of the needed variance itself is above the curve, as it is on whole numbers.
+    """
+
+    def plan_with(scale):
+        return plan_of(count_release(scale=scale, adjacency="replace_one"), grid_bits=4, **parties)
+
+    parties, epsilons = {"num_holders": 2}, np.linspace(0.03, 4.0, 60)
+    (exponent,), shares = plan_with(1.5).grid.exponents, 1
+    enlarged = 1 + SUM_ROUNDING + 2.0 ** int(exponent)  # the sensitivity is one
+    whole = math.ceil(1.5 * enlarged * 2.0 ** -int(exponent))
+    scale = whole * 2.0 ** int(exponent) / enlarged * (1 - 1e-12)
+    plan = plan_with(scale)
+    assert plan.grid.exponents == [exponent]
+    assert plan.parties.num_noise_shares == shares
+    gaussian = np.array([gdp.delta(1 / scale, eps) for eps in epsilons])
+    ours = [exact_delta_of(plan, shares, eps) for eps in epsilons]
+    assert np.all(ours <= gaussian)
+    assert np.any([exact_delta_of(plan, shares, eps, [whole]) for eps in epsilons] > gaussian)
 
 
 @pytest.mark.parametrize("parties", PARTIES)
@@ -205,6 +229,16 @@ def test_the_largest_sum_holds_many_records():
         record = part.mechanism.sensitivity.value
         assert plan.largest_holder_sum * 2.0**exponent > 2**20 * record
     assert plan.wrap_probability < 1e-100
+
+
+def test_the_probability_of_wrapping_is_that_of_all_holders_noise():
+    """Above the normal tail, and within the factor by which the bound exceeds it."""
+    plan = plan_of(count_release(scale=2.0**37), num_holders=1024, node_threshold=2)
+    deviation = float(plan.grid.scales[0]) * math.sqrt(1024)
+    reach = plan.parties.sharing.half_range / 2 / deviation
+    assert 16 < reach < 37
+    exact = 2 * plan.size * norm.sf(reach)
+    assert exact < plan.wrap_probability < 3 * reach * exact
 
 
 def test_a_million_holders_fit():

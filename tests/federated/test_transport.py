@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 from federated_cases import histogram_release, plan_of
 
-from dpjax.federated import ProtocolError, holder_messages, perturb, simulated_entropy
+from dpjax.federated import (
+    ProtocolError,
+    holder_messages,
+    perturb,
+    simulated_entropy,
+    trial_keys,
+)
 from dpjax.federated.analyst import Analyst
 from dpjax.federated.holder import Delivery, journalled_messages
 from dpjax.federated.journal import Journal
@@ -192,6 +198,32 @@ class _NoEntries:
 
     def read(self, name):
         return None
+
+
+@pytest.mark.parametrize("more", [(), ("analyst",)])
+def test_a_certificate_with_two_names_is_nobodys(monkeypatch, tmp_path, more):
+    """Its first name would do; power: that name alone is answered."""
+    senders = []
+
+    def answer(sender, kind, data):
+        senders.append(sender)
+        return b""
+
+    of_names = trial_keys.x509.SubjectAlternativeName
+    names = [trial_keys.x509.DNSName(name) for name in more]
+    monkeypatch.setattr(
+        trial_keys.x509, "SubjectAlternativeName", lambda own: of_names([*own, *names])
+    )
+    make_trial_keys(tmp_path / "keys", num_holders=2, num_nodes=1)
+    with (
+        network_of([answer], tmp_path / "keys") as addresses,
+        channels(addresses, tmp_path / "keys", "holder-1") as own,
+    ):
+        if more:
+            assert code_of(own.call, 0, "share", b"data") == "sender"
+        else:
+            assert own.call(0, "share", b"data") == b""
+    assert senders == ([] if more else ["holder-1"])
 
 
 @pytest.mark.parametrize("party", ["node-1", "holder-0", "analyst"])
