@@ -27,7 +27,6 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 """
 
 import functools
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,12 +40,14 @@ from dpjax._validation import check, check_count
 from dpjax.accounting.accountants import guarantee
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate
+from dpjax.certificates.text import round_up
 from dpjax.federated.messages import MessageFormat
 from dpjax.federated.parties import Adversary, Parties
 from dpjax.federated.sharing import Int64
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.record_sum import RecordSum
 from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.training.checkpoint import mechanism_hash
 
 # Standard deviations that the total noise may reach: beyond it has probability 2 exp(-z^2 / 2).
 _LEAST_DEVIATIONS = 16.0
@@ -125,6 +126,14 @@ class FederatedSum(Mechanism):
         least = max(_LEAST_RECORDS // self.parties.num_holders, _LEAST_RECORDS_OF_ONE)
         allowed = f"so few that the sums of {least} records of a holder are not cut off"
         check(records >= least, "grid_bits", self.grid_bits, allowed)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FederatedSum):
+            return NotImplemented
+        return self.message_format.fingerprint == other.message_format.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.message_format.fingerprint)
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
@@ -305,11 +314,10 @@ class FederatedSum(Mechanism):
     @functools.cached_property
     def message_format(self) -> MessageFormat:
         """The format of the plan's messages, with a fingerprint of all that is public in it."""
-        digest = hashlib.blake2b(repr(self).encode(), digest_size=16)
-        for part in (*self.grid, *(part.weights for part in self.mechanism.sum_parts)):
-            digest.update(np.ascontiguousarray(part).tobytes())
+        weights = [part.weights for part in self.mechanism.sum_parts]
+        digest = bytes.fromhex(mechanism_hash((self, self.grid, weights)))
         return MessageFormat(
-            fingerprint=digest.digest(),
+            fingerprint=digest[:16],
             num_holders=self.parties.num_holders,
             size=self.size,
         )

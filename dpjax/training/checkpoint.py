@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from dpjax.datasets.base import fingerprint
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 from dpjax.training.processes import (
     LostProcessError,
@@ -70,6 +72,8 @@ def program_hash(function: Any, *arguments: Any) -> str:
 
 def mechanism_hash(mechanism: Any) -> str:
     """A sha256 over the types and values of all fields of a (nested) frozen dataclass.
+
+    Of arrays dtype, shape and every entry count, down to the sign of a zero; a NaN equals itself.
 
     >>> from dpjax.mechanisms import SubsampledGaussian
     >>> from dpjax.sampling import PoissonSampling
@@ -270,6 +274,8 @@ def _to_json(value: Any) -> Any:
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_to_json(item) for item in value]
+    if isinstance(value, np.ndarray | jax.Array):
+        return {"array": fingerprint(value)}
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 

@@ -2,6 +2,10 @@
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +22,16 @@ from scipy.stats import norm
 
 from dpjax.accounting import calibrate, gdp
 from dpjax.bayes.conjugate import StatisticRelease
-from dpjax.federated import FederatedSum, Parties
+from dpjax.federated import (
+    FederatedSum,
+    NodeState,
+    Parties,
+    ProtocolError,
+    holder_messages,
+    receive,
+)
 from dpjax.federated.sharing import AdditiveSharing, ShamirSharing
-from dpjax.mechanisms import DiscreteLaplace, Gaussian, Laplace
+from dpjax.mechanisms import ClippedSum, DiscreteLaplace, Gaussian, Laplace
 from dpjax.mechanisms.record_sum import SumPart
 from dpjax.sensitivity import Sensitivity
 from dpjax.sensitivity.sums import SUM_ROUNDING
@@ -336,6 +347,58 @@ def test_a_sum_part_keeps_the_weights_of_its_entries():
     assert all(isinstance(part, SumPart) for part in parts)
     root = math.sqrt(2)
     np.testing.assert_allclose(parts[0].weights, [1, root, root, 1, root, 1])
+
+
+def bounded_plan(high):
+    bounds = (np.zeros(high.size), high)
+    return plan_of(ClippedSum(bounds, scale=1e4, adjacency="add_remove"))
+
+
+def other_bounds():
+    """Arrays that are abbreviated where they are printed, with one norm; the first two are equal.
+
+    The others differ in the order of two entries, the sign of a zero, or the dtype.
+    """
+    high = np.linspace(0.5, 1.0, 3000, dtype=np.float32).astype(np.float64)
+    high[1000] = 0.0
+    exchanged, signed = high.copy(), high.copy()
+    exchanged[[1500, 1501]] = high[[1501, 1500]]
+    signed[1000] = -0.0
+    return [high, high.copy(), exchanged, signed, high.astype(np.float32)]
+
+
+def test_plans_that_differ_in_one_entry_of_an_array_are_told_apart():
+    first, equal, *others = plans = [bounded_plan(high) for high in other_bounds()]
+    assert first == equal
+    assert hash(first) == hash(equal)
+    assert all(first != other for other in others)
+    fingerprints = {plan.message_format.fingerprint for plan in plans}
+    assert len(fingerprints) == 1 + len(others)
+    data = holder_messages(others[0], 0, np.zeros(3000))[0]
+    with pytest.raises(ProtocolError, match="^plan$"):
+        receive(first, NodeState(0), data, holder=0)
+    receive(others[0], NodeState(0), data, holder=0)  # power
+    assert first != first.mechanism
+
+
+@pytest.mark.slow
+def test_fingerprints_do_not_depend_on_the_process():
+    program = (
+        "from test_plan import bounded_plan, other_bounds\n"
+        "for high in other_bounds(): print(bounded_plan(high).message_format.fingerprint.hex())"
+    )
+    own = [bounded_plan(high).message_format.fingerprint.hex() for high in other_bounds()]
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+        found = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert found.stdout.split() == own
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)

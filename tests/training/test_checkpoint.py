@@ -1,5 +1,6 @@
 """A run resumes to the same result, and from nothing that is not its own checkpoint."""
 
+import dataclasses
 import json
 import resource
 import shutil
@@ -226,6 +227,43 @@ def test_identities_name_every_field_and_its_type():
     ]
     assert len({mechanism_hash(mechanism) for mechanism in different}) == len(different)
     assert mechanism_hash(described()) == mechanism_hash(described())
+
+
+LARGE = np.linspace(0.5, 1.0, 3000)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithArray:
+    values: object
+
+
+def with_entry(value, dtype=np.float64):
+    """An array that is abbreviated where it is printed, with another entry in its middle."""
+    changed = LARGE.astype(dtype)
+    changed[1500] = value
+    return changed
+
+
+def test_identities_name_every_entry_of_an_array():
+    different = [
+        LARGE,
+        with_entry(0.75 + 1e-15),
+        with_entry(0.0),
+        with_entry(-0.0),
+        with_entry(np.nan),
+        with_entry(np.nan, np.float32),
+        LARGE.astype(np.float32),
+        LARGE.reshape(3, 1000),
+        LARGE[:-1],
+        tuple(LARGE),
+    ]
+    hashes = [mechanism_hash(WithArray(one)) for one in different]
+    assert len(set(hashes)) == len(different)
+    for one, found in zip(different, hashes, strict=True):
+        again = one if isinstance(one, tuple) else one[::-1].copy()[::-1]  # other strides
+        assert mechanism_hash(WithArray(again)) == found
+    single = LARGE.astype(np.float32)
+    assert mechanism_hash(WithArray(jnp.asarray(single))) == hashes[6]
 
 
 def test_data_are_identified_by_their_values():
