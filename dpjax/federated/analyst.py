@@ -1,9 +1,10 @@
 """The analyst's part of a round: it proposes one set of holders and combines what nodes open.
 
 The analyst asks the nodes whose shares they have. Once all have those of every holder, or the time
-to wait for the missing is over, it asks each node to open the set that suffices. Its choice needs
-no trust: a node opens one set in a round, with the noise of N - D holders or more, and two sets
-that different nodes open do not combine.
+to wait for the missing is over, it asks each node to open the set that suffices. A node opens one
+set in a round, with the noise of N - D holders or more, whoever asks. Where all nodes are needed
+two sets do not combine; where t of them suffice, an analyst who asks for several sets and has the
+shares that more than `Parties.num_colluding_nodes` nodes received can open two.
 """
 
 from collections.abc import Collection, Mapping

@@ -3,6 +3,10 @@
 What a party must not do twice it records here before it acts: a holder the messages that it sends,
 a node what it received and the set of holders that it opens. A process that was killed continues
 from its journal.
+
+An older copy of a journal lacks what the party has done since. No entry tells it from the journal
+of a process that was killed at that time, as all that a party keeps is restored with it. So a
+journal is never restored from a backup or a snapshot of the machine.
 """
 
 import hashlib
@@ -84,7 +88,11 @@ class Journal:
             return None
         data = path.read_bytes()
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        check(_digest(body) == digest, "journal", str(path), "undamaged: restore it from a copy")
+        allowed = (
+            "undamaged: a party whose journal is lost or damaged stays out of the round, as an"
+            " older copy lacks what it has sent or opened since"
+        )
+        check(_digest(body) == digest, "journal", str(path), allowed)
         return body
 
     def write(self, name: str, data: bytes) -> None:

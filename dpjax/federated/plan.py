@@ -192,26 +192,35 @@ class FederatedSum(Mechanism):
     def adversaries(self, delta: float) -> tuple[Adversary, ...]:
         """Returns the epsilon at ``delta`` against each kind of adversary.
 
-        D holders have dropped out, and T add no noise or give it away.
+        D holders have dropped out, and T add no noise or give it away. Nodes that are not of the
+        adversary follow the protocol; the analyst may ask each of them for another set of holders,
+        unless the name says that it is not of the adversary.
 
         Args:
           delta: in (0, 1).
         """
         parties = self.parties
+        threshold, few = parties.sharing.threshold, parties.num_colluding_nodes
+        count, adding = parties.num_colluders, parties.least_holders - parties.num_colluders
         holder = "an observing holder" if parties.observer_is_holder else "an observer"
-        few, count = parties.sharing.threshold - 1, parties.num_colluders
         colluders = f"{count} other holder{'' if count == 1 else 's'}"
-        adding = parties.least_holders - parties.num_colluders
-        rows = [
-            ("an analyst or outsider", "the released sum", adding),
-            (f"any {few} of the nodes", "uniform shares, and the released sum", adding),
+        uniform = "uniform shares, and the released sum"
+
+        rows = [("an analyst or outsider", "the released sum", adding)]
+        if few:
+            rows.append((f"any {few} of the nodes", uniform, adding))
+        if few < threshold - 1:
+            name = f"any {threshold - 1} of the nodes without the analyst"
+            rows.append((name, uniform, adding))
+        rows += [
             (
                 f"{holder} with {colluders} and {few} of the nodes",
                 "the released sum, and the values and noise of these holders",
                 parties.num_noise_shares,
             ),
             (
-                f"{parties.sharing.threshold} or more of the nodes together",
+                f"{few + 1} or more of the nodes together"
+                + (" with the analyst" if few < threshold - 1 else ""),
                 "every holder's own noisy sum",
                 1,
             ),
@@ -254,7 +263,7 @@ class FederatedSum(Mechanism):
         """
         found = super().certificate(delta)
         rows = {
-            f"adversary {number}": f"epsilon {one.epsilon:.4g} against {one.name},"
+            f"adversary {number}": f"epsilon {round_up(one.epsilon)} against {one.name},"
             f" seeing {one.view}"
             for number, one in enumerate(self.adversaries(delta), start=1)
         }

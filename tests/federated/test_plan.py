@@ -285,6 +285,51 @@ def test_the_epsilons_of_the_adversaries():
         assert heading in " ".join(words.split())
 
 
+def names_of_adversaries(**parties):
+    plan = plan_of(count_release(), num_holders=6, **parties)
+    return [one.name for one in plan.adversaries(DELTA)]
+
+
+def test_the_certificate_counts_nodes_that_collude_with_the_analyst():
+    """2 t - M - 1 of them, without the analyst t - 1; all the same where one set can be opened."""
+    additive = names_of_adversaries(num_dropouts=1)
+    assert additive[1:] == [
+        "any 2 of the nodes",
+        "an observing holder with 0 other holders and 2 of the nodes",
+        "3 or more of the nodes together",
+    ]
+    assert names_of_adversaries(num_dropouts=1, node_threshold=3) == additive
+    assert names_of_adversaries(num_dropouts=0, node_threshold=2)[1:] == [
+        "any 1 of the nodes",
+        "an observing holder with 0 other holders and 1 of the nodes",
+        "2 or more of the nodes together",
+    ]
+    assert names_of_adversaries(num_dropouts=1, node_threshold=2)[1:] == [
+        "any 1 of the nodes without the analyst",
+        "an observing holder with 0 other holders and 0 of the nodes",
+        "1 or more of the nodes together with the analyst",
+    ]
+    assert names_of_adversaries(num_dropouts=1, node_threshold=4, num_nodes=5)[1:] == [
+        "any 2 of the nodes",
+        "any 3 of the nodes without the analyst",
+        "an observing holder with 0 other holders and 2 of the nodes",
+        "3 or more of the nodes together with the analyst",
+    ]
+
+
+def test_epsilons_of_adversaries_are_rounded_up():
+    """Of eight plans, some of whose epsilons would be rounded down to the nearest number."""
+    nearest = []
+    for scale in np.linspace(1.0, 2.0, 8):
+        plan = plan_of(count_release(scale=scale))
+        words = plan.certificate(DELTA).description
+        for number, one in enumerate(plan.adversaries(DELTA), start=1):
+            stated = float(words[f"adversary {number}"].split()[1])
+            assert one.epsilon <= stated < 1.002 * one.epsilon
+            nearest.append(float(f"{one.epsilon:.4g}") < one.epsilon)
+    assert 0 < sum(nearest) < len(nearest)
+
+
 def test_parties_count_what_the_observer_can_subtract():
     parties = Parties(num_holders=10, num_nodes=3, num_dropouts=2, num_colluders=1)
     assert parties.num_noise_shares == 6

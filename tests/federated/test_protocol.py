@@ -60,11 +60,13 @@ def test_the_opened_sum_is_that_of_the_perturbed_integers(monkeypatch):
     monkeypatch.setattr(protocol, "perturb", recorded)
     for _ in range(200):
         num_nodes = int(rng.integers(2, 6))
-        shamir = int(rng.integers(num_nodes // 2 + 1, num_nodes + 1)) if num_nodes > 2 else 2
+        num_dropouts = int(rng.integers(0, 3))
+        least = num_nodes // 2 + 1 if num_dropouts < 2 else 2 * num_nodes // 3 + 1
+        shamir = int(rng.integers(least, num_nodes + 1))
         parties = {
             "num_holders": int(rng.integers(4, 9)),
             "num_nodes": num_nodes,
-            "num_dropouts": int(rng.integers(0, 3)),
+            "num_dropouts": num_dropouts,
             "node_threshold": shamir if rng.random() < 0.5 else None,
         }
         plan, sums = random_round(rng, str(rng.choice(list(RECORDS))), **parties)
