@@ -82,13 +82,13 @@ class Parties:
         With C colluding nodes the analyst asks m = M - C others. Given the shares of the C nodes, a
         holder's polynomial has n = t - C unknown coefficients. A linear combination of the opened
         sums, with weights w of the nodes, does not depend on the random ones if for each honest
-        holder h the weights of the nodes whose sets contain h, with -a_h at the point zero, are
-        a codeword of the dual of a Reed-Solomon code of dimension n; then it is the sum of a_h times
-        the value of h. A codeword that is not zero has at least n + 1 entries that are not zero.
-        In what follows, nodes are those whose weights are not zero.
+        holder h the weights of the nodes whose sets contain h, with -a_h at the point zero, are a
+        codeword of the dual of a Reed-Solomon code of dimension n; then it is the sum of a_h times
+        the value of h. A codeword that is not zero has at least n + 1 entries that are not zero. In
+        what follows, nodes are those whose weights are not zero.
 
         - D = 0: there is one set, and t - 1 nodes learn nothing.
-        - D M is below the number of honest holders, so that one of them is in all sets. Its codeword
+        - D M is below the number of honest holders, so one of them is in all sets. Its codeword
           less that of another holder h has the weights of the nodes whose sets lack h: these are
           none, or at least n. If they are n, the nodes whose sets contain h are none or n more.
           So for m < 2 n all nodes open one set, and its sum is all that is learnt.

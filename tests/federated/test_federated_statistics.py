@@ -90,8 +90,8 @@ def test_noise_aware_regressions_of_results_cover_the_coefficients():
     """80 % intervals over 24 data sets with coefficients from the prior, and noises.
 
     If the three coefficients of a data set were covered together, their share had a standard
-    error of 0.082, and less than half were covered once in 4,000 times. Power: with a hundredth of the
-    noise in the mechanism.
+    error of 0.082, and less than half were covered once in 4,000 times. Power: with a hundredth of
+    the noise in the mechanism.
     """
     plan = plan_of(regression_release(epsilon=2.0))
     rng, quantiles = np.random.default_rng(3), jnp.array([0.1, 0.9])

@@ -420,7 +420,7 @@ def test_plans_that_differ_in_one_entry_of_an_array_are_told_apart():
     fingerprints = {plan.message_format.fingerprint for plan in plans}
     assert len(fingerprints) == 1 + len(others)
     data = holder_messages(others[0], 0, np.zeros(3000))[0]
-    with pytest.raises(ProtocolError, match="^plan$"):
+    with pytest.raises(ProtocolError, match=r"^plan$"):
         receive(first, NodeState(0), data, holder=0)
     receive(others[0], NodeState(0), data, holder=0)  # power
     assert first != first.mechanism
