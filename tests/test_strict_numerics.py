@@ -34,10 +34,10 @@ STATISTICS = {
     )
     for law, delta in (("gaussian", 1e-5), ("laplace", 0.0))
 }
-SUM = sensitivity.of_sum((0, 1), norm="l1", adjacency="add_remove")
+SUM = sensitivity.of_sum((np.zeros(3), np.ones(3)), norm="l1", adjacency="add_remove")
 COUNT = sensitivity.of_count(norm="l1", adjacency="add_remove")
-L2 = dpjax.Sensitivity(1.0, "l2", "add_remove")
-LINF = dpjax.Sensitivity(1.0, "linf", "add_remove")
+L2 = dpjax.Sensitivity(1.0, "l2", "add_remove", shape=(3,))
+LINF = dpjax.Sensitivity(1.0, "linf", "add_remove", shape=(3,))
 
 
 def squared_error(params, example):

@@ -100,10 +100,11 @@ class ClippedGradientSum(RecordSum):
     def sum_parts(self) -> tuple[SumPart, ...]:
         """The whole gradient, of the sensitivity of one step."""
         used = self.mechanism
-        moves = Sensitivity(float(used.sensitivity), "l2", used.adjacency)
+        shape = (self.num_parameters,)
+        moves = Sensitivity(float(used.sensitivity), "l2", used.adjacency, shape=shape)
         assert not isinstance(used.noise_multiplier, tuple)
         scale = float(used.noise_multiplier * total_l2_clip(used.l2_clip))
-        return (SumPart(Gaussian(moves, scale, used.unit), np.ones(self.num_parameters)),)
+        return (SumPart(Gaussian(moves, scale, used.unit), np.ones(shape)),)
 
     def sum_records(self, *records: npt.ArrayLike | ArrayTree) -> npt.NDArray[np.float64]:
         """Returns the clipped sum of a batch as a vector.

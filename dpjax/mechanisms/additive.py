@@ -23,6 +23,7 @@ from dpjax.mechanisms.host import (
     grid_for,
     to_units,
 )
+from dpjax.sensitivity.base import check_shapes
 
 Sampler = Callable[[RandomWords, Integers, Integers], Integers]
 
@@ -44,17 +45,19 @@ class AdditiveNoise(NoisyStatistic):
           key: a JAX key, of whose bits all noise is made. The same key gives the same noise: to use
             it again on other data reveals both values. It is a secret.
           value: a tree of real numbers or arrays, at most as sensitive as stated, all of them
-            together. Outside jit Python integers of any size, int64 and float64 are taken exactly.
+            together, and of the shapes that the sensitivity states. Outside jit Python integers of
+            any size, int64 and float64 are taken exactly.
 
         Returns:
           The same tree. Float dtypes are kept; integers become numpy's float64, JAX's its default.
 
         Raises:
-          ValueError: an array that is not of real numbers (complex, strings, objects), or that is
-            masked.
+          ValueError: an array that is not of real numbers (complex, strings, objects), that is
+            masked, or of another shape than the sensitivity states.
         """
         leaves, treedef = jax.tree.flatten(value)
         numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
+        check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
         results = [
             jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
             for number, leaf in zip(numbers, leaves, strict=True)
@@ -77,11 +80,12 @@ class AdditiveNoise(NoisyStatistic):
 
         The noise of the upper triangle, diagonal included, is drawn once and mirrored. So the
         sensitivity counts each of these entries once: it is a norm over the upper triangle, not
-        over the whole matrix.
+        over the whole matrix, and states the shape of the triangle.
 
         Args:
           key: as for ``release``.
-          value: a tree of arrays ``(..., d, d)``. Only the upper triangle is read.
+          value: a tree of arrays ``(..., d, d)``. Only the upper triangle is read, of shape
+            ``(..., d (d + 1) / 2)``.
 
         Returns:
           The same tree of symmetric matrices, with the dtypes of ``release``.
@@ -89,7 +93,10 @@ class AdditiveNoise(NoisyStatistic):
         Raises:
           ValueError: the matrices are not square, or as for ``release``.
         """
-        return jax.tree.map(mirror, self.release(key, jax.tree.map(upper_triangle, value)))
+        triangles = jax.tree.map(upper_triangle, value)
+        shapes = [np.shape(triangle) for triangle in jax.tree.leaves(triangles)]
+        check_shapes("the upper triangle of value", shapes, self.sensitivity)
+        return jax.tree.map(mirror, self.release(key, triangles))
 
     def add_noise(
         self,
@@ -101,6 +108,9 @@ class AdditiveNoise(NoisyStatistic):
         rounding: float = 0.0,
     ) -> list[Array]:
         """Returns ``arrays`` plus noise, float64: what ``release`` computes on the host.
+
+        The caller has checked that the shapes are those of the statistic, or of several statistics
+        whose releases it accounts for.
 
         Args:
           words: a key for each release, uint32 ``(*batch, 2)``.
@@ -152,17 +162,19 @@ class DiscreteNoise(NoisyStatistic):
         Args:
           key: a JAX key, of whose bits all noise is made; a secret.
           value: a tree of integers or arrays of integers, at most as sensitive as stated, all
-            together; Python integers of any size.
+            together, and of the shapes that the sensitivity states; Python integers of any size.
 
         Returns:
           The same tree of int64 arrays; of Python integers, with dtype object, where int64 does not
           hold the noisy number. Under jit JAX's default integers, moved to the nearest they hold.
 
         Raises:
-          ValueError: an array that is not of integers, or that is masked.
+          ValueError: an array that is not of integers, that is masked, or of another shape than
+            the sensitivity states.
         """
         leaves, treedef = jax.tree.flatten(value)
         numbers = [as_integers(leaf) for leaf in leaves]
+        check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
         results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]
         return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
 

@@ -108,7 +108,8 @@ class OneStatistic(Mechanism):
     """One release of a statistic of stated sensitivity, with noise of one scale.
 
     Attributes:
-      sensitivity: of the statistic, in the mechanism's own norm. Its adjacency is the mechanism's.
+      sensitivity: of the statistic, in the mechanism's own norm. Its adjacency is the mechanism's,
+        and nothing of another shape than it states is released.
       scale: of the noise, in the units of the statistic.
       unit: the unit of privacy, for example ``"one record"``.
 

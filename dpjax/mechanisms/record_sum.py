@@ -2,9 +2,10 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -18,21 +19,39 @@ from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.host import Array, call_on_host
 from dpjax.sensitivity import Sensitivity, clip_to, of_sum
+from dpjax.sensitivity.base import check_shapes
 from dpjax.sensitivity.statistics import checked_bounds
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 
-class SumPart(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SumPart:
     """Consecutive entries of a released sum that one Gaussian mechanism covers.
 
     Attributes:
       mechanism: its sensitivity is that of these entries, each times its weight.
       weights: public, at least one, ``(size,)``: the noise on an entry has the mechanism's scale
         over its weight.
+
+    Raises:
+      ValueError: a mechanism of another kind, or another number of weights than its sensitivity
+        states entries.
     """
 
     mechanism: Gaussian
     weights: npt.NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Gaussian):
+            raise ValueError(
+                "the noise of a sum that several holders add up must be Gaussian: sums of other"
+                " noise have another distribution than each of its shares, got"
+                f" {self.mechanism!r}"
+            )
+        stated = self.mechanism.sensitivity
+        size = sum(map(math.prod, stated.shapes))
+        allowed = f"({size},), for the entries of shape {stated.shape} that the sensitivity states"
+        check(self.weights.shape == (size,), "weights' shape", self.weights.shape, allowed)
 
 
 class RecordSum(Mechanism):
@@ -76,24 +95,6 @@ class RecordSum(Mechanism):
         """
 
 
-def gaussian_part(mechanism: Mechanism, weights: npt.ArrayLike) -> SumPart:
-    """Returns one part of a sum.
-
-    Args:
-      mechanism: a `Gaussian`.
-      weights: one for each entry.
-
-    Raises:
-      ValueError: a mechanism of another kind.
-    """
-    if not isinstance(mechanism, Gaussian):
-        raise ValueError(
-            "the noise of a sum that several holders add up must be Gaussian: sums of other noise"
-            f" have another distribution than each of its shares, got {mechanism!r}"
-        )
-    return SumPart(mechanism, np.asarray(weights, np.float64))
-
-
 class GaussianSum(RecordSum):
     """Base class of sums over records with noise of one scale on every entry.
 
@@ -110,12 +111,12 @@ class GaussianSum(RecordSum):
     @property
     @abc.abstractmethod
     def sensitivity(self) -> Sensitivity:
-        """The sensitivity of the whole sum, in L2."""
+        """The sensitivity of the whole sum, in L2, with its shape ``(size,)``."""
 
     @property
-    @abc.abstractmethod
     def size(self) -> int:
         """Number of entries of the sum."""
+        return math.prod(self.sensitivity.shape)  # type: ignore[arg-type]
 
     @property
     def mechanism(self) -> Gaussian:
@@ -147,8 +148,12 @@ class GaussianSum(RecordSum):
         Args:
           key: a JAX key; a secret.
           *records: as for ``sum_records``.
+
+        Raises:
+          ValueError: a sum of another shape than the sensitivity states.
         """
         exact = np.asarray(self.sum_records(*records), np.float64)
+        check_shapes("the sum of the records", [exact.shape], self.sensitivity)
 
         def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
             return self.mechanism.add_noise(words, arrays, rounding=SUM_ROUNDING)
@@ -222,13 +227,9 @@ class ClippedSum(GaussianSum):
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """That of the sum of records in the box."""
-        return of_sum(self.bounds, norm="l2", adjacency=self.adjacency)
-
-    @property
-    def size(self) -> int:
-        """Number of entries of a record."""
-        return checked_bounds(self.bounds)[0].size
+        """That of the sum of records in the box, also for records of one entry a vector."""
+        low, high = map(np.atleast_1d, checked_bounds(self.bounds))
+        return of_sum((low, high), norm="l2", adjacency=self.adjacency)
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Returns the sum ``(size,)`` of clipped records; NaN counts as the lower bound.

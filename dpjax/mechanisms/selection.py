@@ -22,7 +22,7 @@ from dpjax.mechanisms.exact_sampling import (
 )
 from dpjax.mechanisms.host import Array, call_on_host, grid_for, is_finite, to_units
 from dpjax.mechanisms.statistic_events import pure_event
-from dpjax.sensitivity.base import Norm, Sensitivity
+from dpjax.sensitivity.base import Norm, Sensitivity, check_shapes
 
 Mask = npt.NDArray[np.bool_]
 # From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and
@@ -95,6 +95,12 @@ class Selection(OneStatistic):
     noise_in_words: ClassVar[str]
     select_units: ClassVar[SelectUnits]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = self.sensitivity.shape
+        allowed = "(num_candidates,) with at least one candidate, that of the utilities"
+        check(len(shape) == 1 and shape[0] != 0, "sensitivity's shape", shape, allowed)
+
     @classmethod
     def from_epsilon(
         cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
@@ -129,19 +135,17 @@ class Selection(OneStatistic):
 
         Args:
           key: a JAX key; a secret.
-          utilities: ``(num_candidates,)``, at most as sensitive as stated. Outside jit int64,
-            float64 and lists of Python numbers of any size are taken exactly. A utility that is not
-            finite, NaN or infinite, excludes its candidate unless all are excluded; then all have
-            the same utility. The sensitivity covers finite utilities: which candidates are excluded
-            must not depend on the records.
+          utilities: ``(num_candidates,)`` as the sensitivity states, and at most as sensitive.
+            Outside jit int64, float64 and lists of Python numbers of any size are taken exactly. A
+            utility that is not finite, NaN or infinite, excludes its candidate unless all are
+            excluded; then all have the same utility. The sensitivity covers finite utilities: which
+            candidates are excluded must not depend on the records.
 
         Raises:
           ValueError: utilities that are not real numbers, masked, or of another shape.
         """
         utilities = as_numbers(utilities, "utilities")
-        shape = np.shape(utilities)
-        check(len(shape) == 1, "utilities", shape, "of shape (num_candidates,)")
-        check(shape[0] > 0, "utilities", shape, "of at least one candidate")
+        check_shapes("utilities", [np.shape(utilities)], self.sensitivity)
         result = [jax.ShapeDtypeStruct((), np.int32)]
         chosen = call_on_host(
             lambda words, arrays: [self.select(words, arrays[0])], key, [utilities], result
@@ -195,7 +199,7 @@ class ExponentialMechanism(Selection):
     Source: McSherry & Talwar (2007), Theorem 6.
 
     >>> from dpjax import sensitivity
-    >>> votes = sensitivity.of_histogram(norm="linf", adjacency="replace_one")
+    >>> votes = sensitivity.of_histogram(3, norm="linf", adjacency="replace_one")
     >>> mechanism = ExponentialMechanism.from_epsilon(votes, epsilon=0.5)
     >>> mechanism.scale, mechanism.release(jax.random.key(0), [40, 90, 12]).item()
     (4.0, 1)
@@ -238,7 +242,7 @@ class NoisyMax(Selection):
     Source: Dwork & Roth (2014), Claim 3.9 (monotone utilities).
 
     >>> from dpjax import sensitivity
-    >>> votes = sensitivity.of_histogram(norm="linf", adjacency="add_remove")
+    >>> votes = sensitivity.of_histogram(3, norm="linf", adjacency="add_remove")
     >>> mechanism = NoisyMax.from_epsilon(votes, epsilon=0.5)
     >>> mechanism.scale, mechanism.release(jax.random.key(0), [40, 90, 12]).item()
     (2.0, 1)

@@ -264,7 +264,8 @@ class GNMax(NoisyArgmax):
 def gaussian_votes(mechanism: VoteAggregation) -> Gaussian:
     """Returns Gaussian noise on a histogram of votes, of L2 sensitivity sqrt(2)."""
     # float64's sqrt(2) is rounded up
-    moved = Sensitivity(math.sqrt(2), "l2", mechanism.adjacency)
+    shape = (mechanism.num_classes,)
+    moved = Sensitivity(math.sqrt(2), "l2", mechanism.adjacency, shape=shape)
     return Gaussian(moved, mechanism.scale, mechanism.unit)
 
 

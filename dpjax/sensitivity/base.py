@@ -1,6 +1,8 @@
 """The sensitivity of a statistic, with its norm and adjacency."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from dpjax._validation import check, check_choice, check_positive
@@ -8,6 +10,7 @@ from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 
 Norm = Literal["l1", "l2", "linf"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,24 +29,40 @@ class Sensitivity:
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
       monotone: whether of two neighbours one has the larger value in every entry, as the counts
         of a histogram when a record is added. Selection then costs half (see `NoisyMax`).
+      shape: the shape of the statistic, a scalar by default: of a vector of three ``(3,)``, of a
+        symmetric d by d matrix that of its upper triangle, ``(d * (d + 1) // 2,)``, of a tree a
+        tuple of the shapes of its arrays, in the order of ``jax.tree.leaves``. No mechanism
+        releases a value of another shape, such as the records in place of their mean.
 
     Raises:
-      ValueError: a value, norm or adjacency that is not allowed.
+      ValueError: a value, norm, adjacency or shape that is not allowed.
 
     >>> Sensitivity(100.0, norm="l1", adjacency="replace_one").value
     100.0
+    >>> Sensitivity(1.0, norm="l2", adjacency="add_remove", shape=((3,), ())).shapes
+    ((3,), ())
     """
 
     value: float
     norm: Norm
     adjacency: Adjacency
     monotone: bool = False
+    shape: Shape | tuple[Shape, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive("value", self.value)
         check_choice("norm", self.norm, NORMS)
         check_adjacency(self.adjacency)
         check(isinstance(self.monotone, bool), "monotone", self.monotone, "True or False")
+        allowed = "a tuple of whole numbers >= 0, or of a tree a tuple of such tuples"
+        is_shape = isinstance(self.shape, tuple) and all(map(_is_shape, self.shapes))
+        check(is_shape, "shape", self.shape, allowed)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the statistic's arrays; of a statistic of one array its shape alone."""
+        is_tree = any(isinstance(part, tuple) for part in self.shape)
+        return self.shape if is_tree else (self.shape,)  # type: ignore[return-value]
 
     @property
     def clip_bound(self) -> float:
@@ -91,3 +110,38 @@ def check_sensitivity(sensitivity: Any, norm: Norm) -> None:
             f" {sensitivity!r}"
         )
     check(sensitivity.norm == norm, "sensitivity", sensitivity, f"stated in norm {norm!r}")
+
+
+def check_shapes(name: str, shapes: Sequence[Shape], sensitivity: Sensitivity) -> None:
+    """Raises an error unless ``shapes`` are those of the statistic of ``sensitivity``.
+
+    Args:
+      name: of the argument, for the error.
+      shapes: of the arrays of a value that is to be released.
+      sensitivity: as stated.
+
+    Raises:
+      ValueError: other shapes.
+    """
+    if tuple(shapes) != sensitivity.shapes:
+        got, stated = map(_in_words, (shapes, sensitivity.shapes))
+        raise ValueError(
+            f"{name} must be of shape {stated}, which its sensitivity states, got shape {got}:"
+            " release the statistic, not the records that it is computed from, or state the"
+            " sensitivity of what is released with its shape, Sensitivity(..., shape=...)"
+        )
+
+
+def _in_words(shapes: Sequence[Shape]) -> str:
+    """Shapes for an error: of one array its shape."""
+    if len(shapes) == 1:
+        return str(shapes[0])
+    return f"{tuple(shapes)} (a tree of {len(shapes)} arrays)"
+
+
+def _is_shape(shape: object) -> bool:
+    """Whether ``shape`` is a tuple of whole numbers of at least zero."""
+    return isinstance(shape, tuple) and all(
+        isinstance(size, Integral) and not isinstance(size, bool) and int(size) >= 0
+        for size in shape
+    )

@@ -1,10 +1,11 @@
-"""Sensitivities of common statistics, from public bounds on one record.
+"""Sensitivities of common statistics, with their shapes, from public bounds on one record.
 
 Each holds for records clipped by `clip_to` or `clip_norm_to`, and is attained. The bounds must be
 public: computed from the private data, they are a release of their own.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,8 @@ def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     farther from zero; replacing one moves it by as much as the distance between the bounds.
 
     Args:
-      bounds: ``(low, high)``, of one number each, or arrays with one for every entry of a record.
+      bounds: ``(low, high)``, of one number each for records that are numbers, whose sum is a
+        number; or arrays ``(d,)`` for records of d entries, whose sum is of shape ``(d,)``.
       norm: of the sensitivity.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
 
@@ -41,13 +43,15 @@ def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     7.0
     >>> of_sum((-3, 7), norm="l1", adjacency="replace_one").value
     10.0
+    >>> of_sum(([-3, 0], [7, 1]), norm="l1", adjacency="add_remove").shape
+    (2,)
     """
     check_adjacency(adjacency)
     low, high = checked_bounds(bounds)
     if adjacency == "replace_one":
-        return Sensitivity(_length(high - low, norm), norm, adjacency)
+        return Sensitivity(_length(high - low, norm), norm, adjacency, shape=low.shape)
     one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
-    return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign)
+    return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign, low.shape)
 
 
 def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
@@ -79,7 +83,7 @@ def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacen
             " and divide"
         )
     total = of_sum(bounds, norm=norm, adjacency=adjacency)
-    return Sensitivity(total.value / num_examples, norm, adjacency, total.monotone)
+    return replace(total, value=total.value / num_examples)
 
 
 def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
@@ -95,21 +99,23 @@ def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     return Sensitivity(1.0, norm, adjacency, monotone=True)
 
 
-def of_histogram(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Returns the sensitivity of a histogram: two bins or more, every record in exactly one.
+def of_histogram(num_bins: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+    """Returns the sensitivity of a histogram ``(num_bins,)``, every record in exactly one bin.
 
     Replacing a record takes it out of one bin and puts it into another; a zeroed one is in none.
 
     Args:
+      num_bins: number of bins, at least two.
       norm: ``"l1"``, ``"l2"`` or ``"linf"``.
       adjacency: the neighbouring relation.
 
-    >>> of_histogram(norm="l1", adjacency="replace_one").value
+    >>> of_histogram(10, norm="l1", adjacency="replace_one").value
     2.0
     """
-    check_adjacency(adjacency)
+    check_count("num_bins", num_bins, minimum=2)
     moves = np.ones(sensitivity_in_clips(adjacency))
-    return Sensitivity(_length(moves, norm), norm, adjacency, adjacency != "replace_one")
+    monotone = adjacency != "replace_one"
+    return Sensitivity(_length(moves, norm), norm, adjacency, monotone, (num_bins,))
 
 
 def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
@@ -126,32 +132,38 @@ def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency)
     3.0
     """
     check_count("num_thresholds", num_thresholds)
-    return Sensitivity(_length(np.ones(num_thresholds), norm), norm, adjacency, monotone=True)
+    length = _length(np.ones(num_thresholds), norm)
+    return Sensitivity(length, norm, adjacency, monotone=True, shape=(num_thresholds,))
 
 
-def of_second_moment(l2_bound: float, *, adjacency: Adjacency) -> Sensitivity:
+def of_second_moment(l2_bound: float, num_features: int, *, adjacency: Adjacency) -> Sensitivity:
     """Returns the L2 sensitivity of the sum of x x^T over records with ``|x| <= l2_bound``.
 
-    Over the upper triangle with the diagonal. With a record x replaced by z the distance is at most
-    the Frobenius norm of x x^T - z z^T, whose square is |x|^4 + |z|^4 - 2 (x . z)^2; two different
-    unit vectors attain both. So it is sqrt(2) ``l2_bound``^2, not twice ``l2_bound``^2. (For
-    records of one entry only, ``l2_bound``^2 would do.)
+    Over the upper triangle with the diagonal, as ``release_symmetric`` draws the noise. With a
+    record x replaced by z the distance is at most the Frobenius norm of x x^T - z z^T, whose square
+    is |x|^4 + |z|^4 - 2 (x . z)^2; two different unit vectors attain both. So it is sqrt(2)
+    ``l2_bound``^2, not twice ``l2_bound``^2, and for records of one entry ``l2_bound``^2.
 
     Args:
       l2_bound: public bound on the norm of a record.
+      num_features: d, the number of entries of a record; the triangle has d (d + 1) / 2.
       adjacency: the neighbouring relation.
 
-    >>> round(of_second_moment(2.0, adjacency="replace_one").value, 3)
+    >>> round(of_second_moment(2.0, 3, adjacency="replace_one").value, 3)
     5.657
     """
     check_positive("l2_bound", l2_bound)
+    check_count("num_features", num_features)
     check_adjacency(adjacency)
-    factor = math.sqrt(2) if adjacency == "replace_one" else 1.0
-    return Sensitivity(factor * float(l2_bound) ** 2, "l2", adjacency)
+    factor = math.sqrt(2) if adjacency == "replace_one" and num_features > 1 else 1.0
+    value, shape = factor * float(l2_bound) ** 2, triangle_shape(num_features)
+    return Sensitivity(value, "l2", adjacency, shape=shape)
 
 
 def of_second_moment_in_box(bounds: Bounds, *, adjacency: Adjacency) -> Sensitivity:
     """Returns the L1 sensitivity of the sum of x x^T over records in a box, by its upper triangle.
+
+    It is for ``release_symmetric``, which draws the noise of the triangle, d (d + 1) / 2 entries.
 
     With u = x + z and v = x - z, 2 (x x^T - z z^T) is u v^T + v u^T, and |u_i| + |v_i| is twice the
     larger of |x_i| and |z_i|. By Cauchy and Schwarz a replacement moves the triangle by no more
@@ -173,11 +185,17 @@ def of_second_moment_in_box(bounds: Bounds, *, adjacency: Adjacency) -> Sensitiv
     """
     check_adjacency(adjacency)
     low, high = checked_bounds(bounds)
-    farthest = _triangle(_farther(low, high))
+    farthest, shape = _triangle(_farther(low, high)), triangle_shape(low.size)
     if adjacency != "replace_one":
         one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
-        return Sensitivity(farthest, "l1", adjacency, one_sign)
-    return Sensitivity(min(farthest, _ranges_of_products(low, high)), "l1", adjacency)
+        return Sensitivity(farthest, "l1", adjacency, one_sign, shape)
+    value = min(farthest, _ranges_of_products(low, high))
+    return Sensitivity(value, "l1", adjacency, shape=shape)
+
+
+def triangle_shape(num_features: int) -> tuple[int]:
+    """Returns the shape of the upper triangle, with the diagonal, of a matrix of d rows."""
+    return (num_features * (num_features + 1) // 2,)
 
 
 def checked_bounds(bounds: Bounds) -> tuple[Array, Array]:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpjax
+from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_source_and_measured
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
@@ -68,7 +69,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     # Independent releases of each mean, in float64.
     keys = jax.random.split(jax.random.key(seed))
     with_bob, without_bob = (
-        mean.release(key, np.full(repeats, value))
+        release_many(mean, key, np.full(repeats, value))
         for mean, key, value in zip(means, keys, exact, strict=True)
     )
     attack_errors = np.abs(infer_weight(with_bob, without_bob, students) - weights[0])

@@ -61,14 +61,14 @@ class BallRidge:
         return bounds.x_norm * (bounds.y_size + bounds.x_norm * self.radius)
 
     @property
-    def sensitivity(self) -> Sensitivity:
-        """L2 sensitivity of the minimum: 2 G / ridge.
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the minimum under replace-one: 2 G / ridge.
 
         The objective is ``ridge``-strongly convex, and replacing a record changes its gradient by
         at most 2 G within the ball, where both minima are (Chaudhuri, Monteleoni and Sarwate 2011,
         Lemma 7).
         """
-        return Sensitivity(2 * self.gradient_bound / self.ridge, "l2", "replace_one")
+        return 2 * self.gradient_bound / self.ridge
 
     @property
     def log_determinant(self) -> float:
@@ -96,9 +96,12 @@ class BallRidge:
         return vectors @ (rotated / (curvature + jnp.where(inside, 0.0, more)))
 
 
-def output_perturbation(ridge: BallRidge, mu: float, unit: str = "one record") -> Gaussian:
-    """Returns the mu-GDP Gaussian mechanism of the minimum."""
-    return Gaussian(ridge.sensitivity, ridge.sensitivity.value / mu, unit)
+def output_perturbation(
+    ridge: BallRidge, num_features: int, mu: float, unit: str = "one record"
+) -> Gaussian:
+    """Returns the mu-GDP Gaussian mechanism of the minimum ``(num_features,)``."""
+    moves = Sensitivity(ridge.sensitivity, "l2", "replace_one", shape=(num_features,))
+    return Gaussian(moves, moves.value / mu, unit)
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,7 @@ def _by_statistics(settings: Settings, dim: int, epsilon: float) -> Method:
 def _by_output(settings: Settings, dim: int, epsilon: float) -> Method:
     mean, mu = _mean_and_rest(settings, epsilon)
     ridge = BallRidge(UNIT, settings.ridge, _RADIUS)
-    fit = output_perturbation(ridge, mu, _UNIT_OF_PRIVACY)
+    fit = output_perturbation(ridge, dim, mu, _UNIT_OF_PRIVACY)
     return Method(mean, fit, lambda key, fit, exact: fit.release(key, ridge.solve(exact)))
 
 

@@ -241,9 +241,12 @@ def _sum_noisy_records(
     x_scale: jax.Array, y_scale: jax.Array, keys: jax.Array, x: jax.Array, y: jax.Array
 ) -> RegressionStatistics:
     """Returns debiased statistics of noisy records ``(num_repeats, n, d)``."""
-    any_size = Sensitivity(1.0, "l2", ADJACENCY)
-    of_x, of_y = Gaussian(any_size, x_scale), Gaussian(any_size, y_scale)  # type: ignore[arg-type]
     n, d = x.shape[1:]
+    # Each record is a statistic of its own holder; the noise of all of them is drawn at once.
+    of_x, of_y = (
+        Gaussian(Sensitivity(1.0, "l2", ADJACENCY, shape=shape), scale)  # type: ignore[arg-type]
+        for shape, scale in (((n, d), x_scale), ((n,), y_scale))
+    )
 
     def one_run(key: jax.Array, x: jax.Array, y: jax.Array) -> RegressionStatistics:
         keys = jax.random.split(key)

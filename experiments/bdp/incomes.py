@@ -20,7 +20,7 @@ from scipy.special import ndtri
 import dpjax
 from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
-from experiments.lib.attack_rates import clopper_pearson
+from experiments.lib.attack_rates import clopper_pearson, release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import percent
@@ -104,7 +104,8 @@ def attack(release: Release, shifts: Array, seed: int) -> int:
     Every second release includes the target. The attacker subtracts all other contributions and
     decides by likelihood between 0 and the target's shift.
     """
-    noise = release.mechanism.release(jax.random.key(seed), np.zeros(len(shifts), np.float32))
+    zeros = np.zeros(len(shifts), np.float32)
+    noise = release_many(release.mechanism, jax.random.key(seed), zeros)
     is_in = np.arange(len(shifts)) % 2 == 1
     seen = np.asarray(noise, np.float64) / release.mechanism.scale + shifts * is_in
     return int(((np.abs(seen - shifts) < np.abs(seen)) == is_in).sum())

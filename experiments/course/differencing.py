@@ -21,6 +21,7 @@ from dpjax.sensitivity import (
     of_sum,
     parallel_databases,
 )
+from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import direction_finding
@@ -84,7 +85,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     ]
     keys = jax.random.split(jax.random.key(row.settings["noise_seed"]), 2)
     released = zip(mechanisms, keys, (whole, parts), strict=True)
-    noisy = [mechanism.release(key, exact) for mechanism, key, exact in released]
+    noisy = [release_many(mechanism, key, exact) for mechanism, key, exact in released]
 
     def percent_recovered(with_row: jax.Array, without: jax.Array) -> float:
         guesses = query.recover(with_row, without, size) > 0.5

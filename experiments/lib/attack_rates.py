@@ -2,9 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from scipy.special import betaincinv
+
+import dpjax
 
 # Failure probability of the bounds of one attack, over all its tests together.
 FALSE_ALARM = 1e-6
@@ -37,6 +42,18 @@ class Counts(NamedTuple):
     def exchange(self) -> "Counts":
         """Counts with the two kinds of releases exchanged."""
         return Counts(self.alarms, self.hits, self.draws)
+
+
+def release_many(mechanism: dpjax.Laplace, key: jax.Array, values: jax.Array | np.ndarray) -> Any:
+    """Returns an independent release of every entry of ``values``, each a statistic of its own.
+
+    Args:
+      mechanism: of one number.
+      key: of all the noise.
+      values: numbers, of any shape; what is released has this shape.
+    """
+    moves = replace(mechanism.sensitivity, shape=np.shape(values))
+    return replace(mechanism, sensitivity=moves).release(key, values)
 
 
 def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]:

@@ -118,7 +118,7 @@ def moments_mechanism(num_channels: int, noise_multiplier: float, unit: str) -> 
     """
     # The sum is in float64, its terms are clipped in float32.
     bound = _moments_clip(num_channels) * (1 + SUM_ROUNDING)
-    sensitivity = Sensitivity(bound, "l2", "zero_out")
+    sensitivity = Sensitivity(bound, "l2", "zero_out", shape=(2 * num_channels,))
     return dpjax.Gaussian(sensitivity, noise_multiplier * sensitivity.value, unit)
 
 

@@ -57,6 +57,7 @@ type = "dpjax.sensitivity.Sensitivity"
 value = 1.0
 norm = "l2"
 adjacency = "add_remove"
+shape = [3]
 """
 
 
@@ -68,7 +69,8 @@ def study_of(tmp_path, text):
 
 def test_a_study_is_the_plan_that_python_builds(tmp_path):
     family = DirichletMultinomial((1.0,) * 3)
-    histogram = StatisticRelease(family, Gaussian(Sensitivity(1.0, "l2", "add_remove"), scale=4.0))
+    moves = Sensitivity(1.0, "l2", "add_remove", shape=(3,))
+    histogram = StatisticRelease(family, Gaussian(moves, scale=4.0))
     cases = {
         SUM: ClippedSum((0.0, 100.0), scale=50.0, adjacency="add_remove"),
         REGRESSION: regression_release(),

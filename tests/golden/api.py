@@ -6,6 +6,7 @@ file is edited and the recorded numbers are not. Scalars are keywords here whate
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -60,7 +61,16 @@ def subsampled_gaussian(sampling, *, noise, steps, adjacency, clip=1.0):
 
 
 def sensitivity(value, norm, adjacency, *, monotone=False):
-    return dpjax.Sensitivity(value, norm=norm, adjacency=adjacency, monotone=monotone)
+    shape = (2,) if norm == "linf" else ()  # of the certificates; see `of_shape`
+    return dpjax.Sensitivity(value, norm, adjacency, monotone, shape)
+
+
+def of_shape(mechanism, value):
+    """The mechanism of a statistic of the value's shape."""
+    if isinstance(mechanism, dpjax.RandomizedResponse):
+        return mechanism
+    shape = tuple(np.shape(leaf) for leaf in jax.tree.leaves(value))
+    return replace(mechanism, sensitivity=replace(mechanism.sensitivity, shape=shape))
 
 
 def statistic_sensitivities(adjacency):
@@ -68,13 +78,13 @@ def statistic_sensitivities(adjacency):
     of, box = dpjax.sensitivity, (np.array([-1.0, 0.5]), np.array([2.0, 3.0]))
     plain = {
         "count": of.of_count(norm="l1", adjacency=adjacency),
-        "histogram l1": of.of_histogram(norm="l1", adjacency=adjacency),
-        "histogram l2": of.of_histogram(norm="l2", adjacency=adjacency),
-        "histogram linf": of.of_histogram(norm="linf", adjacency=adjacency),
+        "histogram l1": of.of_histogram(2, norm="l1", adjacency=adjacency),
+        "histogram l2": of.of_histogram(2, norm="l2", adjacency=adjacency),
+        "histogram linf": of.of_histogram(2, norm="linf", adjacency=adjacency),
         "sum l1": of.of_sum((-2.0, 3.0), norm="l1", adjacency=adjacency),
         "sum of a box l2": of.of_sum(box, norm="l2", adjacency=adjacency),
         "quantile counts l2": of.of_quantile_counts(9, norm="l2", adjacency=adjacency),
-        "second moment": of.of_second_moment(1.5, adjacency=adjacency),
+        "second moment": of.of_second_moment(1.5, 2, adjacency=adjacency),
         "second moment in a box": of.of_second_moment_in_box(box, adjacency=adjacency),
         "two moments l1": conjugate.of_first_two_moments(
             (-1.0, 3.0), norm="l1", adjacency=adjacency
@@ -506,15 +516,16 @@ def draws(sampling, key, count):
 
 
 def release(mechanism, key, value):
-    return mechanism.release(key, value)
+    return of_shape(mechanism, value).release(key, value)
 
 
 def release_symmetric(mechanism, key, value):
-    return mechanism.release_symmetric(key, value)
+    triangles = jax.tree.map(lambda matrix: matrix[np.triu_indices(len(matrix))], value)
+    return of_shape(mechanism, triangles).release_symmetric(key, value)
 
 
 def release_whole_numbers(mechanism, seed, value):
-    return mechanism.release(jax.random.key(seed), value)
+    return release(mechanism, jax.random.key(seed), value)
 
 
 def conjugate_noisy(mechanism, seed, records):

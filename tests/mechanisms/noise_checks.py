@@ -1,10 +1,20 @@
 """Tests of laws and attacks, shared: each returns a number to be held against a stated level."""
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 from scipy import stats
 
 # Of one assertion. Every one of them is paired with a broken twin that fails it.
 FALSE_ALARM = 1e-6
+
+
+def release(mechanism, key, value):
+    """A release of ``value`` by ``mechanism``, restated for a statistic of its shapes."""
+    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(value))
+    moves = replace(mechanism.sensitivity, shape=shapes)
+    return replace(mechanism, sensitivity=moves).release(key, value)
 
 
 def chi_square_p(samples, probability_of, cells):

@@ -122,7 +122,7 @@ def test_scales_below_float32_have_their_stated_epsilon(scale):
     "pair", [(V, V + 1), (10**18, 10**18 + 1), (10**30, 10**30 + 1), (float(V), V + 1.0)]
 )
 def test_selection_hides_a_unit_in_large_utilities(cls, pair):
-    used = cls(Sensitivity(1.0, "linf", "add_remove"), 2.0)
+    used = cls(Sensitivity(1.0, "linf", "add_remove", shape=(2,)), 2.0)
     ones = releases(used.release, list(pair), 1)
     others = releases(used.release, list(pair)[::-1], 2)
     assert attacked_epsilon(ones, others, [lambda x: x == 1]) <= used.pure_epsilon == 1.0

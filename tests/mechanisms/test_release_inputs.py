@@ -23,16 +23,17 @@ KEY = jax.random.key(3)
 CLASSES = (Laplace, Gaussian, DiscreteLaplace, DiscreteGaussian, NoisyMax, ExponentialMechanism)
 
 
-def mechanism(cls, scale=2.5):
-    return cls(Sensitivity(1, cls.norm, "add_remove"), scale)
+def mechanism(cls, scale=2.5, shape=(3,)):
+    return cls(Sensitivity(1, cls.norm, "add_remove", shape=shape), scale)
 
 
-def every_mechanism():
-    return [*map(mechanism, CLASSES), RandomizedResponse(3, 0.4, "replace_one")]
+def every_mechanism(shape=(3,)):
+    of_statistics = [mechanism(cls, shape=shape) for cls in CLASSES]
+    return [*of_statistics, RandomizedResponse(3, 0.4, "replace_one")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
+@pytest.mark.parametrize("used", every_mechanism((4,)), ids=lambda used: type(used).__name__)
 def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
     keys = jax.random.split(KEY, 5)
     values = jnp.arange(20).reshape(5, 4) % 3
@@ -51,7 +52,7 @@ def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
 
 
 def test_a_large_array_is_released_under_jit():
-    released = jax.jit(mechanism(Laplace).release)(KEY, jnp.zeros((3, 50_000)))
+    released = jax.jit(mechanism(Laplace, shape=(3, 50_000)).release)(KEY, jnp.zeros((3, 50_000)))
     assert np.unique(released).size > 140_000  # and the callback returns at all
 
 
@@ -114,14 +115,16 @@ def test_masked_arrays_are_refused(used):
     ids="beyond_float64 beyond_int64 rounded_by_float64 beyond_uint64 numpy jax".split(),
 )
 def test_integers_beside_floats_are_selected_exactly(cls, utilities):
-    used = mechanism(cls, scale=100.0)
+    used = mechanism(cls, scale=100.0, shape=(len(utilities),))
     assert used.release(KEY, utilities) == 0
     assert used.release(KEY, utilities[::-1]) == len(utilities) - 1
     # What is not finite is excluded here too.
-    assert used.release(KEY, [math.inf, math.nan, *utilities]) == 2
+    longer = mechanism(cls, scale=100.0, shape=(2 + len(utilities),))
+    assert longer.release(KEY, [math.inf, math.nan, *utilities]) == 2
     # power: of equal utilities the last wins sometimes
     keys = jax.random.split(KEY, 8)
-    assert {int(used.release(key, [2**2000, 1.5, 2**2000])) for key in keys} == {0, 2}
+    three = mechanism(cls, scale=100.0)
+    assert {int(three.release(key, [2**2000, 1.5, 2**2000])) for key in keys} == {0, 2}
 
 
 def test_complex_input_is_refused_under_jit_too():
@@ -141,7 +144,7 @@ def test_numeric_pandas_columns_are_taken():
 
 @pytest.mark.parametrize("cls", [Laplace, Gaussian])
 def test_what_is_not_finite_is_released_as_zero(cls):
-    used = mechanism(cls)
+    used = mechanism(cls, shape=(4,))
     strange = used.release(KEY, np.array([np.nan, np.inf, -np.inf, 1.0]))
     np.testing.assert_array_equal(strange, used.release(KEY, np.array([0.0, 0.0, 0.0, 1.0])))
 
@@ -149,9 +152,13 @@ def test_what_is_not_finite_is_released_as_zero(cls):
 @pytest.mark.parametrize("cls", [NoisyMax, ExponentialMechanism])
 def test_candidates_without_a_finite_utility_are_excluded(cls):
     keys = jax.random.split(KEY, 300)
-    select = jax.vmap(mechanism(cls, 100.0).release, (0, None))
-    assert set(select(keys, jnp.array([jnp.nan, 0.0, jnp.inf, 5.0, -jnp.inf])).tolist()) == {1, 3}
-    assert set(select(keys, jnp.full(3, jnp.nan)).tolist()) == {0, 1, 2}
+
+    def selected(utilities):
+        release = mechanism(cls, 100.0, utilities.shape).release
+        return set(jax.vmap(release, (0, None))(keys, utilities).tolist())
+
+    assert selected(jnp.array([jnp.nan, 0.0, jnp.inf, 5.0, -jnp.inf])) == {1, 3}
+    assert selected(jnp.full(3, jnp.nan)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("exponent", [-80, -32, 0, 7, 100])

@@ -19,8 +19,8 @@ UTILITIES = (3.0, 1.0, 2.5, -4.0)
 CLASSES = {"gumbel": ExponentialMechanism, "laplace": NoisyMax}
 
 
-def mechanism(cls, scale=2.0, value=1.0, adjacency="replace_one", monotone=False):
-    return cls(Sensitivity(value, "linf", adjacency, monotone), scale)
+def mechanism(cls, scale=2.0, value=1.0, adjacency="replace_one", monotone=False, candidates=4):
+    return cls(Sensitivity(value, "linf", adjacency, monotone, (candidates,)), scale)
 
 
 def softmax(utilities, scale):
@@ -118,10 +118,10 @@ def test_the_certificate_is_the_pure_epsilon(cls, adjacency):
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_noise_for_an_epsilon(cls):
-    votes = sensitivity.of_histogram(norm="linf", adjacency="replace_one")
+    votes = sensitivity.of_histogram(3, norm="linf", adjacency="replace_one")
     used = cls.from_epsilon(votes, epsilon=0.1, unit="one teacher")
     assert (used.scale, used.unit) == (20.0, "one teacher")
-    counts = sensitivity.of_histogram(norm="linf", adjacency="add_remove")
+    counts = sensitivity.of_histogram(3, norm="linf", adjacency="add_remove")
     assert cls.from_epsilon(counts, epsilon=0.1).scale == 10.0
     found = calibrate(mechanism(cls), epsilon=0.1, delta=1e-6)
     assert 20.0 * (1 - 1e-4) <= found.scale <= 20.0 * 1.01
@@ -136,10 +136,11 @@ def test_what_is_not_a_number_is_not_selected(cls):
     assert release(key, jnp.array([0, 0, 50, 0])) == 2
 
 
-@pytest.mark.parametrize("utilities", [jnp.zeros((2, 2)), jnp.zeros(0), 1.0])
-def test_what_is_no_list_of_utilities_is_refused(utilities):
-    with pytest.raises(ValueError, match="utilities must be"):
-        mechanism(NoisyMax).release(jax.random.key(0), utilities)
+@pytest.mark.parametrize("shape", [(), (2, 2), (0,), ((2,), (3,))])
+def test_utilities_that_are_no_vector_are_refused(shape):
+    allowed = r"sensitivity's shape must be \(num_candidates,\) with at least one candidate"
+    with pytest.raises(ValueError, match=allowed):
+        NoisyMax(Sensitivity(1.0, "linf", "add_remove", shape=shape), 1.0)
 
 
 def test_a_sensitivity_in_another_norm_is_refused():
@@ -157,7 +158,7 @@ def test_the_description_has_every_number():
 
 @pytest.mark.parametrize("cls", [ExponentialMechanism, NoisyMax])
 def test_a_utility_that_32_bits_do_not_hold_does_not_wrap(cls):
-    used = cls(Sensitivity(1.0, "linf", "add_remove"), 1.0)
+    used = mechanism(cls, scale=1.0, candidates=2)
     assert int(used.release(jax.random.key(0), np.array([0, 2**31]))) == 1
 
 
@@ -177,7 +178,7 @@ def test_thousands_of_candidates_are_selected_exactly():
     utilities = np.zeros(10_000)
     utilities[77] = 2.0 * math.log(9_999)
     keys = jax.random.split(jax.random.key(4), 200)
-    used = mechanism(ExponentialMechanism)
+    used = mechanism(ExponentialMechanism, candidates=10_000)
     drawn = np.asarray(jax.vmap(lambda key: used.release(key, utilities))(keys))
     # six standard errors of a share of one half
     assert abs(np.mean(drawn == 77) - 0.5) < 6 * 0.5 / math.sqrt(200)

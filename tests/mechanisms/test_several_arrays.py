@@ -68,7 +68,8 @@ def ridge_regression():
 
 
 def tree(cls):
-    used = cls(Sensitivity(1.0, cls.norm, "replace_one"), 8.0)
+    shapes = (2,), (), (1, 2)
+    used = cls(Sensitivity(1.0, cls.norm, "replace_one", shape=shapes), 8.0)
     zeros = {"a": jnp.zeros(2, int), "b": (jnp.zeros((), int), jnp.zeros((1, 2), int))}
 
     def release(key):
@@ -80,7 +81,7 @@ def tree(cls):
 
 
 def symmetric(cls):
-    used = cls(Sensitivity(1.0, cls.norm, "add_remove"), 8.0)
+    used = cls(Sensitivity(1.0, cls.norm, "add_remove", shape=((3,), (3,))), 8.0)
 
     def release(key):
         both = used.release_symmetric(key, [jnp.zeros((2, 2)), jnp.zeros((2, 2))])
@@ -228,7 +229,8 @@ def test_both_choices_of_private_bounds_have_the_certified_noise_of_their_own():
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
     assert stats.chi2_contingency(np.histogram2d(at_x, at_x, bins=4)[0]).pvalue < FALSE_ALARM
     assert bounds.composition.event == bounds.event
-    assert bounds.choice.pure_epsilon == pytest.approx(bounds.epsilon / 2)
+    for choice in bounds.choices:
+        assert choice.pure_epsilon == pytest.approx(bounds.epsilon / 2)
 
 
 def test_power_one_key_for_both_choices_is_seen(monkeypatch):

@@ -46,7 +46,8 @@ def test_every_mechanism_takes_its_own_norm_and_nothing_else(norm):
     for wanted, classes in BY_NORM.items():
         for cls in classes:
             if wanted == norm:
-                used = cls(Sensitivity(2.0, norm, "replace_one"), 3.0, "one person")
+                moves = Sensitivity(2.0, norm, "replace_one", shape=(3,))
+                used = cls(moves, 3.0, "one person")
                 assert (used.adjacency, used.unit) == ("replace_one", "one person")
                 continue
             with pytest.raises(ValueError, match=f"stated in norm '{wanted}'"):

@@ -118,7 +118,7 @@ class DirichletMultinomial(ConjugateFamily):
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
         """Returns the sensitivity of a histogram."""
-        return of_histogram(norm=norm, adjacency=adjacency)
+        return of_histogram(len(self.concentration), norm=norm, adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
         """Returns sums whose negative counts are clipped to zero, and all scaled to the sum n."""

@@ -263,7 +263,8 @@ class BoundedSum(ConjugateFamily):
         One record changes the two entries by ``upper_bound`` together in L1, and one entry by all
         of it if the statistic is at a bound.
         """
-        return Sensitivity(float(self.upper_bound), norm, adjacency, monotone=True)
+        shape = self.encoding(adjacency).offset.shape
+        return Sensitivity(float(self.upper_bound), norm, adjacency, monotone=True, shape=shape)
 
 
 def clip_records(records: npt.ArrayLike, bounds: tuple[float, float]) -> jax.Array:

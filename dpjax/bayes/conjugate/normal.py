@@ -151,7 +151,8 @@ class NormalUnknownVariance(ConjugateFamily):
         """
         check_choice("norm", norm, ("l1", "l2"))
         if not is_size_public(adjacency):
-            return Sensitivity(2.0 if norm == "l1" else math.sqrt(2), norm, adjacency)
+            value = 2.0 if norm == "l1" else math.sqrt(2)
+            return Sensitivity(value, norm, adjacency, shape=(3,))
         return of_first_two_moments((-1, 1), norm=cast(MomentNorm, norm), adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
@@ -244,4 +245,5 @@ def of_first_two_moments(
             pairs += [(end, min(max(z, low), high)) for z in (low, high, -end, *stationary)]
     order = 1 if norm == "l1" else 2
     largest = max(float(np.linalg.norm([x - z, x * x - z * z], order)) for x, z in pairs)
-    return Sensitivity(largest, norm, adjacency, adjacency != "replace_one" and low >= 0)
+    monotone = adjacency != "replace_one" and low >= 0
+    return Sensitivity(largest, norm, adjacency, monotone, shape=(2,))

@@ -19,7 +19,7 @@ from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.host import call_on_host
-from dpjax.mechanisms.record_sum import RecordSum, SumPart, gaussian_part
+from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 
@@ -42,8 +42,8 @@ class StatisticRelease(ComposedMechanism, RecordSum):
 
     Raises:
       TypeError: ``mechanism`` adds no noise to a statistic.
-      ValueError: its sensitivity is below that of the family; or its noise is discrete and
-        the family is not integer-valued.
+      ValueError: its sensitivity is below that of the family, or of another shape; or its noise is
+        discrete and the family is not integer-valued.
 
     >>> import jax.numpy as jnp
     >>> from dpjax.bayes.conjugate import BetaBinomial
@@ -63,9 +63,11 @@ class StatisticRelease(ComposedMechanism, RecordSum):
         if not isinstance(self.mechanism, NoisyStatistic):
             raise TypeError(f"mechanism must add noise to a statistic, got {self.mechanism!r}")
         stated = self.mechanism.sensitivity
-        needed = self.family.sensitivity(norm=stated.norm, adjacency=stated.adjacency).value
-        allowed = f"at least {needed:.6g}, that of the family in {stated.norm}"
-        check(stated.value >= needed, "mechanism's sensitivity", stated.value, allowed)
+        needed = self.family.sensitivity(norm=stated.norm, adjacency=stated.adjacency)
+        allowed = f"at least {needed.value:.6g}, that of the family in {stated.norm}"
+        check(stated.value >= needed.value, "mechanism's sensitivity", stated.value, allowed)
+        allowed = f"{needed.shape}, that of the family's statistics"
+        check(stated.shape == needed.shape, "sensitivity's shape", stated.shape, allowed)
         fits = self.family.integer_valued or not isinstance(self.mechanism, DiscreteNoise)
         check(
             fits, "mechanism", self.mechanism, "continuous noise: the statistics are not integers"
@@ -122,7 +124,7 @@ class StatisticRelease(ComposedMechanism, RecordSum):
     def sum_parts(self) -> tuple[SumPart, ...]:
         """The released entries, all with noise of one scale."""
         size = len(self.family.encoding(self.adjacency).offset)
-        return (gaussian_part(self.mechanism, np.ones(size)),)
+        return (SumPart(self.mechanism, np.ones(size)),)  # type: ignore[arg-type]
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns the sums ``(m,)`` of clipped records, without noise.

@@ -33,7 +33,7 @@ from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.host import Array
 from dpjax.mechanisms.laplace import Laplace
-from dpjax.mechanisms.record_sum import RecordSum, SumPart, gaussian_part
+from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity import Sensitivity
 
 # The float below sqrt(2).
@@ -191,7 +191,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
         """The upper triangle of xtx, then xty and yty, where it is released."""
         weights = (upper_triangle(self._weights), np.ones(self.num_features), np.ones(1))
         released = zip(self.parts, weights, strict=True)
-        return tuple(gaussian_part(part, weight) for part, weight in released if part is not None)
+        return tuple(SumPart(part, weight) for part, weight in released if part is not None)
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Returns the statistics of clipped records as one vector, in the order of ``sum_parts``.

@@ -73,13 +73,18 @@ class PrivateBounds(ComposedMechanism):
         check_positive("epsilon", self.epsilon)
 
     @property
-    def choice(self) -> ExponentialMechanism:
-        """The exponential mechanism of each bound."""
+    def choices(self) -> tuple[ExponentialMechanism, ExponentialMechanism]:
+        """The exponential mechanisms of ``x_norm`` and ``y_size``."""
         largest = max(self.quantile, 1 - self.quantile) if self.adjacency == "add_remove" else 1.0
-        sensitivity = Sensitivity(largest, "linf", self.adjacency)
-        return ExponentialMechanism.from_epsilon(
-            sensitivity, epsilon=self.epsilon / 2, unit=self.unit
+        of_x, of_y = (
+            ExponentialMechanism.from_epsilon(
+                Sensitivity(largest, "linf", self.adjacency, shape=(len(candidates),)),
+                epsilon=self.epsilon / 2,
+                unit=self.unit,
+            )
+            for candidates in (self.x_norms, self.y_sizes)
         )
+        return of_x, of_y
 
     def release(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionBounds:
         """Returns the chosen bounds, on the host.
@@ -118,10 +123,10 @@ class PrivateBounds(ComposedMechanism):
 
     def _choose(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         norms, sizes = _sizes(*arrays)
-        x_key, y_key = derive(words, 2)
+        (x_key, y_key), (of_x, of_y) = derive(words, 2), self.choices
         return [
-            self.choice.select(x_key, self._utilities(norms, self.x_norms)),
-            self.choice.select(y_key, self._utilities(sizes, self.y_sizes)),
+            of_x.select(x_key, self._utilities(norms, self.x_norms)),
+            of_y.select(y_key, self._utilities(sizes, self.y_sizes)),
         ]
 
     def _utilities(self, sizes: Array, candidates: tuple[float, ...]) -> Array:
@@ -132,7 +137,7 @@ class PrivateBounds(ComposedMechanism):
     @property
     def composition(self) -> Composition:
         """Composition of the two selections, on the same records."""
-        return Composition((self.choice, self.choice))
+        return Composition(self.choices)
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with its noise scale times ``factor``."""
@@ -189,14 +194,13 @@ class HistogramBounds(GaussianSum):
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """That of two histograms, of which a record is in one bin each."""
-        one = of_histogram(norm="l2", adjacency=self.adjacency)
-        return replace(one, value=math.sqrt(2) * one.value)
+        """That of two histograms, of which a record is in one bin each.
 
-    @property
-    def size(self) -> int:
-        """Number of bins: one below each candidate, and one above the last, for x and for y."""
-        return len(self.x_norms) + len(self.y_sizes) + 2
+        A histogram has a bin below each candidate, and one above the last.
+        """
+        size = len(self.x_norms) + len(self.y_sizes) + 2
+        one = of_histogram(size, norm="l2", adjacency=self.adjacency)
+        return replace(one, value=math.sqrt(2) * one.value)
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns both histograms of sizes; NaN counts as above every candidate.

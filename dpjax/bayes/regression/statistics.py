@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -176,7 +176,7 @@ def statistics_sensitivities(
     """Returns the `Sensitivity` of each statistic of records clipped to ``bounds``.
 
     With R for ``x_norm``, B for ``y_size`` and d for ``num_features``, that of xtx counts the upper
-    triangle once, and is
+    triangle once, whose shape it states, and is
 
     - in L2, R^2 under add/remove and zero-out, and sqrt(2) R^2 under replace-one
       (`of_second_moment`), also with the entries off the diagonal counted twice, as the Frobenius
@@ -209,18 +209,16 @@ def statistics_sensitivities(
     check_count("num_features", num_features)
     check_adjacency(adjacency)
     spread = math.sqrt(num_features) if norm == "l1" else 1.0
+    xtx = of_second_moment(bounds.x_norm, num_features, adjacency=adjacency)
+    if norm == "l1":
+        factor = (num_features + 1) / 2
+        if adjacency == "replace_one" and num_features > 1:
+            factor = math.sqrt(num_features * (num_features + 3) / 2)
+        xtx = replace(xtx, value=factor * bounds.x_norm**2, norm=norm)
     of_xty = sensitivity_in_clips(adjacency) * spread * bounds.x_norm * bounds.y_size
-    if num_features == 1:
-        xtx = of_sum((0, bounds.x_norm**2), norm=norm, adjacency=adjacency)
-    elif norm == "l2":
-        xtx = of_second_moment(bounds.x_norm, adjacency=adjacency)
-    elif adjacency != "replace_one":
-        xtx = Sensitivity((num_features + 1) / 2 * bounds.x_norm**2, norm, adjacency)
-    else:
-        factor = math.sqrt(num_features * (num_features + 3) / 2)
-        xtx = Sensitivity(factor * bounds.x_norm**2, norm, adjacency)
+    xty = Sensitivity(of_xty, norm, adjacency, shape=(num_features,))
     yty = of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency)
-    return RegressionStatistics(xtx, Sensitivity(of_xty, norm, adjacency), yty)
+    return RegressionStatistics(xtx, xty, yty)
 
 
 def describe_clipping(bounds: RegressionBounds, num_features: int) -> str:
