@@ -34,7 +34,7 @@ class Gaussian(AdditiveNoise):
     Source: Balle and Wang 2018, Theorem 8; it holds at every epsilon, unlike the classical rule.
 
     >>> from dpjax import sensitivity
-    >>> moments = sensitivity.of_second_moment(1.0, 3, adjacency="add_remove")
+    >>> moments = sensitivity.of_second_moment(1.0, num_features=3, adjacency="add_remove")
     >>> mechanism = Gaussian.from_epsilon(moments, epsilon=1.0, delta=1e-5)
     >>> round(mechanism.scale, 2), round(mechanism.certificate(1e-5).epsilon, 2)
     (3.73, 1.0)

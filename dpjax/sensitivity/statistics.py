@@ -136,7 +136,7 @@ def of_quantile_counts(num_thresholds: int, *, norm: Norm, adjacency: Adjacency)
     return Sensitivity(length, norm, adjacency, monotone=True, shape=(num_thresholds,))
 
 
-def of_second_moment(l2_bound: float, num_features: int, *, adjacency: Adjacency) -> Sensitivity:
+def of_second_moment(l2_bound: float, *, num_features: int, adjacency: Adjacency) -> Sensitivity:
     """Returns the L2 sensitivity of the sum of x x^T over records with ``|x| <= l2_bound``.
 
     Over the upper triangle with the diagonal, as ``release_symmetric`` draws the noise. With a
@@ -149,7 +149,7 @@ def of_second_moment(l2_bound: float, num_features: int, *, adjacency: Adjacency
       num_features: d, the number of entries of a record; the triangle has d (d + 1) / 2.
       adjacency: the neighbouring relation.
 
-    >>> round(of_second_moment(2.0, 3, adjacency="replace_one").value, 3)
+    >>> round(of_second_moment(2.0, num_features=3, adjacency="replace_one").value, 3)
     5.657
     """
     check_positive("l2_bound", l2_bound)

@@ -69,7 +69,9 @@ def make_mechanism(noise: str, dimension: int) -> Any:
             bounds, epsilon=EPSILON, delta=DELTA, adjacency="add_remove", num_features=dimension - 1
         )
     if noise == "Gaussian":
-        sensitivity = dpjax.sensitivity.of_second_moment(1.0, dimension, adjacency="add_remove")
+        sensitivity = dpjax.sensitivity.of_second_moment(
+            1.0, num_features=dimension, adjacency="add_remove"
+        )
         return dpjax.Gaussian.from_epsilon(sensitivity, epsilon=EPSILON, delta=DELTA)
     box = np.full(dimension, dimension**-0.5)
     entries = dpjax.sensitivity.of_second_moment_in_box((-box, box), adjacency="add_remove")

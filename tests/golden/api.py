@@ -84,7 +84,7 @@ def statistic_sensitivities(adjacency):
         "sum l1": of.of_sum((-2.0, 3.0), norm="l1", adjacency=adjacency),
         "sum of a box l2": of.of_sum(box, norm="l2", adjacency=adjacency),
         "quantile counts l2": of.of_quantile_counts(9, norm="l2", adjacency=adjacency),
-        "second moment": of.of_second_moment(1.5, 2, adjacency=adjacency),
+        "second moment": of.of_second_moment(1.5, num_features=2, adjacency=adjacency),
         "second moment in a box": of.of_second_moment_in_box(box, adjacency=adjacency),
         "two moments l1": conjugate.of_first_two_moments(
             (-1.0, 3.0), norm="l1", adjacency=adjacency

@@ -78,7 +78,7 @@ def test_two_releases_are_one_of_both():
 @pytest.mark.slow
 def test_no_attack_beats_the_replaced_second_moment():
     """Rows of norm 1: x along one axis is replaced by z along another; moved by sqrt 2."""
-    used = Gaussian(sensitivity.of_second_moment(1.0, 2, adjacency="replace_one"), 1.0)
+    used = Gaussian(sensitivity.of_second_moment(1.0, num_features=2, adjacency="replace_one"), 1.0)
     with_x, with_z = jnp.diag(jnp.array([1.0, 0.0])), jnp.diag(jnp.array([0.0, 1.0]))
     draw = jax.jit(jax.vmap(used.release_symmetric, in_axes=(0, None)))
     keys = jax.random.split(jax.random.key(9), 2 * MANY)
@@ -88,7 +88,7 @@ def test_no_attack_beats_the_replaced_second_moment():
     surely = found - 6 * np.sqrt(0.5 / MANY)  # six standard errors at least
     assert surely <= used.delta(0.0) < found + 6 * np.sqrt(0.5 / MANY)
     # power: what is claimed for an added row is beaten by a replaced one
-    added = sensitivity.of_second_moment(1.0, 2, adjacency="add_remove")
+    added = sensitivity.of_second_moment(1.0, num_features=2, adjacency="add_remove")
     assert surely > Gaussian(added, 1.0).delta(0.0)
 
 

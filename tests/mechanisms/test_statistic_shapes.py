@@ -154,7 +154,10 @@ def test_shapes_under_jit_and_vmap_are_those_of_one_release(cls):
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
 def test_symmetric_releases_have_the_shape_of_the_triangle(adjacency):
     matrix, stack = np.eye(3), np.ones((2, 3, 3))
-    ball, box = of_second_moment(1.0, 3, adjacency=adjacency), (-np.ones(3), np.ones(3))
+    ball, box = (
+        of_second_moment(1.0, num_features=3, adjacency=adjacency),
+        (-np.ones(3), np.ones(3)),
+    )
     for mechanism in (
         Gaussian(ball, 1.0),
         Laplace(of_second_moment_in_box(box, adjacency=adjacency), 1.0),

@@ -209,7 +209,7 @@ def statistics_sensitivities(
     check_count("num_features", num_features)
     check_adjacency(adjacency)
     spread = math.sqrt(num_features) if norm == "l1" else 1.0
-    xtx = of_second_moment(bounds.x_norm, num_features, adjacency=adjacency)
+    xtx = of_second_moment(bounds.x_norm, num_features=num_features, adjacency=adjacency)
     if norm == "l1":
         factor = (num_features + 1) / 2
         if adjacency == "replace_one" and num_features > 1:
