@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, PRNGKey
 
+# The smallest normal float64.
+_LEAST_NORMAL = 2.0**-1022
+
 
 def check(ok: bool, name: str, value: object, allowed: str) -> None:
     """Raises ``ValueError`` naming the argument, its value and what is allowed, unless ``ok``."""
@@ -29,6 +32,16 @@ def check_positive(name: str, value: Any) -> None:
     """Raises ValueError unless ``value`` is a finite number above zero (tracers pass)."""
     if not is_traced(value):
         check(_is_number(value) and float(value) > 0, name, value, "a finite number > 0")
+
+
+def check_normal(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is a finite number that has not lost digits near zero.
+
+    Tracers pass.
+    """
+    check_positive(name, value)
+    normal = is_traced(value) or float(value) >= _LEAST_NORMAL
+    check(normal, name, value, f"at least {_LEAST_NORMAL:.3g}, a normal float64")
 
 
 def check_non_negative(name: str, value: Any) -> None:

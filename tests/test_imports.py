@@ -60,8 +60,13 @@ def test_names_for_mypy_are_the_names_exported():
 
 
 @pytest.mark.parametrize("name", dpjax.__all__)
-def test_every_public_name_is_there_and_listed(name):
-    assert getattr(dpjax, name) is not None
+def test_every_public_name_is_the_module_class_or_function_of_that_name(name):
+    value = getattr(dpjax, name)
+    if name in dpjax._SUBPACKAGES:
+        assert value is sys.modules[f"dpjax.{name}"]
+    else:
+        assert value.__name__ == name
+        assert value.__module__.startswith(dpjax._MODULE_OF[name])
     assert name in dir(dpjax)
 
 

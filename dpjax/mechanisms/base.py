@@ -11,14 +11,12 @@ import jax
 from dp_accounting import DpEvent
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_delta, check_positive, is_traced
+from dpjax._validation import check_delta, check_normal
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate, certify
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 
 _FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
-# The smallest normal float64: a smaller scale has lost digits.
-_LEAST_SCALE = 2.0**-1022
 _NORM_IN_WORDS = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
 
 
@@ -127,9 +125,7 @@ class OneStatistic(Mechanism):
 
     def __post_init__(self) -> None:
         check_sensitivity(self.sensitivity, self.norm)
-        check_positive("scale", self.scale)
-        normal = is_traced(self.scale) or float(self.scale) >= _LEAST_SCALE
-        check(normal, "scale", self.scale, f"at least {_LEAST_SCALE:.3g}, a normal float64")
+        check_normal("scale", self.scale)
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]

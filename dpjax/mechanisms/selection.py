@@ -50,6 +50,7 @@ def exponential_selection(
     lowest = units.min()
     gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
     lanes = RandomWords(words, width)
+    (scales,) = fit_integers(np.full(count * width, scale, object))
     chosen = np.zeros(count, np.intp)
     left = np.arange(count)
     while left.size:
@@ -57,8 +58,7 @@ def exponential_selection(
         picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
         rows = left[:, None]
         gap = np.where(allowed[rows, picks], gaps[rows, picks], 0).ravel()
-        scales = np.full(at.size, scale, gap.dtype)
-        accepted = bernoulli_exp(lanes, at, gap, scales).reshape(-1, width)
+        accepted = bernoulli_exp(lanes, at, gap, scales[: at.size]).reshape(-1, width)
         accepted &= allowed[rows, picks]
         # The first accepted proposal of each row, as if they were made one after another.
         first = accepted.argmax(axis=-1)

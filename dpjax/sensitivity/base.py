@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from dpjax._validation import check, check_choice, check_positive
+from dpjax._validation import check, check_choice, check_normal
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 
 Norm = Literal["l1", "l2", "linf"]
@@ -21,8 +21,8 @@ class Sensitivity:
     again. Mechanisms take their sensitivity and adjacency from here only.
 
     Attributes:
-      value: a finite number above zero, in the units of the statistic; a bound for every pair of
-        neighbours, never a distance measured on some data (see `EmpiricalSensitivity`).
+      value: a finite number of at least 2^-1022, in the units of the statistic; a bound for every
+        pair of neighbours, never a distance measured on some data (see `EmpiricalSensitivity`).
       norm: the norm of the distance: ``"l1"``, ``"l2"`` or ``"linf"``, over all entries of
         all arrays of the statistic; of a symmetric matrix, over the upper triangle and the
         diagonal.
@@ -50,7 +50,7 @@ class Sensitivity:
     shape: Shape | tuple[Shape, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive("value", self.value)
+        check_normal("value", self.value)
         check_choice("norm", self.norm, NORMS)
         check_adjacency(self.adjacency)
         check(isinstance(self.monotone, bool), "monotone", self.monotone, "True or False")

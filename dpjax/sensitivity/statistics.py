@@ -49,7 +49,8 @@ def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
     check_adjacency(adjacency)
     low, high = checked_bounds(bounds)
     if adjacency == "replace_one":
-        return Sensitivity(_length(high - low, norm), norm, adjacency, shape=low.shape)
+        with np.errstate(over="ignore"):
+            return Sensitivity(_length(high - low, norm), norm, adjacency, shape=low.shape)
     one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
     return Sensitivity(_length(_farther(low, high), norm), norm, adjacency, one_sign, low.shape)
 
@@ -156,7 +157,7 @@ def of_second_moment(l2_bound: float, *, num_features: int, adjacency: Adjacency
     check_count("num_features", num_features)
     check_adjacency(adjacency)
     factor = math.sqrt(2) if adjacency == "replace_one" and num_features > 1 else 1.0
-    value, shape = factor * float(l2_bound) ** 2, triangle_shape(num_features)
+    value, shape = factor * float(l2_bound) * float(l2_bound), triangle_shape(num_features)
     return Sensitivity(value, "l2", adjacency, shape=shape)
 
 
@@ -185,11 +186,13 @@ def of_second_moment_in_box(bounds: Bounds, *, adjacency: Adjacency) -> Sensitiv
     """
     check_adjacency(adjacency)
     low, high = checked_bounds(bounds)
-    farthest, shape = _triangle(_farther(low, high)), triangle_shape(low.size)
-    if adjacency != "replace_one":
-        one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
-        return Sensitivity(farthest, "l1", adjacency, one_sign, shape)
-    value = min(farthest, _ranges_of_products(low, high))
+    shape = triangle_shape(low.size)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+        farthest = _triangle(_farther(low, high))
+        if adjacency != "replace_one":
+            one_sign = bool(np.all(low >= 0) or np.all(high <= 0))
+            return Sensitivity(farthest, "l1", adjacency, one_sign, shape)
+        value = min(farthest, _ranges_of_products(low, high))
     return Sensitivity(value, "l1", adjacency, shape=shape)
 
 
@@ -217,8 +220,13 @@ def _farther(low: Array, high: Array) -> Array:
 
 
 def _length(moves: Array, norm: Norm) -> float:
+    """The norm of ``moves``; infinite where float64 does not hold it."""
     check(norm in _ORDERS, "norm", norm, "one of 'l1', 'l2', 'linf'")
-    return float(np.linalg.norm(np.atleast_1d(moves), _ORDERS[norm]))
+    # Divided by a power of two: squares neither overflow nor lose digits.
+    exponent = int(np.frexp(np.max(moves))[1])
+    length = np.linalg.norm(np.atleast_1d(np.ldexp(moves, -exponent)), _ORDERS[norm])
+    with np.errstate(over="ignore"):
+        return float(np.ldexp(length, exponent))
 
 
 def _triangle(entries: Array) -> float:
@@ -232,6 +240,12 @@ def _ranges_of_products(low: Array, high: Array) -> float:
     low, high = np.atleast_1d(low), np.atleast_1d(high)
     products = np.stack([np.outer(a, b) for a in (low, high) for b in (low, high)])
     ranges = products.max(axis=0) - products.min(axis=0)
-    least = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
-    np.fill_diagonal(ranges, _farther(low, high) ** 2 - least**2)
-    return float(np.sum(np.triu(ranges)))
+    # Where neither entry can be zero the difference would cancel; also of squares: with the sizes
+    # |x_i| in [a_i, b_i] it is b_i b_j - a_i a_j = (b_i - a_i) b_j + a_i (b_j - a_j).
+    far, with_zero = _farther(low, high), (low <= 0) & (high >= 0)
+    near = np.where(with_zero, 0.0, np.minimum(np.abs(low), np.abs(high)))
+    width = far - near
+    of_sizes = np.outer(width, far) + np.outer(near, width)
+    either = with_zero[:, None] | with_zero
+    np.fill_diagonal(either, False)
+    return float(np.sum(np.triu(np.where(either, ranges, of_sizes))))

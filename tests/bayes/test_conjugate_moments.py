@@ -45,6 +45,7 @@ def test_no_neighbours_exceed_it_and_some_reach_it(ends, norm, adjacency):
         ((-1, 1), "l2", 2.0),
         ((-3, 3), "l1", 12.25),
         ((40, 41), "l2", np.hypot(1, 81)),
+        ((1e15, 1e15 + 1), "l1", 2e15 + 2),  # where the difference of the squares cancels
     ],
 )
 def test_replacements_by_hand(bounds, norm, value):

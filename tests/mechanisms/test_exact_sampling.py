@@ -113,14 +113,28 @@ def test_coins_of_exponential_probability(x):
     assert chi_square_p(tosses, lambda side: chance + 0.02, [1]) < FALSE_ALARM
 
 
+@pytest.mark.parametrize("others", [(), (1,), (2**62,)])
+@pytest.mark.parametrize("number", [2**55 - 1, 2**55, 2**59, 2**62, 2**64])
+def test_numbers_whose_multiples_may_not_fit_into_int64_are_python_integers(number, others):
+    """The samplers multiply scales by whole numbers up to 128."""
+    fast = max(number, *others, 0) * 128 < 2**62  # a noise and a value below 2^62 add up in int64
+    for array in fit_integers(*([each, each] for each in (number, *others))):
+        assert array.dtype == (np.int64 if fast else object)
+
+
 @pytest.mark.parametrize(
     ("sampler", "mean_size"), [(discrete_laplace, 1.0), (discrete_gaussian, 0.79788)]
 )
-@pytest.mark.parametrize("scale", [2**33, 2**54 + 3, 2**90])
+@pytest.mark.parametrize("scale", [2**33, 2**54 + 3, 2**62 - 1, 2**90])
 def test_large_scales_have_the_continuous_size_with_and_without_int64(sampler, mean_size, scale):
     size = 20_000 if scale < 2**55 else 4000
     sizes = np.abs(draw(sampler, scale, seed=3, size=size) / scale).astype(float)
     assert abs(sizes.mean() - mean_size) < 5 / math.sqrt(size)  # five standard errors or more
+    if scale == 2**62 - 1:  # power: in int64 the products overflow
+        scales, ones = np.full(60_000, scale), np.ones(60_000, np.int64)
+        with np.errstate(all="ignore"):
+            wrapped = np.abs(sampler(lanes(60_000, 3), scales, ones) / scale)
+        assert abs(wrapped.mean() - mean_size) > 5 / math.sqrt(60_000)
     # integers below the scale are uniform: no digit is missing
     low = draw(sampler, scale, seed=4, size=size) % 8
     assert chi_square_p(low.astype(int), lambda digit: 1 / 8, range(7)) > FALSE_ALARM

@@ -329,18 +329,22 @@ def test_what_cannot_be_certified_is_refused(name):
     "name", ["two noises", "noise before clip", "scale between", "masked noise", "apply_if_finite"]
 )
 def test_power_a_reader_of_the_first_description_accepts_what_is_refused(name):
-    """The numbers are there to be read: only the checks around them refuse the state."""
+    """The numbers read are those of the noise, so that only the checks refuse the state.
+
+    A reader without these checks would certify a wrong optimizer as the right chain.
+    """
     state = REFUSED[name][0].init(PARAMS)
     described = lambda node: hasattr(node, "num_releases")  # noqa: E731
     nodes = jax.tree.leaves(state, is_leaf=described)
     first = next(node for node in nodes if described(node)).description
-    SubsampledGaussian(
+    found = SubsampledGaussian(
         POISSON,
         l2_clip=first.l2_clip,
         noise_multiplier=first.noise_multiplier,
         num_steps=5,
         adjacency="add_remove",
     )
+    assert found == read(optax.chain(*CHAIN).init(PARAMS), num_steps=5)
 
 
 def test_models_side_by_side_are_refused():

@@ -15,9 +15,11 @@ from dpjax.mechanisms import (
     Laplace,
     NoisyMax,
     RandomizedResponse,
+    additive,
 )
 from dpjax.mechanisms.host import exact, from_units, grid_for, to_units
 from dpjax.sensitivity import Sensitivity
+from dpjax.sensitivity.sums import SUM_ROUNDING
 
 KEY = jax.random.key(3)
 CLASSES = (Laplace, Gaussian, DiscreteLaplace, DiscreteGaussian, NoisyMax, ExponentialMechanism)
@@ -181,6 +183,55 @@ def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
     assert 1 + rounding < enlarged < 1 + exact(1e-9)
     # power: without its last unit the scale does not cover the discreteness of the noise
     assert (grid.noise_scale() - 2) * exact(2) ** grid.exponent < exact(scale) * (1 + rounding)
+
+
+@pytest.mark.parametrize("rounding", [0.0, SUM_ROUNDING, 1e-3])
+@pytest.mark.parametrize("scale", [2.0**-1022, 0.3, 1e308])
+@pytest.mark.parametrize("moved_units", [1, 1001, 2**40])
+def test_the_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, rounding):
+    for sensitivity in (2.0**-1022, scale, 1e308):
+        grid = grid_for(scale, sensitivity, moved_units, rounding)
+        spacing = exact(2) ** grid.exponent
+        moved = moved_units * spacing / exact(sensitivity)
+        covered = grid.scale * spacing / exact(scale)
+        assert covered >= 1 + exact(rounding) + moved
+        assert covered < 1 + exact(rounding) + exact(2.0**-31)
+        assert moved > 0
+
+
+@pytest.mark.parametrize("entries", [1, 2**14])
+@pytest.mark.parametrize("cls", [Laplace, Gaussian])
+def test_rounding_every_entry_to_the_grid_is_within_epsilon(cls, entries, monkeypatch):
+    """Neighbours that rounding to the grid moves apart by nearly one unit more in every entry.
+
+    Their distance in units is at most the scale of the noise, for a scale of the sensitivity.
+    """
+    order, slack = {"l1": 1, "l2": 2}[cls.norm], 2.0**-10
+    spread = entries if order == 1 else math.isqrt(entries)  # the norm of a vector of ones
+    grids = []
+    keep = lambda *arguments: grids.append(grid_for(*arguments)) or grids[-1]  # noqa: E731
+    monkeypatch.setattr(additive, "grid_for", keep)
+
+    def grid_of(value):
+        moves = Sensitivity(value, cls.norm, "add_remove", shape=(entries,))
+        cls(moves, value).release(KEY, np.zeros(entries))
+        return grids[-1]
+
+    # a sensitivity of a whole number of units in each entry, and a little more
+    spacing = 2.0 ** grid_of(1.0).exponent
+    units = round(1 / (spread * spacing))
+    sensitivity = spread * (units + 2 * slack) * spacing
+    grid = grid_of(sensitivity)
+    assert 2.0**grid.exponent == spacing
+
+    one = np.full(entries, (0.5 - slack) * spacing)
+    other = np.full(entries, (units + 0.5 + slack) * spacing)
+    assert np.linalg.norm(other - one, order) <= sensitivity * (1 + 1e-15)
+    apart = to_units(other, grid.exponent) - to_units(one, grid.exponent)
+    assert np.all(apart == units + 1)
+    assert spread * (units + 1) <= grid.noise_scale()
+    # power: the scale enlarged for the rounding of one entry is too small for that of all
+    assert entries == 1 or spread * (units + 1) > math.ceil(sensitivity / spacing) + 2
 
 
 def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():

@@ -173,6 +173,21 @@ def test_the_tail_of_the_exponential_mechanism_is_exact():
     assert chi_square_p(drawn, double.__getitem__, range(1, 4)) < FALSE_ALARM
 
 
+@pytest.mark.parametrize("ratio", [2.0**20, 2.0**29, 2.0**30, 2.0**60])
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_a_scale_of_many_sensitivities_keeps_the_probabilities(cls, ratio):
+    """Utilities below 2^62 units of the grid, and a scale whose multiples int64 does not hold."""
+    utilities = (1.9, 0.2, 1.0)
+    used = cls(Sensitivity(1.0 / ratio, "linf", "replace_one", shape=(3,)), 2.0)
+    keys = jax.random.split(jax.random.key(5), 20_000)
+    drawn = np.asarray(jax.vmap(used.release, (0, None))(keys, jnp.asarray(utilities)))
+    exact = WINNERS[cls](utilities, 2.0)
+    assert chi_square_p(drawn, exact.__getitem__, range(2)) > FALSE_ALARM
+    # power: a quarter less noise
+    quieter = WINNERS[cls](utilities, 1.5)
+    assert chi_square_p(drawn, quieter.__getitem__, range(2)) < FALSE_ALARM
+
+
 def test_thousands_of_candidates_are_selected_exactly():
     # one of 10,000 has half of all probability
     utilities = np.zeros(10_000)

@@ -27,9 +27,19 @@ def test_no_clipped_record_is_outside_its_bounds(low, width, records):
     assert (clipped <= bounds[1]).all()
 
 
-@given(records=st.lists(st.floats(-3, 7, width=32), min_size=4, max_size=4))
+# Devices flush subnormal numbers to zero.
+WITHIN = st.floats(-3, 7, width=32, allow_subnormal=False)
+
+
+@example(records=[-3.0, 7.0, 0.0, np.finfo(np.float32).tiny])
+@given(records=st.lists(WITHIN, min_size=4, max_size=4))
 def test_records_within_their_bounds_are_left_alone(records):
     np.testing.assert_array_equal(clip_to(np.float32(records), (-3, 7)), np.float32(records))
+
+
+@given(record=st.floats(-(2.0**-127), 2.0**-127, width=32))
+def test_subnormal_records_are_kept_or_become_zero(record):
+    assert float(clip_to(np.float32([record]), (-3, 7))[0]) in (0.0, record)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -1,7 +1,9 @@
 """The typed statement of a sensitivity."""
 
 import dataclasses
+import pickle
 
+import numpy as np
 import pytest
 
 from dpjax import mechanisms
@@ -28,12 +30,42 @@ def test_the_clip_bound_is_what_the_adjacency_makes_the_sensitivity_of():
         ((float("inf"), "l1", "add_remove"), "value must be a finite number > 0"),
         ((1.0, "l3", "add_remove"), "norm must be one of 'l1', 'l2', 'linf', got 'l3'"),
         ((1.0, "l1", "swap"), "adjacency must be one of 'add_remove', 'replace_one'"),
+        ((1e-310, "l1", "add_remove"), "value must be at least 2.23e-308, a normal float64"),
         ((1.0, "l1", "add_remove", 1), "monotone must be True or False"),
+        ((1.0, "l1", "add_remove", False, 3), "shape must be a tuple of whole numbers >= 0, or"),
+        ((1.0, "l1", "add_remove", False, [3]), r"shape must be a tuple .*, got \[3\]"),
+        ((1.0, "l1", "add_remove", False, (-1,)), r"shape must be a tuple .*, got \(-1,\)"),
+        ((1.0, "l1", "add_remove", False, (2.0,)), "shape must be a tuple of whole numbers"),
+        ((1.0, "l1", "add_remove", False, (True,)), "shape must be a tuple of whole numbers"),
+        ((1.0, "l1", "add_remove", False, ((2,), 3)), "shape must be a tuple of whole numbers"),
+        ((1.0, "l1", "add_remove", False, (((2,),),)), "shape must be a tuple of whole numbers"),
     ],
 )
 def test_what_states_no_sensitivity_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Sensitivity(*fields)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), ((3,), ()), (np.int64(3),)])
+def test_sensitivities_are_values(shape):
+    """Equal and of equal hash if all fields are; as keys, and after pickling."""
+    one = Sensitivity(2.0, "l2", "zero_out", shape=shape)
+    same = Sensitivity(np.float64(2), "l2", "zero_out", False, shape)
+    assert one == same == pickle.loads(pickle.dumps(one))
+    assert hash(one) == hash(same)
+    others = [
+        dataclasses.replace(one, **{name: value})
+        for name, value in {
+            "value": 2.5, "norm": "l1", "adjacency": "add_remove", "monotone": True, "shape": (7,)
+        }.items()
+    ]  # fmt: skip
+    assert len({one, same, *others}) == 6
+    assert {mechanisms.Gaussian(one, 1.0): 1}[mechanisms.Gaussian(same, 1.0)] == 1
+
+
+def test_a_statistic_of_one_array_has_one_shape():
+    for shape, shapes in (((), ((),)), ((3,), ((3,),)), (((3,), ()), ((3,), ())), (((),), ((),))):
+        assert Sensitivity(1.0, "l1", "add_remove", shape=shape).shapes == shapes
 
 
 def test_adjacency_and_norm_have_no_default():

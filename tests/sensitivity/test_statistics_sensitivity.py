@@ -1,7 +1,10 @@
 """No neighbours move a statistic farther than stated, and some move it that far."""
 
 import functools
+import itertools
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -29,10 +32,14 @@ UP = 1 + 1e-12
 def boxes(draw):
     """Asymmetric bounds of up to four entries, such as (0, 100) or (-3, 7)."""
     size = draw(st.integers(1, 4))
-    ends = st.tuples(st.floats(-100, 100), st.floats(0.01, 100))
-    pairs = draw(st.lists(ends, min_size=size, max_size=size))
-    low = np.array([start for start, _ in pairs])
-    return low, low + np.array([width for _, width in pairs])
+    signs = st.sampled_from([(-1, -1), (-1, 1), (1, 1)])
+    ends = st.tuples(signs, st.floats(0.01, 100), st.floats(0.01, 100))
+    pairs = [
+        sorted((signs[0] * one, signs[1] * other))
+        for signs, one, other in draw(st.lists(ends, min_size=size, max_size=size))
+    ]
+    low, high = np.array(pairs).T
+    return low, np.maximum(high, low + 0.01)
 
 
 def inside(box, shares):
@@ -96,8 +103,8 @@ def test_means_of_a_private_number_of_records_are_refused():
 @given(bins=st.integers(2, 6), x=st.integers(0, 5), z=st.integers(0, 5), norm=NORMS)
 def test_histograms(bins, x, z, norm):
     one, other = np.eye(bins)[x % bins], np.eye(bins)[z % bins]
-    added = of_histogram(norm=norm, adjacency="add_remove")
-    replaced = of_histogram(norm=norm, adjacency="replace_one")
+    added = of_histogram(bins, norm=norm, adjacency="add_remove")
+    replaced = of_histogram(bins, norm=norm, adjacency="replace_one")
     assert distance(one, 0, norm) == added.value
     assert added.monotone
     assert not replaced.monotone
@@ -143,7 +150,7 @@ def test_second_moments_of_rows_in_a_ball(x, z, d, radius, adjacency):
         x = 2 * np.array(shares[:d]) - 1
         return radius * x / max(np.linalg.norm(x), 1e-9, 1.0 if shares[-1] > 0.5 else 0.0)
 
-    stated = of_second_moment(radius, adjacency=adjacency)
+    stated = of_second_moment(radius, num_features=d, adjacency=adjacency)
     one, other = neighbours(adjacency, row(x), row(z))
     assert distance(triangle(one), triangle(other), "l2") <= stated.value * UP
     axes = neighbours(adjacency, radius * np.eye(d)[0], radius * np.eye(d)[1])
@@ -151,7 +158,7 @@ def test_second_moments_of_rows_in_a_ball(x, z, d, radius, adjacency):
 
 
 def test_a_replaced_second_moment_is_root_two_not_two():
-    value = of_second_moment(3.0, adjacency="replace_one").value
+    value = of_second_moment(3.0, num_features=2, adjacency="replace_one").value
     assert value == pytest.approx(9 * math.sqrt(2))
     # the whole matrix counts off-diagonal entries twice, and is not moved farther either
     one, other = 3 * np.eye(2)
@@ -177,8 +184,157 @@ def test_second_moments_in_a_box_are_moved_that_far(box, adjacency):
     nearest = np.where(with_zero, 0, np.where(np.abs(low) < np.abs(high), low, high))
     stated = of_second_moment_in_box(box, adjacency=adjacency)
     one, other = neighbours(adjacency, farthest(box), nearest)
+    moved = np.abs(triangle(one) - triangle(other)).sum()
+    assert moved <= stated.value * (1 + 1e-9)
     if adjacency == "add_remove" or with_zero.all() or not with_zero.any():
-        assert np.abs(triangle(one) - triangle(other)).sum() >= 0.99 * stated.value
+        assert moved >= 0.99 * stated.value
+
+
+# Boxes: (low, high), asymmetric, of one sign, across zero, next to zero, of one entry or several.
+BOXES = {
+    "0 .. 100": (0.0, 100.0),
+    "-3 .. 7": (-3.0, 7.0),
+    "-9 .. -4": (-9.0, -4.0),
+    "-1 .. 1": (-1.0, 1.0),
+    "-5 .. 0": (-5.0, 0.0),
+    "40 .. 41": (40.0, 41.0),
+    "next to 1e15": (1e15, 1e15 + 1),
+    "one entry": ([-2.0], [5.0]),
+    "(-1, 1)^2": ([-1.0, -1.0], [1.0, 1.0]),
+    "asymmetric": ([-3.0, -0.5], [7.0, 2.0]),
+    "signs": ([2.0, -3.0], [3.0, -2.0]),
+    "across zero and not": ([-1.0, 2.0], [1.0, 3.0]),
+    "(0, 1)^3": ([0.0] * 3, [1.0] * 3),
+    "three": ([-1.0, -4.0, -0.25], [2.0, 1.0, 0.5]),
+    "far apart": ([-1e-9, -1e9], [1e9, 1e-9]),
+}
+# Numbers near both ends of float64, whose squares overflow or underflow.
+SCALES = (1.0, 2.0**-1000, 2.0**-530, 2.0**500, 2.0**960)
+
+
+def corners(bounds, with_zero=True):
+    """All records whose entries are at a bound, or zero where that is allowed."""
+    low, high = (np.atleast_1d(bound).astype(float) for bound in bounds)
+    sides = [
+        {a, b} | ({0.0} if with_zero and a <= 0 <= b else set())
+        for a, b in zip(low, high, strict=True)
+    ]
+    return [np.array(corner).reshape(np.shape(bounds[0])) for corner in itertools.product(*sides)]
+
+
+def scaled(bounds, scale):
+    return tuple(np.asarray(bound) * scale for bound in bounds)
+
+
+def in_box(of, contribution, norms):
+    """The cases of a statistic of records in a box: the sensitivity, what records add to it."""
+    return {
+        (name, scale, norm): (
+            functools.partial(of, scaled(bounds, scale), **norms[norm]),
+            [contribution(record * scale) for record in corners(bounds)],
+        )
+        for (name, bounds), scale, norm in itertools.product(BOXES.items(), SCALES, norms)
+    }
+
+
+def exact(array):
+    return np.array([Fraction(x) for x in np.ravel(array).tolist()], object)
+
+
+def exact_triangle(record):
+    x = exact(record)
+    return np.outer(x, x)[np.triu_indices(x.size)]
+
+
+def over(array, n):
+    return (exact(array) / n).reshape(np.shape(array))
+
+
+def rows_in_a_ball(radius, d):
+    """Multiples of the axes and of the diagonals, exact powers of two: up to the bound."""
+    diagonals = [np.array(s) / 2 for s in itertools.product((-1.0, 1.0), repeat=d) if d == 4]
+    return [radius * row for row in (np.zeros(d), *np.eye(d), *-np.eye(d), *diagonals)]
+
+
+BY_NORM = {norm: {"norm": norm} for norm in ORDERS}
+CASES = {
+    "sum": in_box(of_sum, lambda record: record, BY_NORM),
+    "mean": in_box(
+        functools.partial(of_mean, num_examples=7), lambda record: over(record, 7), BY_NORM
+    ),
+    "second moment in a box": in_box(of_second_moment_in_box, exact_triangle, {"l1": {}}),
+    "count": {
+        norm: (functools.partial(of_count, norm=norm), [np.array(0), np.array(1)])
+        for norm in ORDERS
+    },
+    "histogram": {
+        (norm, bins): (functools.partial(of_histogram, bins, norm=norm), list(np.eye(bins)))
+        for norm, bins in itertools.product(ORDERS, (2, 3, 10))
+    },
+    "quantile counts": {
+        (norm, m): (
+            functools.partial(of_quantile_counts, m, norm=norm),
+            [np.arange(m) >= first for first in range(m + 1)],
+        )
+        for norm, m in itertools.product(ORDERS, (1, 2, 9))
+    },
+    "second moment": {
+        ("l2", d, radius): (
+            functools.partial(of_second_moment, radius, num_features=d),
+            [exact_triangle(row) for row in rows_in_a_ball(radius, d)],
+        )
+        for d, radius in itertools.product((1, 2, 4), (1.0, 3.0, 2.0**-510, 2.0**500))
+    },
+}
+
+
+def largest_move(contributions, norm, adjacency):
+    """The largest distance between neighbours in exact arithmetic, squared for L2."""
+    if adjacency == "replace_one":
+        pairs = itertools.combinations(contributions, 2)
+    else:
+        pairs = ((one, np.zeros_like(one)) for one in contributions)
+    sizes = [[abs(x) for x in exact(one) - exact(other)] for one, other in pairs]
+    if norm == "l2":
+        return max(sum(x * x for x in moved) for moved in sizes)
+    return max(map(sum if norm == "l1" else max, sizes))
+
+
+def is_attained(stated, contributions):
+    """Whether the stated value is the largest move, up to rounding: neither below nor above."""
+    power = 2 if stated.norm == "l2" else 1
+    ratio = Fraction(stated.value) ** power / largest_move(
+        contributions, stated.norm, stated.adjacency
+    )
+    return abs(ratio - 1) < Fraction(1, 2**48)
+
+
+def cases(statistic, adjacency):
+    """The cases that an adjacency has, in which the sensitivity is stated to be attained."""
+    for name, (stated, contributions) in CASES[statistic].items():
+        if statistic == "mean" and adjacency == "add_remove":
+            continue
+        partly_zero = statistic.endswith("box") and name[0] == "across zero and not"
+        if partly_zero and adjacency == "replace_one":  # a bound only
+            continue
+        if 2.0**-1022 <= largest_move(contributions, "linf", adjacency) < 2.0**1023:
+            yield name, stated(adjacency=adjacency), contributions
+        else:  # float64 does not hold it
+            with pytest.raises(ValueError, match="value must be"):
+                stated(adjacency=adjacency)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
+@pytest.mark.parametrize("statistic", CASES)
+def test_the_worst_neighbours_attain_what_is_stated(statistic, adjacency):
+    tried = list(cases(statistic, adjacency))
+    assert tried or (statistic, adjacency) == ("mean", "add_remove")
+    for name, stated, contributions in tried:
+        assert is_attained(stated, contributions), name
+        assert stated.shape == np.shape(contributions[0]), name
+        # power: a value too small or too large by a billionth
+        for factor in (1 - 1e-9, 1 + 1e-9):
+            assert not is_attained(replace(stated, value=stated.value * factor), contributions)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +356,11 @@ def test_other_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="num_thresholds must be a whole number >= 1"):
         of_quantile_counts(0, norm="l1", adjacency="replace_one")
     with pytest.raises(ValueError, match="l2_bound must be a finite number > 0"):
-        of_second_moment(-1.0, adjacency="replace_one")
+        of_second_moment(-1.0, num_features=2, adjacency="replace_one")
+    with pytest.raises(ValueError, match="num_features must be a whole number >= 1"):
+        of_second_moment(1.0, num_features=0, adjacency="replace_one")
+    with pytest.raises(ValueError, match="num_bins must be a whole number >= 2"):
+        of_histogram(1, norm="l1", adjacency="replace_one")
     with pytest.raises(ValueError, match="value must be a finite number > 0"):
         of_sum((4, 4), norm="l1", adjacency="replace_one")  # nothing can change
 
@@ -211,9 +371,9 @@ def test_zeroing_a_record_moves_a_statistic_as_removing_it_does(norm):
     statistics = [
         functools.partial(of_sum, box, norm=norm),
         functools.partial(of_count, norm=norm),
-        functools.partial(of_histogram, norm=norm),
+        functools.partial(of_histogram, 4, norm=norm),
         functools.partial(of_quantile_counts, 5, norm=norm),
-        functools.partial(of_second_moment, 2.0),
+        functools.partial(of_second_moment, 2.0, num_features=2),
         functools.partial(of_second_moment_in_box, box),
     ]
     for statistic in statistics:

@@ -1,16 +1,30 @@
 """Sums over records move by their stated sensitivity, whatever the number of records."""
 
 from fractions import Fraction
+from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.bayes.conjugate import BetaBinomial, NormalKnownVariance, StatisticRelease
-from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds, RegressionStatistics
+from dpjax.bayes.conjugate import (
+    BetaBinomial,
+    NormalKnownVariance,
+    NormalUnknownVariance,
+    StatisticRelease,
+)
+from dpjax.bayes.regression import (
+    AdaSSP,
+    HistogramBounds,
+    PerturbedStatistics,
+    RegressionBounds,
+    RegressionStatistics,
+)
 from dpjax.bayes.regression.statistics import clipped_statistics, sufficient_statistics
-from dpjax.mechanisms import DiscreteLaplace, Laplace
+from dpjax.mechanisms import ClippedSum, DiscreteLaplace, Gaussian, Laplace, additive
+from dpjax.mechanisms.host import exact
 from dpjax.sensitivity.sums import SUM_ROUNDING, products_in_blocks, sum_in_blocks
 
 MANY = 200_000
@@ -113,3 +127,84 @@ def test_conjugate_sums_are_those_of_the_records_whatever_their_number():
         jax.random.key(0), records > 0.5
     )
     assert ones.tolist() == [int((records > 0.5).sum())]
+
+
+KEY = jax.random.key(4)
+NORMAL = NormalKnownVariance((0.0, 1.0), variance=1.0, prior_mean=0.0, prior_variance=1.0)
+MOMENTS = NormalUnknownVariance(
+    (0.0, 1.0), prior_mean=0.5, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
+)
+
+
+def conjugate(family, cls, adjacency):
+    moves = family.sensitivity(norm=cls.norm, adjacency=adjacency)
+    return StatisticRelease(family, cls(moves, 3.0))
+
+
+def releases_of_sums(adjacency):
+    """Releases of sums of floats over five records, with the stated scales of their noise."""
+    x, y = rows(5)
+    box, sizes = ((0.0, 0.0), (1.0, 7.0)), (1.0, 2.0)
+    total = ClippedSum(box, scale=3.0, adjacency=adjacency)
+    histograms = HistogramBounds(
+        x_norms=sizes, y_sizes=sizes, quantile=0.5, scale=3.0, adjacency=adjacency
+    )
+    ridge = AdaSSP(BOUNDS, 2, mu=1.0, delta=1e-5, adjacency=adjacency)
+    found = {
+        "ClippedSum": (partial(total.release, KEY, x), [3.0]),
+        "HistogramBounds": (partial(histograms.release, KEY, x, y), [3.0]),
+        "AdaSSP": (partial(ridge.release_records, KEY, x, y), [part.scale for part in ridge.parts]),
+    }
+    for family, cls in product((NORMAL, MOMENTS), (Gaussian, Laplace)):
+        release = conjugate(family, cls, adjacency).release
+        found[f"{type(family).__name__} {cls.__name__}"] = partial(release, KEY, y), [3.0]
+    for distribution in ("gaussian", "laplace"):
+        scales = RegressionStatistics(3.0, 5.0, 7.0)
+        used = PerturbedStatistics(BOUNDS, 2, scales, distribution, adjacency)
+        found[f"regression {distribution}"] = partial(used.release_records, KEY, x, y), [*scales]
+    return found
+
+
+def drawn_scales(release, monkeypatch):
+    """The scales of the noise of a release, in the units of the statistic, in their order."""
+    scales = []
+    grid_for = additive.grid_for
+
+    def keep(*arguments):
+        grid = grid_for(*arguments)
+        scales.append(grid.scale * exact(2) ** grid.exponent)
+        return grid
+
+    with monkeypatch.context() as patch:
+        patch.setattr(additive, "grid_for", keep)
+        release()
+    return scales
+
+
+def cover_the_rounding(scales, stated):
+    return all(
+        drawn >= exact(scale) * (1 + exact(SUM_ROUNDING))
+        for drawn, scale in zip(scales, stated, strict=True)
+    )
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("name", releases_of_sums("add_remove"))
+def test_the_noise_of_a_float_sum_covers_its_rounding(name, adjacency, monkeypatch):
+    release, stated = releases_of_sums(adjacency)[name]
+    scales = drawn_scales(release, monkeypatch)
+    assert cover_the_rounding(scales, stated)
+    larger = [scale * (1 + 2 * SUM_ROUNDING) for scale in stated]
+    assert not cover_the_rounding(scales, larger)
+
+    # power: the same release with the rounding left out
+    add_noise = additive.AdditiveNoise.add_noise
+    without = lambda *args, rounding, **options: add_noise(*args, **options)  # noqa: E731
+    monkeypatch.setattr(additive.AdditiveNoise, "add_noise", without)
+    assert not cover_the_rounding(drawn_scales(release, monkeypatch), stated)
+
+
+def test_sums_of_integers_need_no_more_noise(monkeypatch):
+    counts = conjugate(BetaBinomial(), Gaussian, "add_remove")
+    release = partial(counts.release, KEY, rows(5)[1] > 0)
+    assert not cover_the_rounding(drawn_scales(release, monkeypatch), [3.0])

@@ -244,6 +244,6 @@ def of_first_two_moments(
             stationary = (-0.5, 0.5) if norm == "l1" else ((-end + root) / 2, (-end - root) / 2)
             pairs += [(end, min(max(z, low), high)) for z in (low, high, -end, *stationary)]
     order = 1 if norm == "l1" else 2
-    largest = max(float(np.linalg.norm([x - z, x * x - z * z], order)) for x, z in pairs)
+    largest = max(float(np.linalg.norm([x - z, (x - z) * (x + z)], order)) for x, z in pairs)
     monotone = adjacency != "replace_one" and low >= 0
     return Sensitivity(largest, norm, adjacency, monotone, shape=(2,))
