@@ -10,20 +10,16 @@
 An adjacency is never a default in dpjax.
 """
 
-from typing import Literal
-
-from dp_accounting import NeighboringRelation
+from typing import TYPE_CHECKING, Literal
 
 from dpjax._validation import check_choice
+
+if TYPE_CHECKING:
+    from dp_accounting import NeighboringRelation
 
 Adjacency = Literal["add_remove", "replace_one", "zero_out"]
 
 ADJACENCIES: tuple[Adjacency, ...] = ("add_remove", "replace_one", "zero_out")
-_RELATIONS = {
-    "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": NeighboringRelation.REPLACE_ONE,
-    "zero_out": NeighboringRelation.REPLACE_SPECIAL,
-}
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -54,11 +50,18 @@ def is_size_public(adjacency: Adjacency) -> bool:
     return adjacency != "add_remove"
 
 
-def neighboring_relation(adjacency: Adjacency) -> NeighboringRelation:
+def neighboring_relation(adjacency: Adjacency) -> "NeighboringRelation":
     """Returns dp-accounting's name of ``adjacency``.
 
     >>> neighboring_relation("zero_out").name
     'REPLACE_SPECIAL'
     """
+    from dp_accounting import NeighboringRelation
+
     check_adjacency(adjacency)
-    return _RELATIONS[adjacency]
+    relations = {
+        "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+        "replace_one": NeighboringRelation.REPLACE_ONE,
+        "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+    }
+    return relations[adjacency]

@@ -43,9 +43,26 @@ def test_federated_imports_no_transport():
     assert imported_by("import dpjax.federated.transport", "grpc") == ["grpc"]  # power
 
 
+# Seconds to import, and of use to accounts and closed-form posteriors alone.
+ACCOUNTING = "dp_accounting scipy.stats scipy.optimize"
+OF_TRAINING = (
+    "train private_step SubsampledGaussian PoissonSampling TruncatedPoissonSampling ShuffledEpochs"
+    " FixedSizeSampling Budget MeshSharding clipped_grad noisy_sgd add_gaussian_noise mechanism_of"
+    " Laplace Gaussian DiscreteGaussian NoisyMax RandomizedResponse Sensitivity release_key"
+)
+
+
+def test_training_and_releases_import_neither_accountants_nor_scipys_distributions():
+    names = f"import dpjax; [getattr(dpjax, name) for name in {OF_TRAINING.split()}]"
+    assert imported_by(f"{names}; dpjax.bayes.DPSVI", ACCOUNTING) == []
+    release = "dpjax.Laplace(dpjax.Sensitivity(1.0, 'l1', 'add_remove'), 1.0)"
+    assert imported_by(f"{names}; {release}.event", "dp_accounting") == ["dp_accounting"]  # power
+    assert imported_by("import dpjax.bayes.conjugate", ACCOUNTING) == ACCOUNTING.split()
+
+
 def test_a_planted_import_is_found():
     assert imported_by("import dpjax; import optax", HEAVY) != []
-    assert imported_by("import dpjax; dpjax.Laplace", "dp_accounting") == ["dp_accounting"]
+    assert imported_by("import dpjax; dpjax.accounting", "dp_accounting") == ["dp_accounting"]
 
 
 def test_names_for_mypy_are_the_names_exported():

@@ -5,16 +5,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
-from dp_accounting import DpEvent
 
 from dpjax._typing import ArrayTree
 from dpjax._validation import check_delta, check_normal
 from dpjax.adjacency import Adjacency
-from dpjax.certificates.certificate import Certificate, certify
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+    from dpjax.certificates.certificate import Certificate
 
 _FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
 _NORM_IN_WORDS = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
@@ -47,7 +50,7 @@ class Mechanism(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The privacy event, with noise multipliers relative to *one clip bound*.
 
         Accountants apply the factor of the adjacency.
@@ -73,7 +76,7 @@ class Mechanism(abc.ABC):
     def describe(self) -> Mapping[str, str]:
         """Returns sentences for the certificate, by heading."""
 
-    def certificate(self, delta: float) -> Certificate:
+    def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate at ``delta``, by every accountant that supports the event.
 
         Args:
@@ -86,6 +89,8 @@ class Mechanism(abc.ABC):
         Raises:
           ValueError: ``delta`` is out of range, or no accountant supports the event.
         """
+        from dpjax.certificates.certificate import certify
+
         return certify(self, delta)
 
 

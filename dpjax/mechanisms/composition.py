@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING
 
 from dpjax._validation import check
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import compose
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Composition(Mechanism):
         return sum(part.num_releases for part in self.parts)
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The composition of the parts' events."""
         return compose([part.event for part in self.parts])
 

@@ -4,19 +4,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from dp_accounting import DpEvent, GaussianDpEvent
-from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from dpjax._validation import check_delta, check_positive
-from dpjax.accounting import gdp
-from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
 from dpjax.sensitivity.base import Norm, Sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,10 @@ class Gaussian(AdditiveNoise):
         return self.sensitivity.value / self.scale
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one Gaussian release."""
+        from dp_accounting import GaussianDpEvent
+
         return GaussianDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
@@ -81,6 +82,8 @@ class Gaussian(AdditiveNoise):
 
     def delta(self, epsilon: float) -> float:
         """Returns the exact delta at ``epsilon >= 0``, in closed form (Balle and Wang 2018)."""
+        from dpjax.accounting import gdp
+
         return gdp.delta(self.mu, epsilon)
 
     def half_width(self, level: float) -> float:
@@ -136,8 +139,10 @@ class DiscreteGaussian(DiscreteNoise):
         return float(self.sensitivity.value / self.scale) ** 2 / 2
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one discrete Gaussian release."""
+        from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
+
         scale = float(self.scale)
         return DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale)
 
@@ -170,6 +175,9 @@ class DiscreteGaussian(DiscreteNoise):
 
 def _largest_mu(epsilon: float, delta: float) -> float:
     """Returns the largest mu, up to rounding, with delta at ``epsilon`` at most ``delta``."""
+    from scipy.optimize import brentq
+
+    from dpjax.accounting import gdp
 
     def excess(log_mu: float) -> float:
         return gdp.delta(math.exp(log_mu), epsilon) / delta - 1

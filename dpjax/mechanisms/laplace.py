@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Self
-
-from dp_accounting import DpEvent, LaplaceDpEvent
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from dpjax._validation import check, check_positive
 from dpjax.mechanisms import exact_sampling
@@ -15,6 +13,9 @@ from dpjax.mechanisms.base import check_level, pure_in_words
 from dpjax.mechanisms.host import exact
 from dpjax.mechanisms.statistic_events import discrete_laplace_event
 from dpjax.sensitivity.base import Norm, Sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,10 @@ class Laplace(AdditiveNoise):
         return self.sensitivity.value / self.scale
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one Laplace release."""
+        from dp_accounting import LaplaceDpEvent
+
         return LaplaceDpEvent(self.scale / self.sensitivity.clip_bound)
 
     @property
@@ -153,7 +156,7 @@ class DiscreteLaplace(DiscreteNoise):
         return float(self.sensitivity.value / self.scale)
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one discrete Laplace release."""
         return discrete_laplace_event(self.sensitivity, float(self.scale))
 

@@ -4,13 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent, RandomizedResponseDpEvent
 from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey
@@ -19,6 +18,9 @@ from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
 from dpjax.mechanisms.host import Array, as_integers, call_on_host, exact
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class Frequencies(NamedTuple):
@@ -100,8 +102,10 @@ class RandomizedResponse(Mechanism):
         return math.log1p(self.num_categories * odds)
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one randomized answer, under the adjacency itself (no clip bound)."""
+        from dp_accounting import RandomizedResponseDpEvent
+
         return RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories)
 
     def scale_noise(self, factor: float) -> Self:

@@ -5,12 +5,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from dpjax._typing import Bounds, PRNGKey
 from dpjax._validation import check, check_positive
@@ -22,6 +21,9 @@ from dpjax.sensitivity import Sensitivity, clip_to, of_sum
 from dpjax.sensitivity.base import check_shapes
 from dpjax.sensitivity.statistics import checked_bounds
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,7 @@ class GaussianSum(RecordSum):
         return Gaussian(self.sensitivity, self.scale, self.unit)
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The event of one Gaussian release."""
         return self.mechanism.event
 

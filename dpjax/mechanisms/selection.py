@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from dpjax._typing import PRNGKey
 from dpjax._validation import as_floats, as_numbers, check, check_positive
@@ -23,6 +22,9 @@ from dpjax.mechanisms.exact_sampling import (
 from dpjax.mechanisms.host import Array, call_on_host, grid_for, is_finite, to_units
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.sensitivity.base import Norm, Sensitivity, check_shapes
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Mask = npt.NDArray[np.bool_]
 # From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and
@@ -51,6 +53,7 @@ def exponential_selection(
     gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
     lanes = RandomWords(words, width)
     (scales,) = fit_integers(np.full(count * width, scale, object))
+    scales = scales.astype(np.result_type(scales, units))
     chosen = np.zeros(count, np.intp)
     left = np.arange(count)
     while left.size:
@@ -126,7 +129,7 @@ class Selection(OneStatistic):
         return moves * self.sensitivity.value / self.scale
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """An event of pure differential privacy."""
         return pure_event(self.pure_epsilon, self.adjacency)
 

@@ -6,17 +6,19 @@ of the adjacency. A `Sensitivity` includes that factor, so the noise is divided 
 """
 
 import math
-
-from dp_accounting import DpEvent, dp_event
+from typing import TYPE_CHECKING
 
 from dpjax.adjacency import Adjacency
 from dpjax.sensitivity.base import Sensitivity
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 # More losses than this change an accountant's answer by less than its own error, at a cost.
 _MOST_LOSSES = 4096
 
 
-def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
+def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> "DpEvent":
     """Returns the event of discrete Laplace noise on whole numbers, of a whole L1 sensitivity.
 
     Past 4,096 units of sensitivity the event is that of noise on a coarser grid, with a sensitivity
@@ -26,10 +28,12 @@ def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> DpEvent:
     """
     step = math.ceil(sensitivity.value / _MOST_LOSSES)
     coarse = Sensitivity(math.ceil(sensitivity.value / step), "l1", sensitivity.adjacency)
-    return dp_event.DiscreteLaplaceDpEvent(step / scale, coarse.clip_bound)
+    from dp_accounting.dp_event import DiscreteLaplaceDpEvent
+
+    return DiscreteLaplaceDpEvent(step / scale, coarse.clip_bound)
 
 
-def pure_event(epsilon: float, adjacency: Adjacency) -> DpEvent:
+def pure_event(epsilon: float, adjacency: Adjacency) -> "DpEvent":
     """Returns an event that dominates every ``epsilon``-differentially private release.
 
     The dominating one is binary randomized response (Kairouz, Oh, Viswanath 2015),

@@ -4,12 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import optax
-from dp_accounting import DpEvent
 
 from dpjax._typing import ClipBound, Numeric
 from dpjax._validation import check, check_count, check_non_negative, check_positive
@@ -21,6 +20,9 @@ from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.description import NoiseDescription, PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
 from dpjax.transforms.state_inspection import find_noise, optimizer_state
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class SubsampledGaussian(Mechanism):
         return self.num_steps
 
     @property
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The privacy event of all steps: the sampler's, with the noise multiplier of each."""
         return self.sampling.event(self._noise_by_runs())
 

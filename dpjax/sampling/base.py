@@ -2,15 +2,17 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax._validation import as_key, batch_length, check_unmasked
 from dpjax.adjacency import Adjacency
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 NoiseRuns = Sequence[tuple[float, int]]
 # Far from the counters that keys of draws are split off with.
@@ -114,7 +116,7 @@ class Sampling(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns the event of one step's noisy sum, with the noise over one clip bound.
 
         Args:
@@ -137,18 +139,22 @@ class Sampling(abc.ABC):
           adjacency: the neighbouring relation.
         """
 
-    def event(self, noise_runs: NoiseRuns) -> DpEvent:
+    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
         """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
         return compose([repeated(self.step_event(sigma), count) for sigma, count in noise_runs])
 
 
-def repeated(event: DpEvent, count: int) -> DpEvent:
+def repeated(event: "DpEvent", count: int) -> "DpEvent":
     """Returns ``count`` independent applications of ``event``."""
+    from dp_accounting import SelfComposedDpEvent
+
     return event if count == 1 else SelfComposedDpEvent(event, count)
 
 
-def compose(events: Sequence[DpEvent]) -> DpEvent:
+def compose(events: Sequence["DpEvent"]) -> "DpEvent":
     """Returns the composition of ``events`` on the same records."""
+    from dp_accounting import ComposedDpEvent
+
     return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
 
 

@@ -2,17 +2,19 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from dp_accounting import DpEvent, GaussianDpEvent, SampledWithoutReplacementDpEvent
 
 from dpjax._typing import PRNGKey
 from dpjax._validation import as_key, check, check_count
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, NoiseRuns, Sampling, compose, repeated
 from dpjax.sampling.index_sets import random_subset
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class _FixedSize(Sampling):
@@ -85,8 +87,10 @@ class FixedSizeSampling(_FixedSize):
         chosen = random_subset(key, self.num_examples, self.batch_size, self.num_examples)
         return Batch(chosen, jnp.ones(self.batch_size, bool)), next_key
 
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a Gaussian on a sample without replacement."""
+        from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
+
         return SampledWithoutReplacementDpEvent(
             self.num_examples, self.batch_size, GaussianDpEvent(noise_multiplier)
         )
@@ -148,11 +152,13 @@ class ShuffledEpochs(_FixedSize):
         batch = Batch(order[jnp.minimum(slots, self.num_examples - 1)], slots < self.num_examples)
         return batch, ShuffledState(key, order, (state.step + 1) % self.steps_per_epoch)
 
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns the event of one step alone: a Gaussian release on all records."""
+        from dp_accounting import GaussianDpEvent
+
         return GaussianDpEvent(noise_multiplier)
 
-    def event(self, noise_runs: NoiseRuns) -> DpEvent:
+    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
         """Returns one Gaussian release for each epoch begun, with the least noise of its steps."""
         steps = [sigma for sigma, count in noise_runs for _ in range(count)]
         starts = range(0, len(steps), self.steps_per_epoch)

@@ -2,16 +2,10 @@
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    TruncatedSubsampledGaussianDpEvent,
-)
 
 from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
@@ -19,6 +13,9 @@ from dpjax._validation import check, check_count, check_positive, check_rate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _WORDS = 2**32
 _DIVISOR = "the divisor sampling_rate * num_examples"
@@ -142,8 +139,10 @@ class PoissonSampling(Sampling):
         records = jnp.where(ranks < draw.usual.size, usual, further)
         return Batch(jnp.clip(records, 0, self.num_examples - 1), ranks < draw.size)
 
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a Poisson-sampled Gaussian."""
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
         return PoissonSampledDpEvent(self.sampling_rate, GaussianDpEvent(noise_multiplier))
 
     def describe(self, adjacency: Adjacency) -> str:
@@ -261,8 +260,10 @@ class TruncatedPoissonSampling(Sampling):
         slots = part * size + jnp.arange(size, dtype=jnp.int32)
         return Batch(draw.indices, slots < draw.size)
 
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a truncated Poisson-subsampled Gaussian on ``num_examples`` records."""
+        from dp_accounting import TruncatedSubsampledGaussianDpEvent
+
         return TruncatedSubsampledGaussianDpEvent(
             self.num_examples, self.sampling_rate, self.truncated_batch_size, noise_multiplier
         )

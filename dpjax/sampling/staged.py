@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent
 
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency
 from dpjax.sampling.base import Batch, NoiseRuns, Sampling
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 class LocatedDraw(NamedTuple):
@@ -136,11 +138,11 @@ class StagedSampling(Sampling):
         )
         return Batch(rows, mask)
 
-    def step_event(self, noise_multiplier: float) -> DpEvent:
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns the privacy event of one step, that of the underlying sampler."""
         return self.sampling.step_event(noise_multiplier)
 
-    def event(self, noise_runs: NoiseRuns) -> DpEvent:
+    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
         """Returns the privacy event of ``noise_runs``, that of the original sampler."""
         return self.sampling.event(noise_runs)
 

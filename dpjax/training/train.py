@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,6 @@ import optax
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax._validation import as_key, check_count
-from dpjax.accounting.calibration import max_num_steps
-from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -34,6 +32,9 @@ from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import SplitRecords
 from dpjax.training.step import PrivateStep, private_step
+
+if TYPE_CHECKING:
+    from dpjax.certificates.certificate import Certificate
 
 
 class Budget(NamedTuple):
@@ -79,7 +80,7 @@ class TrainResult:
     mechanism: SubsampledGaussian
     seeded: bool
 
-    def certificate(self, delta: float) -> Certificate:
+    def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
 
         Args:
@@ -204,6 +205,8 @@ def train(
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
+    from dpjax.accounting.calibration import max_num_steps
+
     affordable = max_num_steps(mechanism, epsilon=budget.epsilon, delta=budget.delta)
     if affordable == 0:
         first = mechanism.prefix(1).certificate(budget.delta).epsilon

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,15 @@ from dpjax.bayes.variational.compiled_steps import CompiledSteps
 from dpjax.bayes.variational.model_trace import trace_model
 from dpjax.bayes.variational.posterior import VariationalPosterior
 from dpjax.bayes.variational.step import DPSVIState, place_state
-from dpjax.certificates.certificate import Certificate
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.sharding import MeshSharding
+
+if TYPE_CHECKING:
+    from dpjax.certificates.certificate import Certificate
 
 _PROGRESS_UPDATES = 20
 
@@ -57,7 +59,7 @@ class DPSVIResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.params, self.state, self.losses))
 
-    def certificate(self, delta: float) -> Certificate:
+    def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
 
         Args:
