@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax.gradients.bookkeeping.cancellation import add_cancelling
 from dpjax.gradients.bookkeeping.ghost_norms import dense_gradient, is_dense
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr
 from dpjax.gradients.bookkeeping.sites import Block, Site, apply_site, apply_views, transpose
@@ -22,17 +23,19 @@ def add_block_sum(
     leaf: Any,
     factor: jax.Array,
     finite: jax.Array,
+    cancelling: jax.Array | None,
     summed: jax.Array,
 ) -> jax.Array:
     """Adds the clipped sum of one block to ``summed``, one entry of its stack after another.
 
-    So the sum over micro-batches needs no second array of the size of the parameters.
+    So the sum over micro-batches needs no second array of the size of the parameters. The examples
+    that are ``cancelling`` (see `BlockNorms`) are added one by one.
     """
     if program.is_recomputed(block):
         total = trace.sums[program.sites_of(block)[0]]
         return summed + (total if block.stack else total[0])
     sites, *values = site_values(program, trace, block)
-    of_entry = partial(sum_of_entry, sites, block.entry(leaf), factor, finite)
+    of_entry = partial(sum_of_entry, sites, block.entry(leaf), factor, finite, cancelling)
     if not block.stack:
         return summed + of_entry(*values)
     if not len(summed):
@@ -51,6 +54,7 @@ def sum_of_entry(
     entry: Any,
     factor: jax.Array,
     finite: jax.Array,
+    cancelling: jax.Array | None,
     operands: list[Any],
     output_grads: list[Any],
 ) -> jax.Array:
@@ -75,7 +79,11 @@ def sum_of_entry(
             total += _batch_transpose(site, entry, *values)
         return total
 
-    return sum_in_parts(weighted_sum, factor, (finite, operands, output_grads))
+    arrays = (finite, operands, output_grads)
+    if cancelling is None:
+        return sum_in_parts(weighted_sum, factor, arrays)
+    summed = sum_in_parts(weighted_sum, jnp.where(cancelling, 0, factor), arrays)
+    return add_cancelling(summed, sites, entry, factor, cancelling, operands, output_grads)
 
 
 def _apply_clip_factors(

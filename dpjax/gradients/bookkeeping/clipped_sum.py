@@ -12,6 +12,7 @@ from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn
 from dpjax.gradients.bookkeeping.block_norms import squared_norms_of_blocks, squared_norms_of_entry
 from dpjax.gradients.bookkeeping.block_sums import add_block_sum, sum_of_entry
+from dpjax.gradients.bookkeeping.cancellation import BlockNorms, may_cancel
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.per_example_gradients import (
     PerExampleGradients,
@@ -138,34 +139,38 @@ def _add_clipped_sum(
         if program.is_recomputed(block)
     }
 
-    def clip(trace: Trace) -> tuple[dict[int, PerExampleGradients], Clipping]:
+    def clip(trace: Trace) -> tuple[dict[int, PerExampleGradients | BlockNorms], Clipping]:
         usable = mask & jnp.isfinite(trace.losses)
         instantiated = _instantiate(program, routes, leaves, trace)
-        of_blocks = {number: each.squares for number, each in instantiated.items()}
-        of_blocks |= squared_norms_of_blocks(program, routes, trace, of_blocks)
-        squares = _sum_of_blocks(program, of_blocks)
+        norms = squared_norms_of_blocks(program, routes, leaves, trace, instantiated)
+        of_blocks: dict[int, PerExampleGradients | BlockNorms] = {**instantiated, **norms}
+        squares = _sum_of_blocks(program, {n: each.squares for n, each in of_blocks.items()})
         zero = jnp.zeros(len(mask), trace.losses.dtype)
         of_leaves = jax.tree.unflatten(treedef, [squares.get(n, zero) for n in range(len(leaves))])
-        return instantiated, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
+        return of_blocks, clip_factors(of_leaves, l2_clip, usable, max_batch_size)
 
     def factors_of_recomputed(trace: Trace) -> dict[int, jax.Array]:
         factors = jax.tree.leaves(clip(trace)[1].factors)
         return {
-            n: factors[program.sites[n].block.leaf].astype(accumulator(r.entry))
+            n: jnp.stack(
+                [factors[program.sites[n].block.leaf], trace.squares[n][:, 1]], axis=1
+            ).astype(accumulator(r.entry))
             for n, r in recomputed.items()
         }
 
     trace = trace_batch(program, leaves, recomputed, batch, factors_of_recomputed)
-    instantiated, clipping = clip(trace)
+    of_blocks, clipping = clip(trace)
     factors = jax.tree.leaves(clipping.factors)
     added = {}
     for number, block in enumerate(program.blocks):
         leaf, factor = leaves[block.leaf], factors[block.leaf]
-        if number in instantiated:
-            added[number] = sums[number] + instantiated[number].clipped_sum(factor)
+        norms = of_blocks.get(number)
+        if isinstance(norms, PerExampleGradients):
+            added[number] = sums[number] + norms.clipped_sum(factor)
         else:
+            cancelling = norms.cancelling if norms else None
             added[number] = add_block_sum(
-                program, block, trace, leaf, factor, clipping.finite, sums[number]
+                program, block, trace, leaf, factor, clipping.finite, cancelling, sums[number]
             )
     return added, clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
 
@@ -198,12 +203,20 @@ def _recomputed(program: LossJaxpr, block: Block, route: Route, leaf: Any) -> Re
     """Norms and sums of a block that the backward pass computes, of one entry at a time."""
     sites, entry = [program.sites[n] for n in program.sites_of(block)], block.entry(leaf)
 
-    def squares(operands: list[Any], output_grad: jax.Array) -> jax.Array:
-        if route.name == "instantiate":
-            return squared_norms(gradients_of_entry(sites, entry, [operands], [output_grad]))
-        return squared_norms_of_entry(route, sites, [operands], [output_grad])
+    instantiates = route.name == "instantiate"
 
-    def clipped_sum(factor: jax.Array, operands: list[Any], output_grad: jax.Array) -> jax.Array:
-        return sum_of_entry(sites, entry, factor, factor > 0, [operands], [output_grad])
+    def squares(operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        values = sites, entry, [operands], [output_grad]
+        if instantiates:
+            norms = BlockNorms(squared_norms(gradients_of_entry(*values)))
+        else:
+            norms = squared_norms_of_entry(route, *values)
+        cancelling = 0 if norms.cancelling is None else norms.cancelling
+        return jnp.stack(jnp.broadcast_arrays(norms.squares, cancelling), axis=1)
+
+    def clipped_sum(factors: jax.Array, operands: list[Any], output_grad: jax.Array) -> jax.Array:
+        factor = factors[:, 0]
+        cancelling = None if instantiates or not may_cancel(sites) else factors[:, 1] > 0
+        return sum_of_entry(sites, entry, factor, factor > 0, cancelling, [operands], [output_grad])
 
     return Recomputed(squares, clipped_sum, entry)

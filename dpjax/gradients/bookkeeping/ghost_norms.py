@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from jax.lax import GatherScatterMode
 
 from dpjax.gradients.bookkeeping.sites import Site, aval
 from dpjax.gradients.clipping import EXACT, accumulator
+
+T = TypeVar("T")
 
 # Equations that may look up rows of a table by their indices.
 LOOKUPS = frozenset({"gather", "dynamic_slice"})
@@ -52,6 +54,18 @@ class Shape(NamedTuple):
     terms: int
     rows: int
     columns: int
+
+
+class SquaredNorm(NamedTuple):
+    """An upper bound of a squared norm or an inner product.
+
+    Attributes:
+      value: the bound.
+      rounding: the part of it that bounds rounding; the error of the rest is at most that.
+    """
+
+    value: jax.Array
+    rounding: jax.Array
 
 
 def shape_of(site: Site) -> Shape | None:
@@ -103,7 +117,7 @@ def _factors_of_equation(site: Site, operands: list[Any], output_grad: jax.Array
     return _dot_factors(site, operands[1 - site.operand], output_grad)
 
 
-def inner_product(one: Factors, other: Factors) -> jax.Array:
+def inner_product(one: Factors, other: Factors) -> SquaredNorm:
     """An upper bound, tight to rounding, of ``sum_ts <left_t, left_s> <right_t, right_s>``.
 
     Terms of opposite sign may cancel, so bounds on rounding (which grows with the length of the
@@ -115,7 +129,7 @@ def inner_product(one: Factors, other: Factors) -> jax.Array:
     length = sum(vectors.shape[-1] for vectors in other if vectors.ndim > 1)
     rounding = (4 + math.sqrt(length)) * info.eps * jnp.sum(jnp.abs(products))
     underflow = length * info.tiny * (jnp.sum(jnp.abs(lefts)) + jnp.sum(jnp.abs(rights)))
-    return jnp.sum(products) + rounding + underflow
+    return SquaredNorm(jnp.sum(products) + rounding + underflow, rounding)
 
 
 _einsum = partial(jnp.einsum, precision=EXACT)
@@ -225,7 +239,9 @@ def _lookup_factors(site: Site, indices: jax.Array, output_grad: jax.Array) -> F
     return Factors(index, _widen(output_grad.reshape(-1, columns), output_grad))
 
 
-def embedding_squared_norms(site: Site, operands: list[Any], output_grads: jax.Array) -> jax.Array:
+def embedding_squared_norms(
+    site: Site, operands: list[Any], output_grads: jax.Array
+) -> SquaredNorm:
     """Squared norms of per-example gradients of an embedding, ``(batch,)``.
 
     Output gradients of lookups of one row are added up, then squared. Where the loss sums all rows
@@ -238,19 +254,18 @@ def embedding_squared_norms(site: Site, operands: list[Any], output_grads: jax.A
         pairs = map_sequentially(
             partial(_num_equal_pairs, num_rows), (jnp.maximum(index, 0), index >= 0)
         )
-        return pairs.astype(squares.dtype) * squares
+        return SquaredNorm(pairs.astype(squares.dtype) * squares, jnp.zeros_like(squares))
     output_grads = jnp.where(index[..., None] >= 0, output_grads, 0)
     rounding = 4 * jnp.finfo(output_grads.dtype).eps * squares
-    return (
-        map_sequentially(partial(_squared_norm_of_row_sums, num_rows), (index, output_grads))
-        + rounding
-    )
+    sums = map_sequentially(partial(_squared_norm_of_row_sums, num_rows), (index, output_grads))
+    return SquaredNorm(sums + rounding, rounding)
 
 
-def map_sequentially(function: Callable[..., jax.Array], inputs: Any) -> jax.Array:
+def map_sequentially(function: Callable[..., T], inputs: Any) -> T:
     """Maps over the batch one example at a time on CPU, to stay in its cache, else 32 at a time."""
     batch_size = None if jax.default_backend() == "cpu" else 32
-    return jax.lax.map(lambda each: function(*each), inputs, batch_size=batch_size)
+    mapped: T = jax.lax.map(lambda each: function(*each), inputs, batch_size=batch_size)
+    return mapped
 
 
 def _num_equal_pairs(num_rows: int, row: jax.Array, inside: jax.Array) -> jax.Array:

@@ -79,7 +79,7 @@ def gradients_of_entry(
 ) -> jax.Array:
     """Each example's gradient, ``(batch, *leaf.shape)``."""
     values = zip(sites, operands, output_grads, strict=True)
-    first, *others = [_gradients(site, leaf, inputs, grad) for site, inputs, grad in values]
+    first, *others = [gradients_at_site(site, leaf, inputs, grad) for site, inputs, grad in values]
     return sum(others, start=first)
 
 
@@ -123,7 +123,9 @@ def _kernel_to_leaf(site: Site, leaf: Any, total: jax.Array) -> jax.Array:
     return transpose(partial(apply_views, site), leaf, matrix_to_kernel(site, total))
 
 
-def _gradients(site: Site, leaf: Any, operands: list[Any], output_grads: jax.Array) -> jax.Array:
+def gradients_at_site(
+    site: Site, leaf: Any, operands: list[Any], output_grads: jax.Array
+) -> jax.Array:
     """Each example's gradient at one site, in the leaf's shape."""
     if _is_unfoldable_convolution(site):
         to_leaf = jax.vmap(partial(_kernel_to_leaf, site, leaf))

@@ -14,8 +14,10 @@ class Recomputed(NamedTuple):
     """Book-keeping of a site inside the backward pass.
 
     Attributes:
-      squares: ``squares(operands, output_grads)``: squared norms, ``(batch,)``.
-      clipped_sum: ``clipped_sum(factors, operands, output_grads)``.
+      squares: ``squares(operands, output_grads)``, ``(batch, 2)``: squared norms, and 1 for each
+        example whose terms cancel (see `BlockNorms`), else 0.
+      clipped_sum: ``clipped_sum(factors, operands, output_grads)``, where ``factors`` is
+        ``(batch, 2)``: the clip factors, and more than 0 where terms cancel in some iteration.
       entry: shape and dtype of the clipped sum.
     """
 
@@ -28,7 +30,8 @@ class Token(NamedTuple):
     """Zeros that pass through all recomputed sites; their cotangents are inputs of backward passes.
 
     Attributes:
-      factors: the cotangents are each example's clip factors for the recomputed sites.
+      factors: the cotangents are each example's clip factors for the recomputed sites, with
+        whether its terms cancel (see `Recomputed`).
       phase: the cotangent is 0 where norms are wanted, and 1 where sums are.
     """
 
@@ -40,8 +43,8 @@ def backward_hook(number: int, recomputed: Recomputed) -> Callable[..., Any]:
     """The identity on a site's output, whose backward pass computes squared norms or sums.
 
     ``hook(output, operands, square, total, token)`` for one example, under `jax.vmap`, returns
-    output and token. The cotangent of ``square`` is the squared norm, that of ``total`` the clipped
-    sum over the batch.
+    output and token. The cotangent of ``square`` is the squared norm, with 1 where terms cancel,
+    that of ``total`` the clipped sum over the batch.
     """
 
     @jax.custom_vjp

@@ -45,7 +45,8 @@ class Trace(NamedTuple):
         needed. What several sites take is one array.
       output_grads: for each recorded site the gradient of the example's loss at its output.
       grads: per-example gradients of the leaves on the ``vmap`` route.
-      squares: squared norms of the gradients at each site that is not recorded, ``(batch,)``.
+      squares: for each site that is not recorded, ``(batch, 2)``: squared norms of the gradients,
+        and in how many iterations terms cancel (see `Recomputed`).
       sums: clipped sums of those, ``(stack, ...)``.
     """
 
@@ -63,7 +64,8 @@ class _Inputs(NamedTuple):
     Attributes:
       added: for each recorded site zeros that are added to its output.
       vmapped: the leaves on the ``vmap`` route.
-      squares: zeros for each recomputed site; the cotangents are squared norms.
+      squares: zeros for each recomputed site; the cotangents are squared norms, and 1 where
+        terms cancel.
       sums: zeros for each recomputed site; the cotangents are clipped sums.
     """
 
@@ -87,7 +89,7 @@ def trace_batch(
       leaves: the parameters.
       recomputed: the sites that are not recorded, by number.
       batch: the examples.
-      clip: the clip factors for these, from the trace without their sums.
+      clip: ``Token.factors`` for these, from the trace without their sums.
     """
     recorded = [n for n in range(len(program.sites)) if n not in recomputed]
     added = {
@@ -126,7 +128,7 @@ def _trace_recomputed(
     precision those of two compiled programs differ by more than the margin for rounding.
     """
     size, axes = len(jax.tree.leaves(batch)[0]), varying_axes((leaves, batch))
-    zeros = {n: _zeros((size,), accumulator(r.entry), axes) for n, r in recomputed.items()}
+    zeros = {n: _zeros((size, 2), accumulator(r.entry), axes) for n, r in recomputed.items()}
     totals = {
         n: _zeros((*program.sites[n].lengths, *r.entry.shape), accumulator(r.entry), axes)
         for n, r in recomputed.items()
