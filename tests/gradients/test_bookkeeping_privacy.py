@@ -12,7 +12,7 @@ from zoo import BATCH, build
 
 import dpjax
 from dpjax.gradients.bookkeeping import block_norms
-from dpjax.gradients.bookkeeping.ghost_norms import inner_product
+from dpjax.gradients.bookkeeping.ghost_norms import SquaredNorm, inner_product
 
 EVERYONE = np.ones((1, BATCH), bool)
 NEIGHBOURS = ~np.eye(BATCH, dtype=bool)
@@ -80,12 +80,17 @@ def test_bounds_for_each_layer():
         assert_within(moves(compute, case, None), dpjax.total_l2_clip(bounds))
 
 
+def exact(squares):
+    """Squared norms without a bound on rounding."""
+    return SquaredNorm(squares, jnp.zeros_like(squares))
+
+
 def without_cross_terms(monkeypatch):
     """The uses of a shared weight as if they were weights of their own."""
 
     def squares(sites, operands, signals):
         each = map(block_norms.factors, sites, operands, signals)
-        return sum(inner_product(one, one) for one in each)
+        return exact(sum(inner_product(one, one).value for one in each))
 
     monkeypatch.setattr(block_norms, "_ghost_squared_norm", squares)
 
@@ -94,7 +99,8 @@ def tokens_by_themselves(monkeypatch):
     """Only the diagonals of the Gram matrices."""
 
     def diagonal(one, other):
-        return jnp.sum(jnp.sum(one.left * other.left, -1) * jnp.sum(one.right * other.right, -1))
+        lefts, rights = jnp.sum(one.left * other.left, -1), jnp.sum(one.right * other.right, -1)
+        return exact(jnp.sum(lefts * rights))
 
     monkeypatch.setattr(block_norms, "inner_product", diagonal)
 
@@ -103,7 +109,7 @@ def lookups_by_themselves(monkeypatch):
     """Signals that come back to one row are squared before they are added."""
 
     def squares(site, operands, signals):
-        return jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1)
+        return exact(jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1))
 
     monkeypatch.setattr(block_norms, "embedding_squared_norms", squares)
 
@@ -129,8 +135,8 @@ def last_entry_alone(monkeypatch):
 
     def squares(routes, length, blocks):
         last = {
-            n: (sites, *jax.tree.map(lambda x: x[-1:], values))
-            for n, (sites, *values) in blocks.items()
+            n: (sites, entry, *jax.tree.map(lambda x: x[-1:], values))
+            for n, (sites, entry, *values) in blocks.items()
         }
         return right(routes, 1, last)
 
