@@ -9,6 +9,7 @@ import zoo_dense
 import zoo_loops
 import zoo_models
 import zoo_networks
+import zoo_pairs
 import zoo_programs
 import zoo_units
 import zoo_views
@@ -23,6 +24,7 @@ _PARTS = (
     zoo_programs,
     zoo_loops,
     zoo_networks,
+    zoo_pairs,
     zoo_models,
     zoo_units,
 )
