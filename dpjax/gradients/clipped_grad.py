@@ -49,8 +49,10 @@ def clipped_grad(
       wrt: where ``params`` is a flax ``nnx.Module``, the filter for its trained variables, by
         default ``nnx.Param``. All others are constants.
       method: ``"vmap"`` computes every per-example gradient (the reference); ``"bookkeeping"``
-        avoids them by ghost norms (Bu et al. 2022), leaf by leaf where that is exact and cheaper
-        (see `explain`); ``"auto"`` is book-keeping. The sum is the same.
+        avoids them by ghost norms (Bu et al. 2022), leaf by leaf where that is possible and cheaper
+        (see `explain`); ``"auto"`` is book-keeping. The sum is the same up to rounding, except
+        where the terms of a gradient nearly cancel: there a norm may be up to 1 % above that of the
+        reference, never below the true norm, and the example is clipped as much further.
       microbatch_size: scan over micro-batches of this many examples: less memory, the same sum. On
         a CPU also faster where intermediate results far exceed the caches (the logits of a language
         model). ``"auto"`` is the largest power of two, or the whole batch, with which a call takes

@@ -30,7 +30,8 @@ class ClippedGradInfo(NamedTuple):
 
     Attributes:
       norms: L2 norms before clipping, ``(batch,)``; with per-layer bounds a tree like ``l2_clip``
-        of such arrays. Zero where masked out.
+        of such arrays. Zero where masked out. By book-keeping upper bounds, at most 1 % above the
+        norms where the terms of a gradient cancel, and else equal up to rounding.
       losses: one loss for each example, ``(batch,)``. Zero where masked out.
       num_nonfinite: number of unmasked examples set to zero because their loss or gradient was not
         finite, or the squared norm overflowed.

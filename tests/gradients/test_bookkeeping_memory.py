@@ -60,7 +60,9 @@ def ratios(loss, batch_size, method="bookkeeping"):
     ("loss", "batch_size", "at_most", "part_size"),
     [
         (stacked, 32, 2.0, None),
-        (stacked_remat, 8, 1.3, None),  # too few rows: values are recomputed
+        # Too few rows: values are recomputed. One gradient of one layer, of which there are few
+        # here, is instantiated with compensation where terms cancel.
+        (stacked_remat, 8, 1.6, None),
         (stacked_remat, 96, 1.3, 24),
         (separate_remat, 32, 1.3, 8),
         (nested_remat, 32, 1.3, 4),

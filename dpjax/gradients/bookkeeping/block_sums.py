@@ -61,9 +61,10 @@ def sum_of_entry(
     """The clipped sum of one entry of a block's stack, or of a block without one."""
 
     def weighted_sum(factor: jax.Array, arrays: Any) -> jax.Array:
-        finite, all_operands, all_grads = arrays
+        finite, cancelling, *recorded = arrays
+        from_batch = factor if cancelling is None else jnp.where(cancelling, 0, factor)
         total = jnp.zeros(entry.shape, accumulator(entry))
-        for site, inputs, output_grads in zip(sites, all_operands, all_grads, strict=True):
+        for site, inputs, output_grads in zip(sites, *recorded, strict=True):
             operands = [
                 zero_nonfinite(finite, value)
                 if value is not None and jnp.issubdtype(value.dtype, jnp.floating)
@@ -71,19 +72,17 @@ def sum_of_entry(
                 for value in inputs
             ]
             output_grad = zero_nonfinite(finite, output_grads).astype(total.dtype)
-            values = _apply_clip_factors(site, factor, operands, output_grad)
+            values = _apply_clip_factors(site, from_batch, operands, output_grad)
             if site.repeats is not None:  # (batch, repeats, ...) to (batch * repeats, ...)
                 values = jax.tree.map(
                     lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values
                 )
             total += _batch_transpose(site, entry, *values)
-        return total
+        if cancelling is None:
+            return total
+        return add_cancelling(total, sites, entry, factor, cancelling, *recorded)
 
-    arrays = (finite, operands, output_grads)
-    if cancelling is None:
-        return sum_in_parts(weighted_sum, factor, arrays)
-    summed = sum_in_parts(weighted_sum, jnp.where(cancelling, 0, factor), arrays)
-    return add_cancelling(summed, sites, entry, factor, cancelling, operands, output_grads)
+    return sum_in_parts(weighted_sum, factor, (finite, cancelling, operands, output_grads))
 
 
 def _apply_clip_factors(

@@ -82,11 +82,10 @@ def add_cancelling(
     rounded by more than the bound.
     """
 
-    def add(total: CompensatedSum, index: jax.Array) -> CompensatedSum:
-        return total.add(factor[index] * _gradient(sites, entry, operands, output_grads, index))
+    def add(total: jax.Array, index: jax.Array) -> jax.Array:
+        return total + factor[index] * _gradient(sites, entry, operands, output_grads, index)
 
-    start = _zero(entry)._replace(total=summed)
-    return _for_each(cancelling & (factor > 0), add, start).value()
+    return _for_each(cancelling & (factor > 0), add, summed)
 
 
 def may_cancel(sites: list[Site]) -> bool:
@@ -130,28 +129,33 @@ def _gradient(
             lambda x: jax.lax.dynamic_slice_in_dim(x, index, 1), tuple(values)
         )
 
-        def add(summed: CompensatedSum, pair: Any, site: Site = site) -> tuple[Any, None]:
-            return summed.add(gradients_at_site(site, entry, *pair)[0]), None
-
-        summed, _ = jax.lax.scan(add, summed, _pairs_of_slices(site, inputs, output_grad))
+        summed = _add_gradient_at_site(summed, site, entry, inputs, output_grad)
     return summed.value()
 
 
-def _pairs_of_slices(site: Site, inputs: list[Any], output_grad: jax.Array) -> Any:
-    """All pairs of slices of a site's input and its output gradient, stacked."""
+def _add_gradient_at_site(
+    summed: CompensatedSum, site: Site, entry: Any, inputs: list[Any], output_grad: jax.Array
+) -> CompensatedSum:
+    """Adds the products of all slices of a site's input with all of its output gradient."""
     shape, other = shape_of(site), 1 - site.operand
     assert shape is not None
     bits = (jnp.finfo(accumulator(output_grad)).nmant + 1 - math.ceil(math.log2(shape.terms))) // 2
-    lefts = [inputs]  # of lookups: indices
-    if site.equation.primitive.name not in LOOKUPS:
-        slices = _slices(inputs[other], bits, accumulator(output_grad))
-        lefts = [[x if position == other else None for position in (0, 1)] for x in slices]
     rights = _slices(output_grad, bits, accumulator(output_grad))
-    pairs = [(left, right) for left in lefts for right in rights]
-    return jax.tree.map(lambda *each: jnp.stack(each), *pairs)
+
+    def add_products(summed: CompensatedSum, left: list[Any]) -> tuple[CompensatedSum, None]:
+        def add(summed: CompensatedSum, right: jax.Array) -> tuple[CompensatedSum, None]:
+            return summed.add(gradients_at_site(site, entry, left, right)[0]), None
+
+        return jax.lax.scan(add, summed, rights)
+
+    if site.equation.primitive.name in LOOKUPS:  # the input is the indices
+        return add_products(summed, inputs)[0]
+    lefts: list[jax.Array | None] = [None, None]
+    lefts[other] = _slices(inputs[other], bits, accumulator(output_grad))
+    return jax.lax.scan(add_products, summed, lefts)[0]
 
 
-def _slices(array: jax.Array, bits: int, dtype: Any) -> list[jax.Array]:
+def _slices(array: jax.Array, bits: int, dtype: Any) -> jax.Array:
     """Two arrays of multiples, by at most ``2**bits``, of a power of two, and the exact rest."""
     info, array = jnp.finfo(dtype), array.astype(dtype)
     # Rounded to no bits of mantissa: a power of two, at least two thirds of the largest entry.
@@ -161,7 +165,7 @@ def _slices(array: jax.Array, bits: int, dtype: Any) -> list[jax.Array]:
         unit = unit * 2**-bits
         slices.append(jnp.round(array / unit) * unit)
         array = array - slices[-1]
-    return [*slices, array]
+    return jnp.stack([*slices, array])
 
 
 def _zero(entry: Any) -> CompensatedSum:

@@ -193,7 +193,9 @@ def explain(
       For each leaf its route, the reason for it, and the memory in floats that it takes for the
       batch beside activations. ``"ghost"`` instantiates no per-example gradient; ``"instantiate"``
       computes them from layer inputs and output gradients, ``"sequential"`` one at a time;
-      ``"vmap"`` is ``vmap(grad)``. All are exact. Layers under ``remat`` (`jax.checkpoint`) store
+      ``"vmap"`` is ``vmap(grad)``. All give the norms of the float32 gradients up to rounding,
+      except that those of ``"ghost"`` and ``"sequential"`` are upper bounds at most 1 % above them
+      (see ``docs/concepts/clipping_routes.md``). Layers under ``remat`` (`jax.checkpoint`) store
       all values for micro-batches of as many examples as take the memory of a plain step, where
       these are enough for fast products; else the backward pass recomputes them, once for the norms
       and once for the sums.
