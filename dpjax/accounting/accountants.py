@@ -78,8 +78,8 @@ def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, 
     """Returns the method whose epsilon is certified, and that epsilon.
 
     It is the privacy loss distribution where there is one, else the Rényi bound; the smaller of
-    both where either may be (discrete Gaussian noise of few units). A noise multiplier below 1e-100
-    counts as none: epsilon is infinite.
+    both where either may be (discrete Gaussian noise of less than a unit, moved by many). A noise
+    multiplier below 1e-100 counts as none: epsilon is infinite.
 
     Raises:
       UnsupportedEventError: neither supports the event; a `TooLittleNoiseError` if one would do so

@@ -48,12 +48,13 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
     """Returns a lower and an upper bound on the epsilon of ``event`` at ``delta``.
 
     The upper bound is the certified epsilon. For subsampled Gaussian releases the two are about
-    0.1 % apart, or 0.1 % of ``delta``, and for discrete losses up to 1.5 %, unless ``delta`` is
-    near the rounding error, about 1e-15 for each release, epsilon beyond some hundreds, or there
-    are more than 128 different noise multipliers. For samples without replacement the lower bound
-    is that of the composed curve: the mechanism itself may be more private. Under zero-out, and for
-    truncated samples, it is that of data whose other records contribute nothing, which may be far
-    lower.
+    0.1 % apart, or 0.1 % of ``delta``, and for discrete losses up to 1 %, unless ``delta`` is near
+    the rounding error, about 1e-15 for each release, epsilon beyond some hundreds, or there are
+    more than 128 different noise multipliers. For compositions of discrete Gaussian releases of a
+    scale below 1.5 units that a record moves by two or more, no one integer vector is the worst,
+    and they are up to 15 % apart. For samples without replacement the lower bound is that of the
+    composed curve: the mechanism itself may be more private. Under zero-out, and for truncated
+    samples, it is that of data whose other records contribute nothing, which may be far lower.
 
     Source: Gopi, Lee & Wutschitz (2021), Section 5 (lower); Doroshenko et al. (2022) (upper).
 

@@ -15,7 +15,7 @@ array operations.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -129,7 +129,11 @@ class LossDistribution:
     def masses(self, interval: float) -> tuple[int, Array]:
         """Returns the mass that rounds to each multiple of ``interval``, from the first on."""
         parts = [segment.masses(interval) for segment in self.segments]
-        parts += [(round(loss / interval), np.array([mass])) for loss, mass in self.atoms]
+        if self.atoms:
+            losses, weights = np.array(self.atoms).T
+            cells = np.rint(losses / interval).astype(np.int64)
+            lowest = int(np.min(cells))
+            parts.append((lowest, np.bincount(cells - lowest, weights)))
         first = min(start for start, _ in parts)
         total = np.zeros(max(start + mass.size for start, mass in parts) - first)
         for start, mass in parts:
@@ -140,8 +144,7 @@ class LossDistribution:
     def nodes(self) -> tuple[Array, Array]:
         """Nodes and weights of quadrature over the privacy losses, the atoms included."""
         parts = [segment.nodes() for segment in self.segments]
-        parts += [(np.array([loss]), np.array([mass])) for loss, mass in self.atoms]
-        losses, weights = zip(*parts, strict=True)
+        losses, weights = zip(*parts, np.reshape(self.atoms, (-1, 2)).T, strict=True)
         return np.concatenate(losses), np.concatenate(weights)
 
 
@@ -221,16 +224,51 @@ def hockey_stick_divergence(
     It is the mass of losses above each epsilon less e^epsilon times that under Q.
     """
     points, deltas = np.asarray(epsilons), []
-    for name, sparse_or_dense in (("add", total._pmf_add), ("remove", total._pmf_remove)):
-        if direction not in (None, name):
-            continue
+    for name, losses, masses, infinite in _directions(total):
+        if total._symmetric or direction in (None, name):
+            deltas.append(infinite + hockey_stick(losses, masses, points))
+    return np.max(deltas, axis=0)
+
+
+def least_epsilon(total: PrivacyLossDistribution, delta: float) -> float:
+    """Returns the least epsilon >= 0 at ``delta`` in both directions; infinity if there is none."""
+    least = 0.0
+    for _, losses, masses, infinite in _directions(total):
+        if infinite >= delta:
+            return math.inf
+        above, weighted = tail_sums(losses, masses)
+        at_losses = above[1:] - np.exp(np.minimum(losses, _LARGEST)) * weighted[1:]
+        place = int(np.count_nonzero(at_losses > delta - infinite))
+        excess = above[place] - (delta - infinite)
+        if excess > 0:
+            # Where the weight of a loss vanishes, the loss itself is an upper bound.
+            vanishes = weighted[place] <= math.exp(-_LARGEST)
+            found = losses[place] if vanishes else math.log(excess / weighted[place])
+            least = max(least, float(found))
+    return least
+
+
+def _directions(
+    total: PrivacyLossDistribution,
+) -> Iterator[tuple[Direction, Array, Array, float]]:
+    """Yields the direction, the losses, their masses and the mass at infinity."""
+    pmfs: list[tuple[Direction, pld_pmf.PLDPmf]] = [("remove", total._pmf_remove)]
+    pmfs += [] if total._symmetric else [("add", total._pmf_add)]
+    for name, sparse_or_dense in pmfs:
         pmf = sparse_or_dense.to_dense_pmf()
         losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
-        above, weighted = (
-            np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-            for masses in (pmf._probs, pmf._probs * np.exp(-np.maximum(losses, -_LARGEST)))
-        )
-        place = np.searchsorted(losses, points, side="right")
-        lost = np.exp(np.minimum(points, _LARGEST)) * weighted[place]
-        deltas.append(np.asarray(pmf._infinity_mass + above[place] - lost))
-    return np.max(deltas, axis=0)
+        yield name, losses, pmf._probs, pmf._infinity_mass
+
+
+def tail_sums(losses: Array, masses: Array) -> tuple[Array, Array]:
+    """Returns the mass of losses from each on, and that weighted by e^-loss; zero at the end."""
+    weights = masses * np.exp(-np.maximum(losses, -_LARGEST))
+    above, weighted = (np.append(np.cumsum(mass[::-1])[::-1], 0.0) for mass in (masses, weights))
+    return above, weighted
+
+
+def hockey_stick(losses: Array, masses: Array, epsilons: Array) -> Array:
+    """Returns delta at any real ``epsilons`` of a loss with ``masses`` at increasing ``losses``."""
+    above, weighted = tail_sums(losses, masses)
+    place = np.searchsorted(losses, epsilons, side="right")
+    return np.asarray(above[place] - np.exp(np.minimum(epsilons, _LARGEST)) * weighted[place])

@@ -30,7 +30,7 @@ from the steps' curves, and the mechanism itself may be more private than that.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,13 @@ import scipy.fft
 from scipy.special import logsumexp
 
 from dpjax.accounting import pld
-from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction, LossDistribution
+from dpjax.accounting.loss_distribution import (
+    DIRECTIONS,
+    Array,
+    Direction,
+    LossDistribution,
+    tail_sums,
+)
 from dpjax.accounting.pld import coarsen_noise_schedule
 from dpjax.accounting.releases.base import RepeatedRelease
 
@@ -96,11 +102,7 @@ class LowerProfile:
 
     @functools.cached_property
     def _sums(self) -> tuple[Array, Array]:
-        """The mass of losses from each on, and the same weighted by e^-loss; zero at the end."""
-        weights = self.masses * np.exp(-self.losses)
-        sums = (np.append(np.cumsum(mass[::-1])[::-1], 0.0) for mass in (self.masses, weights))
-        above, weighted = sums
-        return above, weighted
+        return tail_sums(self.losses, self.masses)
 
 
 def epsilon_lower_bound(
@@ -109,8 +111,9 @@ def epsilon_lower_bound(
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
     slack = _SLACK * max(upper_bound, delta)
     return max(
-        lower_profile(parts, direction, slack, _ETA * delta).epsilon(delta)
+        profile.epsilon(delta)
         for direction in distinct_directions(parts)
+        for profile in lower_profiles(parts, direction, slack, _ETA * delta)
     )
 
 
@@ -121,9 +124,13 @@ def delta_lower_bounds(
     deviation = pld.loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
     # Every different release takes a transform, which are shorter if rounding may lose more.
     slack = _PROFILE_SLACK * math.sqrt(max(len(parts), 1)) * deviation
-    lower = [lower_profile(parts, one, slack, _PROFILE_ETA) for one in directions]
+    deltas = [
+        profile.delta(epsilons)
+        for direction in directions
+        for profile in lower_profiles(parts, direction, slack, _PROFILE_ETA)
+    ]
     without_data = np.maximum(0.0, -np.expm1(np.minimum(epsilons, 0.0)))
-    return np.max([without_data, *(one.delta(epsilons) for one in lower)], axis=0)
+    return np.max([without_data, *deltas], axis=0)
 
 
 def distinct_directions(parts: tuple[RepeatedRelease, ...]) -> tuple[Direction, ...]:
@@ -134,18 +141,25 @@ def distinct_directions(parts: tuple[RepeatedRelease, ...]) -> tuple[Direction, 
     return DIRECTIONS if differ else ("remove",)
 
 
-def lower_profile(
+def lower_profiles(
     parts: tuple[RepeatedRelease, ...], direction: Direction, slack: float, eta: float
-) -> LowerProfile:
-    """Returns a lower profile of all ``parts`` in one direction; see ``compose_lower_profile``.
+) -> Iterator[LowerProfile]:
+    """Yields lower profiles of all ``parts`` in one direction, one for each pair of neighbours.
+
+    The pair is the same at every repetition of a release; see ``compose_lower_profile``.
 
     Raises:
       UnsupportedEventError: a release whose loss has no known distribution.
     """
     parts = coarsen_noise_schedule(parts, "lower")
     tail = eta / (2 * sum(part.count for part in parts))
-    steps = [(part.release.loss_distribution(direction, tail), part.count) for part in parts]
-    return compose_lower_profile(steps, slack, eta)
+    pairs = [part.release.neighbor_losses(direction, tail) for part in parts]
+    for place in range(max(map(len, pairs))):
+        steps = [
+            (losses[place % len(losses)], part.count)
+            for losses, part in zip(pairs, parts, strict=True)
+        ]
+        yield compose_lower_profile(steps, slack, eta)
 
 
 def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfile:

@@ -111,12 +111,13 @@ class DiscreteGaussian(DiscreteNoise):
       unit: the unit of privacy, for example ``"one record"``.
 
     Privacy:
-      What ``release`` returns is released, under the sensitivity's adjacency. With scale^2 = V it
-      is as private as Gaussian noise of variance V - 4, whatever the number of entries
-      (`dpjax.accounting.releases.discrete_gaussian`), and rho-zero-concentrated with rho half the
-      square of the sensitivity over the scale, which is the smaller bound where V is below some 30.
-      The certificate has the smaller epsilon of both, for the numbers drawn, without rounding
-      error.
+      What ``release`` returns is released, under the sensitivity's adjacency. The certificate's
+      epsilon is that of the exact loss, for the worst integer vector within the sensitivity and any
+      number of entries, where the scale is below ten and the squared sensitivity at most 30, else
+      that of a Gaussian release that is hardly less private
+      (`dpjax.accounting.releases.discrete_gaussian`). It is for the numbers drawn, without rounding
+      error. The release is also rho-zero-concentrated, with rho half the square of the sensitivity
+      over the scale.
 
     Source: Canonne, Kamath & Steinke 2020, Theorem 14 (concentration); Karney 2016, Algorithm D
     (sampler).

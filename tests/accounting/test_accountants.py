@@ -32,7 +32,7 @@ CASES = {
     "laplace": (laplace(5.0, 3), BOUNDS, BOUNDS, BOUNDS),
     "discrete laplace": (dp_event.DiscreteLaplaceDpEvent(0.5, 1), *3 * [{"pld"}]),
     "discrete gaussian": (DiscreteGaussianDpEvent(2.0, 40.0), ALL, ALL, ALL),
-    "coarse discrete gaussian": (DiscreteGaussianDpEvent(2.0, 2.0), *3 * [{"rdp", "moments"}]),
+    "coarse discrete gaussian": (DiscreteGaussianDpEvent(2.0, 2.0), *3 * [ALL]),
     "wishart": (WishartDpEvent(100, 1.0), *3 * [{"pld"}]),
     "zcdp": (dp_event.ZCDpEvent(0.1), *3 * [{"rdp", "moments"}]),
     "heterogeneous": (

@@ -3,13 +3,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 from accounting_cases import FakeMechanism, Noiseless
+from dp_accounting.pld import pld_pmf
 from scipy.stats import norm
 
+from dpjax import PoissonSampling, SubsampledGaussian
 from dpjax.accounting import (
     UnsupportedEventError,
     calibrate,
     calibration,
     max_num_steps,
+    pld,
     risk,
 )
 from dpjax.accounting.accountants import guarantee
@@ -196,3 +199,41 @@ def test_the_ends_of_a_budget():
     assert max_num_steps(mechanism, epsilon=0.1, delta=DELTA) == 0
     single = mechanism.prefix(1).certificate(DELTA).epsilon
     assert max_num_steps(mechanism, epsilon=single, delta=DELTA) == 1
+
+
+def test_ten_million_steps_are_calibrated_on_short_windows(monkeypatch):
+    """Counted, not timed: eight windows of up to 850,000 losses, before of up to 7 million."""
+    sizes, compose = [], pld._compose
+
+    def noted(*arguments):
+        total = compose(*arguments)
+        sizes.append(total._pmf_remove.size)
+        return total
+
+    monkeypatch.setattr(pld, "_compose", noted)
+    mechanism = SubsampledGaussian(
+        PoissonSampling(1_000_000, 0.01),
+        l2_clip=1.0,
+        noise_multiplier=40.0,
+        num_steps=10**7,
+        adjacency="zero_out",
+    )
+    calibrated = calibrate(mechanism, epsilon=3.0, delta=1e-6)
+    assert 2.97 <= guarantee(calibrated.event, 1e-6, "zero_out")[1] <= 3.0
+    assert max(sizes) < 1_000_000
+    assert len(sizes) <= 14
+
+
+def test_a_list_of_masses_is_not_raised_to_a_power_of_many_steps(monkeypatch):
+    """dp-accounting computes size ** count: an integer of 10^7 digits, half a minute of it."""
+    counts, theirs = [], pld_pmf.SparsePLDPmf.self_compose
+
+    def noted(self, count, *rest):
+        counts.append(count)
+        return theirs(self, min(count, 100), *rest)
+
+    monkeypatch.setattr(pld_pmf.SparsePLDPmf, "self_compose", noted)
+    pld._build.cache_clear()
+    event = FakeMechanism(500.0, 10**7).event
+    guarantee(event, DELTA, "add_remove")
+    assert max(counts, default=0) < 10

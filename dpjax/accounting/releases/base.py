@@ -113,8 +113,8 @@ class Release:
         raise UnsupportedEventError(f"the sensitivity of {event_name(self.event)} is not known")
 
     @property
-    def largest_loss(self) -> float | None:
-        """The largest privacy loss, at which the distribution's grid ends; None: no fixed end."""
+    def aligned_loss(self) -> float | None:
+        """A loss that must be on the distribution's grid, such as the largest; None: none."""
         return None
 
     def pld_builder(self) -> PLDBuilder:
@@ -140,6 +140,17 @@ class Release:
         raise UnsupportedEventError(
             f"the loss of {event_name(self.event)} under this adjacency has no bound from below"
         )
+
+    def neighbor_losses(self, direction: Direction, tail: float) -> tuple[LossDistribution, ...]:
+        """Returns those of several pairs of neighbours, where none is the worst of all.
+
+        Args:
+          direction, tail: as for ``loss_distribution``, which returns one of them.
+
+        Raises:
+          UnsupportedEventError: as ``loss_distribution``.
+        """
+        return (self.loss_distribution(direction, tail),)
 
     def loss_range(self) -> float:
         """Returns the width of the losses that a grid must cover, but for rare ones."""

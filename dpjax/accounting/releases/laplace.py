@@ -33,7 +33,7 @@ class LaplaceRelease(Release):
     event_types = (dp_event.LaplaceDpEvent,)
 
     @property
-    def largest_loss(self) -> float:
+    def aligned_loss(self) -> float:
         """The pure epsilon: the sensitivity over the scale of the noise."""
         return float(1 / self.over_sensitivity.noise_multiplier)
 
@@ -47,7 +47,7 @@ class LaplaceRelease(Release):
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution, with atoms at both ends."""
-        return _loss_distribution(self.largest_loss, 1.0, "remove")
+        return _loss_distribution(self.aligned_loss, 1.0, "remove")
 
     def tradeoff(self) -> Laplace:
         """Dong, Roth & Su (2022), Proposition A.6 in the preprint's numbering."""
@@ -93,7 +93,7 @@ class DiscreteLaplaceRelease(Release):
         return type(self.event)(self.event.noise_parameter, int(sensitivity))
 
     @property
-    def largest_loss(self) -> float:
+    def aligned_loss(self) -> float:
         """The largest privacy loss, which is the pure epsilon."""
         scaled = self.over_sensitivity
         return float(scaled.noise_parameter * scaled.sensitivity)
@@ -101,7 +101,7 @@ class DiscreteLaplaceRelease(Release):
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
         scaled = self.over_sensitivity
-        _check_loss(self.largest_loss)
+        _check_loss(self.aligned_loss)
         return lambda interval: pld.from_discrete_laplace_mechanism(
             scaled.noise_parameter,
             scaled.sensitivity,
@@ -111,7 +111,7 @@ class DiscreteLaplaceRelease(Release):
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution: atoms at the multiples of the parameter."""
-        _check_loss(self.largest_loss)
+        _check_loss(self.aligned_loss)
         parameter, sensitivity = self.event.noise_parameter, self.over_sensitivity.sensitivity
         inner = np.arange(1, sensitivity)
         losses = parameter * (sensitivity - 2 * np.arange(sensitivity + 1))

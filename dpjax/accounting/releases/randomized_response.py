@@ -34,7 +34,7 @@ class RandomizedResponseRelease(Release):
         return self.event
 
     @property
-    def largest_loss(self) -> float:
+    def aligned_loss(self) -> float:
         """The largest privacy loss, which is the pure epsilon."""
         noise = self.event.noise_parameter
         return math.log1p(self.event.num_buckets * (1 - noise) / noise)
@@ -43,7 +43,7 @@ class RandomizedResponseRelease(Release):
         """The profile on a grid: max(0, P(truth) - e^epsilon P(another answer))."""
         if self.adjacency != "replace_one":
             return super().pld_builder()
-        noise, largest = self.event.noise_parameter, self.largest_loss
+        noise, largest = self.event.noise_parameter, self.aligned_loss
         other = noise / self.event.num_buckets
 
         def profile(epsilons: Array) -> Array:
