@@ -155,6 +155,27 @@ def test_both_ends_of_a_profile_are_safe_and_tight():
     assert np.all(upper <= exact * 1.001 + 1e-12)
 
 
+def _profile_of_many(count, margin=True):
+    """Exact and upper profiles of ``count`` releases, near delta = 1e-12 and down to 1e-15."""
+    parts = decompose(poisson(math.sqrt(count), 1 - 1e-12, count), "add_remove")
+    epsilons = np.linspace(7.0, 8.0, 23)
+    upper = pld.compute_profile(parts, epsilons, None)
+    return gdp.delta(1.0, epsilons), upper if margin else upper - count * 2.0**-50
+
+
+def test_a_profile_is_above_the_exact_one_where_rounding_counts():
+    """Sampling nearly everything is composed by Fourier transform."""
+    exact, upper = _profile_of_many(10_000)
+    assert 1e-15 < exact[-1] < 1e-12 < exact[0] < 2e-11
+    assert np.all(exact <= upper)
+    assert np.all(upper - exact <= 2 * 10_000 * 2.0**-50)
+
+
+def test_power_a_profile_without_the_margin_would_be_below():
+    exact, upper = _profile_of_many(10_000, margin=False)
+    assert np.any(upper < exact)
+
+
 @pytest.mark.parametrize("noise", [0.9, 1.0, 1.02, 1.2])
 def test_near_zero_the_grid_is_as_fine_as_delta_asks(noise):
     """One step whose delta at zero is near 0.2: refining for epsilon's sake would never end."""

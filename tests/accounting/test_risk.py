@@ -11,7 +11,7 @@ from scipy.stats import norm
 from tradeoff_cases import curves, pairs
 
 from dpjax.accounting import gdp, risk
-from dpjax.accounting.tradeoff import ApproximateDP, Gaussian, Identity
+from dpjax.accounting.tradeoff import ApproximateDP, Gaussian, Identity, mixture
 
 PRIORS = np.array([0.0, 1e-9, 0.01, 0.1, 0.5, 0.8, 1 - 1e-9, 1.0])
 LEVELS = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60)])
@@ -96,6 +96,19 @@ def test_nothing_is_learnt_from_nothing():
         risk.bayes_accuracy(Identity(), PRIORS), np.maximum(PRIORS, 1 - PRIORS)
     )
     assert risk.epsilon(Identity(), 0.0) == 0.0
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_epsilon_of_an_asymmetric_curve_is_that_of_the_worse_order(delta):
+    """Of removal, (1 - q) N(0, 1) + q N(mu, 1) against N(0, 1): its delta has a closed form."""
+    rate, mu = 0.1, 1.0
+    removal = mixture(Gaussian(mu), rate)
+    # P(record) > e^eps P(none) where the likelihood ratio passes log(1 + (e^eps - 1) / q).
+    exact = math.log1p(rate * math.expm1(gdp.epsilon(mu, delta / rate)))
+    for curve in (removal, removal.inverse()):
+        assert risk.epsilon(curve, delta) == pytest.approx(exact, rel=1e-6)
+    # The other order alone is below it: the test sees which one is taken.
+    assert min(removal.epsilon(delta), removal.inverse().epsilon(delta)) < 0.9 * exact
 
 
 def test_shapes_follow_the_argument():

@@ -30,13 +30,14 @@ EPSILONS = np.array([-1.0, -0.2, 0.0, 0.3, 1.0, 2.5, 5.0])
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-13}
 
 
-def assert_bounded(event, truth, adjacency):
+def assert_bounded(event, truth, adjacency, *, lower=True):
     """Upper bounds are not below the truth in either direction, nor the lower bound above it."""
     for direction, deltas in truth.items():
         upper = profile_bounds(event, EPSILONS, adjacency=adjacency, direction=direction).upper
         assert_at_most(deltas, upper)
-    lower = profile_bounds(event, EPSILONS, adjacency=adjacency).lower
-    assert_at_most(lower, np.maximum(*truth.values()))
+    if lower:
+        below = profile_bounds(event, EPSILONS, adjacency=adjacency).lower
+        assert_at_most(below, np.maximum(*truth.values()))
 
 
 def assert_at_most(small, large):
@@ -70,6 +71,18 @@ def test_truncated_poisson_sampling(size, adjacency):
         event = TruncatedPoissonSampling(size, rate, truncated_batch_size=most).step_event(noise)
         truth = largest(poisson_pairs(adjacency, size, rate, most), EPSILONS, noise)
         assert_bounded(event, truth, adjacency)
+
+
+@pytest.mark.parametrize("larger", [20, 21])
+@pytest.mark.parametrize(("rate", "most"), [(1.0, 20), (0.9, 20), (1.0, 5)])
+def test_truncated_batches_bound_both_pairs_under_add_remove(rate, most, larger):
+    """Of n = 20 records against 19 and against 21; where all is cut either attains the bound."""
+    event = TruncatedPoissonSampling(20, rate, truncated_batch_size=most).step_event(2.0)
+    pairs = [
+        (truncated(1.0, y, larger, rate, most), truncated(None, y, larger - 1, rate, most))
+        for y in (-1.0, 0.0, 1.0)
+    ]
+    assert_bounded(event, largest(pairs, EPSILONS, 2.0), "add_remove", lower=False)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
