@@ -75,4 +75,4 @@ docs: setup $(EXECUTED)
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
 
 clean:
-	rm -rf $(VENV) .cache results build/docs build/notebooks
+	rm -rf $(VENV) .cache results build/docs build/notebooks build/newer_python

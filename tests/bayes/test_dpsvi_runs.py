@@ -58,9 +58,14 @@ def straight():
     return run()
 
 
-def assert_equal(found, expected):
+# Steps on arrays and on a source are two programs, whose results JAX 0.12 rounds differently: a
+# parameter of 0.09 by 7e-9, its last bit.
+ROUNDING = 1e-6
+
+
+def assert_equal(found, expected, rtol=0.0):
     for name, value in expected.params.items():
-        np.testing.assert_array_equal(found.params[name], value)
+        np.testing.assert_allclose(found.params[name], value, rtol=rtol)
 
 
 class Counted(ArraySource):
@@ -76,8 +81,8 @@ class Counted(ArraySource):
 def test_a_source_gives_the_parameters_of_arrays(straight):
     source = Counted(RECORDS)
     found = run(source)
-    assert_equal(found, straight)
-    np.testing.assert_array_equal(found.losses, straight.losses)
+    assert_equal(found, straight, ROUNDING)
+    np.testing.assert_allclose(found.losses, straight.losses, rtol=ROUNDING)
     # Of 12 expected in a step, and the first, for its shapes.
     assert 0 < source.num_read < NUM_STEPS * N / 2
 
@@ -89,7 +94,8 @@ def test_a_source_without_positions_gives_other_parameters(straight, monkeypatch
             return records, 0 * positions
 
     monkeypatch.setattr(compiled_steps, "PositionedSource", Unplaced)
-    assert run(ArraySource(RECORDS)).params["gain"] != straight.params["gain"]
+    with pytest.raises(AssertionError):
+        assert_equal(run(ArraySource(RECORDS)), straight, ROUNDING)
 
 
 @pytest.mark.slow
@@ -101,7 +107,7 @@ def test_records_that_are_read_one_by_one_give_the_same(straight):
         def __getitem__(self, index):
             return {name: array[index] for name, array in RECORDS.items()}
 
-    assert_equal(run(Single()), straight)
+    assert_equal(run(Single()), straight, ROUNDING)
 
 
 def test_posterior_samples_after_a_run_on_a_source():
@@ -184,8 +190,9 @@ def test_an_interrupted_run_resumes_to_the_same_result(source, straight, crash, 
     found = make().run(
         jax.random.key(4), NUM_STEPS, data, progress_bar=False, checkpoint_dir=tmp_path
     )
-    assert_equal(found, straight)
-    np.testing.assert_array_equal(found.losses, straight.losses[2:])
+    whole = run(data) if source else straight
+    assert_equal(found, whole)
+    np.testing.assert_array_equal(found.losses, whole.losses[2:])
     assert int(found.state.num_releases) == NUM_STEPS
 
 
