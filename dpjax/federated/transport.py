@@ -30,7 +30,8 @@ with requires_extra("federated"):
 
 _SERVICE = "dpjax.federated.Node"
 _KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
-# Calls of one client at a time; its connections, and the calls on them, end after these seconds.
+# Calls of one client at a time; a connection takes new ones for these seconds, and is closed after
+# twice as many, with the calls on it.
 _NUM_CALLS, _CONNECTION_SECONDS = 4, 120
 _STATUS_CODES: dict[Any, ErrorCode] = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
