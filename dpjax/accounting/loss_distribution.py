@@ -133,7 +133,7 @@ class LossDistribution:
             losses, weights = np.array(self.atoms).T
             cells = np.rint(losses / interval).astype(np.int64)
             lowest = int(np.min(cells))
-            parts.append((lowest, np.bincount(cells - lowest, weights)))
+            parts.append((lowest, np.asarray(np.bincount(cells - lowest, weights), np.float64)))
         first = min(start for start, _ in parts)
         total = np.zeros(max(start + mass.size for start, mass in parts) - first)
         for start, mass in parts:
