@@ -1,10 +1,12 @@
 """Checks of arguments: every error names the argument, the value and what is allowed."""
 
+import inspect
 import math
 import operator
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection
 from fractions import Fraction
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,46 @@ def check(ok: bool, name: str, value: object, allowed: str) -> None:
     """Raises ``ValueError`` naming the argument, its value and what is allowed, unless ``ok``."""
     if not ok:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def check_type(name: str, value: object, types: Any, allowed: str) -> None:
+    """Raises TypeError unless ``value`` is an instance of ``types``, as ``isinstance`` has them."""
+    if not isinstance(value, types):
+        raise TypeError(f"{name} must be {allowed}, got {_without_secrets(value)}")
+
+
+def check_function(name: str, value: object, *arguments: str) -> None:
+    """Raises TypeError unless ``value`` can be called with as many arguments, named for the error.
+
+    Without ``arguments`` their number is not checked, nor that of a function without a signature.
+    """
+    taken = f" of ({', '.join(arguments)})" if arguments else ""
+    check_type(name, value, Callable, f"a function{taken}")
+    try:
+        signature = inspect.signature(cast(Callable[..., Any], value))
+    except ValueError:  # of some built-in functions
+        return
+    try:
+        signature.bind(*arguments) if arguments else None
+    except TypeError as error:
+        found = f"one of {signature}: {error}"
+        raise TypeError(f"{name} must be a function{taken}, got {found}") from error
+
+
+def check_text(name: str, value: object) -> None:
+    """Raises ValueError unless ``value`` is a string that is not empty."""
+    check(isinstance(value, str) and bool(value.strip()), name, value, "a string, not empty")
+
+
+def check_path(name: str, value: object) -> None:
+    """Raises an error unless ``value`` is the path of a file or folder; "" would be the current.
+
+    Raises:
+      TypeError: neither a string nor a path.
+      ValueError: an empty string.
+    """
+    check_type(name, value, str | os.PathLike, "a path")
+    check(value != "", name, value, "a path, not empty")
 
 
 def is_traced(value: object) -> bool:
@@ -55,6 +97,11 @@ def check_rate(name: str, value: Any) -> None:
     check(_is_number(value) and 0 < float(value) <= 1, name, value, "in (0, 1]")
 
 
+def check_share(name: str, value: Any) -> None:
+    """Raises ValueError unless ``value`` is in the closed interval [0, 1]."""
+    check(_is_number(value) and 0 <= float(value) <= 1, name, value, "in [0, 1]")
+
+
 def check_delta(value: Any, name: str = "delta") -> None:
     """Raises ValueError unless ``value`` is in the open interval (0, 1)."""
     check(_is_number(value) and 0 < float(value) < 1, name, value, "in (0, 1)")
@@ -63,11 +110,13 @@ def check_delta(value: Any, name: str = "delta") -> None:
 def check_count(name: str, value: Any, minimum: int = 1) -> None:
     """Raises ValueError unless ``value`` is a whole number of at least ``minimum``."""
     check(_is_integer(value) and value >= minimum, name, value, f"a whole number >= {minimum}")
+    check(value < 2**63, name, value, "below 2^63")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises ValueError unless ``value`` is one of ``choices``."""
-    check(value in choices, name, value, "one of " + ", ".join(map(repr, choices)))
+    known = isinstance(value, str) and value in choices
+    check(known, name, value, "one of " + ", ".join(map(repr, choices)))
 
 
 def as_key(key: object, name: str = "key") -> PRNGKey:
@@ -166,17 +215,54 @@ def as_floats(value: Any, name: str = "value") -> jax.Array:
     """
     numbers = as_numbers(value, name)
     if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iuO":
-        numbers = as_float64(numbers)
+        numbers = to_float64(numbers)
     array = jnp.asarray(numbers)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
-def as_float64(numbers: np.ndarray) -> npt.NDArray[np.float64]:
+def as_float64(value: Any, name: str = "value") -> npt.NDArray[np.float64]:
+    """Returns ``value`` as a numpy array of float64, infinite where it is too large for that.
+
+    Raises:
+      ValueError: as for `as_numbers`.
+    """
+    return to_float64(np.asarray(as_numbers(value, name)))
+
+
+def as_finite(
+    value: Any,
+    name: str,
+    allowed: str = "finite numbers",
+    fits: Callable[[np.ndarray], np.ndarray] = np.isfinite,
+) -> npt.NDArray[np.float64]:
+    """Returns ``value`` as an array of float64, finite and such that ``fits`` holds everywhere.
+
+    Raises:
+      ValueError: as for `as_numbers`, for booleans, and where a number is not ``allowed``.
+    """
+    numbers = as_numbers(value, name)
+    floats = to_float64(np.asarray(numbers))
+    fine = numbers.dtype != bool and np.all(np.isfinite(floats) & fits(floats))
+    check(bool(fine), name, value, allowed)
+    return floats
+
+
+def to_float64(numbers: np.ndarray) -> npt.NDArray[np.float64]:
     """Returns numbers in float64: infinite where a Python number is too large for it."""
     if numbers.dtype != object:
         return numbers.astype(np.float64)
     floats = [_as_float(number) for number in numbers.ravel()]
     return np.array(floats, np.float64).reshape(numbers.shape)
+
+
+def as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> np.ndarray | jax.Array:
+    """Returns ``mask``, by default all True; raises ValueError unless it is bool of ``shape``."""
+    if mask is None:
+        return np.ones(shape, bool)
+    mask = as_numbers(mask, "mask")
+    fits = mask.dtype == bool and mask.shape == shape
+    check(fits, "mask", f"{mask.dtype} of shape {mask.shape}", f"bool of shape {shape}")
+    return mask
 
 
 def as_seed(seed: Any, name: str = "seed") -> int:
@@ -190,8 +276,8 @@ def as_seed(seed: Any, name: str = "seed") -> int:
 
 def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     """Returns the length of the leading axis shared by every leaf of ``batch``."""
+    check_arrays(name, batch)
     leaves = jax.tree_util.tree_leaves_with_path(batch)
-    check(bool(leaves), name, batch, "a tree with at least one array")
     shapes = {jax.tree_util.keystr(path) or "leaf": jnp.shape(leaf) for path, leaf in leaves}
     scalars = [path for path, shape in shapes.items() if not shape]
     if scalars:
@@ -202,6 +288,21 @@ def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name} must have one batch length on every leaf, got {lengths}")
     return next(iter(lengths.values()))
+
+
+def check_arrays(name: str, tree: Any) -> None:
+    """Raises ValueError unless ``tree`` has leaves, all numbers or arrays of numbers or keys."""
+    leaves = jax.tree.leaves(tree)
+    check(bool(leaves), name, tree, "a tree with at least one array")
+    for leaf in leaves:
+        check_unmasked(name, leaf)
+        dtype = getattr(leaf, "dtype", None) if hasattr(leaf, "shape") else None
+        if isinstance(leaf, int | float | complex):
+            continue
+        kinds = (jnp.number, jnp.bool_, jax.dtypes.extended)
+        ok = dtype is not None and any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
+        found = type(leaf).__name__ if dtype is None else dtype
+        check(ok, name, found, "a tree of arrays of numbers")
 
 
 def _has_large_integers(number: object) -> bool:

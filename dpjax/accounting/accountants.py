@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_choice, check_delta
+from dpjax._validation import check_choice, check_delta
 from dpjax.accounting import gdp, moments_accountant, pld, rdp
 from dpjax.accounting.releases.base import (
     RepeatedRelease,
@@ -65,7 +65,6 @@ def epsilon(event: DpEvent, delta: float, *, adjacency: Adjacency, method: str =
 
 def epsilon_or_reason(event: DpEvent, delta: float, adjacency: Adjacency, method: str) -> float:
     """Returns `epsilon`; its `UnsupportedEventError` contains only the reason of the method."""
-    check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
     check_delta(delta)
     check_adjacency(adjacency)
     check_choice("method", method, METHODS)

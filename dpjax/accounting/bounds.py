@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_choice
+from dpjax._validation import as_float64, check, check_choice
 from dpjax.accounting import lower_bounds, pld
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
@@ -127,7 +127,7 @@ def profile_bounds(
     >>> lower.round(3).tolist(), upper.round(3).tolist()
     ([0.383, 0.127], [0.383, 0.127])
     """
-    epsilons = np.asarray(epsilons, float)
+    epsilons = as_float64(epsilons, "epsilons")
     check(bool(np.all(np.isfinite(epsilons))), "epsilons", epsilons, "finite numbers")
     check_adjacency(adjacency)
     if direction is not None:

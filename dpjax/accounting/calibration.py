@@ -202,6 +202,8 @@ def calibrate(
     >>> round(calibrate(mechanism, advantage=0.1).noise_multiplier, 1)
     4.1
     """
+    scalable = hasattr(mechanism, "scale_noise")
+    check(scalable, "mechanism", mechanism, "a mechanism such as SubsampledGaussian")
     target = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
 
     @functools.cache
@@ -242,6 +244,8 @@ def max_num_steps(
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
       ValueError: not exactly one budget is given, or a number of it is out of range.
     """
+    stoppable = hasattr(mechanism, "prefix")
+    check(stoppable, "mechanism", mechanism, "a mechanism of steps such as SubsampledGaussian")
     budget = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
     within, beyond, middle = 0, mechanism.num_steps + 1, mechanism.num_steps
     while beyond - within > 1:

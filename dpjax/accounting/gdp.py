@@ -14,7 +14,7 @@ from dpjax.accounting.releases import RepeatedRelease, decompose
 from dpjax.accounting.releases.base import is_nonprivate
 from dpjax.accounting.releases.subsampled_gaussian import clt_mu
 from dpjax.accounting.tradeoff.gaussian import delta, epsilon
-from dpjax.adjacency import Adjacency
+from dpjax.adjacency import Adjacency, check_adjacency
 
 __all__ = ["clt_mu", "delta", "epsilon", "mu_of_event"]
 
@@ -40,6 +40,7 @@ def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
     >>> mu_of_event(dp_accounting.GaussianDpEvent(2.0), "replace_one")
     1.0
     """
+    check_adjacency(adjacency)
     return math.inf if is_nonprivate(event) else compute_mu(decompose(event, adjacency))
 
 

@@ -9,13 +9,13 @@ a scalar. Moments are computed once for each pair of noise multiplier and sampli
 of steps on an axis of their own cost next to nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_choice
+from dpjax._validation import as_finite, check, check_choice
 from dpjax.accounting import gaussian_moments
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.releases.base import RepeatedRelease
@@ -64,7 +64,7 @@ def compute_log_moment(
     >>> round(compute_log_moment(2, noise_multiplier=50.0, sampling_rate=1e-6) / 4.00080e-16, 4)
     1.0
     """
-    check(_all(order, lambda value: value > 1), "order", order, "a finite number > 1")
+    as_finite(order, "order", "a finite number > 1", lambda value: value > 1)
     check_choice("direction", direction, DIRECTIONS)
     _check_release(noise_multiplier, sampling_rate)
     return scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
@@ -123,9 +123,9 @@ def compute_epsilon(
     >>> round(compute_epsilon(1.3, sampling_rate=256 / 60_000, num_steps=3_515, delta=1e-5), 2)
     1.19
     """
-    check(_all(delta, lambda value: (value > 0) & (value < 1)), "delta", delta, "in (0, 1)")
+    delta = as_finite(delta, "delta", "in (0, 1)", lambda value: (value > 0) & (value < 1))
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    return scalar(_epsilon(moments, np.asarray(orders, float), np.asarray(delta, float)))
+    return scalar(_epsilon(moments, np.asarray(orders, float), delta))
 
 
 def compute_delta(
@@ -155,9 +155,9 @@ def compute_delta(
     >>> round(compute_delta(1.3, sampling_rate=0.01, num_steps=1_000, epsilon=value) / 1e-5, 6)
     1.0
     """
-    check(_all(epsilon, lambda value: value >= 0), "epsilon", epsilon, "finite numbers >= 0")
+    epsilon = as_finite(epsilon, "epsilon", "finite numbers >= 0", lambda value: value >= 0)
     moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    gaps = moments - (np.asarray(orders, float) - 1) * np.asarray(epsilon, float)[..., None]
+    gaps = moments - (np.asarray(orders, float) - 1) * epsilon[..., None]
     return scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
 
 
@@ -217,12 +217,12 @@ def _composed(
 ) -> Array:
     """Checks the arguments and returns the log moments of all steps, orders on the last axis."""
     _check_release(noise_multiplier, sampling_rate)
-    whole = _all(num_steps, lambda value: (value >= 1) & (value == np.round(value)))
-    check(whole, "num_steps", num_steps, "whole numbers >= 1")
-    several = np.ndim(orders) == 1 and np.size(orders) > 0
-    check(several and _all(orders, lambda value: value > 1), "orders", orders, "numbers > 1")
+    allowed = "whole numbers >= 1"
+    steps = as_finite(num_steps, "num_steps", allowed, lambda n: (n >= 1) & (n == np.round(n)))
+    powers = as_finite(orders, "orders", "numbers > 1", lambda value: value > 1)
+    check(powers.ndim == 1 and powers.size > 0, "orders", orders, "numbers > 1")
     single = _log_moments(orders, noise_multiplier, sampling_rate)
-    return np.asarray(num_steps, float)[..., None] * single
+    return steps[..., None] * single
 
 
 def _log_moments(
@@ -246,15 +246,6 @@ def _epsilon(moments: Array, orders: Array, delta: Array) -> Array:
 
 
 def _check_release(noise_multiplier: npt.ArrayLike, sampling_rate: npt.ArrayLike) -> None:
-    positive = _all(noise_multiplier, lambda value: value > 0)
-    check(positive, "noise_multiplier", noise_multiplier, "finite numbers > 0")
-    rates = _all(sampling_rate, lambda value: (value > 0) & (value <= 1))
-    check(rates, "sampling_rate", sampling_rate, "in (0, 1]")
-
-
-def _all(values: npt.ArrayLike, allowed: Callable[[Array], npt.NDArray[np.bool_]]) -> bool:
-    """Whether ``values`` are finite numbers that are all ``allowed``."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "iuf":
-        return False
-    return bool(np.all(np.isfinite(array) & allowed(array.astype(float))))
+    as_finite(noise_multiplier, "noise_multiplier", "finite numbers > 0", lambda value: value > 0)
+    allowed = "in (0, 1]"
+    as_finite(sampling_rate, "sampling_rate", allowed, lambda value: (value > 0) & (value <= 1))

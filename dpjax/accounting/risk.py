@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check
+from dpjax._validation import as_float64, check
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.accounting.tradeoff.base import scalar
 
@@ -65,7 +65,7 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
     >>> round(bayes_accuracy(Gaussian(1.0), 0.5), 3), round(bayes_accuracy(Gaussian(1.0), 0.1), 3)
     (0.691, 0.901)
     """
-    share = np.asarray(prior, np.float64)
+    share = as_float64(prior, "prior")
     check(bool(np.all((share >= 0) & (share <= 1))), "prior", prior, "in [0, 1]")
     open_share = np.clip(share, np.finfo(float).tiny, 1.0 - np.finfo(float).epsneg)
     # At the slope -e^epsilon = -(1 - prior) / prior the curve touches the best of the tests.

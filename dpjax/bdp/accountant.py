@@ -25,7 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_choice, check_count, check_delta
+from dpjax._validation import (
+    as_float64,
+    as_mask,
+    check,
+    check_choice,
+    check_count,
+    check_delta,
+    check_type,
+)
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
 from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps
@@ -117,6 +125,7 @@ def init(
     (2, True)
     """
     check(isinstance(mechanism, Mechanism), "mechanism", mechanism, "a dpjax Mechanism")
+    check_type("orders", orders, list | tuple | range | np.ndarray, "whole numbers >= 1")
     whole = len(orders) > 0 and all(isinstance(o, int | np.integer) and o >= 1 for o in orders)
     check(whole, "orders", orders, "whole numbers >= 1, one at least")
     check_delta(failure_probability, "failure_probability")
@@ -124,6 +133,11 @@ def init(
     return AccountantState(
         mechanism, tuple(map(int, orders)), failure_probability, estimator, np.zeros(len(orders))
     )
+
+
+def check_state(state: object) -> None:
+    """Raises TypeError unless ``state`` is one of `init`, `update` and the like."""
+    check_type("state", state, AccountantState, "an AccountantState")
 
 
 def update(
@@ -154,10 +168,11 @@ def update(
       ValueError: more steps than planned, another shape, or a mechanism whose cost is not a
         function of the norms; use `update_from_log_moments` for it.
     """
+    check_state(state)
     steps = subsampled_gaussian_steps(state.mechanism)
     draws = steps.clip_norms(norms)
     check(draws.ndim in (1, 2), "norms", draws.shape, "of shape (steps, draws) or (draws,)")
-    used = _as_mask(mask, draws.shape)
+    used = as_mask(mask, draws.shape)
     draws, used = np.atleast_2d(draws), np.atleast_2d(used)
     start, num_steps = state.num_done, len(draws)
     _check_num_steps(state, num_steps)
@@ -201,18 +216,19 @@ def update_from_log_moments(
     Raises:
       ValueError: more steps than planned, another shape, or negative or missing values.
     """
-    moments = np.asarray(log_moments, float)
+    check_state(state)
+    moments = as_float64(log_moments, "log_moments")
     shaped = moments.ndim in (2, 3) and moments.shape[-1] == len(state.orders)
     wanted = f"of shape (steps, draws, {len(state.orders)}) or (draws, {len(state.orders)})"
     check(shaped, "log_moments", moments.shape, wanted)
     check(bool(np.all(moments >= 0)), "log_moments", moments.min(initial=0), "numbers >= 0")
-    used = _as_mask(mask, moments.shape[:-1])
+    used = as_mask(mask, moments.shape[:-1])
     if moments.ndim == 2:
         moments, used = moments[None], used[None]
     _check_num_steps(state, len(moments))
     bound = np.full((1, len(state.orders)), np.inf)
     if log_moment_bound is not None:
-        bound = np.broadcast_to(np.asarray(log_moment_bound, float), bound.shape)
+        bound = np.broadcast_to(as_float64(log_moment_bound, "log_moment_bound"), bound.shape)
         largest = np.max(moments, axis=(0, 1), initial=0.0, where=used[..., None])
         holds = bool(np.all(bound >= largest * (1 - 1e-9)))
         check(holds, "log_moment_bound", log_moment_bound, f"at least the draws', {largest}")
@@ -232,6 +248,7 @@ def update_worst_case(state: AccountantState, num_steps: int) -> AccountantState
     Raises:
       ValueError: more steps than planned, or a mechanism of another kind.
     """
+    check_state(state)
     check_count("num_steps", num_steps)
     _check_num_steps(state, num_steps)
     indices = np.arange(state.num_done, state.num_done + num_steps)
@@ -269,12 +286,3 @@ def _check_num_steps(state: AccountantState, num_steps: int) -> None:
             f"state must contain at most the planned {planned} steps (their number is fixed in"
             f" advance), got {num_steps} more after {state.num_done}"
         )
-
-
-def _as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    if mask is None:
-        return np.ones(shape, bool)
-    used = np.asarray(mask)
-    fits = used.dtype == bool and used.shape == shape
-    check(fits, "mask", f"{used.dtype} of shape {used.shape}", f"bool of shape {shape}")
-    return used

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax._extras import requires_extra
-from dpjax._validation import check
-from dpjax.bdp.accountant import AccountantState
+from dpjax._validation import check, check_share
+from dpjax.bdp.accountant import AccountantState, check_state
 from dpjax.bdp.conversion import (
     SHARES,
     BDPAndDP,
@@ -171,7 +171,9 @@ def certificate(
     >>> certificate(state, delta=1e-5).epsilon.bdp > bdp.epsilon(state, 1e-5).bdp
     True
     """
-    check(0 <= share < 1, "share", share, "in [0, 1)")
+    check_state(state)
+    check_share("share", share)
+    check(share < 1, "share", share, "in [0, 1)")
     dp_certificate = certify(state.completed_mechanism, delta)
     failure = state.total_failure_probability
     mean_delta = (1 - share) * delta

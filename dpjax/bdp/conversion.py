@@ -10,12 +10,20 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_choice, check_delta, check_non_negative
+from dpjax._validation import (
+    as_finite,
+    as_float64,
+    check,
+    check_choice,
+    check_delta,
+    check_non_negative,
+    check_share,
+)
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.event_tradeoff import tradeoff_curve
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.releases.base import is_nonprivate
-from dpjax.bdp.accountant import AccountantState
+from dpjax.bdp.accountant import AccountantState, check_state
 
 Definition = Literal["strong", "weak"]
 
@@ -80,10 +88,11 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     >>> round(found.bdp, 2), round(found.dp, 2)
     (0.38, 0.6)
     """
+    check_state(state)
     check_delta(delta)
+    check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
     certified = guarantee(mechanism.event, delta, mechanism.adjacency)[1]
-    check_choice("definition", definition, get_args(Definition))
     return BDPAndDP(_epsilon(state, delta, definition), certified)
 
 
@@ -100,14 +109,15 @@ def delta(state: AccountantState, epsilon: float, *, definition: Definition = "s
 
     Source: Triastcyn & Faltings (2020), Theorem 2 and Equation 17.
     """
+    check_state(state)
     check_non_negative("epsilon", epsilon)
+    check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
     if is_nonprivate(mechanism.event):
         certified = 1.0
     else:
         curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
         certified = float(curve.delta(epsilon))
-    check_choice("definition", definition, get_args(Definition))
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")
     tail = math.exp(min(0.0, float(np.min(exponents))))
@@ -127,6 +137,9 @@ def best_order(state: AccountantState, delta: float, *, definition: Definition =
     Raises:
       ValueError: ``delta`` is not above the estimators' failure probability.
     """
+    check_state(state)
+    check_delta(delta)
+    check_choice("definition", definition, get_args(Definition))
     return state.orders[int(np.argmin(_epsilon_at_orders(state, delta, definition)))]
 
 
@@ -154,9 +167,11 @@ def population_epsilons(
 
     Source: Triastcyn & Faltings (2020), Section 4.4.1.
     """
+    check_state(state)
     check_delta(delta)
-    for share in shares:
-        check(0 <= share < 1, "shares", share, "in [0, 1)")
+    allowed = "numbers in [0, 1)"
+    shares = as_finite(shares, "shares", allowed, lambda s: (s >= 0) & (s < 1)).tolist()
+    check(isinstance(shares, list), "shares", shares, allowed)
     means = ((share, (1 - share) * delta) for share in shares)
     failure = state.total_failure_probability
     return tuple(
@@ -184,7 +199,8 @@ def attack_success(epsilon: npt.ArrayLike, delta: float = 0.0) -> np.float64 | A
     >>> [round(float(attack_success(value)), 3) for value in (1.0, 2.0, 5.0)]
     [0.731, 0.881, 0.993]
     """
-    value = np.asarray(epsilon, float)
+    check_share("delta", delta)
+    value = as_float64(epsilon, "epsilon")
     return 1.0 - (1.0 - delta) / (1.0 + np.exp(np.minimum(value, 700.0)))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv, stdtrit
 
-from dpjax._validation import check, check_delta
+from dpjax._validation import as_mask, check, check_delta
 from dpjax.accounting.loss_distribution import Array
 
 Mask = npt.NDArray[np.bool_]
@@ -175,7 +175,7 @@ def _summary(log_values: npt.ArrayLike, mask: npt.ArrayLike | None) -> _Summary:
     values = np.asarray(log_values, float)
     check(values.ndim >= 2, "log_values", log_values, "of shape (..., draws, orders)")
     check(not np.any(np.isnan(values)), "log_values", log_values, "numbers")
-    used = _as_mask(values.shape[:-1], mask)
+    used = as_mask(mask, values.shape[:-1])
     *batches, draws, columns = values.shape
     count = math.prod(batches)
     summaries = np.empty((count, 3, columns))
@@ -194,13 +194,3 @@ def _column_statistics(logs: Array) -> tuple[Array, Array, Array]:
     mean = scaled.sum(axis=0) / number
     scaled -= mean
     return largest, mean, np.sqrt(np.einsum("nl,nl->l", scaled, scaled) / number)
-
-
-def _as_mask(shape: tuple[int, ...], mask: npt.ArrayLike | None) -> Mask:
-    """Returns which samples count."""
-    if mask is None:
-        return np.ones(shape, bool)
-    used = np.asarray(mask)
-    check(used.dtype == bool, "mask", mask, "an array of booleans")
-    check(used.shape == shape, "mask", used.shape, f"of shape {shape}")
-    return used

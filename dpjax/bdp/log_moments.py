@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_rate
+from dpjax._validation import as_finite, check, check_rate
 from dpjax.accounting.gaussian_moments import log_binomial, log_h
 from dpjax.accounting.loss_distribution import Array
 
@@ -203,33 +203,25 @@ def diagonal_gaussian_log_moments(
 
 def check_orders(orders: Sequence[int]) -> Array:
     """Returns ``orders`` as floats; refuses what is not a sequence of whole numbers >= 1."""
-    values = np.asarray(orders)
-    numbers = values.dtype.kind in "iuf" and values.ndim == 1 and values.size > 0
-    whole = numbers and np.all(np.isfinite(values) & (values >= 1) & (values == np.round(values)))
-    check(bool(whole), "orders", orders, "whole numbers >= 1")
-    return values.astype(float)
+    allowed = "whole numbers >= 1"
+    values = as_finite(orders, "orders", allowed, lambda n: (n >= 1) & (n == np.round(n)))
+    check(values.ndim == 1 and values.size > 0, "orders", orders, allowed)
+    return values
 
 
 def check_finite(name: str, value: npt.ArrayLike) -> Array:
     """Returns ``value`` as an array of floats; refuses what is not finite numbers."""
-    values = np.asarray(value)
-    finite = values.dtype.kind in "iuf" and bool(np.all(np.isfinite(values)))
-    check(finite, name, value, "finite numbers")
-    return values.astype(float, copy=False)
+    return as_finite(value, name)
 
 
 def check_lengths(name: str, value: npt.ArrayLike) -> Array:
     """Returns ``value`` as an array of floats; refuses what is not finite numbers >= 0."""
-    values = check_finite(name, value)
-    check(bool(np.all(values >= 0)), name, value, "finite numbers >= 0")
-    return values
+    return as_finite(value, name, "finite numbers >= 0", lambda values: values >= 0)
 
 
 def check_scales(name: str, value: npt.ArrayLike) -> Array:
     """Returns ``value`` as an array of floats; refuses what is not finite numbers > 0."""
-    values = check_finite(name, value)
-    check(bool(np.all(values > 0)), name, value, "finite numbers > 0")
-    return values
+    return as_finite(value, name, "finite numbers > 0", lambda values: values > 0)
 
 
 @_LIMITS

@@ -38,6 +38,7 @@ from dpjax._validation import (
     batch_length,
     check,
     check_count,
+    check_function,
     check_positive,
     check_rate,
 )
@@ -50,6 +51,7 @@ from dpjax.accounting.gaussian_moments import (
 )
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.log_moments import check_finite, check_lengths, check_orders, check_scales
+from dpjax.gradients.loss_checks import check_params
 
 _PAIRS_PER_BATCH = 16
 _WIDEST_SPACING = 0.45
@@ -102,6 +104,7 @@ def sample_disjoint_pairs(key: PRNGKey, num_examples: int, *, num_pairs: int) ->
     >>> sorted(pairs.ravel().tolist()) == list(range(10))
     True
     """
+    check_count("num_examples", num_examples)
     check_count("num_pairs", num_pairs)
     check(2 * num_pairs <= num_examples, "num_pairs", num_pairs, f"at most {num_examples // 2}")
     return jax.random.permutation(as_key(key), num_examples)[: 2 * num_pairs].reshape(2, num_pairs)
@@ -140,6 +143,8 @@ def gradient_pairs(
     >>> pairs.norms.tolist(), pairs.other_norms.tolist(), pairs.cosines.tolist()
     ([2.0], [2.0], [0.0])
     """
+    check_function("loss_fn", loss_fn, "params", "example")
+    check_params(params)
     lengths = batch_length(first, "first"), batch_length(second, "second")
     check(
         lengths[0] == lengths[1], "second", lengths[1], f"as many examples as first, {lengths[0]}"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from dpjax._typing import ArrayTree, ClipBound
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import as_float64, check, check_count, check_positive, check_text, check_type
 from dpjax.accounting.loss_distribution import Array
 from dpjax.adjacency import Adjacency
 from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
@@ -44,6 +44,8 @@ class UnclippedGaussian(Mechanism):
     unit: str = "one record"
 
     def __post_init__(self) -> None:
+        check_type("sampling", self.sampling, PoissonSampling, "a PoissonSampling")
+        check_text("unit", self.unit)
         check_positive("noise_std", self.noise_std)
         check_count("num_steps", self.num_steps)
 
@@ -75,6 +77,7 @@ class UnclippedGaussian(Mechanism):
 
     def scale_noise(self, factor: float) -> "UnclippedGaussian":
         """Returns the mechanism with its noise standard deviation times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(self, noise_std=factor * self.noise_std)
 
     def describe(self) -> Mapping[str, str]:
@@ -110,7 +113,7 @@ class SubsampledGaussianSteps:
         bounds, groups = jax.tree.leaves(self.l2_clip), jax.tree.leaves(norms)
         found, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
         check(found == wanted, "norms", found, f"one array for each clip bound, {wanted}")
-        arrays = [np.asarray(group, float) for group in groups]
+        arrays = [as_float64(group, "norms") for group in groups]
         usable = np.all([np.isfinite(array) for array in arrays], axis=0)
         every = usable.all() or np.all(np.isfinite(bounds))
         check(bool(every), "norms", "one that is not finite", "finite where nothing is clipped")

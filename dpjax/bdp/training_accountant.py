@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax._validation import check
-from dpjax.bdp.accountant import AccountantState, update, update_worst_case
+from dpjax._validation import check, check_path
+from dpjax.bdp.accountant import AccountantState, check_state, update, update_worst_case
 
 if TYPE_CHECKING:
     from dpjax.training.train import Report
@@ -46,6 +46,9 @@ class TrainingAccountant:
     """
 
     def __init__(self, state: AccountantState, path: str | Path | None = None) -> None:
+        check_state(state)
+        if path is not None:
+            check_path("path", path)
         self.state = state
         self._path = None if path is None else Path(path)
         if self._path is not None and self._path.exists():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import DpEvent
 
-from dpjax._validation import check_delta
+from dpjax._validation import check, check_delta
 from dpjax.accounting.accountants import METHODS, epsilon_or_reason, guarantee
 from dpjax.accounting.bounds import epsilon_lower_bound
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
@@ -237,6 +237,7 @@ def certify(mechanism: "Mechanism", delta: float) -> Certificate:
       UnsupportedEventError: neither accountant supports the mechanism's event.
       ValueError: ``delta`` is not in (0, 1).
     """
+    check(hasattr(mechanism, "event"), "mechanism", mechanism, "a dpjax mechanism")
     check_delta(delta)
     method, certified = guarantee(mechanism.event, delta, mechanism.adjacency)
     lower, note = None, _LOWER_BOUND_NOTE

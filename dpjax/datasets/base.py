@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import check
+from dpjax._validation import check, check_unmasked
 
 _SEED = 0
 _TRAIN_SHARE, _TEST_SHARE = 0.8, 0.2
@@ -197,6 +197,7 @@ def fingerprint(tree: ArrayTree) -> str:
     check(bool(leaves), "tree", tree, "a tree with at least one array")
     digest = hashlib.sha256()
     for path, leaf in leaves:
+        check_unmasked("tree", leaf)
         name = jax.tree_util.keystr(path)
         dtype = jnp.result_type(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
         kinds = (np.number, np.bool_, np.character)

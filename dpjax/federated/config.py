@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax._validation import check, check_count, check_delta, check_path, check_positive
 from dpjax.federated.gradients import ClippedGradientSum
 from dpjax.federated.parties import Parties
-from dpjax.federated.plan import FederatedSum
+from dpjax.federated.plan import FederatedSum, check_plan
 from dpjax.federated.training import Training
 
 _EXAMPLE = "such as 'dpjax.bayes.regression.PerturbedStatistics.from_epsilon'"
@@ -51,6 +51,7 @@ class Study:
     time_limit: float = 300.0
 
     def __post_init__(self) -> None:
+        check_plan(self.plan)
         wanted = self.plan.parties.num_nodes
         texts = isinstance(self.nodes, tuple) and all(isinstance(one, str) for one in self.nodes)
         allowed = f"a list of host and port of each of the {wanted} nodes"
@@ -107,6 +108,7 @@ def read_study(path: Path | str) -> Study:
     Raises:
       ValueError: no TOML, a key that is missing or unknown, or a value out of range.
     """
+    check_path("path", path)
     path = Path(path)
     table = _read_toml(path)
     names = [name for name in Study.__dataclass_fields__ if name not in ("plan", "nodes")]

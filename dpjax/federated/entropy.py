@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_seed
+from dpjax._validation import as_seed, check_count
 from dpjax.mechanisms.exact_sampling import Lanes, RandomWords
 
 # From a number of bytes to that many independent, uniform ones.
@@ -44,6 +44,7 @@ def simulated_entropy(seed: int) -> Entropy:
     >>> simulated_entropy(3)(4) == simulated_entropy(3)(4)
     True
     """
+    check_count("seed", as_seed(seed), minimum=0)
     return np.random.Generator(np.random.Philox(as_seed(seed))).bytes
 
 

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from jax.flatten_util import ravel_pytree
 
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax._validation import as_key, check, check_count, check_positive
+from dpjax._validation import as_float64, as_key, check, check_count, check_positive, check_type
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
@@ -57,6 +57,7 @@ class ClippedGradientSum(RecordSum):
 
     def __post_init__(self) -> None:
         check_count("num_parameters", self.num_parameters)
+        check_type("mechanism", self.mechanism, SubsampledGaussian, "a SubsampledGaussian")
         noise = self.mechanism.noise_multiplier
         check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
         check_positive("noise_multiplier", noise)
@@ -90,6 +91,7 @@ class ClippedGradientSum(RecordSum):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same steps with the noise multiplier times ``factor``."""
+        check_positive("factor", factor)
         return replace(self, mechanism=self.mechanism.scale_noise(factor))
 
     def describe(self) -> Mapping[str, str]:
@@ -116,7 +118,7 @@ class ClippedGradientSum(RecordSum):
         Raises:
           ValueError: another number of them.
         """
-        leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(records)]
+        leaves = [as_float64(leaf, "records").ravel() for leaf in jax.tree.leaves(records)]
         vector = np.concatenate(leaves) if leaves else np.zeros(0)
         allowed = f"num_parameters = {self.num_parameters} numbers"
         check(vector.size == self.num_parameters, "records", vector.size, allowed)
@@ -163,6 +165,7 @@ def holder_gradient(
     >>> gradient(jax.random.key(0), jnp.zeros(2), jnp.eye(3, 2)).round(3).tolist()
     [1.0, 1.0]
     """
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
     sampling = mechanism.sampling
     if not isinstance(sampling, PoissonSampling):
         raise ValueError(f"mechanism's sampling must be PoissonSampling, got {sampling!r}")

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from dpjax._validation import check, check_count
+from dpjax._validation import check, check_count, check_type
 from dpjax.federated.entropy import UInt64
 
 # Magic, version, kind, sender, receiver, round, fingerprint of the plan, digest of the parameters.
@@ -251,6 +251,11 @@ def agreed_draws(received: Iterable[Mapping[int, int]], *, threshold: int) -> di
     >>> agreed_draws([{0: 7, 1: 8, 2: 9}, {0: 7, 1: 5, 2: 9}, {1: 8, 2: 9, 0: 7}], threshold=3)
     {0: 7, 2: 9}
     """
+    check_count("threshold", threshold)
+    check_type("received", received, Iterable, "mappings from holders to draws")
+    received = list(received)
+    for one in received:
+        check_type("received", one, Mapping, "mappings from holders to draws")
     sets = [frozenset(one.items()) for one in received]
     check(0 < threshold <= len(sets), "received", len(sets), f"of at least {threshold} nodes")
     counts = Counter(pair for one in sets for pair in one)

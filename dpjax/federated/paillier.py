@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._extras import requires_extra
-from dpjax._validation import check, check_count
+from dpjax._validation import check, check_count, check_type
 from dpjax.federated.entropy import SYSTEM, Entropy
 from dpjax.federated.messages import require
-from dpjax.federated.plan import FederatedSum
+from dpjax.federated.plan import FederatedSum, check_plan
 from dpjax.federated.protocol import Result, perturb
 
 # Added to each signed number, so that a slot holds none below zero.
@@ -80,6 +80,7 @@ def encrypt_statistic(
     Raises:
       ValueError: a statistic of another shape, or a key too small for one entry.
     """
+    check_plan(plan)
     slot = _slot_bits(plan)
     per_plaintext = _entries_per_plaintext(plan, public_key)
     numbers = [int(one) + _OFFSET for one in perturb(plan, statistic, entropy=entropy)]
@@ -100,12 +101,17 @@ def multiply_ciphertexts(public_key: Any, ciphertexts: Sequence[Sequence[int]]) 
     Raises:
       ValueError: no holders, or of different lengths.
     """
+    allowed = "a list of integers from each holder"
+    check_type("ciphertexts", ciphertexts, list | tuple, allowed)
+    for one in ciphertexts:
+        check_type("ciphertexts", one, list | tuple, allowed)
+    modulus = _modulus(public_key)
     lengths = {len(one) for one in ciphertexts}
     check(len(lengths) == 1, "ciphertexts", lengths, "of one length, of at least one holder")
     products = list(ciphertexts[0])
     for one in ciphertexts[1:]:
         pairs = zip(products, one, strict=True)
-        products = [first * second % public_key.nsquare for first, second in pairs]
+        products = [first * second % modulus**2 for first, second in pairs]
     return tuple(products)
 
 
@@ -127,6 +133,12 @@ def decrypt_sum(
       ProtocolError: too few holders, or holders that the plan does not have.
       ValueError: another number of ciphertexts than the plan needs.
     """
+    check_plan(plan)
+    check_type("keys", keys, PaillierKeys, "PaillierKeys")
+    check_type("products", products, list | tuple, "a list of integers")
+    for one in products:
+        check_type("products", one, int, "a list of integers")
+    check_type("holders", holders, set | frozenset, "a set of indices of holders")
     members = frozenset(holders)
     require(members <= set(range(plan.parties.num_holders)), "holders")
     require(len(members) >= plan.parties.least_holders, "too few holders")
@@ -149,7 +161,14 @@ def _slot_bits(plan: FederatedSum) -> int:
 
 
 def _entries_per_plaintext(plan: FederatedSum, public_key: Any) -> int:
-    count = int((public_key.n.bit_length() - 1) // _slot_bits(plan))
-    bits = public_key.n.bit_length()
+    bits = _modulus(public_key).bit_length()
+    count = (bits - 1) // _slot_bits(plan)
     check(count >= 1, "public_key", f"{bits} bits", f"of more than {_slot_bits(plan)} bits")
     return count
+
+
+def _modulus(public_key: Any) -> int:
+    modulus = getattr(public_key, "n", None)
+    check(isinstance(modulus, int), "public_key", type(public_key), "a PaillierPublicKey of phe")
+    assert isinstance(modulus, int)
+    return modulus

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpjax._validation import check, check_count
+from dpjax._validation import check, check_count, check_type
 from dpjax.federated.sharing import LARGEST_NODE, AdditiveSharing, SecretSharing, ShamirSharing
 
 
@@ -43,6 +43,7 @@ class Parties:
         check(self.num_nodes <= LARGEST_NODE, "num_nodes", self.num_nodes, "at most 65,535")
         check_count("num_dropouts", self.num_dropouts, minimum=0)
         check_count("num_colluders", self.num_colluders, minimum=0)
+        check_type("observer_is_holder", self.observer_is_holder, bool, "True or False")
         check(self.num_noise_shares >= 1, "num_holders", self.num_holders, self._least_holders())
         if self.node_threshold is not None:
             check_count("node_threshold", self.node_threshold, minimum=2)

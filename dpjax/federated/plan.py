@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_count
+from dpjax._validation import as_float64, check, check_count, check_type
 from dpjax.accounting.accountants import guarantee
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate
@@ -112,6 +112,8 @@ class FederatedSum(Mechanism):
             raise TypeError(
                 f"mechanism must release a sum over records (a RecordSum), got {self.mechanism!r}"
             )
+        check_type("parties", self.parties, Parties, "the Parties of the release")
+        check_type("program", self.program, str, "the digest of a program, or empty")
         check_count("grid_bits", self.grid_bits, minimum=4)
         largest = float(self.grid.scales.max())
         allowed = "so few that the noise of a holder is below 2^50 units of the grid"
@@ -281,7 +283,8 @@ class FederatedSum(Mechanism):
             needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
             scales.append(np.ceil(np.sqrt((needed**2 + 4) / shares)) + 1)
             exponents.append(np.full(part.weights.size, exponent, np.int64))
-        return Grid(np.concatenate(exponents), np.concatenate(scales).astype(np.int64))
+        within = np.minimum(np.concatenate(scales), 2.0**62)  # far above what is refused
+        return Grid(np.concatenate(exponents), within.astype(np.int64))
 
     @property
     def _part_exponents(self) -> list[int]:
@@ -340,7 +343,7 @@ class FederatedSum(Mechanism):
         Raises:
           ValueError: of another shape.
         """
-        values = np.asarray(statistic, np.float64)
+        values = as_float64(statistic, "statistic")
         check(values.shape == (self.size,), "statistic", values.shape, f"of shape ({self.size},)")
         with np.errstate(over="ignore"):
             units = np.ldexp(np.where(np.isfinite(values), values, 0.0), -self.grid.exponents)
@@ -350,4 +353,9 @@ class FederatedSum(Mechanism):
 
     def from_units(self, total: Int64) -> npt.NDArray[np.float64]:
         """Returns ``total``, a sum in integer grid units, ``(size,)``, in the statistic's units."""
-        return np.ldexp(total.astype(np.float64), self.grid.exponents)
+        return np.ldexp(as_float64(total, "total"), self.grid.exponents)
+
+
+def check_plan(plan: object) -> None:
+    """Raises TypeError unless ``plan`` is a `FederatedSum`."""
+    check_type("plan", plan, FederatedSum, "a FederatedSum")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from dpjax._validation import check
+from dpjax._validation import check, check_count, check_function, check_type
 from dpjax.federated.entropy import SYSTEM, Entropy, uniform_words
 from dpjax.federated.messages import (
     ANALYST,
@@ -26,7 +26,7 @@ from dpjax.federated.messages import (
     require,
 )
 from dpjax.federated.noise import draw_noise
-from dpjax.federated.plan import FederatedSum
+from dpjax.federated.plan import FederatedSum, check_plan
 
 
 def perturb(
@@ -42,6 +42,8 @@ def perturb(
       statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
       entropy: source of random bytes.
     """
+    check_plan(plan)
+    check_function("entropy", entropy, "number")
     return plan.to_units(statistic) + draw_noise(entropy, plan.grid.scales)
 
 
@@ -75,6 +77,8 @@ def holder_messages(
     Raises:
       ValueError: an index out of range, or a statistic of another shape.
     """
+    check_plan(plan)
+    _check_digest(parameters)
     _check_index("holder", holder, plan.parties.num_holders)
     _check_index("round_number", round_number, plan.mechanism.num_rounds)
     noisy = perturb(plan, statistic, entropy=entropy)
@@ -112,6 +116,7 @@ class NodeState:
 
     def holders(self, round_number: int) -> frozenset[int]:
         """Returns the holders whose messages of ``round_number`` were received."""
+        check_count("round_number", round_number, minimum=0)
         return frozenset(holder for number, holder in self.received if number == round_number)
 
 
@@ -125,6 +130,8 @@ def received_draws(
       state: of the node.
       round_number: of the release.
     """
+    _check_node(plan, state)
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
     return {
         holder: plan.message_format.read_share(state.received[round_number, holder])[0]
         for holder in sorted(state.holders(round_number))
@@ -157,6 +164,11 @@ def receive(
       ProtocolError: a message that is not the expected one, a second one of the holder, or one
         after the sum was opened.
     """
+    _check_node(plan, state)
+    check_type("data", data, bytes, "bytes")
+    check_type("holder", holder, int, "a whole number")
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    _check_digest(parameters)
     require(round_number not in state.opened, "opened")
     require(0 <= holder < plan.parties.num_holders, "sender")
     known = state.received.get((round_number, holder))
@@ -202,6 +214,10 @@ def open_sum(
       ProtocolError: too few holders, one whose share is missing or of another draw, or a second
         set.
     """
+    _check_node(plan, state)
+    check_type("draws", draws, Mapping, "a mapping from holders to draws")
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    _check_digest(parameters)
     if round_number in state.opened:
         earlier, data = state.opened[round_number]
         require(earlier == draws, "opened")
@@ -264,6 +280,12 @@ def combine(
       ProtocolError: too few nodes, sums of different holders or draws, or a message that is not
         the expected one.
     """
+    check_plan(plan)
+    check_type("openings", openings, Mapping, "a mapping from nodes to messages")
+    for data in openings.values():
+        check_type("openings", data, bytes, "a mapping from nodes to messages, bytes")
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    _check_digest(parameters)
     messages = {
         node: plan.message_format.from_bytes(
             data,
@@ -315,6 +337,13 @@ def run_round(
       ProtocolError: too few holders or nodes remain.
       ValueError: not one statistic for each holder.
     """
+    check_plan(plan)
+    check_function("entropy", entropy, "number")
+    check_type("statistics", statistics, Sequence, "one statistic for each holder")
+    check_type("dead_nodes", dead_nodes, list | tuple | set | frozenset, "indices of nodes")
+    for node in dead_nodes:
+        _check_index("dead_nodes", node, plan.parties.num_nodes)
+    _check_index("round_number", round_number, plan.mechanism.num_rounds)
     given, wanted = len(statistics), plan.parties.num_holders
     check(given == wanted, "statistics", f"{given} of them", f"{wanted}, one for each holder")
     states = [NodeState(node) for node in range(plan.parties.num_nodes)]
@@ -336,7 +365,19 @@ def run_round(
 
 
 def _is_index(value: int, size: int) -> bool:
-    return isinstance(value, int) and 0 <= value < size
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and 0 <= value < size
+
+
+def _check_node(plan: object, state: object) -> None:
+    check_plan(plan)
+    check_type("state", state, NodeState, "a NodeState")
+
+
+def _check_digest(parameters: object) -> None:
+    size = len(NO_PARAMETERS)
+    fits = isinstance(parameters, bytes) and len(parameters) == size
+    check(fits, "parameters", parameters, f"a digest of {size} bytes")
 
 
 def _check_index(name: str, value: int, size: int) -> None:

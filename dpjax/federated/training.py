@@ -18,9 +18,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax._validation import as_key, batch_length, check
+from dpjax._validation import as_key, batch_length, check, check_function
 from dpjax.federated.entropy import UInt64
 from dpjax.federated.gradients import holder_gradient
+from dpjax.gradients.loss_checks import check_params
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ def gradient_training(
     >>> training.get_params(state).tolist()
     [-0.025, -0.025]
     """
+
+    check_params(params)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        check_function("optimizer", optimizer, "noise_factor")
+    # Checks the loss, the mechanism and the method; the gradients are of each holder's own number.
+    holder_gradient(loss_fn, mechanism, num_examples=1, method=method)
 
     @functools.cache
     def optimizer_for(noise_factor: float) -> optax.GradientTransformation:

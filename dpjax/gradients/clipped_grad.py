@@ -5,13 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy.typing as npt
 
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax._validation import batch_length, check_choice, check_count
+from dpjax._validation import as_mask, batch_length, check_choice, check_count, check_function
 from dpjax.gradients import bookkeeping, vmap
-from dpjax.gradients.clipping import ClippedGradInfo, check_prefix
+from dpjax.gradients.clipping import ClippedGradInfo, check_prefix, total_l2_clip
 from dpjax.gradients.loss_checks import check_local, check_loss, check_params
 from dpjax.gradients.losses import LossInput, split_params, with_keys
 from dpjax.gradients.microbatching import (
@@ -98,8 +97,12 @@ def clipped_grad(
     >>> clipped_sum.tolist(), info.norms.tolist()
     ([0.0, -1.0, -2.0], [0.0, 1.0, 4.0])
     """
+    check_function("loss_fn", loss_fn)
+    total_l2_clip(l2_clip)
     check_choice("method", method, ("auto", *_METHODS))
-    if microbatch_size not in (None, "auto"):
+    if microbatch_size is not None and not (
+        isinstance(microbatch_size, str) and microbatch_size == "auto"
+    ):
         check_count("microbatch_size", microbatch_size)
     if max_batch_size is not None:
         check_count("max_batch_size", max_batch_size)
@@ -138,7 +141,7 @@ def clipped_grad(
         batch = batch if key is None else with_keys(batch, key, size)
         check_params(trained)
         check_prefix(l2_clip, trained)
-        mask = _as_mask(mask, size)
+        mask = jnp.asarray(as_mask(mask, (size,)))
         trained = as_varying(trained, varying_axes((trained, batch, mask)))
         loss = loss_input.bind(loss_fn, constants)
         check_loss(loss, trained, batch)
@@ -146,15 +149,3 @@ def clipped_grad(
         return compiled(loss_input, constants, trained, batch, mask)
 
     return clipped_sum_of
-
-
-def _as_mask(mask: npt.ArrayLike | None, size: int) -> jax.Array:
-    if mask is None:
-        return jnp.ones(size, bool)
-    mask = jnp.asarray(mask)
-    if mask.shape != (size,) or mask.dtype != bool:
-        raise ValueError(
-            f"mask must be bool of shape ({size},), one entry for each example,"
-            f" got {mask.dtype} of shape {mask.shape}"
-        )
-    return mask

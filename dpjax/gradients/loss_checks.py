@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 
 from dpjax._jaxprs import bodies_of, equations_at_any_depth
 from dpjax._typing import ArrayTree, LossFn
-from dpjax._validation import check
+from dpjax._validation import check, check_arrays
 from dpjax.gradients.shard_map import one_example
 from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
 
@@ -131,6 +131,7 @@ def check_params(params: ArrayTree) -> None:
                 " separate the leaves that are not trained, as in"
                 " equinox.partition(model, equinox.is_inexact_array), and combine both in loss_fn"
             )
+        check_arrays("params", leaf)
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(
                 f"params must be float arrays, but {name} has dtype {jnp.result_type(leaf)}"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import as_key
+from dpjax._validation import as_key, check_function
 
 _RANDOM = (
     "loss_fn draws from the module's own random streams, whose state is the same for every example:"
@@ -29,6 +29,7 @@ class LossInput(NamedTuple):
 
     def bind(self, loss_fn: LossFn, constants: ArrayTree) -> LossFn:
         """Returns the loss as a function of trained parameters and one example (with its key)."""
+        check_function("loss_fn", loss_fn, "params", "example", *(["key"] if self.keyed else []))
 
         def loss(params: ArrayTree, example: Any) -> jax.Array:
             inputs = example if self.keyed else (example,)
@@ -69,7 +70,8 @@ def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any,
 
 def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax.Array]:
     """Returns ``(batch, keys)`` with a key for each slot: ``fold_in(key, slot)``, or as given."""
-    if jnp.shape(key) == (size,) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    several = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if several and key.shape == (size,):
         return batch, key
     return batch, jax.vmap(jax.random.fold_in, (None, 0))(as_key(key), jnp.arange(size))
 

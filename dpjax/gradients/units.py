@@ -22,6 +22,7 @@ from dpjax._validation import (
     check,
     check_choice,
     check_count,
+    check_function,
     check_unmasked,
 )
 from dpjax.gradients.losses import split_params, with_keys
@@ -71,6 +72,7 @@ def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") ->
     >>> info.norms.tolist()
     [3.0, 1.0]
     """
+    check_function("loss_fn", loss_fn)
     check_choice("reduction", reduction, ("mean", "sum"))
 
     def loss(params: Params, unit: UnitRecords, *key: PRNGKey) -> jax.Array:
@@ -127,6 +129,7 @@ def augmented_loss(
     >>> bool(info.norms[0] < 1)
     True
     """
+    check_function("augment", augment, "key", "example")
     check_count("num_views", num_views)
     loss_of_views = unit_loss(loss_fn)
 

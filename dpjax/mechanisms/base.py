@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import jax
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import check_delta, check_normal
+from dpjax._validation import (
+    as_numbers,
+    check_arrays,
+    check_delta,
+    check_normal,
+    check_positive,
+    check_text,
+)
 from dpjax.adjacency import Adjacency
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 
@@ -131,6 +138,7 @@ class OneStatistic(Mechanism):
     def __post_init__(self) -> None:
         check_sensitivity(self.sensitivity, self.norm)
         check_normal("scale", self.scale)
+        check_text("unit", self.unit)
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
@@ -139,6 +147,7 @@ class OneStatistic(Mechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def _sensitivity_in_words(self) -> str:
@@ -179,6 +188,9 @@ class NoisyStatistic(OneStatistic):
         Raises:
           ValueError: ``level`` is out of range.
         """
+        check_arrays("released", released)
+        for leaf in jax.tree.leaves(released):
+            as_numbers(leaf, "released")
         width = self.half_width(level)
         low = jax.tree.map(lambda leaf: leaf - width, released)
         return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpjax._validation import check
+from dpjax._validation import check, check_positive, check_type
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import compose
@@ -35,6 +35,9 @@ class Composition(Mechanism):
     parts: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
+        check_type("parts", self.parts, tuple, "a tuple of mechanisms")
+        for part in self.parts:
+            check_type("parts", part, Mechanism, "a tuple of mechanisms")
         check(len(self.parts) > 0, "parts", self.parts, "at least one mechanism")
         for name in ("adjacency", "unit"):
             values = {getattr(part, name) for part in self.parts}
@@ -72,6 +75,7 @@ class Composition(Mechanism):
 
     def scale_noise(self, factor: float) -> "Composition":
         """Returns the composition of the parts with their noise times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(
             self, parts=tuple(part.scale_noise(factor) for part in self.parts)
         )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from scipy.special import ndtri
 
-from dpjax._validation import check_delta, check_positive
+from dpjax._validation import check, check_delta, check_non_negative, check_positive
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
-from dpjax.sensitivity.base import Norm, Sensitivity
+from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -61,6 +61,7 @@ class Gaussian(AdditiveNoise):
         """
         check_positive("epsilon", epsilon)
         check_delta(delta)
+        check_sensitivity(sensitivity, cls.norm)
         return cls(sensitivity, sensitivity.value / _largest_mu(epsilon, delta), unit)
 
     @property
@@ -82,6 +83,7 @@ class Gaussian(AdditiveNoise):
 
     def delta(self, epsilon: float) -> float:
         """Returns the exact delta at ``epsilon >= 0``, in closed form (Balle and Wang 2018)."""
+        check_non_negative("epsilon", epsilon)
         from dpjax.accounting import gdp
 
         return gdp.delta(self.mu, epsilon)
@@ -133,6 +135,11 @@ class DiscreteGaussian(DiscreteNoise):
     scale: float | Fraction  # type: ignore[assignment]
     norm: ClassVar[Norm] = "l2"
     sampler: ClassVar[Sampler] = staticmethod(exact_sampling.discrete_gaussian)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        moves = self.sensitivity.value
+        check(moves >= 1, "sensitivity", moves, "at least 1: two sums of integers differ by that")
 
     @property
     def rho(self) -> float:

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import as_float64, as_key, as_numbers, check, is_traced
+from dpjax._validation import as_key, as_numbers, check, is_traced, to_float64
 
 Array = npt.NDArray[Any]
 # What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.
@@ -132,7 +132,7 @@ def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
         with np.errstate(over="ignore", under="ignore"):
             return np.ldexp(units.astype(np.float64), exponent)
     values = [Fraction(unit) * Fraction(2) ** exponent for unit in units.ravel()]
-    return as_float64(np.array(values, object)).reshape(units.shape)
+    return to_float64(np.array(values, object)).reshape(units.shape)
 
 
 def as_integers(

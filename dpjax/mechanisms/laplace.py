@@ -12,7 +12,7 @@ from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level, pure_in_words
 from dpjax.mechanisms.host import exact
 from dpjax.mechanisms.statistic_events import discrete_laplace_event
-from dpjax.sensitivity.base import Norm, Sensitivity
+from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -61,6 +61,7 @@ class Laplace(AdditiveNoise):
           ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm.
         """
         check_positive("epsilon", epsilon)
+        check_sensitivity(sensitivity, cls.norm)
         return cls(sensitivity, sensitivity.value / epsilon, unit)
 
     @property
@@ -148,6 +149,7 @@ class DiscreteLaplace(DiscreteNoise):
             number.
         """
         check_positive("epsilon", epsilon)
+        check_sensitivity(sensitivity, cls.norm)
         return cls(sensitivity, exact(sensitivity.value) / exact(epsilon), unit)
 
     @property

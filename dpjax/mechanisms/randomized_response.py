@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax._validation import check, check_count, check_delta, check_positive, check_text
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
@@ -74,6 +74,7 @@ class RandomizedResponse(Mechanism):
         check_count("num_categories", self.num_categories, minimum=2)
         check_delta(self.keep_probability, "keep_probability")
         check_adjacency(self.adjacency)
+        check_text("unit", self.unit)
         local = self.adjacency == "replace_one"
         check(local, "adjacency", self.adjacency, "'replace_one': every answer counts")
 
@@ -89,6 +90,7 @@ class RandomizedResponse(Mechanism):
           adjacency: ``"replace_one"``.
           unit: the unit of privacy, a noun phrase: who gives one answer.
         """
+        check_count("num_categories", num_categories, minimum=2)
         check_positive("epsilon", epsilon)
         gain = -math.expm1(-epsilon)
         return cls(
@@ -110,6 +112,7 @@ class RandomizedResponse(Mechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with its pure epsilon divided by ``factor``."""
+        check_positive("factor", factor)
         quieter = self.from_epsilon(
             self.num_categories,
             epsilon=self.pure_epsilon / factor,
@@ -156,6 +159,8 @@ class RandomizedResponse(Mechanism):
         Args:
           released: what ``release`` returned, of any shape.
         """
+        released = as_integers(released, "released", booleans=True)
+        check(released.dtype != object, "released", released, "integers of at most 64 bits")
         counts = jnp.bincount(jnp.ravel(released), length=self.num_categories)
         size = jnp.size(released)
         by_chance = (1 - self.keep_probability) / self.num_categories

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Bounds, PRNGKey
-from dpjax._validation import check, check_positive
+from dpjax._validation import check, check_positive, check_text
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian
@@ -137,6 +137,7 @@ class GaussianSum(RecordSum):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
+        check_positive("factor", factor)
         changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
         return changed
 
@@ -197,6 +198,7 @@ class ClippedSum(GaussianSum):
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
+        check_text("unit", self.unit)
         low, _ = checked_bounds(self.bounds)
         check(low.ndim <= 1, "bounds", self.bounds, "numbers, or vectors of one for each entry")
         self.sensitivity  # noqa: B018 - raises where it is zero

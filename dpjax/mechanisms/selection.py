@@ -220,7 +220,9 @@ class ExponentialMechanism(Selection):
         Privacy:
           Nothing is released: the probabilities are as private as the utilities.
         """
-        return jax.nn.log_softmax(as_floats(utilities, "utilities").astype(float) / self.scale)
+        floats = as_floats(utilities, "utilities").astype(float)
+        check(floats.ndim == 1, "utilities", floats.shape, "of shape (num_candidates,)")
+        return jax.nn.log_softmax(floats / self.scale)
 
 
 @dataclass(frozen=True)

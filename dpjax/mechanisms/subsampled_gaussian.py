@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ClipBound, Numeric
-from dpjax._validation import check, check_count, check_non_negative, check_positive
+from dpjax._validation import (
+    check,
+    check_count,
+    check_non_negative,
+    check_positive,
+    check_text,
+    check_type,
+)
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.mechanisms.base import Mechanism
@@ -62,7 +69,9 @@ class SubsampledGaussian(Mechanism):
     unit: str = "one record"
 
     def __post_init__(self) -> None:
+        check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
         check_count("num_steps", self.num_steps)
+        check_text("unit", self.unit)
         self.sampling.check_adjacency(self.adjacency)
         check_positive("l2_clip", total_l2_clip(self.l2_clip))
         for sigma, _ in self._noise_by_runs():
@@ -127,6 +136,7 @@ class SubsampledGaussian(Mechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns this mechanism with every noise multiplier multiplied by ``factor``."""
+        check_positive("factor", factor)
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)
@@ -247,6 +257,7 @@ def mechanism_of(
     Traceback (most recent call last):
     ValueError: optimizer divides by the length of the drawn batch, which is private under ...
     """
+    check_type("sampling", sampling, Sampling, "a sampler such as PoissonSampling")
     if isinstance(optimizer, PrivateTransformation):
         description, done = optimizer.description, None
     elif isinstance(optimizer, optax.GradientTransformation | optax.MultiSteps):

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import check, check_count, check_positive, check_text
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms import Gaussian, Laplace, Mechanism
 from dpjax.mechanisms.base import pure_in_words
@@ -95,6 +95,7 @@ class VoteAggregation(Mechanism):
         check_count("num_teachers", self.num_teachers)
         check_count("num_classes", self.num_classes, minimum=2)
         check_count("num_queries", self.num_queries)
+        check_text("unit", self.unit)
         check_adjacency(self.adjacency)
         allowed = "'replace_one': one teacher's votes are replaced"
         check(self.adjacency == "replace_one", "adjacency", self.adjacency, allowed)
@@ -106,6 +107,7 @@ class VoteAggregation(Mechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def check_votes(self, votes: npt.ArrayLike) -> np.ndarray | jax.Array:

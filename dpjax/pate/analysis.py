@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dp_accounting import SelfComposedDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpjax._validation import as_numbers, check, check_delta, check_positive
+from dpjax._validation import as_numbers, check, check_delta, check_positive, check_type
 from dpjax.accounting import epsilon
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp
@@ -93,6 +93,7 @@ def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple
     >>> [round(found.epsilon, 2) for found in data_independent_analyses(mechanism, 1e-5)]
     [5.3, 4.31, 2.9]
     """
+    check_type("mechanism", mechanism, VoteAggregation, "an aggregation of dpjax.pate")
     check_delta(delta)
     composed = epsilon(mechanism.event, delta, adjacency=mechanism.adjacency)
     if isinstance(mechanism, LNMax):
@@ -156,9 +157,15 @@ def data_dependent_analyses(
       Every epsilon depends on the private votes, and publishing it is a release that it does not
       cover. `SmoothRDPRelease` releases one with noise.
     """
+    check_type("mechanism", mechanism, VoteAggregation, "an aggregation of dpjax.pate")
     check_delta(delta)
     counts = np.asarray(mechanism.check_votes(votes), float)
     if isinstance(mechanism, NoisyArgmax):
+        for name, value in (
+            ("answered", answered),
+            ("student_probabilities", student_probabilities),
+        ):
+            check(value is None, name, type(value), "left out: every query is answered")
         return _answers_analyses(mechanism, counts, delta)
     if not isinstance(mechanism, ThresholdedAggregation):
         raise TypeError(f"mechanism must be an aggregation of dpjax.pate, got {mechanism!r}")
@@ -214,6 +221,7 @@ def perform_analysis(
     """
     check_positive("noise_eps", noise_eps)
     check_delta(delta)
+    as_numbers(teacher_preds, "teacher_preds")
     votes = count_votes(teacher_preds, num_classes, abstentions=True)
     chosen = np.asarray(as_numbers(indices, "indices"))
     flat = chosen.ndim == 1 and chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from dpjax._validation import check, check_positive
+from dpjax._validation import as_finite, check, check_positive
 from dpjax.accounting.loss_distribution import Array
 
 _TOLERANCE = 0.003
@@ -85,7 +85,7 @@ def argmax_rdp(orders: Sequence[float] | Array, scale: float) -> Array:
     >>> ratio.round(2).tolist()
     [0.64, 0.64]
     """
-    return _supremum(tuple(_check_orders(orders).tolist()), _check_scale(scale), 2)
+    return _supremum(tuple(check_orders(orders).tolist()), _check_scale(scale), 2)
 
 
 def check_rdp(orders: Sequence[float] | Array, check_scale: float) -> Array:
@@ -104,7 +104,7 @@ def check_rdp(orders: Sequence[float] | Array, check_scale: float) -> Array:
       ValueError: an order that is not above one, or the scale is not a finite number above zero.
     """
     scale = np.sqrt(2) * _check_scale(check_scale, "check_scale")
-    return _supremum(tuple(_check_orders(orders).tolist()), float(scale), 1)
+    return _supremum(tuple(check_orders(orders).tolist()), float(scale), 1)
 
 
 @functools.lru_cache(maxsize=32)
@@ -261,10 +261,10 @@ def _excess_outside(bit: Array, orders: Array, step: float) -> Array:
     return bit + (1 + bit) * raised + 2 * np.exp(log_third)
 
 
-def _check_orders(orders: Sequence[float] | Array) -> Array:
-    numbers = np.asarray(orders, float)
-    allowed = numbers.ndim == 1 and numbers.size > 0 and np.all(np.isfinite(numbers))
-    check(bool(allowed) and bool(np.all(numbers > 1)), "orders", orders, "finite numbers > 1")
+def check_orders(orders: Sequence[float] | Array) -> Array:
+    """Returns ``orders`` as floats; refuses what is not a sequence of numbers above one."""
+    numbers = as_finite(orders, "orders", "finite numbers > 1", lambda values: values > 1)
+    check(numbers.ndim == 1 and numbers.size > 0, "orders", orders, "finite numbers > 1")
     return numbers
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax._jaxprs import primitive_names
 from dpjax._typing import ArrayTree
-from dpjax._validation import check_choice, check_count
+from dpjax._validation import check, check_choice, check_count, check_type
 
 Method = Literal["auto", "vmap", "slices", "map"]
 METHODS = ("auto", "vmap", "slices", "map")
@@ -96,6 +96,13 @@ def plan_blocks(
 
     ``bytes_each`` are those of the intermediate results of a teacher.
     """
+    if devices is not None:
+        check_type("devices", devices, Sequence, "a list of JAX devices")
+        for device in devices:
+            check_type("devices", device, jax.Device, "a list of JAX devices")
+        check(len(devices) > 0, "devices", devices, "at least one device")
+    if block_size is not None:
+        check_count("block_size", block_size)
     available = list(jax.devices() if devices is None else devices)[:num_teachers]
     if block_size is None:
         limit = _BYTES.get(available[0].platform, _BYTES_OF_ACCELERATORS)
@@ -103,7 +110,6 @@ def plan_blocks(
         threads = _num_threads(available)
         count = -(-num_teachers // block_size)
         block_size = -(-num_teachers // (-(-count // threads) * threads))
-    check_count("block_size", block_size)
     count = -(-num_teachers // block_size)
     even = -(-num_teachers // count)  # blocks of equal size leave fewer places empty
     per_device = -(-even // len(available))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dpjax._validation import check
+from dpjax._validation import check, check_type
 from dpjax.certificates.certificate import Certificate
 from dpjax.certificates.text import Table, render_html, render_text, round_up
 from dpjax.pate.aggregation import VoteAggregation
@@ -144,6 +144,7 @@ def certificate(
     >>> round(certificate(mechanism, 1e-5).epsilon, 2)
     2.9
     """
+    check_type("mechanism", mechanism, VoteAggregation, "an aggregation of dpjax.pate")
     dependent: tuple[Analysis, ...] = ()
     alone = votes is None and not (answered is None and student_probabilities is None)
     check(not alone, "votes", votes, "given with answered and student_probabilities")
@@ -239,6 +240,7 @@ def sanitized_certificate(
     Raises:
       ValueError: ``delta`` is out of range.
     """
+    check_type("release", release, SmoothRDPRelease, "a SmoothRDPRelease")
     sanitized = release.epsilon(released_rdp, delta=delta)
     independent = data_independent_analyses(release.mechanism, delta)
     return SanitizedCertificate(release, sanitized, independent)

@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, logsumexp
 
+from dpjax._validation import as_finite, as_float64, check, check_positive
 from dpjax.accounting.loss_distribution import Array
+from dpjax.pate.argmax_rdp import check_orders
 
 __all__ = [
     "check_rdp_bound",
@@ -50,6 +52,7 @@ def log_error_probability_gaussian(
     >>> np.exp(log_error_probability_gaussian([[215, 35]], 40.0)).round(5).tolist()
     [0.00073]
     """
+    check_positive("scale", scale)
     gaps = _gaps(votes, worst_neighbor)
     return _capped(logsumexp(log_ndtr(-gaps / (np.sqrt(2) * scale)), axis=1), gaps)
 
@@ -69,6 +72,7 @@ def log_error_probability_laplace(
 
     Source: Papernot et al. (2017), Lemma 4.
     """
+    check_positive("scale", scale)
     gaps = _gaps(votes, worst_neighbor)
     in_scales = np.maximum(gaps, 0) / scale
     return _capped(logsumexp(np.log((2 + in_scales) / 4) - in_scales, axis=1), gaps)
@@ -88,8 +92,8 @@ def gaussian_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, sca
 
     Source: Papernot et al. (2018), Theorem 6 with the orders of Proposition 10.
     """
-    log_q = np.asarray(log_errors, float)[:, None]
-    orders = np.asarray(orders, float)
+    check_positive("scale", scale)
+    log_q, orders = _column(log_errors, "log_errors"), check_orders(orders)
     variance = scale**2
     independent = np.broadcast_to(orders / variance, (log_q.size, orders.size))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -123,8 +127,8 @@ def laplace_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, scal
 
     Source: Papernot et al. (2017), Theorem 3.
     """
-    log_q = np.asarray(log_errors, float)[:, None]
-    moments = np.asarray(orders, float) - 1
+    check_positive("scale", scale)
+    log_q, moments = _column(log_errors, "log_errors"), check_orders(orders) - 1
     pure = 2 / scale
     with np.errstate(divide="ignore", invalid="ignore"):
         # q < 1 / (1 + e^(2 / scale))
@@ -146,8 +150,9 @@ def laplace_rdp_independent(orders: Sequence[float] | Array, scale: float) -> Ar
 
     Source: Papernot et al. (2017), Theorem 2: (2 / scale, 0)-DP, by Bun & Steinke (2016).
     """
+    check_positive("scale", scale)
     pure = 2 / scale
-    return np.minimum(np.asarray(orders, float) * pure**2 / 2, pure)
+    return np.minimum(check_orders(orders) * pure**2 / 2, pure)
 
 
 def log_answer_probability(
@@ -160,7 +165,21 @@ def log_answer_probability(
       threshold: in votes.
       check_scale: standard deviation of the noise of the check.
     """
-    return log_ndtr((np.asarray(checked, float) - threshold) / check_scale)
+    return log_ndtr(_scaled(checked, threshold, check_scale)[:, 0])
+
+
+def _scaled(checked: npt.ArrayLike, threshold: float, check_scale: float) -> Array:
+    """Returns the counts' distances from the threshold over the noise, ``(num_queries, 1)``."""
+    check_positive("check_scale", check_scale)
+    as_finite(threshold, "threshold", "a finite number")
+    return (_column(checked, "checked") - threshold) / check_scale
+
+
+def _column(values: npt.ArrayLike, name: str) -> Array:
+    """Returns numbers ``(num_queries,)`` as a column of float64."""
+    numbers = as_float64(values, name)
+    check(numbers.ndim == 1, name, numbers.shape, "of shape (num_queries,)")
+    return numbers[:, None]
 
 
 def check_rdp_bound(
@@ -213,8 +232,9 @@ def checked_answer_rdp(
     Returns:
       Bounds ``(num_queries, num_orders)``.
     """
-    orders = np.asarray(orders, float)
-    scaled = (np.asarray(checked, float)[:, None] - threshold) / check_scale
+    orders, scaled = check_orders(orders), _scaled(checked, threshold, check_scale)
+    answer_rdp = as_float64(answer_rdp, "answer_rdp")
+    check(not np.isnan(answer_rdp).any(), "answer_rdp", answer_rdp, "numbers")
     largest = np.zeros(np.broadcast_shapes(scaled.shape, orders.shape))
     for shift in _SHIFTS:
         other = scaled + shift / check_scale
@@ -233,7 +253,9 @@ def _gaps(votes: npt.ArrayLike, worst_neighbor: bool) -> Array:
     the runner-up: the bounds on the probability that one class overtakes are convex in its gap.
     Gaps below two may change their order; minus infinity then stands for no bound.
     """
-    counts = np.sort(np.asarray(votes, float), axis=1)[:, ::-1]
+    numbers = as_float64(votes, "votes")
+    check(numbers.ndim == 2, "votes", numbers.shape, "of shape (num_queries, num_classes)")
+    counts = np.sort(numbers, axis=1)[:, ::-1]
     gaps = counts[:, :1] - counts[:, 1:]
     if worst_neighbor:
         gaps = gaps - 1.0

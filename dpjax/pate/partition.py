@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_key, as_numbers, batch_length, check, check_count
+from dpjax._validation import (
+    as_key,
+    as_numbers,
+    batch_length,
+    check,
+    check_count,
+    check_type,
+    check_unmasked,
+)
 
 _UNEQUAL = (
     "indices must be shards of equal size, an array (num_teachers, shard_size): the unit of privacy"
@@ -128,6 +136,10 @@ class Partition:
         """
         check_count("num_teachers", num_teachers)
         check_count("shard_size", shard_size)
+        check_type("salt", salt, bytes, "bytes")
+        check(len(salt) <= 16, "salt", salt, "at most 16 bytes")
+        check_type("identifiers", identifiers, Iterable, "one identifier for each record")
+        check_unmasked("identifiers", identifiers)
         values = list(identifiers)
         digests = [hashlib.blake2b(_bytes(each), salt=salt, digest_size=8) for each in values]
         shards = [int.from_bytes(each.digest(), "big") % num_teachers for each in digests]
@@ -171,6 +183,9 @@ class Partition:
 def _as_shards(indices: Any, num_examples: int) -> npt.NDArray[np.int64]:
     """Returns positions ``(num_teachers, shard_size)`` after all checks of a partition."""
     if not isinstance(indices, np.ndarray | jax.Array):
+        check_type(
+            "indices", indices, Iterable, "an array, or a list of one array for each teacher"
+        )
         indices = list(indices)
         sizes = [len(np.atleast_1d(shard)) for shard in indices]
         check(len(set(sizes)) <= 1, "indices", sizes, _UNEQUAL.removeprefix("indices must be "))

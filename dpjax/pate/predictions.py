@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_count
+from dpjax._validation import batch_length, check, check_count, check_function
 from dpjax.pate.blocks import (
     PER_TEACHER,
     SHARED,
@@ -63,6 +63,7 @@ def predict_labels(
     ...                progress=False).tolist()
     [[0, 1, 0], [1, 0, 1], [-1, -1, -1]]
     """
+    check_function("apply_fn", apply_fn, "params", "inputs")
     num_teachers = batch_length(teachers, "teachers")
     num_queries = batch_length(inputs, "inputs")
     check(num_teachers > 0, "teachers", num_teachers, "at least one")

@@ -30,7 +30,7 @@ from scipy.ndimage import maximum_filter, minimum_filter
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_delta, check_positive
+from dpjax._validation import as_key, check, check_delta, check_non_negative, check_positive
 from dpjax.accounting.loss_distribution import Array
 from dpjax.mechanisms.exact_sampling import RandomWords
 from dpjax.pate.aggregation import GNMax
@@ -174,6 +174,7 @@ class SmoothRDPRelease:
         Raises:
           ValueError: ``delta`` is out of range.
         """
+        check_non_negative("released_rdp", released_rdp)
         check_delta(delta)
         left = delta - self.failure_probability
         allowed = f"above the failure probability {self.failure_probability:g}"
@@ -203,6 +204,12 @@ def gnss_rdp(order: float, *, beta: float, shift: float) -> float:
     >>> round(gnss_rdp(14.0, beta=0.0329, shift=1 / 6.23), 2)
     1.61
     """
+    check_positive("order", order)
+    check_positive("beta", beta)
+    check_non_negative("shift", shift)
+    check(order > 1, "order", order, "above one")
+    allowed = f"so small that order (1 - e^(-2 beta)) is below one at order {order:g}"
+    check(-order * math.expm1(-2 * beta) < 1, "beta", beta, allowed)
     ratio = math.exp(-beta)
     variance = 1 + order * math.expm1(-2 * beta)
     wider = (-order * beta - math.log(variance) / 2) / (order - 1)

@@ -21,7 +21,20 @@ import optax
 from tqdm import tqdm
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_key, as_numbers, batch_length, check, check_count, check_delta
+from dpjax._validation import (
+    as_floats,
+    as_key,
+    as_numbers,
+    batch_length,
+    check,
+    check_count,
+    check_delta,
+    check_function,
+    check_non_negative,
+    check_share,
+    check_type,
+)
+from dpjax.gradients.loss_checks import check_params
 from dpjax.pate.votes import NO_ANSWER
 from dpjax.training.loop import compile_steps
 
@@ -104,7 +117,13 @@ def train_student(
     check_count("batch_size", batch_size)
     check_count("unlabeled_batch_size", unlabeled_batch_size, minimum=0)
     check_delta(confidence, "confidence")
-    check(0 <= average_decay < 1, "average_decay", average_decay, "in [0, 1)")
+    check_share("average_decay", average_decay)
+    check(average_decay < 1, "average_decay", average_decay, "in [0, 1)")
+    check_function("apply_fn", apply_fn, "params", "inputs")
+    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
+    if augment_fn is not None:
+        check_function("augment_fn", augment_fn, "key", "inputs")
+    check_params(params)
     found = _check_labels(labels, apply_fn, params, inputs)
     answered = jnp.asarray(np.flatnonzero(found != NO_ANSWER))
     data = jax.device_put((inputs, jnp.asarray(found), answered))
@@ -176,7 +195,17 @@ def random_affine(
     >>> random_affine(jax.random.key(0), image).shape
     (2, 5, 5, 1)
     """
-    draws = jax.random.uniform(key, (len(images), 6), minval=-1.0, maxval=1.0)
+    images = as_floats(images, "images")
+    check(images.ndim == 4, "images", images.shape, "of shape (n, height, width, channels)")
+    limits_by_name = {
+        "max_shift": max_shift,
+        "max_rotation": max_rotation,
+        "max_scale": max_scale,
+        "max_shear": max_shear,
+    }
+    for name, limit in limits_by_name.items():
+        check_non_negative(name, limit)
+    draws = jax.random.uniform(as_key(key), (len(images), 6), minval=-1.0, maxval=1.0)
     limits = jnp.array([max_shift, max_shift, max_rotation, max_scale, max_scale, max_shear])
     return jax.vmap(_transform)(images, draws * limits)
 

@@ -19,7 +19,16 @@ import optax
 from tqdm import tqdm
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_key, batch_length, check, check_choice, check_count
+from dpjax._validation import (
+    as_key,
+    batch_length,
+    check,
+    check_choice,
+    check_count,
+    check_function,
+    check_path,
+    check_type,
+)
 from dpjax.datasets.base import fingerprint
 from dpjax.keys import is_seeded
 from dpjax.pate.blocks import (
@@ -128,6 +137,11 @@ def train_teachers(
     check_count("batch_size", batch_size)
     check(batch_size <= shard_size, "batch_size", batch_size, f"at most {shard_size}, a shard")
     check_choice("method", method, METHODS)
+    check_function("loss_fn", loss_fn, "params", "batch", *(["key"] if loss_takes_key else []))
+    check_function("init_fn", init_fn, "key")
+    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
+    if checkpoint_dir is not None:
+        check_path("checkpoint_dir", checkpoint_dir)
     training, bytes_each = _plan(
         loss_fn, init_fn, optimizer, shards, batch_size, loss_takes_key, method
     )

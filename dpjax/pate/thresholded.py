@@ -1,7 +1,6 @@
 """Confident and Interactive GNMax: answers only for queries that pass a noisy threshold."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,7 +12,15 @@ import numpy.typing as npt
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_numbers, check, check_count, check_delta, check_positive, is_traced
+from dpjax._validation import (
+    as_finite,
+    as_numbers,
+    check,
+    check_count,
+    check_delta,
+    check_positive,
+    is_traced,
+)
 from dpjax.mechanisms import Gaussian
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host
@@ -53,8 +60,8 @@ class ThresholdedAggregation(VoteAggregation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        finite = is_traced(self.threshold) or math.isfinite(self.threshold)
-        check(finite, "threshold", self.threshold, "a finite number")
+        if not is_traced(self.threshold):
+            as_finite(self.threshold, "threshold", "a finite number")
         check_positive("check_scale", self.check_scale)
         check_count("max_answers", self.max_answers)
         allowed = f"at most num_queries = {self.num_queries}"
@@ -83,6 +90,7 @@ class ThresholdedAggregation(VoteAggregation):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` and ``check_scale`` times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(
             self, scale=self.scale * factor, check_scale=self.check_scale * factor
         )

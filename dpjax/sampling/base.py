@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_key, batch_length, check_unmasked
+from dpjax._validation import as_key, as_numbers, batch_length, check, check_type
 from dpjax.adjacency import Adjacency
 
 if TYPE_CHECKING:
@@ -141,7 +141,16 @@ class Sampling(abc.ABC):
 
     def event(self, noise_runs: NoiseRuns) -> "DpEvent":
         """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
+        check_noise_runs(noise_runs)
         return compose([repeated(self.step_event(sigma), count) for sigma, count in noise_runs])
+
+
+def check_noise_runs(noise_runs: NoiseRuns) -> None:
+    """Raises an error unless ``noise_runs`` are pairs of noise multiplier and number of steps."""
+    allowed = "pairs of noise multiplier and number of steps"
+    check_type("noise_runs", noise_runs, list | tuple, allowed)
+    pairs = bool(noise_runs) and all(isinstance(run, tuple) and len(run) == 2 for run in noise_runs)
+    check(pairs, "noise_runs", noise_runs, allowed)
 
 
 def repeated(event: "DpEvent", count: int) -> "DpEvent":
@@ -168,13 +177,14 @@ def gather(data: ArrayTree, indices: jax.Array) -> Any:
     >>> gather({"x": jnp.array([3, 4, 5])}, jnp.array([2, 0]))["x"].tolist()
     [5, 3]
     """
+    batch_length(data, "data")
+    indices = as_numbers(indices, "indices")
+    check(jnp.issubdtype(indices.dtype, jnp.integer), "indices", indices.dtype, "of integers")
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], data)
 
 
 def check_data(sampling: Sampling, data: ArrayTree) -> None:
     """Raises ValueError unless ``data`` has as many records as the sampler draws from, unmasked."""
-    for leaf in jax.tree.leaves(data):
-        check_unmasked("data", leaf)
     found = batch_length(data, "data")
     if sampling.num_rows not in (found, None):
         raise ValueError(

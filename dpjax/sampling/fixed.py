@@ -8,9 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_count
+from dpjax._validation import as_key, check, check_count, check_non_negative
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
-from dpjax.sampling.base import Batch, NoiseRuns, Sampling, compose, repeated
+from dpjax.sampling.base import (
+    Batch,
+    NoiseRuns,
+    Sampling,
+    check_noise_runs,
+    compose,
+    repeated,
+)
 from dpjax.sampling.index_sets import random_subset
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ class _FixedSize(Sampling):
 
     def __post_init__(self) -> None:
         check_count("num_examples", self.num_examples)
+        check(self.num_examples < 2**31, "num_examples", self.num_examples, "below 2^31")
         check_count("batch_size", self.batch_size)
         check(
             self.batch_size <= self.num_examples,
@@ -89,6 +97,7 @@ class FixedSizeSampling(_FixedSize):
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a Gaussian on a sample without replacement."""
+        check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
 
         return SampledWithoutReplacementDpEvent(
@@ -97,6 +106,7 @@ class FixedSizeSampling(_FixedSize):
 
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate."""
+        check_adjacency(adjacency)
         return (
             f"fixed size: a fresh random {self.batch_size:,} of {self.num_examples:,} records each"
             " step, without replacement"
@@ -154,12 +164,14 @@ class ShuffledEpochs(_FixedSize):
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns the event of one step alone: a Gaussian release on all records."""
+        check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent
 
         return GaussianDpEvent(noise_multiplier)
 
     def event(self, noise_runs: NoiseRuns) -> "DpEvent":
         """Returns one Gaussian release for each epoch begun, with the least noise of its steps."""
+        check_noise_runs(noise_runs)
         steps = [sigma for sigma, count in noise_runs for _ in range(count)]
         starts = range(0, len(steps), self.steps_per_epoch)
         least = itertools.groupby(min(steps[i : i + self.steps_per_epoch]) for i in starts)
@@ -167,6 +179,7 @@ class ShuffledEpochs(_FixedSize):
 
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate."""
+        check_adjacency(adjacency)
         return (
             f"shuffled epochs: each of {self.num_examples:,} records in one batch of"
             f" {self.batch_size:,} per epoch; no amplification is claimed"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_positive, check_rate
+from dpjax._validation import check, check_count, check_non_negative, check_rate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset
@@ -85,13 +85,14 @@ class PoissonSampling(Sampling):
 
     def __post_init__(self) -> None:
         check_count("num_examples", self.num_examples)
+        check(self.num_examples < 2**31, "num_examples", self.num_examples, "below 2^31")
         check_rate("sampling_rate", self.sampling_rate)
+        check_count("physical_batch_size", self.physical_batch_size, minimum=0)
+        check_non_negative("expected_batch_size", self.expected_batch_size)
         if self.physical_batch_size == 0:
             object.__setattr__(self, "physical_batch_size", self._usual_size())
-        check_count("physical_batch_size", self.physical_batch_size)
         if self.expected_batch_size == 0:
             object.__setattr__(self, "expected_batch_size", self.sampling_rate * self.num_examples)
-        check_positive("expected_batch_size", self.expected_batch_size)
 
     @property
     def usual_batches(self) -> int:
@@ -141,6 +142,7 @@ class PoissonSampling(Sampling):
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a Poisson-sampled Gaussian."""
+        check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
         return PoissonSampledDpEvent(self.sampling_rate, GaussianDpEvent(noise_multiplier))
@@ -220,6 +222,7 @@ class TruncatedPoissonSampling(Sampling):
     expected_batch_size: float = 0.0
 
     def __post_init__(self) -> None:
+        check_count("num_examples", self.num_examples)
         check_count("truncated_batch_size", self.truncated_batch_size)
         check(
             self.truncated_batch_size <= self.num_examples,
@@ -265,6 +268,7 @@ class TruncatedPoissonSampling(Sampling):
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a truncated Poisson-subsampled Gaussian on ``num_examples`` records."""
+        check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import TruncatedSubsampledGaussianDpEvent
 
         return TruncatedSubsampledGaussianDpEvent(

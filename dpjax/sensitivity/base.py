@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from dpjax._validation import check, check_choice, check_normal
+from dpjax._validation import check, check_choice, check_normal, check_type
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 
 Norm = Literal["l1", "l2", "linf"]
@@ -104,11 +104,8 @@ def check_sensitivity(sensitivity: Any, norm: Norm) -> None:
             "sensitivity must be a Sensitivity, a bound for every pair of neighbours; an"
             f" EmpiricalSensitivity is only a lower bound on it, got {sensitivity!r}"
         )
-    if not isinstance(sensitivity, Sensitivity):
-        raise TypeError(
-            "sensitivity must be a Sensitivity, which names its norm and adjacency, got"
-            f" {sensitivity!r}"
-        )
+    allowed = "a Sensitivity, which names its norm and adjacency"
+    check_type("sensitivity", sensitivity, Sensitivity, allowed)
     check(sensitivity.norm == norm, "sensitivity", sensitivity, f"stated in norm {norm!r}")
 
 

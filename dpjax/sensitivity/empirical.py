@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_choice
+from dpjax._validation import batch_length, check, check_choice, check_function
 from dpjax.sensitivity.base import NORMS, EmpiricalSensitivity, Norm
 
 _ORDERS = {"l1": 1, "l2": 2, "linf": jnp.inf}
@@ -49,6 +49,7 @@ def empirical_sensitivity(
     >>> empirical_sensitivity(jnp.sum, ages, norm="l1").value
     90.0
     """
+    check_function("query", query, "records")
     check_choice("norm", norm, NORMS)
     answers = jax.vmap(lambda part: _flat(query(part)))(parallel_databases(records))
     moves = answers - _flat(query(records))[None]

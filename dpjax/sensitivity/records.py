@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Bounds
-from dpjax._validation import as_floats, check, check_positive, is_traced
+from dpjax._validation import as_float64, as_floats, check, check_positive, is_traced
 from dpjax.gradients.clipping import accumulator, clip_factor
 from dpjax.sensitivity.statistics import checked_bounds
 
@@ -83,7 +83,7 @@ def to_grid(records: npt.ArrayLike, grid: float) -> npt.NDArray[np.int64]:
     [3, -13]
     """
     check_positive("grid", grid)
-    units = np.rint(np.asarray(records, np.float64) / grid)
+    units = np.rint(as_float64(records, "records") / grid)
     if not np.all(np.abs(units) < 2**53):
         raise ValueError("records must be finite and below 2^53 units of grid: clip them first")
     return units.astype(np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Bounds
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import as_float64, check, check_choice, check_count, check_positive
 from dpjax.adjacency import (
     Adjacency,
     check_adjacency,
@@ -205,7 +205,7 @@ def checked_bounds(bounds: Bounds) -> tuple[Array, Array]:
     """Returns both bounds in float64, of one shape; raises ValueError unless low <= high."""
     allowed = "(low, high), finite numbers or arrays of one for each entry, with low <= high"
     try:
-        low, high = (np.asarray(bound, np.float64) for bound in bounds)
+        low, high = (as_float64(bound, "bounds") for bound in bounds)
         low, high = np.broadcast_arrays(low, high)
     except (TypeError, ValueError):
         raise ValueError(f"bounds must be {allowed}, got {bounds!r}") from None
@@ -221,7 +221,7 @@ def _farther(low: Array, high: Array) -> Array:
 
 def _length(moves: Array, norm: Norm) -> float:
     """The norm of ``moves``; infinite where float64 does not hold it."""
-    check(norm in _ORDERS, "norm", norm, "one of 'l1', 'l2', 'linf'")
+    check_choice("norm", norm, _ORDERS)
     # Divided by a power of two: squares neither overflow nor lose digits.
     exponent = int(np.frexp(np.max(moves))[1])
     length = np.linalg.norm(np.atleast_1d(np.ldexp(moves, -exponent)), _ORDERS[norm])

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import check
+from dpjax._validation import check, check_count, check_function, check_type
 
 # From the path of a parameter, such as "dense.kernel", and its array (or shape) to its partition.
 PartitionRule = Callable[[str, Any], PartitionSpec]
@@ -60,6 +60,8 @@ class MeshSharding:
 
     def __post_init__(self) -> None:
         check(isinstance(self.mesh, Mesh), "mesh", self.mesh, "a jax.sharding.Mesh")
+        check_type("batch_axes", self.batch_axes, str | tuple | list, "an axis or a tuple of axes")
+        check_function("param_rule", self.param_rule, "path", "shape")
         axes = (self.batch_axes,) if isinstance(self.batch_axes, str) else tuple(self.batch_axes)
         known = set(axes) <= set(self.mesh.axis_names) and len(set(axes)) == len(axes) > 0
         allowed = f"different axes of the mesh, of {self.mesh.axis_names}"
@@ -108,6 +110,7 @@ class MeshSharding:
         Args:
           physical_batch_size: of the sampler.
         """
+        check_count("physical_batch_size", physical_batch_size)
         check(
             physical_batch_size % self.num_shards == 0,
             "physical_batch_size",

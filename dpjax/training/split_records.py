@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_unmasked
+from dpjax._validation import batch_length, check, check_type
 from dpjax.sampling.base import Sampling, check_data
 from dpjax.sampling.index_sets import PackedSet, pack
 from dpjax.training.processes import all_gather, check_different
@@ -78,8 +78,7 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     >>> records.num_examples, records.positions.tolist()
     (5, [0, 1, 2, 3, 4])
     """
-    for leaf in jax.tree.leaves(data):
-        check_unmasked("data", leaf)
+    check_type("sharding", sharding, MeshSharding, "a MeshSharding")
     size, own = batch_length(data, "data"), _own_shards(sharding)
     arrays = jax.tree.map(np.asarray, data)
     check_different("data", hash_records(arrays, np.arange(size)) if size else None)

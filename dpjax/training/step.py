@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key
+from dpjax._validation import as_key, check_type
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.draw_sums import StepInfo, sum_next_draw
@@ -52,6 +52,13 @@ class PrivateStep(NamedTuple):
 
     init: Callable[[Any], TrainState]
     update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
+
+
+def check_run(mechanism: object, optimizer: object, sharding: object) -> None:
+    """Raises TypeError unless the arguments of a training are of the types that they must have."""
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
+    check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
 
 
 def private_step(
@@ -104,6 +111,7 @@ def private_step(
     >>> int(state.num_releases)
     1
     """
+    check_run(mechanism, optimizer, sharding)
     sampling = mechanism.sampling
     clipped_sum = clipped_grad(
         loss_fn,

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax._validation import as_key, check_count
+from dpjax._validation import (
+    as_key,
+    check_count,
+    check_delta,
+    check_function,
+    check_path,
+    check_positive,
+    check_type,
+)
+from dpjax.gradients.loss_checks import check_params
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -31,7 +40,7 @@ from dpjax.training.records import (
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.sources import DataSource
 from dpjax.training.split_records import SplitRecords
-from dpjax.training.step import PrivateStep, private_step
+from dpjax.training.step import PrivateStep, check_run, private_step
 
 if TYPE_CHECKING:
     from dpjax.certificates.certificate import Certificate
@@ -168,9 +177,20 @@ def train(
     (20, True)
     """
     key = as_key(key)
+    check_run(mechanism, optimizer, sharding)
+    check_function("loss_fn", loss_fn)
     check_count("steps_per_call", steps_per_call)
+    if on_report is not None:
+        check_function("on_report", on_report, "report")
+    if checkpoint_dir is not None:
+        check_path("checkpoint_dir", checkpoint_dir)
+    if budget is not None:
+        check_type("budget", budget, Budget, "a Budget or None")
+        check_positive("epsilon of budget", budget.epsilon)
+        check_delta(budget.delta, "delta of budget")
     opened = open_data(mechanism.sampling, data, sharding)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
+    check_params(trained)
     loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
     make_step = partial(

@@ -8,7 +8,14 @@ import numpy as np
 import optax
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import as_key, as_seed, batch_length, check_non_negative, check_positive
+from dpjax._validation import (
+    as_key,
+    as_seed,
+    batch_length,
+    check,
+    check_non_negative,
+    check_positive,
+)
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.clip import check_per_example
@@ -65,8 +72,10 @@ def differentially_private_aggregate(
     check_positive("l2_norm_clip", l2_norm_clip)
     check_non_negative("noise_multiplier", noise_multiplier)
     check_noise_scale(noise_multiplier, total_l2_clip(l2_norm_clip))
-    is_seed = isinstance(key, int | np.integer)
-    key = jax.random.key(as_seed(key, "key")) if is_seed else as_key(key)
+    if isinstance(key, int | np.integer):
+        check(abs(key) < 2**63, "key", key, "a key, or a seed below 2^63")
+        key = jax.random.key(as_seed(key, "key"))
+    key = as_key(key)
     description = NoiseDescription(
         l2_norm_clip, cast(float, noise_multiplier), divisor="batch length"
     )

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from dpjax._typing import ClipBound, PRNGKey
-from dpjax._validation import check_positive
+from dpjax._validation import as_numbers, check, check_positive, check_type
 from dpjax.transforms.clip import clip_per_example
 from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise
@@ -48,6 +48,8 @@ def noisy_sgd(
     >>> updates.round(3).tolist()
     [-0.15, -0.2]
     """
+    _check_learning_rate(learning_rate)
+    _check_learning_rate(learning_rate)
     return _noisy(optax.sgd(learning_rate), l2_clip, noise_multiplier, expected_batch_size, key)
 
 
@@ -85,8 +87,15 @@ def noisy_adam(
     >>> optimizer.update(jnp.ones((2, 3)), state)[0].shape
     (3,)
     """
+    _check_learning_rate(learning_rate)
     adam = optax.adam(learning_rate, **adam_options)
     return _noisy(adam, l2_clip, noise_multiplier, expected_batch_size, key)
+
+
+def _check_learning_rate(learning_rate: optax.ScalarOrSchedule) -> None:
+    if not callable(learning_rate):
+        number = as_numbers(learning_rate, "learning_rate")
+        check(number.ndim == 0, "learning_rate", number.shape, "a number or a schedule")
 
 
 def step_on_sum(
@@ -99,6 +108,7 @@ def step_on_sum(
     Its ``init`` raises ValueError for an optimiser with noise or clipping of dpjax's own.
     """
     check_positive("expected_batch_size", expected_batch_size)
+    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
     chain = optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
 
     def init(params: optax.Params) -> optax.OptState:

@@ -28,9 +28,15 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 
+from dpjax._validation import check_type
 from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
 from dpjax.accounting.tradeoff.base import TradeOff
-from dpjax.adjacency import Adjacency, neighboring_relation, sensitivity_in_clips
+from dpjax.adjacency import (
+    Adjacency,
+    check_adjacency,
+    neighboring_relation,
+    sensitivity_in_clips,
+)
 
 # From a discretisation interval to the distribution on its multiples.
 PLDBuilder = Callable[[float], PrivacyLossDistribution]
@@ -226,6 +232,7 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ..
     Raises:
       UnsupportedEventError: an event whose sensitivity under ``adjacency`` is not known.
     """
+    check_adjacency(adjacency)
     gaussians: list[tuple[DpEvent, int]] = []
     others: dict[str, tuple[DpEvent, int]] = {}
     for leaf, count in _flatten(event):
@@ -301,6 +308,7 @@ def _kind_of(event: DpEvent) -> type[Release]:
 
 def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Yields the uncomposed releases of ``event`` that depend on the data, with their counts."""
+    check_type("event", event, DpEvent, "a dp_accounting.DpEvent")
     match event:
         case dp_event.SelfComposedDpEvent():
             yield from _flatten(event.event, event.count * count)

@@ -11,6 +11,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtr
 
+from dpjax._validation import as_finite, as_float64
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -165,6 +166,9 @@ def clt_mu(
     >>> round(clt_mu(noise_multiplier=1.3, sampling_rate=256 / 60_000, num_steps=3_515), 2)
     0.23
     """
+    noise_multiplier = as_float64(noise_multiplier, "noise_multiplier")
+    sampling_rate = as_float64(sampling_rate, "sampling_rate")
+    num_steps = as_finite(num_steps, "num_steps", "numbers >= 0", lambda steps: steps >= 0)
     with np.errstate(over="ignore", divide="ignore"):
         chi_square = np.expm1(np.square(np.divide(1.0, noise_multiplier)))
         mu = np.multiply(sampling_rate, np.sqrt(np.multiply(num_steps, chi_square)))

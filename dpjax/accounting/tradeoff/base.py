@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check
+from dpjax._validation import as_float64, check, check_type
 
 if TYPE_CHECKING:
     from dpjax.accounting.tradeoff.discrete import Discrete
@@ -73,7 +73,7 @@ class TradeOff(abc.ABC):
         Raises:
           ValueError: an ``epsilon`` is not a number.
         """
-        losses = np.asarray(epsilon, np.float64)
+        losses = as_float64(epsilon, "epsilon")
         check(not np.isnan(losses).any(), "epsilon", epsilon, "real")
         away = np.abs(losses)
         with np.errstate(all="ignore"):
@@ -249,7 +249,12 @@ def scalar(values: Array) -> Any:
     return values.item() if values.ndim == 0 else values
 
 
+def check_curve(name: str, curve: object) -> None:
+    """Raises TypeError unless ``curve`` is a `TradeOff`."""
+    check_type(name, curve, TradeOff, "a trade-off function, a TradeOff")
+
+
 def _unit_interval(name: str, values: npt.ArrayLike) -> Array:
-    numbers = np.asarray(values, np.float64)
+    numbers = as_float64(values, name)
     check(bool(np.all((numbers >= 0) & (numbers <= 1))), name, values, "in [0, 1]")
     return numbers

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff.base import Array, TradeOff, maximum
+from dpjax._validation import check_count, check_non_negative, check_share
+from dpjax.accounting.tradeoff.base import Array, TradeOff, check_curve, maximum
 from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete
 from dpjax.accounting.tradeoff.gaussian import Gaussian
@@ -81,7 +81,8 @@ def mixture(curve: TradeOff, sampling_rate: float) -> TradeOff:
     >>> round(mixture(Gaussian(1.0), 0.5)(0.05), 3)
     0.845
     """
-    check(0 <= sampling_rate <= 1, "sampling_rate", sampling_rate, "in [0, 1]")
+    check_curve("curve", curve)
+    check_share("sampling_rate", sampling_rate)
     if sampling_rate == 0:
         return Identity()
     return curve if sampling_rate == 1 else Mixture(curve, float(sampling_rate))
@@ -180,6 +181,7 @@ def group(curve: TradeOff, size: int) -> TradeOff:
     >>> group(Gaussian(0.5), 3)
     Gaussian(mu=1.5)
     """
+    check_curve("curve", curve)
     check_count("size", size)
     if size == 1 or isinstance(curve, Identity):
         return curve
@@ -213,6 +215,9 @@ def is_at_least(f: TradeOff, g: TradeOff, tolerance: float = 1e-9) -> bool:
     >>> is_at_least(Identity(), Gaussian(1.0)), is_at_least(Gaussian(1.0), Identity())
     (True, False)
     """
+    check_curve("f", f)
+    check_curve("g", g)
+    check_non_negative("tolerance", tolerance)
     levels = _levels(f, g)
     detected, allowed = f.true_positive_rate(levels), g.true_positive_rate(levels)
     steep = detected <= (1 + tolerance) * allowed
@@ -231,6 +236,8 @@ def distance(f: TradeOff, g: TradeOff) -> float:
     >>> distance(Gaussian(1.0), Gaussian(1.0))
     0.0
     """
+    check_curve("f", f)
+    check_curve("g", g)
     levels = _levels(f, g)
     return float(np.max(np.abs(f(levels) - g(levels))))
 

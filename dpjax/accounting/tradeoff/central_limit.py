@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff.base import TradeOff
+from dpjax._validation import check, check_count, check_type
+from dpjax.accounting.tradeoff.base import TradeOff, check_curve
 
 # Panels of losses between 1e-14 and 1e6, each 7 % longer than the one before, 12 nodes in each.
 _SMALLEST, _LARGEST, _PANELS, _NODES = 1e-14, 1e6, 680, 12
@@ -53,6 +53,7 @@ def functionals(curve: TradeOff) -> Functionals:
     >>> round(values.kl, 6), round(values.kappa2, 6)
     (0.125, 0.265625)
     """
+    check_curve("curve", curve)
     moments = zip(_moments(curve.inverse()), _moments(curve), strict=True)
     return Functionals(*(value for pair in moments for value in pair))
 
@@ -80,6 +81,7 @@ def clt_mu(moments: Functionals, count: int) -> float:
     >>> round(clt_mu(step, 14_062), 4)
     0.5735
     """
+    check_type("moments", moments, Functionals, "the Functionals of a curve")
     check_count("count", count)
     check(moments.kappa2 < math.inf, "moments", moments, "finite")
     drift = moments.kl + moments.kl_tilde

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from scipy.special import expit
 
-from dpjax._validation import check, check_non_negative, check_positive
+from dpjax._validation import check_non_negative, check_positive, check_share
 from dpjax.accounting.tradeoff.base import Array, Symmetric
 from dpjax.accounting.tradeoff.discrete import Discrete
 
@@ -84,7 +84,7 @@ class ApproximateDP(Symmetric):
 
     def __post_init__(self) -> None:
         check_non_negative("budget", self.budget)
-        check(0 <= self.slack <= 1, "slack", self.slack, "in [0, 1]")
+        check_share("slack", self.slack)
 
     def _forward(self, epsilon: Array) -> Array:
         # The pair has two finite losses, plus and minus the budget.

@@ -20,7 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax._validation import check, check_count
-from dpjax.accounting.tradeoff.base import LARGEST_LOSS, Array, TradeOff, least_argument
+from dpjax.accounting.tradeoff.base import (
+    LARGEST_LOSS,
+    Array,
+    TradeOff,
+    check_curve,
+    least_argument,
+)
 from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete, tangent_masses
 from dpjax.accounting.tradeoff.gaussian import Gaussian
@@ -76,6 +82,8 @@ def compose(*curves: TradeOff, grid_size: int = 1024) -> TradeOffBounds:
     Gaussian(mu=5.0)
     """
     check(len(curves) > 0, "curves", curves, "at least one")
+    for curve in curves:
+        check_curve("curves", curve)
     return _compose([(curve, 1) for curve in curves], grid_size)
 
 
@@ -98,6 +106,7 @@ def power(curve: TradeOff, count: int, *, grid_size: int = 1024) -> TradeOffBoun
     >>> bounds.is_exact, round(bounds.lower.epsilon(0.1), 3)
     (True, 2.704)
     """
+    check_curve("curve", curve)
     check_count("count", count)
     return _compose([(curve, count)], grid_size)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
-from dpjax._validation import check
+from dpjax._validation import as_float64, check
 from dpjax.accounting.tradeoff.base import Array, TradeOff
 
 # What rounding may do to sums, levels and order in what a caller gives.
@@ -126,7 +126,7 @@ def from_distributions(p: npt.ArrayLike, q: npt.ArrayLike) -> Discrete:
     >>> from_distributions([0.5, 0.5], [1.0, 0.0])(0.25)
     0.5
     """
-    return Discrete(np.asarray(p, np.float64), np.asarray(q, np.float64))
+    return Discrete(as_float64(p, "p"), as_float64(q, "q"))
 
 
 def from_log_likelihood_ratios(losses: npt.ArrayLike, p: npt.ArrayLike) -> Discrete:
@@ -145,7 +145,7 @@ def from_log_likelihood_ratios(losses: npt.ArrayLike, p: npt.ArrayLike) -> Discr
     >>> float(from_log_likelihood_ratios([0.0], [1.0]).delta(0.0))
     0.0
     """
-    ratios, masses = np.asarray(losses, np.float64), _distribution("p", p)
+    ratios, masses = as_float64(losses, "losses"), _distribution("p", p)
     check(not np.isnan(ratios).any() and ratios.shape == masses.shape, "losses", losses, "as p")
     with np.errstate(divide="ignore", over="ignore"):
         q = np.exp(ratios + np.log(masses))
@@ -173,7 +173,10 @@ def piecewise_linear(alphas: npt.ArrayLike, betas: npt.ArrayLike) -> Discrete:
     >>> piecewise_linear([0.0, 0.5], [0.9, 0.1])(0.25)
     0.5
     """
-    x, y = np.atleast_1d(np.asarray(alphas, np.float64)), np.atleast_1d(np.asarray(betas, float))
+    x, y = (
+        np.atleast_1d(as_float64(alphas, "alphas")),
+        np.atleast_1d(as_float64(betas, "betas")),
+    )
     increasing = x.ndim == 1 and x.size and np.all(np.diff(x) > 0)
     check(bool(increasing and x[0] >= 0 and x[-1] <= 1), "alphas", alphas, "increasing in [0, 1]")
     falling = x.shape == y.shape and np.all(np.diff(y) <= _ROUNDING) and np.all(y >= 0)
@@ -207,7 +210,8 @@ def from_profile(epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Discrete:
     >>> round(curve.delta(0.0), 3), round(curve.delta(1.0), 3), curve(0.0)
     (0.3, 0.1, 0.9)
     """
-    losses, slacks = np.ravel(epsilons).astype(float), np.ravel(deltas).astype(float)
+    losses = np.ravel(as_float64(epsilons, "epsilons"))
+    slacks = np.ravel(as_float64(deltas, "deltas"))
     fine = losses.size > 0 and np.all((losses >= 0) & (losses <= _LARGEST_EPSILON))
     check(bool(fine), "epsilons", epsilons, "at least one number, each in [0, 700]")
     matched = losses.shape == slacks.shape and np.all((slacks >= 0) & (slacks <= 1))
@@ -281,7 +285,7 @@ def _sums(masses: Array) -> Array:
 
 
 def _distribution(name: str, masses: npt.ArrayLike) -> Array:
-    values = np.asarray(masses, np.float64)
+    values = as_float64(masses, name)
     fine = values.ndim == 1 and np.all(values >= 0) and abs(np.sum(values) - 1) <= _ROUNDING
     check(bool(fine), name, masses, "one axis of numbers >= 0 that sum to 1")
     return values / np.sum(values)

@@ -17,7 +17,7 @@ import scipy.special
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
 
-from dpjax._validation import check, check_non_negative
+from dpjax._validation import as_float64, as_floats, check, check_non_negative
 from dpjax.accounting.tradeoff.base import Array, Symmetric, scalar
 
 # Of the interval that holds an epsilon: to the last digits of a float.
@@ -89,7 +89,7 @@ def epsilon(mu: npt.ArrayLike, delta: npt.ArrayLike) -> Any:
     >>> round(epsilon(mu=1.0, delta=0.1269), 3)
     1.0
     """
-    mu, delta = np.asarray(mu, float), np.asarray(delta, float)
+    mu, delta = as_float64(mu, "mu"), as_float64(delta, "delta")
     check(bool(np.all(mu >= 0)), "mu", scalar(mu), "numbers >= 0")
     check(bool(np.all((delta > 0) & (delta < 1))), "delta", scalar(delta), "in (0, 1)")
     # At the upper end delta is at most Phi(-sqrt(2 log(1 / delta))), which is below delta / 2.
@@ -120,7 +120,8 @@ def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
     0.74
     """
     # Through the lower quantile: 1 - alpha would round small levels away.
-    return ndtr(-ndtri(jnp.asarray(alpha, float)) - mu)
+    levels = as_floats(alpha, "alpha").astype(float)
+    return ndtr(-ndtri(levels) - as_floats(mu, "mu"))
 
 
 def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
@@ -140,7 +141,8 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     >>> round(float(gaussian_delta(1.0, 1.0)), 4)
     0.1269
     """
-    mu, epsilon = jnp.asarray(mu, float), jnp.asarray(epsilon, float)
+    mu = as_floats(mu, "mu").astype(float)
+    epsilon = as_floats(epsilon, "epsilon").astype(float)
     first = log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return -jnp.exp(first) * jnp.expm1(second - first)
@@ -151,7 +153,7 @@ def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
 
     With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
     """
-    mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
+    mu, epsilon = as_float64(mu, "mu"), as_float64(epsilon, "epsilon")
     with np.errstate(all="ignore"):
         x, beyond = epsilon / mu - mu / 2, epsilon / mu + mu / 2
         here, moved = (

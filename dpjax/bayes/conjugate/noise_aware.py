@@ -8,7 +8,7 @@ import numpy.typing as npt
 from scipy.stats import laplace
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_count
+from dpjax._validation import as_key, check, check_count, check_type
 from dpjax.bayes.conjugate.family import Sums
 from dpjax.bayes.conjugate.posteriors import Array, Mixture
 from dpjax.bayes.conjugate.release import StatisticRelease, estimate_sums
@@ -75,6 +75,7 @@ def noise_aware_posterior(
     [0.5, 0.7, 0.3, 0.9]
     """
     check_count("num_particles", num_particles)
+    check_type("release", release, StatisticRelease, "a StatisticRelease")
     entries, n = release.check_released(released, num_examples)
     proposal = _initial_proposal(release, entries, n)
     for round_key in jax.random.split(as_key(key), _ROUNDS):

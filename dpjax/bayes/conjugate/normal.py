@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, xlogy
 
-from dpjax._validation import check, check_choice, check_positive
+from dpjax._validation import as_finite, check, check_choice, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior
@@ -200,7 +200,7 @@ def _check_bounds_and_mean(bounds: tuple[float, float], prior_mean: float) -> No
     ordered = isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]
     fine = ordered and math.isfinite(bounds[0]) and math.isfinite(bounds[1])
     check(fine, "bounds", bounds, "a tuple (low, high) of finite numbers with low < high")
-    check(math.isfinite(prior_mean), "prior_mean", prior_mean, "a finite number")
+    as_finite(prior_mean, "prior_mean", "a finite number")
 
 
 def of_first_two_moments(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check_count, check_delta
+from dpjax._validation import as_float64, as_key, check, check_count, check_delta, check_share
 from dpjax.mechanisms.base import Interval, check_level
 
 Array = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class Posterior:
         Returns:
           Probabilities, shaped like ``parameters``.
         """
-        return np.asarray(self._marginal().cdf(parameters), np.float64)
+        return np.asarray(self._marginal().cdf(as_float64(parameters, "parameters")), np.float64)
 
     def quantile(self, probability: float) -> Array:
         """Returns the marginal quantiles, shaped like ``mean``.
@@ -55,6 +55,7 @@ class Posterior:
         Args:
           probability: in (0, 1).
         """
+        check_share("probability", probability)
         return np.asarray(self._marginal().ppf(probability), np.float64)
 
     def sample(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -204,12 +205,15 @@ class NormalInverseGammaPosterior(Posterior):
 
     def cdf(self, parameters: npt.ArrayLike) -> Array:
         """Returns the distribution functions of mean and variance at ``(..., 2)`` parameters."""
-        values = np.moveaxis(np.asarray(parameters), -1, 0)
+        values = as_float64(parameters, "parameters")
+        check(values.ndim > 0, "parameters", values.shape, "of shape (..., 2)")
+        values = np.moveaxis(values, -1, 0)
         both = zip(self._marginals(), values, strict=True)
         return np.stack([marginal.cdf(value) for marginal, value in both], axis=-1)
 
     def quantile(self, probability: float) -> Array:
         """Returns the quantiles ``(..., 2)`` of mean and variance at ``probability``."""
+        check_share("probability", probability)
         return np.stack([marginal.ppf(probability) for marginal in self._marginals()], axis=-1)
 
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -252,7 +256,7 @@ class Mixture(Posterior):
 
     def cdf(self, parameters: npt.ArrayLike) -> Array:
         """Returns the weighted mean of the components' distribution functions."""
-        return self._weighted_sum(self.components.cdf(parameters))
+        return self._weighted_sum(self.components.cdf(as_float64(parameters, "parameters")))
 
     def quantile(self, probability: float) -> Array:
         """Returns the quantiles, by bisection between those of the components.

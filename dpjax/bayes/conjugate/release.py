@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_numbers, check, check_count
+from dpjax._validation import as_float64, as_numbers, check, check_count, check_type
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
@@ -62,6 +62,7 @@ class StatisticRelease(ComposedMechanism, RecordSum):
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, NoisyStatistic):
             raise TypeError(f"mechanism must add noise to a statistic, got {self.mechanism!r}")
+        check_type("family", self.family, ConjugateFamily, "a ConjugateFamily")
         stated = self.mechanism.sensitivity
         needed = self.family.sensitivity(norm=stated.norm, adjacency=stated.adjacency)
         allowed = f"at least {needed.value:.6g}, that of the family in {stated.norm}"
@@ -165,7 +166,7 @@ class StatisticRelease(ComposedMechanism, RecordSum):
             or given though it is private.
         """
         size = len(self.family.encoding(self.adjacency).offset)
-        entries = np.asarray(released, np.float64)
+        entries = as_float64(released, "released")
         fine = entries.ndim > 0 and entries.shape[-1] == size and bool(np.isfinite(entries).all())
         check(fine, "released", released, f"finite numbers, {size} on the last axis")
         if not is_size_public(self.adjacency):
@@ -203,6 +204,7 @@ def naive_posterior(
     >>> float(naive_posterior(StatisticRelease(family, noise), [-1.7], num_examples=8).mean)
     0.1
     """
+    check_type("release", release, StatisticRelease, "a StatisticRelease")
     entries, n = release.check_released(released, num_examples)
     return release.family.posterior(estimate_sums(release, entries, n))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_delta, check_positive
+from dpjax._validation import check, check_delta, check_positive, check_type
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
@@ -18,6 +18,7 @@ from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
+    check_setting,
     describe_clipping,
     statistics_sensitivities,
 )
@@ -97,6 +98,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
     _num_statistics: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        check_setting(self.bounds, self.num_features, self.adjacency, self.unit)
         check_positive("mu", self.mu)
         check_delta(self.delta)
         check_delta(self.failure_probability, "failure_probability")
@@ -187,6 +189,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with every noise scale times ``factor``."""
+        check_positive("factor", factor)
         return replace(self, mu=self.mu / factor)
 
     def describe(self) -> Mapping[str, str]:
@@ -232,6 +235,8 @@ def adaptive_ridge(
     >>> float(adaptive_ridge(mechanism, many).ridge)
     0.0
     """
+    check_type("mechanism", mechanism, PerturbedStatistics, "PerturbedStatistics")
+    check_type("released", released, RegressionStatistics, "RegressionStatistics")
     distribution = mechanism.noise_distribution
     check(distribution == "gaussian", "mechanism's noise", distribution, "'gaussian'")
     check_delta(failure_probability, "failure_probability")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpjax._validation import check, check_positive
+from dpjax._validation import check, check_choice, check_count, check_positive, check_type
 from dpjax.bayes.regression.statistics import RegressionBounds, RegressionStatistics
 
 NoiseDistribution = Literal["gaussian", "laplace"]
@@ -52,6 +52,8 @@ class AssumedModel:
         >>> AssumedModel.from_bounds(RegressionBounds(x_norm=2.0, y_size=1.0), num_features=4)
         AssumedModel(coefficient_norm=0.5, noise_std=0.5, noise_known=False)
         """
+        check_type("bounds", bounds, RegressionBounds, "RegressionBounds")
+        check_count("num_features", num_features)
         half = bounds.y_size / 2
         return cls(coefficient_norm=math.sqrt(num_features) * half / bounds.x_norm, noise_std=half)
 
@@ -95,6 +97,11 @@ def optimal_budget_shares(
     >>> [round(share, 2) for share in shares]
     [0.25, 0.67, 0.08]
     """
+    check_type("sensitivities", sensitivities, RegressionStatistics, "RegressionStatistics")
+    check_type("model", model, AssumedModel, "an AssumedModel")
+    check_positive("x_norm", x_norm)
+    check_count("num_features", num_features)
+    check_choice("noise_distribution", noise_distribution, tuple(_POWERS))
     # Increase of the loss per unit of noise variance in each statistic, times n^2.
     variance, signal = model.noise_std**2, model.coefficient_norm**2
     of_coefficients = num_features**2 / (2 * x_norm**2 * variance)

@@ -17,6 +17,7 @@ from dpjax._validation import (
     check_count,
     check_delta,
     check_positive,
+    check_type,
     is_traced,
 )
 from dpjax.bayes.regression import latent_statistics
@@ -127,6 +128,7 @@ def noise_aware_posterior(
     >>> draws.beta.shape, round(float(draws.beta.mean()), 1), bool((draws.ess > 200).all())
     ((2000, 1), 0.5, True)
     """
+    check_type("features", features, FeaturePrior | None, "a FeaturePrior or None")
     observation = observe(mechanism, released, num_examples)
     check_positive("prior_precision", prior_precision)
     check_positive("noise_shape", noise_shape)
@@ -179,6 +181,7 @@ def coefficient_interval(draws: RegressionDraws, level: float) -> Interval:
     >>> [end.tolist() for end in coefficient_interval(draws, 0.9)]
     [[5.0], [95.0]]
     """
+    check_type("draws", draws, RegressionDraws, "RegressionDraws")
     return _central(draws.beta, level)
 
 
@@ -204,7 +207,10 @@ def prediction_interval(
     >>> [round(float(end[0])) for end in interval]
     [0, 6]
     """
-    means = draws.beta @ as_floats(x, "x").astype(draws.beta.dtype).T
+    check_type("draws", draws, RegressionDraws, "RegressionDraws")
+    x = as_floats(x, "x")
+    check(x.ndim == 2, "x", x.shape, "of shape (n, d)")
+    means = draws.beta @ x.astype(draws.beta.dtype).T
     normals = jax.random.normal(as_key(key), means.shape, means.dtype)
     return _central(means + jnp.sqrt(draws.sigma2)[:, None] * normals, level)
 

@@ -12,7 +12,14 @@ import numpyro
 import numpyro.distributions as dist
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import as_floats, check, check_positive
+from dpjax._validation import (
+    as_floats,
+    as_numbers,
+    check,
+    check_function,
+    check_positive,
+    check_type,
+)
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
 
@@ -36,7 +43,8 @@ class FeaturePrior:
 
     def __post_init__(self) -> None:
         check_positive("num_examples", self.num_examples)
-        if jnp.ndim(self.second_moment) == 0:
+        second_moment = as_numbers(self.second_moment, "second_moment")
+        if second_moment.ndim == 0:
             check_positive("second_moment", self.second_moment)
 
 
@@ -113,6 +121,8 @@ def observe(
     Raises:
       ValueError: statistics without yty or not of the mechanism's shape; no records.
     """
+    check_type("mechanism", mechanism, PerturbedStatistics, "PerturbedStatistics")
+    check_type("released", released, RegressionStatistics, "RegressionStatistics")
     with_yty = mechanism.scales.yty is not None and released.yty is not None
     check(with_yty, "released.yty", released.yty, "released, for unknown noise")
     dim = mechanism.num_features
@@ -198,6 +208,8 @@ def released_regression(
     >>> round(float(mcmc.get_samples()["b"].mean()), 1)
     0.5
     """
+    check_function("prior", prior)
+    check_type("features", features, FeaturePrior | None, "a FeaturePrior or None")
     observation = observe(mechanism, released, num_examples)
     average, noise, n = observation
     beta, variance = prior()

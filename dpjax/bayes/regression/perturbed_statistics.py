@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_numbers, check_choice, check_positive
+from dpjax._validation import (
+    as_numbers,
+    check,
+    check_choice,
+    check_non_negative,
+    check_positive,
+    check_type,
+)
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.budget_allocation import (
@@ -23,6 +30,7 @@ from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
     check_features,
+    check_setting,
     clipped_statistics,
     describe_clipping,
     statistics_sensitivities,
@@ -88,6 +96,8 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
     unit: str = "one record"
 
     def __post_init__(self) -> None:
+        check_setting(self.bounds, self.num_features, self.adjacency, self.unit)
+        check_type("scales", self.scales, RegressionStatistics, "RegressionStatistics")
         check_choice("noise_distribution", self.noise_distribution, tuple(_MECHANISMS))
         for scale in self._scales:
             check_positive("scales", scale)
@@ -121,6 +131,10 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
           ValueError: a number out of range, or shares that are not positive or do not add up to
             one.
         """
+        check_setting(bounds, num_features, adjacency, unit)
+        check_non_negative("delta", delta)
+        allowed = "RegressionStatistics of shares, or an AssumedModel"
+        check_type("split", split, RegressionStatistics | AssumedModel | None, allowed)
         noise_distribution: NoiseDistribution = "gaussian" if delta else "laplace"
         if delta:
             budget = Gaussian.from_epsilon(
@@ -202,6 +216,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
         Raises:
           ValueError: features or targets of other shapes, or not of real numbers.
         """
+        check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
         x, y = (
             np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
         )
@@ -249,6 +264,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with every noise scale times ``factor``."""
+        check_positive("factor", factor)
         scales = (None if scale is None else scale * factor for scale in self.scales)
         return replace(self, scales=RegressionStatistics(*scales))
 

@@ -10,7 +10,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
 from dpjax._typing import Numeric
-from dpjax._validation import as_floats, check, check_delta, check_positive
+from dpjax._validation import as_floats, check, check_delta, check_positive, check_type
 from dpjax.bayes.regression.statistics import RegressionStatistics
 from dpjax.mechanisms.base import Interval
 
@@ -91,6 +91,7 @@ class RegressionPosterior(NamedTuple):
         [[-1.4], [2.2]]
         """
         x = as_floats(x, "x")
+        check(x.ndim == 2, "x", x.shape, "of shape (n, d)")
         spread = jnp.sum(x * (x @ self._inverse), axis=1)
         scale = jnp.sqrt(self.noise_variance * (1 + spread))
         return Prediction(x @ self.mean, scale, 2 * self.shape)
@@ -127,6 +128,7 @@ def known_noise_posterior(
     >>> posterior.mean.tolist(), posterior.covariance.diagonal().tolist()
     ([1.0, 0.0], [0.1, 0.1])
     """
+    check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
     check_positive("prior_precision", prior_precision)
     check_positive("noise_precision", noise_precision)
     precision, mean = _normal(statistics, prior_precision / noise_precision)
@@ -169,11 +171,13 @@ def unknown_noise_posterior(
     >>> posterior.mean.tolist(), posterior.shape.item(), posterior.rate.item()
     ([1.0], 3.0, 2.0)
     """
+    check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
     check_positive("noise_shape", noise_shape)
     check_positive("noise_rate", noise_rate)
     check_positive("prior_precision", prior_precision)
     check(statistics.yty is not None, "statistics.yty", None, "released, for unknown noise")
-    precision, mean = _normal(statistics, prior_precision)
+    noise_shape, noise_rate = _as_float(noise_shape), _as_float(noise_rate)
+    precision, mean = _normal(statistics, _as_float(prior_precision))
     xty, yty = (
         as_floats(statistics.xty, "statistics.xty"),
         as_floats(statistics.yty, "statistics.yty"),
@@ -181,6 +185,11 @@ def unknown_noise_posterior(
     unexplained = jnp.maximum(yty - xty @ mean, 0.0)
     shape = jnp.maximum(as_floats(num_examples, "num_examples"), 0.0) / 2 + noise_shape
     return RegressionPosterior(mean, precision, shape, unexplained / 2 + noise_rate)
+
+
+def _as_float(number: Numeric) -> Numeric:
+    """A Python integer as a float: JAX takes none beyond its own integers."""
+    return float(number) if isinstance(number, int) else number
 
 
 def _normal(statistics: RegressionStatistics, ridge: Numeric) -> tuple[jax.Array, jax.Array]:
@@ -215,12 +224,13 @@ def repair(statistics: RegressionStatistics, floor: Numeric) -> RegressionStatis
     >>> repaired.xtx.tolist(), repaired.yty.item()
     ([[4.0, 0.0], [0.0, 0.5]], 2.25)
     """
+    check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
     check_positive("floor", floor)
     xtx, xty = (
         as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
     )
     values, vectors = jnp.linalg.eigh(xtx)
-    values = jnp.maximum(values, floor)
+    values = jnp.maximum(values, _as_float(floor))
     raised = (vectors * values[None, :]) @ vectors.T
     if statistics.yty is None:
         return RegressionStatistics(raised, xty, None)
@@ -243,5 +253,7 @@ def largest_noise_eigenvalue(standard_deviations: npt.ArrayLike) -> jax.Array:
     >>> largest_noise_eigenvalue(jnp.full((9, 9), 1.5)).item()
     9.0
     """
-    variances = jnp.square(as_floats(standard_deviations, "standard_deviations"))
+    deviations = as_floats(standard_deviations, "standard_deviations")
+    check(deviations.ndim == 2, "standard_deviations", deviations.shape, "of shape (d, d)")
+    variances = jnp.square(deviations)
     return 2 * jnp.sqrt(variances.sum(axis=1).mean())

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_float64, as_numbers, check, check_delta, check_positive
+from dpjax._validation import (
+    as_float64,
+    as_numbers,
+    check,
+    check_delta,
+    check_positive,
+    check_text,
+    check_type,
+)
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
@@ -141,6 +149,7 @@ class PrivateBounds(ComposedMechanism):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with its noise scale times ``factor``."""
+        check_positive("factor", factor)
         return replace(self, epsilon=self.epsilon / factor)
 
     def describe(self) -> Mapping[str, str]:
@@ -211,6 +220,7 @@ class HistogramBounds(GaussianSum):
         Raises:
           ValueError: not real numbers, or of other shapes.
         """
+        check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
         x, y = (
             np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
         )
@@ -247,6 +257,7 @@ class HistogramBounds(GaussianSum):
 def _check_candidates(bounds: PrivateBounds | HistogramBounds) -> None:
     for name in ("x_norms", "y_sizes"):
         candidates = getattr(bounds, name)
+        check_type(name, candidates, tuple, "a tuple of numbers")
         check(len(candidates) > 0, name, candidates, "at least one candidate")
         for candidate in candidates:
             check_bound(name, candidate)
@@ -254,6 +265,7 @@ def _check_candidates(bounds: PrivateBounds | HistogramBounds) -> None:
         check(increasing, name, candidates, "increasing")
     check_delta(bounds.quantile, "quantile")
     check_adjacency(bounds.adjacency)
+    check_text("unit", bounds.unit)
 
 
 def _sizes(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_numbers, check
+from dpjax._validation import as_numbers, check, check_type
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
@@ -71,6 +71,7 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
           ValueError: statistics of other shapes, a missing one, or one that is not of real numbers
             or masked.
         """
+        check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
         given = statistics[: self._num_statistics]
         check_statistics(
             RegressionStatistics(*given, *[None] * (3 - len(given))), self.num_features

@@ -17,6 +17,8 @@ from dpjax._validation import (
     check_choice,
     check_count,
     check_positive,
+    check_text,
+    check_type,
     is_traced,
 )
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
@@ -79,6 +81,7 @@ class RegressionBounds:
           ValueError: not real numbers.
         """
         x, y = as_floats(x, "x"), as_floats(y, "y")
+        check_records(x.shape, y.shape)
         return clip_norm_to(x, self.x_norm), clip_to(y, (-self.y_size, self.y_size))
 
 
@@ -133,8 +136,17 @@ def check_features(x: npt.ArrayLike, num_features: int) -> None:
     check(np.shape(x)[-1] == num_features, "x", np.shape(x), f"of shape (n, {num_features})")
 
 
+def check_setting(bounds: object, num_features: int, adjacency: str, unit: str) -> None:
+    """Raises an error unless the fields that mechanisms of regression share are allowed."""
+    check_type("bounds", bounds, RegressionBounds, "RegressionBounds")
+    check_count("num_features", num_features)
+    check_adjacency(adjacency)
+    check_text("unit", unit)
+
+
 def check_statistics(statistics: RegressionStatistics, num_features: int) -> None:
     """Raises ``ValueError`` unless the statistics are those of ``num_features`` features."""
+    check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
     shapes = [(num_features, num_features), (num_features,), ()]
     for name, part, shape in zip(statistics._fields, statistics, shapes, strict=True):
         found = shape if part is None else jnp.shape(part)
@@ -205,6 +217,7 @@ def statistics_sensitivities(
     >>> found.xtx.value, found.xty.value, found.yty.value
     (10.0, 12.0, 9.0)
     """
+    check_type("bounds", bounds, RegressionBounds, "RegressionBounds")
     check_choice("norm", norm, ("l1", "l2"))
     check_count("num_features", num_features)
     check_adjacency(adjacency)

@@ -13,12 +13,16 @@ import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax._validation import check, check_count, check_delta, check_non_negative, check_positive
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.regression.release import StatisticsMechanism
-from dpjax.bayes.regression.statistics import RegressionBounds, RegressionStatistics
+from dpjax.bayes.regression.statistics import (
+    RegressionBounds,
+    RegressionStatistics,
+    check_bound,
+)
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.exact_sampling import RandomWords
 from dpjax.mechanisms.host import Array, call_on_host, from_units, to_units
@@ -164,6 +168,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
 
     def delta(self, epsilon: float) -> float:
         """Returns delta at ``epsilon``, in closed form under add/remove, else a bound."""
+        check_non_negative("epsilon", epsilon)
         return float(self.curve.delta(epsilon))
 
     def scale_noise(self, factor: float) -> Self:
@@ -318,7 +323,7 @@ def nonprivate_wishart_noise(
     (3, 3)
     """
     check_count("num_features", num_features)
-    check_positive("x_norm", x_norm)
+    check_bound("x_norm", x_norm)
     check_positive("epsilon", epsilon)
     return wishart_noise(key, num_features, num_features + 1, 3 * x_norm**2 / (2 * epsilon))
 

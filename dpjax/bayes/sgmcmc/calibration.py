@@ -10,7 +10,14 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._typing import ClipBound
-from dpjax._validation import check, check_count, check_delta, check_positive
+from dpjax._validation import (
+    as_float64,
+    check,
+    check_count,
+    check_delta,
+    check_positive,
+    check_type,
+)
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.calibration import calibrate
 from dpjax.adjacency import Adjacency
@@ -48,6 +55,7 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
     >>> round(noisier.min_noise_multiplier, 1), round(float(noisier.excess_temperatures[0]), 1)
     (7.5, 1.3)
     """
+    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
     check_positive("epsilon", epsilon)
     if guarantee(chain.event, delta, chain.adjacency)[1] <= epsilon:
         return chain
@@ -81,6 +89,7 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
     >>> round(calibrate_step_size(chain, epsilon=1.0, delta=1e-5).step_size, 3)
     0.044
     """
+    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
     return calibrate(
         dataclasses.replace(chain, min_noise_multiplier=0.0), epsilon=epsilon, delta=delta
     )
@@ -205,7 +214,7 @@ def step_size_bound_2017(
     """
     bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
     check_positive("constant", constant)
-    step = np.asarray(step, np.float64)
+    step = as_float64(step, "step")
     check(bool((step >= 1).all()), "step", step, "at least 1: steps are counted from one")
     scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * bound**2)
     return np.asarray(scale / math.log(1 / delta) * step ** (-1 / 3))
@@ -263,6 +272,8 @@ def hybrid(
     >>> both.parts[0].epsilon, both.certificate(1e-5).epsilon < 1
     (0.5, True)
     """
+    check_type("start", start, OnePosteriorSample, "a OnePosteriorSample")
+    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
     check_positive("epsilon", epsilon)
     half = epsilon / 2
     calibrated = (calibrate_min_noise if keep_steps else calibrate_step_size)(

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key
+from dpjax._validation import as_key, check_function, check_type
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
@@ -62,6 +62,9 @@ def private_chains(
     >>> jax.eval_shape(step.update, state, jnp.ones((8, 2)))[0].params.shape
     (3, 2)
     """
+    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
+    check_function("log_likelihood", log_likelihood, "params", "example")
+    check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
     key = as_key(key)
     shared = chain.batches == "shared"
 

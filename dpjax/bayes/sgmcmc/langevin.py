@@ -22,7 +22,18 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
-from dpjax._validation import as_key, check_choice, check_count, check_non_negative, check_positive
+from dpjax._validation import (
+    as_finite,
+    as_key,
+    check_choice,
+    check_count,
+    check_function,
+    check_non_negative,
+    check_positive,
+    check_text,
+    check_type,
+    is_traced,
+)
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.schedules import (
     Floats,
@@ -46,6 +57,11 @@ PUBLISHED_TEMPERATURE = 0.5
 
 Batches = Literal["own", "shared"]
 LogPrior = Callable[[Any], jax.Array]
+
+
+def _check_all_positive(name: str, value: Numeric) -> None:
+    if not is_traced(value):
+        as_finite(value, name, "finite numbers > 0", lambda numbers: numbers > 0)
 
 
 def injected_noise_multiplier(
@@ -79,6 +95,11 @@ def injected_noise_multiplier(
     ...                           expected_batch_size=1_000, l2_clip=4.0)
     5.0
     """
+    _check_all_positive("step_size", step_size)
+    _check_all_positive("temperature", temperature)
+    check_count("num_examples", num_examples)
+    check_positive("expected_batch_size", expected_batch_size)
+    check_positive("variance_factor", variance_factor)
     ratio = 2 * temperature * variance_factor / (step_size * num_examples)
     return expected_batch_size * ratio**0.5 / total_l2_clip(l2_clip)
 
@@ -125,6 +146,8 @@ class Langevin(Mechanism):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
+        check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
+        check_text("unit", self.unit)
         check_count("num_steps", self.num_steps)
         check_positive("temperature", self.temperature)
         check_non_negative("min_noise_multiplier", self.min_noise_multiplier)
@@ -227,6 +250,7 @@ class Langevin(Mechanism):
         Args:
           factor: above zero.
         """
+        check_positive("factor", factor)
         smaller = self._with_sizes(self.step_sizes / factor**2)
         least = self.min_noise_multiplier * factor
         return dataclasses.replace(self, step_size=smaller, min_noise_multiplier=least)
@@ -273,6 +297,9 @@ def sampler_update(
     ``move(gradient, step size, state) -> (updates, state)`` is given the mean gradient plus that of
     ``-log prior / N``; the states of ``init`` count the steps in ``num_steps``.
     """
+
+    if log_prior is not None:
+        check_function("log_prior", log_prior, "params")
 
     def update(gradient: ArrayTree, state: Any, params: Params | None = None) -> tuple[Any, Any]:
         if log_prior is not None:

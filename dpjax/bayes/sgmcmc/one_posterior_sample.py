@@ -19,12 +19,22 @@ from dp_accounting import DpEvent
 from numpyro.infer import MCMC, NUTS
 
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax._validation import as_key, check, check_count, check_positive
+from dpjax._validation import (
+    as_key,
+    batch_length,
+    check,
+    check_count,
+    check_function,
+    check_positive,
+    check_text,
+    check_type,
+)
 from dpjax.adjacency import Adjacency, sensitivity_in_clips
 from dpjax.bayes.conjugate.counts import BetaBinomial
 from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
+from dpjax.gradients.loss_checks import check_params
 from dpjax.mechanisms.base import Mechanism, pure_in_words
 from dpjax.mechanisms.statistic_events import pure_event
 
@@ -72,8 +82,12 @@ class OnePosteriorSample(Mechanism):
 
     def __post_init__(self) -> None:
         check_positive("target_epsilon", self.target_epsilon)
+        check_text("unit", self.unit)
         for name in ("low", "high"):
-            if not math.isfinite(bound := getattr(self, name)):
+            bound = getattr(self, name)
+            check_type(name, bound, int | float | np.number, "a number")
+            check(not isinstance(bound, bool), name, bound, "a number")
+            if not math.isfinite(bound):
                 raise ValueError(
                     f"{name} must be finite, got {bound!r}: where a record's log-likelihood has no"
                     " bound, one record can move the posterior without limit, and a sample of it is"
@@ -107,6 +121,7 @@ class OnePosteriorSample(Mechanism):
 
     def scale_noise(self, factor: float) -> "OnePosteriorSample":
         """Returns the mechanism with ``target_epsilon`` divided by ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(self, target_epsilon=self.target_epsilon / factor)
 
     def describe(self) -> Mapping[str, str]:
@@ -166,6 +181,9 @@ def clipped_log_likelihood(
     would each be within the bounds, and their sum would not.
     """
 
+    check_type("mechanism", mechanism, OnePosteriorSample, "a OnePosteriorSample")
+    check_function("log_likelihood", log_likelihood, "params", "example")
+
     def clipped(params: ArrayTree, data: ArrayTree) -> jax.Array:
         each = jax.vmap(log_likelihood, (None, 0))(params, data)
         if not (isinstance(each, jax.Array) and each.ndim == 1):
@@ -222,6 +240,8 @@ def rejection_sample(
     """
     check_count("max_draws", max_draws)
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
+    check_function("draw_prior", draw_prior, "key")
+    batch_length(data, "data")
     sampler = rejection_loop(
         draw_prior,
         lambda params: mechanism.scale * jnp.sum(clipped(params, data) - mechanism.high),
@@ -263,6 +283,8 @@ def beta_sample(
     >>> float(draw.params) <= 1 - math.exp(-4)
     True
     """
+    check_type("family", family, BetaBinomial, "a BetaBinomial")
+    check_type("mechanism", mechanism, OnePosteriorSample, "a OnePosteriorSample")
     check_count("max_draws", max_draws)
     least = max(math.exp(mechanism.low), 1 - math.exp(mechanism.high))
     check(least < 0.5, "low and high", (mechanism.low, mechanism.high), "around -log 2")
@@ -324,6 +346,9 @@ def markov_chain_sample(
     """
     check_count("num_steps", num_steps)
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
+    check_function("log_prior", log_prior, "params")
+    check_params(params)
+    batch_length(data, "data")
 
     kernel = NUTS(
         potential_fn=lambda params: (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ArrayTree, ClipBound, PRNGKey
-from dpjax._validation import as_key, check, check_positive
+from dpjax._validation import as_key, check, check_delta, check_positive, check_type
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
@@ -54,7 +54,7 @@ class RMSProp:
             check_positive(name, getattr(self, name))
         wanted = f"at least min_value = {self.min_value}"
         check(self.max_value >= self.min_value, "max_value", self.max_value, wanted)
-        check(0 < self.decay < 1, "decay", self.decay, "in (0, 1)")
+        check_delta(self.decay, "decay")
 
     def __call__(self, squares: ArrayTree) -> Any:
         """Returns G, a tree like the running means of ``squares``."""
@@ -113,6 +113,10 @@ class PSGLD(Langevin):
     preconditioner: RMSProp = dataclasses.field(kw_only=True)
     name: ClassVar[str] = "preconditioned SGLD"
 
+    def __post_init__(self) -> None:
+        check_type("preconditioner", self.preconditioner, RMSProp, "an RMSProp")
+        super().__post_init__()
+
     @property
     def noise_variance_factor(self) -> float:
         """Variance of the injected noise over SGLD's: one over the preconditioner's upper bound."""
@@ -131,7 +135,7 @@ class PSGLD(Langevin):
             self.temperature,
             self.sampling.num_examples,
             log_prior,
-            key,
+            as_key(key),
         )
 
 
@@ -174,6 +178,7 @@ def psgld(
     >>> optimizer.description.noise_multiplier
     5.0
     """
+    check_type("preconditioner", preconditioner, RMSProp, "an RMSProp")
     noise_key, update_key = jax.random.split(as_key(key))
     return langevin_transformation(
         lambda schedule, noise_std: psgld_update(

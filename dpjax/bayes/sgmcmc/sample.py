@@ -12,11 +12,12 @@ from tqdm import tqdm
 
 from dpjax._extras import requires_extra
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key, check, check_count
+from dpjax._validation import as_key, check, check_count, check_path, check_type
 from dpjax.bayes.sgmcmc.chains import compile_steps, place_chains, private_chains
 from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.certificates.certificate import Certificate
+from dpjax.gradients.loss_checks import check_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.checkpoint import CheckpointStore
@@ -192,6 +193,12 @@ def sample(
     >>> result.samples.shape, result.certificate(1e-3).num_releases
     ((2, 4, 3), 60)
     """
+    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
+    check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
+    if not callable(params):
+        check_params(params)
+    if checkpoint_dir is not None:
+        check_path("checkpoint_dir", checkpoint_dir)
     plan = SamplePlan.from_chain(chain, burn_in, thinning)
     check_count("samples_per_call", samples_per_call)
     num_samplers = None if chain.batches == "shared" else chain.num_chains
@@ -211,7 +218,7 @@ def sample(
     first = jax.tree.map(lambda leaf: leaf[0], state.params)
     program = partial(run_program_hash, one_device.update, state, opened)
     check_processes(key, first, plan, program, opened, sharding)
-    folder = Path(checkpoint_dir) if checkpoint_dir else None
+    folder = None if checkpoint_dir is None else Path(checkpoint_dir)
     checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if folder is not None:
         identity = identify_run(plan, opened, program())

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import Numeric
-from dpjax._validation import check, check_count, check_positive
+from dpjax._validation import check, check_count, check_positive, check_share
 
 Floats = npt.NDArray[np.float64]
 # A function of the step number 0, 1, ..., which may be traced.
@@ -44,7 +44,7 @@ class PolynomialDecay:
 
     def __post_init__(self) -> None:
         check_positive("initial", self.initial)
-        check(0 <= self.exponent <= 1, "exponent", self.exponent, "in [0, 1]")
+        check_share("exponent", self.exponent)
 
     def __call__(self, step: Numeric) -> jax.Array:
         """Returns the size of step number ``step`` = 0, 1, ..., which may be traced."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ArrayTree, ClipBound, PRNGKey
-from dpjax._validation import check_rate
+from dpjax._validation import as_key, check_rate
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
@@ -73,7 +73,7 @@ class SGHMC(Langevin):
         self, log_prior: LogPrior | None, *, key: PRNGKey
     ) -> optax.GradientTransformation:
         """Returns the SGHMC update of noisy mean gradients, which needs no key."""
-        del key
+        as_key(key)
         schedule, num_examples = self.schedule(), self.sampling.num_examples
         return sghmc_update(schedule, self.friction, num_examples, log_prior)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._typing import ClipBound, PRNGKey
+from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
@@ -52,7 +53,7 @@ class SGLD(Langevin):
         self, log_prior: LogPrior | None, *, key: PRNGKey
     ) -> optax.GradientTransformation:
         """Returns the SGLD update of noisy mean gradients, which needs no key."""
-        del key
+        as_key(key)
         return sgld_update(self.schedule(), self.sampling.num_examples, log_prior)
 
 

@@ -9,7 +9,7 @@ from numpyro.infer import ELBO, SVI, Predictive
 
 from dpjax._extras import requires_extra
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check_count
+from dpjax._validation import as_key, check_count, check_type
 from dpjax.bayes.variational.arguments import Values, as_arrays, check_whole
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
 from dpjax.bayes.variational.compiled_steps import CompiledSteps
@@ -168,6 +168,7 @@ def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
     >>> to_arviz({"w": np.zeros((1, 10, 3))}).posterior["w"].dims
     ('chain', 'draw', 'w_dim_0')
     """
+    check_type("samples", samples, Mapping, "a mapping from names to draws")
     with requires_extra("arviz"):
         from arviz_base import from_dict
 

@@ -4,6 +4,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax._validation import batch_length
@@ -216,6 +217,7 @@ def explain(
     loss_fn = loss_input.bind(loss_fn, constants)
     batch = batch if key is None else with_keys(batch, key, size)
     check_loss(loss_fn, trained, batch)
+    trained = jax.tree.map(jnp.asarray, trained)  # Python numbers have no shape
     program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch), size)
     leaves = tuple(
         LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(program, number, leaf))
