@@ -13,15 +13,24 @@ import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_delta, check_non_negative, check_positive
+from dpjax._validation import (
+    as_floats,
+    check,
+    check_count,
+    check_delta,
+    check_non_negative,
+    check_positive,
+    check_type,
+)
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
     check_bound,
+    check_setting,
 )
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.exact_sampling import RandomWords
@@ -82,11 +91,10 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     unit: str = "one record"
 
     def __post_init__(self) -> None:
-        check_count("num_features", self.num_features)
+        check_setting(self.bounds, self.num_features, self.adjacency, self.unit)
         least = self.dimension + _LEAST_SURPLUS
         check_count("degrees_of_freedom", self.degrees_of_freedom, minimum=least)
         check_positive("scale", self.scale)
-        check_adjacency(self.adjacency)
 
     @classmethod
     def from_epsilon(
@@ -114,6 +122,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         Raises:
           ValueError: a number out of range.
         """
+        check_setting(bounds, num_features, adjacency, unit)
         check_positive("epsilon", epsilon)
         check_delta(delta)
         least = cls(
@@ -173,6 +182,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the mechanism with ``scale`` times ``factor``."""
+        check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def add_noise(
@@ -211,6 +221,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         Privacy:
           Post-processing.
         """
+        check_type("released", released, RegressionStatistics, "RegressionStatistics")
         ridge = self.mean_noise * jnp.eye(self.num_features, dtype=jnp.result_type(released.xtx))
         return RegressionStatistics(
             released.xtx - ridge, released.xty, released.yty - self.mean_noise
@@ -342,5 +353,6 @@ def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:
     >>> bool(excludes_record(jnp.eye(2), jnp.array([1.1, 0.0])))
     True
     """
+    released, row = as_floats(released, "released"), as_floats(row, "row")
     eigenvalues = jnp.linalg.eigvalsh(released - jnp.outer(row, row))
     return eigenvalues[0] < -_ROUNDING * jnp.abs(eigenvalues).max()
