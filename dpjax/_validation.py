@@ -110,7 +110,7 @@ def check_delta(value: Any, name: str = "delta") -> None:
 def check_count(name: str, value: Any, minimum: int = 1) -> None:
     """Raises ValueError unless ``value`` is a whole number of at least ``minimum``."""
     check(_is_integer(value) and value >= minimum, name, value, f"a whole number >= {minimum}")
-    check(value < 2**63, name, value, "below 2^63")
+    check(operator.index(value) < 2**63, name, value, "below 2^63")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
@@ -296,13 +296,15 @@ def check_arrays(name: str, tree: Any) -> None:
     check(bool(leaves), name, tree, "a tree with at least one array")
     for leaf in leaves:
         check_unmasked(name, leaf)
-        dtype = getattr(leaf, "dtype", None) if hasattr(leaf, "shape") else None
-        if isinstance(leaf, int | float | complex):
-            continue
-        kinds = (jnp.number, jnp.bool_, jax.dtypes.extended)
-        ok = dtype is not None and any(jax.dtypes.issubdtype(dtype, kind) for kind in kinds)
-        found = type(leaf).__name__ if dtype is None else dtype
-        check(ok, name, found, "a tree of arrays of numbers")
+        dtype = getattr(leaf, "dtype", type(leaf))
+        kinds = int | float | complex | jax.Array | jax.ShapeDtypeStruct
+        ok = isinstance(leaf, kinds) or (isinstance(dtype, np.dtype) and _is_numeric(dtype))
+        check(ok, name, dtype, "a tree of arrays of numbers")
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is one of numbers or truth values, those of ml_dtypes among them."""
+    return jnp.issubdtype(dtype, jnp.number) or dtype == bool
 
 
 def _has_large_integers(number: object) -> bool:

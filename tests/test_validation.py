@@ -65,7 +65,9 @@ class TestNumbers:
         with refused(value, r"in \(0, 1\)", name="delta"):
             validation.check_delta(value)
 
-    @pytest.mark.parametrize("value", [1, np.int32(5), np.uint8(3), jnp.int32(7), 10**30], ids=repr)
+    @pytest.mark.parametrize(
+        "value", [1, np.int32(5), np.uint8(3), jnp.int32(7), 2**63 - 1], ids=repr
+    )
     def test_counts(self, value):
         validation.check_count("level", value)
 
@@ -73,6 +75,10 @@ class TestNumbers:
     def test_what_is_no_count(self, value):
         with refused(value, "a whole number >= 1"):
             validation.check_count("level", value)
+
+    def test_a_count_fits_into_64_bits(self):
+        with refused(2**63, r"below 2\^63"):
+            validation.check_count("level", 2**63)
 
     def test_a_count_has_its_own_minimum(self):
         validation.check_count("level", 0, minimum=0)

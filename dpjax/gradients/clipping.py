@@ -154,7 +154,8 @@ def check_prefix(l2_clip: ClipBound, params: ArrayTree) -> None:
 
 def _checked_bounds(l2_clip: ClipBound) -> list[Any]:
     bounds = jax.tree.leaves(l2_clip)
-    check(bool(bounds), "l2_clip", l2_clip, "at least one number > 0")
+    if not bounds:
+        raise ValueError(f"l2_clip must hold at least one number > 0, got {l2_clip!r}")
     for bound in bounds:
         check_positive("l2_clip", bound)
         if not is_traced(bound):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_numbers, check, check_arrays, check_positive, is_traced
+from dpjax._validation import as_numbers, check, check_positive, is_traced
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
 from dpjax.mechanisms.host import (
@@ -55,8 +55,8 @@ class AdditiveNoise(NoisyStatistic):
           ValueError: an array that is not of real numbers (complex, strings, objects), that is
             masked, or of another shape than the sensitivity states.
         """
-        check_arrays("value", value)
         leaves, treedef = jax.tree.flatten(value)
+        check(bool(leaves), "value", value, "a tree with at least one array")
         numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
         check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
         results = [
@@ -173,8 +173,8 @@ class DiscreteNoise(NoisyStatistic):
           ValueError: an array that is not of integers, that is masked, or of another shape than
             the sensitivity states.
         """
-        check_arrays("value", value)
         leaves, treedef = jax.tree.flatten(value)
+        check(bool(leaves), "value", value, "a tree with at least one array")
         numbers = [as_integers(leaf) for leaf in leaves]
         check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
         results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_non_negative, check_rate
+from dpjax._validation import check, check_count, check_non_negative, check_positive, check_rate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset
@@ -36,6 +37,11 @@ class PoissonDraw(NamedTuple):
     def size(self) -> jax.Array:
         """Number of drawn records, int32."""
         return self.usual.size + self.further.size
+
+
+def _is_zero(size: object) -> bool:
+    """Whether a size is left at its default."""
+    return isinstance(size, int | float | np.number) and size == 0
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,12 @@ class PoissonSampling(Sampling):
         check_count("num_examples", self.num_examples)
         check(self.num_examples < 2**31, "num_examples", self.num_examples, "below 2^31")
         check_rate("sampling_rate", self.sampling_rate)
-        check_count("physical_batch_size", self.physical_batch_size, minimum=0)
-        check_non_negative("expected_batch_size", self.expected_batch_size)
-        if self.physical_batch_size == 0:
+        if _is_zero(self.physical_batch_size):
             object.__setattr__(self, "physical_batch_size", self._usual_size())
-        if self.expected_batch_size == 0:
+        check_count("physical_batch_size", self.physical_batch_size)
+        if _is_zero(self.expected_batch_size):
             object.__setattr__(self, "expected_batch_size", self.sampling_rate * self.num_examples)
+        check_positive("expected_batch_size", self.expected_batch_size)
 
     @property
     def usual_batches(self) -> int:

@@ -28,7 +28,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._validation import check_type
+from dpjax._validation import check
 from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
 from dpjax.accounting.tradeoff.base import TradeOff
 from dpjax.adjacency import (
@@ -308,7 +308,7 @@ def _kind_of(event: DpEvent) -> type[Release]:
 
 def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Yields the uncomposed releases of ``event`` that depend on the data, with their counts."""
-    check_type("event", event, DpEvent, "a dp_accounting.DpEvent")
+    check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
     match event:
         case dp_event.SelfComposedDpEvent():
             yield from _flatten(event.event, event.count * count)
