@@ -172,7 +172,7 @@ def update(
     steps = subsampled_gaussian_steps(state.mechanism)
     draws = steps.clip_norms(norms)
     check(draws.ndim in (1, 2), "norms", draws.shape, "of shape (steps, draws) or (draws,)")
-    used = as_mask(mask, draws.shape)
+    used = np.asarray(as_mask(mask, draws.shape))
     draws, used = np.atleast_2d(draws), np.atleast_2d(used)
     start, num_steps = state.num_done, len(draws)
     _check_num_steps(state, num_steps)
@@ -222,7 +222,7 @@ def update_from_log_moments(
     wanted = f"of shape (steps, draws, {len(state.orders)}) or (draws, {len(state.orders)})"
     check(shaped, "log_moments", moments.shape, wanted)
     check(bool(np.all(moments >= 0)), "log_moments", moments.min(initial=0), "numbers >= 0")
-    used = as_mask(mask, moments.shape[:-1])
+    used = np.asarray(as_mask(mask, moments.shape[:-1]))
     if moments.ndim == 2:
         moments, used = moments[None], used[None]
     _check_num_steps(state, len(moments))

@@ -175,7 +175,7 @@ def _summary(log_values: npt.ArrayLike, mask: npt.ArrayLike | None) -> _Summary:
     values = np.asarray(log_values, float)
     check(values.ndim >= 2, "log_values", log_values, "of shape (..., draws, orders)")
     check(not np.any(np.isnan(values)), "log_values", log_values, "numbers")
-    used = as_mask(mask, values.shape[:-1])
+    used = np.asarray(as_mask(mask, values.shape[:-1]))
     *batches, draws, columns = values.shape
     count = math.prod(batches)
     summaries = np.empty((count, 3, columns))

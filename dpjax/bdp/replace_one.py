@@ -24,7 +24,7 @@ functions that are analytic around the real line, and is computed by the trapezo
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def gradient_pairs(
     ([2.0], [2.0], [0.0])
     """
     check_function("loss_fn", loss_fn, "params", "example")
-    check_params(params)
+    check_params(cast(ArrayTree, params))
     lengths = batch_length(first, "first"), batch_length(second, "second")
     check(
         lengths[0] == lengths[1], "second", lengths[1], f"as many examples as first, {lengths[0]}"

@@ -159,10 +159,10 @@ class RandomizedResponse(Mechanism):
         Args:
           released: what ``release`` returned, of any shape.
         """
-        released = as_integers(released, "released", booleans=True)
-        check(released.dtype != object, "released", released, "integers of at most 64 bits")
-        counts = jnp.bincount(jnp.ravel(released), length=self.num_categories)
-        size = jnp.size(released)
+        answers = as_integers(released, "released", booleans=True)
+        check(answers.dtype != object, "released", answers.dtype, "integers of at most 64 bits")
+        counts = jnp.bincount(jnp.ravel(answers), length=self.num_categories)
+        size = jnp.size(answers)
         by_chance = (1 - self.keep_probability) / self.num_categories
         estimate = (counts / size - by_chance) / self.keep_probability
         # Mean variance of the reported indicator of a category with this share of the records.

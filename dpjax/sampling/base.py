@@ -178,9 +178,9 @@ def gather(data: ArrayTree, indices: jax.Array) -> Any:
     [5, 3]
     """
     batch_length(data, "data")
-    indices = as_numbers(indices, "indices")
-    check(jnp.issubdtype(indices.dtype, jnp.integer), "indices", indices.dtype, "of integers")
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], data)
+    numbers = as_numbers(indices, "indices")
+    check(jnp.issubdtype(numbers.dtype, jnp.integer), "indices", numbers.dtype, "of integers")
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[numbers], data)
 
 
 def check_data(sampling: Sampling, data: ArrayTree) -> None:

@@ -553,6 +553,7 @@ VALUES: dict[str, Any] = {
     "bdp.update: norms": np.full((1, 2), 0.3),
     "bdp.update: mask": np.ones((1, 2), bool),
     "bdp.update_worst_case: num_steps": 1,
+    "bdp.certificate: delta": 1e-2,
     "checked": np.array([8.0, 5.0, 10.0]),
     "log_errors": np.array([-1.0, -2.0]),
     "answer_rdp": np.ones((3, 2)),
