@@ -260,8 +260,11 @@ def as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> np.ndarray | 
     if mask is None:
         return np.ones(shape, bool)
     mask = as_numbers(mask, "mask")
-    fits = mask.dtype == bool and mask.shape == shape
-    check(fits, "mask", f"{mask.dtype} of shape {mask.shape}", f"bool of shape {shape}")
+    if mask.dtype != bool or mask.shape != shape:
+        raise ValueError(
+            f"mask must be bool of shape {shape}, one entry for each example,"
+            f" got {mask.dtype} of shape {mask.shape}"
+        )
     return mask
 
 
@@ -304,7 +307,7 @@ def check_arrays(name: str, tree: Any) -> None:
 
 def _is_numeric(dtype: np.dtype) -> bool:
     """Whether ``dtype`` is one of numbers or truth values, those of ml_dtypes among them."""
-    return jnp.issubdtype(dtype, jnp.number) or dtype == bool
+    return jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
 
 
 def _has_large_integers(number: object) -> bool:
