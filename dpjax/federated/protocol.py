@@ -131,7 +131,7 @@ def received_draws(
       round_number: of the release.
     """
     _check_node(plan, state)
-    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    check_count("round_number", round_number, minimum=0)
     return {
         holder: plan.message_format.read_share(state.received[round_number, holder])[0]
         for holder in sorted(state.holders(round_number))
@@ -167,7 +167,7 @@ def receive(
     _check_node(plan, state)
     check_type("data", data, bytes, "bytes")
     check_type("holder", holder, int, "a whole number")
-    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    check_count("round_number", round_number, minimum=0)
     _check_digest(parameters)
     require(round_number not in state.opened, "opened")
     require(0 <= holder < plan.parties.num_holders, "sender")
@@ -216,7 +216,7 @@ def open_sum(
     """
     _check_node(plan, state)
     check_type("draws", draws, Mapping, "a mapping from holders to draws")
-    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    check_count("round_number", round_number, minimum=0)
     _check_digest(parameters)
     if round_number in state.opened:
         earlier, data = state.opened[round_number]
@@ -284,7 +284,7 @@ def combine(
     check_type("openings", openings, Mapping, "a mapping from nodes to messages")
     for data in openings.values():
         check_type("openings", data, bytes, "a mapping from nodes to messages, bytes")
-    _check_index("round_number", round_number, plan.mechanism.num_rounds)
+    check_count("round_number", round_number, minimum=0)
     _check_digest(parameters)
     messages = {
         node: plan.message_format.from_bytes(
