@@ -42,7 +42,10 @@ def clipped_grad(
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``, where ``example`` is ``batch`` without its
         leading axis; ``loss_fn(params, example, key)`` where a key is given. It is called on one
-        example at a time; losses that mix examples (batch normalisation, collectives) are rejected.
+        example at a time; losses that mix examples (batch normalisation, collectives, callbacks and
+        functions whose batching rule gets the whole batch) are rejected. Only where a loss has
+        primitives with batching rules that are not JAX's, gradients of synthetic examples are
+        compared, which takes two compilations more.
       l2_clip: the bound on one example's gradient: a number (flat L2 norm over all parameters), or
         a prefix of the parameter tree with one number for each group of leaves (per-layer).
       wrt: where ``params`` is a flax ``nnx.Module``, the filter for its trained variables, by

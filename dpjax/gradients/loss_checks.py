@@ -4,10 +4,11 @@ Differential privacy requires that an example's gradient depends on that example
 called on one example at a time, so batch normalisation would subtract the example from itself, and
 a collective would mix examples of several devices. Under ``vmap`` a callback or a function with a
 batching rule of its own gets the whole batch. All are detected when the loss is traced, at no cost
-to the compiled step. Where a loss has primitives that JAX does not list, whose batching rules are
-not known, gradients of synthetic examples in a batch are compared with those of each by itself.
+to the compiled step. Where a loss has primitives with batching rules that are not JAX's own,
+gradients of synthetic examples in a batch are compared with those of each by itself.
 """
 
+import inspect
 import itertools
 import os
 import sys
@@ -19,7 +20,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.interpreters import batching
 
 from dpjax._jaxprs import bodies_of, equations_at_any_depth
 from dpjax._typing import ArrayTree, LossFn
@@ -40,17 +42,6 @@ _ENTRYWISE = frozenset(
 
 # Callbacks act on one example at a time by these methods; None is an error under ``vmap``.
 _SEQUENTIAL = (None, "sequential", "sequential_unrolled")
-# Primitives whose batching rules are JAX's, and act on each example by itself.
-_LISTED = frozenset(
-    p
-    for module in (primitives, jax.lax, jax.lax.linalg)
-    for p in vars(module).values()
-    if isinstance(p, Primitive)
-)
-_UNLISTED = frozenset(
-    "pure_callback io_callback debug_callback debug_print ffi_call buffer_callback pvary reshard"
-    " random_wrap random_unwrap random_clone".split()
-)
 _NUM_SYNTHETIC = 16
 
 
@@ -191,14 +182,23 @@ def _check_batching_rules(
             ' vmap_method="sequential" for callbacks, and functions without custom_vmap'
         )
 
-    # What has a batching rule that is not known.
-    names = {
-        equation.primitive.name
-        for equation in equations
-        if equation.primitive not in _LISTED and equation.primitive.name not in _UNLISTED
-    }
+    # What has a batching rule that is not JAX's own.
+    names = {equation.primitive.name for equation in equations if _has_own_rule(equation.primitive)}
     if names:
         _check_synthetic_gradients(loss_fn, params, batch, ", ".join(sorted(names)))
+
+
+def _has_own_rule(primitive: Primitive) -> bool:
+    """Whether the batching rule of a primitive is defined outside of JAX."""
+    rule: Any = batching.fancy_primitive_batchers.get(primitive)
+    while isinstance(rule, partial) or "batcher" in _free_variables(rule):
+        rule = rule.func if isinstance(rule, partial) else _free_variables(rule)["batcher"]
+    in_jax = rule is None or rule.__module__.partition(".")[0] == "jax"
+    return not in_jax or primitive.name == "call_hi_primitive"  # a class has its rule
+
+
+def _free_variables(function: Any) -> dict[str, Any]:
+    return dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
 
 
 def _has_own_derivative(equation: JaxprEqn) -> bool:

@@ -89,7 +89,7 @@ def _shifted(pdf, shift, rate=1.0, other=0.0):
     return masses / masses.sum()
 
 
-def _pair(event, clips):  # noqa: C901
+def _pair(event, clips):
     """The two output distributions of one release at the worst neighbours, as lists of masses."""
     match event:
         case dp_event.GaussianDpEvent(noise_multiplier=noise):

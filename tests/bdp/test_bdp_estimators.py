@@ -229,7 +229,9 @@ def test_other_bad_arguments_are_refused_by_name():
         student_upper_bound(np.zeros(3), 0.1)
     with pytest.raises(ValueError, match=r"^log_values must be numbers"):
         student_upper_bound(logs * math.nan, 0.1)
-    with pytest.raises(ValueError, match=r"^mask must be bool of shape \(3,\), .* got bool of shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"^mask must be bool of shape \(3,\), .* got bool of shape \(2,\)"
+    ):
         student_upper_bound(logs, 0.1, np.ones(2, bool))
     with pytest.raises(ValueError, match=r"^mask must be bool of shape"):
         student_upper_bound(logs, 0.1, np.ones(3))

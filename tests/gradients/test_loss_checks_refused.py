@@ -428,7 +428,7 @@ APART = primitive_with_rule("apart", lambda x: x)
 OF_LENGTH = primitive_with_rule("of_length", lambda x: x * (len(x) / 8))
 
 
-class TestPrimitivesThatJaxDoesNotList:
+class TestPrimitivesWithOtherBatchingRules:
     """Synthetic examples in a batch are compared with each by itself; no data are used."""
 
     @staticmethod
@@ -468,11 +468,13 @@ class TestPrimitivesThatJaxDoesNotList:
 
 
 def test_losses_of_jax_alone_are_not_run_on_synthetic_examples(monkeypatch):
-    """The comparison costs a compilation: it is for primitives that JAX does not list alone."""
+    """The comparison costs a compilation: it is for batching rules that are not JAX's."""
     monkeypatch.setattr(loss_checks, "synthetic_batches", None)
     check_loss(lambda w, x: jnp.sum(jax.nn.relu(x @ w)) + jax.random.normal(KEY), W, X)
+    check_loss(lambda w, x: jax.lax.platform_dependent(w[0, 0], default=jnp.sin), W, X)
+    check_loss(lambda w, x: sum(part.sum() for part in jnp.split(w, 2, 1)), W, X)
     with pytest.raises(TypeError, match="NoneType"):
-        check_loss(TestPrimitivesThatJaxDoesNotList.loss(APART), jnp.ones(5), X)
+        check_loss(TestPrimitivesWithOtherBatchingRules.loss(APART), jnp.ones(5), X)
 
 
 def test_a_refusal_costs_nothing_afterwards():
