@@ -33,7 +33,10 @@ def clip_to(records: npt.ArrayLike, bounds: Bounds) -> jax.Array:
     """
     records = as_floats(records, "records")
     ends = _rounded_inwards(bounds, records.dtype)
-    low, high = (jnp.broadcast_to(end, records.shape) for end in ends)
+    try:
+        low, high = (jnp.broadcast_to(end, records.shape) for end in ends)
+    except ValueError as error:
+        raise ValueError(f"bounds must be one for each entry of a record: {error}") from error
     return jnp.where(jnp.isnan(records), low, jnp.clip(records, low, high))
 
 

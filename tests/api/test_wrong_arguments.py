@@ -20,6 +20,7 @@ import pytest
 from public_callables import PublicCallable, public_callables, public_names
 from valid_arguments import ACCEPTED, NOT_CALLED, NOT_TRIED, OTHER_NAMES, RESULTS, SLOW, valid_call
 
+import dpjax
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params
 from dpjax.federated.messages import ProtocolError
 
@@ -157,3 +158,52 @@ def test_wrong_arguments_are_refused_by_name(name):
 def test_the_valid_call_is_valid(name):
     call, arguments = valid_call(name, CALLABLES[name])
     call(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dpjax.sensitivity.clip_to(np.ones((4, 2)), (np.zeros(3), np.ones(3))), "bounds"),
+        (lambda: dpjax.PoissonSampling(2**31, 0.1), "num_examples must be below 2"),
+        (lambda: dpjax.FixedSizeSampling(2**70, 1), "num_examples must be below 2"),
+        (
+            lambda: dpjax.DiscreteGaussian(dpjax.Sensitivity(0.5, "l2", "zero_out"), scale=2.0),
+            "sensitivity must be at least 1",
+        ),
+        (
+            lambda: dpjax.clipped_grad(lambda params: 0.0, 1.0)(np.zeros(2), np.ones((4, 2))),
+            r"loss_fn must be a function of \(params, example\)",
+        ),
+    ],
+)
+def test_what_no_type_shows_is_refused_by_name(call, words):
+    with pytest.raises((ValueError, TypeError), match=f"^{words}"):
+        call()
+
+
+def test_every_callable_is_called_or_listed():
+    """What is left out is left out by name, and exists."""
+    assert set(RESULTS) | set(NOT_CALLED) | SLOW <= set(CALLABLES)
+    calls = [
+        (name, parameter.name, label)
+        for name in CALLED
+        for parameter in CALLABLES[name].signature.parameters.values()
+        for label, _, wrong in must_be_refused(parameter.annotation)
+        if wrong
+    ]
+    assert len(calls) > 10_000
+
+
+def test_power_obscure_errors_and_accepted_values_are_found():
+    def accepts(epsilon: float) -> float:
+        return epsilon
+
+    def looks_up(epsilon: float) -> float:
+        return {1.0: 2.0}[epsilon]
+
+    def multiplies(epsilon: float) -> float:
+        return 2.0 * epsilon
+
+    assert outcome(accepts, {"epsilon": None}, "epsilon") == "accepted"
+    assert outcome(looks_up, {"epsilon": "a"}, "epsilon") == "KeyError: 'a'"
+    assert "without the name" in outcome(multiplies, {"epsilon": None}, "epsilon")

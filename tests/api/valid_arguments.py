@@ -812,7 +812,6 @@ NOT_CALLED: dict[str, str] = {
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",
     "bayes.sgmcmc.Langevin": "an abstract class",
-    "mechanisms.Mechanism": "an abstract class",
     "pate.VoteAggregation": "an abstract class",
     "datasets.read_idx": "on the bytes of a file, which may be damaged anywhere",
     "datasets.read_libsvm": "on the bytes of a file, which may be damaged anywhere",
@@ -820,15 +819,31 @@ NOT_CALLED: dict[str, str] = {
     "bayes.regression.released_regression": "in a numpyro model",
     **{
         f"bayes.conjugate.{family}.{method}": "with the sums that the family made"
-        for family in [
-            "BetaBinomial",
-            "family.ConjugateFamily",
-            "DirichletMultinomial",
-            "GammaPoisson",
-            "NormalKnownVariance",
-            "NormalUnknownVariance",
-        ]
-        for method in ["posterior", "log_evidence", "repair", "encode"]
+        for family, methods in {
+            "BetaBinomial": ["posterior", "log_evidence"],
+            "DirichletMultinomial": ["posterior", "log_evidence", "repair"],
+            "GammaPoisson": ["posterior", "log_evidence"],
+            "NormalKnownVariance": ["posterior", "log_evidence"],
+            "NormalUnknownVariance": ["posterior", "log_evidence", "repair"],
+            "family.ConjugateFamily": ["posterior", "log_evidence", "repair", "encode"],
+        }.items()
+        for method in methods
+    },
+    **{
+        f"sampling.{sampler}.{method}": "in jit, with the state or draw of a sampler"
+        for sampler, methods in {
+            "FixedSizeSampling": ["draw"],
+            "PoissonSampling": ["draw", "batch", "members_at", "num_batches"],
+            "ShuffledEpochs": ["draw"],
+            "TruncatedPoissonSampling": ["draw", "batch"],
+            "base.Sampling": ["draw", "batch", "members_at", "subset_key", "num_batches"],
+            "fixed._FixedSize": ["batch"],
+        }.items()
+        for method in methods
+    },
+    **{
+        f"training.MeshSharding.{method}": "in a step, with the state that it made"
+        for method in ["state_specs", "constrain", "place", "place_shards", "sum_over_shards"]
     },
     **{
         f"bayes.DPSVI.{method}": "with a state that it made"
@@ -868,18 +883,6 @@ NOT_CALLED: dict[str, str] = {
         for name in ["AdaSSP", "release.StatisticsMechanism", "PerturbedStatistics", "WishartNoise"]
     },
 }
-for _name in [
-    "base.Sampling",
-    "FixedSizeSampling",
-    "fixed._FixedSize",
-    "PoissonSampling",
-    "ShuffledEpochs",
-    "TruncatedPoissonSampling",
-]:
-    for _method in ["draw", "batch", "members_at", "subset_key", "num_batches"]:
-        NOT_CALLED[f"sampling.{_name}.{_method}"] = "in jit, with the state or draw of a sampler"
-for _method in ["state_specs", "constrain", "place", "place_shards", "sum_over_shards"]:
-    NOT_CALLED[f"training.MeshSharding.{_method}"] = "in a step, with the state that it made"
 # Where accepted calls take long: only values that must be refused are given.
 SLOW = {
     "federated.read_study",  # of a file
