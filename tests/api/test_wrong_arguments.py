@@ -75,13 +75,17 @@ CALLED = [name for name in CALLABLES if name not in RESULTS and name not in NOT_
 
 def kinds(annotation: Any) -> frozenset[str]:
     """Returns the kinds of values that fit an annotation."""
+    if annotation in ARRAYS:
+        return NUMBERS
     origin = typing.get_origin(annotation) or annotation
+    origin = getattr(origin, "__value__", origin)  # NDArray of newer numpy is an alias
+    origin = typing.get_origin(origin) or origin
     if origin not in (typing.Union, types.UnionType):
         return KINDS.get(origin, frozenset())
     alternatives = set(typing.get_args(annotation))
     for array in ARRAYS:
         parts = set(typing.get_args(array))
-        if parts <= alternatives:
+        if parts and parts <= alternatives:  # a union within the union
             return NUMBERS.union(*map(kinds, alternatives - parts))
     return frozenset().union(*map(kinds, alternatives))
 
