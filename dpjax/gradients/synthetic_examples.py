@@ -35,8 +35,7 @@ def synthetic_batches(
     leaves, treedef = jax.tree.flatten(batch)
     for kind in range(len(_FLOATS)):
         first, second = (
-            jax.tree.unflatten(treedef, _draw(leaves, count, kind, number))
-            for number in range(2)
+            jax.tree.unflatten(treedef, _draw(leaves, count, kind, number)) for number in range(2)
         )
         order = jax.random.permutation(jax.random.key(kind), count)
 
