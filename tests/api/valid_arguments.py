@@ -58,8 +58,8 @@ def steps() -> dpjax.SubsampledGaussian:
     )
 
 
-def bound_of(norm: str, *, monotone: bool = False) -> dpjax.Sensitivity:
-    return dpjax.Sensitivity(1.0, norm=norm, adjacency="zero_out", monotone=monotone)
+def bound_of(norm: str, *shape: int) -> dpjax.Sensitivity:
+    return dpjax.Sensitivity(1.0, norm=norm, adjacency="zero_out", shape=shape)
 
 
 @functools.cache
@@ -230,6 +230,12 @@ def svi() -> Any:
     return DPSVI(model, guide, optax.sgd(0.1), **DPSVI_ARGUMENTS)
 
 
+def svi_result() -> Any:
+    from dpjax.bayes.variational import DPSVIResult
+
+    return DPSVIResult({}, None, np.zeros(3), steps(), seeded=False)
+
+
 DPSVI_ARGUMENTS: dict[str, Any] = {
     "sampling": dpjax.PoissonSampling(8, 0.5),
     "num_steps": 3,
@@ -274,6 +280,7 @@ VALUES: dict[str, Any] = {
     # Mechanisms and their statistics.
     "sensitivity": lambda: bound_of("l2"),
     "value": 1.0,
+    "num_bins": 3,
     "released": 1.0,
     "parts": lambda: (gaussian(), gaussian()),
     "utilities": np.array([1.0, 2.0, 3.0]),
@@ -284,12 +291,13 @@ VALUES: dict[str, Any] = {
     "mechanisms.DiscreteLaplace.from_epsilon: sensitivity": lambda: bound_of("l1"),
     "mechanisms.Laplace: sensitivity": lambda: bound_of("l1"),
     "mechanisms.Laplace.from_epsilon: sensitivity": lambda: bound_of("l1"),
-    "mechanisms.ExponentialMechanism: sensitivity": lambda: bound_of("linf"),
-    "mechanisms.NoisyMax: sensitivity": lambda: bound_of("linf"),
-    "mechanisms.selection.Selection.from_epsilon: sensitivity": lambda: bound_of("linf"),
+    "mechanisms.ExponentialMechanism: sensitivity": lambda: bound_of("linf", 3),
+    "mechanisms.NoisyMax: sensitivity": lambda: bound_of("linf", 3),
+    "mechanisms.selection.Selection.from_epsilon: sensitivity": lambda: bound_of("linf", 3),
     "mechanisms.RandomizedResponse: adjacency": "replace_one",
     "mechanisms.RandomizedResponse.from_epsilon: adjacency": "replace_one",
     "mechanisms.additive.DiscreteNoise.release: value": np.array([3, 4]),
+    "mechanisms.additive.AdditiveNoise.release: value": np.ones(3),
     "mechanisms.additive.AdditiveNoise.release_symmetric: value": np.eye(2),
     "mechanisms.RandomizedResponse.frequencies: released": np.array([0, 1, 2]),
     "mechanisms.RandomizedResponse.confidence_interval: released": np.array([0, 1, 2]),
@@ -382,7 +390,7 @@ VALUES: dict[str, Any] = {
     "parameters": np.array([0.25, 0.5]),
     "probability": 0.5,
     "num_samples": 3,
-    "bayes.conjugate.StatisticRelease: mechanism": gaussian,
+    "bayes.conjugate.StatisticRelease: mechanism": lambda: statistic_release().mechanism,
     "bayes.conjugate.naive_posterior: released": np.array([3.0]),
     "bayes.conjugate.noise_aware_posterior: released": np.array([3.0]),
     "bayes.conjugate.StatisticRelease.check_released: released": np.array([3.0]),
@@ -601,12 +609,14 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "mechanisms.base.NoisyStatistic": gaussian,
     "mechanisms.base.OneStatistic": gaussian,
     "mechanisms.DiscreteGaussian": lambda: dpjax.DiscreteGaussian(bound_of("l2"), scale=4.0),
-    "mechanisms.additive.DiscreteNoise": lambda: dpjax.DiscreteLaplace(bound_of("l1"), scale=4.0),
+    "mechanisms.additive.DiscreteNoise": lambda: dpjax.DiscreteLaplace(
+        bound_of("l1", 2), scale=4.0
+    ),
     "mechanisms.DiscreteLaplace": lambda: dpjax.DiscreteLaplace(bound_of("l1"), scale=4.0),
-    "mechanisms.ExponentialMechanism": lambda: dpjax.ExponentialMechanism(bound_of("linf"), 4.0),
-    "mechanisms.selection.Selection": lambda: dpjax.NoisyMax(bound_of("linf"), scale=4.0),
+    "mechanisms.ExponentialMechanism": lambda: dpjax.ExponentialMechanism(bound_of("linf", 3), 4.0),
+    "mechanisms.selection.Selection": lambda: dpjax.NoisyMax(bound_of("linf", 3), scale=4.0),
     "mechanisms.Gaussian": gaussian,
-    "mechanisms.additive.AdditiveNoise": gaussian,
+    "mechanisms.additive.AdditiveNoise": lambda: dpjax.Gaussian(bound_of("l2", 3), scale=4.0),
     "mechanisms.Laplace": lambda: dpjax.Laplace(bound_of("l1"), scale=4.0),
     "mechanisms.RandomizedResponse": lambda: dpjax.RandomizedResponse(3, 0.7, "replace_one"),
     "mechanisms.SubsampledGaussian": steps,
@@ -624,6 +634,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     ),
     "accounting.tradeoff.base.TradeOff": lambda: tradeoff.Gaussian(1.0),
     "bayes.DPSVI": svi,
+    "bayes.variational.DPSVIResult": svi_result,
     "bayes.variational.posterior.VariationalPosterior": svi,
     "bayes.conjugate.BetaBinomial": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
     "bayes.conjugate.family.BoundedSum": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
@@ -749,7 +760,7 @@ RESULTS = {
             "RegressionStatistics",
         ],
         "bayes.sgmcmc": ["ChainResult", "PosteriorDraw", "RMSProp.average"],
-        "bayes.variational": ["ClippingReport", "DPSVIState"],
+        "bayes.variational": ["ClippingReport", "DPSVIResult", "DPSVIState"],
         "bdp": [
             "AccountantState",
             "BDPAndDP",
@@ -854,13 +865,13 @@ NOT_CALLED: dict[str, str] = {
         for method in ["get_params", "evaluate", "posterior_samples", "predict", "clipping_report"]
     },
     **{
-        f"bayes.{name}": "tested in tests/bayes/variational"
+        f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_checks.py"
         for name in ["DPSVI", "DPSVI.init", "DPSVI.run"]
     },
     "federated.svi_training": "with a DPSVI",
     **{
         f"accounting.releases.Release.{name}": "by accountants, with arguments they have checked"
-        for name in ["noise", "loss_distribution", "rdp", "log_moments"]
+        for name in ["noise", "loss_distribution", "neighbor_losses", "rdp", "log_moments"]
     },
     **dict.fromkeys(
         [

@@ -378,7 +378,8 @@ def test_the_certified_curve_is_below_the_exact_one(variance):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_a_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
-    event = DiscreteGaussian(Sensitivity(0.4, "l2", adjacency), 4.0).event
+    moves = Sensitivity(0.4, "l2", adjacency).clip_bound  # no mechanism has it
+    event = DiscreteGaussianDpEvent(4.0 / moves, 4.0)
     with pytest.raises(UnsupportedEventError, match="as close as the sensitivity"):
         epsilon_bounds(event, 1e-5, adjacency=adjacency)
     stated = epsilon(dp_event.ZCDpEvent(0.005), 1e-5, adjacency=adjacency, method="rdp")
