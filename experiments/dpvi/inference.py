@@ -116,7 +116,9 @@ def _fit(
         state, clipped = jax.lax.scan(step, svi.init(key, *records), length=num_steps)
         return Fits(svi.get_params(state), *clipped)
 
-    return jax.vmap(jax.vmap(run, (0, None)), (None, 0))(keys, points)
+    # Each point has the keys of all repeats: points may share noise, since only one is released.
+    keys = jnp.broadcast_to(keys, (len(points.sigma), *keys.shape))
+    return jax.vmap(jax.vmap(run, (0, None)))(keys, points)
 
 
 class Epsilons(NamedTuple):

@@ -9,6 +9,7 @@ import pytest
 
 from dpjax.accounting import risk, tradeoff_curve
 from experiments.bdp import incomes
+from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import draw_figures
 from experiments.lib.records import load_records
 from experiments.lib.runner import Plan, run_experiment
@@ -100,7 +101,7 @@ def test_definition_1_is_that_of_simulated_losses():
 def test_an_attacker_who_sees_no_noise_is_always_right():
     release = incomes.make_release(incomes.AT_OUTLIER, 1.0)
     assert incomes.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
-    noise = release.mechanism.release(jax.random.key(0), np.zeros(RELEASES, np.float32))
+    noise = release_many(release.mechanism, jax.random.key(0), np.zeros(RELEASES, np.float32))
     assert np.abs(noise).mean() == pytest.approx(release.mechanism.scale, rel=0.03)
 
 
