@@ -18,7 +18,7 @@ from dpjax.gradients.microbatching import (
     fitting_microbatch_size,
     sum_over_microbatches,
 )
-from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
+from dpjax.gradients.shard_map import as_varying, check_not_explicit, one_example, varying_axes
 
 # Every method takes (loss_fn, l2_clip, params, batch, mask) and returns the same result.
 _METHODS: dict[str, ClippedSumFn] = {
@@ -89,8 +89,9 @@ def clipped_grad(
 
     Raises:
       ValueError: for a loss that is not a scalar, mixes examples or has parameters that are not
-        floats, leaves of different batch length, a mask of another shape, a bound <= 0, or a module
-        that draws from its random streams where no key is given.
+        floats, leaves of different batch length, a mask of another shape, a bound <= 0, arrays that
+        are split over explicit mesh axes, or a module that draws from its random streams where no
+        key is given.
 
     Source: Abadi et al. (2016), Algorithm 1.
 
@@ -145,6 +146,8 @@ def clipped_grad(
         check_params(trained)
         check_prefix(l2_clip, trained)
         mask = jnp.asarray(as_mask(mask, (size,)))
+        for name, tree in (("params", trained), ("batch", batch), ("mask", mask)):
+            check_not_explicit(name, tree)
         trained = as_varying(trained, varying_axes((trained, batch, mask)))
         loss = loss_input.bind(loss_fn, constants)
         check_loss(loss, trained, batch)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy.typing as npt
-from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, ManualAxisType, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 
@@ -62,6 +62,28 @@ def check_same_on_devices(name: str, tree: Any) -> None:
             " differ between devices, and each would add equal noise: add the noise outside of"
             " shard_map, or leave out check_vma=False"
         )
+
+
+def check_not_explicit(name: str, tree: Any) -> None:
+    """Raises ValueError for arrays that are split over a mesh with explicit axes.
+
+    Operations on them would need an output partition each. The arrays of other meshes pass.
+
+    Args:
+      name: of the argument, for the error.
+      tree: of arrays.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
+        explicit = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
+        if explicit and any(entry is not None for entry in sharding.spec):
+            raise ValueError(
+                f"{name} must not be split over explicit mesh axes, but"
+                f" {name}{jax.tree_util.keystr(path)} has the partition {sharding.spec}: place it"
+                " on a mesh of automatic axes, jax.make_mesh(..., axis_types=(AxisType.Auto, ...)),"
+                " or, in train and private_step, pass sharding=MeshSharding(mesh, ...) and arrays"
+                " without a partition"
+            )
 
 
 def abstract(

@@ -281,27 +281,6 @@ class MeshSharding:
         check(divides, argument, spec, f"a partition into equal parts of the shape {shape}")
 
 
-def check_not_explicit(name: str, tree: Any) -> None:
-    """Raises ValueError for arrays that are split over a mesh with explicit axes.
-
-    Operations on them would need an output partition each. The arrays of other meshes pass.
-
-    Args:
-      name: of the argument, for the error.
-      tree: of arrays.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
-        explicit = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
-        if explicit and any(entry is not None for entry in sharding.spec):
-            raise ValueError(
-                f"{name} must not be split over explicit mesh axes, but"
-                f" {name}{jax.tree_util.keystr(path)} has the partition {sharding.spec}: pass"
-                " sharding=MeshSharding(mesh, ...) and arrays without a partition, or place them on"
-                " a mesh of automatic axes, jax.make_mesh(..., axis_types=(AxisType.Auto, ...))"
-            )
-
-
 def check_context() -> None:
     """Raises ValueError inside ``jax.set_mesh`` of a mesh with explicit axes."""
     context = jax.sharding.get_abstract_mesh()

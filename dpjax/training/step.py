@@ -10,9 +10,10 @@ import optax
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax._validation import as_key, check_type
 from dpjax.gradients.clipped_grad import clipped_grad
+from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.draw_sums import StepInfo, sum_next_draw
-from dpjax.training.sharding import MeshSharding, check_not_explicit
+from dpjax.training.sharding import MeshSharding
 from dpjax.training.split_records import check_records
 
 # The key of the loss is ``fold_in(key, _LOSS_STREAM)``; those of sampler and noise, ``split(key)``,

@@ -130,3 +130,22 @@ def test_axes_are_those_that_values_differ_along():
 def test_outside_of_shard_map_nothing_varies_and_nothing_is_done():
     assert varying_axes((PARAMS, BATCH, 1.0)) == frozenset()
     assert as_varying(PARAMS, frozenset())["w"] is PARAMS["w"]
+
+
+@pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
+@pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
+@pytest.mark.parametrize("name", ["params", "batch", "mask"])
+def test_arrays_split_over_explicit_axes_are_refused(name, jit, method):
+    """The default of `jax.make_mesh`; the remedy that the error names is accepted."""
+
+    def compute(*axis_types):
+        mesh = jax.make_mesh((4,), ("data",), *axis_types)
+        arrays = {"params": jnp.ones(4), "batch": jnp.eye(4), "mask": jnp.ones(4, bool)}
+        arrays[name] = jax.device_put(arrays[name], jax.NamedSharding(mesh, P("data")))
+        function = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, method=method)
+        return (jax.jit(function) if jit else function)(*arrays.values())[0]
+
+    words = rf"^{name} must not be split over explicit mesh axes, .*AxisType\.Auto"
+    with pytest.raises(ValueError, match=words):
+        compute()
+    np.testing.assert_allclose(compute((AxisType.Auto,)), np.ones(4), rtol=1e-3)
