@@ -117,7 +117,7 @@ class AcceptsBeforeJournal(Node):
     """A node that keeps shares in memory."""
 
     def _accept(self, holder, data):
-        number, options = self.round_number, {"parameters": self._parameters}
+        number, options = self._check_begun(data), {"parameters": self._parameters}
         self.state = receive(
             self._plan, self.state, data, holder=holder, round_number=number, **options
         )
