@@ -186,8 +186,8 @@ def train(
         check_path("checkpoint_dir", checkpoint_dir)
     if budget is not None:
         check_type("budget", budget, Budget, "a Budget or None")
-        check_positive("epsilon of budget", budget.epsilon)
-        check_delta(budget.delta, "delta of budget")
+        check_positive("epsilon", budget.epsilon)
+        check_delta(budget.delta)
     opened = open_data(mechanism.sampling, data, sharding)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     check_params(trained)
