@@ -57,19 +57,16 @@ def test_epsilon_is_exact_for_the_geometric_mechanism():
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-@pytest.mark.parametrize(("scale", "accountant"), [(4.0, "rdp"), (20.0, "pld")])
-def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(
-    adjacency, scale, accountant
-):
+@pytest.mark.parametrize("scale", [4.0, 20.0])
+def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(adjacency, scale):
     used = gaussian(scale, adjacency=adjacency)
     assert used.rho == pytest.approx((3 / scale) ** 2 / 2)
     certificate = used.certificate(1e-6)
-    assert certificate.accountant == accountant
+    assert certificate.accountant == "pld"
     continuous = Gaussian(Sensitivity(3.0, "l2", adjacency), scale).certificate(1e-6).epsilon
-    assert continuous < certificate.epsilon < 1.1 * continuous
-    if accountant == "pld":
-        reduced = Gaussian(Sensitivity(3.0, "l2", adjacency), math.sqrt(scale**2 - 4))
-        assert certificate.epsilon == pytest.approx(reduced.certificate(1e-6).epsilon, rel=1e-3)
+    assert 0.99 * continuous < certificate.epsilon
+    reduced = Gaussian(Sensitivity(3.0, "l2", adjacency), math.sqrt(scale**2 - 1 / 12))
+    assert certificate.epsilon <= 1.001 * reduced.certificate(1e-6).epsilon
 
 
 @pytest.mark.parametrize("scale", [0.6, 2.0, 10.0])
@@ -91,10 +88,10 @@ def test_calibration_reaches_the_target():
 
 
 def test_discrete_and_continuous_parts_compose():
-    with pytest.raises(ValueError, match="no guarantee"):
-        Composition((laplace(), gaussian(2.0))).certificate(1e-6)  # no one accountant has both
-    both = Composition((laplace(), gaussian(9.0))).certificate(1e-6).epsilon
-    assert gaussian(9.0).certificate(1e-6).epsilon < both < 3 / 4 + 3.0
+    for scale in (2.0, 9.0):
+        alone = gaussian(scale).certificate(1e-6).epsilon
+        both = Composition((laplace(), gaussian(scale))).certificate(1e-6).epsilon
+        assert alone < both < 3 / 4 + alone
     twice = Composition((laplace(8.0), laplace(4.0)))
     assert twice.certificate(1e-9).epsilon == pytest.approx(9 / 8, rel=0.005)
 
