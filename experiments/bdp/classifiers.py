@@ -17,6 +17,7 @@ from dpjax import bdp
 from dpjax._typing import LossFn, Params, PRNGKey
 from dpjax.datasets import Dataset
 from dpjax.training import Report
+from dpjax.transforms.noise import AddGaussianNoiseState
 from experiments.lib import training
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
@@ -204,14 +205,24 @@ def make_program(
 def clip_mean(
     key: PRNGKey, settings: Settings, mechanism: dpjax.SubsampledGaussian
 ) -> optax.GradientTransformation:
-    """Clips the mean gradient of a batch and adds noise to it, as the source's code does."""
-    size = settings.batch_size
-    return optax.chain(
-        optax.clip_by_global_norm(settings.l2_clip),
-        optax.scale(size),
-        mechanism.noise(key),
-        optax.scale(1 / size),
-    )
+    """Clips the mean gradient of a batch and adds noise to it, as the source's code does.
+
+    `dpjax.train` refuses optimisers with noise, which belongs to the mechanism: the state of this
+    one is a plain tuple.
+    """
+    size, noise = settings.batch_size, mechanism.noise(key)
+    clip = optax.clip_by_global_norm(settings.l2_clip)
+
+    def init(params: Any) -> tuple[Any, ...]:
+        return tuple(noise.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        clipped, _ = clip.update(updates, optax.EmptyState(), params)
+        of_batch = jax.tree.map(lambda leaf: size * leaf, clipped)
+        noisy, after = noise.update(of_batch, AddGaussianNoiseState(*state), params)
+        return jax.tree.map(lambda leaf: (1 / size) * leaf, noisy), tuple(after)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _update_drawn_weights(

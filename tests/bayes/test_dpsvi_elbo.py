@@ -114,7 +114,8 @@ def test_batches_give_the_gradient_of_all_records_in_expectation():
     expected = step_on_all()
 
     def step(key):
-        after, _ = svi.update(state._replace(sampler=key), X, Y)
+        noise = state.noise._replace(key=jax.random.fold_in(key, 1))  # one for each batch
+        after, _ = svi.update(state._replace(sampler=key, noise=noise), X, Y)
         before, after = (svi.optim.get_params(s.optim_state) for s in (state, after))
         return jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, before, after))[0]
 

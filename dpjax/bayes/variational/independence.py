@@ -93,7 +93,8 @@ def check_program(
     enough = max(8, _MAX_ENTRIES // max(1, entries))
     count = min(len(arguments.records[0]), _MAX_RECORDS, enough)
     among_others, by_itself = _local_site_functions(program, fill, plate, arguments.layout)
-    for first_records, second_records, half in synthetic_batches(arguments.records, count):
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arguments.records]
+    for first_records, second_records, half in synthetic_batches(shapes, count):
         mixed_records = jax.tree.map(half, first_records, second_records)
         records = (first_records, second_records, mixed_records)
         with explain_failure(count):
