@@ -49,7 +49,7 @@ def masks_of(state, described) -> np.ndarray:
 
     # The gradient of a record of ones is its mask, and that of a record of zeros is zero.
     one_record = jnp.eye(N)[:, :, None] * DATA
-    moves = params_after(0 * DATA) - jax.vmap(params_after)(one_record)
+    moves = params_after(0 * DATA) - jax.lax.map(params_after, one_record)
     return np.rint(moves * described.sampling.expected_batch_size)
 
 
