@@ -12,7 +12,7 @@ An adjacency is never a default in dpjax.
 
 from typing import TYPE_CHECKING, Literal
 
-from dpjax._validation import check_choice
+from dpjax._checks import check_choice
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation

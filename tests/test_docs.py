@@ -37,7 +37,17 @@ def problem(name: str, value: object, reference: str) -> str | None:
         return f"{name}: its package {package} has no page of the reference"
     # Dataclasses and named tuples without a docstring are given their signature.
     docstring = (vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__) or ""
-    return f"{name}: no docstring" if not docstring or docstring.startswith(f"{short}(") else None
+    if not docstring or docstring.startswith(f"{short}("):
+        return f"{name}: no docstring"
+    methods = inspect.getmembers(value, inspect.isroutine) if inspect.isclass(value) else []
+    bare = [
+        method
+        for method, function in methods
+        if not method.startswith("_")
+        and (getattr(function, "__module__", None) or "").startswith(("dpjax", __name__))
+        and not inspect.getdoc(getattr(value, method))  # an override inherits its docstring
+    ]
+    return f"{name}: no docstring of {', '.join(bare)}" if bare else None
 
 
 def has_page(module: str, reference: str) -> bool:
@@ -105,6 +115,13 @@ class Inherits(WithDocstring):
     pass
 
 
+class WithMethod(WithDocstring):
+    """A class with a method."""
+
+    def no_docstring(self):
+        pass
+
+
 def no_docstring():
     pass
 
@@ -114,6 +131,7 @@ def no_docstring():
     [
         ("dpjax.mechanisms.no_docstring", no_docstring, "no docstring"),
         ("dpjax.mechanisms.Inherits", Inherits, "no docstring"),
+        ("dpjax.mechanisms.WithMethod", WithMethod, "no docstring of no_docstring"),
         ("dpjax.mechanisms.CONSTANT", 0.5, "no entry"),
         ("dpjax.no_such_package.WithDocstring", WithDocstring, "has no page"),
         ("dpjax.mechanisms.contextlib", contextlib, "no page"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import release_key
-from dpjax._validation import is_key
+from dpjax._checks import is_key
 from dpjax.keys import is_seeded
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")

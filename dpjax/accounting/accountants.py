@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dp_accounting import DpEvent
 
-from dpjax._validation import check_choice, check_delta
+from dpjax._checks import check_choice, check_delta
 from dpjax.accounting import gdp, moments_accountant, pld, rdp
 from dpjax.accounting.releases.base import (
     RepeatedRelease,

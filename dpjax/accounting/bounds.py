@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_float64, check, check_choice
+from dpjax._checks import as_float64, check, check_choice
 from dpjax.accounting import lower_bounds, pld
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction

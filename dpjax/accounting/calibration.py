@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from dpjax._validation import check, check_delta, check_positive
+from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.event_tradeoff import tradeoff_curve

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from dp_accounting import DpEvent
 
-from dpjax._validation import check
+from dpjax._checks import check
 from dpjax.accounting import pld, rdp
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.lower_bounds import delta_lower_bounds

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_finite, check, check_choice
+from dpjax._checks import as_finite, check, check_choice
 from dpjax.accounting import gaussian_moments
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.releases.base import RepeatedRelease

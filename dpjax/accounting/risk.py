@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_float64, check
+from dpjax._checks import as_float64, check
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.accounting.tradeoff.base import scalar
 

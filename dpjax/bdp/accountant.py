@@ -24,8 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._typing import ArrayTree
-from dpjax._validation import (
+from dpjax._checks import (
     as_float64,
     as_mask,
     check,
@@ -34,6 +33,7 @@ from dpjax._validation import (
     check_delta,
     check_type,
 )
+from dpjax._typing import ArrayTree
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
 from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps

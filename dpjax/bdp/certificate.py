@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpjax._checks import check, check_share
 from dpjax._extras import requires_extra
-from dpjax._validation import check, check_share
 from dpjax.bdp.accountant import AccountantState, check_state
 from dpjax.bdp.conversion import (
     SHARES,

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import (
+from dpjax._checks import (
     as_finite,
     as_float64,
     check,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check_count
+from dpjax._checks import check_count
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
 

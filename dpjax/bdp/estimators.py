@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv, stdtrit
 
-from dpjax._validation import as_mask, check, check_delta
+from dpjax._checks import as_mask, check, check_delta
 from dpjax.accounting.loss_distribution import Array
 
 Mask = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_finite, check, check_rate
+from dpjax._checks import as_finite, check, check_rate
 from dpjax.accounting.gaussian_moments import log_binomial, log_h
 from dpjax.accounting.loss_distribution import Array
 

@@ -32,8 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, logit
 
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     batch_length,
     check,
@@ -42,6 +41,7 @@ from dpjax._validation import (
     check_positive,
     check_rate,
 )
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.accounting.gaussian_moments import (
     log_binomial,
     log_excess,

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
+from dpjax._checks import as_float64, check, check_count, check_positive, check_text, check_type
 from dpjax._typing import ArrayTree, ClipBound
-from dpjax._validation import as_float64, check, check_count, check_positive, check_text, check_type
 from dpjax.accounting.loss_distribution import Array
 from dpjax.adjacency import Adjacency
 from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpjax._validation import check, check_path
+from dpjax._checks import check, check_path
 from dpjax.bdp.accountant import AccountantState, check_state, update, update_worst_case
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dp_accounting import DpEvent
 
-from dpjax._validation import check, check_delta
+from dpjax._checks import check, check_delta
 from dpjax.accounting.accountants import METHODS, epsilon_or_reason, guarantee
 from dpjax.accounting.bounds import epsilon_lower_bound
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve

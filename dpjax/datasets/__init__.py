@@ -6,7 +6,7 @@ import. Where the data are not available, a loader returns a stand-in with ``is_
 
 from collections.abc import Callable
 
-from dpjax._validation import check_choice
+from dpjax._checks import check_choice
 from dpjax.datasets.adult import load_adult, load_adult_attributes
 from dpjax.datasets.base import (
     Dataset,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import check, check_unmasked
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_unmasked
 
 _SEED = 0
 _TRAIN_SHARE, _TEST_SHARE = 0.8, 0.2

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from dpjax._validation import check_choice
+from dpjax._checks import check_choice
 from dpjax.datasets.base import Range
 
 Scaling = Literal["published", "public"]

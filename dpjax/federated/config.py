@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpjax._validation import check, check_count, check_delta, check_path, check_positive
+from dpjax._checks import check, check_count, check_delta, check_path, check_positive
 from dpjax.federated.gradients import ClippedGradientSum
 from dpjax.federated.parties import Parties
 from dpjax.federated.plan import FederatedSum, check_plan

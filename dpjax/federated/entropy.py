@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_seed, check_count
+from dpjax._checks import as_seed, check_count
 from dpjax.mechanisms.exact_sampling import Lanes, RandomWords
 
 # From a number of bytes to that many independent, uniform ones.

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from dpjax._validation import check
+from dpjax._checks import check
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 _DIGEST_BYTES = 16

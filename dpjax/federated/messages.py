@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from dpjax._validation import check, check_count, check_type
+from dpjax._checks import check, check_count, check_type
 from dpjax.federated.entropy import UInt64
 
 # Magic, version, kind, sender, receiver, round, fingerprint of the plan, digest of the parameters.

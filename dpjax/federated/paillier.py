@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import check, check_count, check_type
 from dpjax._extras import requires_extra
-from dpjax._validation import check, check_count, check_type
 from dpjax.federated.entropy import SYSTEM, Entropy
 from dpjax.federated.messages import require
 from dpjax.federated.plan import FederatedSum, check_plan

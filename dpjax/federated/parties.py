@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpjax._validation import check, check_count, check_type
+from dpjax._checks import check, check_count, check_type
 from dpjax.federated.sharing import LARGEST_NODE, AdditiveSharing, SecretSharing, ShamirSharing
 
 

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._validation import as_float64, check, check_count, check_type
+from dpjax._checks import as_float64, check, check_count, check_type
 from dpjax.accounting.accountants import guarantee
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate

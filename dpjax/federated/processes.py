@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check
+from dpjax._checks import check
 from dpjax.federated.analyst import Analyst
 from dpjax.federated.config import PartySettings
 from dpjax.federated.holder import Delivery, journalled_messages, spent_rounds

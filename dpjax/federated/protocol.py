@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from dpjax._validation import check, check_count, check_function, check_type
+from dpjax._checks import check, check_count, check_function, check_type
 from dpjax.federated.entropy import SYSTEM, Entropy, uniform_words
 from dpjax.federated.messages import (
     ANALYST,

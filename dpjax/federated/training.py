@@ -17,8 +17,8 @@ import numpy.typing as npt
 import optax
 from jax.flatten_util import ravel_pytree
 
+from dpjax._checks import as_key, batch_length, check, check_function
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax._validation import as_key, batch_length, check, check_function
 from dpjax.federated.entropy import UInt64
 from dpjax.federated.gradients import holder_gradient
 from dpjax.gradients.loss_checks import check_params

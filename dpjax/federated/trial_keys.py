@@ -9,8 +9,8 @@ import datetime
 import os
 from pathlib import Path
 
+from dpjax._checks import check_count
 from dpjax._extras import requires_extra
-from dpjax._validation import check_count
 
 with requires_extra("federated"):
     from cryptography import x509

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax._checks import as_mask, batch_length, check_choice, check_count, check_function
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax._validation import as_mask, batch_length, check_choice, check_count, check_function
 from dpjax.gradients import bookkeeping, vmap
 from dpjax.gradients.clipping import ClippedGradInfo, check_prefix, total_l2_clip
 from dpjax.gradients.loss_checks import check_local, check_loss, check_params

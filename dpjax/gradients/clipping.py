@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import check, check_positive, is_traced
 from dpjax._typing import ArrayTree, ClipBound, Numeric
-from dpjax._validation import check, check_positive, is_traced
 from dpjax.adjacency import Adjacency, sensitivity_in_clips
 from dpjax.gradients.summation import rounding_margin, sum_in_parts
 

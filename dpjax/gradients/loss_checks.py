@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.interpreters import batching
 
+from dpjax._checks import check, check_arrays
 from dpjax._jaxprs import bodies_of, equations_at_any_depth
 from dpjax._typing import ArrayTree, LossFn
-from dpjax._validation import check, check_arrays
 from dpjax.gradients.shard_map import one_example
 from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._checks import as_key, check_function
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import as_key, check_function
 
 _RANDOM = (
     "loss_fn draws from the module's own random streams, whose state is the same for every example:"

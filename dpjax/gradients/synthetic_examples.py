@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._validation import is_traced
+from dpjax._checks import is_traced
 
 # Float entries inside (0, 1), close together, heavy-tailed, and whole numbers: most functions of
 # an example are finite on one of these at least. Integers: from the first number up to the second.

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     batch_length,
     check,
@@ -25,6 +24,7 @@ from dpjax._validation import (
     check_function,
     check_unmasked,
 )
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.gradients.losses import split_params, with_keys
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_numbers, check, check_positive, is_traced
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_numbers, check, check_positive, is_traced
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
 from dpjax.mechanisms.host import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
 
-from dpjax._typing import ArrayTree
-from dpjax._validation import (
+from dpjax._checks import (
     as_numbers,
     check_arrays,
     check_delta,
@@ -18,6 +17,7 @@ from dpjax._validation import (
     check_positive,
     check_text,
 )
+from dpjax._typing import ArrayTree
 from dpjax.adjacency import Adjacency
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 

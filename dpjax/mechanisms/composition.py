@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpjax._validation import check, check_positive, check_type
+from dpjax._checks import check, check_positive, check_type
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import compose

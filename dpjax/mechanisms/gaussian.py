@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from scipy.special import ndtri
 
-from dpjax._validation import check, check_delta, check_non_negative, check_positive
+from dpjax._checks import check, check_delta, check_non_negative, check_positive
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level

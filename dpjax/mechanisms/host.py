@@ -38,8 +38,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_key, as_numbers, check, is_traced, to_float64
 from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import as_key, as_numbers, check, is_traced, to_float64
 
 Array = npt.NDArray[Any]
 # What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.

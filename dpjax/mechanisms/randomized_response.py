@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
+from dpjax._checks import check, check_count, check_delta, check_positive, check_text
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_delta, check_positive, check_text
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import check, check_positive, check_text
 from dpjax._typing import Bounds, PRNGKey
-from dpjax._validation import check, check_positive, check_text
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_floats, as_numbers, check, check_positive
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_floats, as_numbers, check, check_positive
 from dpjax.mechanisms.base import OneStatistic, pure_in_words
 from dpjax.mechanisms.exact_sampling import (
     Integers,

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ClipBound, Numeric
-from dpjax._validation import (
+from dpjax._checks import (
     check,
     check_count,
     check_non_negative,
@@ -19,6 +18,7 @@ from dpjax._validation import (
     check_text,
     check_type,
 )
+from dpjax._typing import ClipBound, Numeric
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.mechanisms.base import Mechanism

@@ -35,8 +35,8 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
+from dpjax._checks import check, check_count, check_positive, check_text
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_positive, check_text
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.mechanisms import Gaussian, Laplace, Mechanism
 from dpjax.mechanisms.base import pure_in_words

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dp_accounting import SelfComposedDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpjax._validation import as_numbers, check, check_delta, check_positive, check_type
+from dpjax._checks import as_numbers, check, check_delta, check_positive, check_type
 from dpjax.accounting import epsilon
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from dpjax._validation import as_finite, check, check_positive
+from dpjax._checks import as_finite, check, check_positive
 from dpjax.accounting.loss_distribution import Array
 
 _TOLERANCE = 0.003

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dpjax._checks import check, check_choice, check_count, check_type
 from dpjax._jaxprs import primitive_names
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_choice, check_count, check_type
 
 Method = Literal["auto", "vmap", "slices", "map"]
 METHODS = ("auto", "vmap", "slices", "map")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dpjax._validation import check, check_type
+from dpjax._checks import check, check_type
 from dpjax.certificates.certificate import Certificate
 from dpjax.certificates.text import Table, render_html, render_text, round_up
 from dpjax.pate.aggregation import VoteAggregation

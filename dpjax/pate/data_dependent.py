@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, logsumexp
 
-from dpjax._validation import as_finite, as_float64, check, check_positive
+from dpjax._checks import as_finite, as_float64, check, check_positive
 from dpjax.accounting.loss_distribution import Array
 from dpjax.pate.argmax_rdp import check_orders
 

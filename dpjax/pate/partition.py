@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     as_numbers,
     batch_length,
@@ -20,6 +19,7 @@ from dpjax._validation import (
     check_type,
     check_unmasked,
 )
+from dpjax._typing import ArrayTree, PRNGKey
 
 _UNEQUAL = (
     "indices must be shards of equal size, an array (num_teachers, shard_size): the unit of privacy"

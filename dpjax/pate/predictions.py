@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from dpjax._checks import batch_length, check, check_count, check_function
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_count, check_function
 from dpjax.pate.blocks import (
     PER_TEACHER,
     SHARED,

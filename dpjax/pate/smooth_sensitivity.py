@@ -29,8 +29,8 @@ import numpy.typing as npt
 from scipy.ndimage import maximum_filter, minimum_filter
 from scipy.special import log_ndtr, ndtri, ndtri_exp
 
+from dpjax._checks import as_key, check, check_delta, check_non_negative, check_positive
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_delta, check_non_negative, check_positive
 from dpjax.accounting.loss_distribution import Array
 from dpjax.mechanisms.exact_sampling import RandomWords
 from dpjax.pate.aggregation import GNMax

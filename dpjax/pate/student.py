@@ -20,8 +20,7 @@ import numpy.typing as npt
 import optax
 from tqdm import tqdm
 
-from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_floats,
     as_key,
     as_numbers,
@@ -34,6 +33,7 @@ from dpjax._validation import (
     check_share,
     check_type,
 )
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.gradients.loss_checks import check_params
 from dpjax.pate.votes import NO_ANSWER
 from dpjax.training.loop import compile_steps

@@ -18,8 +18,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     batch_length,
     check,
@@ -29,6 +28,7 @@ from dpjax._validation import (
     check_path,
     check_type,
 )
+from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.datasets.base import fingerprint
 from dpjax.keys import is_seeded
 from dpjax.pate.blocks import (

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from dpjax._typing import PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_finite,
     as_numbers,
     check,
@@ -21,6 +20,7 @@ from dpjax._validation import (
     check_positive,
     is_traced,
 )
+from dpjax._typing import PRNGKey
 from dpjax.mechanisms import Gaussian
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_numbers, check, check_count, is_traced
+from dpjax._checks import as_numbers, check, check_count, is_traced
 
 # The label of a query that was not answered, and of a teacher that abstains.
 NO_ANSWER = -1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._checks import as_key, as_numbers, batch_length, check, check_type
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax._validation import as_key, as_numbers, batch_length, check, check_type
 from dpjax.adjacency import Adjacency
 
 if TYPE_CHECKING:

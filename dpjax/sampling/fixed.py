@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._checks import as_key, check, check_count, check_non_negative
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_count, check_non_negative
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import (
     Batch,

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import check, check_count, check_non_negative, check_positive, check_rate
 from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
-from dpjax._validation import check, check_count, check_non_negative, check_positive, check_rate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 from dpjax.sampling.index_sets import PackedSet, pack, random_subset

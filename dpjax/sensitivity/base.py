@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from dpjax._validation import check, check_choice, check_normal, check_type
+from dpjax._checks import check, check_choice, check_normal, check_type
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
 
 Norm = Literal["l1", "l2", "linf"]

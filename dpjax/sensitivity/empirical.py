@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import batch_length, check, check_choice, check_function
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_choice, check_function
 from dpjax.sensitivity.base import NORMS, EmpiricalSensitivity, Norm
 
 _ORDERS = {"l1": 1, "l2": 2, "linf": jnp.inf}

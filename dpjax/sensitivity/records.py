@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_float64, as_floats, check, check_positive, is_traced
 from dpjax._typing import Bounds
-from dpjax._validation import as_float64, as_floats, check, check_positive, is_traced
 from dpjax.gradients.clipping import accumulator, clip_factor
 from dpjax.sensitivity.statistics import checked_bounds
 

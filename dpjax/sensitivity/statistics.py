@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_float64, check, check_choice, check_count, check_positive
 from dpjax._typing import Bounds
-from dpjax._validation import as_float64, check, check_choice, check_count, check_positive
 from dpjax.adjacency import (
     Adjacency,
     check_adjacency,

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dpjax._checks import check, check_count, check_function, check_type
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_count, check_function, check_type
 
 # From the path of a parameter, such as "dense.kernel", and its array (or shape) to its partition.
 PartitionRule = Callable[[str, Any], PartitionSpec]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import batch_length, check, check_unmasked
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_unmasked
 from dpjax.datasets.base import fingerprint
 
 # Records that the fingerprint of a source is computed from, and how many are in memory at once.

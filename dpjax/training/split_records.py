@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import batch_length, check, check_type
 from dpjax._typing import ArrayTree
-from dpjax._validation import batch_length, check, check_type
 from dpjax.sampling.base import Sampling, check_data
 from dpjax.sampling.index_sets import PackedSet, pack
 from dpjax.training.processes import all_gather, check_different

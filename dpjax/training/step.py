@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._checks import as_key, check_type
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key, check_type
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian

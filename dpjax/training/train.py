@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     check_count,
     check_delta,
@@ -21,6 +20,7 @@ from dpjax._validation import (
     check_positive,
     check_type,
 )
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax.gradients.loss_checks import check_params
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     as_seed,
     batch_length,
@@ -16,6 +15,7 @@ from dpjax._validation import (
     check_non_negative,
     check_positive,
 )
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.clip import check_per_example

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import optax
 
+from dpjax._checks import as_numbers, check, check_positive, check_type
 from dpjax._typing import ClipBound, PRNGKey
-from dpjax._validation import as_numbers, check, check_positive, check_type
 from dpjax.transforms.clip import clip_per_example
 from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise

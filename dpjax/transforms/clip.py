@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._checks import batch_length
 from dpjax._typing import ClipBound
-from dpjax._validation import batch_length
 from dpjax.gradients.clipping import check_prefix, clip_and_sum, total_l2_clip
 from dpjax.transforms.description import ClipDescription, check_description
 

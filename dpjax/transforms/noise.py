@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._checks import as_key, check_non_negative, is_traced
 from dpjax._random import normal
 from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
-from dpjax._validation import as_key, check_non_negative, is_traced
 from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.description import (

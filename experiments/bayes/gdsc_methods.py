@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from scipy.special import ndtri
 
-from dpjax._validation import as_key, check, check_delta, check_positive
+from dpjax._checks import as_key, check, check_delta, check_positive
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import (
     AssumedModel,

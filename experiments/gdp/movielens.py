@@ -17,7 +17,7 @@ import optax
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax._validation import check_count, check_delta, check_positive
+from dpjax._checks import check_count, check_delta, check_positive
 from dpjax.datasets import RatingsDataset
 from experiments.gdp import movielens_models as models
 from experiments.gdp.accounts import account_finding, compute_accounts

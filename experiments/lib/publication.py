@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from dpjax._validation import check
+from dpjax._checks import check
 from experiments.lib.figures import SavedFigure, draw_figures
 from experiments.lib.records import decode_record, encode, load_records, write_atomically
 from experiments.lib.registry import Experiment, Record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpjax._validation import check, check_choice
+from dpjax._checks import check, check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

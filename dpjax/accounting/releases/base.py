@@ -28,7 +28,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._validation import check
+from dpjax._checks import check
 from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
 from dpjax.accounting.tradeoff.base import TradeOff
 from dpjax.adjacency import (

@@ -11,7 +11,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtr
 
-from dpjax._validation import as_finite, as_float64
+from dpjax._checks import as_finite, as_float64
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,

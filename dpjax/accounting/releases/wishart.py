@@ -16,7 +16,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, gammaln
 
-from dpjax._validation import check, check_positive
+from dpjax._checks import check, check_positive
 from dpjax.accounting.loss_distribution import (
     Array,
     Coordinate,

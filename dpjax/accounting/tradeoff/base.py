@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_float64, check, check_type
+from dpjax._checks import as_float64, check, check_type
 
 if TYPE_CHECKING:
     from dpjax.accounting.tradeoff.discrete import Discrete

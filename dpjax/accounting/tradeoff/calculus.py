@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpjax._validation import check_count, check_non_negative, check_share
+from dpjax._checks import check_count, check_non_negative, check_share
 from dpjax.accounting.tradeoff.base import Array, TradeOff, check_curve, maximum
 from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._validation import check, check_count, check_type
+from dpjax._checks import check, check_count, check_type
 from dpjax.accounting.tradeoff.base import TradeOff, check_curve
 
 # Panels of losses between 1e-14 and 1e6, each 7 % longer than the one before, 12 nodes in each.

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from scipy.special import expit
 
-from dpjax._validation import check_non_negative, check_positive, check_share
+from dpjax._checks import check_non_negative, check_positive, check_share
 from dpjax.accounting.tradeoff.base import Array, Symmetric
 from dpjax.accounting.tradeoff.discrete import Discrete
 

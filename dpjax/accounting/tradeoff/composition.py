@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax._validation import check, check_count
+from dpjax._checks import check, check_count
 from dpjax.accounting.tradeoff.base import (
     LARGEST_LOSS,
     Array,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
-from dpjax._validation import as_float64, check
+from dpjax._checks import as_float64, check
 from dpjax.accounting.tradeoff.base import Array, TradeOff
 
 # What rounding may do to sums, levels and order in what a caller gives.

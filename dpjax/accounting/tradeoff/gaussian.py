@@ -17,7 +17,7 @@ import scipy.special
 from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
 
-from dpjax._validation import as_float64, as_floats, check, check_non_negative
+from dpjax._checks import as_float64, as_floats, check, check_non_negative
 from dpjax.accounting.tradeoff.base import Array, Symmetric, scalar
 
 # Of the interval that holds an epsilon: to the last digits of a float.

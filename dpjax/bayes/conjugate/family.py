@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import as_floats, check, is_traced
+from dpjax._checks import as_floats, check, is_traced
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.gradients.clipping import accumulator

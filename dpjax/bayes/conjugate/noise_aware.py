@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import laplace
 
+from dpjax._checks import as_key, check, check_count, check_type
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check, check_count, check_type
 from dpjax.bayes.conjugate.family import Sums
 from dpjax.bayes.conjugate.posteriors import Array, Mixture
 from dpjax.bayes.conjugate.release import StatisticRelease, estimate_sums

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, xlogy
 
-from dpjax._validation import as_finite, check, check_choice, check_positive
+from dpjax._checks import as_finite, check, check_choice, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dpjax._checks import as_float64, as_key, check, check_count, check_delta, check_share
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_float64, as_key, check, check_count, check_delta, check_share
 from dpjax.mechanisms.base import Interval, check_level
 
 Array = npt.NDArray[np.float64]

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_float64, as_numbers, check, check_count, check_type
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_float64, as_numbers, check, check_count, check_type
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import check, check_delta, check_positive, check_type
+from dpjax._checks import check, check_delta, check_positive, check_type
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpjax._validation import check, check_choice, check_count, check_positive, check_type
+from dpjax._checks import check, check_choice, check_count, check_positive, check_type
 from dpjax.bayes.regression.statistics import RegressionBounds, RegressionStatistics
 
 NoiseDistribution = Literal["gaussian", "laplace"]

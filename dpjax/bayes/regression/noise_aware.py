@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 from numpyro.infer.hmc import hmc
 
-from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_floats,
     as_key,
     check,
@@ -20,6 +19,7 @@ from dpjax._validation import (
     check_type,
     is_traced,
 )
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.bayes.regression import latent_statistics
 from dpjax.bayes.regression.budget_allocation import NoiseDistribution
 from dpjax.bayes.regression.latent_statistics import ConjugatePrior, Coordinates

@@ -11,8 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from dpjax._typing import Numeric, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_floats,
     as_numbers,
     check,
@@ -20,6 +19,7 @@ from dpjax._validation import (
     check_positive,
     check_type,
 )
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.statistics import RegressionStatistics
 

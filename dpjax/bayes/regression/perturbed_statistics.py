@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._validation import (
+from dpjax._checks import (
     as_numbers,
     check,
     check_choice,

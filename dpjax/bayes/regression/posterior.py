@@ -9,8 +9,8 @@ import numpy.typing as npt
 from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
+from dpjax._checks import as_floats, check, check_delta, check_positive, check_type
 from dpjax._typing import Numeric
-from dpjax._validation import as_floats, check, check_delta, check_positive, check_type
 from dpjax.bayes.regression.statistics import RegressionStatistics
 from dpjax.mechanisms.base import Interval
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._typing import PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_float64,
     as_numbers,
     check,
@@ -21,6 +20,7 @@ from dpjax._validation import (
     check_text,
     check_type,
 )
+from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import as_numbers, check, check_type
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_numbers, check, check_type
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,

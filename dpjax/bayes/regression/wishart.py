@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 
-from dpjax._typing import PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_floats,
     check,
     check_count,
@@ -22,6 +21,7 @@ from dpjax._validation import (
     check_positive,
     check_type,
 )
+from dpjax._typing import PRNGKey
 from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import DpEvent
 
-from dpjax._typing import ClipBound
-from dpjax._validation import (
+from dpjax._checks import (
     as_float64,
     check,
     check_count,
@@ -18,6 +17,7 @@ from dpjax._validation import (
     check_positive,
     check_type,
 )
+from dpjax._typing import ClipBound
 from dpjax.accounting.accountants import guarantee
 from dpjax.accounting.calibration import calibrate
 from dpjax.adjacency import Adjacency

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from dpjax._checks import as_key, check_function, check_type
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key, check_function, check_type
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.training.draw_sums import StepInfo
 from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop

@@ -21,8 +21,7 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
-from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_finite,
     as_key,
     check_choice,
@@ -34,6 +33,7 @@ from dpjax._validation import (
     check_type,
     is_traced,
 )
+from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.schedules import (
     Floats,

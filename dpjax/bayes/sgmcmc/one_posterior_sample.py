@@ -18,8 +18,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 from numpyro.infer import MCMC, NUTS
 
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax._validation import (
+from dpjax._checks import (
     as_key,
     batch_length,
     check,
@@ -29,6 +28,7 @@ from dpjax._validation import (
     check_text,
     check_type,
 )
+from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.adjacency import Adjacency, sensitivity_in_clips
 from dpjax.bayes.conjugate.counts import BetaBinomial
 from dpjax.bayes.sgmcmc.langevin import LogPrior

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from dpjax._checks import as_key, check, check_count, check_path, check_type
 from dpjax._extras import requires_extra
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax._validation import as_key, check, check_count, check_path, check_type
 from dpjax.bayes.sgmcmc.chains import compile_steps, place_chains, private_chains
 from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.bayes.sgmcmc.storage import SampleStore

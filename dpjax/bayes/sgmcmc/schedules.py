@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._checks import check, check_count, check_positive, check_share
 from dpjax._typing import Numeric
-from dpjax._validation import check, check_count, check_positive, check_share
 
 Floats = npt.NDArray[np.float64]
 # A function of the step number 0, 1, ..., which may be traced.

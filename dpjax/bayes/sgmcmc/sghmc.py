@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._checks import as_key, check_rate
 from dpjax._typing import ArrayTree, ClipBound, PRNGKey
-from dpjax._validation import as_key, check_rate
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._checks import as_key
 from dpjax._typing import ClipBound, PRNGKey
-from dpjax._validation import as_key
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import check, check_unmasked
 from dpjax._typing import ArrayTree
-from dpjax._validation import check, check_unmasked
 from dpjax.training.sources import DataSource, RecordReader, is_source
 from dpjax.training.split_records import SplitRecords
 

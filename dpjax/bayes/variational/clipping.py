@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 
+from dpjax._checks import batch_length
 from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
-from dpjax._validation import batch_length
 from dpjax.bayes.variational.arguments import Leaves, Values, fill_records
 from dpjax.bayes.variational.elbo import Problem, record_loss, trace_guide
 from dpjax.bayes.variational.model_trace import Trace

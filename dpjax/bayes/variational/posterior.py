@@ -7,9 +7,9 @@ import jax
 import numpy.typing as npt
 from numpyro.infer import ELBO, SVI, Predictive
 
+from dpjax._checks import as_key, check_count, check_type
 from dpjax._extras import requires_extra
 from dpjax._typing import PRNGKey
-from dpjax._validation import as_key, check_count, check_type
 from dpjax.bayes.variational.arguments import Values, as_arrays, check_whole
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
 from dpjax.bayes.variational.compiled_steps import CompiledSteps

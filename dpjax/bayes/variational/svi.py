@@ -11,8 +11,8 @@ import optax
 from numpyro.infer import ELBO, SVI, Trace_ELBO
 from numpyro.optim import _NumPyroOptim
 
+from dpjax._checks import as_key, check_count
 from dpjax._typing import ClipBound, PRNGKey
-from dpjax._validation import as_key, check_count
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.variational.arguments import Values
 from dpjax.bayes.variational.checks import check_loss, check_optimizer

@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._checks import batch_length
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax._validation import batch_length
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.sites import Block, Site, aval

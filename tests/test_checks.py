@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _validation as validation
+from dpjax import _checks as validation
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
 
