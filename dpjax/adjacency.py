@@ -30,10 +30,10 @@ def check_adjacency(adjacency: str) -> None:
     check_choice("adjacency", adjacency, ADJACENCIES)
 
 
-def sensitivity_in_clips(adjacency: Adjacency) -> int:
+def sensitivity_factor(adjacency: Adjacency) -> int:
     """Returns the sensitivity of a sum over the norm bound of its terms: 2 under replace-one, or 1.
 
-    >>> [sensitivity_in_clips(adjacency) for adjacency in ADJACENCIES]
+    >>> [sensitivity_factor(adjacency) for adjacency in ADJACENCIES]
     [1, 2, 1]
     """
     check_adjacency(adjacency)

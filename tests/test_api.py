@@ -45,7 +45,6 @@ CONCEPTS = {
 OTHER_CONCEPTS = {
     "dpjax.accounting.tradeoff.Discrete: q": "Q of a test of P against Q",
     "dpjax.accounting.tradeoff.from_distributions: q": "Q of a test of P against Q",
-    "dpjax.accounting.releases.Release.noise: noise": "zero, finite or infinite, of any event",
     "dpjax.bayes.conjugate.GammaPoisson: rate": "the rate of a gamma distribution",
     "dpjax.bayes.conjugate.GammaPosterior: rate": "the rate of a gamma distribution",
     "dpjax.bayes.regression.RegressionPosterior: rate": "the rate of a gamma distribution",

@@ -1,6 +1,6 @@
 """Accounting: privacy of events as epsilon, privacy profile, trade-off function and attack risk."""
 
-from dpjax.accounting import gdp, moments_accountant, risk, tradeoff
+from dpjax.accounting import gdp, kinds, moments_accountant, risk, tradeoff  # noqa: F401
 from dpjax.accounting.accountants import epsilon
 from dpjax.accounting.bounds import (
     EpsilonBounds,
@@ -9,8 +9,8 @@ from dpjax.accounting.bounds import (
     profile_bounds,
 )
 from dpjax.accounting.calibration import calibrate, max_num_steps
-from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
-from dpjax.accounting.releases import UnsupportedEventError
+from dpjax.accounting.events import UnsupportedEventError
+from dpjax.accounting.tradeoff.from_event import tradeoff_bounds, tradeoff_curve
 
 __all__ = [
     "EpsilonBounds",

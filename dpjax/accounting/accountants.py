@@ -8,8 +8,8 @@ from dp_accounting import DpEvent
 
 from dpjax._checks import check_choice, check_delta
 from dpjax.accounting import gdp, moments_accountant, pld, rdp
-from dpjax.accounting.releases.base import (
-    RepeatedRelease,
+from dpjax.accounting.events import (
+    RepeatedEvent,
     TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
@@ -17,7 +17,7 @@ from dpjax.accounting.releases.base import (
 )
 from dpjax.adjacency import Adjacency, check_adjacency
 
-_ACCOUNTANTS: dict[str, Callable[[tuple[RepeatedRelease, ...], float], float]] = {
+_ACCOUNTANTS: dict[str, Callable[[tuple[RepeatedEvent, ...], float], float]] = {
     "pld": pld.compute_epsilon,
     "rdp": rdp.compute_epsilon,
     "moments": moments_accountant.compute_epsilon_of_releases,
@@ -73,7 +73,7 @@ def epsilon_or_reason(event: DpEvent, delta: float, adjacency: Adjacency, method
     return float(_ACCOUNTANTS[method](decompose(event, adjacency), delta))
 
 
-def guarantee(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
+def certified_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
     """Returns the method whose epsilon is certified, and that epsilon.
 
     It is the privacy loss distribution where there is one, else the Rényi bound; the smaller of
@@ -106,7 +106,7 @@ def _has_loose_pld(event: DpEvent, adjacency: Adjacency) -> bool:
     """Whether the Rényi bound of ``event``, which an accountant supports, may be the smaller."""
     if is_nonprivate(event):
         return False
-    return any(part.release.has_loose_pld for part in decompose(event, adjacency))
+    return any(part.atom.rdp_may_be_tighter for part in decompose(event, adjacency))
 
 
 def _alternatives(event: DpEvent, delta: float, adjacency: Adjacency) -> str:

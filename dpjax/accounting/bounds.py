@@ -9,14 +9,14 @@ from dp_accounting import DpEvent
 
 from dpjax._checks import as_float64, check, check_choice
 from dpjax.accounting import lower_bounds, pld
-from dpjax.accounting.accountants import guarantee
-from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
-from dpjax.accounting.releases.base import (
+from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import (
     UnsupportedEventError,
     decompose,
     has_unsampled_nonprivate_part,
     is_nonprivate,
 )
+from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.adjacency import Adjacency, check_adjacency
 
 
@@ -78,7 +78,7 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
     >>> round(lower, 2), round(upper, 2)
     (1.83, 1.83)
     """
-    upper = guarantee(event, delta, adjacency)[1]
+    upper = certified_epsilon(event, delta, adjacency)[1]
     return EpsilonBounds(epsilon_lower_bound(event, delta, adjacency, upper), upper)
 
 

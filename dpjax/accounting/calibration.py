@@ -12,9 +12,9 @@ from scipy.special import ndtri
 
 from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
-from dpjax.accounting.accountants import guarantee
-from dpjax.accounting.event_tradeoff import tradeoff_curve
-from dpjax.accounting.releases.base import TooLittleNoiseError
+from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import TooLittleNoiseError
+from dpjax.accounting.tradeoff.from_event import tradeoff_curve
 from dpjax.adjacency import Adjacency
 
 # Noise is scaled by at most e^60 up or down.
@@ -44,14 +44,14 @@ class Calibratable(Accountable, Protocol):
         """Returns the same mechanism with every noise standard deviation times ``factor``."""
 
 
-class Stoppable(Accountable, Protocol):
+class MultiStep(Accountable, Protocol):
     """A mechanism of several steps that can be stopped early."""
 
     @property
     def num_steps(self) -> int:
         """The number of steps."""
 
-    def prefix(self, num_steps: int) -> Accountable:
+    def first_steps(self, num_steps: int) -> Accountable:
         """Returns the same mechanism stopped after ``num_steps`` >= 1 steps."""
 
 
@@ -121,7 +121,7 @@ class Target:
 
         def measure(mechanism: Accountable) -> float:
             try:
-                return guarantee(mechanism.event, delta, mechanism.adjacency)[1]
+                return certified_epsilon(mechanism.event, delta, mechanism.adjacency)[1]
             except TooLittleNoiseError:
                 return math.inf
 
@@ -219,7 +219,7 @@ def calibrate(
 
 
 def max_num_steps(
-    mechanism: Stoppable,
+    mechanism: MultiStep,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -244,12 +244,12 @@ def max_num_steps(
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
       ValueError: not exactly one budget is given, or a number of it is out of range.
     """
-    stoppable = hasattr(mechanism, "prefix")
+    stoppable = hasattr(mechanism, "first_steps")
     check(stoppable, "mechanism", mechanism, "a mechanism of steps such as SubsampledGaussian")
     budget = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
     within, beyond, middle = 0, mechanism.num_steps + 1, mechanism.num_steps
     while beyond - within > 1:
-        is_met = budget.measure(mechanism.prefix(middle)) <= budget.value
+        is_met = budget.measure(mechanism.first_steps(middle)) <= budget.value
         within, beyond = (middle, beyond) if is_met else (within, middle)
         middle = (within + beyond) // 2
     return within

@@ -10,13 +10,12 @@ import math
 
 from dp_accounting import DpEvent
 
-from dpjax.accounting.releases import RepeatedRelease, decompose
-from dpjax.accounting.releases.base import is_nonprivate
-from dpjax.accounting.releases.subsampled_gaussian import clt_mu
+from dpjax.accounting.events import RepeatedEvent, decompose, is_nonprivate
+from dpjax.accounting.kinds.subsampled_gaussian import poisson_clt_mu
 from dpjax.accounting.tradeoff.gaussian import delta, epsilon
 from dpjax.adjacency import Adjacency, check_adjacency
 
-__all__ = ["clt_mu", "delta", "epsilon", "mu_of_event"]
+__all__ = ["delta", "epsilon", "mu_of_event", "poisson_clt_mu"]
 
 
 def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
@@ -44,11 +43,11 @@ def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
     return math.inf if is_nonprivate(event) else compute_mu(decompose(event, adjacency))
 
 
-def compute_mu(parts: tuple[RepeatedRelease, ...]) -> float:
+def compute_mu(parts: tuple[RepeatedEvent, ...]) -> float:
     """Returns the mu of all ``parts`` together; see ``mu_of_event``."""
-    return math.sqrt(sum(part.count * part.release.squared_mu() for part in parts))
+    return math.sqrt(sum(part.count * part.atom.squared_mu() for part in parts))
 
 
-def compute_epsilon(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
+def compute_epsilon(parts: tuple[RepeatedEvent, ...], delta: float) -> float:
     """Returns the epsilon at ``delta`` of the central limit of all ``parts``: no guarantee."""
     return float(epsilon(compute_mu(parts), delta))

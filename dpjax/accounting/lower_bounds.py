@@ -39,6 +39,7 @@ import scipy.fft
 from scipy.special import logsumexp
 
 from dpjax.accounting import pld
+from dpjax.accounting.events import RepeatedEvent
 from dpjax.accounting.loss_distribution import (
     DIRECTIONS,
     Array,
@@ -47,7 +48,6 @@ from dpjax.accounting.loss_distribution import (
     tail_sums,
 )
 from dpjax.accounting.pld import coarsen_noise_schedule
-from dpjax.accounting.releases.base import RepeatedRelease
 
 Steps = Sequence[tuple[LossDistribution, int]]
 
@@ -106,7 +106,7 @@ class LowerProfile:
 
 
 def epsilon_lower_bound(
-    parts: tuple[RepeatedRelease, ...], delta: float, upper_bound: float
+    parts: tuple[RepeatedEvent, ...], delta: float, upper_bound: float
 ) -> float:
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
     slack = _SLACK * max(upper_bound, delta)
@@ -118,7 +118,7 @@ def epsilon_lower_bound(
 
 
 def delta_lower_bounds(
-    parts: tuple[RepeatedRelease, ...], epsilons: Array, directions: Sequence[Direction]
+    parts: tuple[RepeatedEvent, ...], epsilons: Array, directions: Sequence[Direction]
 ) -> Array:
     """Returns lower bounds on delta in the given ``directions``, convex in e^epsilon."""
     deviation = pld.loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
@@ -133,16 +133,16 @@ def delta_lower_bounds(
     return np.max([without_data, *deltas], axis=0)
 
 
-def distinct_directions(parts: tuple[RepeatedRelease, ...]) -> tuple[Direction, ...]:
+def distinct_directions(parts: tuple[RepeatedEvent, ...]) -> tuple[Direction, ...]:
     """Returns the directions whose losses differ: one if all are the same in both."""
     if not parts:
         return ()
-    differ = any(part.release.is_asymmetric for part in parts)
+    differ = any(part.atom.is_asymmetric for part in parts)
     return DIRECTIONS if differ else ("remove",)
 
 
 def lower_profiles(
-    parts: tuple[RepeatedRelease, ...], direction: Direction, slack: float, eta: float
+    parts: tuple[RepeatedEvent, ...], direction: Direction, slack: float, eta: float
 ) -> Iterator[LowerProfile]:
     """Yields lower profiles of all ``parts`` in one direction, one for each pair of neighbours.
 
@@ -153,7 +153,7 @@ def lower_profiles(
     """
     parts = coarsen_noise_schedule(parts, "lower")
     tail = eta / (2 * sum(part.count for part in parts))
-    pairs = [part.release.neighbor_losses(direction, tail) for part in parts]
+    pairs = [part.atom.neighbor_losses(direction, tail) for part in parts]
     for place in range(max(map(len, pairs))):
         steps = [
             (losses[place % len(losses)], part.count)

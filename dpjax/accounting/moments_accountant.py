@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import as_finite, check, check_choice
-from dpjax.accounting import gaussian_moments
+from dpjax.accounting import log_moments
+from dpjax.accounting.events import RepeatedEvent
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
-from dpjax.accounting.releases.base import RepeatedRelease
 from dpjax.accounting.tradeoff.base import scalar
 
 ORDERS = (
@@ -194,7 +194,7 @@ def compute_profile(
     return epsilons, compute_delta(*settings, epsilons, orders)
 
 
-def compute_epsilon_of_releases(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
+def compute_epsilon_of_releases(parts: tuple[RepeatedEvent, ...], delta: float) -> float:
     """Returns epsilon at ``delta`` of all ``parts`` together; looser than ``rdp.compute_epsilon``.
 
     Gaussian releases, and Poisson-sampled ones under add/remove, have exact moments; other releases
@@ -205,7 +205,7 @@ def compute_epsilon_of_releases(parts: tuple[RepeatedRelease, ...], delta: float
     """
     total = np.zeros(len(ORDERS))
     for part in parts:
-        total += part.count * part.release.log_moments(ORDERS)
+        total += part.count * part.atom.log_moments(ORDERS)
     return float(_epsilon(total, np.array(ORDERS), np.asarray(delta)))
 
 
@@ -236,7 +236,7 @@ def _log_moments(
         np.asarray(noise_multiplier, float), np.asarray(sampling_rate, float)
     )
     powers = [float(order) if direction == "remove" else 1.0 - order for order in orders]
-    values = [gaussian_moments.log_moment(p, noise.ravel(), rate.ravel()) for p in powers]
+    values = [log_moments.log_moment(p, noise.ravel(), rate.ravel()) for p in powers]
     return np.stack(values, axis=-1).reshape(*noise.shape, len(powers))
 
 

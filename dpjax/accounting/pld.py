@@ -25,13 +25,13 @@ from dp_accounting import dp_event
 from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 
+from dpjax.accounting.events import TAIL, AtomicEvent, RepeatedEvent, UnsupportedEventError
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     hockey_stick_divergence,
     least_epsilon,
 )
-from dpjax.accounting.releases.base import TAIL, Release, RepeatedRelease, UnsupportedEventError
 
 # Every different noise multiplier costs about as much as a composition of equal ones.
 MOST_NOISES = 128
@@ -54,7 +54,7 @@ _SUMMATION = 2.0**-40
 _ENDS = (0.0, math.inf)
 
 
-def compute_epsilon(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
+def compute_epsilon(parts: tuple[RepeatedEvent, ...], delta: float) -> float:
     """Returns an upper bound on epsilon at ``delta``.
 
     It is at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
@@ -90,7 +90,7 @@ def compute_epsilon(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
 
 
 def compute_profile(
-    parts: tuple[RepeatedRelease, ...], epsilons: Array, direction: Direction | None
+    parts: tuple[RepeatedEvent, ...], epsilons: Array, direction: Direction | None
 ) -> Array:
     """Returns upper bounds on delta at any real ``epsilons``, by default in both directions.
 
@@ -108,30 +108,30 @@ def compute_profile(
     return np.clip(deltas * (1 + _SUMMATION) + _margin(parts), least, 1.0)
 
 
-def check_supported(parts: tuple[RepeatedRelease, ...]) -> None:
+def check_supported(parts: tuple[RepeatedEvent, ...]) -> None:
     """Refuses, before anything is computed, what has no privacy loss distribution.
 
     Raises:
       UnsupportedEventError: a release of unknown loss, or with hardly any noise.
     """
     for part in parts:
-        part.release.pld_builder()
+        part.atom.pld_builder()
 
 
-def loss_deviation(parts: tuple[RepeatedRelease, ...]) -> float:
+def loss_deviation(parts: tuple[RepeatedEvent, ...]) -> float:
     """Returns the standard deviation of one release's loss, its square averaged over them all."""
     if not parts:
         return 1.0
     variances = []
     for part in parts:
-        losses, weights = part.release.loss_distribution("remove", TAIL).nodes
+        losses, weights = part.atom.loss_distribution("remove", TAIL).nodes
         variances.append(float(weights @ losses**2 - (weights @ losses) ** 2))
     return math.sqrt(np.average(variances, weights=[part.count for part in parts]))
 
 
 def coarsen_noise_schedule(
-    parts: tuple[RepeatedRelease, ...], side: Literal["upper", "lower"]
-) -> tuple[RepeatedRelease, ...]:
+    parts: tuple[RepeatedEvent, ...], side: Literal["upper", "lower"]
+) -> tuple[RepeatedEvent, ...]:
     """Merges similar noise multipliers, conservatively, to at most ``MOST_NOISES`` for each rate.
 
     The range of noise multipliers is cut evenly in ratios. Those of one interval become the least
@@ -139,10 +139,10 @@ def coarsen_noise_schedule(
     is post-processing, so less noise is never more private. Only Poisson-sampled Gaussian releases
     are merged.
     """
-    by_rate: dict[float, list[tuple[float, RepeatedRelease]]] = {}
+    by_rate: dict[float, list[tuple[float, RepeatedEvent]]] = {}
     kept = []
     for part in parts:
-        match part.release.event:
+        match part.atom.event:
             case dp_event.PoissonSampledDpEvent(
                 sampling_probability=rate, event=dp_event.GaussianDpEvent(noise_multiplier=noise)
             ) if noise > 0:
@@ -159,34 +159,34 @@ def coarsen_noise_schedule(
         for start, end in zip([0, *cuts], [*cuts, len(group)], strict=True):
             if start < end:
                 extreme = group[start if side == "upper" else end - 1][1].release
-                kept.append(RepeatedRelease(extreme, sum(p.count for _, p in group[start:end])))
+                kept.append(RepeatedEvent(extreme, sum(p.count for _, p in group[start:end])))
     return tuple(kept)
 
 
-def _least_interval(parts: tuple[RepeatedRelease, ...]) -> float:
+def _least_interval(parts: tuple[RepeatedEvent, ...]) -> float:
     """Returns the interval that keeps the grid of every release's losses within memory."""
-    return max((part.release.loss_range() for part in parts), default=0.0) / _MOST_CELLS
+    return max((part.atom.loss_range() for part in parts), default=0.0) / _MOST_CELLS
 
 
-def _align(interval: float, parts: tuple[RepeatedRelease, ...]) -> float:
+def _align(interval: float, parts: tuple[RepeatedEvent, ...]) -> float:
     """Returns an interval, no larger, that divides the aligned loss of the first part with one.
 
     Else every release would exceed its largest loss, or every atom be moved, by up to an interval.
     """
     for part in parts:
-        aligned = part.release.aligned_loss
+        aligned = part.atom.aligned_loss
         if aligned is not None:
             return aligned / math.ceil(aligned / interval)
     return interval
 
 
-def _margin(parts: tuple[RepeatedRelease, ...]) -> float:
+def _margin(parts: tuple[RepeatedEvent, ...]) -> float:
     return ROUNDING * sum(part.count for part in parts)
 
 
-def _compose(parts: tuple[RepeatedRelease, ...], interval: float) -> PrivacyLossDistribution:
+def _compose(parts: tuple[RepeatedEvent, ...], interval: float) -> PrivacyLossDistribution:
     """Returns the loss of all ``parts`` together, on multiples of ``interval``."""
-    composed = (_self_compose(_build(part.release, interval), part.count) for part in parts)
+    composed = (_self_compose(_build(part.atom, interval), part.count) for part in parts)
     return functools.reduce(lambda a, b: a.compose(b), composed, identity(interval))
 
 
@@ -228,5 +228,5 @@ def _power(pmf: pld_pmf.DensePLDPmf, count: int) -> pld_pmf.DensePLDPmf:
 # A curve over the steps or a budget asks for the same step again and again, and building it costs
 # more than composing it.
 @functools.lru_cache(maxsize=32)
-def _build(release: Release, interval: float) -> PrivacyLossDistribution:
+def _build(release: AtomicEvent, interval: float) -> PrivacyLossDistribution:
     return release.pld_builder()(interval)

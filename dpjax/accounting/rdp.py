@@ -6,13 +6,13 @@ The conversion is the improved one of Canonne, Kamath & Steinke (2020), Proposit
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from dpjax.accounting.events import RepeatedEvent
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.releases.base import RepeatedRelease
 
 ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 
 
-def compute_rdp(parts: tuple[RepeatedRelease, ...], orders: tuple[float, ...] = ORDERS) -> Array:
+def compute_rdp(parts: tuple[RepeatedEvent, ...], orders: tuple[float, ...] = ORDERS) -> Array:
     """Returns the Rényi divergences of all ``parts`` together at ``orders``.
 
     Raises:
@@ -20,11 +20,11 @@ def compute_rdp(parts: tuple[RepeatedRelease, ...], orders: tuple[float, ...] = 
     """
     total = np.zeros(len(orders))
     for part in parts:
-        total += part.count * part.release.rdp(orders)
+        total += part.count * part.atom.rdp(orders)
     return total
 
 
-def compute_epsilon(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
+def compute_epsilon(parts: tuple[RepeatedEvent, ...], delta: float) -> float:
     """Returns the least epsilon at ``delta`` over dp-accounting's orders.
 
     Raises:
@@ -33,7 +33,7 @@ def compute_epsilon(parts: tuple[RepeatedRelease, ...], delta: float) -> float:
     return float(rdp_privacy_accountant.compute_epsilon(ORDERS, compute_rdp(parts), delta)[0])
 
 
-def compute_profile(parts: tuple[RepeatedRelease, ...], epsilons: Array) -> Array:
+def compute_profile(parts: tuple[RepeatedEvent, ...], epsilons: Array) -> Array:
     """Returns upper bounds on delta at ``epsilons`` >= 0, by the same conversion.
 
     Raises:

@@ -83,7 +83,7 @@ class AccountantState:
         """The mechanism, truncated to the steps that were accumulated."""
         if self.num_done == self.mechanism.num_releases:
             return self.mechanism
-        prefix = getattr(self.mechanism, "prefix", None)
+        prefix = getattr(self.mechanism, "first_steps", None)
         if prefix is None or self.num_done == 0:
             planned = self.mechanism.num_releases
             raise ValueError(

@@ -19,10 +19,10 @@ from dpjax._checks import (
     check_non_negative,
     check_share,
 )
-from dpjax.accounting.accountants import guarantee
-from dpjax.accounting.event_tradeoff import tradeoff_curve
+from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import is_nonprivate
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.releases.base import is_nonprivate
+from dpjax.accounting.tradeoff.from_event import tradeoff_curve
 from dpjax.bdp.accountant import AccountantState, check_state
 
 Definition = Literal["strong", "weak"]
@@ -92,7 +92,7 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     check_delta(delta)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    certified = guarantee(mechanism.event, delta, mechanism.adjacency)[1]
+    certified = certified_epsilon(mechanism.event, delta, mechanism.adjacency)[1]
     return BDPAndDP(_epsilon(state, delta, definition), certified)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import as_finite, check, check_rate
-from dpjax.accounting.gaussian_moments import log_binomial, log_h
+from dpjax.accounting.log_moments import log_binomial, log_h
 from dpjax.accounting.loss_distribution import Array
 
 # Numbers processed at a time, to stay in a core's cache.

@@ -9,7 +9,7 @@ P = (1 - q) N(0, I) + q N(u, I) and Q = (1 - q) N(0, I) + q N(v, I), for clipped
 and P and Q differ only in the plane of the two. There m_u = 1 - q + q exp(u x - |u|^2 / 2) is the
 density of P over that of N(0, I), m_v that of Q, and r = m_u / m_v their ratio, of mean 1 under Q.
 
-Let p = lambda + 1. As in ``gaussian_moments``, E_Q[r^p] - 1 is computed as the mean of r^p - 1 -
+Let p = lambda + 1. As in ``log_moments``, E_Q[r^p] - 1 is computed as the mean of r^p - 1 -
 p (r - 1), which is nowhere negative. Along v the plane has a coordinate y, and m_v depends on it
 alone. Across it r^p is a sum of p + 1 exponentials, whose mean is known: with s the mean of r at y,
 that of r^p - 1 - p (r - 1) is
@@ -42,7 +42,7 @@ from dpjax._checks import (
     check_rate,
 )
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax.accounting.gaussian_moments import (
+from dpjax.accounting.log_moments import (
     log_binomial,
     log_excess,
     log_expm1,

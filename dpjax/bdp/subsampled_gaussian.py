@@ -69,7 +69,7 @@ class UnclippedGaussian(Mechanism):
         """Published constants of the sampler that were computed from the number of records."""
         return self.sampling.constants_from_size
 
-    def prefix(self, num_steps: int) -> "UnclippedGaussian":
+    def first_steps(self, num_steps: int) -> "UnclippedGaussian":
         """Returns the mechanism truncated to its first ``num_steps`` steps."""
         check_count("num_steps", num_steps)
         check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")

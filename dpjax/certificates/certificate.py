@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from dp_accounting import DpEvent
 
 from dpjax._checks import check, check_delta
-from dpjax.accounting.accountants import METHODS, epsilon_or_reason, guarantee
+from dpjax.accounting.accountants import METHODS, certified_epsilon, epsilon_or_reason
 from dpjax.accounting.bounds import epsilon_lower_bound
-from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
-from dpjax.accounting.releases.base import UnsupportedEventError
+from dpjax.accounting.events import UnsupportedEventError
 from dpjax.accounting.risk import Risk, attack_risks
 from dpjax.accounting.tradeoff import TradeOff
+from dpjax.accounting.tradeoff.from_event import tradeoff_bounds, tradeoff_curve
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.certificates import text
 from dpjax.certificates.figure import plot_certificate
@@ -239,7 +239,7 @@ def certify(mechanism: "Mechanism", delta: float) -> Certificate:
     """
     check(hasattr(mechanism, "event"), "mechanism", mechanism, "a dpjax mechanism")
     check_delta(delta)
-    method, certified = guarantee(mechanism.event, delta, mechanism.adjacency)
+    method, certified = certified_epsilon(mechanism.event, delta, mechanism.adjacency)
     lower, note = None, _LOWER_BOUND_NOTE
     try:
         lower = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)

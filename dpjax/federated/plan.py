@@ -17,7 +17,7 @@ In units of the grid, for one entry with noise of standard deviation t at the tr
    sum over j of exp(-j^2 / (2 a) - (n - j)^2 / (2 b)) is exp(-n^2 / (2 (a + b))) times a constant
    times 1 +- 2.1 exp(-2 pi^2 a b / (a + b)), and a b / (a + b) >= 128).
 3. That is a post-processing of Gaussian noise of variance k s^2 - 4
-   (`dpjax.accounting.releases.discrete_gaussian`).
+   (`dpjax.accounting.kinds.discrete_gaussian`).
 
 With s at least sqrt((t^2 + 4) / H) + 1 any k >= H shares carry Gaussian noise of variance t^2 k / H
 or more, and so do fewer, as 2 s > 4. Sums are linear in the records, so this holds where the
@@ -37,7 +37,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._checks import as_float64, check, check_count, check_type
-from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.accountants import certified_epsilon
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate
 from dpjax.certificates.text import round_up
@@ -228,7 +228,9 @@ class FederatedSum(Mechanism):
             ),
         ]
         return tuple(
-            Adversary(*row, guarantee(self._with_shares(row[2]).event, delta, self.adjacency)[1])
+            Adversary(
+                *row, certified_epsilon(self._with_shares(row[2]).event, delta, self.adjacency)[1]
+            )
             for row in rows
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax._checks import check, check_positive, is_traced
 from dpjax._typing import ArrayTree, ClipBound, Numeric
-from dpjax.adjacency import Adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.gradients.summation import rounding_margin, sum_in_parts
 
 # Accelerators multiply float32 in fewer bits by default (10 in TF32, 7 in bfloat16): with norms
@@ -70,7 +70,7 @@ def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
     >>> l2_sensitivity(1.5, "add_remove"), l2_sensitivity(1.5, "replace_one")
     (1.5, 3.0)
     """
-    return sensitivity_in_clips(adjacency) * total_l2_clip(l2_clip)
+    return sensitivity_factor(adjacency) * total_l2_clip(l2_clip)
 
 
 def clip_and_sum(grads: ArrayTree, l2_clip: ClipBound, usable: jax.Array) -> tuple[Any, Any]:

@@ -117,7 +117,7 @@ class DiscreteGaussian(DiscreteNoise):
       epsilon is that of the exact loss, for the worst integer vector within the sensitivity and any
       number of entries, where the scale is below ten and the squared sensitivity at most 30, else
       that of a Gaussian release that is hardly less private
-      (`dpjax.accounting.releases.discrete_gaussian`). It is for the numbers drawn, without rounding
+      (`dpjax.accounting.kinds.discrete_gaussian`). It is for the numbers drawn, without rounding
       error. The release is also rho-zero-concentrated, with rho half the square of the sensitivity
       over the scale.
 
@@ -149,7 +149,7 @@ class DiscreteGaussian(DiscreteNoise):
     @property
     def event(self) -> "DpEvent":
         """The event of one discrete Gaussian release."""
-        from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
+        from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
 
         scale = float(self.scale)
         return DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale)

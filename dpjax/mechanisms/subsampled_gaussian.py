@@ -126,7 +126,7 @@ class SubsampledGaussian(Mechanism):
         """
         return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
 
-    def prefix(self, num_steps: int) -> "SubsampledGaussian":
+    def first_steps(self, num_steps: int) -> "SubsampledGaussian":
         """Returns the mechanism of the first ``num_steps`` steps, at most those planned."""
         check_count("num_steps", num_steps)
         check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")

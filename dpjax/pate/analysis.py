@@ -16,9 +16,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpjax._checks import as_numbers, check, check_delta, check_positive, check_type
 from dpjax.accounting import epsilon
+from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp
-from dpjax.accounting.releases import decompose
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.pate import data_dependent as bounds
 from dpjax.pate.aggregation import (

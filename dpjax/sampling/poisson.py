@@ -209,7 +209,7 @@ class TruncatedPoissonSampling(Sampling):
       It depends on n: under add/remove, where it covers neighbours of n - 1 and n + 1 records,
       publishing epsilon makes n public, and the certificate states so. Where batches are truncated
       now and then the bound is loose, by a factor of up to 3.6 for batches of a few records and 8
-      for larger ones (`dpjax.accounting.releases.truncated_poisson`): a ``truncated_batch_size``
+      for larger ones (`dpjax.accounting.kinds.truncated_poisson`): a ``truncated_batch_size``
       of three deviations above the expected batch size costs next to nothing.
 
     Raises:

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from dpjax._checks import check, check_choice, check_normal, check_type
-from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_factor
 
 Norm = Literal["l1", "l2", "linf"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
@@ -71,7 +71,7 @@ class Sensitivity:
         Events state noise over a clip bound, and accountants multiply the clip bound by the factor
         of the adjacency. Dividing by the same factor here cancels it.
         """
-        return self.value / sensitivity_in_clips(self.adjacency)
+        return self.value / sensitivity_factor(self.adjacency)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dpjax.adjacency import (
     Adjacency,
     check_adjacency,
     is_size_public,
-    sensitivity_in_clips,
+    sensitivity_factor,
 )
 from dpjax.sensitivity.base import Norm, Sensitivity
 
@@ -114,7 +114,7 @@ def of_histogram(num_bins: int, *, norm: Norm, adjacency: Adjacency) -> Sensitiv
     2.0
     """
     check_count("num_bins", num_bins, minimum=2)
-    moves = np.ones(sensitivity_in_clips(adjacency))
+    moves = np.ones(sensitivity_factor(adjacency))
     monotone = adjacency != "replace_one"
     return Sensitivity(_length(moves, norm), norm, adjacency, monotone, (num_bins,))
 

@@ -220,7 +220,7 @@ def train(
             if on_report:
                 copied = jax.tree.map(jnp.array, state.params)
                 on_report(Report(done, copied, infos, mechanism))
-    executed = mechanism.prefix(int(state.num_releases))
+    executed = mechanism.first_steps(int(state.num_releases))
     return TrainResult(state.params, executed, store.seeded if store else seeded)
 
 
@@ -229,7 +229,7 @@ def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
 
     affordable = max_num_steps(mechanism, epsilon=budget.epsilon, delta=budget.delta)
     if affordable == 0:
-        first = mechanism.prefix(1).certificate(budget.delta).epsilon
+        first = mechanism.first_steps(1).certificate(budget.delta).epsilon
         raise ValueError(
             f"budget must admit at least one release, got {budget}: the first one costs"
             f" epsilon = {first:.4g}"

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.accounting.releases.wishart import wishart_curve
+from dpjax.accounting.kinds.wishart import wishart_curve
 from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (

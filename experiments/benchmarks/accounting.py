@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import accounting
 from dpjax.accounting import gdp, moments_accountant
-from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.accountants import certified_epsilon
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Group, Groups, Values, median_values
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     @property
     def certified(self) -> float:
         """The certified epsilon."""
-        return guarantee(self.event, self.delta, "add_remove")[1]
+        return certified_epsilon(self.event, self.delta, "add_remove")[1]
 
 
 SETTINGS = (
@@ -123,8 +123,8 @@ def array_methods() -> dict[str, tuple[ArrayAccountant, int]]:
             lambda noise, rate, steps: moments_accountant.compute_epsilon(noise, rate, steps, 1e-5),
             1_000,
         ),
-        "dpjax, gdp.clt_mu and gdp.epsilon": (
-            lambda noise, rate, steps: gdp.epsilon(gdp.clt_mu(noise, rate, steps), 1e-5),
+        "dpjax, gdp.poisson_clt_mu and gdp.epsilon": (
+            lambda noise, rate, steps: gdp.epsilon(gdp.poisson_clt_mu(noise, rate, steps), 1e-5),
             1_000,
         ),
         "dp-accounting, RdpAccountant, one by one": (np.vectorize(rdp_epsilon), 20),

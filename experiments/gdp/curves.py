@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
 
 def clt_curve(**settings: Any) -> tradeoff.Gaussian:
     """Returns G_mu of the central limit theorem, an approximation."""
-    return tradeoff.Gaussian(gdp.clt_mu(**settings))
+    return tradeoff.Gaussian(gdp.poisson_clt_mu(**settings))
 
 
 def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:

@@ -90,7 +90,7 @@ def compute_epsilon(account: str, settings: Settings, epochs: int) -> float:
     if account == "MA":
         return float(moments_accountant.compute_epsilon(*release, settings.delta))
     if account == "CLT":
-        return gdp.epsilon(gdp.clt_mu(*release), settings.delta)
+        return gdp.epsilon(gdp.poisson_clt_mu(*release), settings.delta)
     return dpjax.accounting.epsilon(
         mechanism.event, settings.delta, adjacency=mechanism.adjacency, method="pld"
     )

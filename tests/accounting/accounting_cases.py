@@ -86,7 +86,7 @@ class FakeMechanism(Mechanism):
     def scale_noise(self, factor: float) -> "FakeMechanism":
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
-    def prefix(self, num_steps: int) -> "FakeMechanism":
+    def first_steps(self, num_steps: int) -> "FakeMechanism":
         return replace(self, num_steps=num_steps)
 
     def describe(self) -> Mapping[str, str]:

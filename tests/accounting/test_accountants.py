@@ -16,11 +16,11 @@ from scipy.stats import chi2, norm
 from scipy.stats import laplace as laplace_distribution
 
 from dpjax.accounting import UnsupportedEventError, epsilon
-from dpjax.accounting.accountants import METHODS, guarantee
-from dpjax.accounting.releases.base import decompose
-from dpjax.accounting.releases.discrete_gaussian import DiscreteGaussianDpEvent
-from dpjax.accounting.releases.wishart import WishartDpEvent
-from dpjax.adjacency import ADJACENCIES, sensitivity_in_clips
+from dpjax.accounting.accountants import METHODS, certified_epsilon
+from dpjax.accounting.events import decompose
+from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
+from dpjax.accounting.kinds.wishart import WishartDpEvent
+from dpjax.adjacency import ADJACENCIES, sensitivity_factor
 
 DELTA = 1e-5
 BOUNDS = {"pld", "rdp", "moments"}
@@ -168,13 +168,13 @@ def _truth(name, adjacency):
         return _converted(0.1 * ORDERS)
     if name == "selection":
         # Papernot & Steinke 2022, Theorem 2, with eta = 1 and a mean of 10.
-        one = ORDERS * sensitivity_in_clips(adjacency) ** 2 / 32
+        one = ORDERS * sensitivity_factor(adjacency) ** 2 / 32
         least = np.min((1 - 1 / ORDERS) * one + np.log(10) / ORDERS)
         return _converted(one + 2 * least + np.log(10) / (ORDERS - 1))
     if name == "wishart" and adjacency == "replace_one":
         return 0.555  # a bound through the data without either row, its docstring's figure
     pairs = [
-        (*_pair(part.release.event, part.release.clips), part.count)
+        (*_pair(part.atom.event, part.atom.sensitivity_factor), part.count)
         for part in decompose(event, adjacency)
     ]
     reverse = [(q, p, count) for p, q, count in pairs]
@@ -296,20 +296,20 @@ def test_monotone_in_noise_steps_and_rate(noise, rate, steps, factor, adjacency)
 
 
 def test_the_guarantee_is_the_tightest_bound_that_there_is():
-    method, value = guarantee(poisson(1.3, 0.01, 200), DELTA, "add_remove")
+    method, value = certified_epsilon(poisson(1.3, 0.01, 200), DELTA, "add_remove")
     assert (method, value) == (
         "pld",
         epsilon(poisson(1.3, 0.01, 200), DELTA, adjacency="add_remove"),
     )
     event = dp_event.RepeatAndSelectDpEvent(gaussian(4.0), 10, 1)
     expected = epsilon(event, DELTA, adjacency="replace_one", method="rdp")
-    assert guarantee(event, DELTA, "replace_one") == ("rdp", expected)
-    assert guarantee(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
+    assert certified_epsilon(event, DELTA, "replace_one") == ("rdp", expected)
+    assert certified_epsilon(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
 
 
 def test_no_guarantee_rests_on_the_central_limit():
     with pytest.raises(UnsupportedEventError, match=r"no guarantee: 'pld': .*; 'rdp': ") as error:
-        guarantee(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
+        certified_epsilon(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
     assert "gdp_clt" not in str(error.value)
 
 

@@ -15,7 +15,7 @@ from dpjax.accounting import (
     pld,
     risk,
 )
-from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.accountants import certified_epsilon
 
 DELTA = 1e-5
 CASES = [
@@ -34,14 +34,14 @@ def test_a_close_safe_target_in_few_evaluations(target, start, sampling, adjacen
     values = []
 
     def noted(*arguments):
-        values.append(guarantee(*arguments)[1])
+        values.append(certified_epsilon(*arguments)[1])
         return None, values[-1]
 
-    monkeypatch.setattr(calibration, "guarantee", noted)
+    monkeypatch.setattr(calibration, "certified_epsilon", noted)
     mechanism = FakeMechanism(start, sampling=sampling, adjacency=adjacency)
     calibrated = calibrate(mechanism, epsilon=target, delta=DELTA)
     assert calibrated == FakeMechanism(calibrated.noise_multiplier, 100, sampling, adjacency)
-    certified = guarantee(calibrated.event, DELTA, adjacency)[1]
+    certified = certified_epsilon(calibrated.event, DELTA, adjacency)[1]
     assert 0.99 * target <= certified <= target
     assert certified == values[-1]
     assert len(values) <= (14 if start < 1e-3 else 10)
@@ -186,18 +186,18 @@ def test_a_jump_past_the_target_is_reported():
 )
 def test_the_last_step_paid_for_is_the_last(sampling, adjacency):
     mechanism = FakeMechanism(1.0, 50, sampling, adjacency)
-    budget = 0.7 * guarantee(mechanism.event, DELTA, adjacency)[1]
+    budget = 0.7 * certified_epsilon(mechanism.event, DELTA, adjacency)[1]
     steps = max_num_steps(mechanism, epsilon=budget, delta=DELTA)
     assert 0 < steps < 50
-    assert guarantee(mechanism.prefix(steps).event, DELTA, adjacency)[1] <= budget
-    assert guarantee(mechanism.prefix(steps + 1).event, DELTA, adjacency)[1] > budget
+    assert certified_epsilon(mechanism.first_steps(steps).event, DELTA, adjacency)[1] <= budget
+    assert certified_epsilon(mechanism.first_steps(steps + 1).event, DELTA, adjacency)[1] > budget
 
 
 def test_the_ends_of_a_budget():
     mechanism = FakeMechanism(1.0, 64, "none")
     assert max_num_steps(mechanism, epsilon=1e3, delta=DELTA) == 64
     assert max_num_steps(mechanism, epsilon=0.1, delta=DELTA) == 0
-    single = mechanism.prefix(1).certificate(DELTA).epsilon
+    single = mechanism.first_steps(1).certificate(DELTA).epsilon
     assert max_num_steps(mechanism, epsilon=single, delta=DELTA) == 1
 
 
@@ -219,7 +219,7 @@ def test_ten_million_steps_are_calibrated_on_short_windows(monkeypatch):
         adjacency="zero_out",
     )
     calibrated = calibrate(mechanism, epsilon=3.0, delta=1e-6)
-    assert 2.97 <= guarantee(calibrated.event, 1e-6, "zero_out")[1] <= 3.0
+    assert 2.97 <= certified_epsilon(calibrated.event, 1e-6, "zero_out")[1] <= 3.0
     assert max(sizes) < 1_000_000
     assert len(sizes) <= 14
 
@@ -235,5 +235,5 @@ def test_a_list_of_masses_is_not_raised_to_a_power_of_many_steps(monkeypatch):
     monkeypatch.setattr(pld_pmf.SparsePLDPmf, "self_compose", noted)
     pld._build.cache_clear()
     event = FakeMechanism(500.0, 10**7).event
-    guarantee(event, DELTA, "add_remove")
+    certified_epsilon(event, DELTA, "add_remove")
     assert max(counts, default=0) < 10

@@ -27,7 +27,7 @@ def _exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 @pytest.mark.parametrize(("noise", "epochs", "mu", "epsilon", "_moments", "_tight"), MNIST_ROWS)
 def test_the_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
-    limit = gdp.clt_mu(noise, MNIST_RATE, mnist_steps(epochs))
+    limit = gdp.poisson_clt_mu(noise, MNIST_RATE, mnist_steps(epochs))
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, 1e-5), 2) == epsilon
 
@@ -40,7 +40,7 @@ def test_the_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tigh
     ],
 )
 def test_the_other_published_figures(noise, rate, steps, delta, mu, epsilon):
-    limit = gdp.clt_mu(noise, rate, steps)
+    limit = gdp.poisson_clt_mu(noise, rate, steps)
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, delta), 2) == epsilon
 
@@ -71,14 +71,14 @@ def test_the_ends_of_the_range():
     assert gdp.delta(0.0, 0.0) == 0
     assert gdp.delta(math.inf, 3.0) == 1
     assert gdp.delta(1.0, 1e6) == 0
-    assert gdp.clt_mu(0.0, 0.1, 5) == gdp.clt_mu(0.01, 0.1, 5) == math.inf
+    assert gdp.poisson_clt_mu(0.0, 0.1, 5) == gdp.poisson_clt_mu(0.01, 0.1, 5) == math.inf
 
 
 def test_arrays_broadcast_and_scalars_stay_scalars():
     noise = np.array([0.6, 1.3])
-    limits = gdp.clt_mu(noise, 0.01, np.array([[10], [20]]))
+    limits = gdp.poisson_clt_mu(noise, 0.01, np.array([[10], [20]]))
     assert limits.shape == (2, 2)
-    assert limits[1, 0] == gdp.clt_mu(0.6, 0.01, 20)
+    assert limits[1, 0] == gdp.poisson_clt_mu(0.6, 0.01, 20)
     deltas = gdp.delta(1.0, np.linspace(0, 3, 7))
     assert deltas.dtype == np.float64
     assert np.all(np.diff(deltas) < 0)
@@ -86,7 +86,7 @@ def test_arrays_broadcast_and_scalars_stay_scalars():
     epsilons = gdp.epsilon([[0.5], [1.0]], [1e-5, 1e-3, 0.4])
     assert epsilons[1].tolist() == [gdp.epsilon(1.0, delta) for delta in (1e-5, 1e-3, 0.4)]
     assert isinstance(epsilons[1, 0].item(), float)
-    assert isinstance(gdp.clt_mu(1, 1, 1), float)
+    assert isinstance(gdp.poisson_clt_mu(1, 1, 1), float)
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(-1.0, 0.1), (math.nan, 0.1), (1.0, 0.0), (1.0, 1.0)])
@@ -99,7 +99,7 @@ def test_the_mu_of_events():
     assert gdp.mu_of_event(gaussian(2.0, 9), "add_remove") == pytest.approx(1.5)
     assert gdp.mu_of_event(gaussian(2.0, 9), "replace_one") == pytest.approx(3.0)
     sampled = gdp.mu_of_event(poisson(1.1, MNIST_RATE, 14_062), "add_remove")
-    assert sampled == pytest.approx(gdp.clt_mu(1.1, MNIST_RATE, 14_062))
+    assert sampled == pytest.approx(gdp.poisson_clt_mu(1.1, MNIST_RATE, 14_062))
     both = dp_event.ComposedDpEvent([gaussian(2.0, 9), poisson(1.1, MNIST_RATE, 14_062)])
     assert gdp.mu_of_event(both, "add_remove") == pytest.approx(math.hypot(1.5, sampled))
     assert gdp.mu_of_event(dp_event.NonPrivateDpEvent(), "add_remove") == math.inf

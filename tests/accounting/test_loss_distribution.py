@@ -9,11 +9,11 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting import gdp, loss_distribution
+from dpjax.accounting.events import atomic_event
+from dpjax.accounting.kinds import laplace as laplace_release
+from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
+from dpjax.accounting.kinds.subsampled_gaussian import replacement_loss_distribution
 from dpjax.accounting.loss_distribution import subsampled_loss, unsampled_loss
-from dpjax.accounting.releases import laplace as laplace_release
-from dpjax.accounting.releases.base import release_of
-from dpjax.accounting.releases.gaussian import gaussian_loss_distribution
-from dpjax.accounting.releases.subsampled_gaussian import replacement_loss_distribution
 
 TAIL = 1e-14
 
@@ -29,7 +29,7 @@ def replacement(mu, rate):
 def fixed_size(mu, rate):
     inner = dp_event.GaussianDpEvent(2 / mu)
     event = dp_event.SampledWithoutReplacementDpEvent(1_000, round(1_000 * rate), inner)
-    return release_of(event, "replace_one").loss_distribution("remove", TAIL)
+    return atomic_event(event, "replace_one").loss_distribution("remove", TAIL)
 
 
 def laplace(bound, rate, direction):
@@ -37,7 +37,7 @@ def laplace(bound, rate, direction):
 
 
 def discrete(event, adjacency):
-    return release_of(event, adjacency).loss_distribution("remove", TAIL)
+    return atomic_event(event, adjacency).loss_distribution("remove", TAIL)
 
 
 DISTRIBUTIONS = {
@@ -158,7 +158,7 @@ def test_the_loss_and_its_inverse_undo_each_other(rate):
 
 def subsampled(noise, rate, interval):
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
-    return release_of(event, "add_remove").pld_builder()(interval)
+    return atomic_event(event, "add_remove").pld_builder()(interval)
 
 
 EPSILONS = np.array([-0.7, -0.1, 0.0, 0.05, 0.4, 2.0])

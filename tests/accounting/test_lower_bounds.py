@@ -10,22 +10,22 @@ from dp_accounting import dp_event
 from scipy.stats import binom
 
 from dpjax.accounting import gdp, lower_bounds
+from dpjax.accounting.events import atomic_event
+from dpjax.accounting.kinds import laplace
+from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
 from dpjax.accounting.lower_bounds import compose_lower_profile
-from dpjax.accounting.releases import laplace
-from dpjax.accounting.releases.base import release_of
-from dpjax.accounting.releases.gaussian import gaussian_loss_distribution
 
 DELTA, ETA = 1e-4, 1e-8
 
 
 def response(noise, buckets):
     event = dp_event.RandomizedResponseDpEvent(noise, buckets)
-    return release_of(event, "replace_one").loss_distribution("remove", 0.0)
+    return atomic_event(event, "replace_one").loss_distribution("remove", 0.0)
 
 
 def discrete_laplace(parameter, sensitivity):
     event = dp_event.DiscreteLaplaceDpEvent(parameter, sensitivity)
-    return release_of(event, "add_remove").loss_distribution("remove", 0.0)
+    return atomic_event(event, "add_remove").loss_distribution("remove", 0.0)
 
 
 def _gaussians(mus, slack=1e-3):

@@ -152,7 +152,7 @@ def test_the_profile_holds_the_pairs_of_epsilon():
 
 def test_the_least_sum_of_errors_of_row_2():
     """Of the curve max(0, 1 - delta - e^epsilon a, ...) it is where a equals the curve."""
-    clt = 2 * ndtr(-round(gdp.clt_mu(*ROW_2), 2) / 2)  # the source rounded first
+    clt = 2 * ndtr(-round(gdp.poisson_clt_mu(*ROW_2), 2) / 2)  # the source rounded first
     single = 2 * (1 - DELTA) / (1 + math.exp(moments.compute_epsilon(*ROW_2, DELTA)))
     epsilons, deltas = moments.compute_profile(*ROW_2)
     envelope = np.max(2 * (1 - deltas) / (1 + np.exp(epsilons)))

@@ -6,8 +6,8 @@ from accounting_cases import gaussian, poisson
 from dp_accounting import dp_event
 
 from dpjax.accounting import epsilon, epsilon_bounds, pld
+from dpjax.accounting.events import RepeatedEvent, decompose
 from dpjax.accounting.pld import coarsen_noise_schedule
-from dpjax.accounting.releases.base import RepeatedRelease, decompose
 
 NOISES = np.linspace(0.8, 1.6, 24)
 EVENT = dp_event.ComposedDpEvent([poisson(float(noise), 0.05, 3) for noise in NOISES])
@@ -19,7 +19,7 @@ def few(monkeypatch):
 
 
 def _noises(parts):
-    return [(part.release.event.event.noise_multiplier, part.count) for part in parts]
+    return [(part.atom.event.event.noise_multiplier, part.count) for part in parts]
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -30,10 +30,10 @@ def test_noises_are_merged_to_one_side(few, adjacency):
         assert len(merged) == 6
         assert sum(part.count for part in merged) == 72
         assert set(merged) <= {
-            RepeatedRelease(part.release, other.count) for part in parts for other in merged
+            RepeatedEvent(part.atom, other.count) for part in parts for other in merged
         }
-        assert merged[0].release.event.event.noise_multiplier == pytest.approx(first)
-        assert merged[-1].release.event.event.noise_multiplier == pytest.approx(last, rel=0.05)
+        assert merged[0].atom.event.event.noise_multiplier == pytest.approx(first)
+        assert merged[-1].atom.event.event.noise_multiplier == pytest.approx(last, rel=0.05)
         for (noise, count), least, largest in zip(
             _noises(merged), *_cumulative_range(merged), strict=True
         ):

@@ -23,8 +23,8 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, pld
-from dpjax.accounting.accountants import METHODS, guarantee
-from dpjax.accounting.releases.base import decompose
+from dpjax.accounting.accountants import METHODS, certified_epsilon
+from dpjax.accounting.events import decompose
 
 DELTA = 1e-5
 
@@ -246,7 +246,7 @@ def test_hardly_any_noise_is_left_to_the_renyi_bound():
 def test_the_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
     """Grids of these took minutes and gigabytes, and their squares were divided by."""
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
-        method, value = guarantee(event(noise), DELTA, adjacency)
+        method, value = certified_epsilon(event(noise), DELTA, adjacency)
         mu = clips * math.sqrt(event(noise).count) / noise
         assert method == "rdp"
         assert gdp.epsilon(mu, DELTA) * (1 - 1e-12) <= value <= 1.2 * gdp.epsilon(mu, DELTA)

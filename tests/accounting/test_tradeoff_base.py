@@ -16,7 +16,7 @@ from dpjax.accounting.tradeoff import (
     TradeOff,
     mixture,
 )
-from dpjax.accounting.tradeoff.base import least_argument, maximum
+from dpjax.accounting.tradeoff.base import bisect_decreasing, golden_section_max
 
 
 class _ByProfile(TradeOff):
@@ -25,11 +25,11 @@ class _ByProfile(TradeOff):
     def __init__(self, curve: TradeOff) -> None:
         object.__setattr__(self, "curve", curve)
 
-    def _forward(self, epsilon):
-        return self.curve._forward(epsilon)
+    def _delta_pq(self, epsilon):
+        return self.curve._delta_pq(epsilon)
 
-    def _backward(self, epsilon):
-        return self.curve._backward(epsilon)
+    def _delta_qp(self, epsilon):
+        return self.curve._delta_qp(epsilon)
 
 
 @settings(max_examples=40)
@@ -140,10 +140,12 @@ def test_an_epsilon_that_is_no_number_is_refused():
 
 def test_the_searches():
     centres = np.array([[-3.0, 0.1], [2.0, 9.0]])
-    found = maximum(lambda x: -((x - centres) ** 2), np.full((2, 2), -5.0), np.full((2, 2), 10.0))
+    found = golden_section_max(
+        lambda x: -((x - centres) ** 2), np.full((2, 2), -5.0), np.full((2, 2), 10.0)
+    )
     np.testing.assert_allclose(found, 0.0, atol=1e-15)
     targets = np.array([2.0, 1.0, 0.5, 1e-9, 0.0])
-    least = least_argument(lambda x: np.exp(-x), targets)
+    least = bisect_decreasing(lambda x: np.exp(-x), targets)
     np.testing.assert_allclose(least[:4], [0.0, 0.0, np.log(2), 9 * np.log(10)], rtol=1e-12)
     assert np.all(np.exp(-least) <= targets)
-    assert least_argument(lambda x: np.ones_like(x), np.array(0.5)) == math.inf
+    assert bisect_decreasing(lambda x: np.ones_like(x), np.array(0.5)) == math.inf

@@ -13,9 +13,9 @@ from dpjax.accounting.tradeoff import (
     Gaussian,
     Identity,
     Laplace,
-    clt_mu,
-    functionals,
+    composition_clt_mu,
     mixture,
+    privacy_loss_moments,
     subsample,
 )
 
@@ -23,7 +23,7 @@ MNIST_RATE = 256 / 60_000
 
 
 def _by_integration(mu: float, rate: float) -> list[float]:
-    """The six moments of a sampled Gaussian, in the order of ``Functionals``."""
+    """The six moments of a sampled Gaussian, in the order of ``PrivacyLossMoments``."""
 
     def loss(x):
         return np.log1p(rate * np.expm1(mu * x - mu * mu / 2))
@@ -58,50 +58,52 @@ def _by_integration(mu: float, rate: float) -> list[float]:
 @pytest.mark.parametrize(("mu", "rate"), [(2.0, MNIST_RATE), (1 / 1.1, 0.2), (0.3, 1.0)])
 def test_sampled_gaussians_against_integration(mu, rate):
     curve, exact = mixture(Gaussian(mu), rate), _by_integration(mu, rate)
-    np.testing.assert_allclose(functionals(curve), exact, rtol=1e-7)
-    swapped = np.reshape(functionals(curve.inverse()), (3, 2))[:, ::-1].ravel()
+    np.testing.assert_allclose(privacy_loss_moments(curve), exact, rtol=1e-7)
+    swapped = np.reshape(privacy_loss_moments(curve.inverse()), (3, 2))[:, ::-1].ravel()
     np.testing.assert_allclose(swapped, exact, rtol=1e-7)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 1.0, 40.0])
 def test_gaussians_in_closed_form(mu):
-    values = functionals(Gaussian(mu))
+    values = privacy_loss_moments(Gaussian(mu))
     assert values.kl == pytest.approx(mu**2 / 2, rel=1e-8)
     assert values.kappa2 == pytest.approx(mu**2 + mu**4 / 4, rel=1e-8)
-    assert clt_mu(values, 1) == pytest.approx(mu / math.sqrt(1 + mu**2 / 4), rel=1e-8)
+    assert composition_clt_mu(values, 1) == pytest.approx(mu / math.sqrt(1 + mu**2 / 4), rel=1e-8)
 
 
 def test_curves_with_kinks_and_atoms():
-    laplace = functionals(Laplace(2.0))
+    laplace = privacy_loss_moments(Laplace(2.0))
     assert laplace.kl == pytest.approx(0.5 + math.exp(-0.5) - 1, rel=1e-5)
     pair = Discrete([0.2, 0.3, 0.5], [0.5, 0.3, 0.2])
     spread = 0.3 * math.log(2.5)
-    assert functionals(pair).kl == pytest.approx(spread)
-    assert functionals(pair).kappa3 == pytest.approx(0.7 * math.log(2.5) ** 3)
-    assert functionals(ApproximateDP(1.0)).kappa2 == pytest.approx(1.0)
-    assert functionals(Identity()) == (0.0,) * 6
-    assert clt_mu(functionals(Identity()), 9) == 0
+    assert privacy_loss_moments(pair).kl == pytest.approx(spread)
+    assert privacy_loss_moments(pair).kappa3 == pytest.approx(0.7 * math.log(2.5) ** 3)
+    assert privacy_loss_moments(ApproximateDP(1.0)).kappa2 == pytest.approx(1.0)
+    assert privacy_loss_moments(Identity()) == (0.0,) * 6
+    assert composition_clt_mu(privacy_loss_moments(Identity()), 9) == 0
 
 
 def test_losses_without_end_are_infinite_where_they_have_mass():
-    values = functionals(Discrete([0.0, 1.0], [0.1, 0.9]))
+    values = privacy_loss_moments(Discrete([0.0, 1.0], [0.1, 0.9]))
     assert values.kl_tilde == values.kappa2_tilde == math.inf
     assert values.kl == pytest.approx(-math.log(0.9))
-    assert functionals(mixture(ApproximateDP(1.0, slack=0.1), 0.5)).kl_tilde == math.inf
+    assert privacy_loss_moments(mixture(ApproximateDP(1.0, slack=0.1), 0.5)).kl_tilde == math.inf
     with pytest.raises(ValueError, match="moments must be finite, got"):
-        clt_mu(functionals(ApproximateDP(1.0, slack=0.1)), 5)
+        composition_clt_mu(privacy_loss_moments(ApproximateDP(1.0, slack=0.1)), 5)
 
 
 def test_the_published_limit_by_the_general_theorem():
-    step = functionals(mixture(Gaussian(1 / 1.1), MNIST_RATE))
-    assert round(clt_mu(step, 14_062), 4) == 0.5735
+    step = privacy_loss_moments(mixture(Gaussian(1 / 1.1), MNIST_RATE))
+    assert round(composition_clt_mu(step, 14_062), 4) == 0.5735
     # The limit in closed form is near, and the symmetrised curve is another one.
-    assert gdp.clt_mu(1.1, MNIST_RATE, 14_062) == pytest.approx(clt_mu(step, 14_062), rel=2e-2)
-    both = functionals(subsample(Gaussian(1 / 1.1), MNIST_RATE))
-    assert clt_mu(both, 14_062) > 1.01 * clt_mu(step, 14_062)
+    assert gdp.poisson_clt_mu(1.1, MNIST_RATE, 14_062) == pytest.approx(
+        composition_clt_mu(step, 14_062), rel=2e-2
+    )
+    both = privacy_loss_moments(subsample(Gaussian(1 / 1.1), MNIST_RATE))
+    assert composition_clt_mu(both, 14_062) > 1.01 * composition_clt_mu(step, 14_062)
 
 
 @pytest.mark.parametrize("count", [0, 1.5])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ValueError, match="count must be a whole number >= 1, got"):
-        clt_mu(functionals(Gaussian(1.0)), count)
+        composition_clt_mu(privacy_loss_moments(Gaussian(1.0)), count)

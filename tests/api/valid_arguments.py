@@ -18,7 +18,7 @@ from public_callables import PublicCallable, public_names
 
 import dpjax
 from dpjax import bdp, federated, pate
-from dpjax.accounting import releases, tradeoff
+from dpjax.accounting import tradeoff
 from dpjax.bayes import conjugate, regression, sgmcmc
 
 KEY = jax.random.key(7)
@@ -348,7 +348,7 @@ VALUES: dict[str, Any] = {
     "p": np.array([0.5, 0.5]),
     "q": np.array([0.25, 0.75]),
     "losses": np.array([-0.5, 0.25]),
-    "moments": lambda: tradeoff.functionals(tradeoff.Laplace(1.0)),
+    "moments": lambda: tradeoff.privacy_loss_moments(tradeoff.Laplace(1.0)),
     "count": 3,
     "size": 2,
     "budget": 1.0,
@@ -629,9 +629,6 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         8, 0.5, truncated_batch_size=6
     ),
     "training.MeshSharding": mesh_sharding,
-    "accounting.releases.Release": lambda: (
-        releases.decompose(GaussianDpEvent(2.0), "zero_out")[0].release
-    ),
     "accounting.tradeoff.base.TradeOff": lambda: tradeoff.Gaussian(1.0),
     "bayes.DPSVI": svi,
     "bayes.variational.DPSVIResult": svi_result,
@@ -733,9 +730,8 @@ RESULTS = {
     name
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
-        "accounting.releases": ["Release", "RepeatedRelease"],
         "accounting.tradeoff": [
-            "Functionals",
+            "PrivacyLossMoments",
             "Group",
             "Inverse",
             "Mixture",
@@ -869,10 +865,6 @@ NOT_CALLED: dict[str, str] = {
         for name in ["DPSVI", "DPSVI.init", "DPSVI.run"]
     },
     "federated.svi_training": "with a DPSVI",
-    **{
-        f"accounting.releases.Release.{name}": "by accountants, with arguments they have checked"
-        for name in ["noise", "loss_distribution", "neighbor_losses", "rdp", "log_moments"]
-    },
     **dict.fromkeys(
         [
             "mechanisms.record_sum.RecordSum.from_sum",

@@ -265,7 +265,7 @@ def test_a_result_is_certified_for_the_steps_that_were_run(falling):
         assert result.certificate(1e-5).epsilon == pytest.approx(expected, rel=5e-3)
         assert result.certificate(1e-5).num_releases == len(noises)
         for other in (len(noises) - 1, len(noises) + 1):  # power
-            certificate = falling.mechanism.prefix(other).certificate(1e-5)
+            certificate = falling.mechanism.first_steps(other).certificate(1e-5)
             assert certificate.epsilon != pytest.approx(expected, rel=0.05)
     # A step past the planned ones gives NaN, and is not counted.
     past = run(svi=falling, num_steps=2, init_state=second.state)
@@ -297,7 +297,7 @@ def test_a_resumed_run_is_seeded_as_its_first_call(first_is_seeded, falling, tmp
     run(svi=falling, num_steps=1, key=first, checkpoint_dir=tmp_path)
     resumed = run(svi=falling, num_steps=3, key=second, checkpoint_dir=tmp_path)
     assert is_said_to_be_seeded(resumed) == first_is_seeded
-    assert resumed.mechanism == falling.mechanism.prefix(3)
+    assert resumed.mechanism == falling.mechanism.first_steps(3)
 
 
 def test_a_state_of_other_noise_is_refused(falling, straight):

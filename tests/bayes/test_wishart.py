@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from dpjax.accounting import calibrate
-from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
+from dpjax.accounting.kinds.wishart import WishartDpEvent, wishart_curve
 from dpjax.bayes.regression import (
     RegressionBounds,
     RegressionStatistics,
@@ -90,8 +90,8 @@ def agrees(values, delta, epsilon):
 def test_the_profile_is_that_of_the_densities_in_every_dimension(num_features, degrees_of_freedom):
     used = mechanism(degrees_of_freedom, num_features=num_features)
     noise = noises(used)
-    curve = used.event.presence
-    forgets_the_dimension = WishartDpEvent(degrees_of_freedom, 1.0).presence
+    curve = used.event.add_remove_tradeoff
+    forgets_the_dimension = WishartDpEvent(degrees_of_freedom, 1.0).add_remove_tradeoff
     for angle in (0.0, 0.7, math.pi / 2):
         square = np.outer(*2 * [row(angle, used)])
         without = losses(noise, used, 0 * square, square)
@@ -107,7 +107,7 @@ def test_the_two_directions_are_not_exchanged():
     used = mechanism()
     square = np.outer(*2 * [row(0.7, used)])
     without = losses(noises(used), used, 0 * square, square)
-    assert not agrees(without, used.event.presence.delta(0.2), 0.2)
+    assert not agrees(without, used.event.add_remove_tradeoff.delta(0.2), 0.2)
     held = losses(noises(used) + square, used, square, 0 * square)
     assert held.max() <= 0.5 + 1e-5  # half the squared norm over the scale
     # noise alone is not above the row in this share of draws, which nothing can hide
@@ -119,7 +119,7 @@ def test_shorter_rows_have_a_smaller_loss():
     used = mechanism()
     square = np.outer(*2 * [row(0.7, used)])
     short = losses(noises(used), used, 0 * square, square / 2)
-    assert agrees(short, WishartDpEvent(6, 2.0).presence.inverse().delta(0.1), 0.1)
+    assert agrees(short, WishartDpEvent(6, 2.0).add_remove_tradeoff.inverse().delta(0.1), 0.1)
     assert not agrees(short, used.delta(0.1), 0.1)
 
 

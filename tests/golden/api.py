@@ -16,7 +16,7 @@ from dp_accounting import DpEvent
 import dpjax
 from dpjax import accounting, bdp
 from dpjax.accounting import UnsupportedEventError, tradeoff
-from dpjax.accounting.releases.wishart import ChiSquare
+from dpjax.accounting.kinds.wishart import ChiSquare
 from dpjax.bayes import DPSVI, conjugate, regression, sgmcmc
 from dpjax.gradients.bookkeeping import routes
 from dpjax.transforms.noise import gaussian_like
@@ -387,8 +387,8 @@ def power(one, count):
 
 
 def functionals(one, count):
-    found = tradeoff.functionals(one)
-    return {**found._asdict(), "clt mu": tradeoff.clt_mu(found, count)}
+    found = tradeoff.privacy_loss_moments(one)
+    return {**found._asdict(), "clt mu": tradeoff.composition_clt_mu(found, count)}
 
 
 def curve_values(one):
@@ -407,7 +407,7 @@ def gdp_numbers():
     return {
         "delta": accounting.gdp.delta(1.3, np.array([0.0, 0.5, 3.0, 20.0])),
         "epsilon": accounting.gdp.epsilon(1.3, np.array([1e-12, 1e-5, 0.1])),
-        "clt mu": accounting.gdp.clt_mu(1.1, 256 / 60_000, 14_062),
+        "clt mu": accounting.gdp.poisson_clt_mu(1.1, 256 / 60_000, 14_062),
     }
 
 

@@ -3,7 +3,7 @@
 import pytest
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
 
-from dpjax.accounting.releases.base import UnsupportedEventError
+from dpjax.accounting.events import UnsupportedEventError
 from dpjax.mechanisms import Composition, SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 

@@ -63,7 +63,7 @@ def beats(ones: np.ndarray, others: np.ndarray, curve: list[tuple[float, float]]
 
 def certified(mechanism: SubsampledGaussian, deltas: tuple[float, ...]) -> list:
     """The first step's certified epsilons at these deltas."""
-    return [(mechanism.prefix(1).certificate(delta).epsilon, delta) for delta in deltas]
+    return [(mechanism.first_steps(1).certificate(delta).epsilon, delta) for delta in deltas]
 
 
 # Clopper and Pearson's bounds; two shares for each threshold, tail and direction (the deltas share

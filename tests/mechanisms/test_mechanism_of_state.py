@@ -131,7 +131,7 @@ def test_the_state_of_a_mechanisms_own_noise_gives_the_mechanism_back(sigma):
     optimizer = mechanism.private_optimizer(optax.adam(0.1), key=KEY)
     state = run(optimizer, PARAMS, steps=2)
     assert read(state, num_steps=3) == mechanism
-    assert read(state) == mechanism.prefix(2)
+    assert read(state) == mechanism.first_steps(2)
     with pytest.raises(ValueError, match="at most the 3 planned"):
         read(state, num_steps=4)
 

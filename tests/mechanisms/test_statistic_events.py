@@ -8,7 +8,7 @@ from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.accounting.releases.base import UnsupportedEventError, decompose
+from dpjax.accounting.events import UnsupportedEventError, decompose
 from dpjax.mechanisms import Gaussian, Laplace
 from dpjax.mechanisms.statistic_events import discrete_laplace_event, pure_event
 from dpjax.sensitivity import Sensitivity
@@ -17,23 +17,23 @@ ADJACENCIES = st.sampled_from(["add_remove", "replace_one"])
 SIZES = st.floats(1e-6, 1e6)
 
 
-def over_sensitivity(event, adjacency):
+def unit_sensitivity_event(event, adjacency):
     (part,) = decompose(event, adjacency)
-    return part.release.over_sensitivity
+    return part.atom.unit_sensitivity_event
 
 
 @given(value=SIZES, scale=SIZES, adjacency=ADJACENCIES)
 def test_accountants_see_noise_over_the_sensitivity_as_it_is_stated(value, scale, adjacency):
     for mechanism, norm in ((Gaussian, "l2"), (Laplace, "l1")):
         event = mechanism(Sensitivity(value, norm, adjacency), scale).event
-        seen = over_sensitivity(event, adjacency).noise_multiplier
+        seen = unit_sensitivity_event(event, adjacency).noise_multiplier
         assert seen == pytest.approx(scale / value, rel=1e-14)
 
 
 @given(value=st.integers(1, 4096), scale=st.floats(0.01, 1e4), adjacency=ADJACENCIES)
 def test_so_do_they_of_discrete_noise_even_if_it_is_odd(value, scale, adjacency):
     event = discrete_laplace_event(Sensitivity(value, "l1", adjacency), scale)
-    seen = over_sensitivity(event, adjacency)
+    seen = unit_sensitivity_event(event, adjacency)
     assert seen == DiscreteLaplaceDpEvent(1 / scale, value)
     assert type(seen.sensitivity) is int
 
@@ -41,7 +41,7 @@ def test_so_do_they_of_discrete_noise_even_if_it_is_odd(value, scale, adjacency)
 @given(value=st.integers(4097, 10**12), adjacency=ADJACENCIES)
 def test_a_fine_grid_is_stated_on_a_coarser_one_that_is_hardly_worse(value, adjacency):
     event = discrete_laplace_event(Sensitivity(value, "l1", adjacency), value / 0.5)
-    seen = over_sensitivity(event, adjacency)
+    seen = unit_sensitivity_event(event, adjacency)
     assert 2048 <= seen.sensitivity <= 4096
     assert 0.5 * (1 - 1e-12) <= seen.noise_parameter * seen.sensitivity <= 0.5 * (1 + 5e-4)
 
@@ -69,7 +69,7 @@ def test_a_coarser_grid_has_the_same_deltas_or_larger(step):
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 5.0])
 def test_pure_privacy_is_binary_randomized_response(epsilon, adjacency):
-    seen = over_sensitivity(pure_event(epsilon, adjacency), adjacency)
+    seen = unit_sensitivity_event(pure_event(epsilon, adjacency), adjacency)
     assert seen.sensitivity == 1
     assert seen.noise_parameter == pytest.approx(epsilon, rel=1e-15)
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
@@ -80,6 +80,6 @@ def test_pure_privacy_is_binary_randomized_response(epsilon, adjacency):
 
 def test_half_a_whole_number_is_refused_where_nothing_doubles_it():
     event = DiscreteLaplaceDpEvent(1.0, 1.5)
-    assert over_sensitivity(event, "replace_one").sensitivity == 3
+    assert unit_sensitivity_event(event, "replace_one").sensitivity == 3
     with pytest.raises(UnsupportedEventError, match=r"sensitivity of 1.5 is not a whole number"):
         decompose(event, "add_remove")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpjax import PoissonSampling, calibrate
-from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.accountants import certified_epsilon
 from dpjax.bayes.sgmcmc import (
     PSGLD,
     PUBLISHED_TEMPERATURE,
@@ -31,7 +31,7 @@ def slides(batch=1_000, **changes):
 
 
 def certified(chain, delta=1e-5):
-    return guarantee(chain.event, delta, chain.adjacency)[1]
+    return certified_epsilon(chain.event, delta, chain.adjacency)[1]
 
 
 @pytest.mark.parametrize(

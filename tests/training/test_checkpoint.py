@@ -161,7 +161,7 @@ ONE_VALUE_CHANGED = (DATA[0], np.where(np.arange(30) == 17, np.nextafter(DATA[1]
     ("changed", "named"),
     [
         ({"mechanism": MECHANISM.scale_noise(1.0001)}, "another mechanism, another program"),
-        ({"mechanism": MECHANISM.prefix(11)}, "another mechanism, another program"),
+        ({"mechanism": MECHANISM.first_steps(11)}, "another mechanism, another program"),
         (
             {
                 "mechanism": SubsampledGaussian(
@@ -420,13 +420,13 @@ def test_a_file_in_place_of_the_folder_is_named(below, tmp_path):
 
 @pytest.mark.slow
 def test_budgets_across_a_resumption(copy_of_six_done, straight):
-    spent = MECHANISM.prefix(6).certificate(DELTA).epsilon
+    spent = MECHANISM.first_steps(6).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match=r"budget must admit the 6 releases .* admits 5$"):
         run(copy_of_six_done, budget=Budget(0.999 * spent, DELTA))
     same = run(copy_of_six_done, budget=Budget(1.001 * spent, DELTA), on_report=crash_at(0))
-    assert same.mechanism == MECHANISM.prefix(6)
-    eight = MECHANISM.prefix(8).certificate(DELTA).epsilon
+    assert same.mechanism == MECHANISM.first_steps(6)
+    eight = MECHANISM.first_steps(8).certificate(DELTA).epsilon
     larger = run(copy_of_six_done, budget=Budget(1.001 * eight, DELTA))
-    assert larger.mechanism == MECHANISM.prefix(8)
+    assert larger.mechanism == MECHANISM.first_steps(8)
     assert larger.certificate(DELTA).epsilon <= 1.001 * eight
     assert (run(copy_of_six_done).params["w"] == straight.params["w"]).all()

@@ -173,11 +173,11 @@ def test_a_budget_stops_before_the_release_that_would_exceed_it(sampling):
     mechanism = SubsampledGaussian(
         sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=10, adjacency="replace_one"
     )
-    epsilon = 1.001 * mechanism.prefix(6).certificate(DELTA).epsilon
+    epsilon = 1.001 * mechanism.first_steps(6).certificate(DELTA).epsilon
     result = run(mechanism=mechanism, budget=Budget(epsilon, DELTA))
-    assert result.mechanism == mechanism.prefix(6)
+    assert result.mechanism == mechanism.first_steps(6)
     assert result.certificate(DELTA).epsilon <= epsilon
-    assert mechanism.prefix(7).certificate(DELTA).epsilon > epsilon
+    assert mechanism.first_steps(7).certificate(DELTA).epsilon > epsilon
     whole = []
     run(mechanism=mechanism, on_report=whole.append, steps_per_call=6)
     assert (result.params["w"] == whole[0].params["w"]).all()
@@ -188,7 +188,7 @@ def test_a_budget_that_is_not_used_up_changes_nothing():
 
 
 def test_a_budget_below_one_release_is_refused():
-    first = MECHANISM.prefix(1).certificate(DELTA).epsilon
+    first = MECHANISM.first_steps(1).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match="budget must admit at least one release") as refused:
         run(budget=Budget(0.99 * first, DELTA))
     assert f"epsilon = {first:.4g}" in str(refused.value)

@@ -15,8 +15,11 @@ from dpjax.accounting.tradeoff.calculus import (
     mixture,
     subsample,
 )
-from dpjax.accounting.tradeoff.central_limit import Functionals, clt_mu, functionals
-from dpjax.accounting.tradeoff.closed_form import ApproximateDP, Identity, Laplace
+from dpjax.accounting.tradeoff.central_limit import (
+    PrivacyLossMoments,
+    composition_clt_mu,
+    privacy_loss_moments,
+)
 from dpjax.accounting.tradeoff.composition import TradeOffBounds, compose, power
 from dpjax.accounting.tradeoff.discrete import (
     Discrete,
@@ -25,28 +28,28 @@ from dpjax.accounting.tradeoff.discrete import (
     from_profile,
     piecewise_linear,
 )
+from dpjax.accounting.tradeoff.families import ApproximateDP, Identity, Laplace
 from dpjax.accounting.tradeoff.gaussian import Gaussian, gaussian_delta, gaussian_type_two
 
 __all__ = [
     "ApproximateDP",
     "Discrete",
-    "Functionals",
     "Gaussian",
     "Group",
     "Identity",
     "Inverse",
     "Laplace",
     "Mixture",
+    "PrivacyLossMoments",
     "Symmetrized",
     "TradeOff",
     "TradeOffBounds",
-    "clt_mu",
     "compose",
+    "composition_clt_mu",
     "distance",
     "from_distributions",
     "from_log_likelihood_ratios",
     "from_profile",
-    "functionals",
     "gaussian_delta",
     "gaussian_type_two",
     "group",
@@ -54,5 +57,6 @@ __all__ = [
     "mixture",
     "piecewise_linear",
     "power",
+    "privacy_loss_moments",
     "subsample",
 ]

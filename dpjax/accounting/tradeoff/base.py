@@ -78,8 +78,8 @@ class TradeOff(abc.ABC):
         away = np.abs(losses)
         with np.errstate(all="ignore"):
             negative = np.minimum(losses, 0.0)
-            below = np.exp(negative) * self._backward(away) - np.expm1(negative)
-            return scalar(np.clip(np.where(losses >= 0, self._forward(away), below), 0.0, 1.0))
+            below = np.exp(negative) * self._delta_qp(away) - np.expm1(negative)
+            return scalar(np.clip(np.where(losses >= 0, self._delta_pq(away), below), 0.0, 1.0))
 
     def epsilon(self, delta: npt.ArrayLike) -> Any:
         """Returns the least epsilon >= 0 with ``self.delta(epsilon) <= delta``, elementwise.
@@ -91,7 +91,7 @@ class TradeOff(abc.ABC):
           ValueError: a ``delta`` is not in [0, 1].
         """
         with np.errstate(all="ignore"):
-            return scalar(least_argument(self._forward, _unit_interval("delta", delta)))
+            return scalar(bisect_decreasing(self._delta_pq, _unit_interval("delta", delta)))
 
     @property
     def is_symmetric(self) -> bool:
@@ -111,11 +111,11 @@ class TradeOff(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         """The hockey-stick divergence of Q from P at epsilon >= 0."""
 
     @abc.abstractmethod
-    def _backward(self, epsilon: Array) -> Array:
+    def _delta_qp(self, epsilon: Array) -> Array:
         """The hockey-stick divergence of P from Q at epsilon >= 0."""
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
@@ -127,15 +127,15 @@ class TradeOff(abc.ABC):
         """
         zero = np.zeros_like(alpha)
         with np.errstate(all="ignore"):
-            steep = -maximum(
+            steep = -golden_section_max(
                 lambda loss: (
-                    -(self._forward(loss) + np.where(alpha > 0, np.exp(loss) * alpha, 0.0))
+                    -(self._delta_pq(loss) + np.where(alpha > 0, np.exp(loss) * alpha, 0.0))
                 ),
                 zero,
                 np.minimum(1.0 - np.log(alpha), LARGEST_LOSS),
             )
-            flat = maximum(
-                lambda loss: np.exp(-loss) * ((1.0 - alpha) - self._backward(loss)),
+            flat = golden_section_max(
+                lambda loss: np.exp(-loss) * ((1.0 - alpha) - self._delta_qp(loss)),
                 zero,
                 np.full_like(alpha, LARGEST_LOSS),
             )
@@ -155,8 +155,8 @@ class Symmetric(TradeOff):
         """Returns the inverse: a symmetric curve is its own."""
         return self
 
-    def _backward(self, epsilon: Array) -> Array:
-        return self._forward(epsilon)
+    def _delta_qp(self, epsilon: Array) -> Array:
+        return self._delta_pq(epsilon)
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class Inverse(TradeOff):
         pair = self.curve.as_discrete()
         return pair and pair.inverse()
 
-    def _forward(self, epsilon: Array) -> Array:
-        return self.curve._backward(epsilon)
+    def _delta_pq(self, epsilon: Array) -> Array:
+        return self.curve._delta_qp(epsilon)
 
-    def _backward(self, epsilon: Array) -> Array:
-        return self.curve._forward(epsilon)
+    def _delta_qp(self, epsilon: Array) -> Array:
+        return self.curve._delta_pq(epsilon)
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,11 @@ class Symmetrized(Symmetric):
         pair = self.curve.as_discrete()
         return pair and pair.symmetrized()
 
-    def _forward(self, epsilon: Array) -> Array:
-        return np.maximum(self.curve._forward(epsilon), self.curve._backward(epsilon))
+    def _delta_pq(self, epsilon: Array) -> Array:
+        return np.maximum(self.curve._delta_pq(epsilon), self.curve._delta_qp(epsilon))
 
 
-def maximum(
+def golden_section_max(
     function: Callable[[Array], Array], low: Array, high: Array, *, steps: int = _GOLDEN_STEPS
 ) -> Array:
     """Returns the largest value of a quasi-concave function between ``low`` and ``high``.
@@ -227,7 +227,7 @@ def maximum(
     return best
 
 
-def least_argument(decreasing: Callable[[Array], Array], target: Array) -> Array:
+def bisect_decreasing(decreasing: Callable[[Array], Array], target: Array) -> Array:
     """Returns the least x >= 0 at which a decreasing function is at most ``target``.
 
     Rounded up, so that it is; infinity where there is no such x below 2^60.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpjax._checks import check_count, check_non_negative, check_share
-from dpjax.accounting.tradeoff.base import Array, TradeOff, check_curve, maximum
-from dpjax.accounting.tradeoff.closed_form import Identity
+from dpjax.accounting.tradeoff.base import Array, TradeOff, check_curve, golden_section_max
 from dpjax.accounting.tradeoff.discrete import Discrete
+from dpjax.accounting.tradeoff.families import Identity
 from dpjax.accounting.tradeoff.gaussian import Gaussian
 
 # The logarithms of levels that are searched for the best event; larger levels by themselves.
@@ -33,20 +33,20 @@ class Mixture(TradeOff):
         pair, p = self.curve.as_discrete(), self.sampling_rate
         return pair and Discrete(pair.p, (1.0 - p) * pair.p + p * pair.q)
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         # log(1 + (e^epsilon - 1) / p), without loss for small and large epsilon.
         p = self.sampling_rate
         small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / p)
         large = epsilon - np.log(p) + np.log1p((p - 1.0) * np.exp(-epsilon))
-        return p * self.curve._forward(np.where(epsilon < 1.0, small, large))
+        return p * self.curve._delta_pq(np.where(epsilon < 1.0, small, large))
 
-    def _backward(self, epsilon: Array) -> Array:
+    def _delta_qp(self, epsilon: Array) -> Array:
         # The loss in this order ends where e^epsilon (1 - p) reaches 1.
         p = self.sampling_rate
         left = p - (1.0 - p) * np.expm1(np.minimum(epsilon, 700.0))
         inside = left > 0
         loss = np.log(p) + epsilon - np.log(np.where(inside, left, 1.0))
-        deltas = self.curve._backward(np.maximum(np.where(inside, loss, 0.0), 0.0))
+        deltas = self.curve._delta_qp(np.maximum(np.where(inside, loss, 0.0), 0.0))
         return np.where(inside, left * deltas, 0.0)
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
@@ -136,7 +136,7 @@ class Group(TradeOff):
         """Returns the inverse: the group's curve with both distributions exchanged."""
         return self if self.is_symmetric else Group(self.curve.inverse(), self.size)
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         """The supremum over alpha of the true positive rate less e^epsilon alpha."""
 
         def gain(alpha: Array) -> Array:
@@ -147,12 +147,14 @@ class Group(TradeOff):
 
         zero = np.zeros_like(epsilon)
         with np.errstate(all="ignore"):
-            large = maximum(gain, zero, zero + 1.0)
-            small = maximum(lambda log: gain(np.exp(log)), *(zero + end for end in _LOGARITHMS))
+            large = golden_section_max(gain, zero, zero + 1.0)
+            small = golden_section_max(
+                lambda log: gain(np.exp(log)), *(zero + end for end in _LOGARITHMS)
+            )
             return np.maximum(np.maximum(large, small), gain(zero))
 
-    def _backward(self, epsilon: Array) -> Array:
-        return self.inverse()._forward(epsilon)
+    def _delta_qp(self, epsilon: Array) -> Array:
+        return self.inverse()._delta_pq(epsilon)
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
         for _ in range(self.size - 1):

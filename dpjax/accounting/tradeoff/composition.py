@@ -24,11 +24,11 @@ from dpjax.accounting.tradeoff.base import (
     LARGEST_LOSS,
     Array,
     TradeOff,
+    bisect_decreasing,
     check_curve,
-    least_argument,
 )
-from dpjax.accounting.tradeoff.closed_form import Identity
 from dpjax.accounting.tradeoff.discrete import Discrete, tangent_masses
+from dpjax.accounting.tradeoff.families import Identity
 from dpjax.accounting.tradeoff.gaussian import Gaussian
 
 # Pairs of outcomes that an exact composition of discrete curves may make.
@@ -182,7 +182,7 @@ def _reach(curve: TradeOff) -> tuple[float, float]:
     reaches = []
     for side in (curve, curve.inverse()):
         floor = float(side.delta(LARGEST_LOSS))
-        found = least_argument(side.delta, np.asarray(min(floor + _REACH, 1.0)))
+        found = bisect_decreasing(side.delta, np.asarray(min(floor + _REACH, 1.0)))
         reaches.append(min(float(found), LARGEST_LOSS - 50.0))
     return reaches[0], reaches[1]
 

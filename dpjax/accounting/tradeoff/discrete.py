@@ -82,7 +82,7 @@ class Discrete(TradeOff):
             return self
         return _mirrored(*_hull_above_one(self, self.inverse()))
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         # How many outcomes have a loss above epsilon: these make the worst event.
         epsilon = np.minimum(epsilon, np.finfo(np.float64).max)
         above = np.searchsorted(-self.losses, -epsilon, side="left")
@@ -90,8 +90,8 @@ class Discrete(TradeOff):
             log_p = np.log(_sums(self.p)[above])
         return np.maximum(_sums(self.q)[above] - np.exp(epsilon + log_p), 0.0)
 
-    def _backward(self, epsilon: Array) -> Array:
-        return self.inverse()._forward(epsilon)
+    def _delta_qp(self, epsilon: Array) -> Array:
+        return self.inverse()._delta_pq(epsilon)
 
     def as_discrete(self) -> "Discrete":
         """Returns the curve as a `Discrete`: itself."""

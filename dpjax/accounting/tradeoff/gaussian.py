@@ -44,7 +44,7 @@ class Gaussian(Symmetric):
     def __post_init__(self) -> None:
         check_non_negative("mu", self.mu)
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         return np.asarray(delta(self.mu, epsilon))
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:

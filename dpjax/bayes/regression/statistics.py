@@ -21,7 +21,7 @@ from dpjax._checks import (
     check_type,
     is_traced,
 )
-from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_factor
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.sensitivity import Norm, Sensitivity, clip_norm_to, clip_to, of_second_moment, of_sum
 from dpjax.sensitivity.sums import products_in_blocks
@@ -228,7 +228,7 @@ def statistics_sensitivities(
         if adjacency == "replace_one" and num_features > 1:
             factor = math.sqrt(num_features * (num_features + 3) / 2)
         xtx = replace(xtx, value=factor * bounds.x_norm**2, norm=norm)
-    of_xty = sensitivity_in_clips(adjacency) * spread * bounds.x_norm * bounds.y_size
+    of_xty = sensitivity_factor(adjacency) * spread * bounds.x_norm * bounds.y_size
     xty = Sensitivity(of_xty, norm, adjacency, shape=(num_features,))
     yty = of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency)
     return RegressionStatistics(xtx, xty, yty)

@@ -22,7 +22,7 @@ from dpjax._checks import (
     check_type,
 )
 from dpjax._typing import PRNGKey
-from dpjax.accounting.releases.wishart import WishartDpEvent, wishart_curve
+from dpjax.accounting.kinds.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression.release import StatisticsMechanism

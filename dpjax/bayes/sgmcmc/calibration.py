@@ -18,7 +18,7 @@ from dpjax._checks import (
     check_type,
 )
 from dpjax._typing import ClipBound
-from dpjax.accounting.accountants import guarantee
+from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.langevin import Langevin
@@ -57,7 +57,7 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
     """
     check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
     check_positive("epsilon", epsilon)
-    if guarantee(chain.event, delta, chain.adjacency)[1] <= epsilon:
+    if certified_epsilon(chain.event, delta, chain.adjacency)[1] <= epsilon:
         return chain
     least = float(chain.noise_multipliers.min())
     raised = dataclasses.replace(chain, min_noise_multiplier=least)

@@ -29,7 +29,7 @@ from dpjax._checks import (
     check_type,
 )
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax.adjacency import Adjacency, sensitivity_in_clips
+from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.counts import BetaBinomial
 from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
@@ -96,18 +96,18 @@ class OnePosteriorSample(Mechanism):
                     " norm R and features of norm X)"
                 )
         check(self.high > self.low, "high", self.high, f"above low = {self.low}")
-        sensitivity_in_clips(self.adjacency)
+        sensitivity_factor(self.adjacency)
 
     @property
     def scale(self) -> float:
         """Exponent of the likelihood: at most 1, where the posterior itself is private enough."""
-        at_one = sensitivity_in_clips(self.adjacency) * (self.high - self.low)
+        at_one = sensitivity_factor(self.adjacency) * (self.high - self.low)
         return min(1.0, self.target_epsilon / at_one)
 
     @property
     def epsilon(self) -> float:
         """Epsilon of the release: at most ``target_epsilon``."""
-        return self.scale * (sensitivity_in_clips(self.adjacency) * (self.high - self.low))
+        return self.scale * (sensitivity_factor(self.adjacency) * (self.high - self.low))
 
     @property
     def num_releases(self) -> int:

@@ -142,7 +142,7 @@ class DPSVI(VariationalPosterior):
 
     Privacy:
       A run releases the parameters after every step, at the cost that its result certifies. In a
-      loop with `init` and `update` that is ``mechanism.prefix(int(state.num_releases))``.
+      loop with `init` and `update` that is ``mechanism.first_steps(int(state.num_releases))``.
       Postprocessing is free: posterior samples, predictions, an average over steps. **Not**
       released: losses, the state (it holds keys), `evaluate`, `clipping_report`. Starting values
       are computed on constant records, so they do not depend on the data; but not those of an
@@ -410,6 +410,6 @@ class DPSVI(VariationalPosterior):
             self.get_params(state),
             state,
             jnp.concatenate(losses),
-            self.mechanism.prefix(num_released),
+            self.mechanism.first_steps(num_released),
             bool(state.seeded),
         )

@@ -22,7 +22,7 @@ class Identity(Symmetric):
         """Returns the curve as a `Discrete`: one outcome, certain under both distributions."""
         return Discrete(np.ones(1), np.ones(1))
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         return np.zeros_like(epsilon)
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
@@ -48,7 +48,7 @@ class Laplace(Symmetric):
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         return -np.expm1(np.minimum(epsilon - 1.0 / self.noise_multiplier, 0.0) / 2)
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
@@ -86,7 +86,7 @@ class ApproximateDP(Symmetric):
         check_non_negative("budget", self.budget)
         check_share("slack", self.slack)
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         # The pair has two finite losses, plus and minus the budget.
         excess = -np.expm1(np.minimum(epsilon - self.budget, 0.0))
         return self.slack + (1.0 - self.slack) * expit(self.budget) * excess

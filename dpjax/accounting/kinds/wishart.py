@@ -17,6 +17,11 @@ from dp_accounting import DpEvent
 from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, gammaln
 
 from dpjax._checks import check, check_positive
+from dpjax.accounting.events import (
+    AtomicEvent,
+    PLDBuilder,
+    UnsupportedEventError,
+)
 from dpjax.accounting.loss_distribution import (
     Array,
     Coordinate,
@@ -26,12 +31,7 @@ from dpjax.accounting.loss_distribution import (
     pld_from_profiles,
     pld_from_tradeoff,
 )
-from dpjax.accounting.releases.base import (
-    PLDBuilder,
-    Release,
-    UnsupportedEventError,
-)
-from dpjax.accounting.tradeoff.base import Symmetric, TradeOff, maximum
+from dpjax.accounting.tradeoff.base import Symmetric, TradeOff, golden_section_max
 from dpjax.adjacency import Adjacency
 
 # Beyond it exp overflows.
@@ -59,12 +59,12 @@ class WishartDpEvent(DpEvent):
     scale_over_square: float
 
     @property
-    def presence(self) -> "ChiSquare":
+    def add_remove_tradeoff(self) -> "ChiSquare":
         """T(without, with): exact for a row of the largest norm, and the worst of all rows."""
         return ChiSquare(self.degrees_of_freedom, 1 / self.scale_over_square)
 
 
-class WishartRelease(Release):
+class WishartNoise(AtomicEvent):
     """Wishart noise on a second moment of all records."""
 
     event_types = (WishartDpEvent,)
@@ -73,14 +73,14 @@ class WishartRelease(Release):
 
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution from the trade-off function, on a grid."""
-        curve = self.event.presence
+        curve = self.event.add_remove_tradeoff
         revealed = curve.inverse().delta(LARGEST_EPSILON)
         if revealed > _MOST_REVEALED:
             raise UnsupportedEventError(
                 f"Wishart noise reveals the row with probability {revealed:g}"
             )
         losses = curve.losses(_RAREST)
-        if self.clips == 1:
+        if self.sensitivity_factor == 1:
             return lambda interval: pld_from_tradeoff(curve, losses, interval)
         profile = wishart_curve(self.event, self.adjacency).delta
         return lambda interval: pld_from_profiles(profile, None, -2 * losses[0], interval)
@@ -91,7 +91,7 @@ class WishartRelease(Release):
         With x the logarithm of the outcome less the shift, the coordinate is x where the row is
         present, so that e^x is chi-square, and -x where it is absent, so that e^x + shift is.
         """
-        curve = self.event.presence
+        curve = self.event.add_remove_tradeoff
         shape, shift = curve.degrees_of_freedom / 2, curve.shift
         revealed = float(gammainc(shape, shift / 2))
         moved, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
@@ -129,7 +129,7 @@ class WishartRelease(Release):
 
     def tradeoff(self) -> TradeOff | None:
         """Trade-off function, exact under add/remove."""
-        return wishart_curve(self.event, self.adjacency) if self.clips == 1 else None
+        return wishart_curve(self.event, self.adjacency) if self.sensitivity_factor == 1 else None
 
 
 def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
@@ -152,8 +152,8 @@ def wishart_curve(event: WishartDpEvent, adjacency: Adjacency) -> TradeOff:
     0.555
     """
     if adjacency == "replace_one":
-        return ExchangedChiSquare(event.presence)
-    return event.presence.symmetrized()
+        return ReplaceOneChiSquare(event.add_remove_tradeoff)
+    return event.add_remove_tradeoff.symmetrized()
 
 
 @dataclass(frozen=True)
@@ -198,13 +198,13 @@ class ChiSquare(TradeOff):
         low, high = ((shape - 1) * np.log(ratios) + self.shift / 2).tolist()
         return low, high
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         # The loss of an outcome m is power log(1 - shift / m) + shift / 2, below half the shift.
         threshold = self._outcome(np.maximum(self.shift / 2 - epsilon, 0.0))
         moved, still = self._above(threshold - self.shift), self._above(threshold)
         return np.where(epsilon < self.shift / 2, moved - np.exp(epsilon) * still, 0.0)
 
-    def _backward(self, epsilon: Array) -> Array:
+    def _delta_qp(self, epsilon: Array) -> Array:
         threshold = self._outcome(epsilon + self.shift / 2)
         # Larger factors only meet smaller masses.
         factor = np.exp(np.minimum(epsilon, LARGEST_EPSILON))
@@ -230,7 +230,7 @@ class ChiSquare(TradeOff):
 
 
 @dataclass(frozen=True)
-class ExchangedChiSquare(Symmetric):
+class ReplaceOneChiSquare(Symmetric):
     """The trade-off function of two releases, from their trade-off functions with a third one.
 
     With f = T(third, either) it is f(1 - f^-1(alpha)): to replace a record is to take one out and
@@ -240,21 +240,21 @@ class ExchangedChiSquare(Symmetric):
     Attributes:
       curve: f.
 
-    >>> curve = ExchangedChiSquare(ChiSquare(degrees_of_freedom=100.0, shift=1.0))
+    >>> curve = ReplaceOneChiSquare(ChiSquare(degrees_of_freedom=100.0, shift=1.0))
     >>> round(curve.delta(0.1), 4)
     0.0215
     """
 
     curve: ChiSquare
 
-    def _forward(self, epsilon: Array) -> Array:
+    def _delta_pq(self, epsilon: Array) -> Array:
         def bound(first: Array) -> Array:
             # Any way to part epsilon in two gives a bound, so that the search need not be exact.
-            return self.curve._forward(first) + np.exp(first) * self.curve._backward(
+            return self.curve._delta_pq(first) + np.exp(first) * self.curve._delta_qp(
                 epsilon - first
             )
 
         shift = self.curve.shift
         ends = np.full_like(epsilon, -shift - 1.0), np.full_like(epsilon, shift / 2)
-        best = maximum(lambda first: -bound(first), *ends, steps=_SEARCH_STEPS)
+        best = golden_section_max(lambda first: -bound(first), *ends, steps=_SEARCH_STEPS)
         return np.minimum(-best, 1.0)

@@ -51,6 +51,8 @@ from dp_accounting import DpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtri_exp
 
+from dpjax.accounting.events import AtomicEvent, PLDBuilder, UnsupportedEventError
+from dpjax.accounting.kinds.gaussian import check_noise, gaussian_loss_distribution
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -58,8 +60,6 @@ from dpjax.accounting.loss_distribution import (
     hockey_stick,
     pld_from_profiles,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
-from dpjax.accounting.releases.gaussian import check_noise, gaussian_loss_distribution
 
 # The variance of the random rounding, in squared units.
 _SMOOTHING = 4.0
@@ -97,19 +97,19 @@ class DiscreteGaussianDpEvent(DpEvent):
     scale: float
 
 
-class DiscreteGaussianRelease(Release):
+class DiscreteGaussianNoise(AtomicEvent):
     """Discrete Gaussian noise on integer functions of all records."""
 
     event_types: ClassVar[tuple[type[DpEvent], ...]] = (DiscreteGaussianDpEvent,)
 
     @property
-    def over_sensitivity(self) -> DiscreteGaussianDpEvent:
+    def unit_sensitivity_event(self) -> DiscreteGaussianDpEvent:
         """The event with its noise multiplier over the sensitivity."""
-        noise = self.event.noise_multiplier / self.clips
+        noise = self.event.noise_multiplier / self.sensitivity_factor
         return dataclasses.replace(self.event, noise_multiplier=noise)
 
     @property
-    def has_loose_pld(self) -> bool:
+    def rdp_may_be_tighter(self) -> bool:
         """Whether the noise is so coarse, and moved so far, that the Rényi bound may be smaller."""
         return self._variance < 1 and not self._has_exact_loss
 
@@ -158,7 +158,7 @@ class DiscreteGaussianRelease(Release):
 
     def rdp(self, orders: Sequence[float]) -> Array:
         """Returns order / (2 noise^2), that of zero-concentrated differential privacy."""
-        noise = float(self.over_sensitivity.noise_multiplier)
+        noise = float(self.unit_sensitivity_event.noise_multiplier)
         with np.errstate(over="ignore"):
             return np.asarray(orders, float) / (2 * np.square(noise))
 
@@ -174,14 +174,14 @@ class DiscreteGaussianRelease(Release):
     @property
     def _squared(self) -> float:
         """The squared sensitivity in units, its whole part."""
-        distance = float(self.event.scale) / float(self.over_sensitivity.noise_multiplier)
+        distance = float(self.event.scale) / float(self.unit_sensitivity_event.noise_multiplier)
         return float(np.floor(distance * distance * (1 + _SQUARE_ROUNDING)))
 
     @property
     def _sensitivity(self) -> float:
         """The sensitivity over the scale."""
         if math.isinf(self._squared):
-            return 1 / float(self.over_sensitivity.noise_multiplier)
+            return 1 / float(self.unit_sensitivity_event.noise_multiplier)
         return math.sqrt(self._squared) / float(self.event.scale)
 
     @property

@@ -6,6 +6,13 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
+from dpjax.accounting.events import (
+    AtomicEvent,
+    PLDBuilder,
+    TooLittleNoiseError,
+    UnsupportedEventError,
+)
+from dpjax.accounting.kinds.compound import Compound
 from dpjax.accounting.loss_distribution import (
     Coordinate,
     Direction,
@@ -14,20 +21,13 @@ from dpjax.accounting.loss_distribution import (
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import (
-    PLDBuilder,
-    Release,
-    TooLittleNoiseError,
-    UnsupportedEventError,
-)
-from dpjax.accounting.releases.compound import Compound
-from dpjax.accounting.tradeoff.closed_form import Laplace
+from dpjax.accounting.tradeoff.families import Laplace
 
 # Of larger losses the grid does not fit in memory; under sampling, their exponentials overflow.
 _LARGEST_LOSS, _LARGEST_SAMPLED_LOSS = 1e4, 700.0
 
 
-class LaplaceRelease(Release):
+class LaplaceNoise(AtomicEvent):
     """Laplace noise on a function of all records."""
 
     event_types = (dp_event.LaplaceDpEvent,)
@@ -35,11 +35,11 @@ class LaplaceRelease(Release):
     @property
     def aligned_loss(self) -> float:
         """The pure epsilon: the sensitivity over the scale of the noise."""
-        return float(1 / self.over_sensitivity.noise_multiplier)
+        return float(1 / self.unit_sensitivity_event.noise_multiplier)
 
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        noise = self.over_sensitivity.noise_multiplier
+        noise = self.unit_sensitivity_event.noise_multiplier
         _check_loss(1 / noise)
         return lambda interval: pld.from_laplace_mechanism(
             noise, value_discretization_interval=interval
@@ -51,7 +51,7 @@ class LaplaceRelease(Release):
 
     def tradeoff(self) -> Laplace:
         """Dong, Roth & Su (2022), Proposition A.6 in the preprint's numbering."""
-        return Laplace(self.over_sensitivity.noise_multiplier)
+        return Laplace(self.unit_sensitivity_event.noise_multiplier)
 
 
 class PoissonSampledLaplace(Compound):
@@ -63,7 +63,7 @@ class PoissonSampledLaplace(Compound):
 
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        if self.clips != 1:
+        if self.sensitivity_factor != 1:
             return super().pld_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
         _check_loss(1 / noise, _LARGEST_SAMPLED_LOSS)
@@ -73,21 +73,21 @@ class PoissonSampledLaplace(Compound):
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution, with atoms at both ends."""
-        if self.clips != 1:
+        if self.sensitivity_factor != 1:
             return super().loss_distribution(direction, tail)
         bound = 1 / self.event.event.noise_multiplier
         return _loss_distribution(bound, self.event.sampling_probability, direction)
 
 
-class DiscreteLaplaceRelease(Release):
+class DiscreteLaplaceNoise(AtomicEvent):
     """Noise k of mass in proportion to e^(-parameter |k|), on whole numbers."""
 
     event_types = (dp_event.DiscreteLaplaceDpEvent,)
 
     @property
-    def over_sensitivity(self) -> dp_event.DiscreteLaplaceDpEvent:
+    def unit_sensitivity_event(self) -> dp_event.DiscreteLaplaceDpEvent:
         """The same noise with the whole sensitivity; one clip bound may be half of an odd one."""
-        sensitivity = self.event.sensitivity * self.clips
+        sensitivity = self.event.sensitivity * self.sensitivity_factor
         if sensitivity != int(sensitivity):
             raise UnsupportedEventError(f"a sensitivity of {sensitivity:g} is not a whole number")
         return type(self.event)(self.event.noise_parameter, int(sensitivity))
@@ -95,12 +95,12 @@ class DiscreteLaplaceRelease(Release):
     @property
     def aligned_loss(self) -> float:
         """The largest privacy loss, which is the pure epsilon."""
-        scaled = self.over_sensitivity
+        scaled = self.unit_sensitivity_event
         return float(scaled.noise_parameter * scaled.sensitivity)
 
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        scaled = self.over_sensitivity
+        scaled = self.unit_sensitivity_event
         _check_loss(self.aligned_loss)
         return lambda interval: pld.from_discrete_laplace_mechanism(
             scaled.noise_parameter,
@@ -112,7 +112,7 @@ class DiscreteLaplaceRelease(Release):
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution: atoms at the multiples of the parameter."""
         _check_loss(self.aligned_loss)
-        parameter, sensitivity = self.event.noise_parameter, self.over_sensitivity.sensitivity
+        parameter, sensitivity = self.event.noise_parameter, self.unit_sensitivity_event.sensitivity
         inner = np.arange(1, sensitivity)
         losses = parameter * (sensitivity - 2 * np.arange(sensitivity + 1))
         left = 1 / (1 + math.exp(-parameter))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from dpjax.accounting import gaussian_moments
-from dpjax.accounting.gaussian_moments import log_moment
+from dpjax.accounting import log_moments
+from dpjax.accounting.log_moments import log_moment
 
 NOISES = (0.3, 1.1, 6.0, 50.0)
 RATES = (1e-6, 0.004, 0.5, 1 - 1e-9, 1.0)
@@ -82,7 +82,7 @@ def test_the_sums_against_sixty_digits(power):
 
 @pytest.mark.parametrize("power", [2.0, 3.0, 17.0, 64.0, 512.0])
 def test_integrals_and_sums_agree_where_both_exist(power):
-    integrals = gaussian_moments._integral(power, *GRID)
+    integrals = log_moments._integral(power, *GRID)
     np.testing.assert_allclose(integrals, log_moment(power, *GRID), rtol=1e-11)
 
 
@@ -103,15 +103,15 @@ def test_without_sampling_a_moment_is_the_gaussians(power):
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
 def test_the_bound_for_little_noise_meets_the_integral(power):
     noise, rate = np.full(4, 0.05), np.array([1e-6, 0.01, 0.5, 0.99])
-    integral = gaussian_moments._integral(power, noise, rate)
-    bound = gaussian_moments._small_noise_bound(power, noise, rate)
+    integral = log_moments._integral(power, noise, rate)
+    bound = log_moments._small_noise_bound(power, noise, rate)
     np.testing.assert_allclose(bound, integral, rtol=1e-12)
 
 
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
 def test_the_bound_for_little_noise_is_one_everywhere(power):
-    integral = gaussian_moments._integral(power, *GRID)
-    bound = gaussian_moments._small_noise_bound(power, *GRID)
+    integral = log_moments._integral(power, *GRID)
+    bound = log_moments._small_noise_bound(power, *GRID)
     assert np.all(integral <= bound * (1 + 1e-11))
 
 
@@ -126,5 +126,5 @@ def test_extreme_noises_stay_numbers():
 
 def test_chunks_change_nothing(monkeypatch):
     whole = log_moment(-3.0, *GRID), log_moment(40.0, *GRID)
-    monkeypatch.setattr(gaussian_moments, "_CHUNK", 1)
+    monkeypatch.setattr(log_moments, "_CHUNK", 1)
     np.testing.assert_array_equal(whole, (log_moment(-3.0, *GRID), log_moment(40.0, *GRID)))

@@ -7,7 +7,8 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from dpjax.accounting import gaussian_moments
+from dpjax.accounting import log_moments
+from dpjax.accounting.events import AtomicEvent, PLDBuilder, TooLittleNoiseError
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -17,28 +18,27 @@ from dpjax.accounting.loss_distribution import (
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release, TooLittleNoiseError
 from dpjax.accounting.tradeoff.gaussian import Gaussian
 
 # The losses span about 1 / noise**2: their grid and their quadrature have to fit in memory.
 _LEAST_NOISE = 0.01
 
 
-class GaussianRelease(Release):
+class GaussianNoise(AtomicEvent):
     """Gaussian noise on a function of all records."""
 
     event_types = (dp_event.GaussianDpEvent,)
 
     def pld_builder(self) -> PLDBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        noise = check_noise(self.over_sensitivity.noise_multiplier)
+        noise = check_noise(self.unit_sensitivity_event.noise_multiplier)
         return lambda interval: pld.from_gaussian_mechanism(
             noise, value_discretization_interval=interval
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Privacy loss distribution: normal, of mean mu^2 / 2 and variance mu^2."""
-        mu = 1 / check_noise(self.over_sensitivity.noise_multiplier)
+        mu = 1 / check_noise(self.unit_sensitivity_event.noise_multiplier)
         return gaussian_loss_distribution(mu, 1.0, tail, direction)
 
     def tradeoff(self) -> Gaussian:
@@ -46,15 +46,15 @@ class GaussianRelease(Release):
 
         Source: Dong, Roth & Su (2022), Definition 2.6 in the preprint's numbering.
         """
-        return Gaussian(float(1 / self.over_sensitivity.noise_multiplier))
+        return Gaussian(float(1 / self.unit_sensitivity_event.noise_multiplier))
 
     def log_moments(self, orders: Sequence[float]) -> Array:
-        """Log moments of the privacy loss, exact (`gaussian_moments`)."""
-        return log_moments(orders, self.over_sensitivity.noise_multiplier, 1.0)
+        """Log moments of the privacy loss, exact (`log_moments`)."""
+        return sampled_log_moments(orders, self.unit_sensitivity_event.noise_multiplier, 1.0)
 
     def squared_mu(self) -> float:
         """mu^2 of Gaussian DP: the squared sensitivity over the variance, exact."""
-        return float(self.over_sensitivity.noise_multiplier) ** -2
+        return float(self.unit_sensitivity_event.noise_multiplier) ** -2
 
 
 def check_noise(noise: float) -> float:
@@ -71,10 +71,10 @@ def check_noise(noise: float) -> float:
     return float(noise)
 
 
-def log_moments(orders: Sequence[float], noise: float, rate: float) -> Array:
+def sampled_log_moments(orders: Sequence[float], noise: float, rate: float) -> Array:
     """Returns log E_Q[(P / Q)^order] of a Poisson-sampled Gaussian release, for each order."""
     settings = np.array([float(noise)]), np.array([float(rate)])
-    return np.array([gaussian_moments.log_moment(float(p), *settings)[0] for p in orders])
+    return np.array([log_moments.log_moment(float(p), *settings)[0] for p in orders])
 
 
 def gaussian_loss_distribution(

@@ -4,7 +4,7 @@ import pytest
 from accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
 from dp_accounting import dp_event
 
-from dpjax.accounting.releases.base import (
+from dpjax.accounting.events import (
     UnsupportedEventError,
     decompose,
     event_name,
@@ -16,7 +16,7 @@ Gaussian, Composed = dp_event.GaussianDpEvent, dp_event.ComposedDpEvent
 
 def _over_sensitivity(event, adjacency):
     (part,) = decompose(event, adjacency)
-    return part.release.over_sensitivity
+    return part.atom.unit_sensitivity_event
 
 
 @pytest.mark.parametrize("event", [gaussian(3.0), laplace(3.0)])
@@ -43,7 +43,7 @@ def test_parameters_stated_for_neighbours_are_not_halved():
 
 def test_the_event_over_the_clip_bound_is_kept():
     (part,) = decompose(poisson(3.0, 0.1, 4), "replace_one")
-    assert part.release.event == poisson(3.0, 0.1, 4).event
+    assert part.atom.event == poisson(3.0, 0.1, 4).event
     assert part.count == 4
 
 
@@ -56,7 +56,7 @@ def test_unknown_events_are_not_silently_left_unscaled():
 def test_nested_compositions_are_flattened_and_counted():
     step = poisson(1.0, 0.1, 3)
     event = dp_event.SelfComposedDpEvent(Composed([step, laplace(2.0), step]), 5)
-    counts = {event_name(part.release.event): part.count for part in decompose(event, "add_remove")}
+    counts = {event_name(part.atom.event): part.count for part in decompose(event, "add_remove")}
     assert counts == {"PoissonSampledDpEvent of GaussianDpEvent": 30, "LaplaceDpEvent": 5}
 
 
@@ -64,10 +64,10 @@ def test_gaussians_on_the_same_data_are_one_gaussian():
     event = Composed([gaussian(2.0, 4), gaussian(3.0), Gaussian(6)])
     (part,) = decompose(event, "add_remove")
     assert part.count == 1
-    assert part.release.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
+    assert part.atom.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
     joint = dp_event.PoissonSampledDpEvent(0.1, Composed([Gaussian(2.0), gaussian(2.0, 3)]))
     (part,) = decompose(joint, "add_remove")
-    assert part.release.event.event.noise_multiplier == pytest.approx(1.0)
+    assert part.atom.event.event.noise_multiplier == pytest.approx(1.0)
 
 
 def test_what_depends_on_no_data_is_dropped():

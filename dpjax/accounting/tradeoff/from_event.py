@@ -14,15 +14,15 @@ from dp_accounting import DpEvent
 
 from dpjax._checks import check
 from dpjax.accounting import pld, rdp
-from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.lower_bounds import delta_lower_bounds
-from dpjax.accounting.releases.base import (
-    RepeatedRelease,
+from dpjax.accounting.events import (
+    RepeatedEvent,
     TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
     is_nonprivate,
 )
+from dpjax.accounting.loss_distribution import Array
+from dpjax.accounting.lower_bounds import delta_lower_bounds
 from dpjax.accounting.tradeoff import (
     ApproximateDP,
     Identity,
@@ -105,22 +105,22 @@ def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
     return _guaranteed(parts) if exact is None else exact
 
 
-def _decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ...]:
+def _decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedEvent, ...]:
     check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
     check_adjacency(adjacency)
     return () if is_nonprivate(event) else decompose(event, adjacency)
 
 
-def _closed_form(event: DpEvent, parts: tuple[RepeatedRelease, ...]) -> TradeOff | None:
+def _closed_form(event: DpEvent, parts: tuple[RepeatedEvent, ...]) -> TradeOff | None:
     """Returns the exact trade-off function where it has a closed form."""
     if is_nonprivate(event):
         return ApproximateDP(0.0, slack=1.0)
     if not parts:
         return Identity()
-    return parts[0].release.tradeoff() if len(parts) == parts[0].count == 1 else None
+    return parts[0].atom.tradeoff() if len(parts) == parts[0].count == 1 else None
 
 
-def _guaranteed(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
+def _guaranteed(parts: tuple[RepeatedEvent, ...]) -> TradeOff:
     """Returns the least curve that has every delta of an upper profile, or of two."""
     profiles: list[tuple[Array, Array]] = []
     reason = None
@@ -129,7 +129,7 @@ def _guaranteed(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
         profiles.append((epsilons, pld.compute_profile(parts, epsilons, None)))
     except UnsupportedEventError as error:
         reason = error
-    if not profiles or any(part.release.has_loose_pld for part in parts):
+    if not profiles or any(part.atom.rdp_may_be_tighter for part in parts):
         try:
             profiles.append((_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS)))
         except UnsupportedEventError as other:
@@ -138,7 +138,7 @@ def _guaranteed(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
     return from_profile(*map(np.concatenate, zip(*profiles, strict=True)))
 
 
-def _upper_curve(parts: tuple[RepeatedRelease, ...]) -> TradeOff:
+def _upper_curve(parts: tuple[RepeatedEvent, ...]) -> TradeOff:
     """Returns a curve above the true one, from the lower profile of removing a record.
 
     Adding one gives less at epsilons above zero, but for Wishart noise; leaving it out is on the
@@ -181,7 +181,7 @@ def _above_zero(epsilons: Array, values: Array) -> tuple[Array, Array]:
     return np.append(epsilons[:end], crossing), np.append(values[:end], 0.0)
 
 
-def _epsilons(parts: tuple[RepeatedRelease, ...]) -> Array:
+def _epsilons(parts: tuple[RepeatedEvent, ...]) -> Array:
     """Returns epsilons from zero on, so dense that the chords of a profile are the profile."""
     pld.check_supported(parts)
     count = sum(part.count for part in parts)

@@ -41,6 +41,9 @@ from dp_accounting import dp_event
 from scipy.special import ndtri
 from scipy.stats import binom
 
+from dpjax.accounting.events import AtomicEvent, PLDBuilder
+from dpjax.accounting.kinds.gaussian import check_noise, gaussian_loss_distribution
+from dpjax.accounting.kinds.subsampled_gaussian import replacement_loss_distribution
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -50,9 +53,6 @@ from dpjax.accounting.loss_distribution import (
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release
-from dpjax.accounting.releases.gaussian import check_noise, gaussian_loss_distribution
-from dpjax.accounting.releases.subsampled_gaussian import replacement_loss_distribution
 from dpjax.accounting.tradeoff.calculus import mixture
 from dpjax.accounting.tradeoff.gaussian import Gaussian, delta
 from dpjax.adjacency import Adjacency, is_size_public
@@ -61,7 +61,7 @@ from dpjax.adjacency import Adjacency, is_size_public
 _RAREST = 1e-23
 
 
-class TruncatedPoissonSampledGaussian(Release):
+class TruncatedPoissonSampledGaussian(AtomicEvent):
     """Gaussian noise on a sum over a Poisson sample, truncated to a maximum batch size."""
 
     event_types = (dp_event.TruncatedSubsampledGaussianDpEvent,)
@@ -76,14 +76,14 @@ class TruncatedPoissonSampledGaussian(Release):
         return float(event.noise_multiplier)
 
     @property
-    def over_sensitivity(self) -> dp_event.TruncatedSubsampledGaussianDpEvent:
+    def unit_sensitivity_event(self) -> dp_event.TruncatedSubsampledGaussianDpEvent:
         """The noise over the sensitivity."""
         event = self.event
         return type(event)(
             event.dataset_size,
             event.sampling_probability,
             event.truncated_batch_size,
-            event.noise_multiplier / self.clips,
+            event.noise_multiplier / self.sensitivity_factor,
         )
 
     def pld_builder(self) -> PLDBuilder:

@@ -1,6 +1,6 @@
-"""The base class `Release` of all kinds of releases, and the decomposition of events into them.
+"""The base class `AtomicEvent` of all kinds of releases, and the decomposition of events into them.
 
-Every kind of release is a subclass of `Release` in a file of its own, with its privacy loss
+Every kind of release is a subclass of `AtomicEvent` in a file of its own, with its privacy loss
 distribution, Rényi divergence, trade-off function and lower bound together. A subclass registers
 itself by being defined; the accountants loop over releases without a case for each kind.
 
@@ -8,7 +8,7 @@ An event's noise multiplier is the noise's standard deviation over *one clip bou
 adjacency. Accountants need the noise over the *sensitivity*: two clip bounds where a record is
 replaced, else one. dp-accounting's accountants differ in who doubles: its privacy loss
 distributions of subsampled Gaussians double by themselves under replace-one, its Rényi accountant
-never does. So a release has both, ``event`` and ``over_sensitivity``, and no other module
+never does. So a release has both, ``event`` and ``unit_sensitivity_event``, and no other module
 multiplies or divides by the sensitivity.
 
 Under zero-out a sample of fixed size is bounded as under replace-one, of which zeroing is a case:
@@ -35,7 +35,7 @@ from dpjax.adjacency import (
     Adjacency,
     check_adjacency,
     neighboring_relation,
-    sensitivity_in_clips,
+    sensitivity_factor,
 )
 
 # From a discretisation interval to the distribution on its multiples.
@@ -46,7 +46,7 @@ TAIL = 1e-12
 # A smaller noise multiplier counts as none, a larger one as this: their squares are near the ends
 # of the range of floats, and epsilon is beyond 1e100 in the one case and zero in the other.
 _LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e100
-_KINDS: list["type[Release]"] = []
+_KINDS: list["type[AtomicEvent]"] = []
 
 
 class UnsupportedEventError(ValueError):
@@ -58,7 +58,7 @@ class TooLittleNoiseError(UnsupportedEventError):
 
 
 @dataclass(frozen=True)
-class Release:
+class AtomicEvent:
     """One release under one adjacency.
 
     This base class serves events of which dp-accounting has a Rényi divergence at most. A subclass
@@ -91,31 +91,31 @@ class Release:
         return float(getattr(event, "noise_multiplier", cls.constant_noise))
 
     @property
-    def has_loose_pld(self) -> bool:
+    def rdp_may_be_tighter(self) -> bool:
         """Whether the Rényi bound may be below that of the privacy loss distribution."""
         return False
 
     @property
-    def bounded_as(self) -> Adjacency:
+    def accounting_adjacency(self) -> Adjacency:
         """The adjacency whose bound is used: this one, or one that includes it."""
         return self.adjacency
 
     @property
-    def clips(self) -> int:
+    def sensitivity_factor(self) -> int:
         """The sensitivity in clip bounds."""
-        return sensitivity_in_clips(self.bounded_as)
+        return sensitivity_factor(self.accounting_adjacency)
 
     @property
-    def over_sensitivity(self) -> DpEvent:
+    def unit_sensitivity_event(self) -> DpEvent:
         """The event with its noise stated over the sensitivity.
 
         Raises:
           UnsupportedEventError: the sensitivity under the adjacency is not known.
         """
-        if self.clips == 1 or self.is_stated_for_neighbors:
+        if self.sensitivity_factor == 1 or self.is_stated_for_neighbors:
             return self.event
         if isinstance(self.event, GaussianDpEvent | LaplaceDpEvent):
-            return type(self.event)(self.event.noise_multiplier / self.clips)
+            return type(self.event)(self.event.noise_multiplier / self.sensitivity_factor)
         raise UnsupportedEventError(f"the sensitivity of {event_name(self.event)} is not known")
 
     @property
@@ -172,8 +172,8 @@ class Release:
         Raises:
           UnsupportedEventError: dp-accounting has none for the event.
         """
-        accountant = RdpAccountant(orders, neighboring_relation(self.bounded_as))
-        if not accountant.supports(self.over_sensitivity):
+        accountant = RdpAccountant(orders, neighboring_relation(self.accounting_adjacency))
+        if not accountant.supports(self.unit_sensitivity_event):
             name = event_name(self.event)
             raise UnsupportedEventError(
                 f"dp-accounting has no Rényi divergence for {name} under this adjacency"
@@ -182,7 +182,7 @@ class Release:
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.ERROR)
         try:
-            accountant.compose(self.over_sensitivity)
+            accountant.compose(self.unit_sensitivity_event)
         finally:
             logging.set_verbosity(verbosity)
         return np.asarray(accountant.rdp, float)
@@ -202,24 +202,24 @@ class Release:
 
 
 @dataclass(frozen=True)
-class RepeatedRelease:
-    """A release and its multiplicity in a composition.
+class RepeatedEvent:
+    """An atomic event and its multiplicity in a composition.
 
     Attributes:
-      release: one release.
+      atom: the event.
       count: how many times it occurs.
     """
 
-    release: Release
+    atom: AtomicEvent
     count: int
 
 
-def release_of(event: DpEvent, adjacency: Adjacency) -> Release:
+def atomic_event(event: DpEvent, adjacency: Adjacency) -> AtomicEvent:
     """Returns ``event`` as a release of its kind."""
     return _kind_of(event)(event, adjacency)
 
 
-def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ...]:
+def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedEvent, ...]:
     """Returns the releases that ``event`` is composed of, equal ones counted together.
 
     Nested compositions are flattened. All Gaussian releases on the whole data become the one
@@ -246,11 +246,11 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedRelease, ..
             others[name] = leaf, others.get(name, (leaf, 0))[1] + count
     leaves = [(_joint_gaussian(gaussians), 1)] if gaussians else []
     parts = tuple(
-        RepeatedRelease(release_of(leaf, adjacency), count)
+        RepeatedEvent(atomic_event(leaf, adjacency), count)
         for leaf, count in [*leaves, *others.values()]
     )
     for part in parts:
-        part.release.over_sensitivity  # noqa: B018 - raises where the sensitivity is unknown
+        part.atom.unit_sensitivity_event  # noqa: B018 - raises where the sensitivity is unknown
     return parts
 
 
@@ -296,14 +296,14 @@ def with_inner(event: DpEvent, inner: DpEvent) -> DpEvent:
             raise UnsupportedEventError(f"the sensitivity of {event_name(event)} is not known")
 
 
-def _kind_of(event: DpEvent) -> type[Release]:
+def _kind_of(event: DpEvent) -> type[AtomicEvent]:
     """Returns the class of the last registered kind that ``event`` is of."""
     for kind in reversed(_KINDS):
         if isinstance(event, kind.event_types) and (
             kind.inner_type is DpEvent or isinstance(event.event, kind.inner_type)
         ):
             return kind
-    return Release
+    return AtomicEvent
 
 
 def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:

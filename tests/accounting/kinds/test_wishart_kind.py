@@ -13,9 +13,9 @@ from dpjax.accounting import (
     profile_bounds,
     tradeoff_bounds,
 )
-from dpjax.accounting.releases.wishart import (
+from dpjax.accounting.kinds.wishart import (
     ChiSquare,
-    ExchangedChiSquare,
+    ReplaceOneChiSquare,
     WishartDpEvent,
     wishart_curve,
 )
@@ -101,7 +101,7 @@ def test_certain_identification_is_possible_in_one_direction_only():
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
 def test_the_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss):
     curve = ChiSquare(degrees, shift)
-    exchanged = ExchangedChiSquare(curve)
+    exchanged = ReplaceOneChiSquare(curve)
     thresholds = np.linspace(0, 12 * degrees, 400_001)
     levels = 1 - curve._above(thresholds)
     after = curve.true_positive_rate(curve._below(thresholds + shift))
@@ -129,7 +129,9 @@ def test_the_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale)
 @pytest.mark.parametrize("direction", ["add", "remove"])
 def test_both_directions_are_bracketed_and_differ(direction):
     event, losses = WishartDpEvent(20, 1.0), np.linspace(-0.6, 0.6, 13)
-    curve = event.presence if direction == "remove" else event.presence.inverse()
+    curve = (
+        event.add_remove_tradeoff if direction == "remove" else event.add_remove_tradeoff.inverse()
+    )
     other = curve.inverse()
     lower, upper = profile_bounds(event, losses, adjacency="add_remove", direction=direction)
 
@@ -157,11 +159,11 @@ def test_releases_compose_towards_a_gaussian():
 def test_the_curve_of_one_release_is_exact_under_add_remove_alone():
     event = WishartDpEvent(100, 1.0)
     lower, upper = tradeoff_bounds(event, adjacency="add_remove")
-    assert lower == upper == event.presence.symmetrized()
+    assert lower == upper == event.add_remove_tradeoff.symmetrized()
     lower, upper = tradeoff_bounds(event, adjacency="replace_one")
-    assert lower(0.05) < event.presence.symmetrized()(0.05) <= upper(0.05)
+    assert lower(0.05) < event.add_remove_tradeoff.symmetrized()(0.05) <= upper(0.05)
     twice = tradeoff_bounds(dp_event.SelfComposedDpEvent(event, 2), adjacency="add_remove")
-    assert twice.upper(0.05) < event.presence(0.05)
+    assert twice.upper(0.05) < event.add_remove_tradeoff(0.05)
 
 
 def test_no_noise_and_accountants_without_a_bound():

@@ -12,6 +12,15 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtr
 
 from dpjax._checks import as_finite, as_float64
+from dpjax.accounting.events import PLDBuilder
+from dpjax.accounting.kinds.compound import Compound
+from dpjax.accounting.kinds.gaussian import (
+    check_noise,
+    gaussian_loss_distribution,
+    gaussian_segment,
+    panel_width,
+    sampled_log_moments,
+)
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -22,15 +31,6 @@ from dpjax.accounting.loss_distribution import (
     pld_from_tradeoff,
     subsampled_loss,
     unsampled_loss,
-)
-from dpjax.accounting.releases.base import PLDBuilder
-from dpjax.accounting.releases.compound import Compound
-from dpjax.accounting.releases.gaussian import (
-    check_noise,
-    gaussian_loss_distribution,
-    gaussian_segment,
-    log_moments,
-    panel_width,
 )
 from dpjax.accounting.tradeoff import gaussian as gaussian_tradeoff
 from dpjax.accounting.tradeoff.calculus import mixture
@@ -57,7 +57,7 @@ class PoissonSampledGaussian(Compound):
         """The mixture's trade-off function on a grid; dp-accounting's under replace-one."""
         noise = check_noise(self.event.event.noise_multiplier)
         rate = float(self.event.sampling_probability)
-        if self.clips == 1:
+        if self.sensitivity_factor == 1:
             removal, losses = mixture(Gaussian(1 / noise), rate), removal_losses(1 / noise, rate)
             return lambda interval: pld_from_tradeoff(removal, losses, interval)
         return lambda interval: pld.from_gaussian_mechanism(
@@ -71,23 +71,25 @@ class PoissonSampledGaussian(Compound):
         """Privacy loss distribution, exact under both adjacencies."""
         mu = 1 / check_noise(self.event.event.noise_multiplier)
         rate = float(self.event.sampling_probability)
-        if self.clips == 1:
+        if self.sensitivity_factor == 1:
             return gaussian_loss_distribution(mu, rate, tail, direction)
         return replacement_loss_distribution(mu, rate, tail)
 
     def log_moments(self, orders: Sequence[float]) -> Array:
-        """Exact by ``gaussian_moments`` where one record is added, removed or zeroed out."""
-        if self.clips != 1:
+        """Exact by ``log_moments`` where one record is added, removed or zeroed out."""
+        if self.sensitivity_factor != 1:
             return super().log_moments(orders)
         event = self.event
-        return log_moments(orders, event.event.noise_multiplier, event.sampling_probability)
+        return sampled_log_moments(orders, event.event.noise_multiplier, event.sampling_probability)
 
     def squared_mu(self) -> float:
         """The central limit of Bu, Dong, Long & Su (2020), Theorem 5, for one step."""
-        if self.clips != 1:
+        if self.sensitivity_factor != 1:
             return super().squared_mu()
         event = self.event
-        return float(clt_mu(event.event.noise_multiplier, event.sampling_probability, 1)) ** 2
+        return (
+            float(poisson_clt_mu(event.event.noise_multiplier, event.sampling_probability, 1)) ** 2
+        )
 
 
 class FixedSizeSampledGaussian(Compound):
@@ -106,7 +108,7 @@ class FixedSizeSampledGaussian(Compound):
         """Builds the privacy loss distribution from the trade-off function, on a grid."""
         if self.adjacency == "add_remove":
             return super().pld_builder()
-        mu = 1 / check_noise(self.over_sensitivity.event.noise_multiplier)
+        mu = 1 / check_noise(self.unit_sensitivity_event.event.noise_multiplier)
         rate = float(self.event.sample_size / self.event.source_dataset_size)
         largest = removal_losses(mu, rate)[1]
 
@@ -123,7 +125,7 @@ class FixedSizeSampledGaussian(Compound):
         if self.adjacency == "zero_out":
             mu = 1 / check_noise(self.event.event.noise_multiplier)
             return gaussian_loss_distribution(mu, rate, tail, direction)
-        mu = 1 / check_noise(self.over_sensitivity.event.noise_multiplier)
+        mu = 1 / check_noise(self.unit_sensitivity_event.event.noise_multiplier)
         above = gaussian_segment(mu, rate, tail, "remove", beyond=mu / 2)
         below = gaussian_segment(mu, rate, tail, "add", beyond=mu / 2)
         # What the mirror image, of e^y times the weight of the loss -y, leaves over.
@@ -139,13 +141,13 @@ class FixedSizeSampledGaussian(Compound):
         if self.adjacency != "replace_one":
             return super().squared_mu()
         rate = float(self.event.sample_size / self.event.source_dataset_size)
-        noise = float(self.over_sensitivity.event.noise_multiplier)
+        noise = float(self.unit_sensitivity_event.event.noise_multiplier)
         with np.errstate(over="ignore"):
             constant = np.exp(noise**-2.0) * ndtr(1.5 / noise) + 3 * ndtr(-0.5 / noise) - 2
         return float(2 * rate**2 * float(constant))
 
 
-def clt_mu(
+def poisson_clt_mu(
     noise_multiplier: npt.ArrayLike, sampling_rate: npt.ArrayLike, num_steps: npt.ArrayLike
 ) -> Any:
     """Returns q sqrt(T (exp(1 / sigma^2) - 1)), the limit for Poisson-sampled Gaussian releases.
@@ -163,7 +165,7 @@ def clt_mu(
 
     Source: Bu, Dong, Long & Su (2020), Theorem 5.
 
-    >>> round(clt_mu(noise_multiplier=1.3, sampling_rate=256 / 60_000, num_steps=3_515), 2)
+    >>> round(poisson_clt_mu(noise_multiplier=1.3, sampling_rate=256 / 60_000, num_steps=3_515), 2)
     0.23
     """
     noise_multiplier = as_float64(noise_multiplier, "noise_multiplier")

@@ -9,9 +9,9 @@ from dp_accounting.dp_event import DpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting import epsilon, epsilon_bounds, gdp, tradeoff_bounds
-from dpjax.accounting.releases import base
-from dpjax.accounting.releases.base import UnsupportedEventError
-from dpjax.accounting.releases.gaussian import gaussian_loss_distribution
+from dpjax.accounting import events as base
+from dpjax.accounting.events import UnsupportedEventError
+from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
 from dpjax.accounting.tradeoff import Gaussian
 
 DELTA = 1e-5
@@ -28,7 +28,7 @@ class PairDpEvent(DpEvent):
 def kind(monkeypatch):
     monkeypatch.setattr(base, "_KINDS", [*base._KINDS])
 
-    class PairRelease(base.Release):
+    class PairNoise(base.AtomicEvent):
         event_types = (PairDpEvent,)
         is_stated_for_neighbors = True
 
@@ -53,7 +53,7 @@ def kind(monkeypatch):
         def squared_mu(self):
             return self.mu**2
 
-    return PairRelease
+    return PairNoise
 
 
 def test_every_accountant_supports_it(kind):

@@ -5,16 +5,16 @@ import math
 import numpy as np
 from dp_accounting import dp_event
 
+from dpjax.accounting.events import AtomicEvent, PLDBuilder, UnsupportedEventError
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
     pld_from_profiles,
 )
-from dpjax.accounting.releases.base import PLDBuilder, Release, UnsupportedEventError
 
 
-class RandomizedResponseRelease(Release):
+class RandomizedResponse(AtomicEvent):
     """An answer that is uniform over all buckets with probability ``noise``, else the true one."""
 
     event_types = (dp_event.RandomizedResponseDpEvent,)
@@ -27,7 +27,7 @@ class RandomizedResponseRelease(Release):
         return 0.0 if event.noise_parameter == 0 else 1.0
 
     @property
-    def over_sensitivity(self) -> dp_event.RandomizedResponseDpEvent:
+    def unit_sensitivity_event(self) -> dp_event.RandomizedResponseDpEvent:
         """Returns the release itself: its noise is stated for neighbours, not for clip bounds."""
         if self.adjacency == "zero_out":
             raise UnsupportedEventError("no answer to randomized response contributes nothing")
