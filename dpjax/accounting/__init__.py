@@ -9,8 +9,8 @@ from dpjax.accounting.bounds import (
     profile_bounds,
 )
 from dpjax.accounting.calibration import calibrate, max_num_steps
+from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.events import UnsupportedEventError
-from dpjax.accounting.tradeoff.from_event import tradeoff_bounds, tradeoff_curve
 
 __all__ = [
     "EpsilonBounds",

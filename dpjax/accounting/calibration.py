@@ -13,8 +13,8 @@ from scipy.special import ndtri
 from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.event_tradeoff import tradeoff_curve
 from dpjax.accounting.events import TooLittleNoiseError
-from dpjax.accounting.tradeoff.from_event import tradeoff_curve
 from dpjax.adjacency import Adjacency
 
 # Noise is scaled by at most e^60 up or down.

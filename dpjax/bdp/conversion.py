@@ -20,9 +20,9 @@ from dpjax._checks import (
     check_share,
 )
 from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.event_tradeoff import tradeoff_curve
 from dpjax.accounting.events import is_nonprivate
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.tradeoff.from_event import tradeoff_curve
 from dpjax.bdp.accountant import AccountantState, check_state
 
 Definition = Literal["strong", "weak"]

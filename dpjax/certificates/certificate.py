@@ -12,10 +12,10 @@ from dp_accounting import DpEvent
 from dpjax._checks import check, check_delta
 from dpjax.accounting.accountants import METHODS, certified_epsilon, epsilon_or_reason
 from dpjax.accounting.bounds import epsilon_lower_bound
+from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.events import UnsupportedEventError
 from dpjax.accounting.risk import Risk, attack_risks
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.accounting.tradeoff.from_event import tradeoff_bounds, tradeoff_curve
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.certificates import text
 from dpjax.certificates.figure import plot_certificate

@@ -25,13 +25,13 @@ from dpjax.accounting import (
     UnsupportedEventError,
     epsilon,
     epsilon_bounds,
+    event_tradeoff,
     profile_bounds,
     risk,
     tradeoff,
     tradeoff_bounds,
     tradeoff_curve,
 )
-from dpjax.accounting.tradeoff import from_event
 
 LEVELS = np.concatenate([np.geomspace(1e-5, 0.01, 30), np.linspace(0.02, 0.99, 60)])
 ROW = poisson(1.1, MNIST_RATE, mnist_steps(60))
@@ -95,7 +95,7 @@ def test_a_curve_through_the_points_of_a_lower_profile_would_be_caught():
     exact = tradeoff.Gaussian(1.0)
     epsilons = np.append(-0.4, np.linspace(0.0, 8.0, 21))
     deltas = np.asarray(exact.delta(epsilons))
-    inside = tradeoff.from_profile(*from_event._below(epsilons, deltas))
+    inside = tradeoff.from_profile(*event_tradeoff._below(epsilons, deltas))
     through = tradeoff.from_profile(epsilons[1:], deltas[1:])
     losses = np.linspace(0.0, 8.0, 400)
     assert np.all(inside.delta(losses) <= exact.delta(losses) + 1e-15)
@@ -119,7 +119,7 @@ def test_the_polygon_is_below_any_convex_profile(steps, losses, weights):
 
     epsilons = np.cumsum(np.append(-steps[0], steps))
     epsilons[1] = 0.0
-    knots, values = from_event._below(epsilons, delta(epsilons))
+    knots, values = event_tradeoff._below(epsilons, delta(epsilons))
     assert np.all(np.diff(knots) >= 0)
     fine = np.linspace(0.0, epsilons[-1], 200)
     polygon = np.interp(np.exp(fine), np.exp(knots), values)
@@ -130,8 +130,8 @@ def test_the_polygon_is_below_any_convex_profile(steps, losses, weights):
 def test_the_grid_costs_nothing(name, monkeypatch):
     """Four times as many epsilons change neither end by a thousandth of what it says."""
     before = _bracket(name)
-    monkeypatch.setattr(from_event, "_NEAR_POINTS", 8_000)
-    monkeypatch.setattr(from_event, "_FAR_POINTS", 12_000)
+    monkeypatch.setattr(event_tradeoff, "_NEAR_POINTS", 8_000)
+    monkeypatch.setattr(event_tradeoff, "_FAR_POINTS", 12_000)
     for coarse, fine in zip(before, _bracket.__wrapped__(name), strict=True):
         np.testing.assert_allclose(
             coarse.true_positive_rate(LEVELS), fine.true_positive_rate(LEVELS), rtol=1e-3
