@@ -3,22 +3,14 @@
 A `FederatedSum` is the plan of a release: a mechanism that sums over records, the parties, and the
 noise that each holder adds. Holders send secret shares of their noisy sums to nodes, which open the
 total alone. The protocol's functions take and return bytes; `run_round` runs them in one process,
-and ``python -m dpjax.federated`` in a process for each party, connected by mutual TLS.
+and ``python -m dpjax.federated.processes`` in a process for each party, connected by mutual TLS.
 
 Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
 """
 
-from dpjax.federated.config import Study, read_study
 from dpjax.federated.entropy import Entropy, simulated_entropy
 from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_draws
-from dpjax.federated.paillier import (
-    PaillierKeys,
-    decrypt_sum,
-    encrypt_statistic,
-    generate_paillier_keys,
-    multiply_ciphertexts,
-)
 from dpjax.federated.parties import Adversary, Parties
 from dpjax.federated.plan import FederatedSum, Grid
 from dpjax.federated.protocol import (
@@ -43,24 +35,17 @@ __all__ = [
     "Grid",
     "HolderGradient",
     "NodeState",
-    "PaillierKeys",
     "Parties",
     "ProtocolError",
     "Result",
-    "Study",
     "Training",
     "agreed_draws",
     "combine",
-    "decrypt_sum",
-    "encrypt_statistic",
-    "generate_paillier_keys",
     "gradient_training",
     "holder_gradient",
     "holder_messages",
-    "multiply_ciphertexts",
     "open_sum",
     "perturb",
-    "read_study",
     "receive",
     "received_draws",
     "run_round",

@@ -20,17 +20,19 @@ from dpjax.federated import (
     NodeState,
     Parties,
     combine,
-    decrypt_sum,
-    encrypt_statistic,
-    generate_paillier_keys,
     holder_messages,
-    multiply_ciphertexts,
     open_sum,
     receive,
     received_draws,
 )
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
+from experiments.bayes.paillier import (
+    decrypt_sum,
+    encrypt_statistic,
+    generate_paillier_keys,
+    multiply_ciphertexts,
+)
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext

@@ -22,7 +22,8 @@ from dpjax.bayes.regression import (
     noise_aware_posterior,
 )
 from dpjax.datasets.uci import load_wine
-from dpjax.federated import Parties, read_study
+from dpjax.federated import Parties
+from dpjax.federated.processes import read_study
 from dpjax.mechanisms import SizeScaledSubsampledGaussian
 from experiments.bayes.wine_fits import Records, scale_records
 from experiments.federated import hospitals

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax.federated import Parties
-from dpjax.federated.trial_keys import AUTHORITY, make_trial_keys
+from dpjax.federated.processes.trial_keys import AUTHORITY, make_trial_keys
 
 _ROOT = Path(__file__).parents[2]
 
 
 class Limits(NamedTuple):
-    """Time limits of a study in seconds, as in `dpjax.federated.Study`."""
+    """Time limits of a study in seconds, as in `dpjax.federated.processes.Study`."""
 
     waiting_time: float
     time_limit: float
@@ -69,7 +69,7 @@ def start(folder: Path, party: str) -> subprocess.Popen[str]:
     role = party.partition("-")[0]
     config = str(folder / f"{party}.toml")
     return subprocess.Popen(
-        [sys.executable, "-m", "dpjax.federated", role, "--config", config],
+        [sys.executable, "-m", "dpjax.federated.processes", role, "--config", config],
         cwd=_ROOT,
         # The programs are small: without LLVM's optimisations they start in half the time.
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},

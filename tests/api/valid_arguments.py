@@ -113,21 +113,6 @@ def openings() -> dict[int, bytes]:
 
 
 @functools.cache
-def paillier_keys() -> federated.PaillierKeys:
-    return federated.generate_paillier_keys(256)
-
-
-@functools.cache
-def ciphertexts() -> list[tuple[int, ...]]:
-    return [
-        federated.encrypt_statistic(
-            plan(), paillier_keys().public, plan().mechanism.sum_records(np.ones(4))
-        )
-        for _ in range(3)
-    ]
-
-
-@functools.cache
 def regression_bounds() -> regression.RegressionBounds:
     return regression.RegressionBounds(x_norm=1.0, y_size=1.0)
 
@@ -515,10 +500,6 @@ VALUES: dict[str, Any] = {
     "threshold": 2,
     "received": lambda: [federated.received_draws(plan(), one) for one in node_states()],
     "openings": openings,
-    "keys": paillier_keys,
-    "public_key": lambda: paillier_keys().public,
-    "products": lambda: federated.multiply_ciphertexts(paillier_keys().public, ciphertexts()),
-    "ciphertexts": ciphertexts,
     "holders": frozenset({0, 1, 2}),
     "num_bits": 256,
     "node": 0,
@@ -778,7 +759,7 @@ RESULTS = {
             "RegressionDataset",
             "Split",
         ],
-        "federated": ["Adversary", "Grid", "NodeState", "PaillierKeys", "Result", "Training"],
+        "federated": ["Adversary", "Grid", "NodeState", "Result", "Training"],
         "gradients": ["ClippedGradInfo", "UnitRecords"],
         "gradients.bookkeeping": ["Explanation"],
         "mechanisms": ["Frequencies", "Interval", "SumPart"],
@@ -888,8 +869,7 @@ NOT_CALLED: dict[str, str] = {
 }
 # Where accepted calls take long: only values that must be refused are given.
 SLOW = {
-    "federated.read_study",  # of a file
-    "federated.generate_paillier_keys",
+    "federated.processes.read_study",  # of a file
     "accounting.calibrate",
     "accounting.tradeoff.gaussian_delta",
     "accounting.tradeoff.gaussian_type_two",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
-from dpjax.federated import read_study
-from dpjax.federated.config import read_settings
+from dpjax.federated.processes import read_study
+from dpjax.federated.processes.config import read_settings
 from dpjax.mechanisms import SizeScaledSubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from experiments.bayes.wine_fits import Records

@@ -21,10 +21,10 @@ from dpjax.federated import (
     protocol,
     simulated_entropy,
 )
-from dpjax.federated.analyst import Analyst
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import ANALYST, Message
-from dpjax.federated.node import Node
+from dpjax.federated.processes.analyst import Analyst
+from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.node import Node
 
 NUM_HOLDERS, VICTIM = 6, 5
 EVERYONE = range(NUM_HOLDERS)

@@ -8,9 +8,9 @@ from federated_cases import histogram_release, plan_of
 from federated_simulation import PointAt, Points, Simulation
 
 from dpjax.federated import Parties, Result
-from dpjax.federated import holder as holder_module
 from dpjax.federated.messages import ANALYST, NO_PARAMETERS
-from dpjax.federated.node import Node
+from dpjax.federated.processes import holder as holder_module
+from dpjax.federated.processes.node import Node
 from dpjax.federated.protocol import open_sum, receive
 from dpjax.federated.sharing import AdditiveSharing
 

@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpjax._typing import PRNGKey
-from dpjax.federated.analyst import TEMPORARY, Analyst
 from dpjax.federated.entropy import SYSTEM, Entropy, UInt64
-from dpjax.federated.holder import (
-    Call,
-    Delivery,
-    end_deliveries,
-    has_ended,
-    journalled_messages,
-)
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import (
     ANALYST,
     ErrorCode,
@@ -32,6 +23,15 @@ from dpjax.federated.messages import (
     require,
 )
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.analyst import TEMPORARY, Analyst
+from dpjax.federated.processes.holder import (
+    Call,
+    Delivery,
+    end_deliveries,
+    has_ended,
+    journalled_messages,
+)
+from dpjax.federated.processes.journal import Journal
 from dpjax.federated.protocol import Result
 from dpjax.federated.training import ParameterFormat, Records, Training, noise_factor
 from dpjax.keys import release_key

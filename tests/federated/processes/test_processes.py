@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.federated import Parties, read_study
+from dpjax.federated import Parties
+from dpjax.federated.processes import read_study
 from experiments.federated.loopback import Limits, finish, start, start_all, write_study
 
 MECHANISM = """

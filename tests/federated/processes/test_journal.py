@@ -8,9 +8,10 @@ import pytest
 from federated_cases import count_release, plan_of
 from federated_simulation import KillableOs, Killed
 
-from dpjax.federated import ProtocolError, journal
-from dpjax.federated.holder import journalled_messages, spent_rounds
-from dpjax.federated.journal import Journal
+from dpjax.federated import ProtocolError
+from dpjax.federated.processes import journal
+from dpjax.federated.processes.holder import journalled_messages, spent_rounds
+from dpjax.federated.processes.journal import Journal
 
 
 class PointsUntil:

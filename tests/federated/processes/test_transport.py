@@ -17,15 +17,15 @@ from dpjax.federated import (
     holder_messages,
     perturb,
     simulated_entropy,
-    trial_keys,
 )
-from dpjax.federated.analyst import Analyst
-from dpjax.federated.holder import Delivery, journalled_messages
-from dpjax.federated.journal import Journal
-from dpjax.federated.node import Node
-from dpjax.federated.processes import poll
-from dpjax.federated.transport import Channels, Identity, serve
-from dpjax.federated.trial_keys import make_trial_keys
+from dpjax.federated.processes import trial_keys
+from dpjax.federated.processes.analyst import Analyst
+from dpjax.federated.processes.holder import Delivery, journalled_messages
+from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.node import Node
+from dpjax.federated.processes.run import poll
+from dpjax.federated.processes.transport import Channels, Identity, serve
+from dpjax.federated.processes.trial_keys import make_trial_keys
 
 PLAN = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
 MAX_BYTES = PLAN.message_format.num_bytes
@@ -434,7 +434,7 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
             if self.now > 60:
                 raise TimeoutError
 
-    monkeypatch.setattr("dpjax.federated.processes.time", Clock())
+    monkeypatch.setattr("dpjax.federated.processes.run.time", Clock())
     seen = []
     assert poll(lambda elapsed: seen.append(elapsed), time_limit=2.0) is None
     assert 15 <= len(seen) <= 25

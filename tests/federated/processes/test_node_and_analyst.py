@@ -7,10 +7,10 @@ import pytest
 from federated_cases import draws_of, gradient_plan, histogram_release, plan_of
 
 from dpjax.federated import ProtocolError, holder_messages, protocol
-from dpjax.federated.analyst import Analyst
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import ANALYST, Message
-from dpjax.federated.node import Node, party_index
+from dpjax.federated.processes.analyst import Analyst
+from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.node import Node, party_index
 
 
 def code_of(call, *args, **options):

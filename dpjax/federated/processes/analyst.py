@@ -9,8 +9,6 @@ shares that more than `Parties.num_colluding_nodes` nodes received can open two.
 
 from collections.abc import Collection, Mapping
 
-from dpjax.federated.holder import Call
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import (
     ANALYST,
     NO_PARAMETERS,
@@ -22,6 +20,8 @@ from dpjax.federated.messages import (
     require,
 )
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.holder import Call
+from dpjax.federated.processes.journal import Journal
 from dpjax.federated.protocol import Result, combine
 
 # After these a later attempt may succeed.

@@ -11,12 +11,13 @@ from federated_simulation import (
 )
 from test_kills import PLACES, WRITING, kill_at_each_point, violations
 
-from dpjax.federated import ClippedGradientSum, rounds
-from dpjax.federated import holder as holder_module
+from dpjax.federated import ClippedGradientSum
 from dpjax.federated.messages import ANALYST, digest_of
-from dpjax.federated.node import Node
+from dpjax.federated.processes import holder as holder_module
+from dpjax.federated.processes import rounds
+from dpjax.federated.processes.node import Node
+from dpjax.federated.processes.rounds import TrainingAnalyst
 from dpjax.federated.protocol import receive
-from dpjax.federated.rounds import TrainingAnalyst
 from dpjax.federated.training import ParameterFormat
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling

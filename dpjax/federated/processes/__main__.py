@@ -1,4 +1,4 @@
-"""The command ``python -m dpjax.federated``: the process of one party, and keys for a trial."""
+"""The command ``python -m dpjax.federated.processes``: one party, and keys for a trial."""
 
 import argparse
 import logging
@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dpjax.federated.config import read_settings
 from dpjax.federated.messages import ProtocolError
+from dpjax.federated.processes.config import read_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dpjax.federated", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m dpjax.federated.processes", description=__doc__
+    )
     parser.add_argument("--verbose", action="store_true", help="print why a node is not reached")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     keys = commands.add_parser("keys", help="make keys and certificates for a trial")
@@ -57,14 +59,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make_keys(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.trial_keys import make_trial_keys
+    from dpjax.federated.processes.trial_keys import make_trial_keys
 
     make_trial_keys(arguments.folder, num_holders=arguments.holders, num_nodes=arguments.nodes)
     return 0
 
 
 def _run_holder(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes import run_holder
+    from dpjax.federated.processes.run import run_holder
 
     settings = read_settings(arguments.config, "holder")
     outcome = run_holder(settings)
@@ -76,7 +78,7 @@ def _run_holder(arguments: argparse.Namespace) -> int:
 
 
 def _run_node(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes import run_node
+    from dpjax.federated.processes.run import run_node
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,7 +96,7 @@ def _run_node(arguments: argparse.Namespace) -> int:
 
 
 def _run_analyst(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes import run_analyst, run_training_analyst
+    from dpjax.federated.processes.run import run_analyst, run_training_analyst
 
     settings = read_settings(arguments.config, "analyst")
     if settings.study.program is None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy.typing as npt
 
 from dpjax.federated.entropy import SYSTEM, Entropy
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import NO_PARAMETERS, ErrorCode, Kind, ProtocolError, require
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.journal import Journal
 from dpjax.federated.protocol import holder_messages
 
 # Sends a message of a kind to a node and returns the answer; raises ProtocolError.

@@ -8,7 +8,7 @@ decrypt any single ciphertext, which has one holder's noise alone, so decryptor 
 multiplies must not collude, and the decryptor must not see the holders' messages. It is also
 slower, by orders of magnitude. What is sent is as large as the key for each ciphertext.
 
-Needs the extra ``federated`` (the library phe; with gmpy2 installed it is ten times as fast).
+Needs the library phe; with gmpy2 installed it is ten times as fast.
 
 Source: Paillier (1999), "Public-key cryptosystems based on composite degree residuosity classes".
 """
@@ -19,12 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._checks import check, check_count, check_type
+from dpjax._checks import check
 from dpjax._extras import requires_extra
-from dpjax.federated.entropy import SYSTEM, Entropy
-from dpjax.federated.messages import require
-from dpjax.federated.plan import FederatedSum, check_plan
-from dpjax.federated.protocol import Result, perturb
+from dpjax.federated import Entropy, FederatedSum, ProtocolError, Result, perturb
+from dpjax.federated.entropy import SYSTEM
 
 # Added to each signed number, so that a slot holds none below zero.
 _OFFSET = 2**63
@@ -48,16 +46,10 @@ def generate_paillier_keys(num_bits: int = 3072) -> PaillierKeys:
     Args:
       num_bits: of the modulus; 3072 is the strength of 128-bit symmetric keys. Small ones are for
         tests.
-
-    Raises:
-      ValueError: fewer than 128.
-      ImportError: phe is not installed.
     """
-    check_count("num_bits", num_bits, minimum=128)
-    with requires_extra("federated"):
+    with requires_extra("experiments"):
         from phe import paillier
-    public, private = paillier.generate_paillier_keypair(n_length=num_bits)
-    return PaillierKeys(public, private)
+    return PaillierKeys(*paillier.generate_paillier_keypair(n_length=num_bits))
 
 
 def encrypt_statistic(
@@ -74,16 +66,15 @@ def encrypt_statistic(
       statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records.
       entropy: source of random bytes for the noise; phe takes the operating system's.
 
-    Returns:
-      One integer for each plaintext.
-
     Raises:
       ValueError: a statistic of another shape, or a key too small for one entry.
     """
-    check_plan(plan)
-    slot = _slot_bits(plan)
-    per_plaintext = _entries_per_plaintext(plan, public_key)
+    slot, per_plaintext = _slot_bits(plan), _entries_per_plaintext(plan, public_key)
+
+    # Noise, and non-negative numbers.
     numbers = [int(one) + _OFFSET for one in perturb(plan, statistic, entropy=entropy)]
+
+    # Several entries in one plaintext, each with room for the sum over all holders.
     packed = (
         sum(one << (slot * place) for place, one in enumerate(numbers[i : i + per_plaintext]))
         for i in range(0, len(numbers), per_plaintext)
@@ -97,21 +88,11 @@ def multiply_ciphertexts(public_key: Any, ciphertexts: Sequence[Sequence[int]]) 
     Args:
       public_key: of the decryptor.
       ciphertexts: those of each holder, as many from each.
-
-    Raises:
-      ValueError: no holders, or of different lengths.
     """
-    allowed = "a list of integers from each holder"
-    check_type("ciphertexts", ciphertexts, list | tuple, allowed)
-    for one in ciphertexts:
-        check_type("ciphertexts", one, list | tuple, allowed)
-    modulus = _modulus(public_key)
-    lengths = {len(one) for one in ciphertexts}
-    check(len(lengths) == 1, "ciphertexts", lengths, "of one length, of at least one holder")
     products = list(ciphertexts[0])
     for one in ciphertexts[1:]:
         pairs = zip(products, one, strict=True)
-        products = [first * second % modulus**2 for first, second in pairs]
+        products = [first * second % public_key.n**2 for first, second in pairs]
     return tuple(products)
 
 
@@ -130,29 +111,24 @@ def decrypt_sum(
       The release, its holders, and the mechanism with the noise of that many holders.
 
     Raises:
-      ProtocolError: too few holders, or holders that the plan does not have.
-      ValueError: another number of ciphertexts than the plan needs.
+      ProtocolError: too few holders.
     """
-    check_plan(plan)
-    check_type("keys", keys, PaillierKeys, "PaillierKeys")
-    check_type("products", products, list | tuple, "a list of integers")
-    for one in products:
-        check_type("products", one, int, "a list of integers")
-    check_type("holders", holders, set | frozenset, "a set of indices of holders")
-    members = frozenset(holders)
-    require(members <= set(range(plan.parties.num_holders)), "holders")
-    require(len(members) >= plan.parties.least_holders, "too few holders")
+    if len(holders) < plan.parties.least_holders:
+        raise ProtocolError("too few holders")
     slot, per_plaintext = _slot_bits(plan), _entries_per_plaintext(plan, keys.public)
-    needed = -(-plan.size // per_plaintext)
-    check(len(products) == needed, "products", f"{len(products)} of them", f"{needed} integers")
+
+    # Decrypt and unpack.
     numbers = []
     for one in products:
         plaintext = keys.private.raw_decrypt(one)
         numbers += [(plaintext >> slot * i) % 2**slot for i in range(per_plaintext)]
-    unsigned = [(one - len(members) * _OFFSET) % 2**64 for one in numbers[: plan.size]]
-    total = np.array(unsigned, np.uint64).astype(np.int64)
+
+    # Subtract the holders' offsets; signed numbers are residues modulo 2^64.
+    residues = [(one - len(holders) * _OFFSET) % 2**64 for one in numbers[: plan.size]]
+    total = np.array(residues, np.uint64).astype(np.int64)
+
     released = plan.mechanism.from_sum(plan.from_units(total))
-    return Result(released, members, plan.mechanism_for(len(members)))
+    return Result(released, holders, plan.mechanism_for(len(holders)))
 
 
 def _slot_bits(plan: FederatedSum) -> int:
@@ -161,14 +137,7 @@ def _slot_bits(plan: FederatedSum) -> int:
 
 
 def _entries_per_plaintext(plan: FederatedSum, public_key: Any) -> int:
-    bits = _modulus(public_key).bit_length()
+    bits = public_key.n.bit_length()
     count = (bits - 1) // _slot_bits(plan)
     check(count >= 1, "public_key", f"{bits} bits", f"of more than {_slot_bits(plan)} bits")
     return count
-
-
-def _modulus(public_key: Any) -> int:
-    modulus = getattr(public_key, "n", None)
-    check(isinstance(modulus, int), "public_key", type(public_key), "a PaillierPublicKey of phe")
-    assert isinstance(modulus, int)
-    return modulus

@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import check
-from dpjax.federated.analyst import Analyst
-from dpjax.federated.config import PartySettings
-from dpjax.federated.holder import Delivery, journalled_messages, spent_rounds
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import ErrorCode, ProtocolError
-from dpjax.federated.node import Node
+from dpjax.federated.processes.analyst import Analyst
+from dpjax.federated.processes.config import PartySettings
+from dpjax.federated.processes.holder import Delivery, journalled_messages, spent_rounds
+from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.node import Node
+from dpjax.federated.processes.rounds import TrainingAnalyst, TrainingHolder
+from dpjax.federated.processes.transport import Channels, Identity, serve
 from dpjax.federated.protocol import Result
-from dpjax.federated.rounds import TrainingAnalyst, TrainingHolder
-from dpjax.federated.transport import Channels, Identity, serve
 
 T = TypeVar("T")
 # Seconds between attempts in a single round, and in the many rounds of a training.

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping
 
-from dpjax.federated.journal import Journal
 from dpjax.federated.messages import (
     ANALYST,
     NO_PARAMETERS,
@@ -13,6 +12,7 @@ from dpjax.federated.messages import (
     require,
 )
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.journal import Journal
 from dpjax.federated.protocol import NodeState, open_sum, receive, received_draws
 
 

@@ -8,13 +8,13 @@ import pytest
 from federated_cases import RECORDS, plan_of, regression_release
 
 from dpjax.bayes.conjugate import DirichletMultinomial, StatisticRelease
-from dpjax.federated import read_study
-from dpjax.federated.__main__ import main
-from dpjax.federated.config import read_settings
+from dpjax.federated.processes import read_study
+from dpjax.federated.processes.__main__ import main
+from dpjax.federated.processes.config import read_settings
 from dpjax.mechanisms import ClippedSum, Gaussian
 from dpjax.sensitivity import Sensitivity
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how_to" / "federated_processes.md"
+HOW_TO = Path(__file__).parents[3] / "docs" / "how_to" / "federated_processes.md"
 HEAD = """
 nodes = ["127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"]
 waiting_time = 20
