@@ -11,7 +11,7 @@ from dpjax._checks import check, check_path
 from dpjax.bdp.accountant import AccountantState, check_state, update, update_worst_case
 
 if TYPE_CHECKING:
-    from dpjax.training.train import Report
+    from dpjax.training._train import Report
 
 
 class TrainingAccountant:

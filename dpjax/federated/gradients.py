@@ -22,7 +22,7 @@ from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.sensitivity import Sensitivity
-from dpjax.training.draw_sums import sum_over_draw
+from dpjax.training.batch_gradient import sum_over_draw
 
 # From a key, parameters and all records of the holder to the clipped sum as a vector.
 HolderGradient = Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]

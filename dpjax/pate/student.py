@@ -36,7 +36,7 @@ from dpjax._checks import (
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.gradients.loss_checks import check_params
 from dpjax.pate.votes import NO_ANSWER
-from dpjax.training.loop import compile_steps
+from dpjax.training.run import compile_steps
 
 _STEPS_PER_CALL = 50
 # augment_fn(key, inputs) -> transformed inputs, of the same shape

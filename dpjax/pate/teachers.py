@@ -45,7 +45,7 @@ from dpjax.pate.blocks import (
 )
 from dpjax.pate.convolutions import by_slices
 from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_hash
-from dpjax.training.loop import compile_steps
+from dpjax.training.run import compile_steps
 
 # loss_fn(params, batch) or loss_fn(params, batch, key): a scalar, or one for each example.
 BatchLossFn = Callable[..., jax.Array]

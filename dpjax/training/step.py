@@ -12,9 +12,9 @@ from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.draw_sums import StepInfo, sum_next_draw
+from dpjax.training.batch_gradient import StepInfo, sum_next_draw
+from dpjax.training.data import check_records
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.split_records import check_records
 
 # The key of the loss is ``fold_in(key, _LOSS_STREAM)``; those of sampler and noise, ``split(key)``,
 # are derived from counters below 4, so the three are independent.

@@ -33,7 +33,7 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.bayes.sgmcmc import SGLD, private_chains
 from dpjax.bayes.variational import DPSVI
 from dpjax.sampling import gather
-from dpjax.training.loop import Update, compile_steps
+from dpjax.training.run import Update, compile_steps
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, Values, median_values, ratio, values_over

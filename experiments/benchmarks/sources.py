@@ -14,7 +14,7 @@ import optax
 import dpjax
 from dpjax import datasets
 from dpjax.training import ArraySource
-from dpjax.training.records import compile_calls, open_data, stage
+from dpjax.training.data import compile_calls, open_data, stage
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, values_over
 from experiments.benchmarks.timing import Case, Effort

@@ -11,7 +11,7 @@ import jax
 import optax
 
 import dpjax
-from dpjax.training.loop import on_device_loop, on_host_loop
+from dpjax.training.run import on_device_loop, on_host_loop
 from experiments.benchmarks.methods import LEARNING_RATE, NOISY, PLAIN, Method, jax_methods
 from experiments.benchmarks.models import MODELS, Model
 from experiments.benchmarks.results import Group, Groups, Values, ratio, title

@@ -18,7 +18,7 @@ from dpjax.gradients.clipping import clip_and_sum
 from dpjax.gradients.summation import CompensatedSum, rounding_margin, sum_in_parts
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding
-from dpjax.training.draw_sums import sum_over_draw
+from dpjax.training.batch_gradient import sum_over_draw
 from dpjax.transforms import clip_per_example
 
 CLIP, DIMENSION = 1.0, 4

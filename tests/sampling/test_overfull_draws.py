@@ -8,7 +8,7 @@ from scipy import stats
 from dpjax.gradients import clipped_grad
 from dpjax.sampling import PoissonSampling
 from dpjax.sampling.index_sets import pack
-from dpjax.training.draw_sums import sum_over_draw
+from dpjax.training.batch_gradient import sum_over_draw
 
 FALSE_ALARM = 1e-6
 N, RATE = 40, 0.05  # usual batches hold 7 of them, rounded up to 8: a full draw is five times that

@@ -23,7 +23,7 @@ from dpjax.training.checkpoint import (
     mechanism_hash,
     program_hash,
 )
-from dpjax.training.records import identify_run
+from dpjax.training.data import identify_run
 
 KEY = jax.random.key(5)
 DELTA = 1e-3

@@ -11,7 +11,7 @@ import pytest
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import private_step
-from dpjax.training.loop import compile_steps, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.run import compile_steps, loops_on_device, on_device_loop, on_host_loop
 
 LOOPS = {"device": on_device_loop, "host": on_host_loop}
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a rule for CPUs")
@@ -144,7 +144,7 @@ def test_compile_steps_takes_the_faster_loop(loss, monkeypatch):
     taken = []
     for name, loop in LOOPS.items():
         instead = partial(lambda name, *_: taken.append(name), name)
-        monkeypatch.setattr(f"dpjax.training.loop.{loop.__name__}", instead)
+        monkeypatch.setattr(f"dpjax.training.run.{loop.__name__}", instead)
     step, params, data = problem(loss)
     compile_steps(step.update, step.init(params), data, 3)
     assert taken == [{dense_loss: "device", conv_loss: "host"}[loss]]

@@ -27,7 +27,7 @@ from mesh_cases import (
 from dpjax.gradients import vmap
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, private_step, split_records
-from dpjax.training.split_records import hash_records, records_fingerprint
+from dpjax.training.data import hash_records, records_fingerprint
 from dpjax.transforms import add_gaussian_noise
 
 NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))

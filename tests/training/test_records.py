@@ -19,6 +19,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jax.sharding import PartitionSpec as P
 
 import dpjax
+import dpjax.training.data
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import (
     FixedSizeSampling,
@@ -26,9 +27,8 @@ from dpjax.sampling import (
     ShuffledEpochs,
     TruncatedPoissonSampling,
 )
-from dpjax.training import ArraySource, MeshSharding, records, train
-from dpjax.training.records import RecordStream
-from dpjax.training.sources import RecordReader
+from dpjax.training import ArraySource, MeshSharding, train
+from dpjax.training.data import RecordReader, RecordStream
 
 KEY = jax.random.key(3)
 N, STEPS = 60, 9
@@ -170,13 +170,13 @@ def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
 
 @pytest.mark.slow
 def test_the_step_is_compiled_once_for_each_size(monkeypatch):
-    sizes, compile_steps = [], records.compile_steps
+    sizes, compile_steps = [], dpjax.training.data.compile_steps
 
     def count(update, state, data, steps_per_call):
         sizes.append(len(data["y"]))
         return compile_steps(update, state, data, steps_per_call)
 
-    monkeypatch.setattr(records, "compile_steps", count)
+    monkeypatch.setattr(dpjax.training.data, "compile_steps", count)
     run(ArraySource(DATA))
     assert sizes == [24]
     sizes.clear()

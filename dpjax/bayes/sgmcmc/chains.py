@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 from dpjax._checks import as_key, check_function, check_type
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
-from dpjax.training.draw_sums import StepInfo
-from dpjax.training.loop import Update, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.batch_gradient import StepInfo
+from dpjax.training.data import RecordStream
 from dpjax.training.processes import to_host
-from dpjax.training.records import RecordStream
+from dpjax.training.run import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, TrainState, private_step
 

@@ -21,10 +21,10 @@ from dpjax.gradients.loss_checks import check_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.loop import Update
-from dpjax.training.processes import explain_lost_process
-from dpjax.training.records import (
+from dpjax.training.data import (
+    DataSource,
     RecordStream,
+    SplitRecords,
     check_processes,
     identify_run,
     open_data,
@@ -32,9 +32,9 @@ from dpjax.training.records import (
     run_program_hash,
     stage,
 )
+from dpjax.training.processes import explain_lost_process
+from dpjax.training.run import Update
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.sources import DataSource
-from dpjax.training.split_records import SplitRecords
 from dpjax.training.step import TrainState
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from dpjax._checks import check, check_unmasked
 from dpjax._typing import ArrayTree
-from dpjax.training.sources import DataSource, RecordReader, is_source
-from dpjax.training.split_records import SplitRecords
+from dpjax.training.data import DataSource, RecordReader, SplitRecords, is_source
 
 # Leaves of records or of public arrays, and parameters by name.
 Leaves = Sequence[jax.Array]

@@ -34,21 +34,21 @@ from dpjax.bayes.variational.step import (
     move,
 )
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
-from dpjax.training.draw_sums import StepInfo
-from dpjax.training.loop import Steps, Update, run_calls
-from dpjax.training.processes import hash_arrays
-from dpjax.training.records import (
+from dpjax.training.data import (
+    DataSource,
     RecordStream,
     check_processes,
     compile_calls,
     identify_run,
     open_data,
     stage,
+    whole_shapes,
 )
+from dpjax.training.processes import hash_arrays
+from dpjax.training.run import Steps, Update, run_calls
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.sources import DataSource
-from dpjax.training.split_records import whole_shapes
 
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)

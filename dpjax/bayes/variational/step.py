@@ -14,9 +14,9 @@ from dpjax.bayes.variational.clipping import choose_coordinates
 from dpjax.bayes.variational.elbo import Problem, data_free_loss
 from dpjax.gradients.clipped_grad import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.draw_sums import StepInfo, sum_next_draw
+from dpjax.training.batch_gradient import StepInfo, sum_next_draw
+from dpjax.training.data import SplitRecords
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.split_records import SplitRecords
 
 
 class DPSVIState(NamedTuple):

@@ -24,7 +24,7 @@ from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
 from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
-from dpjax.training.draw_sums import StepInfo
+from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.sharding import MeshSharding
 
 if TYPE_CHECKING:

@@ -25,10 +25,11 @@ from dpjax.gradients.loss_checks import check_params
 from dpjax.gradients.losses import split_params
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.draw_sums import StepInfo
-from dpjax.training.loop import run_calls
-from dpjax.training.records import (
+from dpjax.training.data import (
+    DataSource,
+    SplitRecords,
     check_processes,
     compile_calls,
     identify_run,
@@ -37,9 +38,8 @@ from dpjax.training.records import (
     run_program_hash,
     stage,
 )
+from dpjax.training.run import run_calls
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.sources import DataSource
-from dpjax.training.split_records import SplitRecords
 from dpjax.training.step import PrivateStep, check_run, private_step
 
 if TYPE_CHECKING:

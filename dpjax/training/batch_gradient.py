@@ -10,9 +10,8 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.gradients.clipped_grad import ClippedSumFn
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.sampling.base import Batch, Sampling, gather
-from dpjax.sampling.staged import StagedSampling
+from dpjax.training.data import SplitRecords, StagedSampling, draw_local
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec
-from dpjax.training.split_records import SplitRecords, draw_local
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
 # up to this many physical batches is unrolled.

@@ -1,0 +1,909 @@
+"""Training data: arrays, records split over devices, and sources that are read in time."""
+
+import dataclasses
+import hashlib
+import math
+import mmap
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from dpjax._checks import batch_length, check, check_type, check_unmasked
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.adjacency import Adjacency
+from dpjax.datasets.base import fingerprint
+from dpjax.sampling.base import Batch, NoiseRuns, Sampling, check_data
+from dpjax.sampling.index_sets import PackedSet, pack
+from dpjax.training.checkpoint import Identity, mechanism_hash, program_hash, text_hash
+from dpjax.training.processes import (
+    all_gather,
+    check_all,
+    check_different,
+    check_equal,
+    hash_arrays,
+)
+from dpjax.training.run import Steps, Update, compile_steps
+from dpjax.training.sharding import REPLICATED, MeshSharding
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+# Records that the fingerprint of a source is computed from, and how many are in memory at once.
+_HASHED, _HASHED_AT_ONCE = 1024, 32
+
+
+class DataSource(Protocol):
+    """Random access to records, as grain's ``RandomAccessDataSource``.
+
+    A record is a tree of numbers and arrays of numbers, the same shapes and dtypes in all records.
+    ``__getitem__(i)`` returns record i, the same one whenever it is called. A source that also has
+    ``__getitems__(indices)`` is read by it, with different indices in increasing order: it returns
+    a list of records, or, faster, a tree of arrays with their fields stacked on a leading axis.
+    """
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        ...
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Returns the record at ``index``."""
+        ...
+
+
+class ArraySource:
+    """A `DataSource` of arrays with a leading axis of records, such as NumPy memory maps.
+
+    `train` puts a tree of arrays on the device as a whole; of an `ArraySource` it reads the drawn
+    records. Pages of memory maps (not copy-on-write ones) are released after each read.
+
+    Args:
+      arrays: an array, or a tuple or mapping of arrays; record i is ``leaf[i]`` of every leaf.
+
+    Raises:
+      ValueError: arrays of different lengths, masked arrays, or a list.
+
+    >>> source = ArraySource({"x": np.eye(3), "y": np.arange(3)})
+    >>> len(source), source[2]["x"].tolist(), source.__getitems__([0, 2])["y"].tolist()
+    (3, [0.0, 0.0, 1.0], [0, 2])
+    """
+
+    def __init__(self, arrays: ArrayTree) -> None:
+        # What `__getitems__` returns as a list is a list of records.
+        check(not isinstance(arrays, list), "arrays", "a list", "an array, a tuple or a mapping")
+        for leaf in jax.tree.leaves(arrays):
+            check_unmasked("arrays", leaf)
+        self._length, self._arrays = batch_length(arrays, "arrays"), arrays
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns record ``index``.
+
+        Args:
+          index: from 0 to ``len - 1``.
+        """
+        return jax.tree.map(lambda record: record[0], self.__getitems__([index]))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Returns the records at ``indices``, stacked: every leaf has a leading axis of them.
+
+        Args:
+          indices: from 0 to ``len - 1``.
+        """
+        chosen = np.asarray(indices, np.int64)
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf[chosen]), self._arrays)
+        jax.tree.map(_release_pages, self._arrays)
+        return rows
+
+
+def _release_pages(array: Any) -> None:
+    """Releases the pages of a memory map, which count as memory of the process."""
+    pages = getattr(array, "_mmap", None)
+    # A copy-on-write map ("c") would lose its changes.
+    is_shared = getattr(array, "mode", None) in ("r", "r+", "w+")
+    if isinstance(pages, mmap.mmap) and is_shared and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
+
+
+def is_source(data: object) -> TypeGuard[DataSource]:
+    """Whether ``data`` is a source to be read by record, and no array or tree of arrays."""
+    methods = all(hasattr(data, name) for name in ("__len__", "__getitem__"))
+    is_leaf = jax.tree_util.all_leaves([data]) and not isinstance(data, str | bytes)
+    return methods and is_leaf and not hasattr(data, "__array__")
+
+
+class RecordReader:
+    """Reads records of a source into arrays, all of the structure of the first record.
+
+    Args:
+      source: the records.
+      num_examples: how many there must be.
+
+    Raises:
+      ValueError: the source has another length, or its first record is no tree of numbers.
+    """
+
+    def __init__(self, source: DataSource, num_examples: int) -> None:
+        self._source, self._num_examples = source, num_examples
+        if len(source) != num_examples:  # before any record: some sources wrap past their end
+            raise ValueError(
+                f"data must have the {num_examples} records that the sampler draws from,"
+                f" got a source of {len(source)}"
+            )
+        found = self._get([0])
+        first = found[0] if isinstance(found, list) else jax.tree.map(lambda x: x[0], found)
+        named = jax.tree_util.tree_leaves_with_path(first)
+        check(bool(named), "data[0]", first, "a tree of numbers and arrays of numbers")
+        self._treedef: Any = jax.tree.structure(first)
+        self._kinds = [(np.shape(leaf), np.asarray(leaf).dtype) for _, leaf in named]
+        for (path, _), (_, dtype) in zip(named, self._kinds, strict=True):
+            is_number = any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
+            name = f"dtype of data[0]{jax.tree_util.keystr(path)}"
+            check(is_number, name, dtype, "that of numbers: a source decodes its records")
+        # Found here, as whether they are of 64 bits may differ in the thread that reads.
+        self._jax_dtypes = [jax.dtypes.canonicalize_dtype(dtype) for _, dtype in self._kinds]
+
+    def empty(self, num_rows: int) -> Any:
+        """Returns zeros for ``num_rows`` records, of the dtypes that they have in JAX."""
+        zeros = [
+            np.zeros((num_rows, *shape), dtype)
+            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self._treedef, zeros)
+
+    def shapes(self) -> Any:
+        """Returns shapes and dtypes of all records stacked, a tree of `jax.ShapeDtypeStruct`."""
+        shapes = [
+            jax.ShapeDtypeStruct((self._num_examples, *shape), dtype)
+            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self._treedef, shapes)
+
+    def read(self, indices: Sequence[int], rows: Any) -> Any:
+        """Reads the records at ``indices`` into the first rows of ``rows``, and returns it.
+
+        Args:
+          indices: different ones in increasing order.
+          rows: from `empty`.
+
+        Raises:
+          ValueError: a record that differs from the first in structure, shape or dtype, by index.
+        """
+        if not indices:
+            return rows
+        found, leaves, count = self._get(indices), jax.tree.leaves(rows), len(indices)
+        if not isinstance(found, list):
+            name = f"data.__getitems__ of {count} records"
+            for leaf, values in zip(leaves, self._leaves(found, name, (count,)), strict=True):
+                leaf[:count] = values
+            return rows
+        if len(found) != count:
+            raise ValueError(
+                f"data.__getitems__ must return as many records as indices, got {len(found)} for"
+                f" {count}"
+            )
+        for row, (index, record) in enumerate(zip(indices, found, strict=True)):
+            for leaf, value in zip(leaves, self._leaves(record, f"data[{index}]"), strict=True):
+                leaf[row] = value
+        return rows
+
+    def fingerprint(self) -> str:
+        """Returns a sha256 of the number of records, their structure, and some 1,024 of them.
+
+        Their positions are the same for all sources of one length: all up to 1,024, else the first,
+        the last and random ones of a fixed seed. A change that affects one record in a hundred, at
+        random, is missed with a probability below 1e-4; a change of few records is likely missed.
+
+        Privacy: as `dpjax.datasets.fingerprint`: not to be published.
+        """
+        last = self._num_examples - 1
+        chosen = np.random.default_rng(_HASHED).integers(0, last + 1, _HASHED - 2)
+        positions = np.unique([0, *chosen, last]) if last >= _HASHED else np.arange(last + 1)
+        blocks = np.array_split(positions, -(-len(positions) // _HASHED_AT_ONCE))
+        hashes = [fingerprint(self.read(at.tolist(), self.empty(len(at)))) for at in blocks]
+        return fingerprint((np.int64(self._num_examples), np.array(hashes)))
+
+    def _get(self, indices: Sequence[int]) -> Any:
+        """Returns a list of records, or their fields stacked."""
+        if hasattr(self._source, "__getitems__"):
+            return self._source.__getitems__(indices)
+        return [self._source[index] for index in indices]
+
+    def _leaves(self, tree: Any, name: str, leading: tuple[int, ...] = ()) -> list[np.ndarray]:
+        """Returns the leaves of a record, or of records with a leading axis, if they are alike."""
+        leaves, treedef = jax.tree.flatten(tree)
+        for leaf in leaves:
+            check_unmasked(name, leaf)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        found = [(array.shape, array.dtype) for array in arrays]
+        wanted = [((*leading, *shape), dtype) for shape, dtype in self._kinds]
+        if treedef != self._treedef or found != wanted:
+            raise ValueError(
+                f"{name} must have the structure, shapes and dtypes of data[0],"
+                f" {self._treedef} of {_text(wanted)}, got {treedef} of {_text(found)}"
+            )
+        return arrays
+
+
+def _text(kinds: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in kinds)
+
+
+_HASH_BITS = 256
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SplitRecords:
+    """Records of a data set, each on one device of a mesh; made by `split_records`.
+
+    Attributes:
+      arrays: a tree of arrays with a leading axis of slots, the same number on each device.
+      positions: the position in the whole data set of the record in each slot, int32;
+        ``num_examples`` for slots without a record, whose entries in ``arrays`` are zero.
+      num_examples: number of records n of the whole data set.
+    """
+
+    arrays: Any
+    positions: jax.Array
+    num_examples: int = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole data set's array, where ``arrays`` is one."""
+        return (self.num_examples, *self.arrays.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of ``arrays``, where that is one array."""
+        return self.arrays.dtype
+
+    def __len__(self) -> int:
+        """The number of records of the whole data set."""
+        return self.num_examples
+
+    def __getitem__(self, entry: Any) -> "SplitRecords":
+        """Returns the same records with ``arrays[entry]`` alone, as an argument of a model."""
+        return SplitRecords(self.arrays[entry], self.positions, self.num_examples)
+
+
+def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
+    """Splits records over the devices along ``sharding.batch_axes``.
+
+    With several processes (`jax.distributed`) each passes its own records, in the order of the
+    processes parts of one data set. Their numbers may differ, and be zero. Every process must call
+    it: the numbers of records and hashes of them are exchanged, the records are not.
+
+    Args:
+      data: any tree of arrays with a leading axis of records.
+      sharding: the devices.
+
+    Returns:
+      The records, as ``data`` of `train`, `private_step` and `sample`. Each device draws, clips and
+      adds up its own records: only sums are communicated. The draw depends on positions alone, so
+      it is that of one device with the whole data set.
+
+    Raises:
+      ValueError: two processes have the same records, or one shard of the mesh is on two processes.
+
+    >>> mesh = jax.make_mesh((1,), ("data",))
+    >>> records = split_records(np.ones((5, 2)), MeshSharding(mesh))
+    >>> records.num_examples, records.positions.tolist()
+    (5, [0, 1, 2, 3, 4])
+    """
+    check_type("sharding", sharding, MeshSharding, "a MeshSharding")
+    size, own = batch_length(data, "data"), _own_shards(sharding)
+    arrays = jax.tree.map(np.asarray, data)
+    check_different("data", hash_records(arrays, np.arange(size)) if size else None)
+    sizes = all_gather(np.array([size, -(-size // len(own))], np.int64))
+    num_examples, per_shard = int(sizes[:, 0].sum()), max(1, int(sizes[:, 1].max()))
+    check(0 < num_examples < 2**31 - 1, "data", num_examples, "1 to 2^31 - 2 records in all")
+    first = int(sizes[: jax.process_index(), 0].sum())
+    bounds = np.arange(len(own) + 1) * size // len(own)
+
+    def split(values: np.ndarray, empty: Any) -> Any:
+        shards = {}
+        for shard, begin, end in zip(own, bounds, bounds[1:], strict=False):
+            shards[shard] = np.full((per_shard, *values.shape[1:]), empty, values.dtype)
+            shards[shard][: end - begin] = values[begin:end]
+        return sharding.place_shards(shards)
+
+    dtypes = jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.result_type(leaf)), arrays)
+    positions = split(np.arange(first, first + size, dtype=np.int32), num_examples)
+    return SplitRecords(jax.tree.map(lambda leaf: split(leaf, 0), dtypes), positions, num_examples)
+
+
+def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
+    """Raises ValueError unless ``data`` has as many records as the sampler draws from.
+
+    Args:
+      sampling: the sampler.
+      data: a tree of arrays, or `SplitRecords`.
+    """
+    if not isinstance(data, SplitRecords):
+        check_data(sampling, data)
+    elif data.num_examples != sampling.num_examples:
+        raise ValueError(
+            f"data must have the {sampling.num_examples} records that the sampler draws from,"
+            f" got {data.num_examples} on all processes together"
+        )
+
+
+def whole_shapes(data: ArrayTree | SplitRecords) -> Any:
+    """Returns ``data``, or the shapes of the arrays that `SplitRecords` were split from."""
+    if not isinstance(data, SplitRecords):
+        return data
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((data.num_examples, *leaf.shape[1:]), leaf.dtype),
+        data.arrays,
+    )
+
+
+def place_records(data: ArrayTree | SplitRecords, sharding: MeshSharding | None) -> Any:
+    """Returns ``data`` on the device, or all of it on each device of ``sharding``."""
+    if isinstance(data, SplitRecords):
+        return data
+    return jax.device_put(data) if sharding is None else sharding.place(data)
+
+
+def _own_shards(sharding: MeshSharding) -> list[int]:
+    """The numbers of this process's shards, none of which may be on another process too."""
+    for shard, processes in enumerate(sharding.shard_processes):
+        if len(processes) > 1:
+            raise ValueError(
+                "sharding must have each part of the rows on one process, but part"
+                f" {shard} of {sharding.num_shards} along {sharding.batch_axes} is on processes"
+                f" {sorted(processes)}: give the mesh axes on which a process has several devices"
+                " to the parameters, or add them to batch_axes"
+            )
+    return sharding.own_shards
+
+
+@dataclass(frozen=True)
+class LocalBatches:
+    """The physical batches of one device's drawn records.
+
+    Attributes:
+      size: rows of a physical batch.
+      usual: number of physical batches that are always computed.
+      chosen: drawn records of these, a uniformly random subset if they are more.
+      further: the other drawn records; nearly always none.
+      positions: of the device's records.
+    """
+
+    size: int
+    usual: int
+    chosen: PackedSet
+    further: PackedSet
+    positions: jax.Array
+
+    @property
+    def num_batches(self) -> jax.Array:
+        """Number of physical batches that the drawn records fill."""
+        return -(-(self.chosen.size + self.further.size) // self.size)
+
+    def rows(self, part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns slots, mask and positions of the rows of physical batch number ``part``."""
+        ranks = part * self.size + jnp.arange(self.size, dtype=jnp.int32)
+        slots = jnp.where(
+            ranks < self.chosen.size,
+            self.chosen.records_at(ranks),
+            self.further.records_at(ranks - self.chosen.size),
+        )
+        slots = jnp.clip(slots, 0, len(self.positions) - 1)
+        return slots, ranks < self.chosen.size + self.further.size, self.positions[slots]
+
+
+def draw_local(
+    sampling: Sampling, state: Any, records: SplitRecords, shard: jax.Array
+) -> LocalBatches:
+    """Draws from one device's records, inside ``shard_map``: its part of ``sampling.draw(state)``.
+
+    Args:
+      sampling: the sampler.
+      state: its state before the draw.
+      records: with this device's slots alone.
+      shard: number of this device along the batch axes.
+    """
+    drawn = sampling.members_at(state, records.positions)
+    size, usual = local_batch_size(sampling, len(records.positions))
+    key = jax.random.fold_in(sampling.subset_key(state), shard)
+    chosen, further = pack(drawn).split_randomly(key, size * usual)
+    return LocalBatches(size, usual, chosen, further, records.positions)
+
+
+def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
+    """Returns size and usual number of the physical batches of a device with ``num_slots`` slots.
+
+    Together they hold the mean number of its drawn records plus three standard deviations.
+
+    >>> from dpjax.sampling import PoissonSampling
+    >>> sampling = PoissonSampling(1000, 0.1)
+    >>> sampling.physical_batch_size, local_batch_size(sampling, 125)
+    (136, (30, 1))
+    """
+    usual = sampling.usual_batches
+    total = usual * sampling.physical_batch_size
+    mean = total * num_slots / sampling.num_examples
+    wanted = min(math.ceil(mean + 3 * math.sqrt(mean)), total, num_slots)
+    return -(-wanted // usual), usual
+
+
+def hash_records(arrays: ArrayTree, positions: np.ndarray) -> str:
+    """Returns a hash of records that does not depend on how they are split, in hexadecimal.
+
+    It is the sum modulo 2^256 of one sha256 for each record and its position; sums over parts of
+    the data can be added (`add_hashes`). About two microseconds a record, and those of sha256.
+
+    Args:
+      arrays: numpy arrays with a leading axis of records.
+      positions: of the records, ``(size,)``.
+
+    >>> x, where = np.arange(6.0), np.arange(6)
+    >>> parts = [hash_records(x[:2], where[:2]), hash_records(x[2:], where[2:])]
+    >>> add_hashes(parts) == hash_records(x, where), parts[0] == hash_records(x[:2], where[2:4])
+    (True, False)
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    header = [(jax.tree_util.keystr(p), leaf.dtype.name, leaf.shape[1:]) for p, leaf in leaves]
+    start = hashlib.sha256(repr(header).encode())
+    rows = [_as_bytes(leaf) for _, leaf in leaves]
+    total = 0
+    for number, position in enumerate(positions.tolist()):
+        digest = start.copy()
+        digest.update(position.to_bytes(8, "little"))
+        for row in rows:
+            digest.update(row[number].data)
+        total += int.from_bytes(digest.digest(), "little")
+    return _hexadecimal(total)
+
+
+def add_hashes(hashes: list[str]) -> str:
+    """Returns the hash of all records, from those of parts of them; see `hash_records`."""
+    return _hexadecimal(sum(int(each, 16) for each in hashes))
+
+
+def records_fingerprint(data: Any) -> str:
+    """Returns `hash_records` of a whole data set, the same whether and how it is split.
+
+    Args:
+      data: `SplitRecords`, or a tree of arrays with a leading axis of records. All processes must
+        call it for `SplitRecords`.
+
+    Privacy: as `dpjax.datasets.base.fingerprint`; not to be published.
+    """
+    if not isinstance(data, SplitRecords):
+        arrays = jax.tree.map(np.asarray, data)
+        return hash_records(arrays, np.arange(batch_length(data, "data")))
+    parts = []
+    leaves, treedef = jax.tree.flatten(data.arrays)
+    for number, shard in enumerate(data.positions.addressable_shards):
+        if shard.replica_id == 0:
+            positions = np.asarray(shard.data)
+            held = positions < data.num_examples
+            own = [np.asarray(leaf.addressable_shards[number].data)[held] for leaf in leaves]
+            parts.append(hash_records(jax.tree.unflatten(treedef, own), positions[held]))
+    words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
+    return add_hashes([row.tobytes().hex() for row in all_gather(words)])
+
+
+def _as_bytes(leaf: np.ndarray) -> np.ndarray:
+    leaf = np.ascontiguousarray(leaf.astype(leaf.dtype.newbyteorder("<"), copy=False))
+    return leaf.reshape(len(leaf), -1).view(np.uint8) if leaf.size else leaf.view(np.uint8)
+
+
+def _hexadecimal(total: int) -> str:
+    return f"{total % 2**_HASH_BITS:0{_HASH_BITS // 4}x}"
+
+
+class LocatedDraw(NamedTuple):
+    """The positions of a draw's records in the data set, and the sampler's next state.
+
+    Attributes:
+      indices: of the slots of all physical batches, int32 ``(slots,)``; valid everywhere.
+      mask: which slots hold a drawn record, bool ``(slots,)``.
+      num_batches: physical batches that the draw fills, int32, possibly more than were asked for;
+        ``None`` for a sampler that always fills one.
+      sampler: the sampler's next state.
+    """
+
+    indices: jax.Array
+    mask: jax.Array
+    num_batches: jax.Array | None
+    sampler: Any
+
+
+def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> LocatedDraw:
+    """Draws once, and returns the positions of the first ``num_batches`` physical batches.
+
+    Args:
+      sampling: the sampler.
+      state: of the sampler; the same state gives the same draw.
+      num_batches: physical batches to return, static under jit.
+
+    >>> from dpjax.sampling import FixedSizeSampling
+    >>> sampling = FixedSizeSampling(num_examples=10, batch_size=10)
+    >>> located = locate_draw(sampling, sampling.init(jax.random.key(0)), 1)
+    >>> sorted(located.indices.tolist()) == list(range(10)), located.num_batches
+    (True, None)
+    """
+    draw, following = sampling.draw(state)
+    filled = sampling.num_batches(draw)
+    parts = jnp.arange(num_batches, dtype=jnp.int32)
+    indices, mask = map(jnp.ravel, jax.vmap(partial(sampling.batch, draw))(parts))
+    return LocatedDraw(indices, mask, None if isinstance(filled, int) else filled, following)
+
+
+class StagedDraw(NamedTuple):
+    """A draw of records in a buffer, or in one buffer for each part of a physical batch's rows.
+
+    Attributes:
+      rows: of the slot's buffer, for each slot of all physical batches, int32 ``(slots,)``; on the
+        host until the step.
+      mask: which slots hold a drawn record, bool ``(slots,)``.
+      num_batches: as in `LocatedDraw`.
+    """
+
+    rows: jax.Array | np.ndarray
+    mask: jax.Array | np.ndarray
+    num_batches: jax.Array | np.ndarray | None
+
+
+@dataclass(frozen=True)
+class StagedSampling(Sampling):
+    """A sampler that returns precomputed draws, of records in a buffer.
+
+    ``draw`` returns the `StagedDraw` that it is given as the state; all else, the event included,
+    is that of the sampler whose draws these are. ``init`` returns the first state of that sampler.
+
+    Attributes:
+      sampling: the sampler that drew.
+    """
+
+    sampling: Sampling
+
+    @property
+    def num_examples(self) -> int:  # type: ignore[override]
+        """Number of records in the data set, of which the buffer holds the drawn ones."""
+        return self.sampling.num_examples
+
+    @property
+    def num_rows(self) -> None:
+        """``None``: a buffer has as many rows as it needs."""
+        return None
+
+    @property
+    def physical_batch_size(self) -> int:  # type: ignore[override]
+        """Slots of a physical batch."""
+        return self.sampling.physical_batch_size
+
+    @property
+    def expected_batch_size(self) -> float:  # type: ignore[override]
+        """Public constant that noisy sums are divided by."""
+        return self.sampling.expected_batch_size
+
+    @property
+    def has_public_batch_size(self) -> bool:  # type: ignore[override]
+        """Whether every draw has the same, public number of records."""
+        return self.sampling.has_public_batch_size
+
+    @property
+    def usual_batches(self) -> int:
+        """Number of physical batches that hold nearly every draw."""
+        return self.sampling.usual_batches
+
+    @property
+    def constants_from_size(self) -> tuple[str, ...]:
+        """Names of published constants computed from n."""
+        return self.sampling.constants_from_size
+
+    def init(self, key: PRNGKey) -> Any:
+        """Returns the first state of the sampler that draws."""
+        return self.sampling.init(key)
+
+    def draw(self, state: StagedDraw) -> tuple[StagedDraw, StagedDraw]:
+        """Returns the draw that is the state, twice."""
+        return state, state
+
+    def num_batches(self, draw: StagedDraw) -> jax.Array | int:
+        """Returns the number of physical batches that the draw fills."""
+        return 1 if draw.num_batches is None else jnp.asarray(draw.num_batches)
+
+    def batch(self, draw: StagedDraw, part: jax.Array | int) -> Batch:
+        """Returns physical batch ``part``, whose indices are rows of the buffer."""
+        size = self.physical_batch_size
+        rows, mask = (
+            jax.lax.dynamic_slice_in_dim(slots, part * size, size)
+            for slots in (draw.rows, draw.mask)
+        )
+        return Batch(rows, mask)
+
+    def step_event(self, noise_multiplier: float) -> "DpEvent":
+        """Returns the privacy event of one step, that of the underlying sampler."""
+        return self.sampling.step_event(noise_multiplier)
+
+    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
+        """Returns the privacy event of ``noise_runs``, that of the original sampler."""
+        return self.sampling.event(noise_runs)
+
+    def check_adjacency(self, adjacency: Adjacency) -> None:
+        """Raises ValueError for an adjacency that the sampler has no guarantee under."""
+        self.sampling.check_adjacency(adjacency)
+
+    def describe(self, adjacency: Adjacency) -> str:
+        """Returns the sampler's sentence for the certificate."""
+        return self.sampling.describe(adjacency)
+
+
+# (state, number of steps) -> the state and the info after each step
+StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
+
+
+class RecordStream:
+    """Training steps on a data source, of which only the sampled records are read.
+
+    The sampler draws on the device, and its draws do not depend on the parameters: the records of
+    a draw are read in a thread while the device computes the step before. They are put into a
+    buffer with one row for each slot of the ``usual_batches`` physical batches. For a draw that
+    exceeds these the buffer is doubled, and the step compiled for that size too.
+
+    On a mesh each part of the physical batches' rows has a buffer of its own, on its devices. Every
+    process makes the whole draw, and reads the records of the parts that its devices have.
+
+    Args:
+      source: the records, on several processes the same ones.
+      sampling: the sampler.
+      num_samplers: how many independent samplers of this kind draw in each step; their states are
+        stacked on a leading axis. By default there is one, without such an axis.
+      sharding: of the run.
+
+    Attributes:
+      sampling: the sampler in a step whose data are the buffer.
+
+    Raises:
+      ValueError: the source has another length than the sampler, its first record is no tree of
+        numbers, or physical batches cannot be split evenly over the mesh.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        sampling: Sampling,
+        num_samplers: int | None = None,
+        sharding: MeshSharding | None = None,
+    ) -> None:
+        self.sampling = StagedSampling(sampling)
+        self._sharding, everywhere = sharding, None
+        if sharding is not None:
+            sharding.check_batch_size(sampling.physical_batch_size)
+            everywhere = NamedSharding(sharding.auto_mesh, REPLICATED)
+        self._reader = check_all(lambda: RecordReader(source, sampling.num_examples), "data")
+
+        def locate(state: Any, num_batches: int) -> LocatedDraw:
+            one = partial(locate_draw, sampling, num_batches=num_batches)
+            return one(state) if num_samplers is None else jax.vmap(one)(state)
+
+        self._locate = jax.jit(locate, static_argnums=1, out_shardings=everywhere)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the source's length, structure and some records (`RecordReader`)."""
+        return self._reader.fingerprint()
+
+    def run_program_hash(self, update: Update, state: Any) -> str:
+        """Returns the hash of the program of ``update``: see `run_program_hash` of this module."""
+        usual = self.sampling.usual_batches
+        located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
+        draw = located._replace(sampler=None)
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), draw)
+        staged, _ = self._split(nothing, 1)
+        records = self._reader.empty(nothing.mask.size)
+        return program_hash(update, state._replace(sampler=staged), records)
+
+    def compile_steps(self, update: Update) -> StepIterator:
+        """Returns ``steps(state, num_steps)``, which yields the state and info after each step.
+
+        Args:
+          update: ``update(state, data) -> (state, info)``, pure, of a state with a ``sampler``. Its
+            sampler is ``self.sampling``. Each step consumes (donates) the state before it, and its
+            ``info`` has a leading axis of one step.
+        """
+        programs: dict[int, Steps] = {}
+
+        def steps(state: Any, num_steps: int) -> Generator[tuple[Any, Any]]:
+            with closing(self._stage_draws(state.sampler, num_steps)) as draws:
+                for draw, records, sampler in draws:
+                    state = state._replace(sampler=draw)
+                    if draw.mask.size not in programs:
+                        programs[draw.mask.size] = compile_steps(update, state, records, 1)
+                    state, info = programs[draw.mask.size](state, records, 1)
+                    state = state._replace(sampler=sampler)
+                    yield state, info
+
+        return steps
+
+    def _stage_draws(self, sampler: Any, num_draws: int) -> Generator[tuple[StagedDraw, Any, Any]]:
+        """Yields draws, their records, and the sampler's state after each."""
+        usual = self.sampling.usual_batches
+        with ThreadPoolExecutor(1, "dpjax-records") as thread:
+            located = self._locate(sampler, usual)
+            reading = thread.submit(self._stage_if_whole, located)
+            for number in range(1, num_draws + 1):
+                found: Any = reading.result()
+                if isinstance(found, int):
+                    size = usual * 2 ** math.ceil(math.log2(found / usual))
+                    located = self._locate(sampler, size)
+                    found = self._stage(located)
+                draw, records = self._place(*found)
+                sampler = located.sampler
+                if number < num_draws:
+                    # Dispatched before the step that takes `draw`, behind which it would wait.
+                    located = self._locate(sampler, usual)
+                    reading = thread.submit(self._stage_if_whole, located)
+                yield draw, records, sampler
+
+    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]] | int:
+        """Stages the draw if all of it was located, else returns its physical batches' number."""
+        if located.num_batches is not None:
+            filled = int(np.asarray(located.num_batches).max())
+            if filled * self.sampling.physical_batch_size > located.mask.shape[-1]:
+                return filled
+        return self._stage(located)
+
+    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]]:
+        """Returns the draw, and this process's buffers, which hold each drawn record once."""
+        num_shards = 1 if self._sharding is None else self._sharding.num_shards
+        staged, drawn = self._split(located, num_shards)
+        own = [0] if self._sharding is None else self._sharding.own_shards
+        num_rows = located.mask.size // num_shards
+        return staged, {
+            shard: self._reader.read(drawn[shard].tolist(), self._reader.empty(num_rows))
+            for shard in own
+        }
+
+    def _split(self, located: LocatedDraw, num_shards: int) -> tuple[StagedDraw, list[np.ndarray]]:
+        """Returns the draw, and the positions of the records that each buffer has.
+
+        Slots without a record have the first row of the buffer, on which a loss is as finite as on
+        any other.
+        """
+        mask, indices = np.asarray(located.mask), np.asarray(located.indices)
+        rows, size = np.zeros(mask.shape, np.int32), self.sampling.physical_batch_size
+        shards = np.arange(mask.shape[-1]) % size // (size // num_shards)
+        drawn = []
+        for shard in range(num_shards):
+            own = mask & (shards == shard)
+            found, rows[own] = np.unique(indices[own], return_inverse=True)
+            drawn.append(found)
+        # One empty physical batch more: with one alone, XLA would see that the loop over further
+        # batches repeats a computation, and make it before the loop, in every step.
+        empty = [(0, 0)] * (mask.ndim - 1) + [(0, size)]
+        filled = None if located.num_batches is None else np.array(located.num_batches)
+        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
+
+    def _place(self, staged: StagedDraw, buffers: dict[int, Any]) -> tuple[StagedDraw, Any]:
+        """Returns the draw on all devices, and each buffer on its own."""
+        if self._sharding is None:
+            return jax.device_put((staged, buffers[0]))
+        return self._sharding.place(staged), self._sharding.place_shards(buffers)
+
+
+def open_data(
+    sampling: Sampling,
+    data: Any,
+    sharding: MeshSharding | None = None,
+    num_samplers: int | None = None,
+) -> Any:
+    """Returns the stream of a source's records; other data as they are, if they fit the sampler.
+
+    Args:
+      sampling: the sampler.
+      data: a source, a tree of arrays, or `SplitRecords`.
+      sharding: of the run.
+      num_samplers: see `RecordStream`.
+
+    Raises:
+      ValueError: ``data`` has another length than ``sampling``, or masked arrays.
+    """
+    if not is_source(data):
+        check_records(sampling, data)
+        return data
+    return RecordStream(data, sampling, num_samplers, sharding)
+
+
+def place_data(data: Any, sharding: MeshSharding | None) -> Any:
+    """Returns what `open_data` returned, arrays on the device or on each device of a mesh."""
+    return data if isinstance(data, RecordStream) else place_records(data, sharding)
+
+
+def stage(mechanism: Any, data: Any) -> Any:
+    """Returns the mechanism, on a data source with a sampler whose draws are made beforehand."""
+    if not isinstance(data, RecordStream):
+        return mechanism
+    return dataclasses.replace(mechanism, sampling=data.sampling)
+
+
+def run_program_hash(update: Update, state: Any, data: Any) -> str:
+    """Returns the hash of the program of ``update`` on one device, on what `open_data` returned."""
+    if isinstance(data, RecordStream):
+        return data.run_program_hash(update, state)
+    return program_hash(update, state, whole_shapes(data))
+
+
+def data_fingerprint(data: Any) -> str:
+    """Returns a hash of what `open_data` returned: of all records, or of some of a source."""
+    return data.fingerprint() if isinstance(data, RecordStream) else records_fingerprint(data)
+
+
+def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
+    """Returns the identity of a run that its checkpoints must match, on any devices.
+
+    Args:
+      mechanism: of the run.
+      data: what `open_data` returned.
+      program: `run_program_hash` of the step on one device.
+    """
+    return Identity(mechanism_hash(mechanism), data_fingerprint(data), program)
+
+
+def check_processes(
+    key: PRNGKey,
+    params: ArrayTree,
+    mechanism: Any,
+    program: Callable[[], str],
+    data: Any,
+    sharding: MeshSharding | None,
+) -> None:
+    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
+
+    Hashes of the arguments are compared, of ``data`` unless each process has a part of them.
+
+    Args:
+      key: of the run.
+      params: the initial parameters.
+      mechanism: of the run.
+      program: returns the hash of the program of a step.
+      data: what `open_data` returned.
+      sharding: of the run.
+    """
+    if jax.process_count() == 1:
+        return
+    if sharding is None:
+        raise ValueError(
+            f"sharding must be given where jax.distributed connects {jax.process_count()}"
+            " processes: without it each would make a release of its own"
+        )
+    hashes = {
+        "key": hash_arrays(key),
+        "params": hash_arrays(params),
+        "mechanism": mechanism_hash(mechanism),
+        "sharding": text_hash(sharding.describe(params)),
+        "the program of loss_fn and optimizer, or JAX's version": program(),
+    }
+    if not isinstance(data, SplitRecords):
+        hashes["data (unless it is split_records of them)"] = data_fingerprint(data)
+    check_equal(hashes)
+
+
+def compile_calls(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
+    """Returns `compile_steps` of what `open_data` returned; on a stream one step at a time."""
+    if not isinstance(data, RecordStream):
+        return compile_steps(update, state, data, steps_per_call)
+    steps = data.compile_steps(update)
+
+    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
+        infos = []
+        with closing(steps(state, num_steps)) as each:
+            for state, info in each:  # noqa: B007
+                infos.append(info)
+        return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
+
+    return run
