@@ -15,7 +15,7 @@ import optax
 
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
-from dpjax.training import ArraySource, sources, train
+from dpjax.training import ArraySource, data, train
 
 NUM_EXAMPLES, LENGTH, NUM_STEPS = 80_000, 65_536, 70
 MECHANISM = SubsampledGaussian(
@@ -33,7 +33,7 @@ def loss(weights, record):
 
 def main(folder: str, keep: str = "") -> None:
     if keep:
-        sources._release_pages = lambda array: None
+        data._release_pages = lambda array: None
     path, shape = Path(folder) / "records.dat", (NUM_EXAMPLES, LENGTH)
     # Of the size at once, without a written byte: a sparse file.
     np.memmap(path, np.float32, "w+", shape=shape)
