@@ -87,16 +87,10 @@ def by_dpsvi(records, key, sampling):
             numpyro.factor("term", x @ w)
 
     guide = AutoDelta(model, init_loc_fn=init_to_value(values={"w": START}))
-    svi = DPSVI(
-        model,
-        guide,
-        numpyro.optim.SGD(1 / NUM_EXAMPLES),
-        sampling=sampling,
-        num_steps=1,
-        l2_clip=CLIP,
-        noise_multiplier=1.0,
-        adjacency="add_remove",
+    mechanism = SubsampledGaussian(
+        sampling, num_steps=1, l2_clip=CLIP, noise_multiplier=1.0, adjacency="add_remove"
     )
+    svi = DPSVI(model, guide, numpyro.optim.SGD(1 / NUM_EXAMPLES), mechanism=mechanism)
     state, _ = svi.update(svi.init(key, jnp.asarray(records)), jnp.asarray(records))
     return svi.get_params(state)["w_auto_loc"]
 

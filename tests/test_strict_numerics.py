@@ -96,13 +96,12 @@ def langevin(chain):
 
 
 def variational():
-    sampling = dpjax.PoissonSampling(40, 0.25)
-    svi = dpjax.bayes.DPSVI(
-        linear, linear_guide, optax.sgd(0.1), numpyro.infer.Trace_ELBO(),
-        sampling=sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=2,
+    mechanism = dpjax.SubsampledGaussian(
+        dpjax.PoissonSampling(40, 0.25), l2_clip=1.0, noise_multiplier=1.0, num_steps=2,
         adjacency="add_remove",
     )  # fmt: skip
-    return svi.run(KEY, 2, X, Y, progress_bar=False).params
+    svi = dpjax.bayes.DPSVI(linear, linear_guide, optax.sgd(0.1), mechanism=mechanism)
+    return svi.run(KEY, X, Y, progress_bar=False).params
 
 
 def released(law):

@@ -161,16 +161,14 @@ def svi_cases(guide: Callable[..., Any], data: Data) -> list[Case]:
     state = plain.init(jax.random.key(0), *data), SVI_SAMPLING.init(jax.random.key(1))
     cases = [_svi_case(NUMPYRO, update, state, data)]
     for name, noise_multiplier in ((NO_NOISE, 0.0), (PRIVATE, 1.1)):
-        svi = DPSVI(
-            svi_model,
-            guide,
-            optax.adam(1e-3),
-            sampling=SVI_SAMPLING,
+        mechanism = dpjax.SubsampledGaussian(
+            SVI_SAMPLING,
             num_steps=10**5,
             l2_clip=1.0,
             noise_multiplier=noise_multiplier,
             adjacency="zero_out",
         )
+        svi = DPSVI(svi_model, guide, optax.adam(1e-3), mechanism=mechanism)
         private = functools.partial(_update_privately, svi)
         cases.append(_svi_case(name, private, svi.init(jax.random.key(0), *data), data))
     return cases

@@ -235,19 +235,15 @@ def fit_dpsvi(config: Config, data: SplitRecords, sharding: MeshSharding) -> dic
         scale = numpyro.param("scale", jnp.ones(NUM_FEATURES) / 10, constraint=constraints.positive)
         numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
 
-    svi = DPSVI(
-        model,
-        guide,
-        optax.adam(0.05),
-        sampling=PoissonSampling(NUM_EXAMPLES, 0.1),
+    mechanism = SubsampledGaussian(
+        PoissonSampling(NUM_EXAMPLES, 0.1),
         num_steps=NUM_STEPS,
         l2_clip=1.0,
         noise_multiplier=1.0,
         adjacency="zero_out",
-        sharding=sharding,
     )
-    records = data["x"], data["y"]
-    result = svi.run(jax.random.key(7), NUM_STEPS, *records, progress_bar=False)
+    svi = DPSVI(model, guide, optax.adam(0.05), mechanism=mechanism, sharding=sharding)
+    result = svi.run(jax.random.key(7), data["x"], data["y"], progress_bar=False)
     epsilon = result.certificate(1e-5).epsilon
     return {**jax.tree.map(np.asarray, result.params), "epsilon": np.array(epsilon)}
 

@@ -55,16 +55,14 @@ def make_inference(
     num_steps: int,
 ) -> DPSVI:
     """Returns DP-SVI on Poisson batches; `make_mechanism` returns its mechanism."""
-    return DPSVI(
-        model,
-        guide,
-        optimizer,
-        sampling=dpjax.PoissonSampling(num_examples, sampling_rate),
+    mechanism = dpjax.SubsampledGaussian(
+        dpjax.PoissonSampling(num_examples, sampling_rate),
         num_steps=num_steps,
         l2_clip=point.l2_clip,
         noise_multiplier=2 * point.sigma,
         adjacency="zero_out",
     )
+    return DPSVI(model, guide, optimizer, mechanism=mechanism)
 
 
 def fit(

@@ -36,16 +36,6 @@ def guide(x: jax.Array, y: jax.Array | None = None) -> None:
 
 def training(mechanism: SubsampledGaussian) -> Training:
     """Returns the training by the mechanism of the plan."""
-    svi = DPSVI(
-        model,
-        guide,
-        optax.adam(0.1),
-        sampling=mechanism.sampling,
-        num_steps=mechanism.num_steps,
-        l2_clip=mechanism.l2_clip,
-        noise_multiplier=mechanism.noise_multiplier,
-        adjacency=mechanism.adjacency,
-        unit=mechanism.unit,
-    )
+    svi = DPSVI(model, guide, optax.adam(0.1), mechanism=mechanism)
     record: dict[str, npt.ArrayLike] = {"x": np.zeros(NUM_FEATURES, np.float32), "y": np.float32(0)}
     return svi_training(jax.random.key(0), svi, record)

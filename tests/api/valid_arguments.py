@@ -212,7 +212,7 @@ def svi() -> Any:
 
         numpyro.sample("mean", dist.Normal(numpyro.param("at", 0.0), 1.0))
 
-    return DPSVI(model, guide, optax.sgd(0.1), **DPSVI_ARGUMENTS)
+    return DPSVI(model, guide, optax.sgd(0.1), mechanism=steps())
 
 
 def svi_result() -> Any:
@@ -220,14 +220,6 @@ def svi_result() -> Any:
 
     return DPSVIResult({}, None, np.zeros(3), steps(), seeded=False)
 
-
-DPSVI_ARGUMENTS: dict[str, Any] = {
-    "sampling": dpjax.PoissonSampling(8, 0.5),
-    "num_steps": 3,
-    "l2_clip": 1.0,
-    "noise_multiplier": 1.0,
-    "adjacency": "zero_out",
-}
 
 LEVEL, LEVELS = 0.9, np.array([0.1, 0.5])
 PAIRS = np.array([0.5, 0.25])

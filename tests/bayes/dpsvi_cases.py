@@ -1,5 +1,7 @@
 """Models that the tests of private variational inference share, as numpyro's users write them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.svi import SVIState
 
 from dpjax.bayes.variational import DPSVI
+from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling
 
 RECORDS, FEATURES = 60, 3
@@ -44,17 +47,20 @@ MIXED = X[:, 0] + 3 * Y
 FULL_RANK = AutoMultivariateNormal(mixture)  # slow to start, so shared
 
 
+# All records in every batch, in one physical batch, which is quick to compile.
+WHOLE = SubsampledGaussian(
+    FixedSizeSampling(RECORDS, RECORDS),
+    num_steps=10,
+    l2_clip=1e6,
+    noise_multiplier=0.0,
+    adjacency="replace_one",
+)
+
+
 def private(model=logistic, guide=logistic_guide, optim=None, loss=None, **fields):
-    """All records in every batch, in one physical batch (quick to compile), but for ``fields``."""
-    usual = {
-        "sampling": FixedSizeSampling(RECORDS, RECORDS),
-        "num_steps": 10,
-        "l2_clip": 1e6,
-        "noise_multiplier": 0.0,
-        "adjacency": "replace_one",
-    }
+    """DPSVI by the mechanism `WHOLE`, with ``fields`` of its own."""
     optim = numpyro.optim.SGD(1.0) if optim is None else optim
-    return DPSVI(model, guide, optim, loss, **{**usual, **fields})
+    return DPSVI(model, guide, optim, loss, mechanism=replace(WHOLE, **fields))
 
 
 def step_of(svi, state, *args, **kwargs):

@@ -398,7 +398,7 @@ def test_arguments_of_a_new_kind_are_checked_in_a_step_too():
     with pytest.raises(ValueError, match="site 'y'"):
         svi.update(state, Y, whole=True)
     with pytest.raises(ValueError, match="site 'y'"):
-        svi.run(KEY, 2, Y, whole=True, init_state=state, progress_bar=False)
+        svi.run(KEY, Y, num_steps=2, whole=True, init_state=state, progress_bar=False)
 
 
 def test_other_parameters_for_the_same_arguments_are_checked():

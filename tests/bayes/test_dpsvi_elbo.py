@@ -135,7 +135,7 @@ def test_a_minibatch_as_numpyro_writes_it_is_the_samplers():
 def test_any_optimizer_learns_what_numpyro_learns():
     svi = private(optim=optax.adam(0.05), num_steps=300)
     theirs = SVI(logistic, logistic_guide, optax.adam(0.05), Trace_ELBO())
-    mine = svi.run(KEY, 300, X, Y, progress_bar=False)
+    mine = svi.run(KEY, X, Y, progress_bar=False)
     other = theirs.run(KEY, 300, X, Y, progress_bar=False)
     np.testing.assert_allclose(mine.params["loc"], other.params["loc"], atol=0.3)
     assert mine.losses.shape == (300,)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from dpjax.bayes.variational import DPSVI
+from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, split_records
 
@@ -26,18 +27,21 @@ def model(x, y):
 
 
 def make(guide, sharding):
-    return DPSVI(
-        model, guide(model), optax.adam(0.05), sampling=PoissonSampling(NUM_EXAMPLES, 0.3),
-        num_steps=NUM_STEPS, l2_clip=1.0, noise_multiplier=1.0, adjacency="zero_out",
-        sharding=sharding,
-    )  # fmt: skip
+    mechanism = SubsampledGaussian(
+        PoissonSampling(NUM_EXAMPLES, 0.3),
+        num_steps=NUM_STEPS,
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        adjacency="zero_out",
+    )
+    return DPSVI(model, guide(model), optax.adam(0.05), mechanism=mechanism, sharding=sharding)
 
 
 def run(guide, sharding=None, split=False):
     data = {"x": X, "y": Y}
     data = split_records(data, sharding) if split else data
     svi = make(guide, sharding)
-    return svi.run(jax.random.key(1), NUM_STEPS, data["x"], data["y"], progress_bar=False)
+    return svi.run(jax.random.key(1), data["x"], data["y"], progress_bar=False)
 
 
 EIGHT = MeshSharding(jax.make_mesh((8,), ("data",)))

@@ -1,5 +1,7 @@
 """Runs of DPSVI on data sources, and runs that are interrupted and resumed from checkpoints."""
 
+from dataclasses import replace
+
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 import dpjax
 from dpjax.bayes.variational import DPSVI, compiled_steps
 from dpjax.bayes.variational.compiled_steps import PositionedSource
+from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import ArraySource
 from dpjax.training.checkpoint import CheckpointStore
@@ -22,6 +25,13 @@ _RNG = np.random.default_rng(0)
 X = _RNG.normal(size=N).astype(np.float32)
 RECORDS = {"x": X, "y": (2 * X + _RNG.normal(size=N)).astype(np.float32)}
 KEY = jax.random.key(3)
+MECHANISM = SubsampledGaussian(
+    PoissonSampling(N, 0.2),
+    num_steps=NUM_STEPS,
+    l2_clip=1.0,
+    noise_multiplier=1.0,
+    adjacency="zero_out",
+)
 
 
 def model(records, scale=1.0):
@@ -41,16 +51,12 @@ def guide(records, scale=1.0):
 
 
 def make(model=model, **options):
-    fields = {"sampling": PoissonSampling(N, 0.2), "noise_multiplier": 1.0, **options}
-    return DPSVI(
-        model, guide, optax.adam(0.05), num_steps=NUM_STEPS, l2_clip=1.0, adjacency="zero_out",
-        **fields,
-    )  # fmt: skip
+    return DPSVI(model, guide, optax.adam(0.05), mechanism=replace(MECHANISM, **options))
 
 
-def run(data=RECORDS, svi=None, num_steps=NUM_STEPS, key=KEY, **options):
+def run(data=RECORDS, svi=None, num_steps=None, key=KEY, **options):
     svi = make() if svi is None else svi
-    return svi.run(key, num_steps, data, progress_bar=False, **options)
+    return svi.run(key, data, num_steps=num_steps, progress_bar=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +157,7 @@ def test_a_guide_with_parameters_for_each_record_of_a_source_is_refused():
             each = numpyro.param("each", jnp.zeros(len(records["x"])))
             numpyro.sample("mean", dist.Normal(each, 0.5))
 
-    svi = DPSVI(
-        model, own, optax.adam(0.1), sampling=PoissonSampling(N, 0.2), num_steps=1, l2_clip=1.0,
-        noise_multiplier=1.0, adjacency="zero_out",
-    )  # fmt: skip
+    svi = DPSVI(model, own, optax.adam(0.1), mechanism=MECHANISM)
     with pytest.raises(ValueError, match=r"params must be shared by all records, but 'each'"):
         svi.init(KEY, ArraySource(RECORDS))
 
@@ -187,9 +190,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(source, straight, crash, 
     with pytest.raises(Crash):
         run(data, checkpoint_dir=tmp_path)
     # Another key: the one in the folder is used, whose noise is already in its parameters.
-    found = make().run(
-        jax.random.key(4), NUM_STEPS, data, progress_bar=False, checkpoint_dir=tmp_path
-    )
+    found = run(data, key=jax.random.key(4), checkpoint_dir=tmp_path)
     whole = run(data) if source else straight
     assert_equal(found, whole)
     np.testing.assert_array_equal(found.losses, whole.losses[2:])

@@ -34,7 +34,7 @@ def fitted():
         l2_clip=1.0,
         noise_multiplier=0.5,
     )
-    return svi, svi.run(KEY, 100, X, Y, progress_bar=False)
+    return svi, svi.run(KEY, X, Y, progress_bar=False)
 
 
 @pytest.mark.slow
@@ -51,14 +51,14 @@ def test_a_run_is_its_updates(fitted):
 @pytest.mark.slow
 def test_a_second_run_sees_its_own_records(fitted):
     svi, result = fitted
-    other = svi.run(KEY, 100, X, 1 - Y, progress_bar=False)
+    other = svi.run(KEY, X, 1 - Y, progress_bar=False)
     alone = private(
         optim=optax.adam(0.1),
         sampling=PoissonSampling(RECORDS, 0.5),
         num_steps=100,
         l2_clip=1.0,
         noise_multiplier=0.5,
-    ).run(KEY, 100, X, 1 - Y, progress_bar=False)
+    ).run(KEY, X, 1 - Y, progress_bar=False)
     np.testing.assert_array_equal(flat(other.params), flat(alone.params))
     assert np.abs(flat(other.params) - flat(result.params)).max() > 0.1
 
@@ -86,7 +86,7 @@ def test_a_second_run_or_update_compiles_nothing(fitted, caplog):
     svi, result = fitted
     svi.update(result.state, X, Y)
     with jax.log_compiles(True), caplog.at_level(logging.WARNING):
-        svi.run(jax.random.key(6), 100, X, Y, progress_bar=False)
+        svi.run(jax.random.key(6), X, Y, progress_bar=False)
         svi.update(result.state, X + 1, Y)
     assert "Finished XLA compilation" not in caplog.text
     with jax.log_compiles(True), caplog.at_level(logging.WARNING):
@@ -97,8 +97,8 @@ def test_a_second_run_or_update_compiles_nothing(fitted, caplog):
 def test_a_run_goes_on_from_a_state(fitted, capsys):
     svi, result = fitted
     before = svi.init(KEY, X, Y)
-    half = svi.run(KEY, 50, X, Y, init_state=before)
-    whole = svi.run(KEY, 50, X, Y, init_state=half.state)
+    half = svi.run(KEY, X, Y, num_steps=50, init_state=before)
+    whole = svi.run(KEY, X, Y, init_state=half.state)
     np.testing.assert_allclose(flat(whole.params), flat(result.params), rtol=1e-4)
     assert int(before.num_releases) == 0  # what was passed in is not consumed
     assert "50/50" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_an_amortised_guide_finds_the_exact_posterior():
     y = 3 + np.sqrt(2) * np.random.default_rng(0).normal(size=RECORDS).astype(np.float32)
     y = y.astype(np.float32)
     svi = private(effects, amortised, optax.adam(0.02), num_steps=2000)
-    params = svi.run(KEY, 2000, y, progress_bar=False).params
+    params = svi.run(KEY, y, progress_bar=False).params
     assert params["loc"] == pytest.approx(y.mean(), abs=0.15)
     assert params["slope"] == pytest.approx(0.5, abs=0.1)
     assert params["local_scale"] == pytest.approx(np.sqrt(0.5), abs=0.1)

@@ -352,16 +352,14 @@ def test_variational_inference_over_holders():
     data = [rng.normal(1.0, 1.0, size).astype(np.float32) for size in (300, 700)]
 
     def private_svi(num_examples):
-        return DPSVI(
-            gaussian_mean,
-            gaussian_guide,
-            optax.sgd(2e-4),
-            sampling=PoissonSampling(num_examples, 0.2),
+        mechanism = SubsampledGaussian(
+            PoissonSampling(num_examples, 0.2),
             num_steps=40,
             l2_clip=3.0,
             noise_multiplier=1.0,
             adjacency="zero_out",
         )
+        return DPSVI(gaussian_mean, gaussian_guide, optax.sgd(2e-4), mechanism=mechanism)
 
     holders = [private_svi(len(x)) for x in data]
     whole = private_svi(1000).mechanism

@@ -185,11 +185,13 @@ def test_variational_inference_in_rounds(network_of):
         gaussian_model,
         gaussian_guide,
         optax.adam(0.1),
-        sampling=PoissonSampling(300, 0.5),
-        num_steps=40,
-        l2_clip=2.0,
-        noise_multiplier=0.5,
-        adjacency="zero_out",
+        mechanism=SubsampledGaussian(
+            PoissonSampling(300, 0.5),
+            num_steps=40,
+            l2_clip=2.0,
+            noise_multiplier=0.5,
+            adjacency="zero_out",
+        ),
     )
     example = {"x": np.float32(0), "y": np.float32(0)}
     training = svi_training(KEY, svi, example)
@@ -226,11 +228,13 @@ def test_another_number_of_holders_records_keeps_the_rate():
         gaussian_model,
         gaussian_guide,
         optax.adam(0.1),
-        sampling=PoissonSampling(300, 0.5, expected_batch_size=140.0),
-        num_steps=60,
-        l2_clip=2.0,
-        noise_multiplier=0.5,
-        adjacency="zero_out",
+        mechanism=SubsampledGaussian(
+            PoissonSampling(300, 0.5, expected_batch_size=140.0),
+            num_steps=60,
+            l2_clip=2.0,
+            noise_multiplier=0.5,
+            adjacency="zero_out",
+        ),
     )
     own = svi.with_num_examples(20)
     expected = PoissonSampling(20, 0.5, expected_batch_size=140.0)

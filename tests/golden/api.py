@@ -670,17 +670,10 @@ def beta_sample(records, mechanism, key):
 
 
 def dpsvi(model, guide, optimizer, loss, *, sampling, steps, clip, noise, adjacency):
-    return DPSVI(
-        model,
-        guide,
-        optimizer,
-        loss,
-        sampling=sampling,
-        num_steps=steps,
-        l2_clip=clip,
-        noise_multiplier=noise,
-        adjacency=adjacency,
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, num_steps=steps, l2_clip=clip, noise_multiplier=noise, adjacency=adjacency
     )
+    return DPSVI(model, guide, optimizer, loss, mechanism=mechanism)
 
 
 def dpsvi_steps(svi, key, count, *data):
@@ -693,4 +686,4 @@ def dpsvi_steps(svi, key, count, *data):
 
 
 def dpsvi_run(svi, key, count, *data):
-    return svi.run(key, count, *data, progress_bar=False).params
+    return svi.run(key, *data, num_steps=count, progress_bar=False).params

@@ -91,14 +91,8 @@ def test_variational_inference_scales_by_the_size():
 
     settings = {"num_steps": 3, "l2_clip": 1.0, "noise_multiplier": 2.0}
     for sampling in (WITHOUT_SIZE, DERIVED):
-        svi = DPSVI(
-            model,
-            AutoNormal(model),
-            optax.sgd(0.1),
-            sampling=sampling,
-            adjacency="add_remove",
-            **settings,
-        )
+        mechanism = SubsampledGaussian(sampling, adjacency="add_remove", **settings)
+        svi = DPSVI(model, AutoNormal(model), optax.sgd(0.1), mechanism=mechanism)
         assert_said_to_be_public(svi.mechanism.certificate(1e-5))
         both = Composition((svi.mechanism, svi.mechanism))
         assert_said_to_be_public(both.certificate(1e-5))

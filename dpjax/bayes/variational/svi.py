@@ -1,7 +1,7 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,8 @@ import optax
 from numpyro.infer import ELBO, SVI, Trace_ELBO
 from numpyro.optim import _NumPyroOptim
 
-from dpjax._checks import as_key, check_count
-from dpjax._typing import ClipBound, PRNGKey
-from dpjax.adjacency import Adjacency
+from dpjax._checks import as_key, check_count, check_type
+from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.arguments import Values
 from dpjax.bayes.variational.checks import check_loss, check_optimizer
 from dpjax.bayes.variational.compiled_steps import CompiledSteps
@@ -22,7 +21,6 @@ from dpjax.bayes.variational.posterior import VariationalPosterior
 from dpjax.bayes.variational.step import DPSVIState, place_state
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
-from dpjax.sampling.base import Sampling
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.sharding import MeshSharding
@@ -120,20 +118,17 @@ class DPSVI(VariationalPosterior):
         is not released.
       loss: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`; particles are
         averaged inside each record's term.
-      sampling: how batches are drawn (`dpjax.PoissonSampling`, ...), and of how many records.
-      num_steps: number of updates that are planned; further ones give NaN.
-      l2_clip: bound on one record's gradient: of the unscaled term, so of one log-likelihood.
-      noise_multiplier: noise standard deviation over ``l2_clip``; a number, or one for each step.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: description of the unit of privacy.
+      mechanism: sampler, clip bound, noise and number of steps, as for `dpjax.train`. Its
+        ``l2_clip`` bounds one record's gradient: of the unscaled term, so of one log-likelihood.
+        Updates past its ``num_steps`` give NaN.
       sharding: mesh of devices over which batches, and parameters by a rule, are split: see
         `dpjax.MeshSharding`. Records may then be `dpjax.training.split_records` of the arrays.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
-      mechanism: the `dpjax.SubsampledGaussian` of all planned steps, which defines sampler and
-        noise; ``mechanism.certificate(delta)`` is that of a plan, ``certificate(delta)`` of a
-        `DPSVIResult` that of a run.
+      mechanism: the one given, as a `SizeScaledSubsampledGaussian`, since sums are scaled by the
+        number of records; ``mechanism.certificate(delta)`` is that of a plan,
+        ``certificate(delta)`` of a `DPSVIResult` that of a run.
       model: the numpyro model.
       guide: the numpyro guide.
       optim: the optimiser, as one of numpyro's.
@@ -159,14 +154,15 @@ class DPSVI(VariationalPosterior):
     >>> import numpyro.distributions as dist
     >>> from numpyro.infer.autoguide import AutoNormal
     >>> from dpjax.sampling import PoissonSampling
+    >>> mechanism = SubsampledGaussian(
+    ...     PoissonSampling(1000, 0.1), l2_clip=2.0, noise_multiplier=2.0, num_steps=200,
+    ...     adjacency="add_remove")
     >>> def model(y):
     ...     mean = numpyro.sample("mean", dist.Normal(0, 1))
     ...     with numpyro.plate("records", len(y)):
     ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
-    >>> svi = DPSVI(model, AutoNormal(model), optax.adam(0.05),
-    ...             sampling=PoissonSampling(1000, 0.1), num_steps=200, l2_clip=2.0,
-    ...             noise_multiplier=2.0, adjacency="add_remove")
-    >>> result = svi.run(jax.random.key(0), 200, 0.5 + jnp.zeros(1000), progress_bar=False)
+    >>> svi = DPSVI(model, AutoNormal(model), optax.adam(0.05), mechanism=mechanism)
+    >>> result = svi.run(jax.random.key(0), 0.5 + jnp.zeros(1000), progress_bar=False)
     >>> round(float(result.params["mean_auto_loc"]), 1), result.certificate(1e-5).epsilon < 4
     (0.5, True)
     """
@@ -178,26 +174,16 @@ class DPSVI(VariationalPosterior):
         optim: _NumPyroOptim | optax.GradientTransformation,
         loss: ELBO | None = None,
         *,
-        sampling: Sampling,
-        num_steps: int,
-        l2_clip: ClipBound,
-        noise_multiplier: float | tuple[float, ...],
-        adjacency: Adjacency,
-        unit: str = "one record",
+        mechanism: SubsampledGaussian,
         sharding: MeshSharding | None = None,
         **static_kwargs: Any,
     ) -> None:
         loss = Trace_ELBO() if loss is None else loss
         check_loss(loss)
         check_optimizer(optim)
-        self.mechanism = SizeScaledSubsampledGaussian(
-            sampling,
-            l2_clip=l2_clip,
-            noise_multiplier=noise_multiplier,
-            num_steps=num_steps,
-            adjacency=adjacency,
-            unit=unit,
-        )
+        check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+        described = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
+        self.mechanism = SizeScaledSubsampledGaussian(**described)
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
         self.sharding = sharding
@@ -212,20 +198,16 @@ class DPSVI(VariationalPosterior):
         Raises:
           ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
         """
-        used = self.mechanism
-        if not isinstance(used.sampling, PoissonSampling):
-            raise ValueError(f"sampling must be PoissonSampling, got {used.sampling!r}")
+        sampling = self.mechanism.sampling
+        if not isinstance(sampling, PoissonSampling):
+            raise ValueError(f"sampling must be PoissonSampling, got {sampling!r}")
+        sampling = replace(sampling, num_examples=num_examples, physical_batch_size=0)
         return DPSVI(
             self.model,
             self.guide,
             self.optim,
             self.loss,
-            sampling=replace(used.sampling, num_examples=num_examples, physical_batch_size=0),
-            num_steps=used.num_steps,
-            l2_clip=used.l2_clip,
-            noise_multiplier=used.noise_multiplier,
-            adjacency=used.adjacency,
-            unit=used.unit,
+            mechanism=replace(self.mechanism, sampling=sampling),
             sharding=self.sharding,
             **self.static_kwargs,
         )
@@ -344,8 +326,8 @@ class DPSVI(VariationalPosterior):
     def run(
         self,
         rng_key: PRNGKey,
-        num_steps: int,
         *args: Any,
+        num_steps: int | None = None,
         progress_bar: bool = True,
         init_state: DPSVIState | None = None,
         init_params: Values | None = None,
@@ -356,10 +338,11 @@ class DPSVI(VariationalPosterior):
 
         Args:
           rng_key: as for `init`; a new one for each run, as the same one draws the same noise.
-          num_steps: number of steps; with ``checkpoint_dir``, of all calls on it together.
           *args: of the model, the whole data set included, in arrays or as a
             `dpjax.training.DataSource`, which stands for its records, stacked; only drawn ones are
             read, with the same result.
+          num_steps: fewer steps than the mechanism's, which are all made by default; with
+            ``checkpoint_dir``, of all calls on it together.
           progress_bar: whether to show one (of steps alone: losses are private); the loop then
             returns to the host some twenty times, as it does with checkpoints.
           init_state: state of this `DPSVI` to continue from, once: continuing twice from one state
@@ -381,7 +364,8 @@ class DPSVI(VariationalPosterior):
           OSError: a checkpoint cannot be written.
           LostProcessError: another process of the run has ended or cannot be reached.
         """
-        check_count("num_steps", num_steps)
+        if num_steps is not None:
+            check_count("num_steps", num_steps)
         if checkpoint_dir is not None and init_state is not None:
             raise ValueError("init_state must be None with checkpoint_dir, which holds the state")
         if init_state is None:
@@ -395,6 +379,8 @@ class DPSVI(VariationalPosterior):
 
         # The loop donates its state, so it gets copies.
         state = jax.tree.map(jnp.array, init_state)
+        if num_steps is None:
+            num_steps = max(0, self.mechanism.num_steps - int(state.num_releases))
         in_parts = progress_bar or checkpoint_dir is not None
         most = -(-num_steps // _PROGRESS_UPDATES) if in_parts else num_steps
         folder = None if checkpoint_dir is None else (checkpoint_dir, bool(state.seeded))
