@@ -1,10 +1,10 @@
 """Equations of jaxprs that contain jaxprs, read from all supported versions of JAX."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
 class Scan(NamedTuple):
@@ -68,6 +68,37 @@ def equations_at_any_depth(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of the primitives of a jaxpr, including its inner jaxprs."""
     return (equation.primitive.name for equation in equations_at_any_depth(jaxpr))
+
+
+# (equation, values of its inputs) -> values of its outputs
+Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
+
+
+def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[Any]:
+    """Evaluates a jaxpr.
+
+    Args:
+      jaxpr: the jaxpr.
+      inputs: its arguments.
+      apply: evaluates one equation.
+    """
+    values: dict[Var, Any] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.jaxpr.eqns:
+        outputs = apply(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+    """Evaluates one equation as it is."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    outputs = equation.primitive.bind(*operands, **parameters)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
 def is_slow_in_loops(function: Callable[..., Any], *args: Any) -> bool:

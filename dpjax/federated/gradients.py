@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from dpjax._checks import as_float64, as_key, check, check_count, check_positive, check_type
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.adjacency import Adjacency
-from dpjax.gradients.clipped_grad import clipped_grad
+from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.record_sum import RecordSum, SumPart

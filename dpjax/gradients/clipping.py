@@ -7,7 +7,8 @@ is what noise is scaled by.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,12 @@ class ClippedGradInfo(NamedTuple):
     norms: Any
     losses: jax.Array
     num_nonfinite: jax.Array
+
+
+# The clipped sum, shaped like the parameters, and its info; and a function that returns both from
+# (params, batch, mask).
+ClippedSum: TypeAlias = tuple[Any, ClippedGradInfo]
+ClippedSumFn: TypeAlias = Callable[..., ClippedSum]
 
 
 def total_l2_clip(l2_clip: ClipBound) -> float:

@@ -49,10 +49,8 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     """Traces ``loss_fn`` on one example and rejects losses without per-example gradients.
 
     Raises:
-      ValueError: if a parameter is not a float array or is a batch statistic, if the loss is not
-        one real number, or if it mixes examples.
+      ValueError: if the loss is not one real number, or if it mixes examples.
     """
-    check_params(params)
     jaxpr = _trace(loss_fn, params, jax.tree.map(one_example, batch))
     _check_scalar(jaxpr)
     _check_no_collectives(jaxpr.jaxpr)

@@ -10,13 +10,10 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from dpjax._typing import ArrayTree
-from dpjax.gradients.clipping import ClippedGradInfo
+from dpjax.gradients.clipping import ClippedGradInfo, ClippedSumFn
 from dpjax.gradients.summation import CompensatedSum
 
 T = TypeVar("T")
-
-# (params, batch, mask) -> (clipped sum, info)
-ClippedSumFn = Callable[..., tuple[Any, ClippedGradInfo]]
 
 # The most micro-batches that are computed without a loop, where loops are slow.
 _UNROLLED = 16

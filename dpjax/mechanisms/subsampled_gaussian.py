@@ -23,10 +23,10 @@ from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import Sampling
+from dpjax.transforms import NoiseDescription, PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
-from dpjax.transforms.description import NoiseDescription, PrivateTransformation
+from dpjax.transforms.inspect_state import find_noise, optimizer_state
 from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
-from dpjax.transforms.state_inspection import find_noise, optimizer_state
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from dpjax._jaxprs import body_of
-from dpjax.gradients.bookkeeping.evaluation import bind, evaluate
+from dpjax._jaxprs import bind, body_of, evaluate
 
 # Of each place in a window: start, end and stride of its entries in all windows.
 _Windows = tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]

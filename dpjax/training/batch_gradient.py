@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax.gradients.clipped_grad import ClippedSumFn
+from dpjax.gradients.clipping import ClippedSumFn
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.sampling.base import Batch, Sampling, gather
 from dpjax.training.data import SplitRecords, StagedSampling, draw_local

@@ -9,7 +9,7 @@ import optax
 
 from dpjax._checks import as_key, check_type
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax.gradients.clipped_grad import clipped_grad
+from dpjax.gradients import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw

@@ -5,13 +5,13 @@ from dpjax.transforms.aggregate import (
     differentially_private_aggregate,
 )
 from dpjax.transforms.chains import noisy_adam, noisy_sgd
-from dpjax.transforms.clip import ClipPerExampleState, clip_per_example
-from dpjax.transforms.description import (
-    ClipDescription,
+from dpjax.transforms.clip import ClipDescription, ClipPerExampleState, clip_per_example
+from dpjax.transforms.noise import (
+    AddGaussianNoiseState,
     NoiseDescription,
     PrivateTransformation,
+    add_gaussian_noise,
 )
-from dpjax.transforms.noise import AddGaussianNoiseState, add_gaussian_noise
 
 __all__ = [
     "AddGaussianNoiseState",

@@ -9,9 +9,8 @@ import optax
 from dpjax._checks import as_numbers, check, check_positive, check_type
 from dpjax._typing import ClipBound, PRNGKey
 from dpjax.transforms.clip import clip_per_example
-from dpjax.transforms.description import PrivateTransformation
-from dpjax.transforms.noise import add_gaussian_noise
-from dpjax.transforms.state_inspection import check_no_dpjax
+from dpjax.transforms.inspect_state import check_no_dpjax
+from dpjax.transforms.noise import PrivateTransformation, add_gaussian_noise
 
 
 def noisy_sgd(

@@ -1,6 +1,13 @@
-"""Per-example clipping and summation as an optax transformation."""
+"""Per-example clipping and summation as an optax transformation.
 
-from typing import Any, NamedTuple
+Transformations carry a static description of what they do, Python numbers and schedules and no
+arrays: it is metadata of the pytree of their states, so it survives ``jit``, ``jax.tree.map``,
+donation and checkpoints, and adds no leaf to a state.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +16,24 @@ import optax
 from dpjax._checks import batch_length
 from dpjax._typing import ClipBound
 from dpjax.gradients.clipping import check_prefix, clip_and_sum, total_l2_clip
-from dpjax.transforms.description import ClipDescription, check_description
+
+D = TypeVar("D")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class ClipDescription:
+    """The bound that per-example gradients are clipped to.
+
+    Attributes:
+      l2_clip: the bound (or per-layer bounds); ``None`` if it is a JAX array, which
+        ``optax.inject_hyperparams`` may change between two updates.
+    """
+
+    l2_clip: Any = dataclasses.field(hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l2_clip", static_bounds(self.l2_clip))
 
 
 class ClipPerExampleState(NamedTuple):
@@ -81,3 +105,25 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
             f" the parameters' own shapes {expected}, got"
             f" {[jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]}"
         )
+
+
+def check_description(given: D, own: D) -> None:
+    """Raises ValueError for the state of another transformation.
+
+    Schedules are not compared.
+    """
+    for name, value in vars(own).items():
+        other = getattr(given, name)
+        if other != value and not (callable(other) and callable(value)):
+            raise ValueError(
+                f"state must come from init of the transformation that updates it: it was made with"
+                f" {name} = {other!r}, the transformation has {value!r}. Changed noise or clipping"
+                " needs a new state, and the releases of both count"
+            )
+
+
+def static_bounds(l2_clip: ClipBound) -> ClipBound | None:
+    """The bounds as Python numbers; ``None`` where one is a JAX array, which is no metadata."""
+    if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
+        return None
+    return jax.tree.map(float, l2_clip)

@@ -1,6 +1,9 @@
 """The Gaussian mechanism as an optax transformation on a clipped sum."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +14,95 @@ from dpjax._random import normal
 from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
 from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
-from dpjax.transforms.description import (
-    LeafShapes,
-    NoiseDescription,
-    PrivateTransformation,
-    check_description,
-)
+from dpjax.transforms.clip import check_description, static_bounds
+
+Divisor = Literal["none", "public constant", "batch length"]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class NoiseDescription:
+    """Gaussian noise on a clipped sum, once for each update.
+
+    Attributes:
+      l2_clip: the bound (or per-layer bounds) that the examples are clipped to; ``None`` if it is a
+        JAX array, which ``optax.inject_hyperparams`` may change between two updates.
+      noise_multiplier: standard deviation of the noise over the total bound, or a schedule of it;
+        ``None`` if it is a JAX array or an object that holds one.
+      divisor: what the sum is divided by. ``"batch length"`` is the length of the batch that was
+        drawn: public if that is fixed, private under Poisson sampling.
+    """
+
+    l2_clip: Any = dataclasses.field(hash=False)
+    noise_multiplier: float | Callable[[Any], Any] | None = dataclasses.field(hash=False)
+    divisor: Divisor = "none"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l2_clip", static_bounds(self.l2_clip))
+        noise: Any = self.noise_multiplier
+        # Metadata must be comparable, which numbers and schedules that hold JAX arrays are not.
+        held = list(getattr(noise, "__dict__", {}).values()) if callable(noise) else noise
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held)):
+            noise = None
+        elif noise is not None and not callable(noise):
+            noise = float(noise)
+        object.__setattr__(self, "noise_multiplier", noise)
+
+
+@jax.tree_util.register_static
+class LeafShapes(tuple[tuple[int, ...] | None, ...]):
+    """Shapes of a tree's leaves, ``None`` for leaves removed by ``optax.masked``.
+
+    Equal to the shapes of a tree without leaves, which is what ``optax.tree_utils.tree_map_params``
+    passes to ``init`` to find out a state's structure.
+    """
+
+    @classmethod
+    def of(cls, tree: ArrayTree) -> Self:
+        """Returns the shapes of the leaves of ``tree``."""
+        leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
+        return cls(None if _is_masked(leaf) else jnp.shape(leaf) for leaf in leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LeafShapes) and (
+            not self or not other or tuple(self) == tuple(other)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(LeafShapes)
+
+
+class PrivateTransformation(optax.GradientTransformationExtraArgs):
+    """An optax transformation that carries the description of the noise it adds.
+
+    Attributes:
+      init: as optax's.
+      update: as optax's.
+      description: the noise that ``update`` adds.
+    """
+
+    description: NoiseDescription
+
+    @classmethod
+    def of(
+        cls,
+        init: optax.TransformInitFn,
+        update: optax.TransformUpdateExtraArgsFn,
+        description: NoiseDescription,
+    ) -> Self:
+        """Returns the transformation ``(init, update)`` with its description.
+
+        Args:
+          init: as optax's.
+          update: as optax's.
+          description: the noise that ``update`` adds.
+        """
+        transformation = cls(init, update)
+        transformation.description = description
+        return transformation
 
 
 class AddGaussianNoiseState(NamedTuple):
@@ -199,3 +285,7 @@ def _check_shapes(updates: optax.Updates, expected: LeafShapes) -> None:
             f" {list(expected)}, got shapes {list(found)}: per-example gradients are clipped and"
             " summed first, by clip_per_example or clipped_grad"
         )
+
+
+def _is_masked(node: object) -> bool:
+    return isinstance(node, optax.MaskedNode)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from bookkeeping_checks import bookkeeping, by_route, by_stored_values, fast_jit
 
-from dpjax.gradients import vmap
+from dpjax.gradients._clipped_grad import sum_by_vmap
 
 CLIP = 0.5
 ROUTES = ["ghost", "sequential", "instantiate"]
@@ -178,7 +178,7 @@ def test_half_precision(dtype, route):
     masks = np.vstack([np.ones((1, 64), bool), np.eye(64, dtype=bool)])
     compute = fast_jit(jax.vmap(by_route(route, half_precision(dtype)), (None, None, None, 0)))
     sums, info = compute(CLIP, params, batch, masks)
-    expected, truth = vmap.clipped_sum(half_precision(dtype), CLIP, params, batch, masks[0])
+    expected, truth = sum_by_vmap(half_precision(dtype), CLIP, params, batch, masks[0])
     np.testing.assert_allclose(info.norms[0], truth.norms, rtol=1e-2)
     for found, reference in zip(jax.tree.leaves(sums), jax.tree.leaves(expected), strict=True):
         assert found.dtype == jnp.float32
@@ -202,7 +202,7 @@ def test_half_precision_in_a_stack(remat, part_size):
     rng = np.random.default_rng(0)
     w, batch = np.float32(rng.normal(size=(3, 6, 6))), np.float32(rng.normal(size=(16, 4, 6)))
     norms, sizes = contributions(by_stored_values(part_size, loss), w, batch)
-    _, truth = vmap.clipped_sum(loss, CLIP, w, batch, np.ones(16, bool))
+    _, truth = sum_by_vmap(loss, CLIP, w, batch, np.ones(16, bool))
     np.testing.assert_allclose(norms, truth.norms, rtol=3e-2)
     assert np.all(sizes <= CLIP * (1 + 1e-6))
     assert np.max(sizes) > CLIP * (1 - 1e-5)

@@ -9,7 +9,7 @@ import pytest
 from bookkeeping_checks import by_route, routes_of
 
 import dpjax
-from dpjax.gradients import vmap
+from dpjax.gradients._clipped_grad import sum_by_vmap
 from dpjax.gradients.bookkeeping import ghost_norms
 
 ROWS, COLUMNS, CLIP = 5, 3, 1.0
@@ -37,7 +37,7 @@ def tied_loss(look_up):
 
 def clipped_sums(loss, route):
     """What each example alone contributes, and the norms found."""
-    compute = partial(vmap.clipped_sum, loss) if route == "vmap" else by_route(route, loss)
+    compute = partial(sum_by_vmap, loss) if route == "vmap" else by_route(route, loss)
 
     def alone(mask):
         return compute(CLIP, TABLE, (IDS, TARGETS), mask)

@@ -24,7 +24,7 @@ from mesh_cases import (
     run,
 )
 
-from dpjax.gradients import vmap
+from dpjax.gradients import _clipped_grad
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, private_step, split_records
 from dpjax.training.data import hash_records, records_fingerprint
@@ -140,9 +140,9 @@ def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
     def local_norms(leaf):
         return whole(leaf[:, : leaf.shape[1] // 4])
 
-    whole = vmap.squared_norms
+    whole = _clipped_grad.squared_norms
     expected = on_one_device()  # before the bug
-    monkeypatch.setattr(vmap, "squared_norms", local_norms)
+    monkeypatch.setattr(_clipped_grad, "squared_norms", local_norms)
     step = private_step(
         loss, OPTIMIZERS["adam"], mechanism(), key=jax.random.key(3), method="vmap",
         sharding=SHARDINGS["2x4"],

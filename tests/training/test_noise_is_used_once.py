@@ -12,8 +12,7 @@ from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import train
 from dpjax.training.checkpoint import CheckpointStore
-from dpjax.transforms import add_gaussian_noise
-from dpjax.transforms.description import PrivateTransformation
+from dpjax.transforms import PrivateTransformation, add_gaussian_noise
 
 DATA = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
 MECHANISM = SubsampledGaussian(

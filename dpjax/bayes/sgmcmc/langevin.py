@@ -46,8 +46,8 @@ from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
 from dpjax.sampling.base import Sampling, repeated
+from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
-from dpjax.transforms.description import PrivateTransformation
 from dpjax.transforms.noise import add_gaussian_noise
 
 # Langevin dynamics of step h on a potential U is ``theta - h grad U + N(0, 2 h)``, and here

@@ -19,7 +19,7 @@ from dpjax.bayes.sgmcmc.langevin import (
 )
 from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
 from dpjax.gradients.clipping import total_l2_clip
-from dpjax.transforms.description import PrivateTransformation
+from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.noise import gaussian_like
 
 

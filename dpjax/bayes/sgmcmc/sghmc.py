@@ -19,7 +19,7 @@ from dpjax.bayes.sgmcmc.langevin import (
     scale_tree,
 )
 from dpjax.bayes.sgmcmc.schedules import Schedule, StepSize
-from dpjax.transforms.description import PrivateTransformation
+from dpjax.transforms import PrivateTransformation
 
 
 class SGHMCState(NamedTuple):

@@ -22,7 +22,7 @@ from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
 from dpjax.bayes.variational.arguments import Leaves, Values, fill_records
 from dpjax.bayes.variational.elbo import Problem, record_loss, trace_guide
 from dpjax.bayes.variational.model_trace import Trace
-from dpjax.gradients.clipped_grad import clipped_grad
+from dpjax.gradients import clipped_grad
 
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)

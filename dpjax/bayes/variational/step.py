@@ -12,7 +12,7 @@ from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.arguments import Leaves
 from dpjax.bayes.variational.clipping import choose_coordinates
 from dpjax.bayes.variational.elbo import Problem, data_free_loss
-from dpjax.gradients.clipped_grad import clipped_grad
+from dpjax.gradients import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
 from dpjax.training.data import SplitRecords

@@ -6,38 +6,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpjax._jaxprs import bodies_of, body_of, read_scan
+from dpjax._jaxprs import Apply, bind, bodies_of, body_of, evaluate, read_scan
 from dpjax.gradients.bookkeeping.loop_counters import counted_slices
-
-# (equation, values of its inputs) -> values of its outputs
-Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
-
-
-def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[Any]:
-    """Evaluates a jaxpr.
-
-    Args:
-      jaxpr: the jaxpr.
-      inputs: its arguments.
-      apply: evaluates one equation.
-    """
-    values: dict[Var, Any] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
-    values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for equation in jaxpr.jaxpr.eqns:
-        outputs = apply(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.jaxpr.outvars]
-
-
-def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """Evaluates one equation as it is."""
-    parameters = equation.primitive.get_bind_params(equation.params)
-    outputs = equation.primitive.bind(*operands, **parameters)
-    return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
 def inline_calls(

@@ -11,7 +11,7 @@ from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
 from dpjax.gradients.bookkeeping.sites import Block, Site, aval
-from dpjax.gradients.loss_checks import check_loss
+from dpjax.gradients.loss_checks import check_loss, check_params
 from dpjax.gradients.losses import split_params, with_keys
 from dpjax.gradients.shard_map import one_example
 
@@ -216,6 +216,7 @@ def explain(
     loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
     loss_fn = loss_input.bind(loss_fn, constants)
     batch = batch if key is None else with_keys(batch, key, size)
+    check_params(trained)
     check_loss(loss_fn, trained, batch)
     trained = jax.tree.map(jnp.asarray, trained)  # Python numbers have no shape
     program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch), size)

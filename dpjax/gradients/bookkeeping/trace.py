@@ -14,13 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from dpjax._jaxprs import body_of
-from dpjax.gradients.bookkeeping.evaluation import (
-    bind,
-    evaluate,
-    evaluate_remat,
-    evaluate_scan,
-)
+from dpjax._jaxprs import bind, body_of, evaluate
+from dpjax.gradients.bookkeeping.evaluation import evaluate_remat, evaluate_scan
 from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS
 from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr
 from dpjax.gradients.bookkeeping.recomputation import Recomputed, Token, backward_hook

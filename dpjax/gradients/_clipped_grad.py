@@ -7,25 +7,27 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._checks import as_mask, batch_length, check_choice, check_count, check_function
-from dpjax._jaxprs import is_slow_in_loops
+from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax.gradients import bookkeeping, vmap
-from dpjax.gradients.clipping import ClippedGradInfo, check_prefix, total_l2_clip
+from dpjax.gradients import bookkeeping
+from dpjax.gradients.clipping import (
+    ClippedSum,
+    ClippedSumFn,
+    check_prefix,
+    clip_factors,
+    clipped_grad_info,
+    squared_norms,
+    total_l2_clip,
+    weighted_sum,
+)
 from dpjax.gradients.loss_checks import check_local, check_loss, check_params
 from dpjax.gradients.losses import LossInput, split_params, with_keys
 from dpjax.gradients.microbatching import (
-    ClippedSumFn,
     fitting_microbatch_size,
+    isolate_nonfinite,
     sum_over_microbatches,
 )
 from dpjax.gradients.shard_map import as_varying, check_not_explicit, one_example, varying_axes
-
-# Every method takes (loss_fn, l2_clip, params, batch, mask) and returns the same result.
-_METHODS: dict[str, ClippedSumFn] = {
-    "bookkeeping": bookkeeping.clipped_sum,
-    "vmap": vmap.clipped_sum,
-}
-_AUTO = "bookkeeping"  # it uses vmap for the leaves it does not support
 
 
 def clipped_grad(
@@ -103,14 +105,15 @@ def clipped_grad(
     """
     check_function("loss_fn", loss_fn)
     total_l2_clip(l2_clip)
-    check_choice("method", method, ("auto", *_METHODS))
+    check_choice("method", method, ("auto", "bookkeeping", "vmap"))
     if microbatch_size is not None and not (
         isinstance(microbatch_size, str) and microbatch_size == "auto"
     ):
         check_count("microbatch_size", microbatch_size)
     if max_batch_size is not None:
         check_count("max_batch_size", max_batch_size)
-    method_fn = _METHODS[_AUTO if method == "auto" else method]
+    # Book-keeping uses vmap for the leaves that it does not support.
+    method_fn = sum_by_vmap if method == "vmap" else bookkeeping.clipped_sum
 
     # Compiled as a whole even if the caller does not use jit.
     @partial(jax.jit, static_argnums=0)
@@ -120,18 +123,21 @@ def clipped_grad(
         params: ArrayTree,
         batch: ArrayTree,
         mask: jax.Array,
-    ) -> tuple[Any, ClippedGradInfo]:
-        size = len(mask)
-        loss = loss_input.bind(loss_fn, constants)
-        most = max(size, max_batch_size or 0)
-        of_part = partial(method_fn, loss, l2_clip, max_batch_size=most)
-        part_size = microbatch_size
-        if part_size == "auto":
-            part_size = fitting_microbatch_size(of_part, params, batch, mask)
-        if part_size is None or size <= part_size:
-            return of_part(params, batch, mask)
+    ) -> ClippedSum:
+        loss, size = loss_input.bind(loss_fn, constants), len(mask)
+        num_terms = max(size, max_batch_size or 0)
+        compute = partial(method_fn, loss, l2_clip, max_batch_size=num_terms)
+
+        # All examples at once, if no more than a micro-batch is asked for.
+        examples_at_once = microbatch_size
+        if examples_at_once == "auto":
+            examples_at_once = fitting_microbatch_size(compute, params, batch, mask)
+        if examples_at_once is None or size <= examples_at_once:
+            return compute(params, batch, mask)
+
+        # One micro-batch after another.
         unroll = is_slow_in_loops(loss, params, jax.tree.map(one_example, batch))
-        return sum_over_microbatches(of_part, part_size, params, batch, mask, unroll=unroll)
+        return sum_over_microbatches(compute, examples_at_once, params, batch, mask, unroll=unroll)
 
     def clipped_sum_of(
         params: Params,
@@ -139,19 +145,57 @@ def clipped_grad(
         mask: jax.Array | None = None,
         *,
         key: PRNGKey | None = None,
-    ) -> tuple[Any, ClippedGradInfo]:
+    ) -> ClippedSum:
+        # The parameters that are trained, and the examples, with their keys.
         size = batch_length(batch)
         loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
         batch = batch if key is None else with_keys(batch, key, size)
         check_params(trained)
         check_prefix(l2_clip, trained)
         mask = jnp.asarray(as_mask(mask, (size,)))
+
+        # Gradients stay on the device of their examples.
         for name, tree in (("params", trained), ("batch", batch), ("mask", mask)):
             check_not_explicit(name, tree)
         trained = as_varying(trained, varying_axes((trained, batch, mask)))
+
+        # The gradient of an example must depend on that example alone.
         loss = loss_input.bind(loss_fn, constants)
         check_loss(loss, trained, batch)
         check_local(partial(method_fn, loss, l2_clip), trained, batch, mask)
         return compiled(loss_input, constants, trained, batch, mask)
 
     return clipped_sum_of
+
+
+def sum_by_vmap(
+    loss_fn: LossFn,
+    l2_clip: ClipBound,
+    params: ArrayTree,
+    batch: ArrayTree,
+    mask: jax.Array,
+    *,
+    max_batch_size: int | None = None,
+) -> ClippedSum:
+    """The reference method: per-example gradients by ``vmap``, then clip and sum.
+
+    Memory: ``batch`` times the parameters.
+    """
+    num_terms = max_batch_size or len(mask)
+    value_and_grad = jax.value_and_grad(loss_fn)
+
+    def compute(params: ArrayTree, batch: ArrayTree, mask: jax.Array) -> ClippedSum:
+        # Every per-example gradient, and its norm.
+        losses, grads = jax.vmap(value_and_grad, in_axes=(None, 0))(params, batch)
+        squares = jax.tree.map(squared_norms, grads)
+
+        # Clip factors, and the sum weighted by them.
+        usable = mask & jnp.isfinite(losses)
+        factors, norms, finite = clip_factors(squares, l2_clip, usable, num_terms)
+        summed = jax.tree.map(lambda f, g: weighted_sum(f, finite, g), factors, grads)
+        return summed, clipped_grad_info(norms, losses, mask, finite)
+
+    program = jax.make_jaxpr(loss_fn)(params, jax.tree.map(one_example, batch))
+    if "conv_general_dilated" in primitive_names(program.jaxpr):
+        return isolate_nonfinite(compute, params, batch, mask)
+    return compute(params, batch, mask)

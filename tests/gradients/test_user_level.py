@@ -14,8 +14,14 @@ from bookkeeping_checks import fast_jit
 from gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
 
 from dpjax import PoissonSampling, SubsampledGaussian, clipped_grad, train
-from dpjax.gradients import UnitRecords, augmented_loss, explain, group_by_unit, unit_loss
-from dpjax.gradients import units as units_module
+from dpjax.gradients import (
+    UnitRecords,
+    augmented_loss,
+    explain,
+    group_by_unit,
+    unit_loss,
+    user_level,
+)
 
 KEY = jax.random.key(3)
 UNITS, RECORDS, WIDTH = 5, 3, 4
@@ -348,7 +354,7 @@ def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit(monkeypatch):
     def without_identifier(data, **options):
         return hashlib.blake2b(b"", **options)
 
-    monkeypatch.setattr(units_module, "hashlib", SimpleNamespace(blake2b=without_identifier))
+    monkeypatch.setattr(user_level, "hashlib", SimpleNamespace(blake2b=without_identifier))
     assert not uniform_and_independent(keys)  # one key for all units
 
 

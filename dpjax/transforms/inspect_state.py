@@ -21,8 +21,7 @@ from dpjax._typing import Numeric
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.transforms.aggregate import DifferentiallyPrivateAggregateState
 from dpjax.transforms.clip import ClipPerExampleState
-from dpjax.transforms.description import NoiseDescription
-from dpjax.transforms.noise import AddGaussianNoiseState
+from dpjax.transforms.noise import AddGaussianNoiseState, NoiseDescription
 
 _DPJAX = (ClipPerExampleState, AddGaussianNoiseState, DifferentiallyPrivateAggregateState)
 _TRANSPARENT = (InjectHyperparamsState, InjectStatefulHyperparamsState, optax.MaskedState)
