@@ -93,9 +93,9 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"sklearn.*pip install 'dpjax\[data\]'"):
-        dpjax.datasets.uci.read_diabetes()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"matplotlib.*pip install 'dpjax\[plot\]'"):
+        dpjax.certificates.figure.plot_certificate(None)
 
 
 def test_other_import_errors_pass_unchanged():

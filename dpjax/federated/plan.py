@@ -37,6 +37,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._checks import as_float64, check, check_count, check_type
+from dpjax._hashing import hash_dataclass
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.adjacency import Adjacency
 from dpjax.certificates.certificate import Certificate
@@ -47,7 +48,6 @@ from dpjax.federated.sharing import Int64
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.record_sum import RecordSum
 from dpjax.sensitivity.sums import SUM_ROUNDING
-from dpjax.training.checkpoint import mechanism_hash
 
 # Standard deviations that the total noise may reach: beyond it has probability 2 exp(-z^2 / 2).
 _LEAST_DEVIATIONS = 16.0
@@ -329,7 +329,7 @@ class FederatedSum(Mechanism):
     def message_format(self) -> MessageFormat:
         """The format of the plan's messages, with a fingerprint of all that is public in it."""
         weights = [part.weights for part in self.mechanism.sum_parts]
-        digest = bytes.fromhex(mechanism_hash((self, self.grid, weights)))
+        digest = bytes.fromhex(hash_dataclass((self, self.grid, weights)))
         return MessageFormat(
             fingerprint=digest[:16],
             num_holders=self.parties.num_holders,

@@ -28,8 +28,8 @@ from dpjax._checks import (
     check_path,
     check_type,
 )
+from dpjax._hashing import hash_arrays
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax.datasets.base import fingerprint
 from dpjax.keys import is_seeded
 from dpjax.pate.blocks import (
     METHODS,
@@ -326,8 +326,8 @@ def _identify(key: PRNGKey, training: _Training, shards: ArrayTree, num_steps: i
         program_hash(training.update, jax.eval_shape(training.init, keys, shard), shard),
     ]
     return _Identity(
-        key=fingerprint(jax.random.key_data(key)),
-        data=fingerprint(shards),
+        key=hash_arrays(key),
+        data=hash_arrays(shards),
         program=" ".join(programs),
         number=f"{batch_length(shards)} {num_steps}",
     )

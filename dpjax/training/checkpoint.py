@@ -5,9 +5,6 @@ checkpoint stores hashes of the mechanism, the data and the program of one step,
 one of them differs. **It contains keys: keep it as secret as the data.**
 """
 
-import dataclasses
-import hashlib
-import json
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dpjax.datasets.base import fingerprint
+from dpjax._hashing import hash_text
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 from dpjax.training.processes import (
     LostProcessError,
@@ -67,24 +63,7 @@ def program_hash(function: Any, *arguments: Any) -> str:
     shapes = jax.tree.map(_unplaced_shape, arguments)
     generator = getattr(jax.config, "jax_threefry_partitionable")  # noqa: B009 (no stub has it)
     text = jax.jit(function).lower(*shapes).as_text()
-    return text_hash(f"{jax.__version__} {generator} {text}")
-
-
-def mechanism_hash(mechanism: Any) -> str:
-    """A sha256 over the types and values of all fields of a (nested) frozen dataclass.
-
-    Of arrays dtype, shape and every entry count, down to the sign of a zero; a NaN equals itself.
-
-    >>> from dpjax.mechanisms import SubsampledGaussian
-    >>> from dpjax.sampling import PoissonSampling
-    >>> one = SubsampledGaussian(
-    ...     PoissonSampling(100, 0.1), l2_clip=1.0, noise_multiplier=1.1, num_steps=10,
-    ...     adjacency="add_remove"
-    ... )
-    >>> mechanism_hash(one) == mechanism_hash(one.scale_noise(1.01))
-    False
-    """
-    return text_hash(json.dumps(_to_json(mechanism), sort_keys=True))
+    return hash_text(f"{jax.__version__} {generator} {text}")
 
 
 class CheckpointStore:
@@ -261,24 +240,3 @@ def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
 
 def _is_key(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _to_json(value: Any) -> Any:
-    """Converts nested dataclasses to JSON values, with the names of their types."""
-    if dataclasses.is_dataclass(value):
-        fields = {
-            field.name: _to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-        return {"type": type(value).__qualname__, **fields}
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_to_json(item) for item in value]
-    if isinstance(value, np.ndarray | jax.Array):
-        return {"array": fingerprint(value)}
-    return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def text_hash(text: str) -> str:
-    """Returns the sha256 of a text, in hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()

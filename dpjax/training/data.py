@@ -1,7 +1,6 @@
 """Training data: arrays, records split over devices, and sources that are read in time."""
 
 import dataclasses
-import hashlib
 import math
 import mmap
 from collections.abc import Callable, Generator, Sequence
@@ -17,18 +16,17 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpjax._checks import batch_length, check, check_type, check_unmasked
+from dpjax._hashing import add_hashes, hash_arrays, hash_dataclass, hash_records, hash_text
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.adjacency import Adjacency
-from dpjax.datasets.base import fingerprint
 from dpjax.sampling.base import Batch, NoiseRuns, Sampling, check_data
 from dpjax.sampling.index_sets import PackedSet, pack
-from dpjax.training.checkpoint import Identity, mechanism_hash, program_hash, text_hash
+from dpjax.training.checkpoint import Identity, program_hash
 from dpjax.training.processes import (
     all_gather,
     check_all,
     check_different,
     check_equal,
-    hash_arrays,
 )
 from dpjax.training.run import Steps, Update, compile_steps
 from dpjax.training.sharding import REPLICATED, MeshSharding
@@ -203,14 +201,14 @@ class RecordReader:
         the last and random ones of a fixed seed. A change that affects one record in a hundred, at
         random, is missed with a probability below 1e-4; a change of few records is likely missed.
 
-        Privacy: as `dpjax.datasets.fingerprint`: not to be published.
+        Privacy: as `dpjax._hashing`: not to be published.
         """
         last = self._num_examples - 1
         chosen = np.random.default_rng(_HASHED).integers(0, last + 1, _HASHED - 2)
         positions = np.unique([0, *chosen, last]) if last >= _HASHED else np.arange(last + 1)
         blocks = np.array_split(positions, -(-len(positions) // _HASHED_AT_ONCE))
-        hashes = [fingerprint(self.read(at.tolist(), self.empty(len(at)))) for at in blocks]
-        return fingerprint((np.int64(self._num_examples), np.array(hashes)))
+        hashes = [hash_arrays(self.read(at.tolist(), self.empty(len(at)))) for at in blocks]
+        return hash_arrays((np.int64(self._num_examples), np.array(hashes)))
 
     def _get(self, indices: Sequence[int]) -> Any:
         """Returns a list of records, or their fields stacked."""
@@ -236,9 +234,6 @@ class RecordReader:
 
 def _text(kinds: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
     return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in kinds)
-
-
-_HASH_BITS = 256
 
 
 @jax.tree_util.register_dataclass
@@ -438,40 +433,6 @@ def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
     return -(-wanted // usual), usual
 
 
-def hash_records(arrays: ArrayTree, positions: np.ndarray) -> str:
-    """Returns a hash of records that does not depend on how they are split, in hexadecimal.
-
-    It is the sum modulo 2^256 of one sha256 for each record and its position; sums over parts of
-    the data can be added (`add_hashes`). About two microseconds a record, and those of sha256.
-
-    Args:
-      arrays: numpy arrays with a leading axis of records.
-      positions: of the records, ``(size,)``.
-
-    >>> x, where = np.arange(6.0), np.arange(6)
-    >>> parts = [hash_records(x[:2], where[:2]), hash_records(x[2:], where[2:])]
-    >>> add_hashes(parts) == hash_records(x, where), parts[0] == hash_records(x[:2], where[2:4])
-    (True, False)
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    header = [(jax.tree_util.keystr(p), leaf.dtype.name, leaf.shape[1:]) for p, leaf in leaves]
-    start = hashlib.sha256(repr(header).encode())
-    rows = [_as_bytes(leaf) for _, leaf in leaves]
-    total = 0
-    for number, position in enumerate(positions.tolist()):
-        digest = start.copy()
-        digest.update(position.to_bytes(8, "little"))
-        for row in rows:
-            digest.update(row[number].data)
-        total += int.from_bytes(digest.digest(), "little")
-    return _hexadecimal(total)
-
-
-def add_hashes(hashes: list[str]) -> str:
-    """Returns the hash of all records, from those of parts of them; see `hash_records`."""
-    return _hexadecimal(sum(int(each, 16) for each in hashes))
-
-
 def records_fingerprint(data: Any) -> str:
     """Returns `hash_records` of a whole data set, the same whether and how it is split.
 
@@ -479,7 +440,7 @@ def records_fingerprint(data: Any) -> str:
       data: `SplitRecords`, or a tree of arrays with a leading axis of records. All processes must
         call it for `SplitRecords`.
 
-    Privacy: as `dpjax.datasets.base.fingerprint`; not to be published.
+    Privacy: as `dpjax._hashing`; not to be published.
     """
     if not isinstance(data, SplitRecords):
         arrays = jax.tree.map(np.asarray, data)
@@ -494,15 +455,6 @@ def records_fingerprint(data: Any) -> str:
             parts.append(hash_records(jax.tree.unflatten(treedef, own), positions[held]))
     words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
     return add_hashes([row.tobytes().hex() for row in all_gather(words)])
-
-
-def _as_bytes(leaf: np.ndarray) -> np.ndarray:
-    leaf = np.ascontiguousarray(leaf.astype(leaf.dtype.newbyteorder("<"), copy=False))
-    return leaf.reshape(len(leaf), -1).view(np.uint8) if leaf.size else leaf.view(np.uint8)
-
-
-def _hexadecimal(total: int) -> str:
-    return f"{total % 2**_HASH_BITS:0{_HASH_BITS // 4}x}"
 
 
 class LocatedDraw(NamedTuple):
@@ -851,7 +803,7 @@ def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
       data: what `open_data` returned.
       program: `run_program_hash` of the step on one device.
     """
-    return Identity(mechanism_hash(mechanism), data_fingerprint(data), program)
+    return Identity(hash_dataclass(mechanism), data_fingerprint(data), program)
 
 
 def check_processes(
@@ -884,8 +836,8 @@ def check_processes(
     hashes = {
         "key": hash_arrays(key),
         "params": hash_arrays(params),
-        "mechanism": mechanism_hash(mechanism),
-        "sharding": text_hash(sharding.describe(params)),
+        "mechanism": hash_dataclass(mechanism),
+        "sharding": hash_text(sharding.describe(params)),
         "the program of loss_fn and optimizer, or JAX's version": program(),
     }
     if not isinstance(data, SplitRecords):

@@ -1,6 +1,5 @@
 """Several processes of one run (`jax.distributed`): comparison of hashes, loss of a process."""
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -148,23 +147,6 @@ def shared_release_key() -> PRNGKey:
     with explain_lost_process(lambda: "before the first step, while sharing the key"):
         words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
     return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
-
-
-def hash_arrays(tree: Any) -> str:
-    """Returns the sha256 of all arrays of a tree, keys included: compare it, never publish it.
-
-    Of an array that is split over processes only shape and dtype count: it is one array already.
-    """
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        is_local = getattr(leaf, "is_fully_addressable", True) or leaf.is_fully_replicated
-        array = np.asarray(leaf) if is_local else np.empty(0, leaf.dtype)
-        header = repr((jax.tree_util.keystr(path), array.dtype.name, np.shape(leaf))).encode()
-        digest.update(len(header).to_bytes(8, "little") + header)
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _gather_hash(found: str) -> list[str]:

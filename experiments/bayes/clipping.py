@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.regression import RegressionBounds
-from dpjax.datasets import load_wine
 from experiments.bayes.wine_fits import (
     ADJACENCY,
     Records,
@@ -27,6 +26,7 @@ from experiments.bayes.wine_fits import (
     scale_records,
     score,
 )
+from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
@@ -70,7 +70,7 @@ def simulate(num_examples: int, num_features: int, seed: int) -> Records:
 def _records(data: str) -> Records:
     if data == _SIMULATED:
         return simulate(_NUM_RECORDS, _NUM_FEATURES, _SEED)
-    return scale_records(load_wine())
+    return scale_records(load_data("wine"))
 
 
 def _rows(profile: str) -> list[Row]:
@@ -100,7 +100,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     noisy, clipped = errors[: len(factors)], errors[len(factors) :]
     best, mechanism = int(np.argmin(noisy)), fits[-1].mechanism
     assert mechanism is not None
-    source = load_wine().note if data == _WINE else "Simulated normal data."
+    source = load_data("wine").note if data == _WINE else "Simulated normal data."
     return Result(
         measured={
             "best factor": factors[best],
@@ -193,7 +193,7 @@ EXPERIMENT = Experiment(
     rows=_rows,
     run_row=_run_row,
     finding=_finding,
-    data=lambda: load_wine().name,
+    data=lambda: load_data("wine").name,
     figures=_figures,
     remarks=_remarks,
 )

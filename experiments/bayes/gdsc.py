@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax.bayes.regression import RegressionStatistics, sufficient_statistics
-from dpjax.datasets.gdsc import DrugResponses, load_gdsc
 from experiments.bayes.gdsc_methods import METHODS, UNIT, Method, Settings, ridge_solution
+from experiments.data import DrugResponses, load_data
 from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
@@ -63,7 +63,7 @@ class Lines(NamedTuple):
 
 @functools.cache
 def _data() -> DrugResponses:
-    return load_gdsc()
+    return load_data("gdsc")
 
 
 def frequent_features(data: DrugResponses, num_genes: int, num_tissues: int) -> list[int]:

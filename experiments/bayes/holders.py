@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.accounting import epsilon_bounds
-from dpjax.datasets import load_wine
 from dpjax.federated import Parties, simulated_entropy
 from experiments.bayes.holders_fits import (
     distributed,
@@ -44,6 +43,7 @@ from experiments.bayes.wine_fits import (
     scale_records,
     score,
 )
+from experiments.data import load_data
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
@@ -69,7 +69,7 @@ LOWER = "lower bound of ε, in this order"
 
 @functools.cache
 def _records() -> Records:
-    return scale_records(load_wine())
+    return scale_records(load_data("wine"))
 
 
 @functools.cache
@@ -176,9 +176,9 @@ def _result(errors: Sequence[Sequence[float]], **fields: Any) -> Result:
         **fields.pop("series", {}),
     }
     note = (
-        f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]} records for"
-        f" testing, {splits.train.shape[1]:,} for training. Seeded noise and masks: these runs are"
-        " simulations and not private. Every ε is that of one run."
+        f"{load_data('wine').note} {len(splits.train)} random splits: {splits.test.shape[1]}"
+        f" records for testing, {splits.train.shape[1]:,} for training. Seeded noise and masks:"
+        " these runs are simulations and not private. Every ε is that of one run."
     )
     return Result(
         **{"measured": measured, "certified": {}, "note": note, "series": series, **fields}
@@ -453,7 +453,7 @@ EXPERIMENT = Experiment(
     rows=_rows,
     run_row=_run_row,
     finding=_finding,
-    data=lambda: load_wine().name,
+    data=lambda: load_data("wine").name,
     figures=_figures,
     remarks=_remarks,
 )

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
-from dpjax.datasets import load_wine
 from experiments.bayes.wine_fits import (
     ADJACENCY,
     METHODS,
@@ -23,6 +22,7 @@ from experiments.bayes.wine_fits import (
     scale_records,
     score,
 )
+from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
@@ -48,7 +48,7 @@ def column(epsilon: float) -> str:
 
 @functools.cache
 def _records() -> Records:
-    return scale_records(load_wine())
+    return scale_records(load_data("wine"))
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
             COVERAGE: 100 * float(scores[at].coverage.mean()),
         },
         certified={"ε, in this order": epsilons_certified} if epsilons_certified else {},
-        note=f"{load_wine().note} {len(splits.train)} random splits: {splits.test.shape[1]}"
+        note=f"{load_data('wine').note} {len(splits.train)} random splits: {splits.test.shape[1]}"
         " records for testing, the others for training. Seeded keys: the noise is reproducible,"
         " so these runs are not private. Every ε is that of one run.",
         series={
@@ -219,7 +219,7 @@ EXPERIMENT = Experiment(
     rows=_rows,
     run_row=_run_row,
     finding=_finding,
-    data=lambda: load_wine().name,
+    data=lambda: load_data("wine").name,
     figures=_figures,
     remarks=_remarks,
 )

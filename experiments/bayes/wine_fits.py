@@ -24,9 +24,9 @@ from dpjax.bayes.regression import (
     sufficient_statistics,
     unknown_noise_posterior,
 )
-from dpjax.datasets.base import RegressionDataset
 from dpjax.mechanisms import Composition, Gaussian, Mechanism
 from dpjax.sensitivity import Sensitivity
+from experiments.data import RegressionDataset
 
 ADJACENCY: Adjacency = "add_remove"
 _UNIT, _LEVEL, _TEST_SHARE = "one wine", 0.9, 0.18

@@ -5,14 +5,14 @@
 
 import functools
 
-from dpjax.datasets import Dataset, load_abalone
 from experiments.bdp.variational import DESCRIPTION, Table, figures, finding, remarks
+from experiments.data import Dataset, load_data
 from experiments.lib.registry import Experiment
 
 
 @functools.cache
 def _data() -> Dataset:
-    return load_abalone()
+    return load_data("abalone")
 
 
 TABLE = Table(

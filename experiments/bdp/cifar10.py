@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.datasets import Dataset, Split
-from dpjax.datasets.cifar10 import load_cifar10
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
 from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.scattering import apply_in_batches, wavelet_moduli
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
@@ -37,7 +36,7 @@ _MODEL = nn.Dense(10, use_bias=False, kernel_init=nn.initializers.zeros)
 @functools.cache
 def load_images() -> Dataset:
     """Returns CIFAR-10, or its stand-in if it is not available."""
-    return load_cifar10()
+    return load_data("cifar10")
 
 
 @functools.cache

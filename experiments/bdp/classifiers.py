@@ -15,9 +15,9 @@ import optax
 import dpjax
 from dpjax import bdp
 from dpjax._typing import LossFn, Params, PRNGKey
-from dpjax.datasets import Dataset
 from dpjax.training import Report
 from dpjax.transforms.noise import AddGaussianNoiseState
+from experiments.data import Dataset
 from experiments.lib import training
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically

@@ -9,10 +9,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import dpjax
-from dpjax.datasets import Dataset
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
 from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
+from experiments.data import Dataset, load_data
 from experiments.lib.models import MnistCNN
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
@@ -26,7 +25,7 @@ _OURS = published_row(96.0, (2.2, 0.898))
 @functools.cache
 def load_mnist() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
-    return dpjax.datasets.load("mnist")
+    return load_data("mnist")
 
 
 def _rows(profile: str) -> list[Row]:

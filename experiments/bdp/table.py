@@ -16,8 +16,8 @@ from scipy.spatial.distance import pdist
 
 from dpjax import bdp
 from dpjax._typing import LossFn, PRNGKey
-from dpjax.datasets import Dataset, Split
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task, train
+from experiments.data import Dataset, Split
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy

@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax import bdp
-from dpjax.datasets import Dataset
 from experiments.bdp.classifiers import ORDERS
 from experiments.bdp.table import (
     ABOVE,
@@ -24,6 +23,7 @@ from experiments.bdp.table import (
 )
 from experiments.bdp.table import finding as table_finding
 from experiments.bdp.variational_source import account, run_source_protocol
+from experiments.data import Dataset
 from experiments.dpvi.inference import Point, fit, make_mechanism
 from experiments.dpvi.logistic import accuracy_percent_of_draws, logistic_inference
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure

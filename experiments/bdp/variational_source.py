@@ -17,8 +17,8 @@ import optax
 
 import dpjax
 from dpjax import bdp
-from dpjax.datasets import Dataset
 from dpjax.sampling.base import gather
+from experiments.data import Dataset
 from experiments.dpvi.logistic import windowed_adagrad
 
 # Number of sampled records of a step for which the step without them is computed.

@@ -12,12 +12,12 @@ import numpy as np
 import optax
 
 import dpjax
-from dpjax import datasets
 from dpjax.training import ArraySource
 from dpjax.training.data import compile_calls, open_data, stage
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, values_over
 from experiments.benchmarks.timing import Case, Effort
+from experiments.data import load_data
 
 RESIDENT, MAPPED, RECORDS = "on the device", "memory map", "array_record file"
 _BATCH, _BLOCK = 256, 50
@@ -76,7 +76,7 @@ def source_groups() -> Groups:
 
 def source_group(subject: str, name: str, folder: Path) -> Group:
     """Returns blocks of private steps on the images on the device, memory-mapped and in records."""
-    dataset = datasets.load("mnist")
+    dataset = load_data("mnist")
     images = np.rint(255 * dataset.train.x).astype(np.uint8)
     arrays = images, dataset.train.y.astype(np.uint8)
     for number, array in enumerate(arrays):

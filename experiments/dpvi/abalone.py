@@ -7,8 +7,7 @@ import functools
 
 import numpy as np
 
-from dpjax.datasets import Dataset, load_abalone
-from dpjax.datasets.preprocessing import Scaling
+from experiments.data import Dataset, Scaling, load_data
 from experiments.dpvi.figures import figures
 from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, finding, remarks
 from experiments.lib.registry import Experiment
@@ -28,7 +27,7 @@ _CLIPS = {
 
 @functools.cache
 def _data(scaling: Scaling) -> Dataset:
-    return load_abalone(scaling)
+    return load_data("abalone", scaling=scaling)
 
 
 STUDY = Study(

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpjax.datasets import Dataset, load_adult_attributes
-from dpjax.datasets.preprocessing import Scaling
+from experiments.data import Dataset, Scaling, load_data
 from experiments.dpvi.codings import PART, coding_remark, coding_rows, run_coding_row
 from experiments.dpvi.figures import figures
 from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Setting, Study, finding, remarks
@@ -37,7 +36,7 @@ _RATES = {
 
 @functools.cache
 def _data(scaling: Scaling) -> Dataset:
-    return load_adult_attributes(scaling)
+    return load_data("adult_attributes", scaling=scaling)
 
 
 STUDY = Study(

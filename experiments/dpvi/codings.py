@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.base import Split
+from experiments.data import Dataset, Split
 from experiments.dpvi.inference import Point
 from experiments.dpvi.logistic import source_accuracies
 from experiments.dpvi.study import SOURCE_STEP, Setting, Study, l2_clip

@@ -16,7 +16,7 @@ from numpyro.distributions import constraints
 import dpjax
 from dpjax._typing import PRNGKey
 from dpjax.bayes.sgmcmc import SGLD, sample
-from dpjax.datasets import Dataset
+from experiments.data import Dataset
 from experiments.dpvi.inference import (
     MakeInference,
     Point,

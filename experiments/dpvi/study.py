@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dpjax
-from dpjax.datasets import Dataset
-from dpjax.datasets.preprocessing import Scaling
+from experiments.data import Dataset, Scaling
 from experiments.dpvi.inference import ADD, REPLACE, Point, compute_epsilons, make_mechanism
 from experiments.dpvi.logistic import (
     chain_accuracies,

@@ -21,11 +21,11 @@ from dpjax.bayes.regression import (
     RegressionStatistics,
     noise_aware_posterior,
 )
-from dpjax.datasets.uci import load_wine
 from dpjax.federated import Parties
 from dpjax.federated.processes import read_study
 from dpjax.mechanisms import SizeScaledSubsampledGaussian
 from experiments.bayes.wine_fits import Records, scale_records
+from experiments.data import load_data
 from experiments.federated import hospitals
 from experiments.federated.loopback import Limits, finish, start_all, write_study
 
@@ -75,7 +75,7 @@ def main() -> int:
       The exit status: 0, or 1 if one of them has no result.
     """
     begin = time.monotonic()
-    data = load_wine()
+    data = load_data("wine")
     records = scale_records(data)
     names = ("constant", *data.feature_names)
     print(f"{len(records.y)} records: {data.name}")

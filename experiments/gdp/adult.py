@@ -14,8 +14,7 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-import dpjax
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
@@ -56,7 +55,7 @@ _CLASSICAL: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @functools.cache
 def _data() -> Dataset:
-    return dpjax.datasets.load("adult")
+    return load_data("adult")
 
 
 def _hold_out_tenth(data: Dataset) -> Dataset:

@@ -13,7 +13,7 @@ import optax
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split
 from experiments.gdp.accounts import account_remarks, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import optax
 from matplotlib.figure import Figure
 
-import dpjax
-from dpjax.datasets import Dataset
-from dpjax.datasets.imdb import NUM_TOKENS
+from experiments.data import NUM_TOKENS, Dataset, load_data
 from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
@@ -44,7 +42,7 @@ _PADDING_TRAINED = ", padding trained"
 
 @functools.cache
 def _data() -> Dataset:
-    return dpjax.datasets.load("imdb")
+    return load_data("imdb")
 
 
 def _rows(profile: str) -> list[Row]:

@@ -16,7 +16,7 @@ import optax
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.datasets import Dataset
+from experiments.data import Dataset, load_data
 from experiments.gdp.accounts import (
     DIVISOR_REMARK,
     account_finding,
@@ -89,7 +89,7 @@ class Settings:
 @functools.cache
 def load_mnist() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
-    return dpjax.datasets.load("mnist")
+    return load_data("mnist")
 
 
 def published_mechanisms() -> list[dpjax.SubsampledGaussian]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax._checks import check_count, check_delta, check_positive
-from dpjax.datasets import RatingsDataset
+from experiments.data import RatingsDataset, load_data
 from experiments.gdp import movielens_models as models
 from experiments.gdp.accounts import account_finding, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
@@ -117,7 +117,7 @@ _BASELINES: dict[str, tuple[models.Predictor, dict[str, Any], float]] = {
 
 @functools.cache
 def _data() -> RatingsDataset:
-    return dpjax.datasets.load_movielens()
+    return load_data("movielens")
 
 
 def _rows(profile: str) -> list[Row]:

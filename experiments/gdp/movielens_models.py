@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from scipy import sparse
 
-from dpjax.datasets import RatingsDataset, Split
+from experiments.data import RatingsDataset, Split
 from experiments.lib.models import small_uniform
 
 Predictor = Callable[..., np.ndarray]

@@ -15,9 +15,9 @@ import optax
 import dpjax
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.certificates import Certificate
-from dpjax.datasets import Dataset
 from dpjax.training import Report, TrainResult
 from dpjax.training.run import Update, compile_steps
+from experiments.data import Dataset
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
 

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-import dpjax
 from dpjax import pate
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import (
@@ -54,7 +53,7 @@ _RELEASES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 @functools.cache
 def _data() -> Dataset:
-    return dpjax.datasets.load("adult")
+    return load_data("adult")
 
 
 def _forest(num_trees: int, seed: int) -> Any:

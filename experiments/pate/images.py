@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-import dpjax
 from dpjax import pate
+from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
-from dpjax.datasets import Dataset, Split
-from dpjax.datasets.base import fingerprint
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.models import MnistCNN, MnistMLP, accuracy_percent, cross_entropy
 from experiments.lib.registry import Result, Row, RowContext
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
@@ -64,7 +63,7 @@ class Student:
 @functools.cache
 def load_images(name: str) -> Dataset:
     """Returns the data set; images with colors are standardized."""
-    data = dpjax.datasets.load(name)
+    data = load_data(name)
     if data.train.x.shape[-1] == 1:
         return data
     train, test = (Split(standardize_images(x), y) for x, y in (data.train, data.test))
@@ -170,7 +169,7 @@ def teacher_labels(settings: Teachers, folder: Path) -> npt.NDArray[np.int32]:
     data are read if they are there, and an interrupted training resumes.
     """
     data = load_images(settings.data)
-    some = fingerprint(data.train.x[:100])
+    some = hash_arrays(data.train.x[:100])
     identity = json.dumps([dataclasses.asdict(settings), data.name, some]).encode()
     own = folder / f"teachers_{hashlib.sha256(identity).hexdigest()[:8]}"
     own.mkdir(parents=True, exist_ok=True)

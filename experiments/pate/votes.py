@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.datasets.sources import DATA_DIR, RawFile, read_raw
+from experiments.data import DATA_DIR, RawFile, read_raw
 
 _FOLDER = "pate_votes"
 _RELEASED = {

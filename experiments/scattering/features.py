@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
+from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
-from dpjax.datasets import Dataset, Split, fingerprint, load_digits
 from dpjax.sensitivity import Sensitivity, clip_norm_to
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.scattering import NUM_CHANNELS, scattering
 
 # Images transformed or normalised together.
@@ -62,7 +63,7 @@ def load_features(images: Dataset, num_train: int, num_test: int, cache: Path) -
 
 def _cached_features(images: np.ndarray, cache: Path) -> np.ndarray:
     # The first image's coefficients are in the name, so that no other transform's are read.
-    path = cache / f"features_{fingerprint((images, scattering(images[:1])))[:16]}.npy"
+    path = cache / f"features_{hash_arrays((images, scattering(images[:1])))[:16]}.npy"
     if not path.exists():
         features = _in_chunks(scattering, images)
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -153,7 +154,7 @@ def _moments_clip(num_channels: int) -> float:
 @functools.cache
 def _public_scale(num_channels: int) -> np.ndarray:
     """Returns the root mean square of each channel over scikit-learn's digits, which are public."""
-    squares = np.square(scattering(load_digits().test.x)).mean((0, 2, 3), keepdims=True)[0]
+    squares = np.square(scattering(load_data("digits").test.x)).mean((0, 2, 3), keepdims=True)[0]
     return np.tile(np.sqrt(squares), (num_channels // NUM_CHANNELS, 1, 1))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from PIL import Image
 
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split
 from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record, Result, Row

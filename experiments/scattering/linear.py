@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.datasets import Dataset
+from experiments.data import Dataset, load_data
 from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
 from experiments.lib.formatting import format_value
@@ -85,7 +85,7 @@ def published_epsilon(settings: Settings) -> float:
 
 def load_images(name: str) -> Dataset:
     """Returns a data set of images, or its stand-in if it is not available."""
-    return dpjax.datasets.load(_SOURCE[name].loader)
+    return load_data(_SOURCE[name].loader)
 
 
 @functools.cache

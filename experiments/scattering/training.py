@@ -14,7 +14,7 @@ import optax
 
 import dpjax
 from dpjax._typing import PRNGKey
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split
 from experiments.lib.training import Training, classification, train
 from experiments.scattering.features import (
     moments_mechanism,

@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-import dpjax
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD, step_size_bound_2017
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
@@ -46,7 +45,7 @@ _NUM_RUNS = {"quick": 3, "paper": 10}
 
 @functools.cache
 def _data() -> Dataset:
-    return dpjax.datasets.load("adult")
+    return load_data("adult")
 
 
 def _rows(profile: str) -> list[Row]:

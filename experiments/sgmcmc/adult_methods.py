@@ -20,8 +20,8 @@ from dpjax.bayes.sgmcmc import (
     private_chains,
     sample,
 )
-from dpjax.datasets import Split
 from dpjax.mechanisms import Mechanism
+from experiments.data import Split
 
 DELTA = 1e-5
 SAMPLING_RATE = 1 / 64

@@ -12,10 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import dpjax
 from dpjax.accounting.risk import true_positive_rate
 from dpjax.certificates import Certificate
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
@@ -52,7 +51,7 @@ _LEARNING_RATES = {PICTURE: 14.0, PERSON: 2.0}
 @functools.cache
 def load_images(name: str) -> Dataset:
     """Returns the faces, all of them, or 1,000 training images of each of MNIST's digits."""
-    data = dpjax.datasets.load(name)
+    data = load_data(name)
     if name == FACES:
         return data
     of_class = [np.flatnonzero(data.train.y == label) for label in range(data.num_classes)]

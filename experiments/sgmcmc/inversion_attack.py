@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from dpjax.datasets import Split
+from experiments.data import Split
 from experiments.sgmcmc.inversion_models import Params, flatten, logits
 
 # Their alpha, beta, gamma and lambda.

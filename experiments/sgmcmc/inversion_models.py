@@ -10,8 +10,8 @@ import optax
 
 import dpjax
 from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
-from dpjax.datasets import Dataset, Split
 from dpjax.mechanisms import Mechanism
+from experiments.data import Dataset, Split
 from experiments.lib.training import ShuffledEpochs, Task, train
 
 PLAIN, NOISY_SGD, LANGEVIN = "SGD", "DP-SGD", "DP-SGLD"

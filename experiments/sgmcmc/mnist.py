@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE
-from dpjax.datasets import Dataset
+from experiments.data import Dataset
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_bars
 from experiments.lib.records import find_record, load_records

@@ -20,7 +20,7 @@ from scipy.stats import mannwhitneyu
 
 import dpjax
 from dpjax.bayes.sgmcmc import SGHMC, SGLD, Langevin, calibrate_step_size, sample
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.models import MnistCNN, MnistMLP, cross_entropy
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 
@@ -102,7 +102,7 @@ class Predictions(NamedTuple):
 @functools.cache
 def load_images(name: str) -> Dataset:
     """Returns the data set with at most as many training images as in `PUBLISHED_SIZES`."""
-    data, size = dpjax.datasets.load(name), PUBLISHED_SIZES[name]
+    data, size = load_data(name), PUBLISHED_SIZES[name]
     train = Split(data.train.x[:size], data.train.y[:size])
     return dataclasses.replace(data, train=train)
 

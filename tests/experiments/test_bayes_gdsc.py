@@ -13,9 +13,9 @@ from scipy import optimize, stats
 
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import RegressionBounds, RegressionStatistics, sufficient_statistics
-from dpjax.datasets import gdsc as loader
 from experiments.bayes import gdsc, gdsc_methods
 from experiments.bayes.gdsc_methods import BallRidge, ObjectivePerturbation, output_perturbation
+from experiments.data import Split, load_stand_in
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Row
 from experiments.lib.runner import Plan, run_row
@@ -179,17 +179,17 @@ NAMES = ("A_mut", "B_mut", "gain_X", "C_mut", "tissue_bone", "tissue_skin", "tis
 
 def test_the_most_frequent_genes_and_tissues_are_chosen():
     x = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0, 1]], float)
-    part = loader.Split(x, np.zeros((3, 1)))
-    data = dataclasses.replace(loader._stand_in(), train=part, test=part, feature_names=NAMES)
+    part = Split(x, np.zeros((3, 1)))
+    data = dataclasses.replace(load_stand_in("gdsc"), train=part, test=part, feature_names=NAMES)
     assert gdsc.frequent_features(data, 2, 1) == [3, 0, 6]
     assert gdsc.frequent_features(data, 0, 2) == [6, 4]
-    assert gdsc.frequent_features(loader._stand_in(), 5, 5) == list(range(10))
+    assert gdsc.frequent_features(load_stand_in("gdsc"), 5, 5) == list(range(10))
 
 
 def test_splits_keep_lines_together_and_mark_what_is_missing():
-    data = loader._stand_in()
+    data = load_stand_in("gdsc")
     y = np.where(np.arange(354)[:, None] % 5 == 0, np.nan, data.train.y)
-    data = dataclasses.replace(data, train=loader.Split(data.train.x, y))
+    data = dataclasses.replace(data, train=Split(data.train.x, y))
     train, test = gdsc.draw_splits(data, range(10), 2, seed=0)
     assert (train.x.shape, test.y.shape) == ((2, 342, 10), (2, 100, 1))
     everyone = np.concatenate([data.train.x, data.test.x])
@@ -222,7 +222,7 @@ def test_statistics_are_of_known_lines_within_bounds():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    data = loader._stand_in()
+    data = load_stand_in("gdsc")
     monkeypatch.setattr(gdsc, "_data", lambda: data)
 
 
@@ -266,7 +266,7 @@ def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
 def test_drowned_in_noise_nothing_is_learned(method):
     options = gdsc_methods.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
     columns = range(10)
-    train, test = gdsc.draw_splits(loader._stand_in(), columns, 40, seed=0)
+    train, test = gdsc.draw_splits(load_stand_in("gdsc"), columns, 40, seed=0)
     mean, error = gdsc.make_scorer(options, train, test)(2e-3, 342)
     assert abs(mean) < 4.5 * error
 

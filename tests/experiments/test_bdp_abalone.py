@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dpjax import bdp
-from dpjax.datasets import Dataset, Split
 from experiments.bdp import abalone, variational, variational_source
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
+from experiments.data import Dataset, Split
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Record, profile_rows
 from experiments.lib.runner import Plan, run_row

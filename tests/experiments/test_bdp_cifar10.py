@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpjax.datasets import Split
-from dpjax.datasets.mnist import digits_in_colour
 from experiments.bdp import cifar10, table
 from experiments.bdp.cifar10 import NUM_FEATURES, features
 from experiments.bdp.classifiers import Settings
+from experiments.data import Split, load_stand_in
 from experiments.lib.registry import Row, RowContext
 from experiments.lib.scattering import wavelets
 
@@ -56,7 +55,7 @@ def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    digits = digits_in_colour("CIFAR-10")
+    digits = load_stand_in("cifar10")
     parts = {name: Split(*(a[:200] for a in getattr(digits, name))) for name in ("train", "test")}
     monkeypatch.setattr(cifar10, "load_images", lambda: dataclasses.replace(digits, **parts))
     cifar10.load_features.cache_clear()

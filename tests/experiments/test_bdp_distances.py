@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from dpjax.datasets import Split, load_digits
 from experiments.bdp.table import (
     all_distances,
     compare,
@@ -16,6 +15,7 @@ from experiments.bdp.table import (
     disjoint_distances,
     distances_figure,
 )
+from experiments.data import Split, load_data
 from experiments.lib.registry import Record
 
 RNG = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def normal(num, scale=1.0):
 
 
 def compared(train, test):
-    data = dataclasses.replace(load_digits(), train=train, test=test)
+    data = dataclasses.replace(load_data("digits"), train=train, test=test)
     return compare(jax.random.key(0), loss, jnp.zeros(8), data)
 
 

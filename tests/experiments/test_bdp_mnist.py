@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dpjax import bdp
-from dpjax.datasets import Split, load_digits
 from dpjax.training import private_step
 from experiments.bdp import classifiers, mnist, table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
+from experiments.data import Split, load_data
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.registry import Record, Row, RowContext
 
@@ -30,7 +30,7 @@ class Linear(nn.Module):
 
 @pytest.fixture(scope="module")
 def digits():
-    found = load_digits()
+    found = load_data("digits")
     parts = {part: Split(*(a[:300] for a in getattr(found, part))) for part in ("train", "test")}
     return dataclasses.replace(found, **parts, note="digits.")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpjax.datasets import Dataset
-from dpjax.datasets.base import Split
+from experiments.data import Dataset, Split
 from experiments.dpvi import adult
 from experiments.dpvi.codings import _CODINGS, PART, _number, coding_remark, recode
 from experiments.lib.registry import Record, profile_rows

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.datasets import Split, load_abalone
+from experiments.data import Split, load_data
 from experiments.dpvi import abalone, adult, study
 from experiments.dpvi.inference import (
     ADD,
@@ -73,7 +73,7 @@ def test_the_terms_of_the_sources_step_sum_to_the_negative_elbo():
 def test_the_sources_step_learns_without_noise_and_not_in_much():
     x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
     part = Split(x, (x @ np.array([1.0, -1.0, 0.5]) > 0).astype(np.int32))
-    data = dataclasses.replace(load_abalone(), train=part, test=part)
+    data = dataclasses.replace(load_data("abalone"), train=part, test=part)
     settings = {"sampling_rate": 0.1, "num_steps": 100, "learning_rate": 0.1, "repeats": 4}
     plain, noisy = source_accuracies(data, [Point(0.0, 0.2), Point(50.0, 0.2)], seed=0, **settings)
     assert plain.min() > 90
@@ -123,7 +123,7 @@ def records(tmp_path_factory):
     folder = Path(__file__).parents[3] / "shared" / "data"
     short = dataclasses.replace(
         abalone.STUDY,
-        data=load_abalone,
+        data=lambda: load_data("abalone"),
         sigmas={"quick": (abalone.STUDY.at, 87.0)},
         clips=[],
         rates=[],

@@ -12,8 +12,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.datasets import Dataset, RatingsDataset, Split, load_digits
-from dpjax.datasets.base import split_ratings
+from experiments.data import Dataset, RatingsDataset, Split, load_data, split_ratings
 from experiments.gdp import mnist as gdp_mnist
 from experiments.lib.models import MnistMLP
 from experiments.lib.publication import PUBLISHED, load_publication
@@ -22,7 +21,7 @@ from experiments.lib.registry import MODULES, Record, Row, RowContext, load_expe
 
 def few_digits(num_train=400, num_test=100):
     """Small digits, where an experiment reads images."""
-    data = load_digits()
+    data = load_data("digits")
     train, test = (
         Split(*(leaf[:size] for leaf in part))
         for part, size in ((data.train, num_train), (data.test, num_test))
@@ -32,7 +31,7 @@ def few_digits(num_train=400, num_test=100):
 
 def few_faces():
     """Seven training and three test images of each of ten digits."""
-    data = load_digits()
+    data = load_data("digits")
     rows = [np.flatnonzero(data.train.y == label) for label in range(10)]
     pick = [np.concatenate([each[a:b] for each in rows]) for a, b in ((0, 7), (7, 10))]
     train, test = (Split(data.train.x[rows], data.train.y[rows]) for rows in pick)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split
 from experiments.lib.models import convolve
 from experiments.lib.training import ShuffledEpochs, classification, initialize, train
 

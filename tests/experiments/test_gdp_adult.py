@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import dpjax
+from experiments.data import Split, load_data, load_stand_in
 from experiments.gdp import adult
 from experiments.gdp.classifiers import Problem, fit
 from experiments.lib.figures import draw_figures
@@ -35,7 +36,7 @@ def test_both_profiles_run_everything_as_published():
 
 def test_a_tenth_of_the_training_part_is_held_out_once_and_for_all():
     x, y = np.arange(87).reshape(29, 3), np.arange(29)
-    whole = dataclasses.replace(dpjax.datasets.load("digits"), train=dpjax.datasets.Split(x, y))
+    whole = dataclasses.replace(load_data("digits"), train=Split(x, y))
     split = adult._hold_out_tenth(whole)
     assert (len(split.train.y), len(split.test.y)) == (27, 2)
     assert sorted([*split.train.y, *split.test.y]) == list(range(29))
@@ -51,7 +52,7 @@ def test_the_split_has_the_published_size():
 @pytest.fixture
 def tumours(monkeypatch):
     """The experiment on the small stand-in, as where Adult cannot be had."""
-    stand_in = dpjax.datasets.adult._stand_in()
+    stand_in = load_stand_in("adult")
     monkeypatch.setattr(adult, "_data", lambda: stand_in)
 
 
@@ -100,7 +101,7 @@ def test_remarks_judge_the_central_limit(clt, verdict):
 
 
 def test_drowned_in_noise_nothing_is_learned(tmp_path):
-    tumours = dpjax.datasets.adult._stand_in()
+    tumours = load_stand_in("adult")
     problem = Problem(TabularMLP(), optax.sgd, tumours, "one person", adult.PUBLISHED_SIZE)
     changes = {"noise_multiplier": 1000.0, "expected_batch_size": 64, "seeds": (0,)}
     settings = dataclasses.replace(adult.PRIVATE, **SHORT, **changes)

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import dpjax
-from dpjax.datasets import Dataset, Split
 from dpjax.gradients import clipped_grad
+from experiments.data import Dataset, Split
 from experiments.gdp import imdb
 from experiments.gdp.classifiers import Problem, fit
 from experiments.lib.figures import draw_figures

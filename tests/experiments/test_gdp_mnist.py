@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import dpjax
+from experiments.data import load_data
 from experiments.gdp import mnist
 from experiments.gdp.mnist import Settings
 from experiments.lib.registry import Record, Row, RowContext
@@ -35,7 +36,7 @@ def test_quick_runs_the_first_row_in_full_and_paper_all():
 @pytest.fixture
 def digits(monkeypatch):
     """The experiment on the small stand-in, as where MNIST cannot be had."""
-    stand_in = dataclasses.replace(dpjax.datasets.load("digits"), is_stand_in=True, note="digits.")
+    stand_in = dataclasses.replace(load_data("digits"), is_stand_in=True, note="digits.")
     monkeypatch.setattr(mnist, "load_mnist", lambda: stand_in)
 
 

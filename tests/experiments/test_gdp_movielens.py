@@ -10,8 +10,7 @@ import pytest
 
 import dpjax
 from dpjax.accounting import gdp
-from dpjax.datasets import RatingsDataset
-from dpjax.datasets.base import split_ratings
+from experiments.data import RatingsDataset, split_ratings
 from experiments.gdp import movielens
 from experiments.gdp import movielens_models as baselines
 from experiments.gdp.movielens import group_guarantee

@@ -6,6 +6,7 @@ import math
 import pytest
 
 import dpjax
+from experiments.data import load_data
 from experiments.gdp import noise_saved
 from experiments.gdp.mnist import PUBLISHED_SIZE, Settings
 from experiments.gdp.noise_saved import compute_epsilon, min_noise_multiplier
@@ -78,7 +79,7 @@ def rows_run_here(profile):
 @pytest.fixture
 def experiment(monkeypatch):
     """The experiment on the small stand-in, and shortened."""
-    stand_in = dataclasses.replace(dpjax.datasets.load("digits"), is_stand_in=True, note="digits.")
+    stand_in = dataclasses.replace(load_data("digits"), is_stand_in=True, note="digits.")
     monkeypatch.setattr(noise_saved, "load_mnist", lambda: stand_in)
     return dataclasses.replace(noise_saved.EXPERIMENT, rows=rows_run_here)
 

@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-import dpjax
 from dpjax import pate
-from dpjax.datasets import Split
+from experiments.data import Split, load_data
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Record, RowContext
 from experiments.pate import adult, answers, images, mnist, svhn
@@ -96,7 +95,7 @@ def test_the_certified_epsilon_is_that_of_the_release_for_any_votes(results):
 def test_other_settings_or_data_are_other_teachers(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(images, "_train_and_predict", lambda *_: np.full((20, 100), len(made)))
-    digits = dpjax.datasets.load("digits")
+    digits = load_data("digits")
     settings = images.Teachers("digits", **TEACHERS_SETTINGS)
     for name, seed in (("digits", 0), ("digits", 1), ("other", 0), ("digits", 0)):
         images.teacher_labels.cache_clear()
@@ -147,7 +146,7 @@ def test_a_teacher_whose_training_diverged_abstains():
 
 
 def test_forests_answer_and_teach(monkeypatch, tmp_path):
-    digits = dpjax.datasets.load("digits")
+    digits = load_data("digits")
     train, test = (
         Split(part.x.reshape(len(part.x), -1), (part.y >= 5).astype(np.int32))
         for part in (digits.train, digits.test)

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpjax.datasets import Split
-from dpjax.datasets.mnist import digits_in_colour
+from experiments.data import Split, load_stand_in
 from experiments.lib.registry import Record, Row
 from experiments.scattering import linear
 from experiments.scattering.jpeg import (
@@ -57,7 +56,7 @@ def test_the_rows_are_in_the_paper_profile_alone():
 
 @pytest.mark.slow
 def test_a_row_learns(tmp_path):
-    images = digits_in_colour("CIFAR-10")
+    images = load_stand_in("cifar10")
     small = Split(images.train.x[:600], images.train.y[:600])
     images = dataclasses.replace(images, train=small, test=small)
     settings = {**ROWS["CIFAR-10, no privacy, shifted and encoded"], "num_train": 600}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.datasets import Split, load_digits
+from experiments.data import Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
 from experiments.scattering import features, linear
 from experiments.scattering.linear import EPSILON
@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def digits(cache):
     """Features of 300 training and 100 test images."""
-    return features.load_features(load_digits(), 300, 100, cache)
+    return features.load_features(load_data("digits"), 300, 100, cache)
 
 
 def settings(name, **changes):
@@ -35,12 +35,12 @@ def settings(name, **changes):
 
 def test_features_are_kept_on_disk_by_the_images_content(digits, cache):
     kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    again = features.load_features(load_digits(), 300, 100, cache)
+    again = features.load_features(load_data("digits"), 300, 100, cache)
     np.testing.assert_array_equal(again.train.x, digits.train.x)
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
     assert digits.train.x.shape == (300, CHANNELS_OF_GREY, 7, 7)
     assert digits.note.endswith("Of these, the first 300 and 100.")
-    features.load_features(load_digits(), 301, 100, cache)
+    features.load_features(load_data("digits"), 301, 100, cache)
     assert len(list(cache.iterdir())) == len(kept) + 1
 
 
@@ -130,7 +130,7 @@ def test_paper_has_three_epsilons_and_both_normalisations_and_quick_one_row_each
 
 
 def run_row(tmp_path, monkeypatch, **changes):
-    images = load_digits()
+    images = load_data("digits")
     small = {name: Split(*(a[:400] for a in getattr(images, name))) for name in ("train", "test")}
     images = dataclasses.replace(images, **small, is_stand_in=True, note="digits.")
     monkeypatch.setattr(linear, "load_images", lambda name: images)

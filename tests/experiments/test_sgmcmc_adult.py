@@ -10,14 +10,14 @@ import pytest
 import dpjax
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import SGLD
-from dpjax.datasets import Split
 from dpjax.mechanisms import Composition
+from experiments.data import Split, load_stand_in
 from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Row
 from experiments.lib.runner import Plan, run_row
 from experiments.sgmcmc import adult, adult_methods
 
-STAND_IN = dpjax.datasets.adult._stand_in()
+STAND_IN = load_stand_in("adult")
 # The first 120 features of half of the tumours are enough, and fast.
 SMALL = dataclasses.replace(
     STAND_IN,

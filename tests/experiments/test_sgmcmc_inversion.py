@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-import dpjax
-from dpjax.datasets import Dataset, Split
+from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
 from experiments.sgmcmc import inversion, inversion_attack, inversion_models
 from experiments.sgmcmc.inversion import ACCURACY, BOUND, IDENTIFIED, IDENTIFIED_HELD_OUT, OWN
@@ -22,7 +21,7 @@ NUM_PEOPLE = 10
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     """Seven training and three test images of each digit, the stand-in for the faces."""
-    data = dpjax.datasets.load("digits")
+    data = load_data("digits")
     parts = [
         Split(
             *(

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import dpjax
+from experiments.data import load_data
 from experiments.lib.registry import Record, Result, Row, RowContext
 from experiments.pate.accounts import BOTH, EPSILON
 from experiments.pate.answers import STUDENT
@@ -170,9 +171,7 @@ def short_row():
 
 
 def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_path, monkeypatch):
-    stand_in = dataclasses.replace(
-        dpjax.datasets.load("digits"), is_stand_in=True, note="This is not SVHN."
-    )
+    stand_in = dataclasses.replace(load_data("digits"), is_stand_in=True, note="This is not SVHN.")
     monkeypatch.setattr(mnist, "load_images", lambda name: stand_in)
     context = RowContext(tmp_path, fresh=True, profile="quick")
     result = EXPERIMENT.run_row(short_row, context)

@@ -14,13 +14,13 @@ import optax
 import pytest
 
 import dpjax
+from dpjax._hashing import hash_dataclass
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from dpjax.training import Budget, train
 from dpjax.training.checkpoint import (
     CheckpointStore,
     Identity,
-    mechanism_hash,
     program_hash,
 )
 from dpjax.training.data import identify_run
@@ -225,8 +225,8 @@ def test_identities_name_every_field_and_its_type():
         described(unit="one person"),
         MECHANISM,
     ]
-    assert len({mechanism_hash(mechanism) for mechanism in different}) == len(different)
-    assert mechanism_hash(described()) == mechanism_hash(described())
+    assert len({hash_dataclass(mechanism) for mechanism in different}) == len(different)
+    assert hash_dataclass(described()) == hash_dataclass(described())
 
 
 LARGE = np.linspace(0.5, 1.0, 3000)
@@ -257,13 +257,13 @@ def test_identities_name_every_entry_of_an_array():
         LARGE[:-1],
         tuple(LARGE),
     ]
-    hashes = [mechanism_hash(WithArray(one)) for one in different]
+    hashes = [hash_dataclass(WithArray(one)) for one in different]
     assert len(set(hashes)) == len(different)
     for one, found in zip(different, hashes, strict=True):
         again = one if isinstance(one, tuple) else one[::-1].copy()[::-1]  # other strides
-        assert mechanism_hash(WithArray(again)) == found
+        assert hash_dataclass(WithArray(again)) == found
     single = LARGE.astype(np.float32)
-    assert mechanism_hash(WithArray(jnp.asarray(single))) == hashes[6]
+    assert hash_dataclass(WithArray(jnp.asarray(single))) == hashes[6]
 
 
 def test_data_are_identified_by_their_values():

@@ -24,10 +24,11 @@ from mesh_cases import (
     run,
 )
 
+from dpjax._hashing import hash_records
 from dpjax.gradients import _clipped_grad
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, private_step, split_records
-from dpjax.training.data import hash_records, records_fingerprint
+from dpjax.training.data import records_fingerprint
 from dpjax.transforms import add_gaussian_noise
 
 NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from dpjax._hashing import hash_arrays
 from dpjax.training import LostProcessError, processes
 from dpjax.training.checkpoint import CheckpointStore, Identity
 from dpjax.training.processes import (
@@ -11,7 +12,6 @@ from dpjax.training.processes import (
     check_different,
     check_equal,
     explain_lost_process,
-    hash_arrays,
     to_host,
 )
 

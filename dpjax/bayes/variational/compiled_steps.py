@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.arguments import (
     Arguments,
@@ -46,7 +47,6 @@ from dpjax.training.data import (
     stage,
     whole_shapes,
 )
-from dpjax.training.processes import hash_arrays
 from dpjax.training.run import Steps, Update, run_calls
 from dpjax.training.sharding import MeshSharding
 
