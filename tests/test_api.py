@@ -169,7 +169,7 @@ def test_exchanged_numbers_are_refused(name):
 
 def test_members_of_classes_are_checked_too(functions):
     names = {function.name for function in functions}
-    assert {"dpjax.mechanisms.Laplace.from_epsilon", "dpjax.mechanisms.Laplace.event"} <= names
+    assert {"dpjax.mechanisms.Laplace.from_epsilon", "dpjax.mechanisms.Laplace.half_width"} <= names
     assert len(names) > 400
 
 

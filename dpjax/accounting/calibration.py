@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
-from dp_accounting import DpEvent
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
@@ -15,7 +14,7 @@ from dpjax.accounting import risk
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.event_tradeoff import tradeoff_curve
 from dpjax.accounting.events import TooLittleNoiseError
-from dpjax.adjacency import Adjacency
+from dpjax.guarantee import Guarantee
 
 # Noise is scaled by at most e^60 up or down.
 _FARTHEST = 60.0
@@ -26,15 +25,11 @@ _CERTAIN = 1 - 1e-15
 
 
 class Accountable(Protocol):
-    """Protocol of objects with an event and an adjacency, such as mechanisms."""
+    """Protocol of objects with a guarantee, such as mechanisms."""
 
     @property
-    def event(self) -> DpEvent:
-        """The dp-accounting event to compose."""
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The neighbouring relation."""
+    def guarantee(self) -> Guarantee:
+        """Event and adjacency, among others."""
 
 
 class Calibratable(Accountable, Protocol):
@@ -121,7 +116,8 @@ class Target:
 
         def measure(mechanism: Accountable) -> float:
             try:
-                return certified_epsilon(mechanism.event, delta, mechanism.adjacency)[1]
+                found = mechanism.guarantee
+                return certified_epsilon(found.event, delta, found.adjacency)[1]
             except TooLittleNoiseError:
                 return math.inf
 
@@ -135,7 +131,8 @@ class Target:
 
         def measure(mechanism: Accountable) -> float:
             try:
-                curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+                found = mechanism.guarantee
+                curve = tradeoff_curve(found.event, adjacency=found.adjacency)
             except TooLittleNoiseError:
                 return 1.0
             if name == "advantage":

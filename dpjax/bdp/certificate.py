@@ -174,7 +174,7 @@ def certificate(
     check_state(state)
     check_share("share", share)
     check(share < 1, "share", share, "in [0, 1)")
-    dp_certificate = certify(state.completed_mechanism, delta)
+    dp_certificate = certify(state.completed_mechanism.guarantee, delta)
     failure = state.total_failure_probability
     mean_delta = (1 - share) * delta
     allowed = f"so large that (1 - share) delta exceeds the failure probability {failure:g}"
@@ -235,10 +235,10 @@ def _tables(certificate: BDPCertificate) -> list[Table]:
         ("attack success, BDP", f"at most {round_up(success.bdp)} (uniform prior)"),
     ]
     accounting = [
-        ("adjacency", own.adjacency),
-        ("unit of privacy", own.unit),
-        ("number of records", format_size(own)),
-        ("steps", f"{own.num_releases} of {certificate.num_planned} planned"),
+        ("adjacency", own.guarantee.adjacency),
+        ("unit of privacy", own.guarantee.unit),
+        ("number of records", format_size(own.guarantee)),
+        ("steps", f"{own.guarantee.num_releases} of {certificate.num_planned} planned"),
         ("order lambda", str(certificate.order)),
         ("failure probability", f"{certificate.failure_probability:.3g}, included in delta"),
     ]

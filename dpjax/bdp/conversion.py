@@ -92,7 +92,7 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     check_delta(delta)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    certified = certified_epsilon(mechanism.event, delta, mechanism.adjacency)[1]
+    certified = certified_epsilon(mechanism.event, delta, mechanism.guarantee.adjacency)[1]
     return BDPAndDP(_epsilon(state, delta, definition), certified)
 
 
@@ -116,7 +116,7 @@ def delta(state: AccountantState, epsilon: float, *, definition: Definition = "s
     if is_nonprivate(mechanism.event):
         certified = 1.0
     else:
-        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.adjacency)
+        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.guarantee.adjacency)
         certified = float(curve.delta(epsilon))
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")

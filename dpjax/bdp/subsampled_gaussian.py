@@ -1,20 +1,21 @@
 """BDP cost of the steps of a Poisson-subsampled Gaussian, from per-example gradient norms."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from dp_accounting import NonPrivateDpEvent
 
 from dpjax._checks import as_float64, check, check_count, check_positive, check_text, check_type
 from dpjax._typing import ArrayTree, ClipBound
 from dpjax.accounting.loss_distribution import Array
-from dpjax.adjacency import Adjacency
 from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.gradients.clipping import total_l2_clip
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
@@ -49,25 +50,21 @@ class UnclippedGaussian(Mechanism):
         check_positive("noise_std", self.noise_std)
         check_count("num_steps", self.num_steps)
 
-    @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """The adjacency: add or remove one record."""
-        return "add_remove"
-
-    @property
-    def num_releases(self) -> int:
-        """Number of noisy sums released: one for each step."""
-        return self.num_steps
-
-    @property
-    def event(self) -> DpEvent:
-        """Not private: one record can move the sum by any amount."""
-        return NonPrivateDpEvent()
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Published constants of the sampler that were computed from the number of records."""
-        return self.sampling.constants_from_size
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            event=NonPrivateDpEvent(),
+            adjacency="add_remove",
+            unit=self.unit,
+            num_releases=self.num_steps,
+            description={
+                "sampling": self.sampling.describe("add_remove"),
+                "clipping": "none: one record can move a sum by any amount",
+                "noise": f"Gaussian of standard deviation {self.noise_std:.4g} on every entry of a"
+                " sum",
+            },
+            size_constants=self.sampling.constants_from_size,
+        )
 
     def first_steps(self, num_steps: int) -> "UnclippedGaussian":
         """Returns the mechanism truncated to its first ``num_steps`` steps."""
@@ -79,14 +76,6 @@ class UnclippedGaussian(Mechanism):
         """Returns the mechanism with its noise standard deviation times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, noise_std=factor * self.noise_std)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns the sampling, clipping and noise, as heading and text."""
-        return {
-            "sampling": self.sampling.describe(self.adjacency),
-            "clipping": "none: one record can move a sum by any amount",
-            "noise": f"Gaussian of standard deviation {self.noise_std:.4g} on every entry of a sum",
-        }
 
 
 @dataclass(frozen=True)

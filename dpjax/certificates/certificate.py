@@ -1,47 +1,26 @@
 """Privacy certificates: bounds on epsilon, trade-off function, attack risk and caveats."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dp_accounting import DpEvent
-
-from dpjax._checks import check, check_delta
+from dpjax._checks import check_delta, check_type
 from dpjax.accounting.accountants import METHODS, certified_epsilon, epsilon_or_reason
 from dpjax.accounting.bounds import epsilon_lower_bound
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.events import UnsupportedEventError
 from dpjax.accounting.risk import Risk, attack_risks
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.certificates import text
 from dpjax.certificates.figure import plot_certificate
+from dpjax.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpjax.mechanisms.base import Mechanism
-
-
 Kind = Literal["guarantee", "bound", "approximation", "unavailable"]
 
-CAVEATS = (
-    "Noise sampled in floating point does not protect against an attacker who inspects the"
-    " low-order bits of a release (Mironov 2012).",
-    "The privacy cost of tuning hyper-parameters on the same data is not included.",
-    "Per-example norms and losses are private, and publishing them is not covered.",
-)
-_EXACT_NOISE_CAVEAT = (
-    "Noise is sampled exactly, so the guarantee holds for every bit of the output; the time that a"
-    " draw takes depends on the noise."
-)
-_SEED_CAVEAT = (
-    "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
-    " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
-)
 _LOWER_BOUND_NOTE = (
     "not a guarantee: no accountant that composes the trade-off functions of the releases can"
     " certify less"
@@ -79,42 +58,30 @@ class Certificate:
 
     Attributes:
       delta: in (0, 1).
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: description of the unit of privacy, such as "one image".
-      num_releases: the number of noisy values that are published.
-      description: the mechanism's sampling, clipping, noise and so on, as heading and text.
-      event: the dp-accounting event that was composed.
+      guarantee: of the mechanism or run: event, adjacency, unit, description and so on.
       estimates: epsilon by each accountant; exactly one is the guarantee.
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
       epsilon_lower_note: what the lower bound means, or why it is not available.
-      caveats: what the guarantee does not cover.
-      constants_from_size: descriptions of published values computed from the number of records.
     """
 
     delta: float
-    adjacency: Adjacency
-    unit: str
-    num_releases: int
-    description: Mapping[str, str]
-    event: DpEvent
+    guarantee: Guarantee
     estimates: tuple[Estimate, ...]
     epsilon_lower: float | None = None
     epsilon_lower_note: str = "not computed"
-    caveats: tuple[str, ...] = CAVEATS
-    constants_from_size: tuple[str, ...] = ()
 
     @property
     def epsilon(self) -> float:
         """The certified upper bound on epsilon."""
-        value = self._guarantee.epsilon
+        value = self._certified.epsilon
         assert value is not None
         return value
 
     @property
     def accountant(self) -> str:
         """The accountant that computed the certified epsilon."""
-        return self._guarantee.accountant
+        return self._certified.accountant
 
     @property
     def curve(self) -> TradeOff:
@@ -147,42 +114,22 @@ class Certificate:
     @functools.cached_property
     def _curves(self) -> tuple[TradeOff, TradeOff | None, str]:
         """Lower and (if available) upper bound on the trade-off function, and ``risks_note``."""
+        event, adjacency = self.guarantee.event, self.guarantee.adjacency
         try:
-            lower, upper = tradeoff_bounds(self.event, adjacency=self.adjacency)
+            lower, upper = tradeoff_bounds(event, adjacency=adjacency)
         except UnsupportedEventError as reason:
-            lower = tradeoff_curve(self.event, adjacency=self.adjacency)
+            lower = tradeoff_curve(event, adjacency=adjacency)
             return lower, None, f"{_RISKS_NOTE}; the other bounds are not computed: {reason}"
         return lower, upper, f"{_RISKS_NOTE}; {_OTHER_BOUNDS_NOTE}"
 
     @property
-    def _guarantee(self) -> Estimate:
+    def _certified(self) -> Estimate:
         return next(estimate for estimate in self.estimates if estimate.kind == "guarantee")
 
     @property
-    def is_size_public(self) -> bool:
-        """Whether n is public: by the adjacency, or by a published value computed from it."""
-        return is_size_public(self.adjacency) or bool(self.constants_from_size)
-
-    def with_seed_caveat(self, *, seeded: bool) -> "Certificate":
-        """Returns the certificate, with a caveat that the noise is reproducible if ``seeded``."""
-        return dataclasses.replace(self, caveats=(*self.caveats, _SEED_CAVEAT)) if seeded else self
-
-    def with_size_caveat(self, *constants: str) -> "Certificate":
-        """Returns the certificate, with a caveat that ``constants`` were computed from n.
-
-        The certificate is unchanged where n is public by the adjacency.
-
-        Args:
-          *constants: descriptions of published values, such as "the divisor", in addition to those
-            of ``constants_from_size``.
-        """
-        every = (*self.constants_from_size, *constants)
-        if is_size_public(self.adjacency) or not every:
-            return self
-        before = text.size_caveat(self.constants_from_size)
-        kept = tuple(caveat for caveat in self.caveats if caveat != before)
-        caveats = (*kept, text.size_caveat(every))
-        return dataclasses.replace(self, constants_from_size=every, caveats=caveats)
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee does not cover."""
+        return text.caveats_of(self.guarantee)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
@@ -192,11 +139,13 @@ class Certificate:
             "epsilon_lower_note": self.epsilon_lower_note,
             "delta": self.delta,
             "accountant": self.accountant,
-            "adjacency": self.adjacency,
-            "is_size_public": self.is_size_public,
-            "unit": self.unit,
-            "num_releases": self.num_releases,
-            "description": dict(self.description),
+            "adjacency": self.guarantee.adjacency,
+            "is_size_public": self.guarantee.is_size_public,
+            "unit": self.guarantee.unit,
+            "num_releases": self.guarantee.num_releases,
+            "num_steps_run": self.guarantee.num_steps_run,
+            "seeded": self.guarantee.seeded,
+            "description": dict(self.guarantee.description),
             "estimates": [
                 {**vars(estimate), "epsilon": _json(estimate.epsilon)}
                 for estimate in self.estimates
@@ -223,54 +172,49 @@ class Certificate:
         return text.render_html(title, tables, self.caveats)
 
 
-def certify(mechanism: "Mechanism", delta: float) -> Certificate:
-    """Returns the privacy certificate of ``mechanism`` at ``delta``.
+def certify(guarantee: Guarantee, delta: float) -> Certificate:
+    """Returns the certificate of a guarantee at ``delta``, with the caveats that it deserves.
 
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
     repetition and selection, it is that of Rényi DP. ``Certificate.accountant`` names which.
 
     Args:
-      mechanism: any dpjax mechanism; it is not run.
+      guarantee: that of a mechanism or of a run (``mechanism.guarantee``, ``result.guarantee``).
       delta: in (0, 1).
 
     Raises:
       UnsupportedEventError: neither accountant supports the mechanism's event.
       ValueError: ``delta`` is not in (0, 1).
     """
-    check(hasattr(mechanism, "event"), "mechanism", mechanism, "a dpjax mechanism")
+    check_type("guarantee", guarantee, Guarantee, "the Guarantee of a mechanism or of a run")
     check_delta(delta)
-    method, certified = certified_epsilon(mechanism.event, delta, mechanism.adjacency)
+    event, adjacency = guarantee.event, guarantee.adjacency
+    method, certified = certified_epsilon(event, delta, adjacency)
     lower, note = None, _LOWER_BOUND_NOTE
     try:
-        lower = epsilon_lower_bound(mechanism.event, delta, mechanism.adjacency, certified)
+        lower = epsilon_lower_bound(event, delta, adjacency, certified)
     except UnsupportedEventError as reason:
         note = str(reason)
-    certificate = Certificate(
+    return Certificate(
         delta=float(delta),
-        adjacency=mechanism.adjacency,
-        unit=mechanism.unit,
-        num_releases=mechanism.num_releases,
-        description=dict(mechanism.describe()),
-        event=mechanism.event,
+        guarantee=guarantee,
         estimates=tuple(
             Estimate(method, certified, "guarantee", text.ACCOUNTANTS[method])
             if other == method
-            else _estimate(mechanism, delta, other, (lower, certified))
+            else _estimate(guarantee, delta, other, (lower, certified))
             for other in METHODS
         ),
         epsilon_lower=lower,
         epsilon_lower_note=note,
-        caveats=(_EXACT_NOISE_CAVEAT, *CAVEATS[1:]) if mechanism.has_exact_noise else CAVEATS,
     )
-    return certificate.with_size_caveat(*mechanism.constants_from_size)
 
 
 def _estimate(
-    mechanism: "Mechanism", delta: float, method: str, bounds: tuple[float | None, float]
+    guarantee: Guarantee, delta: float, method: str, bounds: tuple[float | None, float]
 ) -> Estimate:
     """Returns the estimate of an accountant other than the one that certifies epsilon."""
     try:
-        value = epsilon_or_reason(mechanism.event, delta, mechanism.adjacency, method)
+        value = epsilon_or_reason(guarantee.event, delta, guarantee.adjacency, method)
     except UnsupportedEventError as reason:
         return Estimate(method, None, "unavailable", str(reason))
     note = text.ACCOUNTANTS[method]

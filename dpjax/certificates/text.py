@@ -15,6 +15,8 @@ from dpjax.accounting.risk import (
     Risk,
     true_positive_rate_at,
 )
+from dpjax.adjacency import is_size_public
+from dpjax.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from dpjax.certificates.certificate import Certificate, Estimate
@@ -37,6 +39,28 @@ _ATTACK_GOALS = {
     "replace_one": "which of two values {} has",
     "zero_out": "whether {} contributes to the releases",
 }
+_FLOAT_NOISE_CAVEAT = (
+    "Noise sampled in floating point does not protect against an attacker who inspects the"
+    " low-order bits of a release (Mironov 2012)."
+)
+_CAVEATS = (
+    "The privacy cost of tuning hyper-parameters on the same data is not included.",
+    "Per-example norms and losses are private, and publishing them is not covered.",
+)
+_EXACT_NOISE_CAVEAT = (
+    "Noise is sampled exactly, so the guarantee holds for every bit of the output; the time that a"
+    " draw takes depends on the noise."
+)
+_SEED_CAVEAT = (
+    "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
+    " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
+)
+_SIZE_CAVEAT = (
+    "The number of records was used to compute {}, so it is public: the guarantee holds, at the"
+    " same epsilon, for adjacency 'zero_out' (one record is replaced by one that contributes"
+    " nothing). To keep the number of records private, choose every constant without it"
+    " (PoissonSampling takes expected_batch_size)."
+)
 # A caption, and rows of a heading and a text.
 Table = tuple[str, list[tuple[str, str]]]
 
@@ -52,7 +76,7 @@ def certificate_tables(certificate: "Certificate") -> list[Table]:
     risks.append(("computed from", certificate.risks_note))
     return [
         ("Guarantee", _guarantee_rows(certificate)),
-        ("Mechanism", list(certificate.description.items())),
+        ("Mechanism", list(certificate.guarantee.description.items())),
         (
             f"Epsilon at delta = {certificate.delta:g} by accountant",
             [_estimate_row(estimate) for estimate in certificate.estimates],
@@ -88,8 +112,10 @@ def render_html(title: str, tables: Sequence[Table], lines: Iterable[str]) -> st
 
 def format_paragraph(certificate: "Certificate") -> str:
     """Returns one paragraph: mechanism, guarantee, attack risk, caveats."""
-    count = certificate.num_releases
-    described = "; ".join(f"{key}: {text}" for key, text in certificate.description.items())
+    count = certificate.guarantee.num_releases
+    described = "; ".join(
+        f"{key}: {text}" for key, text in certificate.guarantee.description.items()
+    )
     approximations = (
         f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
         for estimate in certificate.estimates
@@ -130,27 +156,26 @@ def round_down(value: float) -> str:
 
 def attack_goal(certificate: "Certificate") -> str:
     """Returns the question that an attack on the unit of privacy decides."""
-    return _ATTACK_GOALS[certificate.adjacency].format(certificate.unit)
+    return _ATTACK_GOALS[certificate.guarantee.adjacency].format(certificate.guarantee.unit)
 
 
-def size_caveat(constants: tuple[str, ...]) -> str:
-    """Returns the caveat that the number of records is public through published constants."""
-    return (
-        f"The number of records was used to compute {' and '.join(constants)}, so it is public:"
-        " the guarantee holds, at the same epsilon, for adjacency 'zero_out' (one record is"
-        " replaced by one that contributes nothing). To keep the number of records private, choose"
-        " every constant without it (PoissonSampling takes expected_batch_size)."
-    )
+def caveats_of(guarantee: Guarantee) -> tuple[str, ...]:
+    """Returns what a guarantee does not cover."""
+    caveats = [_EXACT_NOISE_CAVEAT if guarantee.exact_noise else _FLOAT_NOISE_CAVEAT, *_CAVEATS]
+    constants = " and ".join(guarantee.size_constants)
+    if constants and not is_size_public(guarantee.adjacency):
+        caveats.append(_SIZE_CAVEAT.format(constants))
+    if guarantee.seeded:
+        caveats.append(_SEED_CAVEAT)
+    return tuple(caveats)
 
 
-def format_size(certificate: "Certificate") -> str:
+def format_size(guarantee: Guarantee) -> str:
     """Returns whether the number of records is public, and through which constants."""
-    if certificate.constants_from_size:
-        return (
-            f"public: used to compute {' and '.join(certificate.constants_from_size)}, see caveats"
-        )
-    if certificate.is_size_public:
+    if is_size_public(guarantee.adjacency):
         return "public"
+    if guarantee.size_constants:
+        return f"public: used to compute {' and '.join(guarantee.size_constants)}, see caveats"
     return "private; the constants of the mechanism must have been chosen without it"
 
 
@@ -161,15 +186,18 @@ def _rounded(value: float, context: Context) -> str:
 
 
 def _guarantee_rows(certificate: "Certificate") -> list[tuple[str, str]]:
-    lower = certificate.epsilon_lower
+    guarantee, lower = certificate.guarantee, certificate.epsilon_lower
     shown = "not available" if lower is None else round_down(lower)
     return [
         ("accountant", f"{certificate.accountant} ({ACCOUNTANTS[certificate.accountant]})"),
-        ("adjacency", f"{certificate.adjacency}: {_NEIGHBOURS[certificate.adjacency]}"),
-        ("number of records", format_size(certificate)),
-        ("unit of privacy", certificate.unit),
+        (
+            "adjacency",
+            f"{guarantee.adjacency}: {_NEIGHBOURS[guarantee.adjacency]}",
+        ),
+        ("number of records", format_size(guarantee)),
+        ("unit of privacy", guarantee.unit),
         ("delta", f"{certificate.delta:g}"),
-        ("releases", str(certificate.num_releases)),
+        ("releases", str(guarantee.num_releases)),
         ("epsilon, upper bound", f"{round_up(certificate.epsilon)}  (certified)"),
         ("epsilon, lower bound", f"{shown}  ({certificate.epsilon_lower_note})"),
     ]
@@ -206,18 +234,18 @@ def _wrapped(heading: str, text: str, width: int) -> str:
 
 
 def _guarantee_sentence(certificate: "Certificate") -> str:
-    lower = certificate.epsilon_lower
+    guarantee, lower = certificate.guarantee, certificate.epsilon_lower
     other = (
         f"a lower bound is not available ({certificate.epsilon_lower_note})"
         if lower is None
         else "no accountant that composes the trade-off functions of the releases can certify less"
         f" than {round_down(lower)}"
     )
-    size = "public" if certificate.is_size_public else "private"
+    size = "public" if guarantee.is_size_public else "private"
     return (
         f"It is ({round_up(certificate.epsilon)}, {certificate.delta:g})-differentially private,"
-        f" with {certificate.unit} as the unit of privacy, under adjacency"
-        f" {certificate.adjacency!r} ({_NEIGHBOURS[certificate.adjacency]}; the number of records"
+        f" with {guarantee.unit} as the unit of privacy, under adjacency"
+        f" {guarantee.adjacency!r} ({_NEIGHBOURS[guarantee.adjacency]}; the number of records"
         f" is {size}). This upper bound on epsilon was computed by accountant"
         f" {certificate.accountant!r} ({ACCOUNTANTS[certificate.accountant]}) of dpjax"
         f" {version('dpjax')} with dp-accounting {version('dp-accounting')}; {other}."

@@ -1,6 +1,6 @@
 """Clipped gradient sums of batches that each holder draws by itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 from jax.flatten_util import ravel_pytree
 
 from dpjax._checks import as_float64, as_key, check, check_count, check_positive, check_type
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax.adjacency import Adjacency
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -63,40 +62,17 @@ class ClippedGradientSum(RecordSum):
         check_positive("noise_multiplier", noise)
 
     @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """The adjacency of the mechanism."""
-        return self.mechanism.adjacency
+    def guarantee(self) -> Guarantee:
+        return self.mechanism.guarantee
 
     @property
-    def unit(self) -> str:  # type: ignore[override]
-        """The unit of privacy of the mechanism."""
-        return self.mechanism.unit
-
-    @property
-    def num_releases(self) -> int:
-        """Number of steps."""
-        return self.mechanism.num_releases
-
-    num_rounds = num_releases
-
-    @property
-    def event(self) -> DpEvent:
-        """The event of all steps."""
-        return self.mechanism.event
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Published values computed from n, those of the mechanism."""
-        return self.mechanism.constants_from_size
+    def num_rounds(self) -> int:
+        return self.mechanism.num_steps
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same steps with the noise multiplier times ``factor``."""
         check_positive("factor", factor)
         return replace(self, mechanism=self.mechanism.scale_noise(factor))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns the sentences of the mechanism."""
-        return self.mechanism.describe()
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:

@@ -28,23 +28,21 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from dpjax._checks import as_float64, check, check_count, check_type
 from dpjax._hashing import hash_dataclass
 from dpjax.accounting.accountants import certified_epsilon
-from dpjax.adjacency import Adjacency
-from dpjax.certificates.certificate import Certificate
+from dpjax.certificates.certificate import Certificate, certify
 from dpjax.certificates.text import round_up
 from dpjax.federated.messages import MessageFormat
 from dpjax.federated.parties import Adversary, Parties
 from dpjax.federated.sharing import Int64
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.record_sum import RecordSum
 from dpjax.sensitivity.sums import SUM_ROUNDING
@@ -137,35 +135,27 @@ class FederatedSum(Mechanism):
     def __hash__(self) -> int:
         return hash(self.message_format.fingerprint)
 
-    @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
-        """The adjacency of the mechanism."""
-        return self.mechanism.adjacency
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """The unit of privacy, that of the mechanism."""
-        return self.mechanism.unit
-
-    @property
-    def event(self) -> DpEvent:
-        """The event against the observer with T colluding holders: that of the mechanism."""
-        return self.mechanism.event
-
-    @property
-    def num_releases(self) -> int:
-        """The number of releases of the mechanism."""
-        return self.mechanism.num_releases
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether noise is sampled exactly, without rounding: always, on integers."""
-        return True
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Published values computed from n, those of the mechanism."""
-        return self.mechanism.constants_from_size
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        parties = self.parties
+        sharing = (
+            "additive shares modulo 2^64"
+            if parties.node_threshold is None
+            else "Shamir's shares modulo 2^61 - 1"
+        )
+        # Against the observer with T colluding holders: that of the mechanism.
+        trusted = self.mechanism.guarantee
+        description = {
+            **trusted.description,
+            "holders": f"{parties.num_holders}, of which {parties.num_dropouts} may drop out and"
+            f" {parties.num_colluders} collude; each adds 1 / {parties.num_noise_shares} of the"
+            " noise's variance",
+            "nodes": f"{parties.num_nodes}, with {sharing}: {parties.sharing.threshold} open the"
+            " sum, fewer see uniform numbers",
+            "grid": f"each holder's noise is discrete Gaussian of at least {self.grid.scales.min()}"
+            f" units; a sum wraps around with probability at most {self.wrap_probability:.1g}",
+        }
+        return replace(trusted, description=description, exact_noise=True)
 
     def scale_noise(self, factor: float) -> "FederatedSum":
         """Returns the same plan with every noise standard deviation times ``factor``."""
@@ -227,31 +217,11 @@ class FederatedSum(Mechanism):
                 1,
             ),
         ]
+        adjacency = self.guarantee.adjacency
         return tuple(
-            Adversary(
-                *row, certified_epsilon(self._with_shares(row[2]).event, delta, self.adjacency)[1]
-            )
+            Adversary(*row, certified_epsilon(self._with_shares(row[2]).event, delta, adjacency)[1])
             for row in rows
         )
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on the mechanism, the holders, the nodes and the grid."""
-        parties = self.parties
-        sharing = (
-            "additive shares modulo 2^64"
-            if parties.node_threshold is None
-            else "Shamir's shares modulo 2^61 - 1"
-        )
-        return {
-            **self.mechanism.describe(),
-            "holders": f"{parties.num_holders}, of which {parties.num_dropouts} may drop out and"
-            f" {parties.num_colluders} collude; each adds 1 / {parties.num_noise_shares} of the"
-            " noise's variance",
-            "nodes": f"{parties.num_nodes}, with {sharing}: {parties.sharing.threshold} open the"
-            " sum, fewer see uniform numbers",
-            "grid": f"each holder's noise is discrete Gaussian of at least {self.grid.scales.min()}"
-            f" units; a sum wraps around with probability at most {self.wrap_probability:.1g}",
-        }
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate at ``delta``, with the epsilon against each adversary.
@@ -265,13 +235,13 @@ class FederatedSum(Mechanism):
         Raises:
           ValueError: ``delta`` is out of range, or no accountant supports the event.
         """
-        found = super().certificate(delta)
+        trusted = self.guarantee
         rows = {
             f"adversary {number}": f"epsilon {round_up(one.epsilon)} against {one.name},"
             f" seeing {one.view}"
             for number, one in enumerate(self.adversaries(delta), start=1)
         }
-        return replace(found, description={**found.description, **rows})
+        return certify(replace(trusted, description={**trusted.description, **rows}), delta)
 
     @functools.cached_property
     def grid(self) -> Grid:

@@ -1,5 +1,6 @@
 """Mechanisms: each describes its noise, its release and its privacy event."""
 
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Interval, Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.gaussian import DiscreteGaussian, Gaussian
@@ -7,11 +8,7 @@ from dpjax.mechanisms.laplace import DiscreteLaplace, Laplace
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax
-from dpjax.mechanisms.subsampled_gaussian import (
-    SizeScaledSubsampledGaussian,
-    SubsampledGaussian,
-    mechanism_of,
-)
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian, mechanism_of
 
 __all__ = [
     "ClippedSum",
@@ -21,13 +18,13 @@ __all__ = [
     "ExponentialMechanism",
     "Frequencies",
     "Gaussian",
+    "Guarantee",
     "Interval",
     "Laplace",
     "Mechanism",
     "NoisyMax",
     "RandomizedResponse",
     "RecordSum",
-    "SizeScaledSubsampledGaussian",
     "SubsampledGaussian",
     "SumPart",
     "mechanism_of",

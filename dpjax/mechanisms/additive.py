@@ -1,8 +1,8 @@
 """Additive noise on one statistic: a tree of arrays, symmetric matrices, or integers."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dpjax._checks import as_numbers, check, check_positive, is_traced
 from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
 from dpjax.mechanisms.host import (
@@ -24,6 +25,9 @@ from dpjax.mechanisms.host import (
     to_units,
 )
 from dpjax.sensitivity.base import check_shapes
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Sampler = Callable[[RandomWords, Integers, Integers], Integers]
 
@@ -199,12 +203,13 @@ class DiscreteNoise(NoisyStatistic):
             noisy.append(total.reshape(array.shape))
         return noisy
 
-    def _noise_in_words(self, distribution: str) -> Mapping[str, str]:
-        return {
-            "statistic": f"one release of integers, of {self._sensitivity_in_words()}",
-            "noise": f"{distribution}, scale {float(self.scale):.4g}, on every entry; sampled"
-            " exactly",
-        }
+    def _guarantee_of(self, event: "DpEvent", distribution: str, guarantee: str) -> Guarantee:
+        return self._guarantee(
+            event,
+            statistic=f"one release of integers, of {self._sensitivity_in_words()}",
+            noise=f"{distribution}, scale {float(self.scale):.4g}, on every entry; sampled exactly",
+            guarantee=guarantee,
+        )
 
 
 def upper_triangle(matrix: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -19,6 +18,7 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree
 from dpjax.adjacency import Adjacency
+from dpjax.guarantee import Guarantee
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
 
 if TYPE_CHECKING:
@@ -34,42 +34,24 @@ class Mechanism(abc.ABC):
     """Base class of mechanisms: parameters from which release, event and certificate are derived.
 
     A mechanism is a frozen dataclass. The computation (a sampler, an optax transformation, a
-    one-shot release) and the event for the accountants are both derived from its fields, so they
-    agree.
-
-    Attributes:
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: the unit of privacy, for example ``"one image"``.
+    one-shot release) and the guarantee for the accountants are both derived from its fields, so
+    they agree. A subclass defines ``guarantee``, as a ``functools.cached_property``.
     """
 
-    adjacency: Adjacency
-    unit: str
-
-    @property
-    def has_exact_noise(self) -> bool:
-        """Whether noise is sampled exactly, so that the guarantee holds for every output bit."""
-        return False
-
     @property
     @abc.abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What is released and for which neighbours: event, adjacency, unit and description."""
+
+    @property
+    def event(self) -> "DpEvent":
+        """The dp-accounting event, with noise multipliers relative to *one clip bound*."""
+        return self.guarantee.event
+
+    @property
     def num_releases(self) -> int:
         """Number of noisy values released."""
-
-    @property
-    @abc.abstractmethod
-    def event(self) -> "DpEvent":
-        """The privacy event, with noise multipliers relative to *one clip bound*.
-
-        Accountants apply the factor of the adjacency.
-        """
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Names of published values computed from the number of records n; none by default.
-
-        Under add/remove they make n public, and the certificate states so.
-        """
-        return ()
+        return self.guarantee.num_releases
 
     @abc.abstractmethod
     def scale_noise(self, factor: float) -> "Mechanism":
@@ -79,10 +61,6 @@ class Mechanism(abc.ABC):
           factor: a finite number above zero.
         """
 
-    @abc.abstractmethod
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences for the certificate, by heading."""
-
     def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate at ``delta``, by every accountant that supports the event.
 
@@ -90,15 +68,15 @@ class Mechanism(abc.ABC):
           delta: in (0, 1); customarily well below one over the number of records.
 
         Returns:
-          A `Certificate`: bounds on epsilon at ``delta``, attack risks, and the sentences of
-          ``describe``.
+          A `Certificate`: bounds on epsilon at ``delta``, attack risks, and the description of the
+          mechanism.
 
         Raises:
           ValueError: ``delta`` is out of range, or no accountant supports the event.
         """
         from dpjax.certificates.certificate import certify
 
-        return certify(self, delta)
+        return certify(self.guarantee, delta)
 
 
 class Interval(NamedTuple):
@@ -132,8 +110,6 @@ class OneStatistic(Mechanism):
     scale: float
     unit: str = "one record"
     norm: ClassVar[Norm]
-    num_releases: ClassVar[int] = 1
-    has_exact_noise: ClassVar[bool] = True  # on a public grid, by integer arithmetic
 
     def __post_init__(self) -> None:
         check_sensitivity(self.sensitivity, self.norm)
@@ -141,9 +117,20 @@ class OneStatistic(Mechanism):
         check_text("unit", self.unit)
 
     @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
+    def adjacency(self) -> Adjacency:
         """The adjacency of the sensitivity."""
         return self.sensitivity.adjacency
+
+    def _guarantee(self, event: "DpEvent", **description: str) -> Guarantee:
+        """One release, whose noise is exact: on a public grid, by integer arithmetic."""
+        return Guarantee(
+            event=event,
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=1,
+            description=description,
+            exact_noise=True,
+        )
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""

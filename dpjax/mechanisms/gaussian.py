@@ -1,21 +1,19 @@
 """The Gaussian mechanism with analytic calibration, and the discrete Gaussian mechanism."""
 
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from scipy.special import ndtri
 
 from dpjax._checks import check, check_delta, check_non_negative, check_positive
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,15 @@ class Gaussian(AdditiveNoise):
         """Parameter mu of Gaussian DP: the sensitivity over the standard deviation."""
         return self.sensitivity.value / self.scale
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one Gaussian release."""
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
         from dp_accounting import GaussianDpEvent
 
-        return GaussianDpEvent(self.scale / self.sensitivity.clip_bound)
+        return self._guarantee(
+            GaussianDpEvent(self.scale / self.sensitivity.clip_bound),
+            statistic=f"one release, of {self._sensitivity_in_words()}",
+            noise=f"Gaussian of standard deviation {self.scale:.4g} on every entry",
+        )
 
     @property
     def standard_deviation(self) -> float:
@@ -92,13 +93,6 @@ class Gaussian(AdditiveNoise):
         """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
         check_level(level)
         return -self.scale * float(ndtri((1 - level) / 2))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic and noise, for the certificate."""
-        return {
-            "statistic": f"one release, of {self._sensitivity_in_words()}",
-            "noise": f"Gaussian of standard deviation {self.scale:.4g} on every entry",
-        }
 
 
 @dataclass(frozen=True)
@@ -146,13 +140,16 @@ class DiscreteGaussian(DiscreteNoise):
         """Parameter rho of zero-concentrated DP."""
         return float(self.sensitivity.value / self.scale) ** 2 / 2
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one discrete Gaussian release."""
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
         from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
 
         scale = float(self.scale)
-        return DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale)
+        return self._guarantee_of(
+            DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale),
+            "discrete Gaussian",
+            f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
+        )
 
     @property
     def standard_deviation(self) -> float:
@@ -172,13 +169,6 @@ class DiscreteGaussian(DiscreteNoise):
         """
         check_level(level)
         return float(math.ceil(-float(self.scale) * float(ndtri((1 - level) / 2))))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, noise and rho, for the certificate."""
-        return {
-            **self._noise_in_words("discrete Gaussian"),
-            "guarantee": f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
-        }
 
 
 def _largest_mu(epsilon: float, delta: float) -> float:

@@ -1,21 +1,19 @@
 """The Laplace mechanism and the discrete Laplace mechanism."""
 
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from dpjax._checks import check, check_positive
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import exact_sampling
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise, Sampler
 from dpjax.mechanisms.base import check_level, pure_in_words
 from dpjax.mechanisms.host import exact
 from dpjax.mechanisms.statistic_events import discrete_laplace_event
 from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,16 @@ class Laplace(AdditiveNoise):
         """Epsilon at delta zero: the sensitivity over the scale."""
         return self.sensitivity.value / self.scale
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one Laplace release."""
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
         from dp_accounting import LaplaceDpEvent
 
-        return LaplaceDpEvent(self.scale / self.sensitivity.clip_bound)
+        return self._guarantee(
+            LaplaceDpEvent(self.scale / self.sensitivity.clip_bound),
+            statistic=f"one release, of {self._sensitivity_in_words()}",
+            noise=f"Laplace of scale {self.scale:.4g} on every entry",
+            guarantee=pure_in_words(self.pure_epsilon),
+        )
 
     @property
     def standard_deviation(self) -> float:
@@ -85,14 +87,6 @@ class Laplace(AdditiveNoise):
         """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
         check_level(level)
         return -self.scale * math.log1p(-level)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, noise and pure guarantee, for the certificate."""
-        return {
-            "statistic": f"one release, of {self._sensitivity_in_words()}",
-            "noise": f"Laplace of scale {self.scale:.4g} on every entry",
-            "guarantee": pure_in_words(self.pure_epsilon),
-        }
 
 
 @dataclass(frozen=True)
@@ -157,10 +151,10 @@ class DiscreteLaplace(DiscreteNoise):
         """Epsilon at delta zero: the sensitivity over the scale."""
         return float(self.sensitivity.value / self.scale)
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one discrete Laplace release."""
-        return discrete_laplace_event(self.sensitivity, float(self.scale))
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        event = discrete_laplace_event(self.sensitivity, float(self.scale))
+        return self._guarantee_of(event, "discrete Laplace", pure_in_words(self.pure_epsilon))
 
     @property
     def standard_deviation(self) -> float:
@@ -174,10 +168,3 @@ class DiscreteLaplace(DiscreteNoise):
         ratio = math.exp(-1 / float(self.scale))
         beyond = float(self.scale) * math.log(2 / ((1 - level) * (1 + ratio)))
         return float(max(0, math.ceil(beyond - 1)))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, noise and pure guarantee, for the certificate."""
-        return {
-            **self._noise_in_words("discrete Laplace"),
-            "guarantee": pure_in_words(self.pure_epsilon),
-        }

@@ -1,10 +1,10 @@
 """Randomized response (local differential privacy) on categories."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,10 @@ from scipy.special import ndtri
 from dpjax._checks import check, check_count, check_delta, check_positive, check_text
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
 from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
 from dpjax.mechanisms.host import Array, as_integers, call_on_host, exact
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 class Frequencies(NamedTuple):
@@ -67,8 +65,6 @@ class RandomizedResponse(Mechanism):
     keep_probability: float
     adjacency: Adjacency
     unit: str = "one answer"
-    num_releases: ClassVar[int] = 1  # for each record
-    has_exact_noise: ClassVar[bool] = True  # by integer arithmetic
 
     def __post_init__(self) -> None:
         check_count("num_categories", self.num_categories, minimum=2)
@@ -103,12 +99,25 @@ class RandomizedResponse(Mechanism):
         odds = self.keep_probability / (1 - self.keep_probability)
         return math.log1p(self.num_categories * odds)
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one randomized answer, under the adjacency itself (no clip bound)."""
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
         from dp_accounting import RandomizedResponseDpEvent
 
-        return RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories)
+        return Guarantee(
+            # Under the adjacency itself: there is no clip bound.
+            event=RandomizedResponseDpEvent(1 - self.keep_probability, self.num_categories),
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=1,  # for each record
+            description={
+                "statistic": f"each record's category, of {self.num_categories}, randomized on its"
+                " own",
+                "noise": f"the truth with probability {self.keep_probability:.4g}, else any"
+                " category",
+                "guarantee": pure_in_words(self.pure_epsilon),
+            },
+            exact_noise=True,
+        )
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with its pure epsilon divided by ``factor``."""
@@ -183,11 +192,3 @@ class RandomizedResponse(Mechanism):
         estimate, error = self.frequencies(released)
         width = -float(ndtri((1 - level) / 2)) * error
         return Interval(estimate - width, estimate + width)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on answers, randomization and pure guarantee, for the certificate."""
-        return {
-            "statistic": f"each record's category, of {self.num_categories}, randomized on its own",
-            "noise": f"the truth with probability {self.keep_probability:.4g}, else any category",
-            "guarantee": pure_in_words(self.pure_epsilon),
-        }

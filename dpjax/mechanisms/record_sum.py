@@ -2,10 +2,10 @@
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dpjax._checks import check, check_positive, check_text
 from dpjax._typing import Bounds, PRNGKey
 from dpjax.adjacency import Adjacency
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.gaussian import Gaussian
 from dpjax.mechanisms.host import Array, call_on_host
@@ -21,9 +22,6 @@ from dpjax.sensitivity import Sensitivity, clip_to, of_sum
 from dpjax.sensitivity.base import check_shapes
 from dpjax.sensitivity.statistics import checked_bounds
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +105,8 @@ class GaussianSum(RecordSum):
     """
 
     scale: float
-    num_releases: ClassVar[int] = 1
-    has_exact_noise: ClassVar[bool] = True
+    adjacency: Adjacency
+    unit: str
 
     @property
     @abc.abstractmethod
@@ -125,10 +123,9 @@ class GaussianSum(RecordSum):
         """The Gaussian mechanism that releases the sum."""
         return Gaussian(self.sensitivity, self.scale, self.unit)
 
-    @property
-    def event(self) -> "DpEvent":
-        """The event of one Gaussian release."""
-        return self.mechanism.event
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self.mechanism.guarantee
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:
@@ -140,10 +137,6 @@ class GaussianSum(RecordSum):
         check_positive("factor", factor)
         changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
         return changed
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic and noise, for the certificate."""
-        return self.mechanism.describe()
 
     def release(self, key: PRNGKey, *records: npt.ArrayLike) -> Any:
         """Returns the result of a release by one trusted aggregator.

@@ -1,8 +1,9 @@
 """Private selection: the exponential mechanism and report noisy max."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from dpjax._checks import as_floats, as_numbers, check, check_positive
 from dpjax._typing import PRNGKey
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import OneStatistic, pure_in_words
 from dpjax.mechanisms.exact_sampling import (
     Integers,
@@ -22,9 +24,6 @@ from dpjax.mechanisms.exact_sampling import (
 from dpjax.mechanisms.host import Array, call_on_host, grid_for, is_finite, to_units
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.sensitivity.base import Norm, Sensitivity, check_shapes
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Mask = npt.NDArray[np.bool_]
 # From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and
@@ -128,10 +127,16 @@ class Selection(OneStatistic):
         moves = 1 if self.sensitivity.monotone else 2
         return moves * self.sensitivity.value / self.scale
 
-    @property
-    def event(self) -> "DpEvent":
-        """An event of pure differential privacy."""
-        return pure_event(self.pure_epsilon, self.adjacency)
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        end = ", monotone" if self.sensitivity.monotone else ""
+        return self._guarantee(
+            pure_event(self.pure_epsilon, self.adjacency),
+            statistic=f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
+            noise=f"{self.noise_in_words} of scale {self.scale:.4g} on every utility; none is"
+            " released",
+            guarantee=pure_in_words(self.pure_epsilon),
+        )
 
     def release(self, key: PRNGKey, utilities: npt.ArrayLike) -> jax.Array:
         """Returns the index of the selected candidate, int32; works under jit and vmap.
@@ -170,16 +175,6 @@ class Selection(OneStatistic):
         select = type(self).select_units
         chosen = select(words, units.reshape(rows), allowed.reshape(rows), grid.noise_scale())
         return chosen.reshape(words.shape[:-1])
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on selection, noise and pure guarantee, for the certificate."""
-        end = ", monotone" if self.sensitivity.monotone else ""
-        return {
-            "statistic": f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
-            "noise": f"{self.noise_in_words} of scale {self.scale:.4g} on every utility; none is"
-            " released",
-            "guarantee": pure_in_words(self.pure_epsilon),
-        }
 
 
 @dataclass(frozen=True)

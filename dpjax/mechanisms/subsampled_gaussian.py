@@ -1,10 +1,10 @@
 """The subsampled Gaussian mechanism (DP-SGD): noisy sums of clipped gradients of random batches."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,13 @@ from dpjax._checks import (
 from dpjax._typing import ClipBound, Numeric
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import Sampling
 from dpjax.transforms import NoiseDescription, PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.inspect_state import find_noise, optimizer_state
 from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,9 @@ class SubsampledGaussian(Mechanism):
       num_steps: number of noisy sums released.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
       unit: the unit of privacy, for example ``"one record"``.
+      size_scaled: whether the gradient is a sum that stands for the whole data's, scaled by
+        ``num_examples / expected_batch_size``, as in DP-SVI and SG-MCMC. The scale is published
+        with the parameters and computed from the number of records, as the certificate states.
 
     Raises:
       ValueError: for numbers out of range, a tuple of another length than ``num_steps``, or an
@@ -67,6 +68,7 @@ class SubsampledGaussian(Mechanism):
     num_steps: int
     adjacency: Adjacency
     unit: str = "one record"
+    size_scaled: bool = False
 
     def __post_init__(self) -> None:
         check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
@@ -77,20 +79,27 @@ class SubsampledGaussian(Mechanism):
         for sigma, _ in self._noise_by_runs():
             check_non_negative("noise_multiplier", sigma)
 
-    @property
-    def num_releases(self) -> int:
-        """Number of noisy sums released: one for each step."""
-        return self.num_steps
-
-    @property
-    def event(self) -> "DpEvent":
-        """The privacy event of all steps: the sampler's, with the noise multiplier of each."""
-        return self.sampling.event(self._noise_by_runs())
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Names of published constants that are computed from the number of records n."""
-        return self.sampling.constants_from_size
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        sigmas = [sigma for sigma, _ in self._noise_by_runs()]
+        noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
+        bound = total_l2_clip(self.l2_clip)
+        layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
+        scale = ("the scale num_examples / expected_batch_size",) if self.size_scaled else ()
+        return Guarantee(
+            event=self.sampling.event(self._noise_by_runs()),
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=self.num_steps,
+            description={
+                "sampling": self.sampling.describe(self.adjacency),
+                "clipping": f"each contribution to L2 norm {bound:.4g}{layers}; only sums are"
+                " noised",
+                "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip"
+                " bound)",
+            },
+            size_constants=(*self.sampling.constants_from_size, *scale),
+        )
 
     @property
     def sensitivity(self) -> float:
@@ -141,18 +150,6 @@ class SubsampledGaussian(Mechanism):
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)
 
-    def describe(self) -> Mapping[str, str]:
-        """Describes sampling, clipping and noise in the certificate's sentences."""
-        sigmas = [sigma for sigma, _ in self._noise_by_runs()]
-        noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
-        bound = total_l2_clip(self.l2_clip)
-        layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
-        return {
-            "sampling": self.sampling.describe(self.adjacency),
-            "clipping": f"each contribution to L2 norm {bound:.4g}{layers}; only sums are noised",
-            "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip bound)",
-        }
-
     def _noise_by_runs(self) -> list[tuple[float, int]]:
         """Noise multipliers, each with its number of consecutive steps."""
         if not isinstance(self.noise_multiplier, tuple):
@@ -179,21 +176,6 @@ class _NoiseSchedule:
         index = jnp.minimum(num_releases, self.num_steps - 1)
         multiplier = multipliers[index] if multipliers.ndim else multipliers
         return jnp.where(num_releases < self.num_steps, multiplier, jnp.nan)
-
-
-@dataclass(frozen=True)
-class SizeScaledSubsampledGaussian(SubsampledGaussian):
-    """A `SubsampledGaussian` whose sums are scaled by num_examples / expected_batch_size.
-
-    So do DP-SVI and SG-MCMC, for which a sum stands for the whole data's. The scale is published
-    with the parameters and computed from the number of records, as the certificate states.
-    """
-
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Published values computed from n: those of the sampler, and the scale of the gradient."""
-        scale = "the scale num_examples / expected_batch_size"
-        return (*self.sampling.constants_from_size, scale)
 
 
 def mechanism_of(

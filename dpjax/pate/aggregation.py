@@ -24,10 +24,10 @@ Erlingsson (2018), "Scalable Private Learning with PATE".
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from dpjax._checks import check, check_count, check_positive, check_text
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import Gaussian, Laplace, Mechanism
 from dpjax.mechanisms.base import pure_in_words
 from dpjax.mechanisms.host import Array, call_on_host
@@ -88,7 +89,6 @@ class VoteAggregation(Mechanism):
     adjacency: Adjacency
     unit: str = "the shard of one teacher"
     abstentions: bool = False
-    has_exact_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("scale", self.scale)
@@ -128,6 +128,16 @@ class VoteAggregation(Mechanism):
         """Returns the class of the largest noisy count of each query, on the host."""
         return self.vote_noise.add_noise(words, [votes])[0].argmax(axis=-1)
 
+    def _guarantee(self, event: DpEvent, num_releases: int, **description: str) -> Guarantee:
+        return Guarantee(
+            event=event,
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=num_releases,
+            description=description,
+            exact_noise=True,
+        )
+
     def _votes_in_words(self) -> str:
         abstain = ", who may abstain" if self.abstentions else ""
         return (
@@ -138,11 +148,6 @@ class VoteAggregation(Mechanism):
 
 class NoisyArgmax(VoteAggregation):
     """Base class of aggregations that answer every query."""
-
-    @property
-    def num_releases(self) -> int:
-        """Number of labels released."""
-        return self.num_queries
 
     def release(self, key: PRNGKey, votes: npt.ArrayLike) -> Answers:
         """Returns the class with the largest noisy count for every query; works under jit and vmap.
@@ -205,18 +210,16 @@ class LNMax(NoisyArgmax):
         """Epsilon at delta zero of one label: 2 / ``scale``."""
         return 2 / self.scale
 
-    @property
-    def event(self) -> DpEvent:
-        """Two Laplace releases of sensitivity one for each query."""
-        return SelfComposedDpEvent(self.vote_noise.event, 2 * self.num_queries)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, noise and pure guarantee, for the certificate."""
-        return {
-            "statistic": self._votes_in_words(),
-            "noise": f"Laplace of scale {self.scale:.4g} on every count, of which two move by one",
-            "guarantee": f"for each label {pure_in_words(self.pure_epsilon_per_query)}",
-        }
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self._guarantee(
+            # Two releases of sensitivity one for each query.
+            SelfComposedDpEvent(self.vote_noise.event, 2 * self.num_queries),
+            self.num_queries,
+            statistic=self._votes_in_words(),
+            noise=f"Laplace of scale {self.scale:.4g} on every count, of which two move by one",
+            guarantee=f"for each label {pure_in_words(self.pure_epsilon_per_query)}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +256,14 @@ class GNMax(NoisyArgmax):
         """Gaussian noise on a histogram of L2 sensitivity sqrt(2)."""
         return gaussian_votes(self)
 
-    @property
-    def event(self) -> DpEvent:
-        """One Gaussian release of L2 sensitivity sqrt(2) for each query."""
-        return SelfComposedDpEvent(self.vote_noise.event, self.num_queries)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic and noise, for the certificate."""
-        return {"statistic": self._votes_in_words(), "noise": gaussian_in_words(self.scale)}
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self._guarantee(
+            SelfComposedDpEvent(self.vote_noise.event, self.num_queries),
+            self.num_queries,
+            statistic=self._votes_in_words(),
+            noise=gaussian_in_words(self.scale),
+        )
 
 
 def gaussian_votes(mechanism: VoteAggregation) -> Gaussian:

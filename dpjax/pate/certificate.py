@@ -96,9 +96,9 @@ class PATECertificate:
     def _tables(self) -> list[Table]:
         own = self.dp_certificate
         setting = [
-            ("adjacency", f"{own.adjacency}, of teachers"),
-            ("unit of privacy", own.unit),
-            *own.description.items(),
+            ("adjacency", f"{own.guarantee.adjacency}, of teachers"),
+            ("unit of privacy", own.guarantee.unit),
+            *own.guarantee.description.items(),
         ]
         at = f"at delta = {own.delta:g}"
         tables = [
@@ -219,7 +219,7 @@ class SanitizedCertificate:
         setting = [("adjacency", f"{mechanism.adjacency}, of teachers"), ("unit", mechanism.unit)]
         at = f"at delta = {found.delta:g}"
         tables = [
-            ("Mechanism", [*setting, *mechanism.describe().items()]),
+            ("Mechanism", [*setting, *mechanism.guarantee.description.items()]),
             (f"Epsilon {at} on these votes", rows),
             (f"Epsilon {at} for any votes", list(map(_text, self.data_independent))),
         ]

@@ -1,7 +1,7 @@
 """Confident and Interactive GNMax: answers only for queries that pass a noisy threshold."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent, SelfComposedDpEvent
+from dp_accounting import SelfComposedDpEvent
 
 from dpjax._checks import (
     as_finite,
@@ -21,6 +21,7 @@ from dpjax._checks import (
     is_traced,
 )
 from dpjax._typing import PRNGKey
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import Gaussian
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host
@@ -77,16 +78,17 @@ class ThresholdedAggregation(VoteAggregation):
         """Gaussian noise on the checked count, of sensitivity one."""
         return Gaussian(Sensitivity(1.0, "l2", self.adjacency), self.check_scale, self.unit)
 
-    @property
-    def num_releases(self) -> int:
-        """Number of outcomes of checks and labels released, at most."""
-        return self.num_queries + self.max_answers
-
-    @property
-    def event(self) -> DpEvent:
-        """``num_queries`` Gaussian checks and ``max_answers`` Gaussian histograms."""
+    def _thresholded_guarantee(self, checked: str) -> Guarantee:
         checks = SelfComposedDpEvent(self.check_noise.event, self.num_queries)
-        return compose([checks, SelfComposedDpEvent(self.vote_noise.event, self.max_answers)])
+        answers = SelfComposedDpEvent(self.vote_noise.event, self.max_answers)
+        return self._guarantee(
+            compose([checks, answers]),
+            self.num_queries + self.max_answers,
+            statistic=f"{self._votes_in_words()}, at most {self.max_answers:,} answered",
+            check=f"{checked} plus Gaussian noise of standard deviation {self.check_scale:.4g}"
+            f" must reach {self.threshold:.6g}; every check is counted, also where none is made",
+            noise=gaussian_in_words(self.scale),
+        )
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` and ``check_scale`` times ``factor``."""
@@ -114,14 +116,6 @@ class ThresholdedAggregation(VoteAggregation):
         answered = passed & (np.cumsum(passed, axis=-1) <= self.max_answers)
         labels = self._noisy_labels(answer_words, votes)
         return [np.where(answered, labels, NO_ANSWER), answered]
-
-    def _describe(self, checked: str) -> Mapping[str, str]:
-        return {
-            "statistic": f"{self._votes_in_words()}, at most {self.max_answers:,} answered",
-            "check": f"{checked} plus Gaussian noise of standard deviation {self.check_scale:.4g}"
-            f" must reach {self.threshold:.6g}; every check is counted, also where none is made",
-            "noise": gaussian_in_words(self.scale),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +160,9 @@ class ConfidentGNMax(ThresholdedAggregation):
         """
         return self._release(key, votes, [])
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, check and noise, for the certificate."""
-        return self._describe("the largest count")
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self._thresholded_guarantee("the largest count")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +231,11 @@ class InteractiveGNMax(ThresholdedAggregation):
         reinforced = ~answers.answered & is_confident
         return answers._replace(labels=jnp.where(reinforced, own, answers.labels))
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns sentences on statistic, check, noise and the student, for the certificate."""
-        return {
-            **self._describe("the largest count less the student's expected count"),
-            "student": "its own class is the label where the teachers do not answer and its"
-            f" probability is at least {self.student_confidence:.4g}",
-        }
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        checked = self._thresholded_guarantee("the largest count less the student's expected count")
+        student = (
+            "its own class is the label where the teachers do not answer and its probability is at"
+            f" least {self.student_confidence:.4g}"
+        )
+        return dataclasses.replace(checked, description={**checked.description, "student": student})

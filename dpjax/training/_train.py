@@ -23,6 +23,7 @@ from dpjax._checks import (
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax.gradients.loss_checks import check_params
 from dpjax.gradients.losses import split_params
+from dpjax.guarantee import Guarantee
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
@@ -89,13 +90,21 @@ class TrainResult:
     mechanism: SubsampledGaussian
     seeded: bool
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the run."""
+        steps = self.mechanism.num_steps
+        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
+
     def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
+        """Returns the certificate of the run at ``delta``.
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.
         """
-        return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
+        from dpjax.certificates.certificate import certify
+
+        return certify(self.guarantee, delta)
 
 
 def train(

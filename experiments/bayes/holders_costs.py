@@ -191,7 +191,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
             ALL_SENT: found.bytes_of_all,
             **{name: round(1000 * seconds, 3) for name, seconds in times.items()},
         },
-        certified={"ε": certified_epsilon(plan.event, _DELTA, adjacency=plan.adjacency)},
+        certified={"ε": certified_epsilon(plan.event, _DELTA, adjacency=plan.guarantee.adjacency)},
         certificate=str(plan.certificate(_DELTA)),
         note="CPU time of the functions of `dpjax.federated`, of the fastest of"
         f" {settings['rounds']} rounds; it depends on the machine, and the bytes do not."

@@ -23,7 +23,7 @@ from dpjax.bayes.regression import (
 )
 from dpjax.federated import Parties
 from dpjax.federated.processes import read_study
-from dpjax.mechanisms import SizeScaledSubsampledGaussian
+from dpjax.mechanisms import SubsampledGaussian
 from experiments.bayes.wine_fits import Records, scale_records
 from experiments.data import load_data
 from experiments.federated import hospitals
@@ -55,7 +55,8 @@ _STEPS_TABLE = """
 type = "dpjax.federated.ClippedGradientSum"
 num_parameters = {num_parameters}
 [plan.mechanism.mechanism]
-type = "dpjax.mechanisms.SizeScaledSubsampledGaussian"
+type = "dpjax.mechanisms.SubsampledGaussian"
+size_scaled = true
 l2_clip = {mechanism.l2_clip}
 noise_multiplier = {mechanism.noise_multiplier}
 num_steps = {mechanism.num_steps}
@@ -114,12 +115,13 @@ def run_training(records: Records, names: Sequence[str]) -> bool:
     num_parameters = 2 * hospitals.NUM_FEATURES  # locations and scales of the guide
     columns = [0, *range(len(names) - hospitals.NUM_FEATURES + 1, len(names))]
     mechanism = calibrate(
-        SizeScaledSubsampledGaussian(
+        SubsampledGaussian(
             PoissonSampling(len(records.y), 0.1),
             l2_clip=1.0,
             noise_multiplier=1.0,
             num_steps=_NUM_ROUNDS,
             adjacency="zero_out",
+            size_scaled=True,
         ),
         epsilon=_EPSILON,
         delta=_DELTA,

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpjax
+from dpjax.certificates import certify
 from experiments.data import Dataset, load_data
 from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
@@ -135,7 +136,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     measured = summarize([run.curve[-1][1] for run in runs])
     training: Any = mechanism.parts[-1]
     measured["noise multiplier"] = training.noise_multiplier
-    certificate = mechanism.certificate(settings.delta).with_seed_caveat(seeded=True)
+    certificate = certify(mechanism.guarantee.of_run(seeded=True), settings.delta)
     certified = {EPSILON: certificate.epsilon}
     if row.source:
         certified[PUBLISHED_EPSILON] = published_epsilon(settings)

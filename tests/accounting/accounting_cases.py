@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpjax.adjacency import Adjacency
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 
 Density = Callable[[float], float]
@@ -71,11 +72,16 @@ class FakeMechanism(Mechanism):
     unit: str = "one <image>"
 
     @property
-    def num_releases(self) -> int:
-        return self.num_steps
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            event=self.composed_event(),
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=self.num_steps,
+            description={"sampling": f"each batch is drawn by {self.sampling} sampling"},
+        )
 
-    @property
-    def event(self) -> DpEvent:
+    def composed_event(self) -> DpEvent:
         events = {
             "none": gaussian(self.noise_multiplier, self.num_steps),
             "poisson": poisson(self.noise_multiplier, 0.01, self.num_steps),
@@ -89,24 +95,19 @@ class FakeMechanism(Mechanism):
     def first_steps(self, num_steps: int) -> "FakeMechanism":
         return replace(self, num_steps=num_steps)
 
-    def describe(self) -> Mapping[str, str]:
-        return {"sampling": f"each batch is drawn by {self.sampling} sampling"}
-
 
 @dataclass(frozen=True)
 class Noiseless(FakeMechanism):
     """Releases the data as they are, whatever its noise."""
 
-    @property
-    def event(self) -> DpEvent:
+    def composed_event(self) -> DpEvent:
         return dp_event.NonPrivateDpEvent()
 
 
 class Selection(FakeMechanism):
     """The best of several releases, of which no privacy loss distribution is known."""
 
-    @property
-    def event(self) -> DpEvent:
+    def composed_event(self) -> DpEvent:
         return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
 
 

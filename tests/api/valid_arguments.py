@@ -739,8 +739,6 @@ RESULTS = {
         ],
         "certificates": [
             "Certificate",
-            "Certificate.with_seed_caveat",
-            "Certificate.with_size_caveat",
             "Estimate",
         ],
         "datasets": ["Digits", "Split"],

@@ -51,9 +51,9 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
         release = laplace_release(BETA, adjacency, 0.5)
         certificate = release.certificate(1e-6)
         assert 0.49 < certificate.epsilon <= 0.5 * (1 + 1e-6)
-        assert certificate.description["number of records"].startswith(word)
-        assert "zeros and ones" in certificate.description["records"]
-        assert certificate.adjacency == adjacency
+        assert certificate.guarantee.description["number of records"].startswith(word)
+        assert "zeros and ones" in certificate.guarantee.description["records"]
+        assert certificate.guarantee.adjacency == adjacency
     gaussian = Gaussian.from_epsilon(
         BETA.sensitivity(norm="l2", adjacency="add_remove"), epsilon=1.0, delta=1e-6
     )
@@ -62,7 +62,7 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
     louder = release.scale_noise(2.0)
     assert louder.mechanism.scale == 2 * gaussian.scale
     assert louder.num_releases == 1
-    assert louder.unit == "one record"
+    assert louder.guarantee.unit == "one record"
 
 
 def test_discrete_noise_of_whole_numbers():

@@ -264,7 +264,7 @@ def test_a_result_is_certified_for_the_steps_that_were_run(falling):
             accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, event))
         expected = accountant.get_epsilon(1e-5)
         assert result.certificate(1e-5).epsilon == pytest.approx(expected, rel=5e-3)
-        assert result.certificate(1e-5).num_releases == len(noises)
+        assert result.guarantee.num_releases == len(noises)
         for other in (len(noises) - 1, len(noises) + 1):  # power
             certificate = falling.mechanism.first_steps(other).certificate(1e-5)
             assert certificate.epsilon != pytest.approx(expected, rel=0.05)

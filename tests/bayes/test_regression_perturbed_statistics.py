@@ -117,7 +117,7 @@ def climb(pair, steps):
 def test_the_certificate_is_what_was_asked_for(delta, adjacency):
     made = mechanism(delta, adjacency)
     certified = made.certificate(1e-4)
-    assert certified.adjacency == made.adjacency == adjacency
+    assert certified.guarantee.adjacency == made.adjacency == adjacency
     if delta:
         assert certified.epsilon == pytest.approx(1.0, rel=1e-3)
     else:
@@ -353,10 +353,10 @@ def test_errors_name_the_array_that_is_masked_or_holds_no_numbers():
 
 
 def test_the_description_names_clipping_weights_and_noise():
-    words = mechanism().describe()
+    words = mechanism().guarantee.description
     assert words["records"] == "3 features and a target each, clipped: x to L2 norm 2, |y| to 3"
     assert "sqrt(2)" in words["weights"]
-    assert "weights" not in mechanism(0.0).describe()
+    assert "weights" not in mechanism(0.0).guarantee.description
 
 
 @pytest.mark.slow

@@ -265,7 +265,7 @@ def test_what_is_no_mechanism_is_refused():
 
 
 def test_the_description_has_every_number():
-    words = mechanism(40).describe()
+    words = mechanism(40).guarantee.description
     assert "rows of 3 entries" in words["statistic"]
     assert "norm at most 1.5" in words["statistic"]
     assert "40 degrees of freedom and scale 2.25: of mean 90" in words["noise"]

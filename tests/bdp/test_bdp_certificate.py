@@ -35,7 +35,7 @@ def certificate(account):
 def test_both_epsilons_are_of_the_steps_that_ran(account, certificate):
     ran = account.mechanism.first_steps(60).certificate(1e-5)
     assert certificate.epsilon.dp == ran.epsilon
-    assert certificate.dp_certificate.num_releases == 60
+    assert certificate.dp_certificate.guarantee.num_releases == 60
     assert certificate.num_planned == 100
 
 

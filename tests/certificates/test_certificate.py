@@ -131,9 +131,12 @@ def test_without_an_upper_curve_the_note_gives_the_reason():
 
 
 def test_more_caveats_keep_the_curve(certificate):
-    changed = dataclasses.replace(certificate, caveats=("Seeded.",))
+    run = certificate.guarantee.of_run(seeded=True, num_steps=100)
+    changed = dataclasses.replace(certificate, guarantee=run)
     assert changed.risks == certificate.risks
-    assert changed.paragraph().endswith("Seeded.")
+    assert changed.caveats[:-1] == certificate.caveats
+    assert changed.paragraph().endswith(changed.caveats[-1])
+    assert "protects nobody" in changed.caveats[-1]
 
 
 def test_the_text_names_everything(certificate):
@@ -198,7 +201,7 @@ def test_nothing_is_certified_without_a_bound():
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan, "small"])
 def test_bad_deltas_are_refused(delta):
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-        certify(FakeMechanism(1.0), delta)
+        certify(FakeMechanism(1.0).guarantee, delta)
 
 
 def test_the_mechanisms_can_be_imported_before_the_accounting():

@@ -8,7 +8,7 @@ import pytest
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
 from dpjax.federated.processes import read_study
 from dpjax.federated.processes.config import read_settings
-from dpjax.mechanisms import SizeScaledSubsampledGaussian
+from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from experiments.bayes.wine_fits import Records
 from experiments.federated import hospitals
@@ -56,12 +56,13 @@ def test_every_record_has_one_holder(records):
 
 @pytest.mark.slow
 def test_the_program_trains_by_the_plans_mechanism(tmp_path, records):
-    mechanism = SizeScaledSubsampledGaussian(
+    mechanism = SubsampledGaussian(
         PoissonSampling(103, 0.1),
         l2_clip=1.0,
         noise_multiplier=1.2345678901234567,
         num_steps=5,
         adjacency="zero_out",
+        size_scaled=True,
     )
     table = _STEPS_TABLE.format(mechanism=mechanism, num_parameters=2 * hospitals.NUM_FEATURES)
     parts = split_records(records, 3)

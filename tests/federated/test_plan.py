@@ -136,7 +136,8 @@ def test_the_event_is_that_of_the_trusted_aggregator():
         trusted = make(adjacency="add_remove")
         plan = plan_of(trusted)
         assert plan.event == trusted.event
-        assert (plan.adjacency, plan.unit) == (trusted.adjacency, trusted.unit)
+        assert plan.guarantee.adjacency == trusted.guarantee.adjacency
+        assert plan.guarantee.unit == trusted.guarantee.unit
         assert plan.num_releases == trusted.num_releases
         assert plan.certificate(DELTA).epsilon == trusted.certificate(DELTA).epsilon
 
@@ -322,7 +323,7 @@ def test_epsilons_of_adversaries_are_rounded_up():
     nearest = []
     for scale in np.linspace(1.0, 2.0, 8):
         plan = plan_of(count_release(scale=scale))
-        words = plan.certificate(DELTA).description
+        words = plan.certificate(DELTA).guarantee.description
         for number, one in enumerate(plan.adversaries(DELTA), start=1):
             stated = float(words[f"adversary {number}"].split()[1])
             assert one.epsilon <= stated < 1.002 * one.epsilon

@@ -263,8 +263,10 @@ def certified(mechanism, delta):
         "certified by": found.accountant,
         "epsilon": found.epsilon,
         "lower": found.epsilon_lower,
-        "releases": found.num_releases,
-        "mu": _or_none(lambda: accounting.gdp.mu_of_event(found.event, found.adjacency)),
+        "releases": found.guarantee.num_releases,
+        "mu": _or_none(
+            lambda: accounting.gdp.mu_of_event(found.guarantee.event, found.guarantee.adjacency)
+        ),
     }
 
 

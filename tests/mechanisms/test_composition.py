@@ -1,5 +1,7 @@
 """Several mechanisms on the same records cost more than each of them."""
 
+import dataclasses
+
 import pytest
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
 
@@ -28,15 +30,16 @@ class Selection(SubsampledGaussian):
     """The best of several releases, of which only Rényi divergences are known."""
 
     @property
-    def event(self):
-        return RepeatAndSelectDpEvent(GaussianDpEvent(4.0), 10, 1)
+    def guarantee(self):
+        event = RepeatAndSelectDpEvent(GaussianDpEvent(4.0), 10, 1)
+        return dataclasses.replace(FULL.guarantee, event=event, adjacency=self.adjacency)
 
 
 def test_a_composition_is_all_of_its_parts():
     both = Composition((FULL, SAMPLED))
     assert both.num_releases == 32
     assert both.event == ComposedDpEvent([FULL.event, SAMPLED.event])
-    assert (both.adjacency, both.unit) == ("add_remove", "one record")
+    assert (both.guarantee.adjacency, both.guarantee.unit) == ("add_remove", "one record")
 
 
 def test_a_composition_costs_more_than_each_part_and_at_most_their_sum():
@@ -105,9 +108,9 @@ def test_compositions_nest_and_scale():
 
 
 def test_every_part_is_described():
-    words = Composition((FULL, SAMPLED)).describe()
-    assert words["part 1, noise"] == FULL.describe()["noise"]
-    assert words["part 2, sampling"] == SAMPLED.describe()["sampling"]
+    words = Composition((FULL, SAMPLED)).guarantee.description
+    assert words["part 1, noise"] == FULL.guarantee.description["noise"]
+    assert words["part 2, sampling"] == SAMPLED.guarantee.description["sampling"]
 
 
 def test_parts_of_different_adjacency_or_unit_are_refused():

@@ -178,11 +178,11 @@ def test_a_sensitivity_between_whole_numbers_is_refused():
 
 
 def test_the_descriptions_have_every_number():
-    words = laplace(Fraction(9)).describe()
+    words = laplace(Fraction(9)).guarantee.description
     assert "one release of integers, of sensitivity 3 in L1" in words["statistic"]
     assert "discrete Laplace, scale 9, on every entry; sampled exactly" in words["noise"]
     assert "epsilon at most 0.3334" in words["guarantee"]
-    words = gaussian(2.0).describe()
+    words = gaussian(2.0).guarantee.description
     assert "discrete Gaussian, scale 2" in words["noise"]
     assert "rho = 1.125" in words["guarantee"]
 

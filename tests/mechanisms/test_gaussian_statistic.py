@@ -56,7 +56,7 @@ def test_the_classical_rule_is_wrong_where_analytic_calibration_is_right():
 def test_the_certificate_is_the_closed_form(adjacency, epsilon):
     used = Gaussian.from_epsilon(stated(adjacency), epsilon=epsilon, delta=1e-6)
     certificate = used.certificate(1e-6)
-    assert certificate.adjacency == adjacency
+    assert certificate.guarantee.adjacency == adjacency
     assert epsilon * (1 - 1e-9) <= certificate.epsilon <= epsilon * 1.01
     assert certificate.epsilon_lower <= epsilon
 
@@ -106,6 +106,6 @@ def test_targets_that_mean_nothing_are_refused(arguments, words):
 
 
 def test_the_description_has_every_number():
-    words = Gaussian(stated(), 5.0).describe()
+    words = Gaussian(stated(), 5.0).guarantee.description
     assert "sensitivity 2 in L2" in words["statistic"]
     assert "standard deviation 5" in words["noise"]

@@ -82,7 +82,7 @@ def test_no_attack_beats_it_and_half_the_noise_is_beaten(adjacency):
 
 
 def test_the_description_has_every_number():
-    words = mechanism(epsilon=1 / 3).describe()
+    words = mechanism(epsilon=1 / 3).guarantee.description
     assert "sensitivity 30 in L1" in words["statistic"]
     assert "scale 90" in words["noise"]
     assert "epsilon at most 0.3334 at any delta" in words["guarantee"]  # rounded up

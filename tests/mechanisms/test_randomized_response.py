@@ -173,7 +173,7 @@ def test_answers_that_are_no_categories_are_refused():
 
 
 def test_the_description_has_every_number():
-    words = FIVE.describe()
+    words = FIVE.guarantee.description
     assert "of 5, randomized" in words["statistic"]
     assert "probability 0.3" in words["noise"]
     assert f"epsilon at most {math.ceil(FIVE.pure_epsilon * 1000) / 1000}" in words["guarantee"]

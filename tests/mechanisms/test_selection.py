@@ -113,7 +113,7 @@ def test_the_certificate_is_the_pure_epsilon(cls, adjacency):
         assert used.pure_epsilon == times * 0.5
         certified = used.certificate(1e-9).epsilon
         assert times * 0.5 * (1 - 1e-8) <= certified <= times * 0.5 * 1.005
-        assert used.certificate(1e-9).adjacency == adjacency
+        assert used.certificate(1e-9).guarantee.adjacency == adjacency
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
@@ -149,11 +149,11 @@ def test_a_sensitivity_in_another_norm_is_refused():
 
 
 def test_the_description_has_every_number():
-    words = mechanism(NoisyMax, monotone=True).describe()
+    words = mechanism(NoisyMax, monotone=True).guarantee.description
     assert "sensitivity 1 in L-infinity, monotone" in words["statistic"]
     assert "Laplace noise of scale 2" in words["noise"]
     assert "epsilon at most 0.5" in words["guarantee"]
-    assert "Gumbel noise" in mechanism(ExponentialMechanism).describe()["noise"]
+    assert "Gumbel noise" in mechanism(ExponentialMechanism).guarantee.description["noise"]
 
 
 @pytest.mark.parametrize("cls", [ExponentialMechanism, NoisyMax])

@@ -157,11 +157,11 @@ def test_what_makes_no_mechanism_is_refused(fields, words):
 def test_the_description_has_every_number():
     words = mechanism(
         noise_multiplier=(2.0, 2.0, 2.0, 3.0), l2_clip={"a": 3.0, "b": 4.0}
-    ).describe()
+    ).guarantee.description
     assert "0.1" in words["sampling"]
     assert "L2 norm 5, shared by layers" in words["clipping"]
     assert "2 to 3" in words["noise"]
-    assert "noise multiplier 2 (" in mechanism().describe()["noise"]
+    assert "noise multiplier 2 (" in mechanism().guarantee.description["noise"]
 
 
 def exact_gaussian_epsilon(mu: float, delta: float) -> float:
@@ -188,7 +188,7 @@ def test_certificate_of_full_batches_is_the_gaussians_own(sampling, adjacency, c
     certificate = described.certificate(1e-5)
     exact = exact_gaussian_epsilon(clips * np.sqrt(sum(s**-2 for s in sigmas)), 1e-5)
     assert exact * (1 - 1e-9) <= certificate.epsilon <= exact * 1.001
-    assert (certificate.adjacency, certificate.num_releases) == (adjacency, 4)
+    assert (certificate.guarantee.adjacency, certificate.guarantee.num_releases) == (adjacency, 4)
     assert certificate.accountant == "pld"
 
 

@@ -173,8 +173,8 @@ def test_votes_with_abstentions_need_the_mechanism_to_allow_them():
         refuses.release(jax.random.key(0), votes)
     with pytest.raises(ValueError, match="sum to at most num_teachers = 9 in every row, got"):
         allows.release(jax.random.key(0), votes + 1)
-    assert "9 teachers, who may abstain" in allows.describe()["statistic"]
-    assert "abstain" not in refuses.describe()["statistic"]
+    assert "9 teachers, who may abstain" in allows.guarantee.description["statistic"]
+    assert "abstain" not in refuses.guarantee.description["statistic"]
 
 
 def test_a_teacher_that_abstains_does_not_change_the_noise():

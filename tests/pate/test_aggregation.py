@@ -227,9 +227,10 @@ def test_the_published_setting_has_the_exact_gaussian_epsilon():
     )
     found = mechanism.certificate(1e-5)
     assert found.epsilon == pytest.approx(2.5426, rel=2e-3)
-    assert (found.adjacency, found.unit) == ("replace_one", "the shard of one teacher")
-    assert "at most 286 answered" in found.description["statistic"]
-    assert "must reach 200" in found.description["check"]
+    assert found.guarantee == mechanism.guarantee
+    assert mechanism.unit == "the shard of one teacher"
+    assert "at most 286 answered" in found.guarantee.description["statistic"]
+    assert "must reach 200" in found.guarantee.description["check"]
 
 
 def test_calibration_scales_both_noises():

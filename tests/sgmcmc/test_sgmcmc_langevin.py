@@ -143,7 +143,7 @@ def test_a_floor_raises_the_steps_that_are_below_it_and_reports_by_how_much():
     np.testing.assert_allclose(raised, used)
     assert (chain.excess_temperatures[~short] == 0).all()
     assert chain.gaussian.noise_multiplier == tuple(used.tolist())
-    assert f"in {short.sum()} of 50 steps" in chain.describe()["injected noise"]
+    assert f"in {short.sum()} of 50 steps" in chain.guarantee.description["injected noise"]
 
 
 def test_scaling_the_noise_shrinks_the_steps():

@@ -1,7 +1,7 @@
 """Private release of a conjugate family's sufficient statistics."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +12,18 @@ import numpy.typing as npt
 from dpjax._checks import as_float64, as_numbers, check, check_count, check_type
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
-from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import NoisyStatistic
-from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.host import call_on_host
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 
 
 @dataclass(frozen=True)
-class StatisticRelease(ComposedMechanism, RecordSum):
+class StatisticRelease(RecordSum):
     """Releases the summed sufficient statistics of a conjugate family once, with noise.
 
     Clipping, sums, noise, event and posteriors are all derived from family and mechanism.
@@ -75,33 +74,22 @@ class StatisticRelease(ComposedMechanism, RecordSum):
         )
 
     @property
-    def adjacency(self) -> Adjacency:  # type: ignore[override]
+    def adjacency(self) -> Adjacency:
         """Adjacency of the mechanism's sensitivity."""
         return self.mechanism.adjacency
 
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """The unit of privacy, that of the mechanism."""
-        return self.mechanism.unit
-
-    @property
-    def composition(self) -> Composition:
-        """The composition of one part, the mechanism."""
-        return Composition((self.mechanism,))
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        public = is_size_public(self.adjacency)
+        count = "public" if public else "private; determined by the release, with noise"
+        records = f"{self.family.description}; summed sufficient statistics are released"
+        return self.mechanism.guarantee.with_description(
+            {"records": records, "number of records": count}
+        )
 
     def scale_noise(self, factor: float) -> "StatisticRelease":
         """Returns the same release with the noise's scale times ``factor``."""
         return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns records and mechanism as text for certificates."""
-        public = is_size_public(self.adjacency)
-        count = "public" if public else "private; determined by the release, with noise"
-        return {
-            "records": f"{self.family.description}; summed sufficient statistics are released",
-            "number of records": count,
-            **self.mechanism.describe(),
-        }
 
     def release(self, key: PRNGKey, records: npt.ArrayLike) -> Any:
         """Returns the noisy sums ``(m,)`` of clipped records; works under jit and vmap.

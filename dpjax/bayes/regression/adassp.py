@@ -1,7 +1,7 @@
 """AdaSSP: sufficient statistics perturbation with an adaptive ridge."""
 
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from dpjax._checks import check, check_delta, check_positive, check_type
 from dpjax.adjacency import Adjacency
-from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
@@ -22,6 +21,7 @@ from dpjax.bayes.regression.statistics import (
     describe_clipping,
     statistics_sensitivities,
 )
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
@@ -52,7 +52,7 @@ class AdaSSPRelease(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
+class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     """Releases X^T X, X^T y and the smallest eigenvalue of X^T X with Gaussian noise.
 
     With s for the noise on an entry of xtx and s_e for that on the eigenvalue, the eigenvalue is
@@ -192,12 +192,10 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease], ComposedMechanism):
         check_positive("factor", factor)
         return replace(self, mu=self.mu / factor)
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns records, clipping and parts as text; the eigenvalue is the last part."""
-        return {
-            "records": describe_clipping(self.bounds, self.num_features),
-            **self.composition.describe(),
-        }
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        records = describe_clipping(self.bounds, self.num_features)
+        return self.composition.guarantee.with_description({"records": records})
 
 
 def adaptive_ridge(

@@ -1,5 +1,6 @@
 """Sufficient statistics perturbation: Gaussian or Laplace noise on a regression's statistics."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ from dpjax._checks import (
     check_type,
 )
 from dpjax.adjacency import Adjacency
-from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.budget_allocation import (
     AssumedModel,
     NoiseDistribution,
@@ -35,6 +35,7 @@ from dpjax.bayes.regression.statistics import (
     describe_clipping,
     statistics_sensitivities,
 )
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
@@ -53,7 +54,7 @@ _MECHANISMS: Mapping[NoiseDistribution, type[Gaussian] | type[Laplace]] = {
 
 
 @dataclass(frozen=True)
-class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMechanism, RecordSum):
+class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
     """Releases X^T X, X^T y and optionally y^T y of clipped records with independent noise.
 
     Attributes:
@@ -268,12 +269,12 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], ComposedMec
         scales = (None if scale is None else scale * factor for scale in self.scales)
         return replace(self, scales=RegressionStatistics(*scales))
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns records, clipping and parts as text for certificates."""
-        words = {"records": describe_clipping(self.bounds, self.num_features)}
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        first = {"records": describe_clipping(self.bounds, self.num_features)}
         if self.noise_distribution == "gaussian":
-            words["weights"] = "the noise on X^T X is smaller by sqrt(2) off the diagonal"
-        return {**words, **self.composition.describe()}
+            first["weights"] = "the noise on X^T X is smaller by sqrt(2) off the diagonal"
+        return self.composition.guarantee.with_description(first)
 
     @property
     def _weights(self) -> np.ndarray:

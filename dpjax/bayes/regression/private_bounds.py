@@ -1,7 +1,7 @@
 """Private clipping bounds: by the exponential mechanism, or from a noisy histogram of sizes."""
 
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -22,8 +22,9 @@ from dpjax._checks import (
 )
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.composed import ComposedMechanism
 from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
+from dpjax.guarantee import Guarantee
+from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
 from dpjax.mechanisms.exact_sampling import derive
 from dpjax.mechanisms.host import Array, call_on_host, exact
@@ -33,7 +34,7 @@ from dpjax.sensitivity import Sensitivity, of_histogram
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateBounds(ComposedMechanism):
+class PrivateBounds(Mechanism):
     """Selects bounds near a quantile of the records' sizes, among public candidates.
 
     Two exponential mechanisms of one scale. The utility of a candidate is
@@ -152,9 +153,9 @@ class PrivateBounds(ComposedMechanism):
         check_positive("factor", factor)
         return replace(self, epsilon=self.epsilon / factor)
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns quantile, candidates and both selections as text for certificates."""
-        return {"bounds": _aim(self), **self.composition.describe()}
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self.composition.guarantee.with_description({"bounds": _aim(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +246,9 @@ class HistogramBounds(GaussianSum):
             chosen.append(candidates[enough[0] if enough.size else -1])
         return RegressionBounds(x_norm=chosen[0], y_size=chosen[1])
 
-    def describe(self) -> Mapping[str, str]:
-        """Returns quantile, candidates and noise as text for certificates."""
-        return {"bounds": _aim(self), **super().describe()}
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self.mechanism.guarantee.with_description({"bounds": _aim(self)})
 
     @property
     def _candidates(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,8 +1,8 @@
 """Additive Wishart noise on regression statistics, and two published mechanisms to compare with."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
@@ -32,6 +32,7 @@ from dpjax.bayes.regression.statistics import (
     check_bound,
     check_setting,
 )
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import mirror, upper_triangle
 from dpjax.mechanisms.exact_sampling import RandomWords
 from dpjax.mechanisms.host import Array, call_on_host, from_units, to_units
@@ -154,16 +155,23 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         """Dimension of the rows: features and target."""
         return self.num_features + 1
 
-    @property
-    def num_releases(self) -> int:
-        """Number of noisy values released: one matrix."""
-        return 1
-
-    @property
-    def event(self) -> WishartDpEvent:
-        """The event of one Wishart release."""
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
         surplus = self.degrees_of_freedom - self.dimension + 1
-        return WishartDpEvent(surplus, self.scale / _largest_square(self.bounds))
+        largest = _largest_square(self.bounds)
+        return Guarantee(
+            event=WishartDpEvent(surplus, self.scale / largest),
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=1,
+            description={
+                "statistic": f"the second moment of rows of {self.dimension} entries, features and"
+                f" target, of norm at most {math.sqrt(largest):.4g}",
+                "noise": f"Wishart with {self.degrees_of_freedom} degrees of freedom and scale"
+                f" {self.scale:.4g}: of mean {self.mean_noise:.4g} on the diagonal, of standard"
+                f" deviation {self.scale * math.sqrt(self.degrees_of_freedom):.4g} off it",
+            },
+        )
 
     @property
     def curve(self) -> TradeOff:
@@ -226,17 +234,6 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         return RegressionStatistics(
             released.xtx - ridge, released.xty, released.yty - self.mean_noise
         )
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns statistic and noise as text for certificates."""
-        norm = math.sqrt(_largest_square(self.bounds))
-        return {
-            "statistic": f"the second moment of rows of {self.dimension} entries, features and"
-            f" target, of norm at most {norm:.4g}",
-            "noise": f"Wishart with {self.degrees_of_freedom} degrees of freedom and scale"
-            f" {self.scale:.4g}: of mean {self.mean_noise:.4g} on the diagonal, of standard"
-            f" deviation {self.scale * math.sqrt(self.degrees_of_freedom):.4g} off it",
-        }
 
 
 def wishart_noise(key: PRNGKey, dimension: int, degrees_of_freedom: int, scale: float) -> jax.Array:

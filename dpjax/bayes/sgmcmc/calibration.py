@@ -7,7 +7,6 @@ from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 
 from dpjax._checks import (
     as_float64,
@@ -20,11 +19,11 @@ from dpjax._checks import (
 from dpjax._typing import ClipBound
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
-from dpjax.adjacency import Adjacency
 from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.bayes.sgmcmc.schedules import Floats
 from dpjax.gradients.clipping import total_l2_clip
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.composition import Composition
 
 _L = TypeVar("_L", bound=Langevin)
@@ -61,7 +60,7 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
         return chain
     least = float(chain.noise_multipliers.min())
     raised = dataclasses.replace(chain, min_noise_multiplier=least)
-    found = calibrate(_MinNoise(raised, chain.adjacency), epsilon=epsilon, delta=delta)
+    found = calibrate(_MinNoise(raised), epsilon=epsilon, delta=delta)
     return found.chain  # type: ignore[return-value]
 
 
@@ -121,11 +120,10 @@ class _MinNoise:
     """A chain whose ``scale_noise`` scales the minimal noise multiplier instead of the steps."""
 
     chain: Langevin
-    adjacency: Adjacency
 
     @property
-    def event(self) -> DpEvent:
-        return self.chain.event
+    def guarantee(self) -> Guarantee:
+        return self.chain.guarantee
 
     def scale_noise(self, factor: float) -> Self:
         least = self.chain.min_noise_multiplier * factor

@@ -10,7 +10,7 @@ the sampler injects is the noise of the mechanism.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dp_accounting import DpEvent
 
 from dpjax._checks import (
     as_finite,
@@ -43,8 +42,9 @@ from dpjax.bayes.sgmcmc.schedules import (
     evaluate_step_sizes,
 )
 from dpjax.gradients.clipping import total_l2_clip
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import Sampling, repeated
 from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
@@ -214,32 +214,49 @@ class Langevin(Mechanism):
         noises = self.noise_multipliers
         first = float(noises[0])
         noise = first if (noises == first).all() else tuple(noises.tolist())
-        return SizeScaledSubsampledGaussian(
+        return SubsampledGaussian(
             self.sampling,
             l2_clip=self.l2_clip,
             noise_multiplier=noise,
             num_steps=self.num_steps,
             adjacency=self.adjacency,
             unit=self.unit,
+            size_scaled=True,
         )
 
-    @property
-    def num_releases(self) -> int:
-        """Number of noisy sums: one for each step of each chain."""
-        return self.num_steps * self.num_chains
-
-    @property
-    def event(self) -> DpEvent:
-        """The event of all steps of all chains."""
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        # Shared batches: one release a step, of all the chains' sums.
         if self.batches == "shared":
-            return self.gaussian.scale_noise(self.num_chains**-0.5).event
-        return repeated(self.gaussian.event, self.num_chains)
+            event = self.gaussian.scale_noise(self.num_chains**-0.5).event
+        else:
+            event = repeated(self.gaussian.event, self.num_chains)
 
-    @property
-    def constants_from_size(self) -> tuple[str, ...]:
-        """Constants that depend on N: the sampler's, the likelihood's scale, the noise."""
+        low, high = self.step_sizes.min(), self.step_sizes.max()
+        steps = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
+        noise, raised = "all of the noise; none was added for privacy", self.excess_temperatures
+        if raised.any():
+            noise = (
+                f"more noise was added for privacy in {np.count_nonzero(raised):,} of"
+                f" {self.num_steps:,} steps, up to temperature"
+                f" {self.temperature + raised.max():.4g}"
+            )
+        drawn = "a batch for each" if self.batches == "own" else "one batch for all"
+        chains = f"{self.num_chains}, with {drawn} in each step" if self.num_chains > 1 else "one"
         scale = "the scale num_examples of the log-likelihood and the noise multiplier"
-        return (*self.sampling.constants_from_size, scale)
+        return Guarantee(
+            event=event,
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=self.num_steps * self.num_chains,
+            description={
+                "sampler": f"{self.name}, step size {steps}, temperature {self.temperature:g}",
+                **self.gaussian.guarantee.description,
+                "injected noise": noise,
+                "chains": f"{chains}; every state is released, burn-in included",
+            },
+            size_constants=(*self.sampling.constants_from_size, scale),
+        )
 
     def scale_noise(self, factor: float) -> Self:
         """Returns the chain with every noise multiplier times ``factor``, by smaller steps.
@@ -258,26 +275,6 @@ class Langevin(Mechanism):
     def schedule(self) -> Schedule:
         """Returns the step size as a function of the (traced) step number."""
         return as_schedule(self._with_sizes(self.step_sizes))
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sampler, sampling, clipping, noise and chains as text for certificates."""
-        low, high = self.step_sizes.min(), self.step_sizes.max()
-        steps = f"{low:.4g}" + (f" to {high:.4g}" if high > low else "")
-        noise, raised = "all of the noise; none was added for privacy", self.excess_temperatures
-        if raised.any():
-            noise = (
-                f"more noise was added for privacy in {np.count_nonzero(raised):,} of"
-                f" {self.num_steps:,} steps, up to temperature"
-                f" {self.temperature + raised.max():.4g}"
-            )
-        drawn = "a batch for each" if self.batches == "own" else "one batch for all"
-        chains = f"{self.num_chains}, with {drawn} in each step" if self.num_chains > 1 else "one"
-        return {
-            "sampler": f"{self.name}, step size {steps}, temperature {self.temperature:g}",
-            **self.gaussian.describe(),
-            "injected noise": noise,
-            "chains": f"{chains}; every state is released, burn-in included",
-        }
 
     def _with_sizes(self, sizes: Floats) -> float | tuple[float, ...]:
         """The step sizes as a number, where the chain's is one, else as a tuple."""

@@ -7,7 +7,7 @@ arithmetic; NUTS is there for comparison and is not exact.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
 from numpyro.infer import MCMC, NUTS
 
 from dpjax._checks import (
@@ -35,6 +34,7 @@ from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.loss_checks import check_params
+from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism, pure_in_words
 from dpjax.mechanisms.statistic_events import pure_event
 
@@ -109,29 +109,25 @@ class OnePosteriorSample(Mechanism):
         """Epsilon of the release: at most ``target_epsilon``."""
         return self.scale * (sensitivity_factor(self.adjacency) * (self.high - self.low))
 
-    @property
-    def num_releases(self) -> int:
-        """Number of values released: one sample."""
-        return 1
-
-    @property
-    def event(self) -> DpEvent:
-        """The event of a pure ``epsilon``-DP release."""
-        return pure_event(self.epsilon, self.adjacency)
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            event=pure_event(self.epsilon, self.adjacency),
+            adjacency=self.adjacency,
+            unit=self.unit,
+            num_releases=1,
+            description={
+                "sampler": "one exact sample of the posterior, its likelihood to the power"
+                f" {self.scale:.4g}",
+                "clipping": f"each log-likelihood within [{self.low:.4g}, {self.high:.4g}]",
+                "guarantee": pure_in_words(self.epsilon),
+            },
+        )
 
     def scale_noise(self, factor: float) -> "OnePosteriorSample":
         """Returns the mechanism with ``target_epsilon`` divided by ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, target_epsilon=self.target_epsilon / factor)
-
-    def describe(self) -> Mapping[str, str]:
-        """Returns sampler, clipping and guarantee as text for certificates."""
-        return {
-            "sampler": f"one exact sample of the posterior, its likelihood to the power"
-            f" {self.scale:.4g}",
-            "clipping": f"each log-likelihood within [{self.low:.4g}, {self.high:.4g}]",
-            "guarantee": pure_in_words(self.epsilon),
-        }
 
 
 @dataclass(frozen=True)

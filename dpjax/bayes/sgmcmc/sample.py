@@ -16,8 +16,9 @@ from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax.bayes.sgmcmc.chains import compile_steps, place_chains, private_chains
 from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
 from dpjax.bayes.sgmcmc.storage import SampleStore
-from dpjax.certificates.certificate import Certificate
+from dpjax.certificates.certificate import Certificate, certify
 from dpjax.gradients.loss_checks import check_params
+from dpjax.guarantee import Guarantee
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.checkpoint import CheckpointStore
@@ -54,9 +55,15 @@ class ChainResult:
     mechanism: Langevin
     seeded: bool
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the run, for every state of every chain."""
+        steps = self.mechanism.num_steps
+        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
+
     def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate at ``delta`` in (0, 1), for every state of every chain."""
-        return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
+        """Returns the certificate of ``guarantee`` at ``delta`` in (0, 1)."""
+        return certify(self.guarantee, delta)
 
     def to_arviz(self) -> Any:
         """Returns the samples as arviz's data tree, group ``posterior``; leaves named by path.
@@ -190,7 +197,7 @@ def sample(
     >>> result = sample(jax.random.key(0), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), None,
     ...                 jnp.zeros(3), jnp.ones((64, 3)), chain, burn_in=10, thinning=5,
     ...                 progress=False)
-    >>> result.samples.shape, result.certificate(1e-3).num_releases
+    >>> result.samples.shape, result.guarantee.num_releases
     ((2, 4, 3), 60)
     """
     check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")

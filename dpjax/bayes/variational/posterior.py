@@ -14,13 +14,13 @@ from dpjax.bayes.variational.arguments import Values, as_arrays, check_whole
 from dpjax.bayes.variational.clipping import ClippingReport, choose_coordinates, report_clipping
 from dpjax.bayes.variational.compiled_steps import CompiledSteps
 from dpjax.bayes.variational.step import DPSVIState, with_index
-from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 
 
 class VariationalPosterior:
     """The part of `DPSVI` that reads its parameters: samples, predictions, diagnostics."""
 
-    mechanism: SizeScaledSubsampledGaussian
+    mechanism: SubsampledGaussian
     static_kwargs: dict[str, Any]
     _svi: SVI
     _steps: CompiledSteps

@@ -1,7 +1,7 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from dpjax.bayes.variational.compiled_steps import CompiledSteps
 from dpjax.bayes.variational.model_trace import trace_model
 from dpjax.bayes.variational.posterior import VariationalPosterior
 from dpjax.bayes.variational.step import DPSVIState, place_state
+from dpjax.guarantee import Guarantee
 from dpjax.keys import seeded_flag
-from dpjax.mechanisms.subsampled_gaussian import SizeScaledSubsampledGaussian, SubsampledGaussian
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.sharding import MeshSharding
@@ -57,13 +58,21 @@ class DPSVIResult:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.params, self.state, self.losses))
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the run."""
+        steps = self.mechanism.num_steps
+        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
+
     def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate of the run at ``delta``, with a caveat if the noise was seeded.
+        """Returns the certificate of the run at ``delta``.
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.
         """
-        return self.mechanism.certificate(delta).with_seed_caveat(seeded=self.seeded)
+        from dpjax.certificates.certificate import certify
+
+        return certify(self.guarantee, delta)
 
 
 class DPSVI(VariationalPosterior):
@@ -126,7 +135,7 @@ class DPSVI(VariationalPosterior):
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
-      mechanism: the one given, as a `SizeScaledSubsampledGaussian`, since sums are scaled by the
+      mechanism: the one given, with ``size_scaled``, since sums are scaled by the
         number of records; ``mechanism.certificate(delta)`` is that of a plan,
         ``certificate(delta)`` of a `DPSVIResult` that of a run.
       model: the numpyro model.
@@ -182,8 +191,7 @@ class DPSVI(VariationalPosterior):
         check_loss(loss)
         check_optimizer(optim)
         check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
-        described = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
-        self.mechanism = SizeScaledSubsampledGaussian(**described)
+        self.mechanism = replace(mechanism, size_scaled=True)
         self.static_kwargs = static_kwargs
         self._svi = SVI(model, guide, optim, loss)
         self.sharding = sharding
