@@ -113,15 +113,15 @@ def test_sensitivity_is_one_or_two_clips():
 
 def test_a_prefix_is_the_same_run_stopped_early():
     described = mechanism(noise_multiplier=(4.0, 3.0, 2.0, 1.0))
-    stopped = described.prefix(2)
+    stopped = described.first_steps(2)
     assert (stopped.num_steps, stopped.noise_multiplier) == (2, (4.0, 3.0))
-    assert described.prefix(4) == described
-    assert mechanism().prefix(3) == mechanism(num_steps=3)
+    assert described.first_steps(4) == described
+    assert mechanism().first_steps(3) == mechanism(num_steps=3)
     before, after = noises(described, 2), noises(stopped, 2)
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
     for num_steps in (0, 5, 1.5):
         with pytest.raises(ValueError, match="num_steps must be"):
-            described.prefix(num_steps)
+            described.first_steps(num_steps)
 
 
 def test_noise_is_scaled_in_every_step():
