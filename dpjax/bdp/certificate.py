@@ -1,9 +1,8 @@
 """BDP certificates: the BDP epsilon of a run, always with the DP certificate of the same run."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,8 +17,8 @@ from dpjax.bdp.conversion import (
     best_order,
     population_epsilons,
 )
-from dpjax.certificates.certificate import Certificate, certify
-from dpjax.certificates.text import Table, format_size, render_html, render_text, round_up
+from dpjax.certificates.certificate import Certificate, certify, format_size
+from dpjax.certificates.render import Report, Table, round_up
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +30,6 @@ NOT_PROTECTED = (
     "The BDP epsilon is computed from the private records and is not part of the release:"
     " publishing it leaks information that it does not account for.",
 )
-_NOT_PROTECTED_HEADING = "Not covered by the BDP epsilon"
 ASSUMPTIONS: Mapping[str, str] = {
     "records": "the record in question and the records in the data are drawn from the same"
     " distribution (exchangeable)",
@@ -52,7 +50,7 @@ _ESTIMATORS = {
 
 
 @dataclass(frozen=True)
-class BDPCertificate:
+class BDPCertificate(Report):
     """The BDP epsilon and the DP certificate of one run. Quote both, or DP alone.
 
     Attributes:
@@ -75,6 +73,8 @@ class BDPCertificate:
     num_planned: int
     failure_probability: float
     assumptions: Mapping[str, str]
+    caveats_heading: ClassVar[str] = "Not covered by the BDP epsilon"
+    enclosed_heading: ClassVar[str] = "The DP certificate of the same run"
 
     @property
     def attack_success(self) -> BDPAndDP:
@@ -82,33 +82,77 @@ class BDPCertificate:
         delta = self.dp_certificate.delta
         return BDPAndDP(*(float(attack_success(value, delta)) for value in self.epsilon))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
-        return {
-            "epsilon": {name: _json(value) for name, value in self.epsilon._asdict().items()},
-            "attack_success": self.attack_success._asdict(),
-            "share": self.share,
-            "population_epsilons": [
-                [share, _json(value)] for share, value in self.population_epsilons
-            ],
-            "order": self.order,
-            "num_planned": self.num_planned,
-            "failure_probability": self.failure_probability,
-            "assumptions": dict(self.assumptions),
-            "not_protected": list(NOT_PROTECTED),
-            "dp_certificate": self.dp_certificate.to_dict(),
-        }
+    @property
+    def title(self) -> str:
+        bdp, dp = map(round_up, self.epsilon)
+        return (
+            f"DP epsilon {dp} for every record; BDP epsilon {bdp} for a share of"
+            f" {self.share:.7g} of the population"
+        )
+
+    @property
+    def tables(self) -> list[Table]:
+        own, guarantee = self.dp_certificate, self.dp_certificate.guarantee
+        bdp, dp = map(round_up, self.epsilon)
+        attack_bdp, attack_dp = map(round_up, self.attack_success)
+        comparison = [
+            ("DP epsilon", f"{dp}, for every record"),
+            ("BDP epsilon", f"{bdp}, for records drawn from the data distribution"),
+            ("BDP against DP", self._comparison),
+            ("attack success, DP", f"at most {attack_dp} (uniform prior)"),
+            ("attack success, BDP", f"at most {attack_bdp} (uniform prior)"),
+        ]
+        accounting = [
+            ("adjacency", guarantee.adjacency),
+            ("unit of privacy", guarantee.unit),
+            ("number of records", format_size(guarantee)),
+            ("steps", f"{guarantee.num_releases} of {self.num_planned} planned"),
+            ("order lambda", str(self.order)),
+            ("failure probability", f"{self.failure_probability:.3g}, included in delta"),
+        ]
+        shares = [
+            (f"share {share:.7g}", round_up(value)) for share, value in self.population_epsilons
+        ]
+        return [
+            (f"Epsilon at delta = {own.delta:g}", comparison),
+            ("BDP accountant", accounting),
+            (f"BDP epsilon at delta = {own.delta:g} by share of the population", shares),
+            ("Assumptions of the BDP epsilon", list(self.assumptions.items())),
+        ]
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return NOT_PROTECTED
+
+    @property
+    def enclosed(self) -> Certificate:
+        return self.dp_certificate
 
     def paragraph(self) -> str:
         """Returns the certificate as one paragraph for a paper, with the DP guarantee first."""
+        bdp, dp = self.attack_success
+        attack = (
+            " An attacker with a uniform prior decides correctly whether such a record is in the"
+            f" data with probability at most {round_up(bdp)} (for any record: {round_up(dp)})."
+        )
         return (
             f"{self.dp_certificate.paragraph()} Under Bayesian differential privacy (BDP; Triastcyn"
             f" & Faltings 2020) the same steps have epsilon {round_up(self.epsilon.bdp)} at the"
             f" same delta, for all but a share of {1 - self.share:.3g} of the records drawn from"
-            f" the distribution of the data; this is {_comparison(self)}.{_attack_sentence(self)}"
+            f" the distribution of the data; this is {self._comparison}."
+            f"{attack if bdp < dp else ''}"
             " The BDP epsilon is not a differential privacy guarantee. It assumes:"
             f" {'; '.join(self.assumptions.values())}. {' '.join(NOT_PROTECTED)}"
         )
+
+    @property
+    def _comparison(self) -> str:
+        bdp, dp = self.epsilon
+        if bdp >= dp:
+            return (
+                "not below the DP epsilon, which also holds for these records, so BDP adds nothing"
+            )
+        return f"below the DP epsilon by {round_up(dp - bdp)}"
 
     def plot(self) -> "Figure":
         """Returns a figure of the BDP epsilon by share of the population, and of the DP epsilon."""
@@ -130,13 +174,19 @@ class BDPCertificate:
         axes.legend()
         return figure
 
-    def __str__(self) -> str:
-        own = render_text(_title(self), _tables(self), _NOT_PROTECTED_HEADING, NOT_PROTECTED)
-        return f"{own}\n\nThe DP certificate of the same run\n\n{self.dp_certificate}"
-
-    def _repr_html_(self) -> str:
-        own = render_html(_title(self), _tables(self), NOT_PROTECTED)
-        return own + self.dp_certificate._repr_html_()
+    def _values(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "attack_success": self.attack_success,
+            "share": self.share,
+            "population_epsilons": [[share, value] for share, value in self.population_epsilons],
+            "order": self.order,
+            "num_planned": self.num_planned,
+            "failure_probability": self.failure_probability,
+            "assumptions": self.assumptions,
+            "not_protected": self.caveats,
+            "dp_certificate": self.dp_certificate,
+        }
 
 
 def certificate(
@@ -145,6 +195,7 @@ def certificate(
     *,
     share: float = 0.99999,
     shares: Sequence[float] = SHARES,
+    seeded: bool = False,
 ) -> BDPCertificate:
     """Returns the BDP and the DP guarantee of the accumulated steps.
 
@@ -154,6 +205,8 @@ def certificate(
       share: share of the population for which the BDP epsilon is to hold: epsilon is evaluated at
         the BDP delta (1 - share) ``delta``.
       shares: shares of ``BDPCertificate.population_epsilons``.
+      seeded: whether the run's key was derived from a seed (``result.seeded``), which the
+        certificate then states.
 
     Raises:
       ValueError: a number is out of range, or ``delta`` is so small that the estimators' failure
@@ -174,7 +227,9 @@ def certificate(
     check_state(state)
     check_share("share", share)
     check(share < 1, "share", share, "in [0, 1)")
-    dp_certificate = certify(state.completed_mechanism.guarantee, delta)
+    mechanism = state.completed_mechanism
+    run = mechanism.guarantee.of_run(seeded=seeded, num_steps=state.num_done)
+    dp_certificate = certify(run, delta)
     failure = state.total_failure_probability
     mean_delta = (1 - share) * delta
     allowed = f"so large that (1 - share) delta exceeds the failure probability {failure:g}"
@@ -193,65 +248,3 @@ def certificate(
             "estimator": _ESTIMATORS[state.estimator].format(state.failure_probability),
         },
     )
-
-
-def _comparison(certificate: BDPCertificate) -> str:
-    """Returns how the BDP epsilon compares with the DP epsilon."""
-    bdp, dp = certificate.epsilon
-    if bdp >= dp:
-        return "not below the DP epsilon, which also holds for these records, so BDP adds nothing"
-    return f"below the DP epsilon by {round_up(dp - bdp)}"
-
-
-def _attack_sentence(certificate: BDPCertificate) -> str:
-    bdp, dp = certificate.attack_success
-    if bdp >= dp:
-        return ""
-    return (
-        " An attacker with a uniform prior decides correctly whether such a record is in the data"
-        f" with probability at most {round_up(bdp)} (for any record: {round_up(dp)})."
-    )
-
-
-def _title(certificate: BDPCertificate) -> str:
-    bdp, dp = map(round_up, certificate.epsilon)
-    return (
-        f"DP epsilon {dp} for every record; BDP epsilon {bdp} for a share of"
-        f" {certificate.share:.7g} of the population"
-    )
-
-
-def _tables(certificate: BDPCertificate) -> list[Table]:
-    own = certificate.dp_certificate
-    success = certificate.attack_success
-    comparison = [
-        ("DP epsilon", f"{round_up(certificate.epsilon.dp)}, for every record"),
-        (
-            "BDP epsilon",
-            f"{round_up(certificate.epsilon.bdp)}, for records drawn from the data distribution",
-        ),
-        ("BDP against DP", _comparison(certificate)),
-        ("attack success, DP", f"at most {round_up(success.dp)} (uniform prior)"),
-        ("attack success, BDP", f"at most {round_up(success.bdp)} (uniform prior)"),
-    ]
-    accounting = [
-        ("adjacency", own.guarantee.adjacency),
-        ("unit of privacy", own.guarantee.unit),
-        ("number of records", format_size(own.guarantee)),
-        ("steps", f"{own.guarantee.num_releases} of {certificate.num_planned} planned"),
-        ("order lambda", str(certificate.order)),
-        ("failure probability", f"{certificate.failure_probability:.3g}, included in delta"),
-    ]
-    shares = [
-        (f"share {share:.7g}", round_up(value)) for share, value in certificate.population_epsilons
-    ]
-    return [
-        (f"Epsilon at delta = {own.delta:g}", comparison),
-        ("BDP accountant", accounting),
-        (f"BDP epsilon at delta = {own.delta:g} by share of the population", shares),
-        ("Assumptions of the BDP epsilon", list(certificate.assumptions.items())),
-    ]
-
-
-def _json(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value

@@ -3,24 +3,47 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from dpjax._checks import check_delta, check_type
 from dpjax.accounting.accountants import METHODS, certified_epsilon, epsilon_or_reason
 from dpjax.accounting.bounds import epsilon_lower_bound
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.events import UnsupportedEventError
-from dpjax.accounting.risk import Risk, attack_risks
+from dpjax.accounting.risk import (
+    ADVANTAGE,
+    ERROR_SUM,
+    FALSE_POSITIVE_RATES,
+    Risk,
+    attack_risks,
+    true_positive_rate_at,
+)
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.certificates import text
+from dpjax.adjacency import is_size_public
 from dpjax.certificates.figure import plot_certificate
+from dpjax.certificates.render import Estimate, Report, Table, round_down, round_up
 from dpjax.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["guarantee", "bound", "approximation", "unavailable"]
-
+ACCOUNTANTS = {
+    "pld": "privacy loss distribution, pessimistic",
+    "rdp": "Rényi DP, conversion of Canonne, Kamath & Steinke 2020",
+    "moments": "Rényi DP at the orders and with the conversion of Abadi et al. 2016",
+    "gdp_clt": "central limit theorem of Gaussian DP, not a guarantee",
+}
+_NEIGHBOURS = {
+    "add_remove": "one record is added or removed",
+    "replace_one": "one record is replaced by any other",
+    "zero_out": "one record is replaced by one that contributes nothing",
+}
+_ATTACK_GOALS = {
+    "add_remove": "whether {} is in the data",
+    "replace_one": "which of two values {} has",
+    "zero_out": "whether {} contributes to the releases",
+}
 _LOWER_BOUND_NOTE = (
     "not a guarantee: no accountant that composes the trade-off functions of the releases can"
     " certify less"
@@ -30,28 +53,32 @@ _OTHER_BOUNDS_NOTE = (
     "the bounds in parentheses are not guarantees: they are those of a trade-off function that no"
     " accountant which composes the releases can exceed"
 )
+_FLOAT_NOISE_CAVEAT = (
+    "Noise sampled in floating point does not protect against an attacker who inspects the"
+    " low-order bits of a release (Mironov 2012)."
+)
+_EXACT_NOISE_CAVEAT = (
+    "Noise is sampled exactly, so the guarantee holds for every bit of the output; the time that a"
+    " draw takes depends on the noise."
+)
+CAVEATS = (
+    "The privacy cost of tuning hyper-parameters on the same data is not included.",
+    "Per-example norms and losses are private, and publishing them is not covered.",
+)
+_SIZE_CAVEAT = (
+    "The number of records was used to compute {}, so it is public: the guarantee holds, at the"
+    " same epsilon, for adjacency 'zero_out' (one record is replaced by one that contributes"
+    " nothing). To keep the number of records private, choose every constant without it"
+    " (PoissonSampling takes expected_batch_size)."
+)
+_SEED_CAVEAT = (
+    "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
+    " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
+)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Epsilon of the mechanism by one accountant.
-
-    Attributes:
-      accountant: the method, as in ``dpjax.accounting.epsilon``.
-      epsilon: its epsilon; ``None`` where the accountant does not support the event.
-      kind: ``"guarantee"`` (the certified upper bound), ``"bound"`` (another upper bound),
-        ``"approximation"`` (may be too small or too large) or ``"unavailable"``.
-      note: the method, or why the accountant does not support the event.
-    """
-
-    accountant: str
-    epsilon: float | None
-    kind: Kind
-    note: str
-
-
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(Report):
     """The (epsilon, delta)-DP guarantee of a mechanism, its trade-off function and attack risk.
 
     The trade-off functions and the attack risks are computed on first access, in about a second.
@@ -74,14 +101,16 @@ class Certificate:
     @property
     def epsilon(self) -> float:
         """The certified upper bound on epsilon."""
-        value = self._certified.epsilon
-        assert value is not None
-        return value
+        return self._certified.value
 
     @property
     def accountant(self) -> str:
         """The accountant that computed the certified epsilon."""
-        return self._certified.accountant
+        return self._certified.method
+
+    @property
+    def _certified(self) -> Estimate:
+        return next(estimate for estimate in self.estimates if estimate.kind == "guarantee")
 
     @property
     def curve(self) -> TradeOff:
@@ -123,53 +152,98 @@ class Certificate:
         return lower, upper, f"{_RISKS_NOTE}; {_OTHER_BOUNDS_NOTE}"
 
     @property
-    def _certified(self) -> Estimate:
-        return next(estimate for estimate in self.estimates if estimate.kind == "guarantee")
+    def attack_goal(self) -> str:
+        """The question that an attack on the unit of privacy decides."""
+        return _ATTACK_GOALS[self.guarantee.adjacency].format(self.guarantee.unit)
+
+    @property
+    def title(self) -> str:
+        return f"({round_up(self.epsilon)}, {self.delta:g})-differential privacy"
+
+    @property
+    def tables(self) -> list[Table]:
+        guarantee, lower = self.guarantee, self.epsilon_lower
+        shown = "not available" if lower is None else round_down(lower)
+        run = []
+        if guarantee.num_steps_run is not None:
+            key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
+            run = [("run", f"{guarantee.num_steps_run:,} steps{key}")]
+        rows = [
+            ("accountant", f"{self.accountant} ({ACCOUNTANTS[self.accountant]})"),
+            ("adjacency", f"{guarantee.adjacency}: {_NEIGHBOURS[guarantee.adjacency]}"),
+            ("number of records", format_size(guarantee)),
+            ("unit of privacy", guarantee.unit),
+            ("delta", f"{self.delta:g}"),
+            *run,
+            ("releases", str(guarantee.num_releases)),
+            ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
+            ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
+        ]
+        risks = [(risk.name, _format_risk(risk)) for risk in self.risks]
+        risks.append(("computed from", self.risks_note))
+        return [
+            ("Guarantee", rows),
+            ("Mechanism", list(guarantee.description.items())),
+            (
+                f"Epsilon at delta = {self.delta:g} by accountant",
+                [estimate.row for estimate in self.estimates],
+            ),
+            (f"Attack risk: any attack that decides {self.attack_goal}", risks),
+        ]
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the guarantee does not cover."""
-        return text.caveats_of(self.guarantee)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
-        return {
-            "epsilon": _json(self.epsilon),
-            "epsilon_lower": _json(self.epsilon_lower),
-            "epsilon_lower_note": self.epsilon_lower_note,
-            "delta": self.delta,
-            "accountant": self.accountant,
-            "adjacency": self.guarantee.adjacency,
-            "is_size_public": self.guarantee.is_size_public,
-            "unit": self.guarantee.unit,
-            "num_releases": self.guarantee.num_releases,
-            "num_steps_run": self.guarantee.num_steps_run,
-            "seeded": self.guarantee.seeded,
-            "description": dict(self.guarantee.description),
-            "estimates": [
-                {**vars(estimate), "epsilon": _json(estimate.epsilon)}
-                for estimate in self.estimates
-            ],
-            "risks": [dict(vars(risk)) for risk in self.risks],
-            "risks_note": self.risks_note,
-            "caveats": list(self.caveats),
-        }
+        guarantee = self.guarantee
+        caveats = [_EXACT_NOISE_CAVEAT if guarantee.exact_noise else _FLOAT_NOISE_CAVEAT, *CAVEATS]
+        if guarantee.size_constants and not is_size_public(guarantee.adjacency):
+            caveats.append(_SIZE_CAVEAT.format(" and ".join(guarantee.size_constants)))
+        if guarantee.seeded:
+            caveats.append(_SEED_CAVEAT)
+        return tuple(caveats)
 
     def paragraph(self) -> str:
-        """Returns the certificate as one paragraph, for the experimental section of a paper."""
-        return text.format_paragraph(self)
+        count = self.guarantee.num_releases
+        description = self.guarantee.description
+        described = "; ".join(f"{heading}: {text}" for heading, text in description.items())
+        approximations = (
+            f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
+            for estimate in self.estimates
+            if estimate.kind == "approximation"
+        )
+        sentences = [
+            f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'}"
+            f" ({described}).",
+            _guarantee_sentence(self),
+            _risk_sentence(self),
+            *approximations,
+            *self.caveats,
+        ]
+        return " ".join(sentences)
 
     def plot(self) -> "Figure":
         """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack."""
         return plot_certificate(self)
 
-    def __str__(self) -> str:
-        title, tables = text.certificate_title(self), text.certificate_tables(self)
-        return text.render_text(title, tables, "Caveats", self.caveats)
-
-    def _repr_html_(self) -> str:
-        title, tables = text.certificate_title(self), text.certificate_tables(self)
-        return text.render_html(title, tables, self.caveats)
+    def _values(self) -> dict[str, Any]:
+        guarantee = self.guarantee
+        return {
+            "epsilon": self.epsilon,
+            "epsilon_lower": self.epsilon_lower,
+            "epsilon_lower_note": self.epsilon_lower_note,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "adjacency": guarantee.adjacency,
+            "is_size_public": guarantee.is_size_public,
+            "unit": guarantee.unit,
+            "num_releases": guarantee.num_releases,
+            "num_steps_run": guarantee.num_steps_run,
+            "seeded": guarantee.seeded,
+            "description": guarantee.description,
+            "estimates": self.estimates,
+            "risks": [vars(risk) for risk in self.risks],
+            "risks_note": self.risks_note,
+            "caveats": self.caveats,
+        }
 
 
 def certify(guarantee: Guarantee, delta: float) -> Certificate:
@@ -189,40 +263,96 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
     check_type("guarantee", guarantee, Guarantee, "the Guarantee of a mechanism or of a run")
     check_delta(delta)
     event, adjacency = guarantee.event, guarantee.adjacency
-    method, certified = certified_epsilon(event, delta, adjacency)
+
+    # The certified epsilon, and the lower bound below which no accountant can certify.
+    certifying, certified = certified_epsilon(event, delta, adjacency)
     lower, note = None, _LOWER_BOUND_NOTE
     try:
         lower = epsilon_lower_bound(event, delta, adjacency, certified)
     except UnsupportedEventError as reason:
         note = str(reason)
-    return Certificate(
-        delta=float(delta),
-        guarantee=guarantee,
-        estimates=tuple(
-            Estimate(method, certified, "guarantee", text.ACCOUNTANTS[method])
-            if other == method
-            else _estimate(guarantee, delta, other, (lower, certified))
-            for other in METHODS
-        ),
-        epsilon_lower=lower,
-        epsilon_lower_note=note,
+
+    # The other accountants, for comparison.
+    estimates = []
+    for method in METHODS:
+        if method == certifying:
+            estimates.append(Estimate(method, certified, "guarantee", ACCOUNTANTS[method]))
+            continue
+        try:
+            value = epsilon_or_reason(event, delta, adjacency, method)
+        except UnsupportedEventError as reason:
+            estimates.append(Estimate(method, None, "unavailable", str(reason)))
+            continue
+        if method == "gdp_clt":
+            compared = f"{ACCOUNTANTS[method]}; {compare_to_bounds(value, lower, certified)}"
+            estimates.append(Estimate(method, value, "approximation", compared))
+        else:
+            estimates.append(Estimate(method, value, "bound", ACCOUNTANTS[method]))
+    return Certificate(float(delta), guarantee, tuple(estimates), lower, note)
+
+
+def compare_to_bounds(value: float, lower: float | None, certified: float) -> str:
+    """Returns where an approximation of epsilon lies relative to the bounds on epsilon."""
+    if lower is None:
+        lower, between = certified, f"the certified epsilon {round_up(certified)}"
+    else:
+        between = f"the bounds [{round_down(lower)}, {round_up(certified)}]"
+    if lower <= value <= certified:
+        return f"within {between}"
+    side, end = ("below", lower) if value < lower else ("above", certified)
+    share = abs(value - end) / end if 0 < end < math.inf else math.inf
+    return f"{side} {between}" + (f" by {share:.2%}" if share < math.inf else "")
+
+
+def format_size(guarantee: Guarantee) -> str:
+    """Returns whether the number of records is public, and through which constants."""
+    if is_size_public(guarantee.adjacency):
+        return "public"
+    if guarantee.size_constants:
+        return f"public: used to compute {' and '.join(guarantee.size_constants)}, see caveats"
+    return "private; the constants of the mechanism must have been chosen without it"
+
+
+def _format_risk(risk: Risk) -> str:
+    """The guarantee, then the other bound if available; both are rounded outward."""
+    upper = "" if risk.upper is None else round_up(risk.upper)
+    lower = "" if risk.lower is None else round_down(risk.lower)
+    if risk.name == ERROR_SUM:
+        guarantee, other = f"at least {lower}", upper and f"upper bound {upper}, "
+    else:
+        guarantee, other = f"at most {upper}", lower and f"lower bound {lower}, "
+    return f"{guarantee} ({other}guessing {risk.guessing:g})"
+
+
+def _guarantee_sentence(certificate: Certificate) -> str:
+    guarantee, lower = certificate.guarantee, certificate.epsilon_lower
+    other = (
+        f"a lower bound is not available ({certificate.epsilon_lower_note})"
+        if lower is None
+        else "no accountant that composes the trade-off functions of the releases can certify less"
+        f" than {round_down(lower)}"
+    )
+    size = "public" if guarantee.is_size_public else "private"
+    return (
+        f"It is ({round_up(certificate.epsilon)}, {certificate.delta:g})-differentially private,"
+        f" with {guarantee.unit} as the unit of privacy, under adjacency"
+        f" {guarantee.adjacency!r} ({_NEIGHBOURS[guarantee.adjacency]}; the number of records"
+        f" is {size}). This upper bound on epsilon was computed by accountant"
+        f" {certificate.accountant!r} ({ACCOUNTANTS[certificate.accountant]}) of dpjax"
+        f" {version('dpjax')} with dp-accounting {version('dp-accounting')}; {other}."
     )
 
 
-def _estimate(
-    guarantee: Guarantee, delta: float, method: str, bounds: tuple[float | None, float]
-) -> Estimate:
-    """Returns the estimate of an accountant other than the one that certifies epsilon."""
-    try:
-        value = epsilon_or_reason(guarantee.event, delta, guarantee.adjacency, method)
-    except UnsupportedEventError as reason:
-        return Estimate(method, None, "unavailable", str(reason))
-    note = text.ACCOUNTANTS[method]
-    if method == "gdp_clt":
-        note = f"{note}; {text.compare_to_bounds(value, *bounds)}"
-        return Estimate(method, value, "approximation", note)
-    return Estimate(method, value, "bound", note)
-
-
-def _json(value: float | None) -> float | str | None:
-    return "inf" if value is not None and math.isinf(value) else value
+def _risk_sentence(certificate: Certificate) -> str:
+    uppers = {
+        risk.name: round_up(risk.upper) for risk in certificate.risks if risk.upper is not None
+    }
+    first, *others = FALSE_POSITIVE_RATES
+    rates = [f"{uppers[true_positive_rate_at(x)]} at {x:g}" for x in others]
+    return (
+        f"Any attack that decides {certificate.attack_goal}, even with all other records given,"
+        f" has an advantage (true positive rate minus false positive rate) of at most"
+        f" {uppers[ADVANTAGE]}, and a true positive rate of at most"
+        f" {uppers[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
+        f" {', '.join(rates[:-1])} and {rates[-1]}."
+    )

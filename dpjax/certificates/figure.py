@@ -9,7 +9,7 @@ from dpjax._extras import requires_extra
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.risk import FALSE_POSITIVE_RATES, minimum_error_sum
 from dpjax.accounting.tradeoff import ApproximateDP, TradeOff
-from dpjax.certificates.text import attack_goal, round_down, round_up
+from dpjax.certificates.render import round_down, round_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def plot_certificate(certificate: "Certificate") -> "Figure":
     _plot_tradeoff(errors, certificate)
     _plot_roc(rates, certificate)
     name, _ = _epsilon_delta(certificate)
-    figure.suptitle(f"{name}: any attack that decides {attack_goal(certificate)}", fontsize=10)
+    figure.suptitle(f"{name}: any attack that decides {certificate.attack_goal}", fontsize=10)
     return figure
 
 

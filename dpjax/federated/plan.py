@@ -38,7 +38,7 @@ from dpjax._checks import as_float64, check, check_count, check_type
 from dpjax._hashing import hash_dataclass
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.certificates.certificate import Certificate, certify
-from dpjax.certificates.text import round_up
+from dpjax.certificates.render import round_up
 from dpjax.federated.messages import MessageFormat
 from dpjax.federated.parties import Adversary, Parties
 from dpjax.federated.sharing import Int64

@@ -18,7 +18,6 @@ from dpjax.pate.aggregation import (
     VoteAggregation,
 )
 from dpjax.pate.analysis import (
-    Analysis,
     EpsilonPair,
     data_dependent_analyses,
     data_independent_analyses,
@@ -47,7 +46,6 @@ from dpjax.pate.votes import NO_ANSWER, Abstentions, count_abstentions, count_vo
 __all__ = [
     "NO_ANSWER",
     "Abstentions",
-    "Analysis",
     "Answers",
     "ConfidentGNMax",
     "EpsilonPair",

@@ -7,7 +7,7 @@ of the private votes.
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from dpjax.accounting import epsilon
 from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp
+from dpjax.certificates.render import Estimate, Kind
 from dpjax.mechanisms.statistic_events import pure_event
 from dpjax.pate import data_dependent as bounds
 from dpjax.pate.aggregation import (
@@ -32,31 +33,11 @@ from dpjax.pate.thresholded import InteractiveGNMax, ThresholdedAggregation
 from dpjax.pate.votes import count_votes
 
 RDP = Callable[[Array], Array]
-Kind = Literal["guarantee", "bound", "published", "realized"]
 
 # Of the bounds of this library, and of the scripts of the two sources.
 ORDERS = tuple((1 + np.geomspace(0.3, 2_000, 48)).tolist())
 ORDERS_2017 = tuple(float(moment + 1) for moment in range(1, 9))
 ORDERS_2018 = tuple(np.concatenate([np.arange(2, 100, 0.5), np.geomspace(100, 500, 100)]).tolist())
-
-
-class Analysis(NamedTuple):
-    """The epsilon of a mechanism by one method of privacy accounting.
-
-    Attributes:
-      method: what is bounded and how, in words.
-      epsilon: at the delta that was given.
-      kind: of data-independent epsilons ``"guarantee"`` (the least) or ``"bound"`` (another upper
-        bound); of data-dependent ones ``"bound"`` (an upper bound in both directions over all
-        outcomes), ``"published"`` (the formula of the source, which bounds one direction or is an
-        expectation) or ``"realized"`` (both directions, of the answers that were given).
-      order: of the Rényi divergence; ``None`` for other methods.
-    """
-
-    method: str
-    epsilon: float
-    kind: Kind
-    order: float | None = None
 
 
 class EpsilonPair(NamedTuple):
@@ -71,7 +52,7 @@ class EpsilonPair(NamedTuple):
     data_independent: float
 
 
-def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple[Analysis, ...]:
+def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple[Estimate, ...]:
     """Returns the epsilons of ``mechanism`` at ``delta`` that hold for any votes.
 
     The least is the guarantee, of kind ``"guarantee"``; all are upper bounds.
@@ -103,12 +84,12 @@ def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple
         event = SelfComposedDpEvent(pure, mechanism.num_queries)
         rows = [
             _classical("moments bound (Papernot et al. 2017, Theorem 2)", orders, rdp, delta),
-            Analysis(
+            Estimate(
                 "exact composition of pure DP, privacy loss distribution",
                 epsilon(event, delta, adjacency=mechanism.adjacency),
                 "bound",
             ),
-            Analysis("noisy histograms, privacy loss distribution", composed, "bound"),
+            Estimate("noisy histograms, privacy loss distribution", composed, "bound"),
         ]
     else:
         parts = _gaussian_parts(mechanism)
@@ -118,10 +99,10 @@ def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple
         rdp = np.sum([count * divergence(orders) for count, _, divergence in parts], axis=0)
         rows = [
             _classical("Rényi bound (Papernot et al. 2018, Section 4.1)", fine, loose, delta),
-            Analysis("Gaussian mechanism, privacy loss distribution", composed, "bound"),
+            Estimate("Gaussian mechanism, privacy loss distribution", composed, "bound"),
             _improved("Rényi DP of the released outcomes, certified supremum", orders, rdp, delta),
         ]
-    least = min(range(len(rows)), key=lambda row: rows[row].epsilon)
+    least = min(range(len(rows)), key=lambda row: rows[row].value)
     rows[least] = rows[least]._replace(kind="guarantee")
     return tuple(rows)
 
@@ -133,7 +114,7 @@ def data_dependent_analyses(
     *,
     answered: npt.ArrayLike | None = None,
     student_probabilities: npt.ArrayLike | None = None,
-) -> tuple[Analysis, ...]:
+) -> tuple[Estimate, ...]:
     """Returns the epsilons of ``mechanism`` at ``delta`` on these votes, not publishable as is.
 
     They assume that the queries were fixed before the first answer.
@@ -238,13 +219,13 @@ def perform_analysis(
         adjacency="replace_one",
         abstentions=True,
     )
-    independent = min(found.epsilon for found in data_independent_analyses(mechanism, delta))
+    independent = min(found.value for found in data_independent_analyses(mechanism, delta))
     rows = data_dependent_analyses(mechanism, votes[chosen], delta)
-    dependent = min(found.epsilon for found in rows if found.kind == "bound")
+    dependent = min(found.value for found in rows if found.kind == "bound")
     return EpsilonPair(min(dependent, independent), independent)
 
 
-def _answers_analyses(mechanism: NoisyArgmax, counts: Array, delta: float) -> tuple[Analysis, ...]:
+def _answers_analyses(mechanism: NoisyArgmax, counts: Array, delta: float) -> tuple[Estimate, ...]:
     """Returns the data-dependent analyses of a mechanism that answers every query."""
     both_orders = np.array(ORDERS)
     if isinstance(mechanism, LNMax):
@@ -273,7 +254,7 @@ def _thresholded_analyses(
     checked: Array,
     delta: float,
     answered: npt.ArrayLike | None,
-) -> tuple[Analysis, ...]:
+) -> tuple[Estimate, ...]:
     """Returns the data-dependent analyses of a mechanism with a threshold.
 
     ``checked`` is what is compared with the threshold.
@@ -337,16 +318,16 @@ def _fine_orders() -> Array:
 
 def _classical(
     method: str, orders: Array, rdp: Array, delta: float, kind: Kind = "bound"
-) -> Analysis:
+) -> Estimate:
     """Returns the epsilon by the conversion of the sources: rdp + log(1 / delta) / (order - 1)."""
     epsilons = rdp + math.log(1 / delta) / (orders - 1)
     best = int(np.argmin(epsilons))
-    return Analysis(method, max(0.0, float(epsilons[best])), kind, float(orders[best]))
+    return Estimate(method, max(0.0, float(epsilons[best])), kind, order=float(orders[best]))
 
 
 def _improved(
     method: str, orders: Array, rdp: Array, delta: float, kind: Kind = "bound"
-) -> Analysis:
+) -> Estimate:
     """Returns the epsilon by the conversion of Canonne, Kamath & Steinke (2020), Proposition 12."""
     value, order = rdp_privacy_accountant.compute_epsilon(orders.tolist(), rdp.tolist(), delta)
     if value > 0 and order in (orders[0], orders[-1]):
@@ -355,4 +336,4 @@ def _improved(
             " at orders beyond",
             stacklevel=2,
         )
-    return Analysis(method, float(value), kind, float(order))
+    return Estimate(method, float(value), kind, order=float(order))

@@ -1,16 +1,16 @@
 """Certificates of private aggregation: the guarantee, and data-dependent epsilons beside it."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
 from dpjax._checks import check, check_type
-from dpjax.certificates.certificate import Certificate
-from dpjax.certificates.text import Table, render_html, render_text, round_up
+from dpjax.certificates.certificate import CAVEATS, Certificate
+from dpjax.certificates.render import Estimate, Report, Table, round_up
+from dpjax.guarantee import Guarantee
 from dpjax.pate.aggregation import VoteAggregation
-from dpjax.pate.analysis import Analysis, data_dependent_analyses, data_independent_analyses
+from dpjax.pate.analysis import data_dependent_analyses, data_independent_analyses
 from dpjax.pate.smooth_sensitivity import SanitizedEpsilon, SmoothRDPRelease
 
 NOT_PUBLISHABLE = (
@@ -31,16 +31,10 @@ SANITIZED_CAVEATS = (
     " attacker who inspects the low-order bits of a release (Mironov 2012).",
     "The epsilons for any votes are those of the labels alone, without the release of their cost.",
 )
-_KINDS = {
-    "guarantee": "guarantee",
-    "bound": "upper bound",
-    "published": "published formula, no guarantee",
-    "realized": "of the realized answers, no guarantee",
-}
 
 
 @dataclass(frozen=True)
-class PATECertificate:
+class PATECertificate(Report):
     """The guarantee of private aggregation, and its epsilons on given votes.
 
     Attributes:
@@ -51,23 +45,39 @@ class PATECertificate:
     """
 
     dp_certificate: Certificate
-    data_independent: tuple[Analysis, ...]
-    data_dependent: tuple[Analysis, ...] = ()
+    data_independent: tuple[Estimate, ...]
+    data_dependent: tuple[Estimate, ...] = ()
+    enclosed_heading: ClassVar[str] = "The certificate of the noisy histograms"
 
     @property
     def epsilon(self) -> float:
         """The guarantee: the least data-independent epsilon. It may be published."""
-        return min(found.epsilon for found in self.data_independent)
+        return _least(self.data_independent)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
-        return {
-            "epsilon": _json(self.epsilon),
-            "data_independent": [_row(found) for found in self.data_independent],
-            "data_dependent_not_publishable": [_row(found) for found in self.data_dependent],
-            "caveats": list(self._caveats),
-            "dp_certificate": self.dp_certificate.to_dict(),
-        }
+    @property
+    def title(self) -> str:
+        delta = self.dp_certificate.delta
+        return f"({round_up(self.epsilon)}, {delta:g})-differential privacy of the released labels"
+
+    @property
+    def tables(self) -> list[Table]:
+        at = f"at delta = {self.dp_certificate.delta:g}"
+        tables = [
+            _mechanism_table(self.dp_certificate.guarantee),
+            (f"Epsilon {at} for any votes", [found.row for found in self.data_independent]),
+        ]
+        if self.data_dependent:
+            caption = f"Epsilon {at} on these votes: NOT PUBLISHABLE AS IS"
+            tables.append((caption, [found.row for found in self.data_dependent]))
+        return tables
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return NOT_PUBLISHABLE if self.data_dependent else NOT_PUBLISHABLE[:1]
+
+    @property
+    def enclosed(self) -> Certificate:
+        return self.dp_certificate
 
     def paragraph(self) -> str:
         """Returns the certificate as one paragraph for a paper, without data-dependent epsilons."""
@@ -77,38 +87,14 @@ class PATECertificate:
             f" {round_up(self.epsilon)} at the same delta, whatever the votes ({guarantee.method})."
         )
 
-    def __str__(self) -> str:
-        own = render_text(self._title(), self._tables(), "Caveats", self._caveats)
-        return f"{own}\n\nThe certificate of the noisy histograms\n\n{self.dp_certificate}"
-
-    def _repr_html_(self) -> str:
-        own = render_html(self._title(), self._tables(), self._caveats)
-        return own + self.dp_certificate._repr_html_()
-
-    @property
-    def _caveats(self) -> tuple[str, ...]:
-        return NOT_PUBLISHABLE if self.data_dependent else NOT_PUBLISHABLE[:1]
-
-    def _title(self) -> str:
-        delta = self.dp_certificate.delta
-        return f"({round_up(self.epsilon)}, {delta:g})-differential privacy of the released labels"
-
-    def _tables(self) -> list[Table]:
-        own = self.dp_certificate
-        setting = [
-            ("adjacency", f"{own.guarantee.adjacency}, of teachers"),
-            ("unit of privacy", own.guarantee.unit),
-            *own.guarantee.description.items(),
-        ]
-        at = f"at delta = {own.delta:g}"
-        tables = [
-            ("Mechanism", setting),
-            (f"Epsilon {at} for any votes", list(map(_text, self.data_independent))),
-        ]
-        if self.data_dependent:
-            name = f"Epsilon {at} on these votes: NOT PUBLISHABLE AS IS"
-            tables.append((name, list(map(_text, self.data_dependent))))
-        return tables
+    def _values(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "data_independent": self.data_independent,
+            "data_dependent_not_publishable": self.data_dependent,
+            "caveats": self.caveats,
+            "dp_certificate": self.dp_certificate,
+        }
 
 
 def certificate(
@@ -145,7 +131,7 @@ def certificate(
     2.9
     """
     check_type("mechanism", mechanism, VoteAggregation, "an aggregation of dpjax.pate")
-    dependent: tuple[Analysis, ...] = ()
+    dependent: tuple[Estimate, ...] = ()
     alone = votes is None and not (answered is None and student_probabilities is None)
     check(not alone, "votes", votes, "given with answered and student_probabilities")
     if votes is not None:
@@ -161,7 +147,7 @@ def certificate(
 
 
 @dataclass(frozen=True)
-class SanitizedCertificate:
+class SanitizedCertificate(Report):
     """A data-dependent epsilon that may be published, beside the guarantee for any votes.
 
     Attributes:
@@ -172,40 +158,19 @@ class SanitizedCertificate:
 
     release: SmoothRDPRelease
     sanitized: SanitizedEpsilon
-    data_independent: tuple[Analysis, ...]
+    data_independent: tuple[Estimate, ...]
 
     @property
     def epsilon(self) -> float:
         """The published data-dependent epsilon."""
         return self.sanitized.epsilon
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
-        release = self.release
-        return {
-            **{name: _json(value) for name, value in self.sanitized._asdict().items()},
-            "order": release.order,
-            "beta": release.beta,
-            "noise_scale": release.noise_scale,
-            "failure_probability": release.failure_probability,
-            "data_independent": [_row(found) for found in self.data_independent],
-            "caveats": list(SANITIZED_CAVEATS),
-        }
+    @property
+    def title(self) -> str:
+        return f"Sanitized data-dependent epsilon {round_up(self.epsilon)}"
 
-    def paragraph(self) -> str:
-        """Returns the certificate as one paragraph for a paper."""
-        release, found = self.release, self.sanitized
-        least = min(one.epsilon for one in self.data_independent)
-        return (
-            f"On these votes the labels and the release of their Rényi cost have epsilon"
-            f" {round_up(found.epsilon)} at delta {found.delta:g}: a cost of at most"
-            f" {round_up(found.released_rdp)} at order {release.order:g}, released with smooth"
-            f" sensitivity (beta {release.beta:g}, noise scale {release.noise_scale:g}) at a cost"
-            f" of {round_up(found.own_rdp)}. Without that release epsilon is at most"
-            f" {round_up(least)} for any votes. {' '.join(SANITIZED_CAVEATS)}"
-        )
-
-    def __str__(self) -> str:
+    @property
+    def tables(self) -> list[Table]:
         release, found = self.release, self.sanitized
         rows = [
             ("epsilon, data-dependent", f"{round_up(found.epsilon)}, may be published"),
@@ -215,16 +180,39 @@ class SanitizedCertificate:
             ("noise over smooth sensitivity", f"{release.noise_scale:g}"),
             ("failure probability", f"{release.failure_probability:g}, included in delta"),
         ]
-        mechanism = release.mechanism
-        setting = [("adjacency", f"{mechanism.adjacency}, of teachers"), ("unit", mechanism.unit)]
         at = f"at delta = {found.delta:g}"
-        tables = [
-            ("Mechanism", [*setting, *mechanism.guarantee.description.items()]),
+        return [
+            _mechanism_table(release.mechanism.guarantee),
             (f"Epsilon {at} on these votes", rows),
-            (f"Epsilon {at} for any votes", list(map(_text, self.data_independent))),
+            (f"Epsilon {at} for any votes", [one.row for one in self.data_independent]),
         ]
-        title = f"Sanitized data-dependent epsilon {round_up(found.epsilon)}"
-        return render_text(title, tables, "Caveats", SANITIZED_CAVEATS)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return (*SANITIZED_CAVEATS, *CAVEATS)
+
+    def paragraph(self) -> str:
+        release, found = self.release, self.sanitized
+        return (
+            f"On these votes the labels and the release of their Rényi cost have epsilon"
+            f" {round_up(found.epsilon)} at delta {found.delta:g}: a cost of at most"
+            f" {round_up(found.released_rdp)} at order {release.order:g}, released with smooth"
+            f" sensitivity (beta {release.beta:g}, noise scale {release.noise_scale:g}) at a cost"
+            f" of {round_up(found.own_rdp)}. Without that release epsilon is at most"
+            f" {round_up(_least(self.data_independent))} for any votes. {' '.join(self.caveats)}"
+        )
+
+    def _values(self) -> dict[str, Any]:
+        release = self.release
+        return {
+            **self.sanitized._asdict(),
+            "order": release.order,
+            "beta": release.beta,
+            "noise_scale": release.noise_scale,
+            "failure_probability": release.failure_probability,
+            "data_independent": self.data_independent,
+            "caveats": self.caveats,
+        }
 
 
 def sanitized_certificate(
@@ -246,14 +234,14 @@ def sanitized_certificate(
     return SanitizedCertificate(release, sanitized, independent)
 
 
-def _text(found: Analysis) -> tuple[str, str]:
-    order = "" if found.order is None else f" (order {found.order:.4g})"
-    return found.method, f"{round_up(found.epsilon):<9} {_KINDS[found.kind]}{order}"
+def _mechanism_table(guarantee: Guarantee) -> Table:
+    rows = [
+        ("adjacency", f"{guarantee.adjacency}, of teachers"),
+        ("unit of privacy", guarantee.unit),
+        *guarantee.description.items(),
+    ]
+    return "Mechanism", rows
 
 
-def _row(found: Analysis) -> dict[str, Any]:
-    return {**found._asdict(), "epsilon": _json(found.epsilon)}
-
-
-def _json(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
+def _least(estimates: tuple[Estimate, ...]) -> float:
+    return min(found.value for found in estimates)

@@ -27,7 +27,7 @@ def compute_accounts(
     (2.03, 10.2, 11.81)
     """
     certificate = mechanism.certificate(delta)
-    epsilon = {estimate.accountant: estimate.epsilon for estimate in certificate.estimates}
+    epsilon = {estimate.method: estimate.epsilon for estimate in certificate.estimates}
     costs = {
         "CLT μ": float(dpjax.accounting.gdp.mu_of_event(mechanism.event, mechanism.adjacency)),
         "CLT ε": epsilon["gdp_clt"],

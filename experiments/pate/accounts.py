@@ -72,14 +72,14 @@ def compute_epsilons(
     first, second, *_ = certificate.data_independent
     certified = {
         EPSILON: certificate.epsilon,
-        COMPOSED: second.epsilon,
-        SOURCE_BOUND: first.epsilon,
+        COMPOSED: second.value,
+        SOURCE_BOUND: first.value,
     }
     private = {}
     if votes is not None:
         given = answered if isinstance(mechanism, pate.ConfidentGNMax) else None
         found = pate.data_dependent_analyses(mechanism, votes, delta, answered=given)
-        private = {_BY_KIND[each.kind]: each.epsilon for each in found}
+        private = {_BY_KIND[each.kind]: each.value for each in found}
     return Account(certified, private, str(certificate))
 
 

@@ -182,7 +182,7 @@ def printed_epsilons(
     """Returns the source's data-dependent ε of every block of ``mechanism.num_queries`` votes."""
     size = mechanism.num_queries
     return [
-        pate.data_dependent_analyses(mechanism, votes[start : start + size], delta)[0].epsilon
+        pate.data_dependent_analyses(mechanism, votes[start : start + size], delta)[0].value
         for start in range(0, len(votes) - size + 1, size)
     ]
 
@@ -200,7 +200,7 @@ def _run_simulation(row: Row) -> Result:
             # where all agree the best order is beyond those searched: ε is below 0.01
             warnings.filterwarnings("ignore", "the best order")
             private = pate.data_dependent_analyses(mechanism, votes, settings["delta"])
-        both = next(each.epsilon for each in private if each.kind == "bound")
+        both = next(each.value for each in private if each.kind == "bound")
         epsilons[accuracy] = min(both, account.certified[EPSILON])
         shares.append(float(np.mean(votes.max(axis=1) / mechanism.num_teachers)))
     return Result(

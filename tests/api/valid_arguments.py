@@ -748,7 +748,6 @@ RESULTS = {
         "mechanisms": ["Frequencies", "Interval", "SumPart"],
         "pate": [
             "Abstentions",
-            "Analysis",
             "Answers",
             "EpsilonPair",
             "PATECertificate",

@@ -181,7 +181,7 @@ class Unheard(DiscreteNoise):
     """Noise of a distribution that the posterior does not support."""
 
     norm = "l1"
-    event = standard_deviation = half_width = draw = describe = None
+    guarantee = standard_deviation = half_width = None
 
 
 def test_other_noise_is_refused():

@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import bdp
-from dpjax.certificates.text import round_up
+from dpjax.certificates.render import round_up
 
 
 @pytest.fixture(scope="module")

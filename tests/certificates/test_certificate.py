@@ -9,7 +9,7 @@ from accounting_cases import FakeMechanism, Noiseless, Selection
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
 from dpjax.certificates import certify
-from dpjax.certificates.text import round_down, round_up
+from dpjax.certificates.render import round_down, round_up
 
 DELTA = 1e-5
 
@@ -29,7 +29,7 @@ def test_the_guarantee_is_the_privacy_loss_distribution(certificate):
     event = FakeMechanism(1.0).event
     assert certificate.accountant == "pld"
     assert certificate.epsilon == epsilon(event, DELTA, adjacency="add_remove")
-    kinds = {estimate.accountant: estimate.kind for estimate in certificate.estimates}
+    kinds = {estimate.method: estimate.kind for estimate in certificate.estimates}
     assert kinds == {
         "pld": "guarantee",
         "rdp": "bound",
@@ -41,21 +41,21 @@ def test_the_guarantee_is_the_privacy_loss_distribution(certificate):
 def test_every_estimate_is_its_accountants_epsilon(certificate):
     for estimate in certificate.estimates:
         value = epsilon(
-            FakeMechanism(1.0).event, DELTA, adjacency="add_remove", method=estimate.accountant
+            FakeMechanism(1.0).event, DELTA, adjacency="add_remove", method=estimate.method
         )
         assert estimate.epsilon == value
 
 
 def test_without_replacement_the_guarantee_is_that_of_the_curve(without_replacement):
     assert without_replacement.accountant == "pld"
-    estimates = {one.accountant: one for one in without_replacement.estimates}
+    estimates = {one.method: one for one in without_replacement.estimates}
     assert estimates["pld"].epsilon == without_replacement.epsilon < estimates["rdp"].epsilon
 
 
 def test_where_there_is_no_distribution_the_renyi_bound_is_the_guarantee_and_is_named():
     selection = Selection(4.0).certificate(DELTA)
     assert selection.accountant == "rdp"
-    estimates = {one.accountant: one for one in selection.estimates}
+    estimates = {one.method: one for one in selection.estimates}
     assert estimates["pld"].kind == "unavailable"
     assert estimates["pld"].epsilon is None
     assert "RepeatAndSelectDpEvent" in estimates["pld"].note
@@ -178,7 +178,7 @@ def test_json_round_trip(fixture, request):
     assert restored["num_releases"] == 100
     assert restored["risks"][0]["upper"] == certificate.risks[0].upper
     assert restored["risks_note"] == certificate.risks_note
-    assert [estimate["accountant"] for estimate in restored["estimates"]] == [
+    assert [estimate["method"] for estimate in restored["estimates"]] == [
         "pld",
         "rdp",
         "moments",

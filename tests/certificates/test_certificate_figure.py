@@ -6,7 +6,7 @@ from accounting_cases import FakeMechanism, Noiseless, Selection
 from matplotlib.collections import FillBetweenPolyCollection
 
 from dpjax.accounting.tradeoff import ApproximateDP
-from dpjax.certificates.text import round_up
+from dpjax.certificates.render import round_up
 
 
 def _lines(axes):

@@ -5,7 +5,8 @@ import math
 import pytest
 from accounting_cases import FakeMechanism, Noiseless, Selection
 
-from dpjax.certificates.text import compare_to_bounds, round_down, round_up
+from dpjax.certificates.certificate import compare_to_bounds
+from dpjax.certificates.render import round_down, round_up
 
 
 @pytest.fixture(scope="module")

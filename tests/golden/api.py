@@ -257,7 +257,7 @@ def conjugate_release(family, noise, *, scale, adjacency):
 def certified(mechanism, delta):
     """Every accountant's epsilon (``None``: not taken), which one certifies, and the lower end."""
     found = mechanism.certificate(delta)
-    values = {estimate.accountant: estimate.epsilon for estimate in found.estimates}
+    values = {estimate.method: estimate.epsilon for estimate in found.estimates}
     return {
         **{name: values[theirs] for name, theirs in ACCOUNTANTS.items()},
         "certified by": found.accountant,

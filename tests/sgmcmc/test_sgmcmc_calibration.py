@@ -31,7 +31,7 @@ SLIDES = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 
 
 def certified(mechanism):
-    return certified_epsilon(mechanism.event, 1e-5, mechanism.adjacency)[1]
+    return certified_epsilon(mechanism.event, 1e-5, mechanism.guarantee.adjacency)[1]
 
 
 def test_the_floor_meets_the_budget_and_no_smaller_one_does():

@@ -1,0 +1,161 @@
+"""One renderer for all certificates: a title, tables and caveats as text, HTML and JSON values."""
+
+import abc
+import html
+import math
+import textwrap
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any, ClassVar, Literal, NamedTuple
+
+Kind = Literal["guarantee", "bound", "approximation", "unavailable", "published", "realized"]
+# A caption, and rows of a heading and a text.
+Table = tuple[str, list[tuple[str, str]]]
+
+_FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
+_FOUR_DIGITS_DOWN = Context(prec=4, rounding=ROUND_FLOOR)
+_KINDS = {
+    "bound": "upper bound",
+    "published": "published formula, no guarantee",
+    "realized": "of the realized answers, no guarantee",
+}
+
+
+class Estimate(NamedTuple):
+    """Epsilon of a release by one method of privacy accounting.
+
+    Attributes:
+      method: an accountant, as in ``dpjax.accounting.epsilon``, or what is bounded and how.
+      epsilon: at the certificate's delta; ``None`` where the method does not support the event.
+      kind: ``"guarantee"`` (the certified upper bound), ``"bound"`` (another upper bound),
+        ``"approximation"`` (may be too small or too large) or ``"unavailable"``; of PATE's
+        data-dependent epsilons also ``"published"`` (the formula of the source, which bounds one
+        direction or is an expectation) and ``"realized"`` (of the answers that were given).
+      note: more on the method, or why it does not support the event.
+      order: of the Rényi divergence; ``None`` for other methods.
+    """
+
+    method: str
+    epsilon: float | None
+    kind: Kind
+    note: str = ""
+    order: float | None = None
+
+    @property
+    def value(self) -> float:
+        """Epsilon, of a method that supports the event."""
+        assert self.epsilon is not None
+        return self.epsilon
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The method and its epsilon as a row of a table; upper bounds are rounded up."""
+        if self.epsilon is None:
+            shown = "-"
+        elif self.kind == "approximation":
+            shown = f"{self.epsilon:.4g}"
+        else:
+            shown = round_up(self.epsilon)
+        order = "" if self.order is None else f" (order {self.order:.4g})"
+        note = f"{self.kind}: {self.note}" if self.note else _KINDS.get(self.kind, self.kind)
+        return self.method, f"{shown:<9} {note}{order}"
+
+
+class Report(abc.ABC):
+    """Base class of certificates, which are printed alike."""
+
+    caveats_heading: ClassVar[str] = "Caveats"
+    # Where another certificate is printed below: the sentence between them.
+    enclosed_heading: ClassVar[str] = ""
+
+    @property
+    @abc.abstractmethod
+    def title(self) -> str:
+        """The heading: what is guaranteed."""
+
+    @property
+    @abc.abstractmethod
+    def tables(self) -> list[Table]:
+        """Titled tables of two columns."""
+
+    @property
+    @abc.abstractmethod
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee does not cover."""
+
+    @property
+    def enclosed(self) -> "Report | None":
+        """Another certificate of the same run, printed below this one."""
+        return None
+
+    @abc.abstractmethod
+    def paragraph(self) -> str:
+        """Returns the certificate as one paragraph, for the experimental section of a paper."""
+
+    @abc.abstractmethod
+    def _values(self) -> dict[str, Any]:
+        """The content, of which `to_dict` makes JSON-ready values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the certificate as JSON-ready values; an infinite epsilon is the text "inf"."""
+        return as_json(self._values())
+
+    def __str__(self) -> str:
+        # All tables in one width; long texts are folded below themselves.
+        width = max(len(heading) for _, rows in self.tables for heading, _ in rows)
+        indent = " " * (width + 4)
+        blocks = [[self.title]]
+        for caption, rows in self.tables:
+            lines = [f"{heading:<{width}}  {text}" for heading, text in rows]
+            blocks.append([caption, *(_fold(line, "  ", indent) for line in lines)])
+
+        blocks.append([self.caveats_heading, *(_fold(c, "  - ", "    ") for c in self.caveats)])
+        if self.enclosed:
+            blocks += [[self.enclosed_heading], [str(self.enclosed)]]
+        return "\n\n".join("\n".join(block) for block in blocks)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<h4>{html.escape(self.title)}</h4>"]
+        for caption, rows in self.tables:
+            cells = "".join(
+                f"<tr><th>{html.escape(heading)}</th><td>{html.escape(text)}</td></tr>"
+                for heading, text in rows
+            )
+            parts.append(f"<table><caption>{html.escape(caption)}</caption>{cells}</table>")
+
+        items = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in self.caveats)
+        enclosed = self.enclosed._repr_html_() if self.enclosed else ""
+        return "".join([*parts, f"<ul>{items}</ul>", enclosed])
+
+
+def as_json(value: Any) -> Any:
+    """Returns a tree of values as JSON has them: named tuples are objects, infinity is "inf"."""
+    if isinstance(value, Report):
+        return value.to_dict()
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if hasattr(value, "_asdict"):
+        return as_json(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: as_json(entry) for key, entry in value.items()}
+    return [as_json(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def round_up(value: float) -> str:
+    """Returns ``value`` to four significant digits, rounded up."""
+    return _rounded(value, _FOUR_DIGITS_UP)
+
+
+def round_down(value: float) -> str:
+    """Returns ``value`` to four significant digits, rounded down."""
+    return _rounded(value, _FOUR_DIGITS_DOWN)
+
+
+def _rounded(value: float, context: Context) -> str:
+    if math.isinf(value):
+        return "inf"
+    return f"{float(context.create_decimal(str(float(value)))):.4g}"
+
+
+def _fold(text: str, first: str, others: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=first, subsequent_indent=others)
