@@ -16,7 +16,9 @@ from dpjax._typing import PRNGKey
 
 # Threefry-2x32, 20 rounds: Salmon, Moraes, Dror, Shaw (2011), table 2 and section 3.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
+_PARITY = np.uint32(0x1BD11BDA)
+# Arrays of uint32, of numpy or JAX.
+Words = Any
 
 
 def normal(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -31,7 +33,7 @@ def normal(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> ja
     >>> bool(jnp.allclose(normal(key, (5,)), jax.random.normal(key, (5,))))
     True
     """
-    if dtype != jnp.float32 or not _has_plain_threefry(key, shape):
+    if dtype != jnp.float32 or not _has_plain_random_bits(key, shape):
         return jax.random.normal(key, shape, dtype)
     lowest = np.nextafter(np.float32(-1), np.float32(0))
     mantissa = (bits(key, shape) >> 9) | jnp.uint32(0x3F800000)
@@ -47,9 +49,9 @@ def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     >>> bool((bits(key, (5,)) == jax.random.bits(key, (5,))).all())
     True
     """
-    if not _has_plain_threefry(key, shape):
+    if not _has_plain_random_bits(key, shape):
         return jax.random.bits(key, shape, jnp.uint32)
-    return _threefry(key, _counters(shape))
+    return _random_bits(key, _counters(shape))
 
 
 def bits_at(key: PRNGKey, positions: jax.Array, size: int) -> jax.Array:
@@ -61,22 +63,36 @@ def bits_at(key: PRNGKey, positions: jax.Array, size: int) -> jax.Array:
     >>> bool((bits_at(key, positions, 5) == bits(key, (5,))[positions]).all())
     True
     """
-    if not _has_plain_threefry(key, (size,)):
+    if not _has_plain_random_bits(key, (size,)):
         return bits(key, (size,))[positions]
-    return _threefry(key, positions.astype(jnp.uint32))
+    return _random_bits(key, positions.astype(jnp.uint32))
 
 
-def _threefry(key: PRNGKey, counters: jax.Array) -> jax.Array:
-    """The 32 random bits of each counter."""
-    first, second = jax.random.key_data(key)
-    schedule = (first, second, first ^ second ^ jnp.uint32(_PARITY))
-    high, low = jnp.broadcast_to(schedule[0], counters.shape), counters + schedule[1]
+def threefry(first_key: Words, second_key: Words, first: Words, second: Words) -> Any:
+    """Threefry-2x32 of the counters ``(first, second)``: two uint32 arrays, of numpy or JAX.
+
+    Args:
+      first_key: first word of the key, as `jax.random.key_data` has it.
+      second_key: its second word.
+      first: first word of each counter, uint32; broadcast with the key.
+      second: second word of each counter.
+    """
+    schedule = (first_key, second_key, first_key ^ second_key ^ _PARITY)
+    high, low = first + schedule[0], second + schedule[1]
     for group in range(5):
+        # Four rounds, and a word of the key.
         for rotation in _ROTATIONS[group % 2]:
             high = high + low
-            low = ((low << rotation) | (low >> (32 - rotation))) ^ high
+            low = ((low << np.uint32(rotation)) | (low >> np.uint32(32 - rotation))) ^ high
         high = high + schedule[(group + 1) % 3]
-        low = low + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+        low = low + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return high, low
+
+
+def _random_bits(key: PRNGKey, counters: jax.Array) -> jax.Array:
+    """The 32 random bits of each counter."""
+    first, second = jax.random.key_data(key)
+    high, low = threefry(first, second, jnp.zeros_like(counters), counters)
     return high ^ low
 
 
@@ -89,7 +105,7 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
     return position
 
 
-def _has_plain_threefry(key: PRNGKey, shape: tuple[int, ...]) -> bool:
+def _has_plain_random_bits(key: PRNGKey, shape: tuple[int, ...]) -> bool:
     """Whether JAX uses one 32-bit counter for each entry."""
     return (
         str(jax.random.key_impl(key)) == "threefry2x32"

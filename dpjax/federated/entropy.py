@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import as_seed, check_count
-from dpjax.mechanisms.exact_sampling import Lanes, RandomWords
+from dpjax.mechanisms._exact_noise import Lanes, RandomWords
 
 # From a number of bytes to that many independent, uniform ones.
 Entropy = Callable[[int], bytes]

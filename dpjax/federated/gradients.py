@@ -15,7 +15,7 @@ from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.gaussian import Gaussian
+from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data

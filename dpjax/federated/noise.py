@@ -1,6 +1,6 @@
 """Exact discrete Gaussian noise for millions of entries, from a source of random bytes.
 
-The rejection sampler of Karney (2016), Algorithm D, as in `dpjax.mechanisms.exact_sampling`, with
+The rejection sampler of Karney (2016), Algorithm D, as in `dpjax.mechanisms._exact_noise`, with
 each of its comparisons of a uniform number with a probability made on about 32 random bits at
 first. Where the bits and the rounding error of the probability leave the result open, less than
 once in 2^27, both are refined until it is certain. So no probability is rounded, at two random

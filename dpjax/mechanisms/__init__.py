@@ -1,10 +1,9 @@
 """Mechanisms: each describes its noise, its release and its privacy event."""
 
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
 from dpjax.mechanisms.base import Interval, Mechanism
 from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.gaussian import DiscreteGaussian, Gaussian
-from dpjax.mechanisms.laplace import DiscreteLaplace, Laplace
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax

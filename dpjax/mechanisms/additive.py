@@ -1,30 +1,46 @@
 """Additive noise on one statistic: a tree of arrays, symmetric matrices, or integers."""
 
+import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
-from dpjax._checks import as_numbers, check, check_positive, is_traced
+from dpjax._checks import (
+    as_numbers,
+    check,
+    check_delta,
+    check_non_negative,
+    check_positive,
+    is_traced,
+)
 from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.base import NoisyStatistic
-from dpjax.mechanisms.exact_sampling import Integers, RandomWords, derive, fit_integers
-from dpjax.mechanisms.host import (
+from dpjax.mechanisms import _exact_noise
+from dpjax.mechanisms._exact_noise import (
     Array,
+    Integers,
+    RandomWords,
+    as_fraction,
     as_integers,
     call_on_host,
-    exact,
+    derive,
+    fit_integers,
     float_dtype,
     from_units,
     grid_for,
     to_units,
 )
-from dpjax.sensitivity.base import check_shapes
+from dpjax.mechanisms.base import NoisyStatistic, check_level, pure_in_words
+from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity, check_shapes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -36,8 +52,8 @@ class AdditiveNoise(NoisyStatistic):
     """Laplace or Gaussian noise on real numbers, exact on a public grid.
 
     The guarantee holds for the floating-point output and for every input: see
-    `dpjax.mechanisms.host` for the proof. The noise is computed on the host, under jit and vmap
-    through a callback. NaN and infinite entries are released as if they were zero.
+    `dpjax.mechanisms._exact_noise` for the proof. The noise is computed on the host, under jit and
+    vmap through a callback. NaN and infinite entries are released as if they were zero.
     """
 
     sampler: ClassVar[Sampler]
@@ -191,7 +207,7 @@ class DiscreteNoise(NoisyStatistic):
           words: a key for each release, uint32 ``(*batch, 2)``.
           arrays: of integers, ``(*batch, ...)`` each.
         """
-        scale = exact(self.scale)
+        scale = as_fraction(self.scale)
         noisy = []
         for key, array in zip(derive(words, len(arrays)), arrays, strict=True):
             lanes = RandomWords(key, math.prod(array.shape[words.ndim - 1 :]))
@@ -231,3 +247,361 @@ def mirror(triangle: Any) -> Any:
     place = np.zeros((dim, dim), np.int32)
     place[np.triu_indices(dim)] = np.arange(triangle.shape[-1])
     return triangle[..., np.maximum(place, place.T)]
+
+
+@dataclass(frozen=True)
+class Gaussian(AdditiveNoise):
+    """A statistic plus Gaussian noise, for L2 sensitivity.
+
+    Attributes:
+      sensitivity: of the statistic, in L2.
+      scale: the noise's standard deviation, in the units of the statistic.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      What ``release`` returns is released, under the sensitivity's adjacency. It is Gaussian
+      differentially private with ``mu``, the sensitivity over the scale.
+    Source: Balle and Wang 2018, Theorem 8; it holds at every epsilon, unlike the classical rule.
+
+    >>> from dpjax import sensitivity
+    >>> moments = sensitivity.of_second_moment(1.0, num_features=3, adjacency="add_remove")
+    >>> mechanism = Gaussian.from_epsilon(moments, epsilon=1.0, delta=1e-5)
+    >>> round(mechanism.scale, 2), round(mechanism.certificate(1e-5).epsilon, 2)
+    (3.73, 1.0)
+    """
+
+    norm: ClassVar[Norm] = "l2"
+    sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_gaussian)
+
+    @classmethod
+    def from_epsilon(
+        cls, sensitivity: Sensitivity, *, epsilon: float, delta: float, unit: str = "one record"
+    ) -> Self:
+        """Returns the mechanism with the least noise that is (epsilon, delta)-private.
+
+        Source: Balle and Wang 2018, Algorithm 1.
+
+        Args:
+          sensitivity: of the statistic, in L2.
+          epsilon: any finite number above zero.
+          delta: in (0, 1).
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: a number out of range, or a sensitivity in another norm.
+        """
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        check_sensitivity(sensitivity, cls.norm)
+        return cls(sensitivity, sensitivity.value / _largest_mu(epsilon, delta), unit)
+
+    @property
+    def mu(self) -> float:
+        """Parameter mu of Gaussian DP: the sensitivity over the standard deviation."""
+        return self.sensitivity.value / self.scale
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        from dp_accounting import GaussianDpEvent
+
+        return self._guarantee(
+            GaussianDpEvent(self.scale / self.sensitivity.clip_bound),
+            statistic=f"one release, of {self._sensitivity_in_words()}",
+            noise=f"Gaussian of standard deviation {self.scale:.4g} on every entry",
+        )
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry."""
+        return self.scale
+
+    def delta(self, epsilon: float) -> float:
+        """Returns the exact delta at ``epsilon >= 0``, in closed form (Balle and Wang 2018)."""
+        check_non_negative("epsilon", epsilon)
+        from dpjax.accounting import gdp
+
+        return gdp.delta(self.mu, epsilon)
+
+    def half_width(self, level: float) -> float:
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
+        check_level(level)
+        return -self.scale * float(ndtri((1 - level) / 2))
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(DiscreteNoise):
+    """Integers plus discrete Gaussian noise, sampled exactly, for L2 sensitivity.
+
+    The noise on each entry is k with a probability in proportion to exp(-k^2 / (2 scale^2)).
+
+    Attributes:
+      sensitivity: of the statistic, in L2.
+      scale: of the noise; a float or a `Fraction`. The standard deviation is at most this.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      What ``release`` returns is released, under the sensitivity's adjacency. The certificate's
+      epsilon is that of the exact loss, for the worst integer vector within the sensitivity and any
+      number of entries, where the scale is below ten and the squared sensitivity at most 30, else
+      that of a Gaussian release that is hardly less private
+      (`dpjax.accounting.kinds.discrete_gaussian`). It is for the numbers drawn, without rounding
+      error. The release is also rho-zero-concentrated, with rho half the square of the sensitivity
+      over the scale.
+
+    Source: Canonne, Kamath & Steinke 2020, Theorem 14 (concentration); Karney 2016, Algorithm D
+    (sampler).
+
+    >>> from dpjax import sensitivity
+    >>> bins = sensitivity.of_histogram(2, norm="l2", adjacency="add_remove")
+    >>> mechanism = DiscreteGaussian(bins, scale=2.0)
+    >>> import jax, numpy as np
+    >>> mechanism.rho, mechanism.release(jax.random.key(1), np.array([3, 0])).shape
+    (0.125, (2,))
+    """
+
+    scale: float | Fraction  # type: ignore[assignment]
+    norm: ClassVar[Norm] = "l2"
+    sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_gaussian)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        moves = self.sensitivity.value
+        check(moves >= 1, "sensitivity", moves, "at least 1: two sums of integers differ by that")
+
+    @property
+    def rho(self) -> float:
+        """Parameter rho of zero-concentrated DP."""
+        return float(self.sensitivity.value / self.scale) ** 2 / 2
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
+
+        scale = float(self.scale)
+        return self._guarantee_of(
+            DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale),
+            "discrete Gaussian",
+            f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
+        )
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry: at most ``scale``."""
+        scale = float(self.scale)
+        if scale > 2:  # the difference is below 1e-30
+            return scale
+        sizes = range(1, 80)
+        weights = [math.exp(-(k**2) / (2 * scale**2)) for k in sizes]
+        moment = sum(k**2 * weight for k, weight in zip(sizes, weights, strict=True))
+        return math.sqrt(2 * moment / (1 + 2 * sum(weights)))
+
+    def half_width(self, level: float) -> float:
+        """Returns an integer that absolute noise exceeds with probability at most 1 - ``level``.
+
+        The tail beyond m is at most that of the normal distribution beyond m - 1.
+        """
+        check_level(level)
+        return float(math.ceil(-float(self.scale) * float(ndtri((1 - level) / 2))))
+
+
+def _largest_mu(epsilon: float, delta: float) -> float:
+    """Returns the largest mu, up to rounding, with delta at ``epsilon`` at most ``delta``."""
+    from scipy.optimize import brentq
+
+    from dpjax.accounting import gdp
+
+    def excess(log_mu: float) -> float:
+        return gdp.delta(math.exp(log_mu), epsilon) / delta - 1
+
+    high = 0.0  # the increasing excess is zero between high - 1 and high
+    while excess(high) < 0:
+        high += 1.0
+    while excess(high - 1.0) >= 0:
+        high -= 1.0
+    root = float(brentq(excess, high - 1.0, high, xtol=1e-15, rtol=1e-15))
+    while excess(root) > 0:
+        root -= 1e-15 * max(1.0, abs(root))
+    return math.exp(root)
+
+
+@dataclass(frozen=True)
+class Laplace(AdditiveNoise):
+    """A statistic plus Laplace noise: pure differential privacy, for L1 sensitivity.
+
+    The noise on each entry has density exp(-|x| / scale) / (2 scale), mean size ``scale`` and
+    standard deviation sqrt(2) ``scale``.
+
+    Attributes:
+      sensitivity: of the statistic, in L1.
+      scale: of the noise, in the units of the statistic; epsilon is the sensitivity over it.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      What ``release`` returns is released, under the sensitivity's adjacency.
+
+    Source: Dwork, McSherry, Nissim, Smith 2006, Proposition 1.
+
+    >>> from dpjax import sensitivity
+    >>> weight = sensitivity.of_mean((30, 60), 25, norm="l1", adjacency="replace_one")
+    >>> mechanism = Laplace.from_epsilon(weight, epsilon=1.0)
+    >>> import jax
+    >>> mechanism.scale, mechanism.release(jax.random.key(0), 45.0).shape
+    (1.2, ())
+    """
+
+    norm: ClassVar[Norm] = "l1"
+    sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_laplace)
+
+    @classmethod
+    def from_epsilon(
+        cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
+    ) -> Self:
+        """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
+
+        Args:
+          sensitivity: of the statistic, in L1.
+          epsilon: any finite number above zero.
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm.
+        """
+        check_positive("epsilon", epsilon)
+        check_sensitivity(sensitivity, cls.norm)
+        return cls(sensitivity, sensitivity.value / epsilon, unit)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon at delta zero: the sensitivity over the scale."""
+        return self.sensitivity.value / self.scale
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        from dp_accounting import LaplaceDpEvent
+
+        return self._guarantee(
+            LaplaceDpEvent(self.scale / self.sensitivity.clip_bound),
+            statistic=f"one release, of {self._sensitivity_in_words()}",
+            noise=f"Laplace of scale {self.scale:.4g} on every entry",
+            guarantee=pure_in_words(self.pure_epsilon),
+        )
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry: sqrt(2) ``scale``."""
+        return math.sqrt(2) * self.scale
+
+    def half_width(self, level: float) -> float:
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
+        check_level(level)
+        return -self.scale * math.log1p(-level)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(DiscreteNoise):
+    """Integers plus discrete Laplace noise, sampled exactly: pure differential privacy.
+
+    The noise on each entry is k with a probability in proportion to exp(-|k| / scale): the
+    difference of two geometric variables. It is the geometric mechanism.
+
+    Attributes:
+      sensitivity: of the statistic, in L1; a whole number.
+      scale: of the noise; a float or a `Fraction`. Epsilon is the sensitivity over it.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Privacy:
+      What ``release`` returns is released, under the sensitivity's adjacency; without
+      rounding error. The time of a draw depends on the noise.
+
+    Source: Ghosh, Roughgarden, Sundararajan 2012 (mechanism); Canonne, Kamath, Steinke 2020,
+    Algorithm 2 (sampler).
+
+    >>> from dpjax import sensitivity
+    >>> count = sensitivity.of_count(norm="l1", adjacency="add_remove")
+    >>> mechanism = DiscreteLaplace.from_epsilon(count, epsilon=0.5)
+    >>> import jax
+    >>> mechanism.release(jax.random.key(3), 120).dtype
+    dtype('int64')
+    """
+
+    scale: float | Fraction  # type: ignore[assignment]
+    norm: ClassVar[Norm] = "l1"
+    sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_laplace)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = float(self.sensitivity.value).is_integer()
+        check(whole, "sensitivity", self.sensitivity, "a whole number")
+
+    @classmethod
+    def from_epsilon(
+        cls, sensitivity: Sensitivity, *, epsilon: float, unit: str = "one record"
+    ) -> Self:
+        """Returns the mechanism with the least noise that is ``epsilon``-differentially private.
+
+        Its scale is a `Fraction`, so that epsilon is exact.
+
+        Args:
+          sensitivity: of the statistic, in L1; a whole number.
+          epsilon: any finite number above zero.
+          unit: the unit of privacy, for example ``"one record"``.
+
+        Raises:
+          ValueError: ``epsilon`` is out of range, or the sensitivity is in another norm or no whole
+            number.
+        """
+        check_positive("epsilon", epsilon)
+        check_sensitivity(sensitivity, cls.norm)
+        return cls(sensitivity, as_fraction(sensitivity.value) / as_fraction(epsilon), unit)
+
+    @property
+    def pure_epsilon(self) -> float:
+        """Epsilon at delta zero: the sensitivity over the scale."""
+        return float(self.sensitivity.value / self.scale)
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        event = discrete_laplace_event(self.sensitivity, float(self.scale))
+        return self._guarantee_of(event, "discrete Laplace", pure_in_words(self.pure_epsilon))
+
+    @property
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry."""
+        rate = 1 / float(self.scale)
+        return math.sqrt(2) * math.exp(-rate / 2) / -math.expm1(-rate)
+
+    def half_width(self, level: float) -> float:
+        """Returns the least integer that noise exceeds with probability at most 1 - ``level``."""
+        check_level(level)
+        ratio = math.exp(-1 / float(self.scale))
+        beyond = float(self.scale) * math.log(2 / ((1 - level) * (1 + ratio)))
+        return float(max(0, math.ceil(beyond - 1)))
+
+
+# More losses than this change an accountant's answer by less than its own error, at a cost.
+_MOST_LOSSES = 4096
+
+
+def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> "DpEvent":
+    """Returns the event of discrete Laplace noise on whole numbers, of a whole L1 sensitivity.
+
+    Past 4,096 units of sensitivity the event is that of noise on a coarser grid, with a sensitivity
+    rounded up to it: an upper bound, less than 0.03 % above. The losses of noise in steps of t are
+    every t-th of those of noise in steps of one; there both have the same delta, 1 - e^(-i / scale)
+    at the i-th, and between them the coarser one interpolates a convex function.
+    """
+    step = math.ceil(sensitivity.value / _MOST_LOSSES)
+    coarse = Sensitivity(math.ceil(sensitivity.value / step), "l1", sensitivity.adjacency)
+    from dp_accounting.dp_event import DiscreteLaplaceDpEvent
+
+    return DiscreteLaplaceDpEvent(step / scale, coarse.clip_bound)
+
+
+def pure_event(epsilon: float, adjacency: Adjacency) -> "DpEvent":
+    """Returns an event that dominates every ``epsilon``-differentially private release.
+
+    The dominating one is binary randomized response (Kairouz, Oh, Viswanath 2015),
+    whose two losses are those of discrete Laplace noise of sensitivity one.
+    """
+    one = Sensitivity(1.0, "l1", adjacency)
+    return discrete_laplace_event(one, 1 / epsilon)

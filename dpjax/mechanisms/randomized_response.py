@@ -16,9 +16,15 @@ from dpjax._checks import check, check_count, check_delta, check_positive, check
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._exact_noise import (
+    Array,
+    RandomWords,
+    as_fraction,
+    as_integers,
+    call_on_host,
+    fit_integers,
+)
 from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
-from dpjax.mechanisms.exact_sampling import RandomWords, fit_integers
-from dpjax.mechanisms.host import Array, as_integers, call_on_host, exact
 
 
 class Frequencies(NamedTuple):
@@ -151,7 +157,7 @@ class RandomizedResponse(Mechanism):
         size = math.prod(truth.shape[words.ndim - 1 :])
         lanes = RandomWords(words, size)
         every = np.arange(lanes.size)
-        keep = exact(self.keep_probability)
+        keep = as_fraction(self.keep_probability)
         top, bottom = fit_integers(
             np.full(lanes.size, keep.numerator, object),
             np.full(lanes.size, keep.denominator, object),

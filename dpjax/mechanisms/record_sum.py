@@ -15,9 +15,9 @@ from dpjax._checks import check, check_positive, check_text
 from dpjax._typing import Bounds, PRNGKey
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._exact_noise import Array, call_on_host
+from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array, call_on_host
 from dpjax.sensitivity import Sensitivity, clip_to, of_sum
 from dpjax.sensitivity.base import check_shapes
 from dpjax.sensitivity.statistics import checked_bounds

@@ -13,16 +13,20 @@ import numpy.typing as npt
 from dpjax._checks import as_floats, as_numbers, check, check_positive
 from dpjax._typing import PRNGKey
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.base import OneStatistic, pure_in_words
-from dpjax.mechanisms.exact_sampling import (
+from dpjax.mechanisms._exact_noise import (
+    Array,
     Integers,
     RandomWords,
     bernoulli_exp,
+    call_on_host,
     discrete_laplace,
     fit_integers,
+    grid_for,
+    is_finite,
+    to_units,
 )
-from dpjax.mechanisms.host import Array, call_on_host, grid_for, is_finite, to_units
-from dpjax.mechanisms.statistic_events import pure_event
+from dpjax.mechanisms.additive import pure_event
+from dpjax.mechanisms.base import OneStatistic, pure_in_words
 from dpjax.sensitivity.base import Norm, Sensitivity, check_shapes
 
 Mask = npt.NDArray[np.bool_]

@@ -40,8 +40,8 @@ from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import Gaussian, Laplace, Mechanism
+from dpjax.mechanisms._exact_noise import Array, call_on_host
 from dpjax.mechanisms.base import pure_in_words
-from dpjax.mechanisms.host import Array, call_on_host
 from dpjax.pate.votes import check_votes
 from dpjax.sensitivity import Sensitivity
 
@@ -62,7 +62,7 @@ class Answers(NamedTuple):
 class VoteAggregation(Mechanism):
     """Base class: releases labels of ``num_queries`` queries from the votes of an ensemble.
 
-    The noise is exact, on a public grid (see `dpjax.mechanisms.host`), and the labels are
+    The noise is exact, on a public grid (see `dpjax.mechanisms._exact_noise`), and the labels are
     post-processing of noisy histograms. It is computed on the host, under jit and vmap through a
     callback.
 

@@ -20,7 +20,7 @@ from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp
 from dpjax.certificates.render import Estimate, Kind
-from dpjax.mechanisms.statistic_events import pure_event
+from dpjax.mechanisms.additive import pure_event
 from dpjax.pate import data_dependent as bounds
 from dpjax.pate.aggregation import (
     GNMax,

@@ -32,7 +32,7 @@ from scipy.special import log_ndtr, ndtri, ndtri_exp
 from dpjax._checks import as_key, check, check_delta, check_non_negative, check_positive
 from dpjax._typing import PRNGKey
 from dpjax.accounting.loss_distribution import Array
-from dpjax.mechanisms.exact_sampling import RandomWords
+from dpjax.mechanisms._exact_noise import RandomWords
 from dpjax.pate.aggregation import GNMax
 from dpjax.pate.argmax_rdp import argmax_rdp
 from dpjax.pate.data_dependent import (

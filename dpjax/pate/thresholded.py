@@ -23,8 +23,7 @@ from dpjax._checks import (
 from dpjax._typing import PRNGKey
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import Gaussian
-from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.host import Array, call_on_host
+from dpjax.mechanisms._exact_noise import Array, call_on_host, derive
 from dpjax.pate.aggregation import (
     Answers,
     VoteAggregation,

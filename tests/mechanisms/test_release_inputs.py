@@ -17,7 +17,7 @@ from dpjax.mechanisms import (
     RandomizedResponse,
     additive,
 )
-from dpjax.mechanisms.host import exact, from_units, grid_for, to_units
+from dpjax.mechanisms._exact_noise import as_fraction, from_units, grid_for, to_units
 from dpjax.sensitivity import Sensitivity
 from dpjax.sensitivity.sums import SUM_ROUNDING
 
@@ -169,7 +169,7 @@ def test_units_are_within_half_a_unit_of_the_value(exponent):
     for array in (np.array(values), np.array([10**30, -7], object), np.array([2**63 - 1, 5])):
         units = to_units(array, exponent)
         for unit, value in zip(units.tolist(), array.tolist(), strict=True):
-            assert abs(unit - exact(value) / exact(2) ** exponent) <= exact(0.5)
+            assert abs(unit - as_fraction(value) / as_fraction(2) ** exponent) <= as_fraction(0.5)
     assert from_units(np.array([3, -1]), -1).tolist() == [1.5, -0.5]
     assert from_units(np.array([10**400, -(10**400)], object), 0).tolist() == [np.inf, -np.inf]
 
@@ -178,11 +178,13 @@ def test_units_are_within_half_a_unit_of_the_value(exponent):
 @pytest.mark.parametrize("entries", [1, 1000, 10**6])
 def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
     grid = grid_for(scale, 0.7 * scale, entries)
-    enlarged = grid.noise_scale() * exact(2) ** grid.exponent / exact(scale)
-    rounding = entries * exact(2) ** grid.exponent / exact(0.7 * scale)
-    assert 1 + rounding < enlarged < 1 + exact(1e-9)
+    enlarged = grid.noise_scale() * as_fraction(2) ** grid.exponent / as_fraction(scale)
+    rounding = entries * as_fraction(2) ** grid.exponent / as_fraction(0.7 * scale)
+    assert 1 + rounding < enlarged < 1 + as_fraction(1e-9)
     # power: without its last unit the scale does not cover the discreteness of the noise
-    assert (grid.noise_scale() - 2) * exact(2) ** grid.exponent < exact(scale) * (1 + rounding)
+    assert (grid.noise_scale() - 2) * as_fraction(2) ** grid.exponent < as_fraction(scale) * (
+        1 + rounding
+    )
 
 
 @pytest.mark.parametrize("rounding", [0.0, SUM_ROUNDING, 1e-3])
@@ -191,11 +193,11 @@ def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
 def test_the_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, rounding):
     for sensitivity in (2.0**-1022, scale, 1e308):
         grid = grid_for(scale, sensitivity, moved_units, rounding)
-        spacing = exact(2) ** grid.exponent
-        moved = moved_units * spacing / exact(sensitivity)
-        covered = grid.scale * spacing / exact(scale)
-        assert covered >= 1 + exact(rounding) + moved
-        assert covered < 1 + exact(rounding) + exact(2.0**-31)
+        spacing = as_fraction(2) ** grid.exponent
+        moved = moved_units * spacing / as_fraction(sensitivity)
+        covered = grid.scale * spacing / as_fraction(scale)
+        assert covered >= 1 + as_fraction(rounding) + moved
+        assert covered < 1 + as_fraction(rounding) + as_fraction(2.0**-31)
         assert moved > 0
 
 
@@ -235,7 +237,7 @@ def test_rounding_every_entry_to_the_grid_is_within_epsilon(cls, entries, monkey
 
 
 def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():
-    """The proof in `dpjax.mechanisms.host`, in numbers, on grids coarse enough to see."""
+    """The proof in `dpjax.mechanisms._exact_noise`, in numbers, on grids coarse enough to see."""
     for units, scale in ((3, 2.0), (10, 4.0), (40, 40.0)):
         for last, below in ((1.0, True), (0.0, False)):
             parameter = 1 / (scale + last)

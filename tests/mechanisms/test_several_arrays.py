@@ -25,7 +25,7 @@ from dpjax.bayes.regression import (
     perturbed_statistics,
     private_bounds,
 )
-from dpjax.mechanisms import DiscreteGaussian, Gaussian, Laplace, additive, exact_sampling
+from dpjax.mechanisms import DiscreteGaussian, Gaussian, Laplace, _exact_noise, additive
 from dpjax.sensitivity import Sensitivity
 
 MANY = 4_000
@@ -251,5 +251,5 @@ def test_wishart_clips_both_features_and_target():
 
 
 def test_lanes_of_one_key_are_all_different():
-    words = exact_sampling.RandomWords(np.array([5, 6], np.uint32), 1000)
+    words = _exact_noise.RandomWords(np.array([5, 6], np.uint32), 1000)
     assert np.unique(words.draw(np.arange(1000))).size == 1000

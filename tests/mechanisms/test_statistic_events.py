@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpjax.accounting.events import UnsupportedEventError, decompose
 from dpjax.mechanisms import Gaussian, Laplace
-from dpjax.mechanisms.statistic_events import discrete_laplace_event, pure_event
+from dpjax.mechanisms.additive import discrete_laplace_event, pure_event
 from dpjax.sensitivity import Sensitivity
 
 ADJACENCIES = st.sampled_from(["add_remove", "replace_one"])

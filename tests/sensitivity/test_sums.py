@@ -24,7 +24,7 @@ from dpjax.bayes.regression import (
 )
 from dpjax.bayes.regression.statistics import clipped_statistics, sufficient_statistics
 from dpjax.mechanisms import ClippedSum, DiscreteLaplace, Gaussian, Laplace, additive
-from dpjax.mechanisms.host import exact
+from dpjax.mechanisms._exact_noise import as_fraction
 from dpjax.sensitivity.sums import SUM_ROUNDING, products_in_blocks, sum_in_blocks
 
 MANY = 200_000
@@ -172,7 +172,7 @@ def drawn_scales(release, monkeypatch):
 
     def keep(*arguments):
         grid = grid_for(*arguments)
-        scales.append(grid.scale * exact(2) ** grid.exponent)
+        scales.append(grid.scale * as_fraction(2) ** grid.exponent)
         return grid
 
     with monkeypatch.context() as patch:
@@ -183,7 +183,7 @@ def drawn_scales(release, monkeypatch):
 
 def cover_the_rounding(scales, stated):
     return all(
-        drawn >= exact(scale) * (1 + exact(SUM_ROUNDING))
+        drawn >= as_fraction(scale) * (1 + as_fraction(SUM_ROUNDING))
         for drawn, scale in zip(scales, stated, strict=True)
     )
 

@@ -15,9 +15,9 @@ from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._exact_noise import call_on_host
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import NoisyStatistic
-from dpjax.mechanisms.host import call_on_host
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
 

@@ -22,11 +22,9 @@ from dpjax.bayes.regression.statistics import (
     statistics_sensitivities,
 )
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.additive import mirror, upper_triangle
+from dpjax.mechanisms._exact_noise import Array, derive
+from dpjax.mechanisms.additive import Gaussian, mirror, upper_triangle
 from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array
 from dpjax.sensitivity import Sensitivity
 from dpjax.sensitivity.sums import SUM_ROUNDING
 

@@ -36,12 +36,9 @@ from dpjax.bayes.regression.statistics import (
     statistics_sensitivities,
 )
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.additive import mirror, upper_triangle
+from dpjax.mechanisms._exact_noise import Array, derive
+from dpjax.mechanisms.additive import Gaussian, Laplace, mirror, upper_triangle
 from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.gaussian import Gaussian
-from dpjax.mechanisms.host import Array
-from dpjax.mechanisms.laplace import Laplace
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity import Sensitivity
 

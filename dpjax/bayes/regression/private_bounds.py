@@ -24,10 +24,9 @@ from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._exact_noise import Array, as_fraction, call_on_host, derive
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.exact_sampling import derive
-from dpjax.mechanisms.host import Array, call_on_host, exact
 from dpjax.mechanisms.record_sum import GaussianSum
 from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity, of_histogram
@@ -141,7 +140,7 @@ class PrivateBounds(Mechanism):
     def _utilities(self, sizes: Array, candidates: tuple[float, ...]) -> Array:
         """Exact fractions: quantile * above - (1 - quantile) * below is quantile * n - below."""
         below = np.sum(sizes[..., None] <= np.array(candidates), axis=-2)
-        return -np.abs(exact(self.quantile) * sizes.shape[-1] - below.astype(object))
+        return -np.abs(as_fraction(self.quantile) * sizes.shape[-1] - below.astype(object))
 
     @property
     def composition(self) -> Composition:

@@ -18,8 +18,8 @@ from dpjax.bayes.regression.statistics import (
     check_statistics,
     clipped_statistics,
 )
+from dpjax.mechanisms._exact_noise import Array, HostFunction, call_on_host, float_dtype
 from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.host import Array, HostFunction, call_on_host, float_dtype
 from dpjax.sensitivity.sums import SUM_ROUNDING
 
 _R = TypeVar("_R")

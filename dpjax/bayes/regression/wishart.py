@@ -33,9 +33,8 @@ from dpjax.bayes.regression.statistics import (
     check_setting,
 )
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._exact_noise import Array, RandomWords, call_on_host, from_units, to_units
 from dpjax.mechanisms.additive import mirror, upper_triangle
-from dpjax.mechanisms.exact_sampling import RandomWords
-from dpjax.mechanisms.host import Array, call_on_host, from_units, to_units
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2

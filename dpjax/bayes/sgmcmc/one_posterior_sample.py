@@ -35,8 +35,8 @@ from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms.additive import pure_event
 from dpjax.mechanisms.base import Mechanism, pure_in_words
-from dpjax.mechanisms.statistic_events import pure_event
 
 
 @dataclass(frozen=True)
