@@ -282,7 +282,7 @@ def certified_event(event: DpEvent, delta, adjacency):
 
 def risks(mechanism):
     """Attack risks by the guaranteed curve, and both curves at a few levels."""
-    event, adjacency = mechanism.event, mechanism.adjacency
+    event, adjacency = mechanism.event, mechanism.guarantee.adjacency
     curve = accounting.tradeoff_curve(event, adjacency=adjacency)
     upper = _or_none(lambda: accounting.tradeoff_bounds(event, adjacency=adjacency).upper)
     return {
