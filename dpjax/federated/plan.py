@@ -45,7 +45,7 @@ from dpjax.federated.sharing import Int64
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.record_sum import RecordSum
-from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.sensitivity import SUM_ROUNDING
 
 # Standard deviations that the total noise may reach: beyond it has probability 2 exp(-z^2 / 2).
 _LEAST_DEVIATIONS = 16.0

@@ -40,7 +40,7 @@ from dpjax.mechanisms._exact_noise import (
     to_units,
 )
 from dpjax.mechanisms.base import NoisyStatistic, check_level, pure_in_words
-from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity, check_shapes
+from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity, check_shapes
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

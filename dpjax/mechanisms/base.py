@@ -19,7 +19,7 @@ from dpjax._checks import (
 from dpjax._typing import ArrayTree
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
-from dpjax.sensitivity.base import Norm, Sensitivity, check_sensitivity
+from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

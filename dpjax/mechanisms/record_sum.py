@@ -18,10 +18,15 @@ from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import Array, call_on_host
 from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.base import Mechanism
-from dpjax.sensitivity import Sensitivity, clip_to, of_sum
-from dpjax.sensitivity.base import check_shapes
-from dpjax.sensitivity.statistics import checked_bounds
-from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+from dpjax.sensitivity import (
+    SUM_ROUNDING,
+    Sensitivity,
+    check_shapes,
+    checked_bounds,
+    clip_to,
+    of_sum,
+    sum_in_blocks,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ class RecordSum(Mechanism):
         """Returns the sum ``(size,)`` of clipped records, float64 or integers: private.
 
         Whatever the records are, its distance between neighbours is within the sensitivities times
-        1 + `dpjax.sensitivity.sums.SUM_ROUNDING`.
+        1 + `dpjax.sensitivity.SUM_ROUNDING`.
 
         Args:
           *records: arrays with a leading axis of records, which may be empty.

@@ -27,7 +27,7 @@ from dpjax.mechanisms._exact_noise import (
 )
 from dpjax.mechanisms.additive import pure_event
 from dpjax.mechanisms.base import OneStatistic, pure_in_words
-from dpjax.sensitivity.base import Norm, Sensitivity, check_shapes
+from dpjax.sensitivity import Norm, Sensitivity, check_shapes
 
 Mask = npt.NDArray[np.bool_]
 # From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and

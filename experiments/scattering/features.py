@@ -18,8 +18,7 @@ import numpy as np
 import dpjax
 from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
-from dpjax.sensitivity import Sensitivity, clip_norm_to
-from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+from dpjax.sensitivity import SUM_ROUNDING, Sensitivity, clip_norm_to, sum_in_blocks
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.scattering import NUM_CHANNELS, scattering
 

@@ -33,8 +33,7 @@ from dpjax.federated import (
 from dpjax.federated.sharing import AdditiveSharing, ShamirSharing
 from dpjax.mechanisms import ClippedSum, DiscreteLaplace, Gaussian, Laplace
 from dpjax.mechanisms.record_sum import SumPart
-from dpjax.sensitivity import Sensitivity
-from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.sensitivity import SUM_ROUNDING, Sensitivity
 
 DELTA = 1e-5
 # Holders, drop-outs, colluders, whether the observer is a holder.

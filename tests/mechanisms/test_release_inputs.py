@@ -18,8 +18,7 @@ from dpjax.mechanisms import (
     additive,
 )
 from dpjax.mechanisms._exact_noise import as_fraction, from_units, grid_for, to_units
-from dpjax.sensitivity import Sensitivity
-from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.sensitivity import SUM_ROUNDING, Sensitivity
 
 KEY = jax.random.key(3)
 CLASSES = (Laplace, Gaussian, DiscreteLaplace, DiscreteGaussian, NoisyMax, ExponentialMechanism)

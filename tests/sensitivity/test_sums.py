@@ -25,7 +25,7 @@ from dpjax.bayes.regression import (
 from dpjax.bayes.regression.statistics import clipped_statistics, sufficient_statistics
 from dpjax.mechanisms import ClippedSum, DiscreteLaplace, Gaussian, Laplace, additive
 from dpjax.mechanisms._exact_noise import as_fraction
-from dpjax.sensitivity.sums import SUM_ROUNDING, products_in_blocks, sum_in_blocks
+from dpjax.sensitivity import SUM_ROUNDING, products_in_blocks, sum_in_blocks
 
 MANY = 200_000
 

@@ -12,8 +12,7 @@ from dpjax._checks import as_floats, check, is_traced
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.gradients.clipping import accumulator
-from dpjax.sensitivity import Norm, Sensitivity, clip_to, of_sum
-from dpjax.sensitivity.sums import sum_in_blocks
+from dpjax.sensitivity import Norm, Sensitivity, clip_to, of_sum, sum_in_blocks
 
 
 class Sums(NamedTuple):

@@ -14,8 +14,7 @@ from dpjax._checks import as_finite, check, check_choice, check_positive
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums, clip_records
 from dpjax.bayes.conjugate.posteriors import Array, NormalInverseGammaPosterior, NormalPosterior
-from dpjax.sensitivity import Norm, Sensitivity
-from dpjax.sensitivity.statistics import checked_bounds
+from dpjax.sensitivity import Norm, Sensitivity, checked_bounds
 
 MomentNorm = Literal["l1", "l2"]
 

@@ -19,7 +19,7 @@ from dpjax.mechanisms._exact_noise import call_on_host
 from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
 from dpjax.mechanisms.base import NoisyStatistic
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
-from dpjax.sensitivity.sums import SUM_ROUNDING, sum_in_blocks
+from dpjax.sensitivity import SUM_ROUNDING, sum_in_blocks
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import Array, derive
 from dpjax.mechanisms.additive import Gaussian, mirror, upper_triangle
 from dpjax.mechanisms.composition import Composition
-from dpjax.sensitivity import Sensitivity
-from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.sensitivity import SUM_ROUNDING, Sensitivity
 
 
 class AdaSSPRelease(NamedTuple):

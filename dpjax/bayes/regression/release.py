@@ -20,7 +20,7 @@ from dpjax.bayes.regression.statistics import (
 )
 from dpjax.mechanisms._exact_noise import Array, HostFunction, call_on_host, float_dtype
 from dpjax.mechanisms.base import Mechanism
-from dpjax.sensitivity.sums import SUM_ROUNDING
+from dpjax.sensitivity import SUM_ROUNDING
 
 _R = TypeVar("_R")
 

@@ -23,8 +23,15 @@ from dpjax._checks import (
 )
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_factor
 from dpjax.gradients.clipping import EXACT, accumulator
-from dpjax.sensitivity import Norm, Sensitivity, clip_norm_to, clip_to, of_second_moment, of_sum
-from dpjax.sensitivity.sums import products_in_blocks
+from dpjax.sensitivity import (
+    Norm,
+    Sensitivity,
+    clip_norm_to,
+    clip_to,
+    of_second_moment,
+    of_sum,
+    products_in_blocks,
+)
 
 
 class RegressionStatistics(NamedTuple):
