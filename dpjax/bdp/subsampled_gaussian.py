@@ -63,7 +63,7 @@ class UnclippedGaussian(Mechanism):
                 "noise": f"Gaussian of standard deviation {self.noise_std:.4g} on every entry of a"
                 " sum",
             },
-            size_constants=self.sampling.constants_from_size,
+            size_constants=self.sampling.size_constants,
         )
 
     def first_steps(self, num_steps: int) -> "UnclippedGaussian":

@@ -147,7 +147,7 @@ def holder_gradient(
         raise ValueError(f"mechanism's sampling must be PoissonSampling, got {sampling!r}")
     check_count("num_examples", num_examples)
     own = replace(sampling, num_examples=num_examples, physical_batch_size=0)
-    most = own.usual_batches * own.physical_batch_size
+    most = own.num_static_batches * own.physical_batch_size
     clipped = clipped_grad(loss_fn, mechanism.l2_clip, method=method, max_batch_size=most)
 
     @jax.jit

@@ -39,7 +39,7 @@ from dpjax.mechanisms._exact_noise import (
     grid_for,
     to_units,
 )
-from dpjax.mechanisms.base import NoisyStatistic, check_level, pure_in_words
+from dpjax.mechanisms.base import NoisyStatistic, check_level, format_pure_dp
 from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity, check_shapes
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ class Laplace(AdditiveNoise):
             LaplaceDpEvent(self.scale / self.sensitivity.clip_bound),
             statistic=f"one release, of {self._sensitivity_in_words()}",
             noise=f"Laplace of scale {self.scale:.4g} on every entry",
-            guarantee=pure_in_words(self.pure_epsilon),
+            guarantee=format_pure_dp(self.pure_epsilon),
         )
 
     @property
@@ -562,7 +562,7 @@ class DiscreteLaplace(DiscreteNoise):
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         event = discrete_laplace_event(self.sensitivity, float(self.scale))
-        return self._guarantee_of(event, "discrete Laplace", pure_in_words(self.pure_epsilon))
+        return self._guarantee_of(event, "discrete Laplace", format_pure_dp(self.pure_epsilon))
 
     @property
     def standard_deviation(self) -> float:
@@ -597,7 +597,7 @@ def discrete_laplace_event(sensitivity: Sensitivity, scale: float) -> "DpEvent":
     return DiscreteLaplaceDpEvent(step / scale, coarse.clip_bound)
 
 
-def pure_event(epsilon: float, adjacency: Adjacency) -> "DpEvent":
+def pure_dp_event(epsilon: float, adjacency: Adjacency) -> "DpEvent":
     """Returns an event that dominates every ``epsilon``-differentially private release.
 
     The dominating one is binary randomized response (Kairouz, Oh, Viswanath 2015),

@@ -188,7 +188,7 @@ def check_level(level: float) -> None:
     check_delta(level, "level")
 
 
-def pure_in_words(epsilon: float) -> str:
+def format_pure_dp(epsilon: float) -> str:
     """Returns a sentence on a pure guarantee, to four digits rounded up."""
     shown = float(_FOUR_DIGITS_UP.create_decimal(str(float(epsilon))))
     return f"pure differential privacy: epsilon at most {shown:.4g} at any delta, zero included"

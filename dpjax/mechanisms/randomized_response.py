@@ -24,7 +24,7 @@ from dpjax.mechanisms._exact_noise import (
     call_on_host,
     fit_integers,
 )
-from dpjax.mechanisms.base import Interval, Mechanism, check_level, pure_in_words
+from dpjax.mechanisms.base import Interval, Mechanism, check_level, format_pure_dp
 
 
 class Frequencies(NamedTuple):
@@ -120,7 +120,7 @@ class RandomizedResponse(Mechanism):
                 " own",
                 "noise": f"the truth with probability {self.keep_probability:.4g}, else any"
                 " category",
-                "guarantee": pure_in_words(self.pure_epsilon),
+                "guarantee": format_pure_dp(self.pure_epsilon),
             },
             exact_noise=True,
         )

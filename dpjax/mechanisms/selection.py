@@ -25,8 +25,8 @@ from dpjax.mechanisms._exact_noise import (
     is_finite,
     to_units,
 )
-from dpjax.mechanisms.additive import pure_event
-from dpjax.mechanisms.base import OneStatistic, pure_in_words
+from dpjax.mechanisms.additive import pure_dp_event
+from dpjax.mechanisms.base import OneStatistic, format_pure_dp
 from dpjax.sensitivity import Norm, Sensitivity, check_shapes
 
 Mask = npt.NDArray[np.bool_]
@@ -135,11 +135,11 @@ class Selection(OneStatistic):
     def guarantee(self) -> Guarantee:
         end = ", monotone" if self.sensitivity.monotone else ""
         return self._guarantee(
-            pure_event(self.pure_epsilon, self.adjacency),
+            pure_dp_event(self.pure_epsilon, self.adjacency),
             statistic=f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
             noise=f"{self.noise_in_words} of scale {self.scale:.4g} on every utility; none is"
             " released",
-            guarantee=pure_in_words(self.pure_epsilon),
+            guarantee=format_pure_dp(self.pure_epsilon),
         )
 
     def release(self, key: PRNGKey, utilities: npt.ArrayLike) -> jax.Array:

@@ -98,7 +98,7 @@ class SubsampledGaussian(Mechanism):
                 "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip"
                 " bound)",
             },
-            size_constants=(*self.sampling.constants_from_size, *scale),
+            size_constants=(*self.sampling.size_constants, *scale),
         )
 
     @property
@@ -117,7 +117,7 @@ class SubsampledGaussian(Mechanism):
         Raises:
           ValueError: the noise is too small beside the largest sum (see `check_noise_scale`).
         """
-        most = self.sampling.usual_batches * self.sampling.physical_batch_size
+        most = self.sampling.num_static_batches * self.sampling.physical_batch_size
         for sigma, _ in self._noise_by_runs():
             check_noise_scale(sigma, total_l2_clip(self.l2_clip), most)
         schedule = _NoiseSchedule(self.noise_multiplier, self.num_steps)

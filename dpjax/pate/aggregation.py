@@ -41,7 +41,7 @@ from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import Gaussian, Laplace, Mechanism
 from dpjax.mechanisms._exact_noise import Array, call_on_host
-from dpjax.mechanisms.base import pure_in_words
+from dpjax.mechanisms.base import format_pure_dp
 from dpjax.pate.votes import check_votes
 from dpjax.sensitivity import Sensitivity
 
@@ -218,7 +218,7 @@ class LNMax(NoisyArgmax):
             self.num_queries,
             statistic=self._votes_in_words(),
             noise=f"Laplace of scale {self.scale:.4g} on every count, of which two move by one",
-            guarantee=f"for each label {pure_in_words(self.pure_epsilon_per_query)}",
+            guarantee=f"for each label {format_pure_dp(self.pure_epsilon_per_query)}",
         )
 
 

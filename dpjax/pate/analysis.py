@@ -20,7 +20,7 @@ from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.rdp import compute_rdp
 from dpjax.certificates.render import Estimate, Kind
-from dpjax.mechanisms.additive import pure_event
+from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.pate import data_dependent as bounds
 from dpjax.pate.aggregation import (
     GNMax,
@@ -80,7 +80,7 @@ def data_independent_analyses(mechanism: VoteAggregation, delta: float) -> tuple
     if isinstance(mechanism, LNMax):
         orders = np.arange(2.0, 502.0)
         rdp = mechanism.num_queries * bounds.laplace_rdp_independent(orders, mechanism.scale)
-        pure = pure_event(mechanism.pure_epsilon_per_query, mechanism.adjacency)
+        pure = pure_dp_event(mechanism.pure_epsilon_per_query, mechanism.adjacency)
         event = SelfComposedDpEvent(pure, mechanism.num_queries)
         rows = [
             _classical("moments bound (Papernot et al. 2017, Theorem 2)", orders, rdp, delta),

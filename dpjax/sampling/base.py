@@ -56,12 +56,12 @@ class Sampling(abc.ABC):
         return self.num_examples
 
     @property
-    def usual_batches(self) -> int:
+    def num_static_batches(self) -> int:
         """Number of physical batches that hold nearly every draw, and are always computed."""
         return 1
 
     @property
-    def constants_from_size(self) -> tuple[str, ...]:
+    def size_constants(self) -> tuple[str, ...]:
         """Names of published constants computed from n: under add/remove they make n public."""
         return ()
 

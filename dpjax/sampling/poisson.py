@@ -12,8 +12,8 @@ from dpjax._checks import check, check_count, check_non_negative, check_positive
 from dpjax._random import bits, bits_at
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.sampling._bitset import BitSet, pack, random_subset
 from dpjax.sampling.base import Batch, Sampling
-from dpjax.sampling.index_sets import PackedSet, pack, random_subset
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -30,8 +30,8 @@ class PoissonDraw(NamedTuple):
       further: the other records; nearly always none.
     """
 
-    usual: PackedSet
-    further: PackedSet
+    usual: BitSet
+    further: BitSet
 
     @property
     def size(self) -> jax.Array:
@@ -50,7 +50,7 @@ class PoissonSampling(Sampling):
 
     Batches have a fixed padded shape and a mask, so nothing recompiles. A draw larger than
     ``physical_batch_size`` fills further physical batches: no record is dropped. Where a draw is
-    larger than the ``usual_batches`` hold, these have a uniformly random subset of it, so that
+    larger than the ``num_static_batches`` hold, these have a uniformly random subset of it, so that
     statistics of these batches (the norms in `StepInfo`) are not biased by the order of records.
 
     Attributes:
@@ -101,12 +101,12 @@ class PoissonSampling(Sampling):
         check_positive("expected_batch_size", self.expected_batch_size)
 
     @property
-    def usual_batches(self) -> int:
+    def num_static_batches(self) -> int:
         """Physical batches for the mean plus three standard deviations."""
         return -(-self._usual_size() // self.physical_batch_size)
 
     @property
-    def constants_from_size(self) -> tuple[str, ...]:
+    def size_constants(self) -> tuple[str, ...]:
         """The divisor, unless it is another constant than ``sampling_rate * num_examples``."""
         mean = self.sampling_rate * self.num_examples
         # A rate of B / n times n is B up to rounding only.
@@ -119,7 +119,7 @@ class PoissonSampling(Sampling):
     def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
         """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
         next_key, bernoulli_key, split_key = jax.random.split(state, 3)
-        most = self.usual_batches * self.physical_batch_size
+        most = self.num_static_batches * self.physical_batch_size
         return PoissonDraw(
             *pack(self._bernoulli(bernoulli_key)).split_randomly(split_key, most)
         ), next_key
@@ -155,7 +155,7 @@ class PoissonSampling(Sampling):
 
     def describe(self, adjacency: Adjacency) -> str:
         """Returns one sentence for the certificate, without n where it is private."""
-        public = is_size_public(adjacency) or self.constants_from_size
+        public = is_size_public(adjacency) or self.size_constants
         records = f"each of {self.num_examples:,} records" if public else "each record"
         return (
             f"Poisson: {records} in a batch independently with probability {self.sampling_rate:.6g}"
@@ -245,9 +245,9 @@ class TruncatedPoissonSampling(Sampling):
         return self.truncated_batch_size
 
     @property
-    def constants_from_size(self) -> tuple[str, ...]:
+    def size_constants(self) -> tuple[str, ...]:
         """Published values computed from n: epsilon, and the divisor if none was given."""
-        return (*self._untruncated.constants_from_size, "the epsilon of truncated sampling")
+        return (*self._untruncated.size_constants, "the epsilon of truncated sampling")
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Raises ValueError unless ``adjacency`` is known; there is a guarantee under each."""

@@ -26,7 +26,7 @@ class StepInfo(NamedTuple):
       loss_sum: sum of their losses.
       num_nonfinite: records set to zero because their gradient was not finite, int32.
       norms: unclipped norms as `ClippedGradInfo`'s, ``(slots,)``: of every drawn record, or, where
-        the draw exceeds the sampler's ``usual_batches`` (about one in some hundred), of a
+        the draw exceeds the sampler's ``num_static_batches`` (about one in some hundred), of a
         uniformly random subset of ``mask.sum()`` of the ``batch_size`` drawn.
       mask: which of those slots hold a drawn record, bool ``(slots,)``.
     """
@@ -99,7 +99,7 @@ def sum_over_draw(
         def rows_of(part: jax.Array) -> Rows:
             return rows_of_shard(sampling.batch(draw, part), part, sharding)
 
-        usual, num_batches = sampling.usual_batches, sampling.num_batches(draw)
+        usual, num_batches = sampling.num_static_batches, sampling.num_batches(draw)
         return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data, key)
 
     if sharding is None:

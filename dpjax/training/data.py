@@ -19,8 +19,8 @@ from dpjax._checks import batch_length, check, check_type, check_unmasked
 from dpjax._hashing import add_hashes, hash_arrays, hash_dataclass, hash_records, hash_text
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.adjacency import Adjacency
+from dpjax.sampling._bitset import BitSet, pack
 from dpjax.sampling.base import Batch, NoiseRuns, Sampling, check_data
-from dpjax.sampling.index_sets import PackedSet, pack
 from dpjax.training.checkpoint import Identity, program_hash
 from dpjax.training.processes import (
     all_gather,
@@ -377,8 +377,8 @@ class LocalBatches:
 
     size: int
     usual: int
-    chosen: PackedSet
-    further: PackedSet
+    chosen: BitSet
+    further: BitSet
     positions: jax.Array
 
     @property
@@ -426,7 +426,7 @@ def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
     >>> sampling.physical_batch_size, local_batch_size(sampling, 125)
     (136, (30, 1))
     """
-    usual = sampling.usual_batches
+    usual = sampling.num_static_batches
     total = usual * sampling.physical_batch_size
     mean = total * num_slots / sampling.num_examples
     wanted = min(math.ceil(mean + 3 * math.sqrt(mean)), total, num_slots)
@@ -549,14 +549,14 @@ class StagedSampling(Sampling):
         return self.sampling.has_public_batch_size
 
     @property
-    def usual_batches(self) -> int:
+    def num_static_batches(self) -> int:
         """Number of physical batches that hold nearly every draw."""
-        return self.sampling.usual_batches
+        return self.sampling.num_static_batches
 
     @property
-    def constants_from_size(self) -> tuple[str, ...]:
+    def size_constants(self) -> tuple[str, ...]:
         """Names of published constants computed from n."""
-        return self.sampling.constants_from_size
+        return self.sampling.size_constants
 
     def init(self, key: PRNGKey) -> Any:
         """Returns the first state of the sampler that draws."""
@@ -605,8 +605,8 @@ class RecordStream:
 
     The sampler draws on the device, and its draws do not depend on the parameters: the records of
     a draw are read in a thread while the device computes the step before. They are put into a
-    buffer with one row for each slot of the ``usual_batches`` physical batches. For a draw that
-    exceeds these the buffer is doubled, and the step compiled for that size too.
+    buffer with one row for each slot of the ``num_static_batches`` physical batches. For a draw
+    that exceeds these the buffer is doubled, and the step compiled for that size too.
 
     On a mesh each part of the physical batches' rows has a buffer of its own, on its devices. Every
     process makes the whole draw, and reads the records of the parts that its devices have.
@@ -652,7 +652,7 @@ class RecordStream:
 
     def run_program_hash(self, update: Update, state: Any) -> str:
         """Returns the hash of the program of ``update``: see `run_program_hash` of this module."""
-        usual = self.sampling.usual_batches
+        usual = self.sampling.num_static_batches
         located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
         draw = located._replace(sampler=None)
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), draw)
@@ -684,7 +684,7 @@ class RecordStream:
 
     def _stage_draws(self, sampler: Any, num_draws: int) -> Generator[tuple[StagedDraw, Any, Any]]:
         """Yields draws, their records, and the sampler's state after each."""
-        usual = self.sampling.usual_batches
+        usual = self.sampling.num_static_batches
         with ThreadPoolExecutor(1, "dpjax-records") as thread:
             located = self._locate(sampler, usual)
             reading = thread.submit(self._stage_if_whole, located)

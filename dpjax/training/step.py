@@ -119,7 +119,7 @@ def private_step(
         mechanism.l2_clip,
         method=method,
         microbatch_size=microbatch_size,
-        max_batch_size=sampling.usual_batches * sampling.physical_batch_size,
+        max_batch_size=sampling.num_static_batches * sampling.physical_batch_size,
     )
     key = as_key(key)
     sampler_key, noise_key = jax.random.split(key)

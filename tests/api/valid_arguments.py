@@ -594,7 +594,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "mechanisms.RandomizedResponse": lambda: dpjax.RandomizedResponse(3, 0.7, "replace_one"),
     "mechanisms.SubsampledGaussian": steps,
     "sampling.FixedSizeSampling": lambda: dpjax.FixedSizeSampling(8, 2),
-    "sampling.fixed._FixedSize": lambda: dpjax.FixedSizeSampling(8, 2),
+    "sampling.fixed_size._FixedSize": lambda: dpjax.FixedSizeSampling(8, 2),
     "sampling.base.Sampling": poisson,
     "sampling.PoissonSampling": poisson,
     "sampling.ShuffledEpochs": lambda: dpjax.ShuffledEpochs(8, 2),

@@ -68,7 +68,7 @@ def by_optax(grads):
 @functools.partial(jax.jit, static_argnums=1)
 def by_physical_batches(grads, physical_batch_size=25_000):
     sampling = PoissonSampling(len(grads), 1.0, physical_batch_size=physical_batch_size)
-    most = sampling.usual_batches * physical_batch_size
+    most = sampling.num_static_batches * physical_batch_size
     clipped_sum = dpjax.clipped_grad(linear, CLIP, max_batch_size=most)
     draw, _ = sampling.draw(sampling.init(jax.random.key(0)))
     return sum_over_draw(clipped_sum, sampling, draw, jnp.zeros(DIMENSION), grads)[0]

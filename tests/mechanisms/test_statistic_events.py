@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpjax.accounting.events import UnsupportedEventError, decompose
 from dpjax.mechanisms import Gaussian, Laplace
-from dpjax.mechanisms.additive import discrete_laplace_event, pure_event
+from dpjax.mechanisms.additive import discrete_laplace_event, pure_dp_event
 from dpjax.sensitivity import Sensitivity
 
 ADJACENCIES = st.sampled_from(["add_remove", "replace_one"])
@@ -69,7 +69,7 @@ def test_a_coarser_grid_has_the_same_deltas_or_larger(step):
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 5.0])
 def test_pure_privacy_is_binary_randomized_response(epsilon, adjacency):
-    seen = unit_sensitivity_event(pure_event(epsilon, adjacency), adjacency)
+    seen = unit_sensitivity_event(pure_dp_event(epsilon, adjacency), adjacency)
     assert seen.sensitivity == 1
     assert seen.noise_parameter == pytest.approx(epsilon, rel=1e-15)
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))

@@ -7,13 +7,13 @@ from scipy import stats
 
 from dpjax.gradients import clipped_grad
 from dpjax.sampling import PoissonSampling
-from dpjax.sampling.index_sets import pack
+from dpjax.sampling._bitset import pack
 from dpjax.training.batch_gradient import sum_over_draw
 
 FALSE_ALARM = 1e-6
 N, RATE = 40, 0.05  # usual batches hold 7 of them, rounded up to 8: a full draw is five times that
 SAMPLING = PoissonSampling(N, RATE, physical_batch_size=4)
-MOST = SAMPLING.usual_batches * SAMPLING.physical_batch_size
+MOST = SAMPLING.num_static_batches * SAMPLING.physical_batch_size
 
 
 class Everyone(PoissonSampling):

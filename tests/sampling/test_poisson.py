@@ -147,8 +147,8 @@ def test_sizes_follow_from_the_rate():
     assert POISSON.expected_batch_size == pytest.approx(6)
     # mean 6 and standard deviation 2.19: 12.6, and up to the next multiple of 8
     assert POISSON.physical_batch_size == 16
-    assert POISSON.usual_batches == 1
-    assert PoissonSampling(N, RATE, physical_batch_size=5).usual_batches == 4
+    assert POISSON.num_static_batches == 1
+    assert PoissonSampling(N, RATE, physical_batch_size=5).num_static_batches == 4
     assert PoissonSampling(N, 1.0).physical_batch_size == N
 
 

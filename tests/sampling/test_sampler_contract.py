@@ -96,7 +96,7 @@ def test_draws_follow_from_the_key_alone(sampling):
 @each_sampler
 def test_the_usual_batches_hold_nearly_every_draw(sampling):
     sizes = drawn(sampling, 2000).sum(axis=1)
-    assert (sizes <= sampling.usual_batches * sampling.physical_batch_size).mean() > 0.99
+    assert (sizes <= sampling.num_static_batches * sampling.physical_batch_size).mean() > 0.99
 
 
 @each_sampler

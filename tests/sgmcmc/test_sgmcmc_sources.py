@@ -18,7 +18,7 @@ class Crowded(PoissonSampling):
     """Poisson sampling most of whose draws exceed the usual batches."""
 
     @property
-    def usual_batches(self) -> int:
+    def num_static_batches(self) -> int:
         return 1
 
 

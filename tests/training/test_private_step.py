@@ -160,9 +160,9 @@ def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
         step = private_step(loss, optax.sgd(RATE), mechanism(sampling), key=key)
         state, info = jax.jit(step.update)(step.init(PARAMS), data)
         results.append((state.params, info[:3]))
-        assert info.norms.shape == info.mask.shape == (sampling.usual_batches * size,)
+        assert info.norms.shape == info.mask.shape == (sampling.num_static_batches * size,)
     assert_close(*results)
-    assert int(info.batch_size) > sampling.usual_batches * size or physical_batch_size == 20
+    assert int(info.batch_size) > sampling.num_static_batches * size or physical_batch_size == 20
 
 
 def test_many_small_physical_batches_are_looped_over_not_copied():

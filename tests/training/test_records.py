@@ -44,7 +44,7 @@ class Crowded(PoissonSampling):
     """Poisson sampling most of whose draws exceed the usual batches."""
 
     @property
-    def usual_batches(self) -> int:
+    def num_static_batches(self) -> int:
         return 1
 
 
@@ -238,7 +238,7 @@ def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
     monkeypatch.setattr(MeshSharding, "own_shards", own)
     sampling, source = SAMPLINGS["poisson"], ArraySource(DATA)
     stream = RecordStream(source, sampling, sharding=sharding_of(4))
-    located = stream._locate(sampling.init(KEY), sampling.usual_batches)
+    located = stream._locate(sampling.init(KEY), sampling.num_static_batches)
     drawn, mask = np.asarray(located.indices), np.asarray(located.mask)
     assert 8 < mask.sum() < 24
     read, read_several = [], ArraySource.__getitems__

@@ -255,7 +255,7 @@ class Langevin(Mechanism):
                 "injected noise": noise,
                 "chains": f"{chains}; every state is released, burn-in included",
             },
-            size_constants=(*self.sampling.constants_from_size, scale),
+            size_constants=(*self.sampling.size_constants, scale),
         )
 
     def scale_noise(self, factor: float) -> Self:

@@ -35,8 +35,8 @@ from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.additive import pure_event
-from dpjax.mechanisms.base import Mechanism, pure_in_words
+from dpjax.mechanisms.additive import pure_dp_event
+from dpjax.mechanisms.base import Mechanism, format_pure_dp
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class OnePosteriorSample(Mechanism):
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            event=pure_event(self.epsilon, self.adjacency),
+            event=pure_dp_event(self.epsilon, self.adjacency),
             adjacency=self.adjacency,
             unit=self.unit,
             num_releases=1,
@@ -120,7 +120,7 @@ class OnePosteriorSample(Mechanism):
                 "sampler": "one exact sample of the posterior, its likelihood to the power"
                 f" {self.scale:.4g}",
                 "clipping": f"each log-likelihood within [{self.low:.4g}, {self.high:.4g}]",
-                "guarantee": pure_in_words(self.epsilon),
+                "guarantee": format_pure_dp(self.epsilon),
             },
         )
 

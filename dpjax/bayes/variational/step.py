@@ -103,7 +103,7 @@ def clip_draw(
     _, key = jax.random.split(state.rng_key)
     params = optim.get_params(state.optim_state)
     where = choose_coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
-    most = mechanism.sampling.usual_batches * mechanism.sampling.physical_batch_size
+    most = mechanism.sampling.num_static_batches * mechanism.sampling.physical_batch_size
     clipped = clipped_grad(where.loss, mechanism.l2_clip, max_batch_size=most)
     examples = with_index(records) if positions is None else (records, positions)
     summed, info, moved = sum_next_draw(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dpjax._checks import as_key, check, check_count, check_non_negative
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.sampling._bitset import random_subset
 from dpjax.sampling.base import (
     Batch,
     NoiseRuns,
@@ -18,7 +19,6 @@ from dpjax.sampling.base import (
     compose,
     repeated,
 )
-from dpjax.sampling.index_sets import random_subset
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.sampling.index_sets import pack
+from dpjax.sampling._bitset import pack
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ _BITS = 32
 _HALVES = (16, 8, 4, 2, 1)
 
 
-class PackedSet(NamedTuple):
+class BitSet(NamedTuple):
     """A set of indices as a bit set of 32-bit words, with running counts for look-up by rank.
 
     Index ``32 i + k`` is bit ``k`` of word ``i``, the lowest first. Running counts over words
@@ -50,7 +50,7 @@ class PackedSet(NamedTuple):
             )
         return block * _BITS + place
 
-    def split_randomly(self, key: PRNGKey, most: int) -> tuple["PackedSet", "PackedSet"]:
+    def split_randomly(self, key: PRNGKey, most: int) -> tuple["BitSet", "BitSet"]:
         """Returns a uniformly random subset of at most ``most`` members, and the other members.
 
         Floyd's algorithm selects the other members, in as many rounds: none if the set has at most
@@ -80,7 +80,7 @@ class PackedSet(NamedTuple):
         return _from_words(self.words & ~others), _from_words(others)
 
 
-def pack(chosen: jax.Array) -> PackedSet:
+def pack(chosen: jax.Array) -> BitSet:
     """Returns the set of the indices where ``chosen``, bool ``(num_examples,)``, is true."""
     rows = jnp.pad(chosen, (0, -len(chosen) % _BITS)).reshape(-1, _BITS)
     bits = rows.astype(jnp.uint32) << jnp.arange(_BITS, dtype=jnp.uint32)[None, :]
@@ -114,8 +114,8 @@ def random_subset(key: PRNGKey, population: jax.Array | int, size: int, limit: i
     return jax.lax.scan(choose, jnp.zeros(limit, bool), (guesses, newcomers))[1]
 
 
-def _from_words(words: jax.Array) -> PackedSet:
-    return PackedSet(words, jnp.cumsum(_num_bits(words), dtype=jnp.int32))
+def _from_words(words: jax.Array) -> BitSet:
+    return BitSet(words, jnp.cumsum(_num_bits(words), dtype=jnp.int32))
 
 
 def _num_bits(words: jax.Array) -> jax.Array:
