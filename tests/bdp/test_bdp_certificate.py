@@ -135,3 +135,10 @@ def test_a_share_beyond_the_estimators_is_refused(account):
         bdp.certificate(account, 1e-5, share=1 - 1e-12)
     with pytest.raises(ValueError, match="share must be in"):
         bdp.certificate(account, 1e-5, share=1.0)
+
+
+def test_a_seeded_run_is_stated(account, certificate):
+    seeded = bdp.certificate(account, 1e-5, seeded=True)
+    assert "protects nobody" in str(seeded)
+    assert "protects nobody" not in str(certificate)
+    assert seeded.dp_certificate.guarantee.num_steps_run == 60

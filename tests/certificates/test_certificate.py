@@ -137,6 +137,10 @@ def test_more_caveats_keep_the_curve(certificate):
     assert changed.caveats[:-1] == certificate.caveats
     assert changed.paragraph().endswith(changed.caveats[-1])
     assert "protects nobody" in changed.caveats[-1]
+    stated = " ".join(str(changed).split())
+    assert "run 100 steps; its key was derived from a seed" in stated
+    assert "run 100 steps" not in " ".join(str(certificate).split())
+    assert (changed.to_dict()["num_steps_run"], changed.to_dict()["seeded"]) == (100, True)
 
 
 def test_the_text_names_everything(certificate):
