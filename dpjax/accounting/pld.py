@@ -158,7 +158,7 @@ def coarsen_noise_schedule(
         cuts = np.searchsorted(logs, np.linspace(logs[0], logs[-1], MOST_NOISES + 1)[1:-1])
         for start, end in zip([0, *cuts], [*cuts, len(group)], strict=True):
             if start < end:
-                extreme = group[start if side == "upper" else end - 1][1].release
+                extreme = group[start if side == "upper" else end - 1][1].atom
                 kept.append(RepeatedEvent(extreme, sum(p.count for _, p in group[start:end])))
     return tuple(kept)
 
