@@ -51,7 +51,7 @@ def accuracy(digits, noise_multiplier, seed) -> float:
 
 @pytest.mark.slow
 def test_at_a_noise_multiplier_of_1000_accuracy_is_chance_and_at_1_it_is_not():
-    digits = datasets.load("digits")
+    digits = datasets.load_digits()
     drowned = [accuracy(digits, 1000.0, seed) for seed in range(3)]
     # Ten classes of equal share: a network of noise guesses one in ten right. Single networks
     # scatter by 0.04 around that, so the mean of three is off by 0.1 less than once in 10,000.
