@@ -535,6 +535,7 @@ VALUES: dict[str, Any] = {
     "bdp.update: mask": np.ones((1, 2), bool),
     "bdp.update_worst_case: num_steps": 1,
     "bdp.certificate: delta": 1e-2,
+    "certificates.certify: guarantee": lambda: steps().guarantee,
     "checked": np.array([8.0, 5.0, 10.0]),
     "log_errors": np.array([-1.0, -2.0]),
     "answer_rdp": np.ones((3, 2)),
@@ -745,7 +746,14 @@ RESULTS = {
         "federated": ["Adversary", "Grid", "NodeState", "Result", "Training"],
         "gradients": ["ClippedGradInfo", "UnitRecords"],
         "gradients.bookkeeping": ["Explanation"],
-        "mechanisms": ["Frequencies", "Interval", "SumPart"],
+        "mechanisms": [
+            "Frequencies",
+            "Guarantee",
+            "Guarantee.of_run",
+            "Guarantee.with_description",
+            "Interval",
+            "SumPart",
+        ],
         "pate": [
             "Abstentions",
             "Answers",
@@ -805,7 +813,7 @@ NOT_CALLED: dict[str, str] = {
             "ShuffledEpochs": ["draw"],
             "TruncatedPoissonSampling": ["draw", "batch"],
             "base.Sampling": ["draw", "batch", "members_at", "subset_key", "num_batches"],
-            "fixed._FixedSize": ["batch"],
+            "fixed_size._FixedSize": ["batch"],
         }.items()
         for method in methods
     },
