@@ -109,7 +109,8 @@ def test_noise_is_calibrated_with_the_normalisation_included(name):
     assert 0.99 * chosen.epsilon < epsilon <= chosen.epsilon
     assert [type(part) for part in mechanism.parts] == [dpjax.Gaussian, dpjax.SubsampledGaussian]
     assert mechanism.parts[1].certificate(chosen.delta).epsilon < 0.99 * epsilon
-    assert (mechanism.adjacency, mechanism.unit) == ("zero_out", "one image")
+    guarantee = mechanism.guarantee
+    assert (guarantee.adjacency, guarantee.unit) == ("zero_out", "one image")
 
 
 def test_group_normalisation_costs_nothing():
