@@ -37,7 +37,7 @@ def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
     svi = logistic_inference(40, 0.5, 0.1)(Point(1.5, 0.2), 12)
     accounted = make_mechanism(1.5, 0.2, 0.5, 12, 40)
     assert accounted.adjacency == "add_remove"  # of the source's claim; what is run is zero_out
-    accounted = dataclasses.replace(accounted, adjacency="zero_out")
+    accounted = dataclasses.replace(accounted, adjacency="zero_out", size_scaled=True)
     for field in dataclasses.fields(accounted):
         assert getattr(svi.mechanism, field.name) == getattr(accounted, field.name)
     without = stack_points([Point(0.0, 0.2), Point(1.5, 0.2)])
@@ -123,7 +123,7 @@ def records(tmp_path_factory):
     folder = Path(__file__).parents[3] / "shared" / "data"
     short = dataclasses.replace(
         abalone.STUDY,
-        data=lambda: load_data("abalone"),
+        data=lambda scaling: load_data("abalone", scaling=scaling),
         sigmas={"quick": (abalone.STUDY.at, 87.0)},
         clips=[],
         rates=[],
