@@ -57,7 +57,7 @@ def render_findings(
     """Returns the table of the findings of each experiment, by profile."""
     rows = []
     for experiment in experiments:
-        name, source = f"[{experiment.name}]({experiment.name}.md)", escape(experiment.source)
+        name, source = f"[{experiment.name}]({experiment.name}.md)", escape(experiment.page.source)
         # The profiles by finding: where all settings are the same, so is the finding.
         profiles: dict[Finding, list[str]] = {}
         for block in blocks[experiment.name]:
@@ -95,15 +95,15 @@ def render_page(module: str, experiment: Experiment, blocks: Sequence[Block]) ->
     parts = [
         # The table takes the room of the page's contents.
         "---\nhtml_theme.sidebar_secondary.remove: true\n---",
-        f"# {escape(experiment.title)}",
-        f"{escape(experiment.source)}. Module: {{download}}`{path} <../../{path}>`.",
+        f"# {escape(experiment.page.title)}",
+        f"{escape(experiment.page.source)}. Module: {{download}}`{path} <../../{path}>`.",
         *map(render_finding, blocks),
     ]
     run = {block.profile for block in blocks}
     parts += [f"**{each.capitalize()} profile: not run.**" for each in PROFILES if each not in run]
     if blocks:
         parts += [render_results(blocks), render_commands(experiment, blocks)]
-    parts += ["## What was run", escape(experiment.description)]
+    parts += ["## What was run", escape("\n\n".join(experiment.page.paragraphs))]
     for block in blocks:
         parts += render_block(experiment, block)
     return "\n\n".join(parts) + "\n"

@@ -114,7 +114,7 @@ def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
             f"{profile} {len(finished_records(rows))}/{len(rows)}"
             for profile, rows in lines.items()
         )
-        print(f"{experiment.name.ljust(width)}  {done}  {experiment.title}")
+        print(f"{experiment.name.ljust(width)}  {done}  {experiment.page.title}")
     return True
 
 
@@ -143,7 +143,7 @@ def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
         }
         records = list(known.values())
         rows = forecast(experiment, arguments.profile, records)
-        print(f"{experiment.name}, {arguments.profile} profile: {experiment.title}")
+        print(f"{experiment.name}, {arguments.profile} profile: {experiment.page.title}")
         for row in rows:
             print(f"  {row.line.row.name}: {_row_time(row)}")
         print(f"  {summary(rows)}", end="\n\n")

@@ -14,7 +14,7 @@ import dpjax
 from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_source_and_measured
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import Comparison, largest_deviation
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
@@ -93,7 +93,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
     for axes, name in ((left, MEAN_ERROR), (right, ATTACK_ERROR)):
         draw_source_and_measured(axes, records, name, expected=_CLOSED + name)
@@ -103,12 +103,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     unknown = WEIGHTS[1] - WEIGHTS[0]
     right.axhline(unknown, color=PALETTE[1], linestyle="--", label=f"{unknown:g} kg, the range")
     right.legend()
-    caption = (
-        "Mean absolute errors of the mean and of the attack on Bob's weight. The error of the"
-        " mean decreases with the number of students; that of the attack depends only on ε. Bars:"
-        " closed forms."
-    )
-    return {"errors": (figure, caption)}
+    return {"errors": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -134,15 +129,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_bob",
-    title="Bob's class: a private mean, and an attack on it",
-    source="Honkela (2017), slides on Bob's class",
-    description=(
-        "N students' weights lie between 30 and 60 kg, so that replacing one moves their mean by"
-        " at most 30 / N kg. The mean is released with Laplace noise of scale 30 / (N ε). The"
-        " attack computes Bob's weight from the means with and without him: exactly from exact"
-        " means, with mean absolute error 1.5 · 30 / ε kg, for every N, from private ones."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

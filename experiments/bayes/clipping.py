@@ -30,7 +30,7 @@ from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import direction_finding, group_by
 
@@ -118,7 +118,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_data = group_by(records, "data")
     figure, axes = panel_grid(len(records), 3, 9.6, 3.0 * len(by_data) + 0.4)
     panels = iter(axes)
@@ -126,13 +126,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         for record in own:
             _draw(next(panels), record, 1.3 * own[0].series["not private"])
     legend_below(figure, axes)
-    caption = (
-        "Mean absolute error against the bounds, in units of the typical sizes (ε = 1, δ = 1e-4)."
-        " Small bounds cause clipping bias (see clipping without noise), large ones need more"
-        " noise; the dot is the best factor. Small bounds on both cause little bias, since"
-        " features and targets shrink together."
-    )
-    return {"bounds": (figure, caption)}
+    return {"bounds": figure}
 
 
 def _draw(axes: Axes, record: Record, highest: float) -> None:
@@ -178,18 +172,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_clipping",
-    title="The effect of smaller bounds on a private regression",
-    source="Honkela (2017), slides: decreasing B_x and B_y",
-    description=(
-        "Linear regression from perturbed statistics at ε = 1, δ = 1e-4 (Gaussian noise,"
-        " neighbours differ by the presence of one record), with the bound B_x on the norm of x,"
-        " B_y on the target, or both, from 0.1 to 4 times the typical size, the other one at the"
-        " typical size. Simulated: 10 normal features, half of the target's variance is noise,"
-        " 1,000 training records; the typical size is the root mean square. Wine: as in"
-        " bayes_wine. Means over 40 repeats. The numbers behind the source's figure are not"
-        " printed."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

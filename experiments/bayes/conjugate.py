@@ -29,7 +29,7 @@ from dpjax.mechanisms import Gaussian, Laplace
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column, make_rows
 from experiments.lib.verdicts import Comparison, join_row_names
 
@@ -239,23 +239,14 @@ def coverage(posterior: Posterior, parameters: Any) -> list[float]:
     return [round(100 * float(share), 2) for share in np.atleast_1d(inside)]
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     slopes = [record for record in records if record.row.startswith("consistency")]
     covered = [record for record in records if record.row.startswith("coverage")]
     drawn = {}
     if slopes:
-        caption = (
-            "Errors of the posterior mean over the number of records n, at ε = 1, root mean"
-            " squares over repeated data. The error due to noise decreases as 1/n (dotted),"
-            " faster than the sampling error, 1/√n (dashed)."
-        )
-        drawn["consistency"] = (_consistency_figure(slopes), caption)
+        drawn["consistency"] = _consistency_figure(slopes)
     if covered:
-        caption = (
-            "Coverage of 90 % intervals, one point for each parameter. Naive intervals are too"
-            " short if the noise is large. Shaded: 87 % to 93 %."
-        )
-        drawn["coverage"] = (_coverage_figure(covered), caption)
+        drawn["coverage"] = _coverage_figure(covered)
     return drawn
 
 
@@ -320,23 +311,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_conjugate",
-    title="Conjugate posteriors by sufficient-statistic perturbation",
-    source=(
-        "Honkela (2017), slides on conjugate exponential families."
-        " Noise-aware posteriors: Bernstein and Sheldon 2018"
-    ),
-    description=(
-        "Records are clipped to public bounds, their sufficient statistics are summed and"
-        " released once with noise. The rows on consistency compare, at ε = 1, the change of the"
-        " posterior mean due to noise (private error) with its error without noise (sampling"
-        " error), root mean squares over repeated data; the source expects rates 1/n and 1/√n."
-        " Slopes are fitted on log-log scale.\n\n"
-        "The rows on coverage measure the coverage of 90 % credible intervals of the naive"
-        " posterior, which treats the noisy sums as exact, and of the noise-aware posterior,"
-        " which models the noise. Under add_remove the number of records is private too and is"
-        " released with noise. Each family has one row with large and one with small noise."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -32,7 +32,7 @@ from dpjax.certificates import Certificate
 from dpjax.mechanisms.base import Interval
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import join_row_names
 
@@ -211,7 +211,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, panels = new_figure(columns=3, width=11.0, height=3.6)
     sizes = [record.settings["num_examples"] for record in records]
     for name, colour in _LINES.items():
@@ -227,12 +227,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         axes.axhline(100 * _LEVEL, color="black", linewidth=1, linestyle=":")
     panels[2].set(yscale="log", ylabel="mean length, coefficients")
     panels[2].legend(loc="upper right")
-    caption = (
-        "Coverage and length of 90 % intervals over data sets drawn from the prior. Noise-aware:"
-        " the model includes the noise of the release. Naive: the repaired release is treated as"
-        " exact. Exact: no noise, no privacy."
-    )
-    return {"coverage": (figure, caption)}
+    return {"coverage": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -263,19 +258,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_coverage",
-    title="Coverage of a private regression's credible intervals",
-    source="Honkela (2017), slides; method of Bernstein and Sheldon (2019)",
-    description=(
-        "A linear regression is fitted to one private release of X^T X, X^T y and y^T y, with"
-        " Gaussian noise at ε = 1, δ = 1e-5 (neighbours replace one record). Measured over many"
-        " data sets: the coverage of 90 % credible intervals of coefficients, and of 90 %"
-        " prediction intervals of a new record's target.\n\n"
-        "The source treats the noisy statistics as exact (naive). The noise-aware posterior of"
-        " Bernstein and Sheldon treats the exact statistics as latent variables, sampled by NUTS"
-        " with the parameters integrated out. Both use the same release and prior; parameters are"
-        " drawn from this prior, so that intervals from exact statistics have coverage 90 %."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

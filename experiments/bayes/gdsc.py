@@ -21,7 +21,7 @@ from experiments.data import DrugResponses, load_data
 from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
 
 # Epsilons in the table; the figure by size is at the second.
@@ -230,7 +230,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=10.4, height=4.2)
     shown = [record for record in records if "genes alone" not in record.row]
     is_real = any(record.data == "gdsc" for record in records)
@@ -252,12 +252,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     left.set_ylabel("Spearman correlation")
     right.set(xlabel="training lines, at ε = 2")
     right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    caption = (
-        "Rank correlation of predicted and measured responses on held-out lines, mean over drugs;"
-        " bands: one standard error over splits. Dotted: the source's robust private regression,"
-        " on other features."
-    )
-    return {"spearman": (figure, caption)}
+    return {"spearman": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -309,28 +304,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_gdsc",
-    title="Drug sensitivity of cancer cell lines",
-    source="Honkela (2017), slides; Honkela et al. (2018)",
-    description=(
-        "For each drug a linear regression predicts the sensitivity of cancer cell lines to it"
-        " from ten features of a line; the score is Spearman's rank correlation over 100 lines"
-        " held out, mean over drugs and random splits. A fifth of the 800 training lines has no"
-        " response to a given drug; missingness is assumed public.\n\n"
-        "The source's features, the expression of the ten most frequently mutated genes, are not"
-        " available with the lines' identities. Here the features are the mutation status of the"
-        " five most frequently mutated genes and indicators of the five most frequent tissues (or"
-        " ten genes), so that only the order of the methods is comparable with the source."
-        " Frequencies of genes and tissues are assumed public.\n\n"
-        "Projected: features are shortened to norm 1 and responses clipped at 1.5 around a"
-        " private mean, then X^T X and X^T y are released with Gaussian noise. No projection: the"
-        " same with bounds at the data's extremes. Output perturbation adds the noise to the"
-        " ridge solution, objective perturbation (in the source, the functional mechanism) to the"
-        " objective. All use a tenth of the budget for the mean.\n\n"
-        "ε and δ = 1e-5 are for one drug's model, as in the source; neighbours replace one line."
-        " All drugs are fitted to the same lines; the last columns have the ε of all models"
-        " together."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

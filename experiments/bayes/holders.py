@@ -46,7 +46,7 @@ from experiments.bayes.wine_fits import (
 from experiments.data import load_data
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import make_rows, mean_and_error
 from experiments.lib.verdicts import direction_finding
 
@@ -267,7 +267,7 @@ _RUN: Mapping[str, Callable[[Row], Result]] = {
 }
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_fit: dict[str, list[Record]] = {}
     for record in records:
         by_fit.setdefault(record.settings["fit"], []).append(record)
@@ -278,28 +278,12 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
         for record in by_fit.get(name, [])
     ]
     if TRUSTED in by_fit:
-        drawn["errors"] = (
-            _errors_figure(ours),
-            "Mean absolute error of the grade against ε (δ = 1e-4), mean over 40 splits; bands are"
-            " two standard errors. Grey line: predicting the mean.",
-        )
+        drawn["errors"] = _errors_figure(ours)
     if by_fit.get("noise") and by_fit.get("distributed"):
-        drawn["penalty"] = (
-            _penalty_figure(by_fit["noise"], by_fit["distributed"]),
-            "Left: noise of a sum over that of a trusted aggregator; lines are √(N / (N − T − 1)),"
-            " dots are measured on sums of zeros. Right: error over a trusted aggregator's, with"
-            " two standard errors of paired runs; lines are a trusted aggregator with the"
-            " formula's noise.",
-        )
+        drawn["penalty"] = _penalty_figure(by_fit["noise"], by_fit["distributed"])
     published = [record for name in by_fit if name.startswith("as pub") for record in by_fit[name]]
     if published and by_fit.get(TRUSTED):
-        drawn["published"] = (
-            _published_figure(published, by_fit[TRUSTED][0]),
-            "The published experiment. Left: bounds on the ε of its noise against the ε that it"
-            " claims, if its centring and scaling by the data were public. Right: its error at the"
-            " claimed ε and at the certified one, beside a trusted aggregator's regression with"
-            " public ranges. Grey line: predicting the mean.",
-        )
+        drawn["published"] = _published_figure(published, by_fit[TRUSTED][0])
     return drawn
 
 
@@ -426,30 +410,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_holders",
-    title="Linear regression on wines that several holders keep",
-    source="Heikkilä et al. (2017), Figure 2; Honkela (2017), slides on distributed data",
-    description=(
-        "Mean absolute error of the predicted grade (0 to 10) of white wines from 11 measurements"
-        " and a constant, 2,000 training records, 40 repeats, δ = 1e-4, as in bayes_wine: the same"
-        " records, splits, bounds and posterior; neighbours differ by the presence of one wine. The"
-        " numbers behind the source's figure are not"
-        " printed.\n\n"
-        "Distributed: the records are dealt out to N holders, who run the protocol of"
-        " dpjax.federated with three nodes, of which at most T collude with an observing holder, so"
-        " each adds 1 / (N − T − 1) of the noise's variance. The error is compared with that of a"
-        " trusted aggregator on the same splits, and with a trusted aggregator's whose noise is"
-        " √(N / (N − T − 1)) times as large. Input perturbation: each holder adds the whole noise"
-        " to its own statistics, so no secure sum is needed; 2,000 holders have one wine each.\n\n"
-        "As published: centred by their mean and scaled by their range, 30 % of (ε, δ) for the"
-        " standard deviations, of which the clipping bounds are a multiple tuned on synthetic data"
-        " (4 data sets and 10 draws of noise for 20 and 20), with the classical noise scale of both"
-        " releases. Its ε is what the source claims. The certified values are for its noise alone,"
-        " as if mean and range were public, where one wine is replaced; the bound from below holds"
-        " for an added wine too. The published code has 3,000 training and 1,000 test"
-        " records, 25 repeats and ε of 1 to 31.6; here are the talk's 2,000 and 40, on the splits"
-        " of the other rows."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

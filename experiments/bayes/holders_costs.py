@@ -35,7 +35,7 @@ from experiments.bayes.paillier import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import make_rows
 
 _STATISTICS, _GRADIENT, _KEY_BITS, _DELTA = 78, 10**6, 2048, 1e-4
@@ -205,7 +205,7 @@ def _note_on_paillier() -> str:
     return " Paillier: phe with gmpy2."
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     lines = [record for record in records if _is_on_line(record)]
     if len(lines) < 2:
         return {}
@@ -229,12 +229,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.set(yscale="log", ylabel="bytes that a holder sends")
     left.legend()
     right.legend()
-    caption = (
-        "Computation and bytes of a round of ten holders and three nodes with additive shares,"
-        " against the size of the sum. All parties: the work of the 14 of them together, as in one"
-        " process. The times are of one machine."
-    )
-    return {"sizes": (figure, caption)}
+    return {"sizes": figure}
 
 
 def _is_on_line(record: Record) -> bool:
@@ -257,24 +252,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_holders_costs",
-    title="Computation and bytes of a sum over several holders",
-    source="Heikkilä et al. (2017), run times of the distributed compute algorithm",
-    description=(
-        "One round of `dpjax.federated` among N holders and M nodes: noise, shares and messages at"
-        " each holder, checks and sums at each node, the result at the analyst. Every function runs"
-        " in this process, on messages as bytes and with the system's random numbers; a network"
-        " and its encryption are not included. Compared are additive shares, Shamir's, of which two"
-        " nodes of three open a sum, and Paillier's encryption, where one party multiplies and one"
-        " decrypts.\n\n"
-        "One after another: the slowest holder, the slowest node and the analyst, which is the"
-        " computation that a round waits for if parties of a kind compute at the same time. All"
-        " parties: the sum over all of them.\n\n"
-        "The source's seconds are for another system, messages through Apache Spark among ten"
-        " nodes, network included (1.9 s for 100 holders and d = 10), and are not compared.\n\n"
-        "The certified ε (δ = 1e-4) is that of the plan: of one release of 78 statistics of a"
-        " regression, or of 100 steps with gradients of the other sizes."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -25,7 +25,7 @@ from experiments.bayes.wine_fits import (
 from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import direction_finding, remarks_on_rows
 
@@ -109,25 +109,16 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     lines = [record for record in private if len(record.settings["epsilons"]) > 1]
     fits = {record.settings["fit"] for record in private if record not in lines}
     sizes = [record for record in private if record.settings["fit"] in fits]
     drawn = {}
     if lines:
-        caption = (
-            "Mean absolute error of the grade against ε (δ = 1e-4; Laplace: δ = 0), mean over 40"
-            " splits; bands are two standard errors. Grey lines: not private, and predicting the"
-            " mean."
-        )
-        drawn["errors"] = _errors_figure(lines), caption
+        drawn["errors"] = _errors_figure(lines)
     if len(sizes) > 1:
-        caption = (
-            "The same error at ε = 1 against the number of training records, Gaussian noise."
-            " Left: errors; right: relative increase over the non-private error."
-        )
-        drawn["sizes"] = _sizes_figure(sizes), caption
+        drawn["sizes"] = _sizes_figure(sizes)
     return drawn
 
 
@@ -195,27 +186,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_wine",
-    title="Linear regression on Wine Quality, white",
-    source="Honkela (2017), slides; Heikkilä et al. (2017), Figure 2",
-    description=(
-        "Mean absolute error of the predicted grade (0 to 10) of white wines from 11 measurements"
-        " and a constant, 2,000 training records, 40 repeats, δ = 1e-4; neighbours differ by the"
-        " presence of one wine, and n is public. The numbers behind the source's figure are not"
-        " printed.\n\n"
-        "Features and grades are centred and scaled by public ranges, chosen from wine chemistry"
-        " and European regulations. The bounds are the root mean squares of records uniform over"
-        " the ranges. Eigenvalues of the noisy XᵀX below the noise level are raised to it. The"
-        " rule for the bounds, the assumption for which the budget split is optimised, and the"
-        " quantile and budget of private bounds were chosen by errors on these data, which no ε"
-        " accounts for.\n\n"
-        "Trusted: central model with one aggregator. Bounds bought: bounds from the exponential"
-        " mechanism near the 80 % quantiles, for a fifth of ε. Naive: local model, in which every"
-        " holder adds noise to its own record or statistics. Secure sums over holders, who each add"
-        " a part of the noise, are in bayes_holders. AdaSSP releases no yᵀy, so its intervals"
-        " assume a noise variance. The last rows are the Gaussian one with other numbers of"
-        " training records."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -34,7 +34,7 @@ from experiments.lib.attack_rates import (
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 
 EPSILON, DELTA = 1.0, 1e-4
 _DRAWS, _NUM_THRESHOLDS = 100_000, 19
@@ -190,21 +190,12 @@ def _calibrated_noise(epsilon: float, adjacency: Adjacency, num_features: int = 
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     attacked = [record for record in records if record.settings.get("dimension") == 5]
     drawn = {}
     if len(attacked) == len(_STYLES):
-        caption = (
-            "d = 5, ε = 1: true and false positive rates of tests that reject the presence of the"
-            " row. Points: test of the support; zero rates lie on the edge. Lines: threshold"
-            " tests of the release along the row. Dashed: limit of pure ε = 1."
-        )
-        drawn["attacks"] = _attacks_figure(attacked), caption
-    caption = (
-        "Degrees of freedom of Wishart noise minus the dimension, at scale R² and δ = 1e-4: by"
-        " Sheffet's theorem and by the exact privacy profile."
-    )
-    return {**drawn, "degrees": (_degrees_figure(), caption)}
+        drawn["attacks"] = _attacks_figure(attacked)
+    return {**drawn, "degrees": _degrees_figure()}
 
 
 def _attacks_figure(records: Sequence[Record]) -> Figure:
@@ -312,23 +303,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bayes_wishart",
-    title="Wishart noise: attack and certified alternatives",
-    source=(
-        "Honkela (2017), slides, linear regression (Wishart noise"
-        " after Jiang et al. 2016); Sheffet 2019 for the constant"
-    ),
-    description=(
-        "The source adds noise W(d + 1, 3R²/(2ε) I) to Σxxᵀ, which is claimed to be ε-DP. The"
-        " noise is positive definite, so if the release minus the second moment of a row is not"
-        " positive definite, the row is not in the data. The test rejects the presence of the row"
-        " in this case.\n\n"
-        "The same attack is run on the mechanisms of dpjax, at ε = 1 and, except for Laplace, δ ="
-        " 1e-4: symmetric Laplace and Gaussian noise, and Wishart noise with degrees of freedom"
-        " from its exact privacy profile. Rows have norm at most R = 1; one is added or removed."
-        " The last rows compare Sheffet's degrees of freedom with the fewest sufficient ones (d ="
-        " 12, δ = 1e-4)."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

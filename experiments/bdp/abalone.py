@@ -5,9 +5,9 @@
 
 import functools
 
-from experiments.bdp.variational import DESCRIPTION, Table, figures, finding, remarks
+from experiments.bdp.variational import Table, figures, finding, remarks
 from experiments.data import Dataset, load_data
-from experiments.lib.registry import Experiment
+from experiments.lib.registry import Experiment, read_page
 
 
 @functools.cache
@@ -26,15 +26,7 @@ TABLE = Table(
 )
 
 EXPERIMENT = Experiment(
-    name="bdp_abalone",
-    title="Bayesian differential privacy: Abalone",
-    source="Triastcyn and Faltings (2020), Table 1",
-    description=(
-        "Logistic regression by variational inference, as in dpvi_abalone.\n\n"
-        f"{DESCRIPTION} The published DP ε of 7.6 is that of Jälkö et al. (2017) with σ = 1.22, by"
-        " its moments accountant at δ = 5e-4 and for replacing a record. The noise of the last"
-        " row is calibrated so that the DP ε equals the published BDP ε at the same δ."
-    ),
+    page=read_page(__file__),
     rows=TABLE.rows,
     run_row=TABLE.run_row,
     finding=finding,

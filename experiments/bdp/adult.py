@@ -5,9 +5,9 @@
 
 import functools
 
-from experiments.bdp.variational import DESCRIPTION, Table, figures, finding, remarks
+from experiments.bdp.variational import Table, figures, finding, remarks
 from experiments.data import Dataset, load_data
-from experiments.lib.registry import Experiment
+from experiments.lib.registry import Experiment, read_page
 
 
 @functools.cache
@@ -26,17 +26,7 @@ TABLE = Table(
 )
 
 EXPERIMENT = Experiment(
-    name="bdp_adult",
-    title="Bayesian differential privacy: Adult",
-    source="Triastcyn and Faltings (2020), Table 1",
-    description=(
-        "Logistic regression by variational inference, as in dpvi_adult.\n\n"
-        f"{DESCRIPTION} The published DP ε of 0.5 is the moments accountant's of Jälkö et al."
-        " (2017) for replacing a record at σ = 2 and q = 0.005 (0.46 at δ = 1e-3, 0.48 at half of"
-        " it), with c = 50, a bound of 0.25 here; the accuracy of those runs stored with its code"
-        " is 81.1 %. The noise of the last row is calibrated so that the DP ε equals the"
-        " published BDP ε at the same δ."
-    ),
+    page=read_page(__file__),
     rows=TABLE.rows,
     run_row=TABLE.run_row,
     finding=finding,

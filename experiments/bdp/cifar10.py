@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
+from experiments.bdp.table import figures, finding, published_row, remarks, run_row
 from experiments.data import Dataset, Split, load_data
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.scattering import apply_in_batches, wavelet_moduli
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
@@ -129,15 +129,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bdp_cifar10",
-    title="CIFAR-10: DP and BDP accounting",
-    source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
-    description=DESCRIPTION + "\n\n"
-    "Only the last layer is trained, by Adam (step size 0.01) on batches of 512, on"
-    f" {NUM_FEATURES:,} scattering coefficients of each image, normalised within the image. Rows:"
-    " no privacy; the source's protocol (σ = 0.8 on the clipped mean); per-example clipping to 1"
-    " with noise calibrated to the published DP ε, and with noise calibrated to a DP ε equal to"
-    " the published BDP ε at the same δ.",
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -21,7 +21,7 @@ from experiments.bdp import figures_accounts as accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import (
     direction_finding,
     format_upper_bound,
@@ -248,43 +248,20 @@ _PUBLISHED_REMARK = (
 )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figures whose rows were run."""
     draw = {
-        "1": ("steps", _curves_figure, _STEPS_CAPTION),
-        "3": ("noise_clipped", _curves_figure, _CLIPPED_CAPTION),
-        "4": ("noise_unclipped", _curves_figure, _UNCLIPPED_CAPTION),
-        "5": ("orders", _orders_figure, _ORDERS_CAPTION),
+        "1": ("steps", _curves_figure),
+        "3": ("noise_clipped", _curves_figure),
+        "4": ("noise_unclipped", _curves_figure),
+        "5": ("orders", _orders_figure),
     }
     by_figure = group_by(records, "figure")
     return {
-        stem: (make(by_figure[number]), caption)
-        for number, (stem, make, caption) in draw.items()
+        stem: make(by_figure[number])
+        for number, (stem, make) in draw.items()
         if number in by_figure
     }
-
-
-_STEPS_CAPTION = (
-    "Figure 1: ε after each step, with noise 2C and C at a quantile of the norms. Bands: range"
-    " over seeds. As published: one order and pair distances, which is not an upper bound for"
-    " replacing a record (see the last row); the moments accountant uses the distance 2C. BDP"
-    " from norms: for adding or removing a record. Unless labelled clipped, BDP curves are for"
-    " unclipped gradients, whose DP ε and BDP expectation are infinite."
-)
-_CLIPPED_CAPTION = (
-    "Figure 3: ε of one step against the noise over 2C, with gradients clipped at C. Bands: range"
-    " over seeds. Both BDP curves are below the moments accountant's at the same λ, and above the"
-    " certified ε."
-)
-_UNCLIPPED_CAPTION = (
-    "Figure 4: as Figure 3, but with BDP accounts of unclipped gradients, whose DP ε is infinite;"
-    " the certified ε is that of clipped gradients."
-)
-_ORDERS_CAPTION = (
-    "Figure 5: ε at each order λ after 10,000 steps with all norms equal to C. Lines: BDP"
-    " accountant; points: moments accountant. Dotted: certified DP ε. For small C the best order"
-    " is beyond the range."
-)
 
 
 _STYLES: Mapping[str, dict[str, Any]] = {
@@ -364,23 +341,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bdp_figures",
-    title="BDP ε over steps, noise and orders",
-    source="Triastcyn and Faltings (2020), Figures 1, 3, 4 and 5",
-    description=(
-        "Synthetic gradients of 1,000 Weibull coordinates of shape 1/2, 50 in a step, q = 1/1000,"
-        " δ = 1e-5. C is a quantile of their norms, and the noise σ · 2C. Figure 1: ε over 100"
-        " steps at σ = 1; figures 3 (clipped at C) and 4 (not): ε of one step against σ. The"
-        " source's numbers are not available.\n\n"
-        "As published: one order, λ = 16 in Figure 1 and 24 in the others; the moments accountant"
-        " (MA) with distance 2C; the BDP account with the distances of all pairs of a batch in"
-        " the formula for adding a record, 1 − γ = 1 − 1e-16. In addition: the best order of 1 to"
-        " 64, and the BDP account for adding or removing a record, from norms (γ = 1e-15)."
-        " Certified: DP ε by privacy loss distributions. A BDP ε holds for records from this"
-        " distribution under Theorem 4's assumption; it is not a DP ε.\n\n"
-        "Figure 5: ε against λ for 10,000 steps, q = 64 / 60,000, σ = 1, every norm equal to C."
-        " The last two rows compare formulas of the source with the exact log moments."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -22,7 +22,7 @@ from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.attack_rates import clopper_pearson, release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import percent
 from experiments.lib.verdicts import Comparison, group_by
 
@@ -276,23 +276,10 @@ def _percentile_remark(record: Record) -> str:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    attacks = (
-        "Accuracy of the membership attack by income. Lines: best attack in closed form; points:"
-        " simulated attacks on the outlier and on random residents (drawn at the median income)."
-        " Grey: the bound e^ε / (1 + e^ε) for clipped incomes; the unclipped release has no"
-        " bound."
-    )
-    percentiles = (
-        "BDP ε of the same releases at ε = 1 against the share of the population for which it"
-        " need not hold (lines: Student's estimate and Markov's inequality, δ = 1e-5), and the ε"
-        " of the resident at that percentile, income over noise scale (dotted). For shares below"
-        " one in a thousand the BDP ε is too small. Dashed: DP ε. The outlier is not part of the"
-        " distribution."
-    )
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {
-        "attacks": (_attacks_figure(records), attacks),
-        "percentiles": (_percentiles_figure(records), percentiles),
+        "attacks": _attacks_figure(records),
+        "percentiles": _percentiles_figure(records),
     }
 
 
@@ -355,19 +342,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bdp_incomes",
-    title="BDP for a mean income with an outlier",
-    source="Triastcyn and Faltings (2020), Section 3",
-    description=(
-        "The mean income of a town of 1,000 is released with Laplace noise: the sum under adding"
-        " or removing a resident, divided by the public 1,000. The attacker has all incomes, has"
-        " a uniform prior on the membership of one resident, and decides by likelihood. Equation"
-        " 1 bounds the attack's accuracy by e^ε / (1 + e^ε).\n\n"
-        "Three methods: clipping at the outlier's income, 10,000,000; clipping at the 99th"
-        " percentile of the others, 121,000; and the noise of the latter without clipping, as"
-        " Bayesian differential privacy allows. The BDP account uses the 999 typical incomes and"
-        " the Rényi divergence of Laplace noise (one step), orders 1 to a million."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

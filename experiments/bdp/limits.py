@@ -17,7 +17,7 @@ from experiments.bdp.costs import ORDERS, epsilons
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import format_upper_bound, group_by
 
 _COUNTS: Mapping[str, dict[str, int]] = {
@@ -250,43 +250,18 @@ def _composition_remark(record: Record) -> str:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figures whose rows were run."""
     draw = {
-        "coverage": ("coverage", _coverage_figure, _COVERAGE),
-        "number": ("draws", _draws_figure, _DRAWS_CAPTION),
-        "tails": ("tails", _tails_figure, _TAILS),
-        "composition": ("composition", _composition_figure, _COMPOSITION),
+        "coverage": ("coverage", _coverage_figure),
+        "number": ("draws", _draws_figure),
+        "tails": ("tails", _tails_figure),
+        "composition": ("composition", _composition_figure),
     }
     parts = group_by(records, "part")
-    return {
-        stem: (make(parts[part]), caption)
-        for part, (stem, make, caption) in draw.items()
-        if part in parts
-    }
+    return {stem: make(parts[part]) for part, (stem, make) in draw.items() if part in parts}
 
 
-_COVERAGE = (
-    "Share of estimates below E z against the sample size, with 99 % intervals (Clopper and"
-    " Pearson): circles at γ = 0.05, squares at γ = 0.001; dotted: γ. Points without failures lie"
-    " on the edge. Only the first population satisfies Theorem 4's assumption."
-)
-_DRAWS_CAPTION = (
-    "ε of 1,000 steps against the sample size at γ = 1e-15. Student's estimate is below the exact"
-    " value if the sample misses the records with large norms. The distribution-free lower limit"
-    " is close to the DP ε. Bands: 5 to 95 % of repeats."
-)
-_TAILS = (
-    "Student's ε of the same run with Weibull norms. Left: clipped at C, with the exact values"
-    " dotted. Right: not clipped, where the exact value is infinite for all three shapes: for the"
-    " heavier tails ε grows with the sample size, for shape 2 it does not. Bands: 5 to 95 % of"
-    " repeats."
-)
-_COMPOSITION = (
-    "Privacy loss L of 20 steps over release and record. Left: log E exp(λ L), exact (lines) and"
-    " by Theorem 1 (dashed, the same for all three rows). Right: Pr[L ≥ ε], simulated, and its"
-    " Chernoff bounds. Theorem 1 is exact if records keep their norms."
-)
 _ESTIMATORS: Mapping[str, dict[str, Any]] = {
     "student": {"color": PALETTE[1], "label": "Student (Theorem 4)"},
     "bernstein": {"color": MEASURED, "label": "empirical Bernstein"},
@@ -406,28 +381,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bdp_limits",
-    title="Errors of BDP estimators",
-    source="Triastcyn and Faltings (2020), Theorems 1 and 4",
-    description=(
-        "Coverage: the share of trials in which an estimate of E z, z = exp(Tλ D), is too small,"
-        " on populations with known mean: Theorem 4's estimate (Student), which should fail in a"
-        " share γ of trials, and the empirical Bernstein bound, which assumes only that z is"
-        " bounded. Normal: N(10, 1), the only one that satisfies Theorem 4's assumption."
-        " Log-normal: log z ~ N(0, 4). Pareto: tail index 1.5. One in 1,000: z = 1e6 with"
-        " probability 1/1000, else 1. Clipped norms: z at λ = 8 of 1,000 steps, q = 0.01, noise"
-        " C, norms log-normal with median 0.15 C, one in 1,275 clipped. Pairs: z = exp(0.02 |x −"
-        " x'|²), x normal in 8 dimensions, of independent pairs and of all pairs of one"
-        " sample.\n\n"
-        "Number of draws: ε at δ = 1e-5 (γ = 1e-15) of that run, estimated from samples of those"
-        " norms; tails: from Weibull norms with the same median. The same sample is used for all"
-        " steps.\n\n"
-        "Composition: a model of 100 records with known norms in 20 steps (q = 0.1, noise of one"
-        " clip bound, δ = 1e-3), with the expectation over records computed exactly, by Theorem"
-        " 1, and by simulation of releases and their privacy loss L. Kept: the share of steps in"
-        " which each record has its own norm; in the other steps the norms rotate among the"
-        " records."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

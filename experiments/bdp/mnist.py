@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import DESCRIPTION, figures, finding, published_row, remarks, run_row
+from experiments.bdp.table import figures, finding, published_row, remarks, run_row
 from experiments.data import Dataset, load_data
 from experiments.lib.models import MnistCNN
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
 _EPOCHS = 50
@@ -76,16 +76,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="bdp_mnist",
-    title="MNIST: DP and BDP accounting",
-    source="Triastcyn and Faltings (2020), Table 1 and Figure 2",
-    description=DESCRIPTION + "\n\n"
-    "Rows: no privacy; the source's protocol (batches of 1,024, σ = 0.1 on the clipped mean, a"
-    " random tenth of the weights in each step; step size 0.02, in the shortened run 0.1);"
-    " per-example clipping to 1 with noise calibrated to the published DP ε, and with noise"
-    " calibrated to a DP ε equal to the published BDP ε at the same δ; a clip bound above almost"
-    " all norms, with large noise; in the paper profile, also a tenth of the weights with"
-    " per-example clipping.",
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -147,29 +147,12 @@ def _format_p_values(found: Mapping[str, Any]) -> str:
     return f"p = {found['t']:.2g} (t), {found['levene']:.2g} (Levene)"
 
 
-def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draws accuracies, DP and BDP epsilon, gradient norms, and gradient distances (Figure 2)."""
-    accounts = (
-        "Left: test accuracy by epoch. Right: DP and BDP ε of the same runs. If many norms reach"
-        " the clip bound, both accounts have the same costs, and BDP ε is larger because of its"
-        " smaller δ."
-    )
-    norms = (
-        "Gradient norms of the sampled examples by epoch (of the updated weights only): median,"
-        " 0.99 quantile and maximum. Dotted: clip bound. The largest norms dominate the BDP"
-        " account."
-    )
-    distances = (
-        "Gradient distances of two images after training, within the training and within the test"
-        " part. Above: disjoint pairs, which are independent. Below: all pairs of 100 images, as"
-        " in the source's code. Student's t-test compares means, Levene's test variances. The"
-        " p-values of all pairs are invalid, since the pairs are dependent. A p-value above 0.05"
-        " does not prove the absence of leakage."
-    )
     return {
-        "accounts": (_accounts_figure(records), accounts),
-        "norms": (_norms_figure(records), norms),
-        "distances": (distances_figure(records), distances),
+        "accounts": _accounts_figure(records),
+        "norms": _norms_figure(records),
+        "distances": distances_figure(records),
     }
 
 

@@ -187,7 +187,7 @@ def _source_result(table: Table, note: str) -> Result:
     )
 
 
-def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draws accuracy against DP and BDP ε."""
     noisy = [record for record in records if BDP in record.measured]
     if not noisy:
@@ -207,11 +207,7 @@ def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             axes.plot(source[BDP], source[ACCURACY], "x", **style)
     axes.set(xlabel="ε", ylabel="test accuracy (%)", xscale="log")
     figure.legend(loc="outside right center")
-    caption = (
-        "Accuracy against DP and BDP ε of the same runs. Crosses: the source's protocol without"
-        " noise, by the published and by the reconstructed BDP account; its DP ε is infinite."
-    )
-    return {"accounts": (figure, caption)}
+    return {"accounts": figure}
 
 
 def remarks(records: Sequence[Record]) -> list[str]:

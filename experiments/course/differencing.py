@@ -23,7 +23,7 @@ from dpjax.sensitivity import (
 )
 from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import direction_finding
 
 _ENTRIES, _EPSILON, _SEED = 5_000, 0.5, 0
@@ -109,7 +109,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
     panels = {
         left: (
@@ -135,13 +135,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.set(ylim=(40, 130), ylabel="rows recovered (%)")
     right.set_yticks(range(40, 101, 20))
     right.legend(ncols=2)
-    caption = (
-        "Left: largest change of the answer when an entry of this database is deleted (empirical"
-        " sensitivity), and when an entry of any database is replaced (true). The empirical"
-        " sensitivity of the distant threshold is zero. Right: entries recovered from answers"
-        " with and without them."
-    )
-    return {"attack": (figure, caption)}
+    return {"attack": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -175,17 +169,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="course_differencing",
-    title="The differencing attack on a sum, a mean and a threshold",
-    source="Course notes on differential privacy (nowave.it, 2021), sensitivity and attack",
-    description=(
-        "A database of 5,000 fair bits and its parallel databases, each without one entry. The"
-        " attack reads a query's answers with and without an entry and infers it. Noisy answers"
-        " have Laplace noise of ε = 0.5 each, for the true sensitivity to replacing an entry."
-        " Both together cost 2ε, since all entries but one are in both.\n\n"
-        "A threshold query tests whether the number of ones exceeds a level: at the edge, one"
-        " below their number, as in the notes; far off, no deletion changes the answer."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

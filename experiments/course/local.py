@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from experiments.lib.figures import PALETTE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import Comparison
 
 SHARE = 0.3
@@ -99,7 +99,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (axes,) = new_figure(width=7.2, height=4.4)
     epsilons = sorted({record.settings["epsilon"] for record in records})
     for epsilon, colour in zip(epsilons, PALETTE, strict=False):
@@ -111,11 +111,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             axes.plot(sizes, [r.measured[_CLOSED + name] for r in some], line, color=colour)
     axes.set(xscale="log", yscale="log", xlabel="answers", ylabel="error of the share of yes")
     figure.legend(loc="outside right center")
-    caption = (
-        "Root mean square error of the share of yes: measured (points) and in closed form"
-        " (lines). The local error decreases as 1/√n, the global error as 1/n."
-    )
-    return {"errors": (figure, caption)}
+    return {"errors": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -142,14 +138,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="course_local",
-    title="Local and global privacy: estimates of a share",
-    source="Course notes on differential privacy (nowave.it, 2021), local and global privacy",
-    description=(
-        "The true share of yes among n answers is 30 %. Local: each answer is randomized, and the"
-        " share is debiased. Global: a trusted curator adds Laplace noise to the mean. Both are"
-        " ε-DP for replacing one answer."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.data import Dataset, Scaling, load_data
 from experiments.dpvi.figures import figures
-from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Study, finding, remarks
-from experiments.lib.registry import Experiment
+from experiments.dpvi.study import Study, finding, remarks
+from experiments.lib.registry import Experiment, read_page
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))
 # Published means over ten runs by _SIGMAS, and over five runs by (c, q, sigma, T).
@@ -49,28 +49,7 @@ STUDY = Study(
 )
 
 EXPERIMENT = Experiment(
-    name="dpvi_abalone",
-    title="Private variational inference: logistic regression on Abalone",
-    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
-    description=(
-        "Classification of abalones as older than the median: Bayesian logistic regression on 8"
-        " standardised attributes without intercept, N(0, I) prior, mean-field normal guide,"
-        " fitted by dpjax.bayes.variational.DPSVI: T = 1,000 Poisson batches at q = 0.05, δ ="
-        " 1e-3, 10 repeats. The optimiser is AdaGrad over the last ten gradients with step 0.1,"
-        " as intended by the published code (whose window does not advance, with similar"
-        " accuracies).\n\n"
-        "The source's noise is 2cσ, for neighbours that differ by the *value* of one record;"
-        " dpjax's noise multiplier is therefore 2σ. Its c bounds gradients multiplied by 1/q: c ="
-        " 5 at q = 0.05 is a bound of 0.25 on the gradient of one log-likelihood, which is"
-        " clipped here; the gradients of prior and entropy do not depend on data and are not"
-        " clipped here. The source's batches have fixed size and are sampled with replacement,"
-        " which its accounting does not cover; here batches are Poisson sampled. The source"
-        " evaluates its accountants at δ/2 and doubles the ε of advanced composition for"
-        " replacement, which omits the factor e^ε on δ.\n\n"
-        "The source's accuracies are those stored with the published code. The rows on c have its"
-        " T = 2,000, q = 0.01; the rows on q, also with T = 2,000, are additional. 'Public"
-        " ranges' scales the columns by fixed public ranges.\n\n" + LANGEVIN_DESCRIPTION
-    ),
+    page=read_page(__file__),
     rows=STUDY.rows,
     run_row=STUDY.run_row,
     finding=finding,

@@ -11,8 +11,8 @@ import numpy as np
 from experiments.data import Dataset, Scaling, load_data
 from experiments.dpvi.codings import PART, coding_remark, coding_rows, run_coding_row
 from experiments.dpvi.figures import figures
-from experiments.dpvi.study import LANGEVIN_DESCRIPTION, Setting, Study, finding, remarks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext
+from experiments.dpvi.study import Setting, Study, finding, remarks
+from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, read_page
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(-0.3, 3.0, 10)))
 # Published means over five runs by (c, q, sigma, T).
@@ -72,31 +72,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    name="dpvi_adult",
-    title="Private variational inference: logistic regression on Adult's 14 attributes",
-    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
-    description=(
-        "Classification of incomes above 50,000 dollars by Bayesian logistic regression as in"
-        " dpvi_abalone: T = 2,000 Poisson batches at q = 0.005, the source's c = 75 (a bound of"
-        " 0.375 on the gradient of one log-likelihood), δ = 1e-3; σ, c, optimiser, batches and"
-        " adjacencies are as described there.\n\n"
-        "The 14 attributes are coded as integers and standardised, without intercept. The"
-        " source's coding is not published; with this one the non-private accuracy is the"
-        " published 81 % (85 % with LIBSVM's 123 binary features, see gdp_adult). The data are the"
-        " 32,561 records of adult.data, of which the first 26,048 train: the accuracies stored with"
-        " the published code are whole numbers of 6,513 test records (5,284 of them without"
-        " privacy).\n\n"
-        "The published code contains the accuracies of the figures on c (q = 0.001) and on q (c ="
-        " 50), but not of the main figure. Its code clips the gradients of prior and entropy with"
-        " each record's log-likelihood. In dpjax they are not clipped, so that where the bound"
-        " shrinks the likelihood's gradient strongly the entropy keeps the posterior wide. The"
-        " column \"source's step\" is the source's own, on the coding of the other rows. The rows"
-        ' "coding" run it with other codings at one published setting. In runs beside this table,'
-        " on standardised columns, neither a draw of the weights for each record, nor half the"
-        " noise, nor a fifth of the likelihood's scale gave all the published accuracies.\n\n"
-        "'Public ranges' scales the columns by fixed public ranges. Three repeats in the quick"
-        " profile, ten in the paper profile.\n\n" + LANGEVIN_DESCRIPTION
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=finding,

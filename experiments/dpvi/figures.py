@@ -15,29 +15,15 @@ from experiments.lib.sweeps import column
 from experiments.lib.verdicts import group_by
 
 
-def figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Draws accuracy against ε by three accountants, clip bound and sampling rate."""
     parts = group_by(records, "part")
     drawn = {}
     if "noise" in parts:
-        drawn["accuracy"] = _accuracy_figure(parts), _ACCURACY_CAPTION
+        drawn["accuracy"] = _accuracy_figure(parts)
     if "clip" in parts and "rate" in parts:
-        drawn["settings"] = _settings_figure(parts), _SETTINGS_CAPTION
+        drawn["settings"] = _settings_figure(parts)
     return drawn
-
-
-_ACCURACY_CAPTION = (
-    "Test accuracy of the same runs against ε by three accountants, and of DP-SGLD chains. Left:"
-    " neighbours differ by the value of one record (moments accountant and advanced composition"
-    " as in the source's code); right: by the presence of one. Bars are two standard errors over"
-    " repeats; grey line: no privacy. Crosses: accuracies stored with the published code, at its"
-    " moments accountant's ε."
-)
-_SETTINGS_CAPTION = (
-    "Left, accuracy against the source's clip bound c (on gradients multiplied by 1/q); right,"
-    " against the sampling rate q, at a few noise levels. Bars are two standard errors; faint"
-    " crosses: accuracies stored with the published code; grey line: no privacy."
-)
 
 
 def _accuracy_figure(parts: Mapping[Any, list[Record]]) -> Figure:

@@ -32,7 +32,7 @@ from experiments.dpvi.inference import (
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column, make_rows, mean_and_error
 from experiments.lib.verdicts import format_upper_bound
 
@@ -165,7 +165,7 @@ def _score(params: Any, records: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(score))(params)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     if not private:
         return {}
@@ -181,11 +181,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             axes.axhline(record.measured[DENSITY], color=SOURCE, linewidth=1, label=_PLAIN)
     axes.set(xscale="log", xlabel="certified ε (δ = 1e-3)", ylabel="mean predictive log density")
     axes.legend(loc="lower right")
-    caption = (
-        "Mean log predictive density of test records against the certified ε under two"
-        " adjacencies. Bars are two standard errors over repeats."
-    )
-    return {"density": (figure, caption)}
+    return {"density": figure}
 
 
 def _finding(records: Sequence[Record]) -> Finding:
@@ -202,18 +198,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="dpvi_mixture",
-    title="Private variational inference: a mixture of five Gaussians",
-    source="Honkela (2017), slides; Jälkö, Dikmen and Honkela (2017)",
-    description=(
-        "2,000 records from a mixture of five isotropic Gaussians in the plane (means and"
-        " variances of the published code), and a private fit of weights, means and variances"
-        " with component assignments marginalised out, AutoNormal as the guide, δ = 1e-3.\n\n"
-        "Batches are larger than the source's (100 records on average, against 6), the optimiser"
-        " is Adam with one step size, and initial values are random; the clip bound of 1 on the"
-        " gradient of one log-likelihood is the source's. The source's values are not published"
-        " as numbers. Noise is 2cσ, as in dpvi_abalone."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

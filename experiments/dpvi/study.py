@@ -20,12 +20,6 @@ from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import mean_and_error
 from experiments.lib.verdicts import compare_published, group_by
 
-LANGEVIN_DESCRIPTION = (
-    "DP-SGLD: dpjax.bayes.sgmcmc.sample at temperature 1, with the same batches, clip bound and"
-    " number of steps; the injected noise is the DP noise, so the step size η determines ε."
-    " Predictions average over every tenth state of the second half of a chain. The published"
-    " comparison uses other step sizes and noise."
-)
 ACCURACY, ERROR = "accuracy %", "standard error %"
 SOURCE_STEP = "accuracy %, source's step"
 PLAIN, LANGEVIN = "not private", "DP-SGLD"

@@ -27,7 +27,7 @@ from experiments.gdp.classifiers import (
     training_figure,
 )
 from experiments.lib.models import TabularMLP
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import Comparison
 
 PUBLISHED_SIZE = 29_305
@@ -95,13 +95,8 @@ def _classical(name: str) -> Any:
     return getattr(importlib.import_module(f"sklearn.{module}"), classifier)(**options)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    caption = (
-        "Left: test accuracy by epoch, mean and range over three seeds; dotted: the source's,"
-        " about 84 %. Right: ε of NoisySGD by epoch, certified and by the source's two"
-        " accountants."
-    )
-    return {"training": (training_figure(records, {_PRIVATE_ROW: _PUBLISHED_ACCURACY}), caption)}
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+    return {"training": training_figure(records, {_PRIVATE_ROW: _PUBLISHED_ACCURACY})}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -117,19 +112,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_adult",
-    title="NoisySGD on Adult",
-    source="Bu, Dong, Long and Su (2020), Table 2",
-    description=(
-        "Classification of incomes above 50,000 dollars from 123 binary features: one hidden"
-        " layer of 16 ReLU trained by NoisySGD (Poisson batches of 256 on average), δ = 1e-5,"
-        " neighbours differ by the presence of one person; the same without privacy; and"
-        " non-private classical classifiers with scikit-learn's default settings.\n\n"
-        "As in the source, nine tenths of the 32,561 records train and a tenth tests (a fixed"
-        " permutation; the source's split is not published). The second accuracy is on the 16,281"
-        " records of the published test part. Only these values of the source's table are"
-        " available."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

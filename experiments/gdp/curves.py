@@ -28,6 +28,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    read_page,
 )
 from experiments.lib.verdicts import Comparison, format_upper_bound, join_row_names
 
@@ -170,35 +171,17 @@ def _detected(curves: dict[str, TradeOff]) -> dict[str, Any]:
     return {name: curve.true_positive_rate(_LEVELS) for name, curve in curves.items()}
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
     drawn = {}
     if "2" in rows:
-        caption = (
-            "Figure 2, for row 2 of Table 1: δ(ε) left, ε(δ) right. The exact profile lies"
-            " between the certified bounds, which nearly coincide."
-        )
-        drawn["profiles"] = _profiles_figure(rows["2"]), caption
+        drawn["profiles"] = _profiles_figure(rows["2"])
     if table:
-        caption = (
-            "Figure 3: the smallest type II error at each type I error; higher is more private."
-            " Curves: the moments accountant with its pair (ε, 1e-5) and with all its pairs; the"
-            " central limit; and certified bounds on the exact curve. Numbers: smallest sum of"
-            " both errors, for the single pair in brackets."
-        )
-        drawn["trade_offs"] = _trade_offs_figure(table), caption
-        caption = (
-            "Bounds on the detection rate at type I error α relative to that of the central"
-            " limit, on a logarithmic axis. Above 1 the central limit overstates privacy."
-        )
-        drawn["attacks"] = _attacks_figure(table), caption
+        drawn["trade_offs"] = _trade_offs_figure(table)
+        drawn["attacks"] = _attacks_figure(table)
     if _ONE_EPOCH in rows:
-        caption = (
-            "Figure A.1: bounds on 234 steps composed numerically, and the central limit. Left,"
-            " trade-off curves as in the source; right, a hundred times their difference."
-        )
-        drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH]), caption
+        drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH])
     return drawn
 
 
@@ -348,21 +331,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_curves",
-    title="Trade-off curves: the central limit, the moments accountant, and bounds",
-    source="Bu, Dong, Long and Su (2020), Figures 2, 3 and A.1",
-    description=(
-        "Rows 1 to 6 are the mechanisms of Table 1 (MNIST, δ = 1e-5, neighbours differ by the"
-        " presence of one image). By each accountant: ε, and the smallest sum of type I and II"
-        " errors of a test between neighbours. CLT is the central limit of Gaussian differential"
-        " privacy, an approximation. MA is the moments accountant, with the single pair (ε, 1e-5)"
-        " as in the source and with the envelope of all its pairs. Certified are lower and upper"
-        " bounds on the exact value.\n\n"
-        "Row A.1 is one epoch, 234 steps, at a rate enlarged so that the limit is that of row 2:"
-        " f = (p G_{1/σ} + (1 − p) Id)^⊗234 in one order of neighbours, by numerical composition"
-        " with bounds on both sides.\n\n"
-        "The settings of Figure 2 are not published; it is drawn for row 2."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

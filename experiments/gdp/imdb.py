@@ -26,7 +26,7 @@ from experiments.gdp.classifiers import (
 )
 from experiments.lib.formatting import format_value
 from experiments.lib.models import MeanEmbeddingClassifier
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.verdicts import compare_published
 
 PUBLISHED_SIZE = 25_000
@@ -68,14 +68,9 @@ def _run_row(row: Row, context: RowContext) -> Result:
     return run(problem, arguments, context.folder)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     published = {_PRIVATE_ROW: _SOURCE[ACCURACY], _PLAIN_ROW: _PLAIN_SOURCE[ACCURACY]}
-    caption = (
-        "Left: test accuracy by epoch, mean and range over three seeds; dotted: the source's"
-        " final accuracy. Right: ε of NoisyAdam by epoch, certified and by the source's two"
-        " accountants."
-    )
-    return {"training": (training_figure(records, published), caption)}
+    return {"training": training_figure(records, published)}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -116,17 +111,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_imdb",
-    title="NoisyAdam on IMDb",
-    source="Bu, Dong, Long and Su (2020), Table 3",
-    description=(
-        "Sentiment of film reviews from their last 256 tokens: mean of embeddings of dimension"
-        " 16, a hidden layer of 16 ReLU; trained by NoisyAdam (Poisson batches of 512 on"
-        " average), δ = 1e-5, neighbours differ by the presence of one review; and by Adam"
-        " without privacy.\n\n"
-        "Adam post-processes released gradients, so NoisyAdam has the same ε as NoisySGD with the"
-        " same clipping and noise."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

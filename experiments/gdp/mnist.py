@@ -27,7 +27,7 @@ from experiments.gdp.classifiers import summarize
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.training import Training, classification, initialize, stack_curves, train
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK, compare_published
 
@@ -156,19 +156,10 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    accuracy = (
-        "Test accuracy by epoch, mean over the seeds. Dotted: the source's final accuracy, for"
-        " rows that were run in full."
-    )
-    epsilon = (
-        "ε of the six mechanisms by the source's accountants, relative to the certified ε, at δ ="
-        " 1e-5 and the published number of epochs. The central limit is below or above 1; the"
-        " moments accountant is above."
-    )
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {
-        "accuracy": (_accuracy_figure(records), accuracy),
-        "epsilon": (_epsilon_figure(records), epsilon),
+        "accuracy": _accuracy_figure(records),
+        "epsilon": _epsilon_figure(records),
     }
 
 
@@ -246,19 +237,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_mnist",
-    title="NoisySGD on MNIST",
-    source="Bu, Dong, Long and Su (2020), Table 1",
-    description=(
-        "A CNN of 26,010 parameters trained by NoisySGD (Poisson batches of 256 on average) at"
-        " six levels of noise, δ = 1e-5, neighbours differ by the presence of one image. Test"
-        " accuracy is that after the last epoch: in the paper profile the mean over three seeds,"
-        " since a seed changes it by some tenths of a point.\n\n"
-        "CLT and MA are the source's two accountants, the central limit of Gaussian differential"
-        " privacy and the moments accountant, recomputed for the published number of epochs. The"
-        " certified ε is by a tight accountant (PLD) for the same mechanism, for the published"
-        " epochs and for the epochs that were run."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

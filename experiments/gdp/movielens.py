@@ -25,7 +25,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_series
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.training import Task, initialize, train
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -206,17 +206,10 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
     return size * epsilon, math.exp(min(0.0, math.log(delta) + growth))
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    training = (
-        "Test error of the networks during training; a pass is over the ratings or the users."
-    )
-    final = (
-        "Final test error of every model; green: private. Grey squares: the source's, shown if"
-        " the data are MovieLens."
-    )
-    drawn = {"models": (_models_figure(records), final)}
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+    drawn = {"models": _models_figure(records)}
     curves = [record for record in records if _CURVE in record.series]
-    return {"training": (_training_figure(curves), training), **drawn} if curves else drawn
+    return {"training": _training_figure(curves), **drawn} if curves else drawn
 
 
 def _training_figure(records: Sequence[Record]) -> Figure:
@@ -298,23 +291,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_movielens",
-    title="NoisyAdam on MovieLens 1M",
-    source="Bu, Dong, Long and Su (2020), Table 4",
-    description=(
-        "Neural collaborative filtering (five factors of user times film, ten of each"
-        " separately, one dense layer to the five grades) trained by NoisyAdam on 80 % of a million"
-        " ratings. The error is the root mean square over the other 20 %, where the prediction is"
-        " the expected grade under the network's probabilities (the source does not state how it"
-        " predicts a grade).\n\n"
-        "The unit of privacy is one rating, not one user. The row by user clips each user's"
-        " gradient instead, so that its ε holds for all ratings of a user; the source has no such"
-        " row. Both have the same certified ε at δ = 1e-6.\n\n"
-        "CLT and MA are the source's two accountants, recomputed; the certified ε is by a tight"
-        " accountant (PLD) for the mechanism as run. SVD, NMF, user-based CF and global average"
-        " are reimplementations of the library Surprise with its default settings; SVD uses"
-        " another order of the ratings."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

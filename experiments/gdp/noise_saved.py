@@ -28,7 +28,7 @@ from experiments.gdp.mnist import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.plots import set_epoch_axis
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.training import Curve
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -194,23 +194,11 @@ def _halves(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
     return halves
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
-    training = (
-        "Figure 4, with a third run by a tight accountant. Left: test accuracy by epoch. Right: ε"
-        " by epoch; dashed: by the accountant that determined the noise; solid: certified;"
-        " dotted: target. The certified ε exceeds the target for the central limit, and is far"
-        " below it for the moments accountant."
-    )
-    noise = (
-        "ε at the published number of epochs by each accountant against σ; dotted: target. The"
-        " distance from the grey to the green intersection is the noise saved by a tight"
-        " accountant; from the green to the blue one, the noise that the central limit wrongly"
-        " omits."
-    )
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     halves = _halves(records)
     return {
-        "training": (_training_figure(halves), training),
-        "noise": (_noise_figure(halves), noise),
+        "training": _training_figure(halves),
+        "noise": _noise_figure(halves),
     }
 
 
@@ -319,18 +307,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="gdp_noise_saved",
-    title="Less noise for the same target epsilon, on MNIST",
-    source="Bu, Dong, Long and Su (2020), Figure 4",
-    description=(
-        "The CNN of Table 1, η = 0.15, R = 1.5. The target is (1.34, 1e-5) after 20 epochs (top)"
-        " or (8.68, 1e-5) after 70 (bottom), and σ is the noise needed for it by each accountant:"
-        " MA, the moments accountant; CLT, the central limit, which the source proposes; and PLD,"
-        " a tight accountant, the only certified one.\n\n"
-        "Measured σ is solved for the target; runs use the source's rounded σ, or for PLD the"
-        " calibrated σ rounded up. Every ε is for the published number of epochs on 60,000"
-        " images, except the one as run."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
-from experiments.lib.registry import Experiment, Record, check_stem
+from dpjax._checks import check_choice
+from experiments.lib.registry import Experiment, Record
 
 # Okabe and Ito (2008). The first three are those of the report's column groups.
 SOURCE, MEASURED, CERTIFIED = "#6b6f76", "#0072b2", "#009e73"
@@ -82,13 +83,13 @@ def draw_figures(
       The figures, in the experiment's order.
 
     Raises:
-      ValueError: if a stem is not a valid part of a file name.
+      ValueError: if the experiment's page has no caption for a figure.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = []
     with mpl.rc_context(_STYLE):
-        for stem, (figure, caption) in experiment.figures(records).items():
-            check_stem("figure stem", stem)
+        for stem, figure in experiment.figures(records).items():
+            check_choice("figure", stem, experiment.page.captions)
             path = folder / f"{experiment.name}_{records[0].profile}_{stem}.png"
             # Without matplotlib's version in the file, equal figures are equal files.
             figure.savefig(
@@ -98,5 +99,7 @@ def draw_figures(
                 metadata={"Software": None},
                 pil_kwargs={"optimize": True},
             )
-            saved.append(SavedFigure(path, caption, round(96 * figure.get_figwidth())))
+            saved.append(
+                SavedFigure(path, experiment.page.captions[stem], round(96 * figure.get_figwidth()))
+            )
     return tuple(saved)

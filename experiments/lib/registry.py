@@ -1,6 +1,7 @@
 """Experiments, their rows and records, and the list of the experiments' modules.
 
-Each experiment is a module with an ``EXPERIMENT``; :data:`MODULES` lists them by dotted path.
+Each experiment is a module with an ``EXPERIMENT``, and a Markdown page of the same stem beside it
+with its prose; :data:`MODULES` lists the modules by dotted path.
 """
 
 import importlib
@@ -195,54 +196,109 @@ DETERMINISTIC = Tolerance(points=1e-7, relative=1e-9)
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One published table or figure and its reproduction.
+class Page:
+    """The prose of an experiment, in plain text.
 
     Attributes:
       name: source and subject, such as ``"gdp_mnist"``; also the stem of its records' file.
       title: heading in the report.
       source: publication, table and figures.
-      description: plain text; paragraphs are separated by an empty line.
-      rows: returns the table's rows for a profile.
-      run_row: runs one row.
-      finding: returns the finding for the finished records of a profile, at least one.
-      data: returns the name of the available data set; rows that ran on another one (such as its
-        stand-in) are run again.
-      figures: returns ``{"file_stem": (figure, caption)}`` for the finished records of a profile.
-      remarks: returns sentences for the report for the same records, such as claims below the
-        certified value.
-      tolerance: differences allowed when a row is run again.
+      paragraphs: what was run.
+      captions: of its figures, by the stem of their files.
 
     Raises:
-      ValueError: if ``name`` is not in lower case with underscores.
+      ValueError: if ``name`` or a stem is not in lower case with underscores.
     """
 
     name: str
     title: str
     source: str
-    description: str
+    paragraphs: tuple[str, ...]
+    captions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for stem in (self.name, *self.captions):
+            allowed = "lower-case letters, digits and underscores, a letter first"
+            check(re.fullmatch(r"[a-z][a-z0-9_]*", stem) is not None, "name", stem, allowed)
+
+
+def read_page(module: str | Path) -> Page:
+    """Reads the page beside an experiment's module, given as its ``__file__``.
+
+    The name is that of folder and module. The page is the Markdown text::
+
+        # Title
+
+        Source: publication, table and figures
+
+        Paragraphs of what was run.
+
+        ## Figures
+
+        ### stem_of_a_figure
+
+        Its caption.
+
+    Raises:
+      ValueError: if the page does not start with title and source.
+    """
+    module = Path(module)
+    path = module.with_suffix(".md")
+    text, _, figures = path.read_text(encoding="utf-8").partition("\n## Figures\n")
+
+    # Title, source and paragraphs: the lines of a paragraph are joined.
+    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text.strip())]
+    title, source = (*blocks, "", "")[:2]
+    is_headed = title.startswith("# ") and source.startswith("Source: ")
+    check(is_headed, f"beginning of {path.name}", title, "'# Title', then 'Source: ...'")
+
+    # Captions, each below the stem of its figure.
+    parts = re.split(r"^### (\w+)$", figures, flags=re.MULTILINE)
+    captions = {
+        stem: " ".join(caption.split())
+        for stem, caption in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+    return Page(
+        name=f"{module.parent.name}_{module.stem}",
+        title=title.removeprefix("# "),
+        source=source.removeprefix("Source: "),
+        paragraphs=tuple(blocks[2:]),
+        captions=captions,
+    )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One published table or figure and its reproduction.
+
+    Attributes:
+      page: its name and prose.
+      rows: returns the table's rows for a profile.
+      run_row: runs one row.
+      finding: returns the finding for the finished records of a profile, at least one.
+      data: returns the name of the available data set; rows that ran on another one (such as its
+        stand-in) are run again.
+      figures: returns ``{"file_stem": figure}`` for the finished records of a profile; the page has
+        their captions.
+      remarks: returns sentences for the report for the same records, such as claims below the
+        certified value.
+      tolerance: differences allowed when a row is run again.
+    """
+
+    page: Page
     rows: Callable[[str], Sequence[Row]]
     run_row: Callable[[Row, RowContext], Result]
     finding: Callable[[Sequence[Record]], Finding]
     data: Callable[[], str] = lambda: ""
-    figures: "Callable[[Sequence[Record]], Mapping[str, tuple[Figure, str]]]" = lambda records: {}
+    figures: "Callable[[Sequence[Record]], Mapping[str, Figure]]" = lambda records: {}
     remarks: Callable[[Sequence[Record]], Sequence[str]] = lambda records: ()
     tolerance: Tolerance = field(default_factory=Tolerance)
 
-    def __post_init__(self) -> None:
-        check_stem("name", self.name)
-
-
-def check_stem(name: str, value: str) -> None:
-    """Checks a part of a file name: lower-case letters, digits and underscores.
-
-    Raises:
-      ValueError: if the text has other characters or starts with a digit.
-
-    >>> check_stem("name", "gdp_mnist")
-    """
-    allowed = "lower-case letters, digits and underscores, a letter first"
-    check(re.fullmatch(r"[a-z][a-z0-9_]*", value) is not None, name, value, allowed)
+    @property
+    def name(self) -> str:
+        """The name of the page."""
+        return self.page.name
 
 
 def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]:

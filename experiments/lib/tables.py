@@ -119,7 +119,7 @@ def text_table(experiment: Experiment, profile: str, records: Sequence[Record]) 
     times = [[line.outcome.splitlines()[0]] for line in lines]
     blocks.append(_block("", [["time"], *times], str.ljust))
     body = (" | ".join(parts).rstrip() for parts in zip(*blocks, strict=True))
-    return "\n".join([f"{experiment.name}, {profile} profile: {experiment.title}", *body])
+    return "\n".join([f"{experiment.name}, {profile} profile: {experiment.page.title}", *body])
 
 
 def _block(heading: str, table: Sequence[Sequence[str]], justify: Justify) -> list[str]:

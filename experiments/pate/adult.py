@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dpjax import pate
 from experiments.data import Dataset, Split, load_data
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import (
     ANSWERS,
@@ -117,7 +117,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     return Result(measured, found.certified, f"{data.note} {NOTE}", certificate=found.certificate)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return releases_figure(records)
 
 
@@ -126,19 +126,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="pate_adult",
-    title="PATE on Adult",
-    source="Papernot et al. (2017), Table 2 and Appendix C; Papernot et al. (2018), Table 1",
-    description=(
-        "Classification of incomes above 50,000 dollars: 250 random forests on disjoint shards of"
-        " 130 training records, drawn at random, vote on the first 1,500 records of the test part,"
-        " which stand for public ones; a random forest learns from the labels that are released."
-        " It is tested on the other test records. LNMax answers the first 500 queries with Laplace"
-        " noise of scale 20; Confident-GNMax has T = 300, σ1 = 200, σ2 = 40 and answers at most 524"
-        " of 1,500. δ = 1e-5; neighbours differ by the shard of one teacher.\n\n"
-        "The source has 100 trees in each forest (20 in the quick profile) and codes the records in"
-        " another way. Its figures were not compared with the papers' text."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -26,6 +26,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    read_page,
 )
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
@@ -230,26 +231,14 @@ def simulate_votes(
     return np.random.default_rng(seed).multinomial(mechanism.num_teachers, shares, size)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     figures = {}
     releases = [record for record in records if record.row in _RELEASES]
     simulated = [record for record in records if _BY_SHARE in record.series]
     if releases:
-        caption = (
-            "ε of each published release at its δ: printed in the source, recomputed from the"
-            " released votes, and for any votes, which is the guarantee. Sanitized: data-dependent,"
-            " released with noise and its own cost, and so publishable. The printed ε and the"
-            " recomputed one are functions of the private votes."
-        )
-        figures["releases"] = _releases_figure(releases), caption
+        figures["releases"] = _releases_figure(releases)
     if simulated:
-        caption = (
-            "The more the teachers agree, the smaller the data-dependent ε (both directions; not"
-            " publishable): simulated votes of 100 to 400 teachers with the same noise, by the"
-            " mean share of votes for the plurality. Black: ε of any votes, which does not depend"
-            " on agreement, and is the guarantee. δ = 1e-5."
-        )
-        figures["agreement"] = _agreement_figure(simulated), caption
+        figures["agreement"] = _agreement_figure(simulated)
     return figures
 
 
@@ -362,31 +351,7 @@ def _data() -> str:
 
 
 EXPERIMENT = Experiment(
-    name="pate_analysis",
-    title="PATE: the published ε from the released votes",
-    source="Papernot et al. (2017), Table 2; Papernot et al. (2018), Table 1",
-    description=(
-        "Private aggregation of teacher ensembles: teachers on disjoint shards vote, and the"
-        " noisy plurality is released. The published ε are data-dependent: functions of the private"
-        " votes, so not publishable as they are. They are recomputed from the votes released with"
-        " the second paper, by the source's formula and moments or orders, and stand beside two"
-        " that may be published: ε of any votes, and a sanitized one. Neighbours differ by the"
-        " shard of one teacher.\n\n"
-        "The source does not state which images were queried: here the first ones of the file, and"
-        " below the table the range over all disjoint blocks of as many. The printed ε of LNMax are"
-        " for γ = 0.1, the labels have γ = 0.05 ('by the source's formula'). 'In both directions'"
-        " is a bound on both directions of the divergence over all outcomes, at all orders; 'of the"
-        " answers given' is the cost of one run's answers. 'Sanitized' is a release with smooth"
-        " sensitivity, its own cost and a tenth of δ as failure probability included; its settings"
-        " were chosen on simulated votes.\n\n"
-        "Votes on Adult and Glyph were not released with the others; if files named"
-        " pate_votes/adult_250_teachers.npy or glyph_5000_teachers.npy are in the folder of"
-        " DPJAX_DATA_DIR, their rows use them. The printed ε of SVHN's Confident-GNMax, Adult and"
-        " Glyph were not compared with the papers' text.\n\n"
-        "The simulated rows show how the data-dependent ε falls with agreement. The last rows check"
-        " claims of the papers: the ε of one label, the direction that the theorem on Gaussian"
-        " noise bounds, and the cost of releasing the smoothed ε."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

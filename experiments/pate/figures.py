@@ -12,7 +12,7 @@ from experiments.pate.accounts import BOTH, EPSILON
 from experiments.pate.answers import PLURALITY, RIGHT, STUDENT, TEACHERS
 
 
-def releases_figure(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def releases_figure(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figure of accuracies from teachers to student, and of ε, by row."""
     figure, (left, right) = new_figure(columns=2, width=9.6, height=1.6 + 0.5 * len(records))
     names = [record.row for record in records]
@@ -46,9 +46,4 @@ def releases_figure(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     right.set_yticks(range(len(names)), [""] * len(names))
     for axes, columns in ((left, 3), (right, 2)):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8)
-    caption = (
-        "Left: accuracy of the teachers, of the plurality of their votes, of the released labels,"
-        " and of the student. Right: ε as published, of these votes (both directions; a function"
-        " of private votes, not publishable), and for any votes, which is the guarantee."
-    )
-    return {"releases": (figure, caption)}
+    return {"releases": figure}

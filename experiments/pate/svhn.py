@@ -7,7 +7,7 @@ six (``paper``). Expect students of 58 to 64 % (72 to 80 %), below the source's,
 
 from collections.abc import Sequence
 
-from experiments.lib.registry import Experiment, Finding, Record, Row
+from experiments.lib.registry import Experiment, Finding, Record, Row, read_page
 from experiments.pate.answers import epsilon_clause, release_remarks
 from experiments.pate.figures import releases_figure
 from experiments.pate.images import Release, load_images, make_rows, run_row
@@ -73,27 +73,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="pate_svhn",
-    title="PATE on SVHN, with 40 teachers",
-    source="Papernot et al. (2017), Table 2; Papernot et al. (2018), Table 1",
-    description=(
-        "The source trains 250 teachers on 604,388 images, of which each has 2,400. These rows have"
-        " 40 teachers; where only the first 10,000 test images are at hand, each has 200 of 8,000,"
-        " 1,000 others are the public ones, and 1,000 test. So few images make weak teachers that"
-        " disagree, and with fewer teachers the same relative noise (thresholds and scales are the"
-        " source's times 40/250) costs a far larger ε: the rows run the method, and do not"
-        " reproduce the figures.\n\n"
-        "All networks are the CNN of Bu et al. (2020) on gray images, each standardized to mean"
-        " zero and variance one. House numbers differ more in brightness than within an image: on"
-        " the pixels as they are, teachers of 20 epochs are right on 30 % of the public images"
-        " instead of 56 %. The teachers train for 40 epochs of randomly transformed images (20 of"
-        " the images as they are in the quick profile), the student by FixMatch for 2,000 steps"
-        " (300). LNMax has Laplace noise of scale 3.2; Confident-GNMax has T = 48, σ1 = 32,"
-        " σ2 = 6.4 and answers at most 365 of 1,000 queries (the source 3,098 of 8,500). δ = 1e-6;"
-        " neighbours differ by the shard of one teacher.\n\n"
-        "The data-dependent ε are functions of the private votes: not publishable. The certified"
-        " ε holds for any votes. The figures of 2018 were not compared with the paper's text."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=run_row,
     finding=_finding,

@@ -20,7 +20,7 @@ from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars, legend_below, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column
 from experiments.lib.training import stack_curves
 from experiments.lib.verdicts import (
@@ -155,7 +155,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     groups = group_by(private, "data")
     colours = dict(zip(group_by(private, "normalization"), PALETTE, strict=False))
@@ -182,12 +182,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
             axes.plot(tight, accuracy, "s", color=SOURCE, fillstyle="none", label=label)
         axes.set(title=data, xlabel="ε", ylabel="test accuracy (%)")
     legend_below(figure, panels, ncols=2)
-    caption = (
-        "Test accuracy against the certified ε at δ = 1e-5, normalisation included; bars: lowest"
-        " and highest of the seeds. Squares: the source's accuracy at its claimed ε, and at the"
-        " PLD ε of its noise if its batches were Poisson samples."
-    )
-    return {"accuracy": (figure, caption)}
+    return {"accuracy": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -250,21 +245,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="scattering_linear",
-    title="Best accuracy at certified ε: linear models on scattering features",
-    source="Tramèr and Boneh (2021), Table 2",
-    description=(
-        "Logistic regression by DP-SGD with momentum on scattering coefficients of the images"
-        " (Bruna and Mallat 2013; two scales, eight angles, 81 channels of each colour): MNIST and"
-        " Fashion-MNIST with 3,969 features, CIFAR-10 with 15,552. Noise is calibrated so that the"
-        " certified ε at δ = 1e-5 is at most 1, 2 or 3; neighbours differ by the presence of one"
-        " image.\n\n"
-        "Features are normalised in groups of channels within each image, at no cost, or by the"
-        " mean and variance of each channel over the training images, released by one Gaussian"
-        " mechanism that is composed with the training: ε includes it.\n\n"
-        "In the paper profile, five rows train the model of CIFAR-10 without privacy (SGD with"
-        " momentum), to measure what a JPEG encoding of the images and other learning rates cost."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

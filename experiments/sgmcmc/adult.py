@@ -17,16 +17,14 @@ from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD, step_size_bound_2017
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column, grid, make_rows
 from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 from experiments.sgmcmc.adult_methods import (
     DELTA,
-    LEAST_LOG_LIKELIHOOD,
     METHODS,
     NUM_STEPS,
     NUTS_STEPS,
-    SAMPLING_RATE,
     make_sgld,
     run_sgld,
 )
@@ -133,7 +131,7 @@ def _claims(chain: SGLD) -> dict[str, float]:
     return {TOTAL: float(chain.step_sizes.sum()), CLAIM: claim}
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if "epsilon" in record.settings]
     if not private:
         return {}
@@ -153,12 +151,7 @@ def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
     left.set(ylabel="test accuracy (%)")
     right.set(ylabel="negative log-likelihood")
     legend_below(figure, [left], ncols=5)
-    caption = (
-        "Test accuracy (left) and mean negative log-likelihood (right) against the certified ε at"
-        " δ = 1e-5. OPS and the hybrid, dashed: against the ε of an exact sample, which is not"
-        " certified. Bars: two standard errors over runs. Grey line: uncalibrated SGLD."
-    )
-    return {"accuracy": (figure, caption)}
+    return {"accuracy": figure}
 
 
 def _remarks(records: Sequence[Record]) -> list[str]:
@@ -217,28 +210,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="sgmcmc_adult",
-    title="Bayesian logistic regression on Adult",
-    source="Li, Chen and Liu (2017), slides, Adult figure",
-    description=(
-        "Logistic regression of income above 50,000 dollars on 123 binary features with a N(0, I)"
-        " prior, by the source's methods and DP-SGD, at δ = 1e-5; neighbours differ by the"
-        " presence of one person. The numbers behind the source's figure are not printed.\n\n"
-        f"Chains make {NUM_STEPS} steps from zero on Poisson batches (q = 1/{1 / SAMPLING_RATE:g},"
-        " 509 records on average) and predict by the average over 25 states of their second half."
-        " The injected noise of DP-SGLD at temperature 1 is the DP noise: its constant step size"
-        " is the largest that is certified at ε (at most 1.5, since chains with larger steps are"
-        " unstable). With L = 4 nothing is clipped, since records have norm at most √14;"
-        " 'clipped' has L = 1, which allows larger steps but changes the target distribution. ε"
-        " determines the sum of step sizes, Σ η: at small ε a chain stays near its start.\n\n"
-        f"OPS samples the posterior with each log-likelihood clipped to [{LEAST_LOG_LIKELIHOOD:g},"
-        " 0] and raised to the power ε/3 (without a bound OPS is not private). The hybrid starts"
-        " SGLD at such a sample, with ε/2 for each. DP-SGD (L = 1, learning rate 1) predicts with"
-        " its last iterate. Learning rate, L, T and the clipping of log-likelihoods were chosen"
-        " by accuracy on these data, which no ε accounts for.\n\n"
-        "Uncalibrated SGLD has step size 1 and no clipping; its ε is certified too. The source's"
-        " step size is 0.1, with its printed noise."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

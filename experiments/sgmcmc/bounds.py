@@ -32,6 +32,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    read_page,
 )
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import Comparison, format_upper_bound, group_by
@@ -177,25 +178,15 @@ def _run_steps(epsilon: float) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     steps = [record for record in records if record.settings["part"] == "steps"]
     if len(steps) < 2:
         return {}
-    by_number = (
-        "Upper bounds on the step size η against the step's number t, for batches of 1,000. Orange:"
-        " the source's bound, whose ε is not certified; grey: the 2015 bound; green and blue: the"
-        " largest constant and the largest t^(−1/3) steps that are certified, solid at temperature"
-        " 1, dotted with the noise as printed."
-    )
-    by_epsilon = (
-        "The largest constant step size against ε: certified at temperature 1 for each batch"
-        " size, and by the two published formulas."
-    )
     figure, panels = panel_grid(len(steps), 2, 9.6, 6.4)
     for axes, record in zip(panels, steps, strict=True):
         _draw_steps(axes, record)
     legend_below(figure, panels)
-    return {"steps": (figure, by_number), "epsilons": (_epsilons_figure(steps), by_epsilon)}
+    return {"steps": figure, "epsilons": _epsilons_figure(steps)}
 
 
 def _draw_steps(axes: Axes, record: Record) -> None:
@@ -310,24 +301,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="sgmcmc_bounds",
-    title="Step sizes of private SGLD: claimed and certified",
-    source="Li, Chen and Liu (2017), slides, 'Upper Bounds'",
-    description=(
-        "Step sizes for which the injected noise of stochastic gradient Langevin dynamics gives a"
-        " target ε. N = 50,000, T = 10,000, gradients clipped to L = 4, δ = 1e-5, Poisson"
-        " batches; neighbours differ by the presence of one image, and every state is released."
-        " The source claims ε = 0.1 for the constant step 0.1, whatever the batch.\n\n"
-        "One step is a Gaussian release: its noise, in units of the clip bound, is z = τ √(2"
-        " temperature / (η N)) / L for batches of τ on average. The source's noise η/N is that of"
-        " temperature ½, whose target is the posterior squared; 2η/N is that of the posterior. z"
-        " depends only on η over temperature, so certified step sizes are half as large for the"
-        " noise as printed.\n\n"
-        f"The source's bound has an unspecified constant c: {CONSTANT} gives {PRINTED_BOUND} at t"
-        " = 1 and ε = 0.1, as printed, and is used for all ε. Its constant step size is the bound"
-        " at t = 1, as in the source's example. Neither formula depends on the batch size."
-        " Certified step sizes are calibrated with dpjax's accountant."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -17,7 +17,7 @@ from dpjax.certificates import Certificate
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import direction_finding, format_upper_bound, group_by
 from experiments.sgmcmc.inversion_attack import class_means, invert, match_classes, smooth
@@ -147,39 +147,21 @@ def _to_bytes(pictures: np.ndarray) -> list[list[int]]:
     return np.rint(scaled).astype(int).tolist()
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_data = group_by(records, "data")
     found = {}
     for stem, name in (("faces", FACES), ("digits", DIGITS)):
         shown = [record for record in by_data.get(name, []) if record.row.startswith(_SHOWN)]
         if shown:
-            found[stem] = (_grid(shown), _CAPTIONS[stem])
+            found[stem] = _grid(shown)
     private = [record for record in by_data.get(FACES, []) if _is_on_curve(record)]
     if private:
-        found["identified"] = (_curves(by_data[FACES], private), _CAPTIONS["identified"])
+        found["identified"] = _curves(by_data[FACES], private)
     return found
 
 
 # Beginnings of the names of the rows whose pictures are shown.
 _SHOWN = ("softmax", "MLP, no privacy", "digits")
-_CAPTIONS = {
-    "faces": (
-        "First row: mean of each person's training pictures. Below: what the attack reconstructs"
-        " from a model, by the unit and ε of its guarantee; right, the same pictures smoothed."
-        " Identified: share of the 40 people whose reconstruction is most like their own mean"
-        " (guessing: 2.5 %). Pictures that look like noise can identify."
-    ),
-    "digits": (
-        "The same attack on a classifier of MNIST's digits, 1,000 images of each. At ε = 1 for one"
-        " image the class averages are still reconstructed: no single image determines them."
-    ),
-    "identified": (
-        "Share of people identified by reconstructions from a softmax regression (solid)"
-        " and its test accuracy (dashed) against certified ε at δ = 1e-5, for one picture and for"
-        " one person (all seven pictures) as the unit. Grey: without privacy, and guessing."
-        " Triangles: upper bound by the guarantee for one person."
-    ),
-}
 
 
 def _grid(records: Sequence[Record]) -> Figure:
@@ -303,35 +285,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="sgmcmc_inversion",
-    title="Model inversion against private and non-private models",
-    source="Li, Chen and Liu (2017), slides, motivation figure",
-    description=(
-        "The slides show a face that Fredrikson, Jha and Ristenpart (2015) reconstructed from a"
-        " classifier. Here the same attack is run on the same people: the Olivetti faces, 40"
-        " people with ten pictures each, seven for training and three for testing as in that paper,"
-        " at 64x64 (112x92 there). The classifiers are a softmax regression and, in the paper"
-        " profile, a network with 300 sigmoid units (3,000 in that paper; cut to keep the row to"
-        " minutes), without biases, on pixels minus 1/2.\n\n"
-        "Without privacy they are trained by gradient descent; privately by DP-SGD (20 steps on all"
-        " records, L = 1) or, in one row, predicted by the mean of a DP-SGLD chain at temperature"
-        " 1 under a standard Gaussian prior (L = 4), each calibrated to ε at δ = 1e-5. The unit is"
-        " one picture (280 records) or one person (40 records of seven pictures, whose mean"
-        " gradient is clipped); neighbours differ by the presence of one. The learning rates were"
-        " chosen by accuracy on these data, which no ε accounts for.\n\n"
-        "The attack is Algorithm 1 of that paper with its settings: gradient descent on 1 −"
-        " p(person | picture) with rate 0.1 for at most 5,000 steps, stopped when the cost has not"
-        " fallen within 100 steps or the probability reaches 0.99. It uses only the model and"
-        " starts from a grey picture (zero in the model's scale); no denoising.\n\n"
-        "Identified: people whose reconstruction correlates more with the mean of their own"
-        " pictures than with that of any other person's, over pixels; the average over all people"
-        " is subtracted from both first. 'Smoothed': after a Gaussian blur (of 2 pixels for faces)."
-        " 'Held-out' are pictures that the model was not trained on. Guessing identifies one in 40,"
-        " 2.5 %. 'At most' follows from the guarantee for one person, if a model without a person's"
-        " pictures matches everyone equally often.\n\n"
-        "The rows 'digits' are MNIST's ten digits with 1,000 images each: classes with many"
-        " members."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

@@ -25,6 +25,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    read_page,
     select_rows,
 )
 from experiments.lib.runner import Plan, run_experiment
@@ -271,22 +272,11 @@ def _note(settings: Settings, data: Dataset) -> str:
     return " ".join(words)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, tuple[Figure, str]]:
+def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     mnist = [record for record in records if "SVHN" not in record.row]
-    frontier = (
-        "MNIST: test accuracy against ε at δ = 1e-5. Grey: published accuracy at the claimed ε."
-        " In colour: this run (in the quick profile an MLP and 1,000 steps, with lower accuracy)"
-        " at its certified ε; lines connect runs of one method at several ε."
-    )
-    calibration = (
-        "MNIST: left, reliability diagram, accuracy of predictions by confidence (dotted: perfect"
-        " calibration; marker size: share of predictions); right, mean predictive entropy for"
-        " test images and for out-of-distribution images. DP-SGD and DP-SGLD have the same"
-        " certified ε."
-    )
     return {
-        "frontier": (_frontier_figure(mnist), frontier),
-        "calibration": (_calibration_figure(mnist), calibration),
+        "frontier": _frontier_figure(mnist),
+        "calibration": _calibration_figure(mnist),
     }
 
 
@@ -424,37 +414,7 @@ def _finding(records: Sequence[Record]) -> Finding:
 
 
 EXPERIMENT = Experiment(
-    name="sgmcmc_mnist",
-    title="Private Langevin chains on MNIST",
-    source="Li, Chen and Liu (2017), slides, table of test accuracies",
-    description=(
-        "A Bayesian neural network, sampled by SGLD and SGHMC with the slides' settings: N ="
-        " 50,000 images, T = 10,000 steps (1,000 in the quick profile), gradients clipped at L ="
-        " 4, η = 0.1, δ = 1e-5 (1e-6 for SVHN), neighbours differ by the presence of one image."
-        " The slides do not state network, batch size, prior or SGHMC's friction: here a CNN of"
-        " 26,010 parameters (37,274 for SVHN; quick: an MLP with 100 hidden units), Poisson batches"
-        " of 256 on average, a standard Gaussian prior, and friction 0.1 with η = 0.01, which has"
-        " SGLD's noise. Every chain starts from a random network, the same in all rows of one seed;"
-        " predictions average over states of its second half. The chains are too short to converge"
-        " to the posterior (the prior alone needs N / η steps). The paper profile runs every row"
-        " with three seeds.\n\n"
-        "Noise as printed (variance η/N) samples the posterior squared; rows at temperature 1"
-        " have 2η/N. DP-SGD, a point estimate, has the event of DP-SGLD at temperature 1, so the"
-        " same certified ε; its clip bound is 1 and its learning rate 0.5 (0.25 at ε = 0.1: the"
-        " best of three for the MLP on the test images, which no ε accounts for). The frontier"
-        " rows are SGLD at temperature 1 with the step size calibrated to ε; DP-SGD at ε = 0.1"
-        " has the event of its first row.\n\n"
-        "PATE's rows are those of `pate_mnist` and `pate_svhn` with the slides' figures; their ε is"
-        " that of any votes. What the slides call PATE(100) on SVHN has 500 queries. The slides do"
-        " not state which images of SVHN were used; the data set has 73,257 for training and 26,032"
-        " for testing. The rows' notes state which were available here. If they are the first"
-        " 10,000 test images, 8,000 of them train: a ninth of the training part, so that accuracy"
-        " is lower than the slides'. The column 'ε, published T' has 10,000 steps, and 50,000"
-        " images of MNIST or 73,257 of SVHN.\n\n"
-        "NLL is the mean of −log p(label), ECE the expected calibration error (ten bins), AUROC"
-        " that of detecting out-of-distribution images (rotated, pixels shuffled and, for MNIST,"
-        " inverted; mean of these) by predictive entropy: 50 is chance."
-    ),
+    page=read_page(__file__),
     rows=_rows,
     run_row=_run_row,
     finding=_finding,

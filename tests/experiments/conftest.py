@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lib.figures import new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Experiment, Finding, Page, Record, Result, Row, RowContext
 from experiments.lib.runner import Plan
 
 # Their tests run rows in some length, or training steps to be timed, but for those named. The quick
@@ -60,11 +60,11 @@ class Toy:
             series={"accuracy": [50.0, accuracy]},
         )
 
-    def figures(self, records: Sequence[Record]) -> Mapping[str, tuple[Figure, str]]:
+    def figures(self, records: Sequence[Record]) -> Mapping[str, Figure]:
         figure, (axes,) = new_figure()
         for record in records:
             axes.plot(record.series["accuracy"], label=record.row)
-        return {"accuracy": (figure, "accuracy per epoch, as a caption")}
+        return {"accuracy": figure}
 
     def remarks(self, records: Sequence[Record]) -> list[str]:
         return [f"row {record.row} claims less than is certified" for record in records]
@@ -80,10 +80,13 @@ class Toy:
     @property
     def experiment(self) -> Experiment:
         return Experiment(
-            name="toy_table",
-            title="A toy table",
-            source="No Publication, Table 9",
-            description="First paragraph.\n\nSecond paragraph.",
+            page=Page(
+                "toy_table",
+                title="A toy table",
+                source="No Publication, Table 9",
+                paragraphs=("First paragraph.", "Second paragraph."),
+                captions={"accuracy": "accuracy per epoch, as a caption"},
+            ),
             rows=self.rows,
             run_row=self.run_row,
             finding=self.finding,

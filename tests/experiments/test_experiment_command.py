@@ -9,7 +9,9 @@ from experiments.lib.records import load_records
 @pytest.fixture
 def command(toy, tmp_path):
     """Runs the command on the toy and one more experiment."""
-    other = replace(toy.experiment, name="other_table", title="Another table")
+    other = replace(
+        toy.experiment, page=replace(toy.experiment.page, name="other_table", title="Another table")
+    )
 
     def run(*arguments):
         return main([*arguments, "--results", str(tmp_path)], [toy.experiment, other])

@@ -700,7 +700,7 @@ def published():
         if module not in made:
             (experiment,) = load_experiments([f"experiments.{module}"])
             records = load_publication(PUBLISHED, experiment.name, "quick").records
-            figures = {stem: figure for stem, (figure, _) in experiment.figures(records).items()}
+            figures = experiment.figures(records)
             made[module] = {record.row: record for record in records}, figures
         return made[module]
 

@@ -53,13 +53,13 @@ def test_the_style_holds_while_an_experiment_draws(toy, records, tmp_path):
         figure, (axes,) = new_figure()
         axes.plot([0, 1], label="line")
         frames.append(axes.legend().get_frame_on())
-        return {"line": (figure, "")}
+        return {"accuracy": figure}
 
     draw_figures(replace(toy.experiment, figures=figures), records, tmp_path)
     assert frames == [False]
 
 
-def test_a_stem_that_leaves_the_folder_is_refused(toy, records, tmp_path):
-    experiment = replace(toy.experiment, figures=lambda records: {"../up": (Figure(), "")})
-    with pytest.raises(ValueError, match=r"figure stem must be .*, got '../up'"):
+def test_draw_figures_refuses_a_figure_without_a_caption(toy, records, tmp_path):
+    experiment = replace(toy.experiment, figures=lambda records: {"loss": Figure()})
+    with pytest.raises(ValueError, match=r"figure must be one of 'accuracy', got 'loss'"):
         draw_figures(experiment, records, tmp_path)

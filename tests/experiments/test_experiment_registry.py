@@ -8,10 +8,12 @@ from experiments.lib.registry import (
     PROFILES,
     Experiment,
     Finding,
+    Page,
     Result,
     Row,
     load_experiments,
     profile_rows,
+    read_page,
     select,
     select_rows,
 )
@@ -19,15 +21,58 @@ from experiments.lib.registry import (
 
 def make(name="some_name", rows=lambda profile: [Row("1", {}, {"a": 1})]):
     finding = Finding("not compared", "Nothing is published.")
-    return Experiment(
-        name, "t", "s", "d", rows, lambda row, context: Result({}, {}), lambda records: finding
-    )
+    page = Page(name, "t", "s", ("d",))
+    return Experiment(page, rows, lambda row, context: Result({}, {}), lambda records: finding)
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "with space", "../up", "1st", "a-b", "name\n"])
-def test_names_that_do_not_suit_a_file_are_refused(name):
+def test_page_refuses_names_that_do_not_suit_a_file(name):
     with pytest.raises(ValueError, match="name must be lower-case letters"):
         make(name)
+    with pytest.raises(ValueError, match="name must be lower-case letters"):
+        Page("name", "t", "s", ("d",), {name: "caption"})
+
+
+PAGE = """# A title
+
+Source: someone (2020),
+Table 1
+
+One
+paragraph.
+
+Another one.
+
+## Figures
+
+### errors
+
+Left: one. Right:
+another.
+
+### accuracy
+
+By epoch.
+"""
+
+
+def test_read_page_joins_lines_and_finds_captions(tmp_path):
+    (tmp_path / "rates.md").write_text(PAGE, encoding="utf-8")
+    page = read_page(tmp_path / "rates.py")
+    assert page == Page(
+        f"{tmp_path.name}_rates".lower(),
+        "A title",
+        "someone (2020), Table 1",
+        ("One paragraph.", "Another one."),
+        {"errors": "Left: one. Right: another.", "accuracy": "By epoch."},
+    )
+
+
+@pytest.mark.parametrize("text", ["", "A title", "# A title\n\nNo source.", "Source: a\n\n# b"])
+def test_read_page_refuses_other_beginnings(tmp_path, text):
+    (tmp_path / "rates.md").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"beginning of rates.md must be '# Title', then"):
+        read_page(tmp_path / "rates.py")
 
 
 def test_select_keeps_the_registry_order_and_names_each_once():
@@ -111,9 +156,7 @@ def test_registered_rows_are_well_formed(module, profile):
 @pytest.mark.parametrize("module", MODULES)
 def test_registered_experiments_say_what_they_are(module):
     (experiment,) = load_experiments([module])
-    assert experiment.title
-    assert experiment.source
-    assert experiment.description
+    assert all((experiment.page.title, experiment.page.source, experiment.page.paragraphs))
 
 
 @pytest.mark.parametrize("module", MODULES)

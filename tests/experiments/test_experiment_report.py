@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.lib.registry import Result
+from experiments.lib.registry import Page, Result
 from experiments.lib.report import make_section, render, write_report
 from experiments.lib.runner import run_experiment
 
 
-class Page(HTMLParser):
+class Parsed(HTMLParser):
     """Every tag with its attributes, the visible text, and the cells of each table row."""
 
     def __init__(self, html):
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 def page(experiments, plan):
     path, _ = write_report(experiments, plan.results)
-    return Page(path.read_text(encoding="utf-8"))
+    return Parsed(path.read_text(encoding="utf-8"))
 
 
 def test_the_table_shows_settings_source_measured_and_certified(toy, plan):
@@ -128,7 +128,9 @@ def test_stale_and_missing_rows_are_named(toy, plan):
 
 
 def test_an_experiment_that_was_not_run_is_named(toy, plan):
-    other = replace(toy.experiment, name="never_run", title="Never run")
+    other = replace(
+        toy.experiment, page=replace(toy.experiment.page, name="never_run", title="Never run")
+    )
     run_experiment(toy.experiment, plan)
     report = page([toy.experiment, other], plan)
     assert "Never run not run yet" in report.text
@@ -159,7 +161,7 @@ def test_the_page_needs_nothing_from_outside(toy, plan):
     run_experiment(toy.experiment, plan)
     path, _ = write_report([toy.experiment], plan.results)
     html = path.read_text(encoding="utf-8")
-    report = Page(html)
+    report = Parsed(html)
     links = [
         attributes[name]
         for _, attributes in report.tags
@@ -197,16 +199,14 @@ def test_every_text_is_escaped(toy, plan):
             for row in toy.rows(profile)
         ] + [replace(toy.rows(profile)[0], name=evil)]
 
-    figure = toy.figures([])["accuracy"][0]
+    figure = toy.figures([])["accuracy"]
     experiment = replace(
         toy.experiment,
-        title=evil,
-        source=evil,
-        description=evil,
+        page=Page("toy_table", evil, evil, (evil,), {"stem": evil}),
         rows=rows,
         run_row=run_row,
         remarks=lambda records: [evil],
-        figures=lambda records: {"stem": (figure, evil)},
+        figures=lambda records: {"stem": figure},
     )
     run_experiment(experiment, plan)
     report = page([experiment], plan)
@@ -222,12 +222,14 @@ def test_a_failing_figure_or_remark_costs_nothing_else(toy, plan, part, capsys):
         raise RuntimeError("no such column")
 
     broken = replace(toy.experiment, **{part: fail})
-    sound = replace(toy.experiment, name="sound_table", title="Sound")
+    sound = replace(
+        toy.experiment, page=replace(toy.experiment.page, name="sound_table", title="Sound")
+    )
     for experiment in (broken, sound):
         run_experiment(experiment, plan)
     path, complete = write_report([broken, sound], plan.results)
     assert not complete
-    text = Page(path.read_text(encoding="utf-8")).text
+    text = Parsed(path.read_text(encoding="utf-8")).text
     assert f"The {part} could not be made: RuntimeError: no such column" in text
     assert text.count("2.235") == 2
     assert "Traceback" in capsys.readouterr().err
@@ -255,4 +257,4 @@ def test_the_page_depends_on_the_records_alone(toy, plan):
 
 
 def test_a_page_without_any_experiment_is_still_a_page():
-    assert "Reproduction of published results" in Page(render([])).text
+    assert "Reproduction of published results" in Parsed(render([])).text

@@ -227,7 +227,7 @@ def test_a_row_with_the_same_settings_in_both_profiles_runs_once(toy, plan):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from experiments.lib.registry import Experiment, Finding, Result, Row
+from experiments.lib.registry import Experiment, Finding, Page, Result, Row
 from experiments.lib.runner import Plan, run_experiment
 
 def run_row(row, context):
@@ -242,7 +242,7 @@ def run_row(row, context):
 
 rows = [Row(str(number), {"a": 1}, {}) for number in range(3)]
 finding = lambda records: Finding("not compared", "Nothing.")
-experiment = Experiment("killed", "t", "s", "d", lambda profile: rows, run_row, finding)
+experiment = Experiment(Page("killed", "t", "s", ("d",)), lambda profile: rows, run_row, finding)
 run_experiment(experiment, Plan("quick", Path(sys.argv[1]), False, print))
 """
 

@@ -232,4 +232,4 @@ def test_the_figures_are_drawn_of_the_rows_that_are_there(records):
     for some in (records, records[1:2]):
         figures = EXPERIMENT.figures(some)
         assert {"frontier", "calibration"} == set(figures)
-        assert all(isinstance(figure, Figure) for figure, _ in figures.values())
+        assert all(isinstance(figure, Figure) for figure in figures.values())
