@@ -2,8 +2,8 @@
 
 `Partition` assigns records to disjoint shards, `train_teachers` trains a teacher on each of them,
 and `predict_labels` and `count_votes` have their votes. `LNMax`, `GNMax`, `ConfidentGNMax` and
-`InteractiveGNMax` release labels from the votes, with which `train_student` trains a model on
-public inputs. `certificate` has the guarantee, which holds for any votes, and beside it the
+`InteractiveGNMax` release labels from the votes, which a student learns from: any model, trained
+on public inputs. `certificate` has the guarantee, which holds for any votes, and beside it the
 data-dependent epsilons of the literature, which depend on the private votes.
 
 Source: Papernot et al. (2017), "Semi-supervised Knowledge Transfer for Deep Learning from Private
@@ -31,15 +31,13 @@ from dpjax.pate.certificate import (
     sanitized_certificate,
 )
 from dpjax.pate.partition import Partition
-from dpjax.pate.predictions import predict_labels
 from dpjax.pate.smooth_sensitivity import (
     RDPCost,
     SanitizedEpsilon,
     SmoothRDPRelease,
     gnss_rdp,
 )
-from dpjax.pate.student import random_affine, train_student
-from dpjax.pate.teachers import train_teachers
+from dpjax.pate.teachers import predict_labels, train_teachers
 from dpjax.pate.thresholded import ConfidentGNMax, InteractiveGNMax
 from dpjax.pate.votes import NO_ANSWER, Abstentions, count_abstentions, count_votes
 
@@ -70,8 +68,6 @@ __all__ = [
     "gnss_rdp",
     "perform_analysis",
     "predict_labels",
-    "random_affine",
     "sanitized_certificate",
-    "train_student",
     "train_teachers",
 ]

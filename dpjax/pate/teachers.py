@@ -1,28 +1,32 @@
-"""Training of all teachers of an ensemble at once.
+"""Training of the teachers of an ensemble, one on each shard, and their labels.
 
-The teachers' parameters are stacked, and one program takes a step of all teachers of a block. A CPU
-trains as many blocks at the same time as it has cores. Each teacher has keys of its own, folded
-from the given key by its number, so the result does not depend on the size of the blocks or on the
-devices, up to rounding.
+Teachers are trained in blocks: one program takes a step of all teachers of a block. An accelerator
+trains all teachers in one block. A CPU trains single teachers, as many at the same time as it has
+cores: the kernels of convolutions are fast for one set of weights only. Each teacher has keys of
+its own, folded from the given key by its number, so the result does not depend on the blocks or on
+the devices, up to rounding.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from dpjax._checks import (
     as_key,
     batch_length,
     check,
-    check_choice,
     check_count,
     check_function,
     check_path,
@@ -31,22 +35,11 @@ from dpjax._checks import (
 from dpjax._hashing import hash_arrays
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.keys import is_seeded
-from dpjax.pate.blocks import (
-    METHODS,
-    PER_TEACHER,
-    SHARED,
-    Blocks,
-    Method,
-    bytes_of_results,
-    choose_method,
-    over_teachers,
-    part_shapes,
-    plan_blocks,
-)
-from dpjax.pate.convolutions import by_slices
+from dpjax.pate.votes import NO_ANSWER
 from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_hash
 from dpjax.training.run import compile_steps
 
+P = TypeVar("P")
 # loss_fn(params, batch) or loss_fn(params, batch, key): a scalar, or one for each example.
 BatchLossFn = Callable[..., jax.Array]
 # What the keys folded from a teacher's key are for.
@@ -63,20 +56,19 @@ _CHECKPOINT_TEXT = CheckpointText(
 def train_teachers(
     key: PRNGKey,
     loss_fn: BatchLossFn,
-    init_fn: Callable[[PRNGKey], Any],
+    init_fn: Callable[[PRNGKey], P],
     shards: ArrayTree,
     optimizer: optax.GradientTransformation,
     *,
     num_steps: int,
     batch_size: int,
     loss_takes_key: bool = False,
-    method: Method = "auto",
     block_size: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
-) -> Any:
-    """Trains one teacher on every shard, all at once, and returns their stacked parameters.
+) -> P:
+    """Trains one teacher on every shard, and returns their stacked parameters.
 
     Each teacher takes ``num_steps`` steps on batches of its shard, which is shuffled anew in every
     epoch; an incomplete last batch is left out.
@@ -96,12 +88,8 @@ def train_teachers(
       num_steps: of each teacher.
       batch_size: at most ``shard_size``.
       loss_takes_key: whether the loss draws random numbers (dropout).
-      method: how the teachers of a block are computed. ``"vmap"``: batched, where convolutions
-        become grouped ones; ``"slices"``: batched, with convolutions as products of patches;
-        ``"map"``: one after another in one program; ``"auto"``: ``"slices"`` for convolutions on a
-        CPU, else ``"vmap"``.
-      block_size: how many teachers one program trains; by default as many as fit the memory of an
-        accelerator, or the cache of a CPU, whose cores train a block each.
+      block_size: how many teachers one program trains; by default one for each CPU device, and all
+        on an accelerator.
       devices: over which the teachers of a block are spread; by default all.
       checkpoint_dir: a folder to save to after a block, at most every 20 seconds, and to resume
         from: teachers that are there are not trained again. Another key, data, program or number of
@@ -136,34 +124,35 @@ def train_teachers(
     check_count("num_steps", num_steps)
     check_count("batch_size", batch_size)
     check(batch_size <= shard_size, "batch_size", batch_size, f"at most {shard_size}, a shard")
-    check_choice("method", method, METHODS)
     check_function("loss_fn", loss_fn, "params", "batch", *(["key"] if loss_takes_key else []))
     check_function("init_fn", init_fn, "key")
     check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
     if checkpoint_dir is not None:
         check_path("checkpoint_dir", checkpoint_dir)
-    training, bytes_each = _plan(
-        loss_fn, init_fn, optimizer, shards, batch_size, loss_takes_key, method
-    )
-    blocks = plan_blocks(num_teachers, bytes_each, block_size, devices)
+    blocks = _plan_blocks(num_teachers, block_size, devices)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_teachers))
-    params = jax.eval_shape(init_fn, key)
+    training = _Training(loss_fn, init_fn, optimizer, num_steps, batch_size, loss_takes_key)
+
+    # the result, filled block after block
+    shapes = _check_params(init_fn, key)
     ensemble = _Ensemble(
         np.array(0),
-        jax.tree.map(lambda leaf: np.zeros((num_teachers, *leaf.shape), leaf.dtype), params),
+        jax.tree.map(lambda leaf: np.zeros((num_teachers, *leaf.shape), leaf.dtype), shapes),
     )
+
+    # teachers of an earlier, interrupted call
     store: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if checkpoint_dir is not None:
-        identity = _identify(key, training, shards, num_steps)
+        identity = _identify(key, training, shards)
         store = CheckpointStore(checkpoint_dir, identity, is_seeded(key), _CHECKPOINT_TEXT)
-    last_save = time.monotonic()
     with store as saved:
         if saved:
             ensemble = jax.tree.map(np.array, saved.restore(ensemble))
-        trained = _train(
-            training, blocks, keys, shards, num_steps, int(ensemble.num_done), progress
-        )
-        for numbers, params in trained:
+
+        # train the others, and save them from time to time
+        last_save = time.monotonic()
+        first = int(ensemble.num_done)
+        for numbers, params in _train_blocks(training, blocks, keys, shards, first, progress):
             for stacked, leaf in zip(*map(jax.tree.leaves, (ensemble.params, params)), strict=True):
                 stacked[numbers] = leaf
             num_done = int(numbers[-1]) + 1
@@ -171,7 +160,71 @@ def train_teachers(
             if saved and (is_due or num_done == num_teachers):
                 saved.save(ensemble._replace(num_done=np.array(num_done)), num_done)
                 last_save = time.monotonic()
-    return ensemble.params
+    trained: P = ensemble.params
+    return trained
+
+
+def predict_labels(
+    apply_fn: Callable[[P, Any], jax.Array],
+    teachers: P,
+    inputs: ArrayTree,
+    *,
+    batch_size: int = 1_000,
+    progress: bool = True,
+) -> npt.NDArray[np.int32]:
+    """Returns the class that each teacher predicts for each query.
+
+    Args:
+      apply_fn: ``apply_fn(params, inputs) -> logits (batch, num_classes)`` of one teacher.
+      teachers: stacked parameters, as `train_teachers` returns them.
+      inputs: the queries, a tree of arrays with a leading axis of ``num_queries``; public.
+      batch_size: number of queries computed at once.
+      progress: show a progress bar.
+
+    Returns:
+      int32 ``(num_teachers, num_queries)``, for `count_votes`; `NO_ANSWER` (-1) where a logit is
+      NaN, as after a diverged training: the teacher abstains.
+
+    Raises:
+      ValueError: no teacher, no query, or logits of another shape.
+
+    Privacy:
+      Nothing is released: the labels are as private as the shards.
+
+    >>> teachers = jnp.array([[1.0, -1.0], [-1.0, 1.0], [jnp.nan, 0.0]])
+    >>> predict_labels(lambda w, x: x[:, None] * w, teachers, jnp.array([1.0, -1.0, 3.0]),
+    ...                progress=False).tolist()
+    [[0, 1, 0], [1, 0, 1], [-1, -1, -1]]
+    """
+    check_function("apply_fn", apply_fn, "params", "inputs")
+    num_teachers = batch_length(teachers, "teachers")
+    num_queries = batch_length(inputs, "inputs")
+    check(num_teachers > 0, "teachers", num_teachers, "at least one")
+    check(num_queries > 0, "inputs", num_queries, "at least one query")
+    check_count("batch_size", batch_size)
+
+    @jax.jit
+    def predict(teacher: P, queries: ArrayTree) -> jax.Array:
+        logits = apply_fn(teacher, queries)
+        num_inputs = batch_length(queries, "inputs")
+        fits = logits.ndim == 2 and len(logits) == num_inputs
+        wanted = f"logits of shape ({num_inputs}, num_classes)"
+        check(fits, "apply_fn's result", logits.shape, wanted)
+        classes = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jnp.where(jnp.any(jnp.isnan(logits), axis=-1), NO_ANSWER, classes)
+
+    # the last batch is filled up with its last query, so that nothing is compiled again
+    size = min(batch_size, num_queries)
+    starts = range(0, num_queries, size)
+    places = [np.minimum(np.arange(start, start + size), num_queries - 1) for start in starts]
+    batches = [jax.tree.map(lambda leaf, some=some: leaf[some], inputs) for some in places]
+
+    labels = np.empty((num_teachers, num_queries), np.int32)
+    for number in tqdm(range(num_teachers), unit="teacher", disable=not progress):
+        teacher = jax.tree.map(lambda leaf, number=number: leaf[number], teachers)
+        for queries, batch in zip(places, batches, strict=True):
+            labels[number, queries] = predict(teacher, batch)
+    return labels
 
 
 class _Ensemble(NamedTuple):
@@ -191,145 +244,166 @@ class _Identity(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Training state of a block of teachers; every leaf but ``step`` has a leading axis."""
+    """Training state of one teacher."""
 
     step: jax.Array
-    keys: jax.Array
-    order: jax.Array  # of the records of each shard in this epoch
+    key: PRNGKey
+    orders: jax.Array  # of the records of the shard, (num_epochs, shard_size)
     params: Any
-    optimizer: Any
-
-
-_SPECS = _State(SHARED, *[PER_TEACHER] * 4)  # type: ignore[arg-type]
+    opt_state: optax.OptState
 
 
 class _Training(NamedTuple):
-    """Training program of a block of teachers.
-
-    Attributes:
-      loss_fn: of parameters, batch and key; a scalar.
-      init_fn: of a key.
-      optimizer: of one teacher.
-      batch_size: number of records of a batch.
-      method: another one than ``"auto"``.
-    """
+    """Training program of one teacher."""
 
     loss_fn: BatchLossFn
     init_fn: Callable[[PRNGKey], Any]
     optimizer: optax.GradientTransformation
+    num_steps: int
     batch_size: int
-    method: Method
+    loss_takes_key: bool
 
-    def init(self, keys: jax.Array, shards: ArrayTree) -> _State:
-        """Returns the state of a block before the first step."""
-        # one after another: it compiles twice as fast, and is done once
-        params = jax.lax.map(lambda key: self.init_fn(jax.random.fold_in(key, _INIT)), keys)
-        size = jax.tree.leaves(shards)[0].shape[1]
-        order = jnp.zeros((len(keys), size), jnp.int32)
-        return _State(jnp.int32(0), keys, order, params, jax.vmap(self.optimizer.init)(params))
+    def init(self, key: PRNGKey, shard: ArrayTree) -> _State:
+        """Returns the state of a teacher before its first step."""
+        shard_size = batch_length(shard)
+        num_epochs = -(-self.num_steps // (shard_size // self.batch_size))
+        order_key = jax.random.fold_in(key, _ORDER)
+        orders = jax.vmap(
+            lambda epoch: jax.random.permutation(jax.random.fold_in(order_key, epoch), shard_size)
+        )(jnp.arange(num_epochs))
+        params = self.init_fn(jax.random.fold_in(key, _INIT))
+        return _State(jnp.int32(0), key, orders, params, self.optimizer.init(params))
 
-    def update(self, state: _State, shards: ArrayTree) -> tuple[_State, tuple[()]]:
-        """Returns the state of a block after one more step."""
-        epoch, place = jnp.divmod(state.step, state.order.shape[1] // self.batch_size)
-        shuffle = jax.vmap(lambda key: _permutation(key, epoch, state.order.shape[1]))
-        order = jax.lax.cond(place == 0, lambda: shuffle(state.keys), lambda: state.order)
-        start = place * self.batch_size
-        indices = jax.lax.dynamic_slice_in_dim(order, start, self.batch_size, axis=1)
+    def update(self, state: _State, shard: ArrayTree) -> tuple[_State, tuple[()]]:
+        """Returns the state of a teacher after one more step."""
+        # the next batch of this epoch's order
+        epoch, place = jnp.divmod(state.step, state.orders.shape[1] // self.batch_size)
+        start = (epoch, place * self.batch_size)
+        indices = jax.lax.dynamic_slice(state.orders, start, (1, self.batch_size))[0]
+        batch = jax.tree.map(lambda leaf: leaf[indices], shard)
 
-        def one(params: Any, optimizer: Any, shard: Any, indices: Any, key: Any) -> Any:
-            batch = jax.tree.map(lambda leaf: leaf[indices], shard)
-            step_key = jax.random.fold_in(jax.random.fold_in(key, _LOSS), state.step)
-            grads = jax.grad(self.loss_fn)(params, batch, step_key)
-            updates, optimizer = self.optimizer.update(grads, optimizer, params)
-            return optax.apply_updates(params, updates), optimizer
+        # a step of the optimiser
+        step_key = jax.random.fold_in(jax.random.fold_in(state.key, _LOSS), state.step)
+        grads = jax.grad(self._mean_loss)(state.params, batch, step_key)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return _State(state.step + 1, state.key, state.orders, params, opt_state), ()
 
-        step = over_teachers(one, self.method)
-        params, optimizer = step(state.params, state.optimizer, shards, indices, state.keys)
-        return _State(state.step + 1, state.keys, order, params, optimizer), ()
-
-
-def _permutation(key: PRNGKey, epoch: jax.Array, size: int) -> jax.Array:
-    key = jax.random.fold_in(jax.random.fold_in(key, _ORDER), epoch)
-    return jax.random.permutation(key, jnp.arange(size, dtype=jnp.int32))
-
-
-def _plan(
-    loss_fn: BatchLossFn,
-    init_fn: Callable[[PRNGKey], Any],
-    optimizer: optax.GradientTransformation,
-    shards: ArrayTree,
-    batch_size: int,
-    loss_takes_key: bool,
-    method: Method,
-) -> tuple[_Training, int]:
-    """Returns the training program, and the bytes of the results of one teacher's gradient."""
-
-    def loss(params: Any, batch: Any, key: PRNGKey) -> jax.Array:
-        losses = loss_fn(params, batch, *[key] * loss_takes_key)
-        fits = losses.shape in ((), (batch_size,)) and jnp.issubdtype(losses.dtype, jnp.floating)
-        allowed = f"a float scalar, or of shape ({batch_size},), one for each example of the batch"
-        check(fits, "loss_fn's result", f"{losses.dtype}{list(losses.shape)}", allowed)
+    def _mean_loss(self, params: Any, batch: ArrayTree, key: PRNGKey) -> jax.Array:
+        losses = self.loss_fn(params, batch, *[key] * self.loss_takes_key)
+        shapes = ((), (self.batch_size,))
+        fits = losses.shape in shapes and jnp.issubdtype(losses.dtype, jnp.floating)
+        wanted = (
+            f"a float scalar, or of shape ({self.batch_size},), one for each example of the batch"
+        )
+        check(fits, "loss_fn's result", f"{losses.dtype}{list(losses.shape)}", wanted)
         return jnp.mean(losses)
 
-    key = jax.random.key(0)
-    params = jax.eval_shape(init_fn, key)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        name = f"init_fn's result{jax.tree_util.keystr(path)}"
-        check(is_float, name, leaf.dtype, "a float array, of trained parameters only")
-    batch = part_shapes(shards, (batch_size,), axes=2)
-    chosen = choose_method(method, loss, params, batch, key)
-    function = by_slices(loss) if chosen == "slices" else loss
-    bytes_each = bytes_of_results(jax.grad(function), params, batch, key)
-    return _Training(function, init_fn, optimizer, batch_size, chosen), bytes_each
+
+class _Blocks(NamedTuple):
+    """Division of an ensemble into blocks of equal size, each spread over the devices of a mesh."""
+
+    num_teachers: int
+    size: int
+    mesh: Mesh
+    num_threads: int  # blocks computed at the same time
+
+    def numbers(self, first: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yields the teachers of each block from ``first`` on; the last one fills up the block."""
+        for start in range(first, self.num_teachers, self.size):
+            yield np.minimum(np.arange(start, start + self.size), self.num_teachers - 1)
+
+    def put(self, tree: ArrayTree, numbers: npt.NDArray[np.int64]) -> Any:
+        """Returns the given teachers' entries of the leading axis, spread over the devices."""
+        sharding = NamedSharding(self.mesh, PartitionSpec("teachers"))
+        return jax.tree.map(lambda leaf: jax.device_put(leaf[numbers], sharding), tree)
+
+    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns ``function`` of one teacher for a block, run on each device for its teachers."""
+        teachers = PartitionSpec("teachers")
+        return jax.shard_map(
+            jax.vmap(function),
+            mesh=self.mesh,
+            in_specs=(teachers, teachers),
+            out_specs=teachers,
+            check_vma=False,
+        )
 
 
-def _train(
+def _plan_blocks(
+    num_teachers: int, block_size: int | None, devices: Sequence[jax.Device] | None
+) -> _Blocks:
+    """Returns blocks of at most ``block_size`` teachers, in multiples of the number of devices."""
+    if devices is not None:
+        check_type("devices", devices, Sequence, "a list of JAX devices")
+        for device in devices:
+            check_type("devices", device, jax.Device, "a list of JAX devices")
+        check(len(devices) > 0, "devices", devices, "at least one device")
+    if block_size is not None:
+        check_count("block_size", block_size)
+    available = list(jax.devices() if devices is None else devices)[:num_teachers]
+    on_cpu = available[0].platform == "cpu"
+    if block_size is None:
+        block_size = 1 if on_cpu else num_teachers
+    per_device = -(-min(block_size, num_teachers) // len(available))
+
+    # most operations on one small teacher run on one core; several devices share each block instead
+    num_threads = (os.cpu_count() or 1) if on_cpu and len(available) == 1 else 1
+    mesh = Mesh(np.array(available), "teachers")
+    return _Blocks(num_teachers, per_device * len(available), mesh, num_threads)
+
+
+def _train_blocks(
     training: _Training,
-    blocks: Blocks,
+    blocks: _Blocks,
     keys: jax.Array,
     shards: ArrayTree,
-    num_steps: int,
     first: int,
     progress: bool,
-) -> Iterator[tuple[np.ndarray, Any]]:
+) -> Iterator[tuple[npt.NDArray[np.int64], Any]]:
     """Yields the teachers of each block from number ``first`` on, and their parameters."""
-    program = jax.jit(blocks.spread(training.init, (PER_TEACHER, PER_TEACHER), _SPECS))
-    update = blocks.spread(training.update, (_SPECS, PER_TEACHER), (_SPECS, SHARED))
     todo = list(blocks.numbers(first))
     if not todo:
         return
-    data, own_keys = blocks.put(shards, todo[0]), blocks.put(keys, todo[0])
+
     # compiled here: threads lack the settings of the context that this function was called in
-    init = program.lower(own_keys, data).compile()
-    run = compile_steps(update, init(own_keys, data), data, min(num_steps, _STEPS_PER_CALL))
+    data, own_keys = blocks.put(shards, todo[0]), blocks.put(keys, todo[0])
+    init = jax.jit(blocks.spread(training.init)).lower(own_keys, data).compile()
+    update = blocks.spread(training.update)
+    steps_per_call = min(training.num_steps, _STEPS_PER_CALL)
+    run = compile_steps(update, init(own_keys, data), data, steps_per_call)
+    double = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
-    def train(numbers: np.ndarray) -> tuple[np.ndarray, Any]:
-        data = blocks.put(shards, numbers)
-        state = init(blocks.put(keys, numbers), data)
-        for done in range(0, num_steps, _STEPS_PER_CALL):
-            count = min(_STEPS_PER_CALL, num_steps - done)
-            state, _ = jax.block_until_ready(run(state, data, count))
-            bar.update(count)
-        return numbers, jax.device_get(state.params)
+    def train(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Any]:
+        with jax.enable_x64(double):  # JAX keeps this setting for each thread
+            data = blocks.put(shards, numbers)
+            state = init(blocks.put(keys, numbers), data)
+            for done in range(0, training.num_steps, _STEPS_PER_CALL):
+                count = min(_STEPS_PER_CALL, training.num_steps - done)
+                state, _ = jax.block_until_ready(run(state, data, count))
+                bar.update(count)
+            return numbers, jax.device_get(state.params)
 
-    with tqdm(total=len(todo) * num_steps, unit="step", disable=not progress) as bar:
-        yield from blocks.compute(train, first)
+    total = len(todo) * training.num_steps
+    with (
+        tqdm(total=total, unit="step", disable=not progress) as bar,
+        ThreadPoolExecutor(blocks.num_threads) as pool,
+    ):
+        yield from pool.map(train, todo)
 
 
-def _identify(key: PRNGKey, training: _Training, shards: ArrayTree, num_steps: int) -> _Identity:
+def _identify(key: PRNGKey, training: _Training, shards: ArrayTree) -> _Identity:
     """Returns the identity of a run; the program is that of one teacher."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(1))
-    shard = jax.tree.map(lambda leaf: jnp.asarray(leaf[:1]), shards)
+    shard = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), shards)
     programs = [
-        program_hash(training.init, keys, shard),
-        program_hash(training.update, jax.eval_shape(training.init, keys, shard), shard),
+        program_hash(training.init, key, shard),
+        program_hash(training.update, jax.eval_shape(training.init, key, shard), shard),
     ]
     return _Identity(
         key=hash_arrays(key),
         data=hash_arrays(shards),
         program=" ".join(programs),
-        number=f"{batch_length(shards)} {num_steps}",
+        number=f"{batch_length(shards)} {training.num_steps}",
     )
 
 
@@ -339,7 +413,17 @@ def _check_shards(shards: ArrayTree) -> tuple[int, int]:
     shapes = {jax.tree_util.keystr(path) or "leaf": np.shape(leaf) for path, leaf in leaves}
     leading = {shape[:2] for shape in shapes.values()}
     fits = len(leading) == 1 and len(min(leading)) == 2 and min(min(leading)) > 0
-    allowed = "with axes (num_teachers, shard_size) of at least one, the same on every leaf"
-    check(fits, "shards", shapes, allowed)
+    wanted = "with axes (num_teachers, shard_size) of at least one, the same on every leaf"
+    check(fits, "shards", shapes, wanted)
     num_teachers, shard_size = leading.pop()
     return num_teachers, shard_size
+
+
+def _check_params(init_fn: Callable[[PRNGKey], Any], key: PRNGKey) -> Any:
+    """Returns the shapes of the parameters, all of which must be floats."""
+    params = jax.eval_shape(init_fn, key)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        name = f"init_fn's result{jax.tree_util.keystr(path)}"
+        check(is_float, name, leaf.dtype, "a float array, of trained parameters only")
+    return params

@@ -25,6 +25,7 @@ from experiments.lib.registry import Result, Row, RowContext
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import ANSWERS, NOTE, STUDENT, abstention_note, answer_queries
+from experiments.pate.student import random_affine, train_student
 
 _NETWORKS: dict[str, type[nn.Module]] = {"CNN": MnistCNN, "MLP": MnistMLP}
 PLAIN_ROW = "network, no privacy"
@@ -147,7 +148,7 @@ def run_row(row: Row, context: RowContext) -> Result:
         f" {len(pool.y):,} test images; the last {len(test.y):,} test."
         f"{abstention_note(labels)} {NOTE}"
     )
-    measured = {STUDENT: train_student(student, pool.x, released, test), **found.measured}
+    measured = {STUDENT: student_accuracy(student, pool.x, released, test), **found.measured}
     return Result(measured, found.certified, note, certificate=found.certificate)
 
 
@@ -196,7 +197,7 @@ def _train_and_predict(
 
     def loss(params: Any, batch: Any, key: PRNGKey) -> jax.Array:
         images, labels = batch
-        images = pate.random_affine(key, images) if settings.augment else images
+        images = random_affine(key, images) if settings.augment else images
         return optax.softmax_cross_entropy_with_integer_labels(apply(params, images), labels)
 
     teachers = pate.train_teachers(
@@ -213,13 +214,13 @@ def _train_and_predict(
     return pate.predict_labels(apply, teachers, split_pool(data)[0].x[: settings.num_labels])
 
 
-def train_student(
+def student_accuracy(
     settings: Student, images: np.ndarray, labels: npt.NDArray[np.int64], test: Split
 ) -> float:
     """Returns the test accuracy in % of a student of the released labels."""
     model = _NETWORKS[settings.network]()
     key, params = initialize(model, images[:1], settings.seed)
-    student = pate.train_student(
+    student = train_student(
         key,
         _logits(model),
         params,
@@ -228,7 +229,7 @@ def train_student(
         optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps)),
         num_steps=settings.num_steps,
         batch_size=settings.batch_size,
-        augment_fn=pate.random_affine,
+        augment_fn=random_affine,
         unlabeled_batch_size=settings.unlabeled_batch_size,
     )
     return accuracy_percent(model)(student, test)

@@ -1,8 +1,7 @@
-"""Teachers trained at once are those trained one by one, on any blocks, devices and methods."""
+"""Teachers trained in blocks are those trained one by one, on any blocks and devices."""
 
 import os
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,6 @@ from flax import linen as nn
 from flax import nnx
 
 from dpjax.pate import NO_ANSWER, predict_labels, teachers, train_teachers
-from dpjax.pate.blocks import plan_blocks
 
 TEACHERS, SIZE, BATCH, STEPS = 5, 10, 4, 6
 ONE = jax.devices()[:1]
@@ -96,20 +94,15 @@ def trained():
     return train()
 
 
-@pytest.mark.parametrize("method", ["vmap", "slices", "map"])
-def test_teachers_trained_at_once_are_those_trained_one_by_one(method, expected):
-    assert distance(train(method=method), expected) < 1e-4
-
-
-def test_a_loop_that_differs_is_found(trained, expected):
-    """Power of the test above: one key for all teachers."""
+def test_train_teachers_matches_a_loop_over_teachers(trained, expected):
     assert distance(trained, expected) < 1e-4
+    # power: one key for all teachers
     assert distance(trained, one_by_one(own_key=False)) > 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"block_size": 1}, {"block_size": 3}, {"devices": None}])
-def test_the_result_depends_neither_on_blocks_nor_on_devices(settings, trained):
+@pytest.mark.parametrize("settings", [{"block_size": 5}, {"block_size": 3}, {"devices": None}])
+def test_train_teachers_depends_neither_on_blocks_nor_on_devices(settings, trained):
     assert len(jax.devices()) == 8
     assert distance(train(**settings), trained) < 1e-4
 
@@ -121,7 +114,7 @@ def test_one_record_decides_one_teacher(trained):
     for one, two in zip(*map(jax.tree.leaves, (trained, other)), strict=True):
         same = [np.array_equal(one[t], two[t]) for t in range(TEACHERS)]
         assert same == [True, True, False, True, True]
-    labels = predict_labels(apply_fn, other, images[0], progress=False, devices=ONE)
+    labels = predict_labels(apply_fn, other, images[0], progress=False)
     assert np.all(labels[2] == NO_ANSWER)
     assert np.all(np.delete(labels, 2, axis=0) != NO_ANSWER)
 
@@ -136,7 +129,7 @@ def test_nothing_is_traced_again_for_the_second_block():
     counts = []
     for shards in (jax.tree.map(lambda leaf: leaf[:2], SHARDS), SHARDS):
         traced.clear()
-        train(shards=shards, loss_fn=counted, block_size=2, method="vmap")
+        train(shards=shards, loss_fn=counted, block_size=2)
         counts.append(len(traced))
     assert counts[0] == counts[1]
 
@@ -205,7 +198,7 @@ def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
         run = compiled(*arguments)
 
         def counted(state, data, count):
-            trained_blocks.append(len(state.keys))
+            trained_blocks.append(len(state.key))
             if np.array_equal(data[0][0], SHARDS[0][2]) and not resumed:
                 raise Interrupted
             return run(state, data, count)
@@ -236,7 +229,7 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
         "key": {"key": jax.random.key(4)},
         "data": {"shards": (SHARDS[0] + 1, SHARDS[1])},
         "program": {"batch_size": 3},
-        "number": {"num_steps": STEPS + 1},
+        "number": {"num_steps": STEPS - 1},
     }
     for name, changes in others.items():
         message = f"holds a run with another {name}: its teachers are not those asked for"
@@ -246,19 +239,15 @@ def test_checkpoints_of_other_runs_are_refused(tmp_path):
         train(**{**settings, "init_fn": lambda key: jnp.ones(())})
 
 
-def test_predictions_are_those_of_each_teacher(trained):
+def test_predict_labels_are_those_of_each_teacher(trained):
     queries = jax.random.normal(jax.random.key(9), (23, 6, 6, 1))
     expected = [
         apply_fn(jax.tree.map(lambda leaf, t=t: leaf[t], trained), queries).argmax(axis=1)
         for t in range(TEACHERS)
     ]
-    for settings in ({"batch_size": 7, "block_size": 2}, {"method": "vmap"}, {"method": "map"}):
-        found = predict_labels(
-            apply_fn, trained, queries, **{"devices": ONE, "progress": False, **settings}
-        )
+    for batch_size in (7, 1_000):
+        found = predict_labels(apply_fn, trained, queries, batch_size=batch_size, progress=False)
         np.testing.assert_array_equal(found, expected)
-    everywhere = predict_labels(apply_fn, trained, queries, progress=False)
-    np.testing.assert_array_equal(everywhere, expected)
 
 
 def test_teachers_learn_their_shards():
@@ -274,7 +263,7 @@ def test_teachers_learn_their_shards():
 
     found = train(shards=(x, y), loss_fn=loss, init_fn=lambda key: jnp.zeros((4, 2)), num_steps=200)
     queries = jax.random.normal(jax.random.key(2), (300, 4))
-    labels = predict_labels(linear, found, queries, progress=False, devices=ONE)
+    labels = predict_labels(linear, found, queries, progress=False)
     right = [[np.mean(labels[t] == (queries[:, f] > 0)) for f in range(4)] for t in range(3)]
     assert np.min(np.diag(right)) > 0.9
     assert np.max(np.array(right) * (1 - np.eye(3, 4))) < 0.7
@@ -288,83 +277,82 @@ def test_teachers_learn_their_shards():
         ({"batch_size": 11}, "batch_size must be at most 10, a shard, got 11"),
         ({"num_steps": 0}, "num_steps must be a whole number >= 1, got 0"),
         ({"block_size": 0}, "block_size must be a whole number >= 1, got 0"),
-        ({"method": "loop"}, "method must be one of 'auto', 'vmap', 'slices', 'map', got 'loop'"),
-        ({"loss_fn": apply_fn}, "too many|must be"),
+        (
+            {"loss_fn": lambda params, batch: apply_fn(params, batch[0])},
+            r"loss_fn's result must be a float scalar, or of shape \(4,\), .* got 'float32\[4",
+        ),
         (
             {"init_fn": lambda key: {"n": jnp.zeros(2, int)}},
             r"init_fn's result\['n'\] must be a fl",
         ),
     ],
 )
-def test_settings_are_refused(changes, message):
-    if changes.get("loss_fn"):
-        changes = {"loss_fn": lambda params, batch: apply_fn(params, batch[0])}
-        message = r"loss_fn's result must be a float scalar, or of shape \(4,\), .* got 'float32\[4"
+def test_train_teachers_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
         train(**changes)
 
 
-def test_predictions_are_refused(trained):
-    with pytest.raises(ValueError, match="apply_fn's result must be logits of shape"):
-        predict_labels(lambda p, x: x.sum(), trained, SHARDS[0][0], progress=False)
-    with pytest.raises(ValueError, match="inputs must be at least one query"):
-        predict_labels(apply_fn, trained, SHARDS[0][0][:0], progress=False)
+@pytest.mark.parametrize(
+    ("function", "num_queries", "message"),
+    [
+        (lambda params, x: x.sum(), 2, "apply_fn's result must be logits of shape"),
+        (apply_fn, 0, "inputs must be at least one query"),
+    ],
+)
+def test_predict_labels_refuses(function, num_queries, message, trained):
+    with pytest.raises(ValueError, match=message):
+        predict_labels(function, trained, SHARDS[0][0][:num_queries], progress=False)
 
 
-def test_blocks_are_computed_at_the_same_time_on_a_single_cpu():
-    """As many as there are cores, in order, with the settings of the caller."""
-    blocks = plan_blocks(7, 1, 2, ONE)
-    meeting = threading.Barrier(min(os.cpu_count(), 4), timeout=30)  # no block alone passes
+def test_train_teachers_uses_all_cores_of_a_cpu(monkeypatch):
+    """As many blocks at the same time as there are cores, with the settings of the caller."""
+    meeting = threading.Barrier(min(os.cpu_count(), TEACHERS), timeout=30)  # none passes alone
+    compiled, dtypes = teachers.compile_steps, []
 
-    def function(numbers):
-        if numbers[0] < 2 * meeting.parties:
-            meeting.wait()
-        return numbers.tolist(), jnp.zeros(1, "float64").dtype
+    def meeting_steps(*arguments):
+        run = compiled(*arguments)
 
+        def met(state, data, count):
+            if len(dtypes) < meeting.parties:
+                dtypes.append(jnp.zeros(1, "float64").dtype)
+                meeting.wait()
+            return run(state, data, count)
+
+        return met
+
+    monkeypatch.setattr(teachers, "compile_steps", meeting_steps)
     with jax.enable_x64(True):
-        found = list(blocks.compute(function))
-    assert [numbers for numbers, _ in found] == [[0, 1], [2, 3], [4, 5], [6, 6]]
-    assert {dtype for _, dtype in found} == {np.dtype("float64")}
-    running = []
-
-    def alone(numbers):
-        running.append(numbers)
-        time.sleep(0.01)
-        return running.pop() is numbers and not running
-
-    # several devices share each block instead
-    assert all(plan_blocks(40, 1, 8, jax.devices()).compute(alone))
+        train(loss_fn=lambda w, batch: w**2 + 0 * batch[1], init_fn=lambda key: jnp.zeros(()))
+    assert set(dtypes) == {np.dtype("float64")}
 
 
-def test_a_failing_block_ends_the_others():
-    done = []
+def test_a_failing_block_ends_the_others(monkeypatch):
+    compiled, calls = teachers.compile_steps, []
 
-    def function(numbers):
-        done.append(numbers[0])
-        if numbers[0] == 0:
+    def failing(*arguments):
+        def run(state, data, count):
+            calls.append(1)
             raise Interrupted
-        time.sleep(0.01)
 
+        compiled(*arguments)
+        return run
+
+    monkeypatch.setattr(teachers, "compile_steps", failing)
+    shards = jax.tree.map(lambda leaf: np.repeat(leaf, 20, axis=0), SHARDS)
     with pytest.raises(Interrupted):
-        list(plan_blocks(1_000, 1, 1, ONE).compute(function))
-    assert len(done) < 500
-
-
-def test_there_is_a_block_for_each_core():
-    assert plan_blocks(10, 1, None, ONE).size == -(-10 // min(os.cpu_count(), 10))
-    assert plan_blocks(10, 1, 10, ONE).size == 10
-    assert plan_blocks(10, 2**30, None, ONE).size == 1
+        train(shards=shards)
+    assert len(calls) < 50  # of 100
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
-def test_queries_of_other_types_are_predicted(dtype):
+def test_predict_labels_of_other_types(dtype):
     queries = np.array([[3, 1], [1, 2]], dtype)
     labels = predict_labels(lambda w, x: x * w, jnp.ones((3, 2)), queries, progress=False)
     assert labels.tolist() == [[0, 1]] * 3
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
-def test_shards_of_other_types_are_trained_on(dtype, trained):
+def test_train_teachers_on_shards_of_other_types(dtype, trained):
     def loss(params, batch):
         return loss_fn(params, (batch[0], batch[1].astype(jnp.int32)))
 

@@ -20,22 +20,8 @@ import numpy.typing as npt
 import optax
 from tqdm import tqdm
 
-from dpjax._checks import (
-    as_floats,
-    as_key,
-    as_numbers,
-    batch_length,
-    check,
-    check_count,
-    check_delta,
-    check_function,
-    check_non_negative,
-    check_share,
-    check_type,
-)
-from dpjax._typing import ArrayTree, PRNGKey
-from dpjax.gradients.loss_checks import check_params
-from dpjax.pate.votes import NO_ANSWER
+from dpjax._typing import PRNGKey
+from dpjax.pate import NO_ANSWER
 from dpjax.training.run import compile_steps
 
 _STEPS_PER_CALL = 50
@@ -49,7 +35,7 @@ class _State(NamedTuple):
     step: jax.Array
     key: PRNGKey
     params: Any
-    optimizer: Any
+    opt_state: optax.OptState
     average: Any  # of the parameters, exponentially weighted
 
 
@@ -57,13 +43,13 @@ def train_student(
     key: PRNGKey,
     apply_fn: Callable[[Any, Any], jax.Array],
     params: Any,
-    inputs: ArrayTree,
+    inputs: Any,
     labels: npt.ArrayLike,
     optimizer: optax.GradientTransformation,
     *,
     num_steps: int,
     batch_size: int = 32,
-    augment_fn: AugmentFn | None = None,
+    augment_fn: AugmentFn = lambda key, inputs: inputs,
     unlabeled_batch_size: int = 0,
     confidence: float = 0.95,
     average_decay: float = 0.99,
@@ -83,7 +69,7 @@ def train_student(
       batch_size: number of labelled inputs in a step, drawn with replacement.
       augment_fn: ``augment_fn(key, inputs)`` transforms a batch at random without changing its
         classes, such as `random_affine`; applied to labelled inputs and to the copies of unlabelled
-        ones. ``None`` for no transformation.
+        ones. By default no transformation.
       unlabeled_batch_size: number of inputs in a step whose own predicted class is a target, drawn
         from all inputs; zero for supervised training.
       confidence: least probability of a predicted class that is a target.
@@ -94,7 +80,7 @@ def train_student(
       The averaged parameters, a tree like ``params``.
 
     Raises:
-      ValueError: no input has a label, a label is no class, or an argument is out of range.
+      ValueError: no input has a label, or a label is no class.
 
     Privacy:
       Nothing is released beyond ``labels``: this is post-processing of them, as long as ``inputs``,
@@ -112,28 +98,15 @@ def train_student(
     >>> bool(jnp.mean(apply_fn(student, inputs).argmax(axis=1) == classes) > 0.95)
     True
     """
-    key = as_key(key)
-    check_count("num_steps", num_steps)
-    check_count("batch_size", batch_size)
-    check_count("unlabeled_batch_size", unlabeled_batch_size, minimum=0)
-    check_delta(confidence, "confidence")
-    check_share("average_decay", average_decay)
-    check(average_decay < 1, "average_decay", average_decay, "in [0, 1)")
-    check_function("apply_fn", apply_fn, "params", "inputs")
-    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
-    if augment_fn is not None:
-        check_function("augment_fn", augment_fn, "key", "inputs")
-    check_params(params)
-    found = _check_labels(labels, apply_fn, params, inputs)
-    answered = jnp.asarray(np.flatnonzero(found != NO_ANSWER))
-    data = jax.device_put((inputs, jnp.asarray(found), answered))
-    augment = augment_fn or (lambda key, batch: batch)
+    known = _check_labels(labels, num_classes=jax.eval_shape(apply_fn, params, inputs).shape[1])
+    answered = jnp.asarray(np.flatnonzero(known != NO_ANSWER))
+    data = jax.device_put((inputs, jnp.asarray(known), answered))
 
     def supervised(params: Any, key: PRNGKey, data: Any) -> jax.Array:
         inputs, labels, answered = data
         draw_key, augment_key = jax.random.split(key)
         chosen = answered[jax.random.randint(draw_key, (batch_size,), 0, len(answered))]
-        logits = apply_fn(params, augment(augment_key, _take(inputs, chosen)))
+        logits = apply_fn(params, augment_fn(augment_key, _take(inputs, chosen)))
         return jnp.mean(_cross_entropy(logits, labels[chosen]))
 
     def consistency(params: Any, key: PRNGKey, data: Any) -> jax.Array:
@@ -142,7 +115,7 @@ def train_student(
         batch = _take(data[0], jax.random.randint(draw_key, (size,), 0, len(data[1])))
         predicted = jax.lax.stop_gradient(jax.nn.softmax(apply_fn(params, batch)))
         is_target = jnp.max(predicted, axis=-1) >= confidence
-        logits = apply_fn(params, augment(augment_key, batch))
+        logits = apply_fn(params, augment_fn(augment_key, batch))
         return jnp.mean(is_target * _cross_entropy(logits, jnp.argmax(predicted, axis=-1)))
 
     def loss(params: Any, key: PRNGKey, data: Any) -> jax.Array:
@@ -152,7 +125,7 @@ def train_student(
 
     def update(state: _State, data: Any) -> tuple[_State, tuple[()]]:
         grads = jax.grad(loss)(state.params, jax.random.fold_in(state.key, state.step), data)
-        updates, opt_state = optimizer.update(grads, state.optimizer, state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         # from equal weights on: the first steps do not stay in the average
         decay = jnp.minimum(average_decay, state.step / (state.step + 1))
@@ -195,17 +168,7 @@ def random_affine(
     >>> random_affine(jax.random.key(0), image).shape
     (2, 5, 5, 1)
     """
-    images = as_floats(images, "images")
-    check(images.ndim == 4, "images", images.shape, "of shape (n, height, width, channels)")
-    limits_by_name = {
-        "max_shift": max_shift,
-        "max_rotation": max_rotation,
-        "max_scale": max_scale,
-        "max_shear": max_shear,
-    }
-    for name, limit in limits_by_name.items():
-        check_non_negative(name, limit)
-    draws = jax.random.uniform(as_key(key), (len(images), 6), minval=-1.0, maxval=1.0)
+    draws = jax.random.uniform(key, (len(images), 6), minval=-1.0, maxval=1.0)
     limits = jnp.array([max_shift, max_shift, max_rotation, max_scale, max_scale, max_shear])
     return jax.vmap(_transform)(images, draws * limits)
 
@@ -216,9 +179,12 @@ def _transform(image: jax.Array, draws: jax.Array) -> jax.Array:
     *shift, angle, down, across, shear = draws
     rotation = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
     matrix = rotation @ jnp.array([[1 + down, shear], [0.0, 1 + across]])
+
+    # where each pixel of the result comes from
     center = jnp.array([height - 1, width - 1])[:, None] / 2
     pixels = jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"))
     places = matrix @ (pixels.reshape(2, -1) - center) + center + jnp.stack(shift)[:, None]
+
     interpolate = jax.vmap(
         lambda channel: jax.scipy.ndimage.map_coordinates(channel, list(places), order=1),
         in_axes=-1,
@@ -227,21 +193,16 @@ def _transform(image: jax.Array, draws: jax.Array) -> jax.Array:
     return interpolate(image).reshape(image.shape)
 
 
-def _check_labels(
-    labels: npt.ArrayLike, apply_fn: Callable[[Any, Any], jax.Array], params: Any, inputs: Any
-) -> npt.NDArray[np.int32]:
+def _check_labels(labels: npt.ArrayLike, num_classes: int) -> npt.NDArray[np.int32]:
     """Returns the labels after checking that they are classes or `NO_ANSWER`, with one answer."""
-    num_inputs = batch_length(inputs, "inputs")
-    logits = jax.eval_shape(apply_fn, params, inputs)
-    fits = logits.ndim == 2 and len(logits) == num_inputs
-    check(fits, "apply_fn's result", logits.shape, f"logits of shape ({num_inputs}, num_classes)")
-    found = np.asarray(as_numbers(labels, "labels"))
-    check(found.shape == (num_inputs,), "labels", found.shape, f"of shape ({num_inputs},)")
-    allowed = (found == np.floor(found)) & (found >= NO_ANSWER) & (found < logits.shape[1])
-    classes = f"classes 0 .. {logits.shape[1] - 1}, or NO_ANSWER = {NO_ANSWER}"
-    check(bool(np.all(allowed)), "labels", found[~allowed][:1].tolist(), classes)
-    check(bool(np.any(found != NO_ANSWER)), "labels", NO_ANSWER, "a class for at least one input")
-    return found.astype(np.int32)
+    known = np.asarray(labels)
+    valid = np.isin(known, np.arange(NO_ANSWER, num_classes))
+    if not np.all(valid) or not np.any(known != NO_ANSWER):
+        raise ValueError(
+            f"labels must be classes 0 .. {num_classes - 1}, of at least one input, or NO_ANSWER ="
+            f" {NO_ANSWER}, got {np.unique(known)}"
+        )
+    return known.astype(np.int32)
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
