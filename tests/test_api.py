@@ -61,7 +61,6 @@ SEVERAL_NUMBERS = {
     "dpjax.bdp.AccountantState": "made by bdp.init",
     "dpjax.bdp.BDPCertificate": "made by bdp.certificate",
     "dpjax.certificates.Certificate": "made by certify",
-    "dpjax.pate.perform_analysis": "the signature of PySyft's function",
     "dpjax.transforms.differentially_private_aggregate": "the signature of optax's function",
 }
 # Where exchanging the two positional numbers is an error: the call with exchanged numbers.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, ClassVar, Literal, NamedTuple
 
-Kind = Literal["guarantee", "bound", "approximation", "unavailable", "published", "realized"]
+Kind = Literal["guarantee", "bound", "approximation", "unavailable", "realized"]
 # A caption, and rows of a heading and a text.
 Table = tuple[str, list[tuple[str, str]]]
 
@@ -16,7 +16,6 @@ _FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
 _FOUR_DIGITS_DOWN = Context(prec=4, rounding=ROUND_FLOOR)
 _KINDS = {
     "bound": "upper bound",
-    "published": "published formula, no guarantee",
     "realized": "of the realized answers, no guarantee",
 }
 
@@ -29,8 +28,7 @@ class Estimate(NamedTuple):
       epsilon: at the certificate's delta; ``None`` where the method does not support the event.
       kind: ``"guarantee"`` (the certified upper bound), ``"bound"`` (another upper bound),
         ``"approximation"`` (may be too small or too large) or ``"unavailable"``; of PATE's
-        data-dependent epsilons also ``"published"`` (the formula of the source, which bounds one
-        direction or is an expectation) and ``"realized"`` (of the answers that were given).
+        data-dependent epsilons also ``"realized"`` (of the answers that were given).
       note: more on the method, or why it does not support the event.
       order: of the Rényi divergence; ``None`` for other methods.
     """

@@ -11,42 +11,42 @@ Training Data"; Papernot et al. (2018), "Scalable Private Learning with PATE".
 """
 
 from dpjax.pate import data_dependent
-from dpjax.pate.aggregation import (
-    Answers,
-    GNMax,
-    LNMax,
-    VoteAggregation,
-)
 from dpjax.pate.analysis import (
-    EpsilonPair,
     data_dependent_analyses,
     data_independent_analyses,
-    perform_analysis,
 )
-from dpjax.pate.argmax_rdp import argmax_rdp, check_rdp
 from dpjax.pate.certificate import (
     PATECertificate,
     SanitizedCertificate,
     certificate,
     sanitized_certificate,
 )
-from dpjax.pate.partition import Partition
+from dpjax.pate.data_independent import argmax_rdp, threshold_rdp
+from dpjax.pate.mechanisms import (
+    NO_ANSWER,
+    Abstentions,
+    Answers,
+    ConfidentGNMax,
+    GNMax,
+    InteractiveGNMax,
+    LNMax,
+    VoteAggregation,
+    count_abstentions,
+    count_votes,
+)
 from dpjax.pate.smooth_sensitivity import (
     RDPCost,
     SanitizedEpsilon,
     SmoothRDPRelease,
     gnss_rdp,
 )
-from dpjax.pate.teachers import predict_labels, train_teachers
-from dpjax.pate.thresholded import ConfidentGNMax, InteractiveGNMax
-from dpjax.pate.votes import NO_ANSWER, Abstentions, count_abstentions, count_votes
+from dpjax.pate.teachers import Partition, predict_labels, train_teachers
 
 __all__ = [
     "NO_ANSWER",
     "Abstentions",
     "Answers",
     "ConfidentGNMax",
-    "EpsilonPair",
     "GNMax",
     "InteractiveGNMax",
     "LNMax",
@@ -59,15 +59,14 @@ __all__ = [
     "VoteAggregation",
     "argmax_rdp",
     "certificate",
-    "check_rdp",
     "count_abstentions",
     "count_votes",
     "data_dependent",
     "data_dependent_analyses",
     "data_independent_analyses",
     "gnss_rdp",
-    "perform_analysis",
     "predict_labels",
     "sanitized_certificate",
+    "threshold_rdp",
     "train_teachers",
 ]

@@ -9,8 +9,8 @@ from dpjax._checks import check, check_type
 from dpjax.certificates.certificate import CAVEATS, Certificate
 from dpjax.certificates.render import Estimate, Report, Table, round_up
 from dpjax.guarantee import Guarantee
-from dpjax.pate.aggregation import VoteAggregation
 from dpjax.pate.analysis import data_dependent_analyses, data_independent_analyses
+from dpjax.pate.mechanisms import VoteAggregation
 from dpjax.pate.smooth_sensitivity import SanitizedEpsilon, SmoothRDPRelease
 
 NOT_PUBLISHABLE = (
@@ -18,8 +18,6 @@ NOT_PUBLISHABLE = (
     " publishing it is a release that no epsilon here covers.",
     "The data-dependent epsilons hold for these votes and their neighbours, if the queries were"
     " fixed before the first answer. The guarantee holds for any votes and adaptive queries.",
-    "A published formula bounds the divergence in one direction only, which is too little where the"
-    " noise is small, and has the expected instead of the given number of answers.",
     "The epsilon of realized answers is a sum over the answers that were given. It is no bound over"
     " all outcomes.",
 )

@@ -17,10 +17,9 @@ from scipy.special import log_ndtr, logsumexp
 
 from dpjax._checks import as_finite, as_float64, check, check_positive
 from dpjax.accounting.loss_distribution import Array
-from dpjax.pate.argmax_rdp import check_orders
+from dpjax.pate.data_independent import check_orders
 
 __all__ = [
-    "check_rdp_bound",
     "checked_answer_rdp",
     "gaussian_rdp",
     "laplace_rdp",
@@ -96,13 +95,17 @@ def gaussian_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, sca
     log_q, orders = _column(log_errors, "log_errors"), check_orders(orders)
     variance = scale**2
     independent = np.broadcast_to(orders / variance, (log_q.size, orders.size))
+
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # orders and conditions of the theorem
         mu_2 = scale * np.sqrt(-log_q)
         mu_1 = mu_2 + 1
         rdp_1, rdp_2 = mu_1 / variance, mu_2 / variance
         penalty = mu_2 * (np.log1p(1 / (mu_1 - 1)) + np.log1p(1 / (mu_2 - 1)))
         allowed = (mu_2 > 1) & (orders <= mu_1) & (-log_q > rdp_2)
         allowed &= log_q <= (mu_2 - 1) * rdp_2 - penalty
+
+        # the moment: log((1 - q) A^(order - 1) + q B^(order - 1))
         log_a = _log1mexp(log_q) - _log1mexp((log_q + rdp_2) * (1 - 1 / mu_2))
         log_b = rdp_1 - log_q / (mu_1 - 1)
         moments = np.logaddexp(
@@ -156,23 +159,23 @@ def laplace_rdp_independent(orders: Sequence[float] | Array, scale: float) -> Ar
 
 
 def log_answer_probability(
-    checked: npt.ArrayLike, *, threshold: float, check_scale: float
+    checked: npt.ArrayLike, *, threshold: float, threshold_scale: float
 ) -> Array:
     """Returns log Pr[the noisy checked count reaches the threshold], ``(num_queries,)``.
 
     Args:
       checked: what is compared with the threshold, ``(num_queries,)``.
       threshold: in votes.
-      check_scale: standard deviation of the noise of the check.
+      threshold_scale: standard deviation of the noise of the check.
     """
-    return log_ndtr(_scaled(checked, threshold, check_scale)[:, 0])
+    return log_ndtr(_scaled(checked, threshold, threshold_scale)[:, 0])
 
 
-def _scaled(checked: npt.ArrayLike, threshold: float, check_scale: float) -> Array:
+def _scaled(checked: npt.ArrayLike, threshold: float, threshold_scale: float) -> Array:
     """Returns the counts' distances from the threshold over the noise, ``(num_queries, 1)``."""
-    check_positive("check_scale", check_scale)
+    check_positive("threshold_scale", threshold_scale)
     as_finite(threshold, "threshold", "a finite number")
-    return (_column(checked, "checked") - threshold) / check_scale
+    return (_column(checked, "checked") - threshold) / threshold_scale
 
 
 def _column(values: npt.ArrayLike, name: str) -> Array:
@@ -182,37 +185,13 @@ def _column(values: npt.ArrayLike, name: str) -> Array:
     return numbers[:, None]
 
 
-def check_rdp_bound(
-    checked: npt.ArrayLike,
-    orders: Sequence[float] | Array,
-    *,
-    threshold: float,
-    check_scale: float,
-) -> Array:
-    """Returns Theorem 6's bound on the Rényi divergences of the check, forward direction only.
-
-    Args:
-      checked: what is compared with the threshold, ``(num_queries,)``.
-      orders: above one, ``(num_orders,)``.
-      threshold: in votes.
-      check_scale: standard deviation of the noise of the check.
-
-    Returns:
-      Bounds ``(num_queries, num_orders)``, as the analysis of the source has them.
-
-    Source: Papernot et al. (2018), Theorem 6 for a release of sensitivity one.
-    """
-    log_p = log_answer_probability(checked, threshold=threshold, check_scale=check_scale)
-    return gaussian_rdp(np.minimum(log_p, _log1mexp(log_p)), orders, np.sqrt(2) * check_scale)
-
-
 def checked_answer_rdp(
     checked: npt.ArrayLike,
     answer_rdp: Array,
     orders: Sequence[float] | Array,
     *,
     threshold: float,
-    check_scale: float,
+    threshold_scale: float,
 ) -> Array:
     """Returns bounds on the Rényi divergences of a check together with the answer if it passes.
 
@@ -227,17 +206,17 @@ def checked_answer_rdp(
         ``(num_queries, num_orders)``.
       orders: above one, ``(num_orders,)``.
       threshold: in votes.
-      check_scale: standard deviation of the noise of the check.
+      threshold_scale: standard deviation of the noise of the check.
 
     Returns:
       Bounds ``(num_queries, num_orders)``.
     """
-    orders, scaled = check_orders(orders), _scaled(checked, threshold, check_scale)
+    orders, scaled = check_orders(orders), _scaled(checked, threshold, threshold_scale)
     answer_rdp = as_float64(answer_rdp, "answer_rdp")
     check(not np.isnan(answer_rdp).any(), "answer_rdp", answer_rdp, "numbers")
     largest = np.zeros(np.broadcast_shapes(scaled.shape, orders.shape))
     for shift in _SHIFTS:
-        other = scaled + shift / check_scale
+        other = scaled + shift / threshold_scale
         for one, two in ((scaled, other), (other, scaled)):
             fails = orders * log_ndtr(-one) + (1 - orders) * log_ndtr(-two)
             passes = orders * log_ndtr(one) + (1 - orders) * log_ndtr(two)

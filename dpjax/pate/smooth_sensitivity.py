@@ -33,14 +33,13 @@ from dpjax._checks import as_key, check, check_delta, check_non_negative, check_
 from dpjax._typing import PRNGKey
 from dpjax.accounting.loss_distribution import Array
 from dpjax.mechanisms._exact_noise import RandomWords
-from dpjax.pate.aggregation import GNMax
-from dpjax.pate.argmax_rdp import argmax_rdp
 from dpjax.pate.data_dependent import (
     checked_answer_rdp,
     gaussian_rdp,
     log_error_probability_gaussian,
 )
-from dpjax.pate.thresholded import ConfidentGNMax
+from dpjax.pate.data_independent import argmax_rdp
+from dpjax.pate.mechanisms import ConfidentGNMax, GNMax
 
 # Lattice points of t by which one vote moves it, and what a window has more for rounding.
 _STEPS, _REACH = 12, 13
@@ -229,6 +228,8 @@ def _cost_table(mechanism: GNMax | ConfidentGNMax, order: float) -> Array:
     log_errors = np.minimum(math.log(classes - 1) + log_ndtr(-math.sqrt(2) * t), 0.0)
     answers = np.minimum(gaussian_rdp(log_errors, orders, scale), argmax_rdp(orders, scale))
     answers = np.minimum.accumulate(answers[:, 0])
+
+    # with a check: for every largest count
     if isinstance(mechanism, GNMax):
         return answers[None, :]
     largest = np.arange(mechanism.num_teachers + 1.0)
@@ -238,7 +239,7 @@ def _cost_table(mechanism: GNMax | ConfidentGNMax, order: float) -> Array:
         np.asarray(each[:, None], float),
         orders,
         threshold=mechanism.threshold,
-        check_scale=mechanism.check_scale,
+        threshold_scale=mechanism.threshold_scale,
     )
     return pairs.reshape(largest.size, answers.size)
 

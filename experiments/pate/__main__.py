@@ -16,6 +16,7 @@ import numpy as np
 from dpjax import pate
 from experiments.pate.accounts import make_mechanism
 from experiments.pate.votes import load_votes
+from experiments.published.pate import published_epsilon
 
 _RELEASE = ("order", "beta", "noise_scale", "failure_probability")
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(mechanism, pate.ConfidentGNMax):
         answered = np.asarray(mechanism.release(jax.random.key(0), votes).answered)
     print(pate.certificate(mechanism, arguments.delta, votes=votes, answered=answered))
+    formula = published_epsilon(mechanism, votes, arguments.delta)
+    print(f"\nBy the source's formula, no guarantee and NOT PUBLISHABLE: epsilon {formula:.4g}")
     if arguments.sanitize:
         if isinstance(mechanism, pate.LNMax):
             parser.error("--sanitize is for GNMax and ConfidentGNMax")

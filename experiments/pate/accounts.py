@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax import pate
+from experiments.published.pate import published_epsilon
 
 EPSILON = "ε"
 SOURCE_BOUND, COMPOSED = "ε, source's bound for any votes", "ε, exact composition"
@@ -22,7 +23,9 @@ FORMULA, BOTH, REALIZED = (
     f"{PRIVATE} of the answers given",
 )
 Aggregation = pate.LNMax | pate.GNMax | pate.ConfidentGNMax
-_BY_KIND = {"published": FORMULA, "bound": BOTH, "realized": REALIZED}
+_BY_KIND = {"bound": BOTH, "realized": REALIZED}
+# Arguments of the mechanisms that have another name in the recorded settings.
+_ARGUMENTS = {"check_scale": "threshold_scale"}
 _SETTINGS = ("num_queries", "scale", "threshold", "check_scale", "max_answers", "abstentions")
 
 
@@ -51,7 +54,7 @@ def make_mechanism(
     """
     aggregation: type[Aggregation] = getattr(pate, settings["aggregator"])
     return aggregation(
-        **{name: settings[name] for name in _SETTINGS if name in settings},
+        **{_ARGUMENTS.get(name, name): settings[name] for name in _SETTINGS if name in settings},
         num_teachers=num_teachers,
         num_classes=num_classes,
         adjacency="replace_one",
@@ -79,7 +82,8 @@ def compute_epsilons(
     if votes is not None:
         given = answered if isinstance(mechanism, pate.ConfidentGNMax) else None
         found = pate.data_dependent_analyses(mechanism, votes, delta, answered=given)
-        private = {_BY_KIND[each.kind]: each.value for each in found}
+        private = {FORMULA: published_epsilon(mechanism, votes, delta)}
+        private |= {_BY_KIND[each.kind]: each.value for each in found}
     return Account(certified, private, str(certificate))
 
 

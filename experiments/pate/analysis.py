@@ -42,6 +42,7 @@ from experiments.pate.accounts import (
 )
 from experiments.pate.claims import CLAIMS, check_claim
 from experiments.pate.votes import load_votes, votes_path
+from experiments.published.pate import published_epsilon
 
 AS_PRINTED = f"{PRIVATE} as printed"
 BLOCKS = "as printed, of each block of as many votes"
@@ -183,7 +184,7 @@ def printed_epsilons(
     """Returns the source's data-dependent ε of every block of ``mechanism.num_queries`` votes."""
     size = mechanism.num_queries
     return [
-        pate.data_dependent_analyses(mechanism, votes[start : start + size], delta)[0].value
+        published_epsilon(mechanism, votes[start : start + size], delta)
         for start in range(0, len(votes) - size + 1, size)
     ]
 

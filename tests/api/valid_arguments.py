@@ -169,7 +169,7 @@ def confident() -> pate.ConfidentGNMax:
         num_queries=3,
         adjacency="replace_one",
         threshold=5.0,
-        check_scale=6.0,
+        threshold_scale=6.0,
         max_answers=2,
     )
 
@@ -183,7 +183,7 @@ def interactive() -> pate.InteractiveGNMax:
         num_queries=3,
         adjacency="replace_one",
         threshold=5.0,
-        check_scale=6.0,
+        threshold_scale=6.0,
         max_answers=2,
         student_confidence=0.5,
     )
@@ -515,7 +515,7 @@ VALUES: dict[str, Any] = {
     "num_teachers": 10,
     "num_classes": 3,
     "num_queries": 3,
-    "check_scale": 6.0,
+    "threshold_scale": 6.0,
     "max_answers": 2,
     "student_confidence": 0.5,
     "votes": VOTES,
@@ -556,7 +556,7 @@ VALUES: dict[str, Any] = {
     "pate.InteractiveGNMax: threshold": 5.0,
     **{
         f"pate.data_dependent.{name}: threshold": 5.0
-        for name in ["check_rdp_bound", "checked_answer_rdp", "log_answer_probability"]
+        for name in ["checked_answer_rdp", "log_answer_probability"]
     },
     **{
         f"pate.{name}: mechanism": gnmax
@@ -570,10 +570,7 @@ VALUES: dict[str, Any] = {
     "pate.Partition: indices": np.array([[0, 1], [2, 3]]),
     "pate.Partition.draw: num_teachers": 2,
     "pate.Partition.from_hash: num_teachers": 2,
-    "pate.perform_analysis: indices": np.array([0, 1, 2]),
     "pate.sanitized_certificate: release": smooth_release,
-    "pate.train_student: params": np.zeros((2, 3), np.float32),
-    "pate.train_student: data": np.ones((8, 2), np.float32),
 }
 
 # The object whose method is called: by class, or by "class.method" where it matters.
@@ -864,7 +861,6 @@ SLOW = {
     "bayes.regression.noise_aware_posterior",
     "bayes.sgmcmc.hybrid",
     "bayes.sgmcmc.sample",
-    "pate.train_student",
     "pate.train_teachers",
     "training.train",
 }
@@ -881,7 +877,6 @@ OTHER_NAMES = {
         "records|x|y",
         "features and targets",
     ),
-    "pate.perform_analysis: teacher_preds": ("teacher_preds|teacher_labels", "by count_votes"),
     "mechanisms.RandomizedResponse.from_epsilon: epsilon": (
         "epsilon|keep_probability",
         "the probability that follows from it is one",
@@ -898,7 +893,6 @@ NOT_TRIED: dict[str, tuple[set[str], str]] = {
     "bayes.regression.nonprivate_wishart_noise: x_norm": ({"2**70"}, "beyond float32"),
     "bdp.replace_one_log_moments: norms": ({"2**70"}, "more memory than there is"),
     "bdp.replace_one_log_moments: other_norms": ({"2**70"}, "more memory than there is"),
-    "pate.perform_analysis: noise_eps": ({"2**70"}, "no accountant supports so little noise"),
 }
 
 

@@ -117,6 +117,6 @@ def test_affine_transformations():
 @pytest.mark.parametrize("wrong", [NO_ANSWER, 2, -2, np.nan])
 def test_train_student_refuses_labels(wrong):
     """None that is a class, or one that is neither a class nor no answer."""
-    labels = np.where(FEW == (FEW if wrong == NO_ANSWER else 0), wrong, FEW)
+    labels = np.where((FEW if wrong == NO_ANSWER else 0) == FEW, wrong, FEW)
     with pytest.raises(ValueError, match=r"labels must be classes 0 .. 1, of at least one input"):
         train(labels=labels)

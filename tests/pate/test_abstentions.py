@@ -101,7 +101,7 @@ def test_the_worst_neighbor_is_also_worse_than_appearances(noise):
 
 def test_the_check_and_its_answer_are_bounded_in_both_directions():
     """The exact divergence of the pair (passed, label), when one vote appears or disappears."""
-    scale, settings = 20.0, {"threshold": 100.0, "check_scale": 30.0}
+    scale, settings = 20.0, {"threshold": 100.0, "threshold_scale": 30.0}
 
     def outcomes(votes):
         log_pass = bounds.log_answer_probability([np.max(votes)], **settings)[0]
@@ -134,7 +134,7 @@ COMMON = {
     "adjacency": "replace_one",
     "abstentions": True,
 }
-CONFIDENT = ConfidentGNMax(threshold=6.0, check_scale=2.0, scale=1.2, max_answers=1, **COMMON)
+CONFIDENT = ConfidentGNMax(threshold=6.0, threshold_scale=2.0, scale=1.2, max_answers=1, **COMMON)
 MECHANISMS = {"GNMax": GNMax(scale=1.2, **COMMON), "Confident": CONFIDENT}
 
 
@@ -199,11 +199,11 @@ def test_a_teacher_without_predictions_casts_no_vote_from_training_to_certificat
     labels = predict_labels(lambda w, x: x @ w, weights, queries, progress=False)
     votes = count_votes(labels, 3, abstentions=True)
     assert votes.tolist() == (8 * np.eye(3)).tolist()
-    settings = {"num_queries": 3, "threshold": 4.0, "max_answers": 3, "check_scale": 0.01}
+    settings = {"num_queries": 3, "threshold": 4.0, "max_answers": 3, "threshold_scale": 0.01}
     mechanism = dataclasses.replace(CONFIDENT, scale=0.01, **settings)
     answers = mechanism.release(jax.random.key(0), votes)
     assert answers.labels.tolist() == [0, 1, 2]
-    noisy = dataclasses.replace(mechanism, scale=1.2, check_scale=2.0)
+    noisy = dataclasses.replace(mechanism, scale=1.2, threshold_scale=2.0)
     found = certificate(noisy, 1e-3, votes=votes, answered=answers.answered)
     assert found.epsilon == certificate(noisy, 1e-3).epsilon
     assert "9 teachers, who may abstain" in " ".join(str(found).split())

@@ -22,11 +22,11 @@ MANY = 30_000
 LN = LNMax(scale=8.0, num_queries=MANY, **COMMON)
 GN = GNMax(scale=8.0, num_queries=MANY, **COMMON)
 CONFIDENT = ConfidentGNMax(
-    threshold=22.0, check_scale=5.0, scale=8.0, max_answers=MANY, num_queries=MANY, **COMMON
+    threshold=22.0, threshold_scale=5.0, scale=8.0, max_answers=MANY, num_queries=MANY, **COMMON
 )
 INTERACTIVE = InteractiveGNMax(
     threshold=6.0,
-    check_scale=5.0,
+    threshold_scale=5.0,
     scale=8.0,
     max_answers=MANY,
     num_queries=MANY,
@@ -81,8 +81,8 @@ def test_checks_and_answers_have_their_exact_and_independent_probabilities(
     labels = np.asarray(answers[name].labels)
     np.testing.assert_array_equal(labels == NO_ANSWER, ~np.asarray(answers[name].answered))
 
-    def outcomes(check_scale):
-        passing = stats.norm.sf(threshold, checked, check_scale)
+    def outcomes(threshold_scale):
+        passing = stats.norm.sf(threshold, checked, threshold_scale)
         return passing * np.exp(gaussian_log_winners(VOTES, 8.0))
 
     assert chi_square_p(labels, outcomes(5.0).__getitem__, range(4)) > FALSE_ALARM
@@ -110,7 +110,7 @@ def test_checks_are_independent_of_the_answers_of_other_queries(monkeypatch):
 
     assert p_value() > FALSE_ALARM
     # power: one key for both
-    monkeypatch.setattr("dpjax.pate.thresholded.derive", lambda words, count: [words] * count)
+    monkeypatch.setattr("dpjax.pate.mechanisms.derive", lambda words, count: [words] * count)
     assert p_value() < FALSE_ALARM
 
 
@@ -153,7 +153,7 @@ def test_jit_and_vmap_give_the_same_answers_without_recompiling(name):
 
 def test_no_more_answers_than_the_maximum():
     votes = np.tile((50, 0, 0, 0), (40, 1))
-    found = small(CONFIDENT, 40, max_answers=7, check_scale=0.1, scale=0.1).release(
+    found = small(CONFIDENT, 40, max_answers=7, threshold_scale=0.1, scale=0.1).release(
         jax.random.key(0), votes
     )
     assert np.asarray(found.answered).tolist() == [True] * 7 + [False] * 33
@@ -163,7 +163,7 @@ def test_no_more_answers_than_the_maximum():
 def test_a_confident_student_keeps_its_own_labels():
     votes = np.tile((0, 50, 0, 0), (3, 1))
     student = [[0.9, 0.05, 0.05, 0.0], [0.1, 0.9, 0.0, 0.0], [0.3, 0.3, 0.3, 0.1]]
-    mechanism = small(INTERACTIVE, 3, check_scale=0.1, scale=0.1, threshold=20.0)
+    mechanism = small(INTERACTIVE, 3, threshold_scale=0.1, scale=0.1, threshold=20.0)
     found = mechanism.release(jax.random.key(0), votes, student)
     assert found.answered.tolist() == [True, False, True]
     assert found.labels.tolist() == [1, 1, 1]
@@ -173,7 +173,7 @@ def test_a_confident_student_keeps_its_own_labels():
 
 
 def test_events_are_those_of_the_stated_sensitivities():
-    """In closed form: mu^2 = 2 / scale^2 an answer, 1 / check_scale^2 a check."""
+    """In closed form: mu^2 = 2 / scale^2 an answer, 1 / threshold_scale^2 a check."""
     answers = small(GN, 100)
     assert gdp.mu_of_event(answers.event, "replace_one") == pytest.approx(10 * math.sqrt(2) / 8)
     checked = small(CONFIDENT, 100, max_answers=30)
@@ -217,7 +217,7 @@ def test_laplace_labels_have_no_more_delta_than_their_event():
 def test_the_published_setting_has_the_exact_gaussian_epsilon():
     mechanism = ConfidentGNMax(
         threshold=200.0,
-        check_scale=150.0,
+        threshold_scale=150.0,
         scale=40.0,
         max_answers=286,
         num_queries=640,
@@ -235,7 +235,7 @@ def test_the_published_setting_has_the_exact_gaussian_epsilon():
 
 def test_calibration_scales_both_noises():
     found = calibrate(small(CONFIDENT, 50), epsilon=4.0, delta=1e-5)
-    assert found.check_scale / found.scale == pytest.approx(5 / 8)
+    assert found.threshold_scale / found.scale == pytest.approx(5 / 8)
     assert 3.9 < found.certificate(1e-5).epsilon <= 4.0
 
 
@@ -271,7 +271,7 @@ def test_votes_of_another_shape_are_refused_also_under_jit(shape):
         ({"num_classes": 1}, "num_classes must be a whole number >= 2, got 1"),
         ({"num_queries": 0}, "num_queries must be a whole number >= 1, got 0"),
         ({"scale": 0.0}, "scale must be a finite number > 0, got 0.0"),
-        ({"check_scale": -1.0}, "check_scale must be a finite number > 0"),
+        ({"threshold_scale": -1.0}, "threshold_scale must be a finite number > 0"),
         ({"threshold": math.nan}, "threshold must be a finite number, got nan"),
         ({"max_answers": MANY + 1}, f"max_answers must be at most num_queries = {MANY}"),
         ({"adjacency": "add_remove"}, "adjacency must be 'replace_one'"),

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import logsumexp
 from vote_oracles import exact_divergences, gaussian_log_winners
 
-from dpjax.pate import argmax_rdp, check_rdp
+from dpjax.pate import argmax_rdp, threshold_rdp
 
 ORDERS = np.array([1.5, 2.0, 6.0, 16.0, 32.0])
 SCALE = 40.0
@@ -49,7 +49,7 @@ def test_no_histogram_exceeds_the_supremum(certified, exact):
 @pytest.mark.parametrize("outcomes", ["_bit", "_three"])
 def test_bounds_on_boxes_hold_inside_of_them(outcomes):
     """Random boxes of every size, scales and orders, and random points inside."""
-    module = sys.modules["dpjax.pate.argmax_rdp"]
+    module = sys.modules["dpjax.pate.data_independent"]
     generator = np.random.default_rng(0)
     ratios = []
     for half in 2.0 ** -np.arange(9):
@@ -75,7 +75,7 @@ def bounds_on_boxes(module, centers, orders, half, shift, outcomes):
 
 def test_random_means_do_not_exceed_the_supremum(certified):
     """Means of two counts less the noisy maximum of the others, in units of the scale."""
-    module = sys.modules["dpjax.pate.argmax_rdp"]
+    module = sys.modules["dpjax.pate.data_independent"]
     means = np.random.default_rng(1).uniform(-3, 3, (5_000, 2))
     shift = np.array([1.0, -1.0]) / SCALE
     p, q = module._three(means).logs, module._three(means - shift).logs
@@ -100,7 +100,7 @@ def largest_of_a_bit(order, shift):
 
 
 def test_the_check_is_the_supremum_of_one_bit():
-    found = check_rdp(ORDERS, 20.0)
+    found = threshold_rdp(ORDERS, 20.0)
     exact = np.array([largest_of_a_bit(order, 1 / 20.0) for order in ORDERS])
     assert np.all(exact <= found)
     np.testing.assert_allclose(found, exact, rtol=0.004)
@@ -110,7 +110,7 @@ def test_the_check_is_the_supremum_of_one_bit():
 
 def test_large_orders_and_small_noise_fall_back_to_the_histogram():
     np.testing.assert_allclose(argmax_rdp([10.0], 1.0), [10.0])
-    np.testing.assert_allclose(check_rdp([10.0], 1.0), [5.0])
+    np.testing.assert_allclose(threshold_rdp([10.0], 1.0), [5.0])
     assert argmax_rdp([2.0], 1e6)[0] == pytest.approx(2e-12)
 
 
@@ -124,5 +124,5 @@ def test_orders_are_refused(orders):
 def test_scales_are_refused(scale):
     with pytest.raises(ValueError, match="scale must be a finite number > 0"):
         argmax_rdp([2.0], scale)
-    with pytest.raises(ValueError, match="check_scale must be a finite number > 0"):
-        check_rdp([2.0], scale)
+    with pytest.raises(ValueError, match="threshold_scale must be a finite number > 0"):
+        threshold_rdp([2.0], scale)

@@ -12,6 +12,7 @@ from vote_oracles import (
 )
 
 from dpjax.pate import data_dependent as bounds
+from experiments.published.pate import published_threshold_rdp
 
 ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 HISTOGRAMS = [
@@ -112,7 +113,7 @@ def bit_log_probabilities(count, threshold, scale):
 @pytest.mark.parametrize("scale", [10.0, 150.0])
 def test_the_check_and_its_answer_are_bounded_over_all_neighbors(count, scale):
     """Answers of known divergence: Gaussian of any shift, so that the pair's is in closed form."""
-    settings = {"threshold": 200.0, "check_scale": scale}
+    settings = {"threshold": 200.0, "threshold_scale": scale}
     answer = np.broadcast_to(ORDERS * 0.01, (1, ORDERS.size))
     for cost in (np.zeros_like(answer), answer):
         bound = bounds.checked_answer_rdp([count], cost, ORDERS, **settings)[0]
@@ -129,14 +130,14 @@ def test_the_check_and_its_answer_are_bounded_over_all_neighbors(count, scale):
 
 
 def _renamed(settings):
-    return {"threshold": settings["threshold"], "scale": settings["check_scale"]}
+    return {"threshold": settings["threshold"], "scale": settings["threshold_scale"]}
 
 
 def test_the_expected_cost_of_an_answer_is_below_that_of_the_pair():
     """The published sum over an expectation is less than the divergence of check and answer."""
     orders = np.array([16.0])
     answer = orders[None] / 10.0**2
-    settings = {"threshold": 200.0, "check_scale": 150.0}
+    settings = {"threshold": 200.0, "threshold_scale": 150.0}
     pair = bounds.checked_answer_rdp([200.0], answer, orders, **settings)[0]
     check = bounds.checked_answer_rdp([200.0], 0 * answer, orders, **settings)[0]
     assert pair > 1.2 * (check + 0.5 * answer[0])
@@ -164,7 +165,7 @@ def test_extreme_votes_neither_overflow_nor_become_nan():
             assert np.all(gaussian <= orders / scale**2)
             assert np.all(laplace <= 2 / scale)
     checks = bounds.checked_answer_rdp(
-        votes.max(axis=1), gaussian, orders, threshold=300.0, check_scale=200.0
+        votes.max(axis=1), gaussian, orders, threshold=300.0, threshold_scale=200.0
     )
     assert np.all(np.isfinite(checks))
 
@@ -203,6 +204,6 @@ def test_the_published_bounds_are_those_of_the_research_code(votes, scale):
     found = (
         bounds.gaussian_rdp(gaussian, orders, scale)[0],
         bounds.laplace_rdp(laplace, orders, quarter)[0],
-        bounds.check_rdp_bound([max(votes)], orders, threshold=100.0, check_scale=scale)[0],
+        published_threshold_rdp([max(votes)], orders, threshold=100.0, threshold_scale=scale)[0],
     )
     np.testing.assert_allclose(found, RESEARCH_CODE[votes, scale], rtol=1e-12)

@@ -24,7 +24,7 @@ from dpjax.pate import (
 
 TEACHERS, ORDER, BETA = 24, 3.0, 0.1
 COMMON = {"num_teachers": TEACHERS, "num_classes": 3, "adjacency": "replace_one", "num_queries": 1}
-CONFIDENT = ConfidentGNMax(threshold=16.0, check_scale=4.0, scale=2.0, max_answers=1, **COMMON)
+CONFIDENT = ConfidentGNMax(threshold=16.0, threshold_scale=4.0, scale=2.0, max_answers=1, **COMMON)
 MECHANISMS = {"GNMax": GNMax(scale=2.0, **COMMON), "Confident": CONFIDENT}
 VOTES = [
     (a, b, TEACHERS - a - b)

@@ -88,14 +88,14 @@ def argmax_rdp(orders: Sequence[float] | Array, scale: float) -> Array:
     return _supremum(tuple(check_orders(orders).tolist()), _check_scale(scale), 2)
 
 
-def check_rdp(orders: Sequence[float] | Array, check_scale: float) -> Array:
+def threshold_rdp(orders: Sequence[float] | Array, threshold_scale: float) -> Array:
     """Returns upper bounds on the Rényi divergences of one threshold check on any votes.
 
     The check is one bit of a count of sensitivity one: about 2 / pi of order / (2 scale^2).
 
     Args:
       orders: above one, ``(num_orders,)``.
-      check_scale: standard deviation of the noise of the check, in votes.
+      threshold_scale: standard deviation of the noise of the check, in votes.
 
     Returns:
       Bounds ``(num_orders,)``.
@@ -103,7 +103,7 @@ def check_rdp(orders: Sequence[float] | Array, check_scale: float) -> Array:
     Raises:
       ValueError: an order that is not above one, or the scale is not a finite number above zero.
     """
-    scale = np.sqrt(2) * _check_scale(check_scale, "check_scale")
+    scale = np.sqrt(2) * _check_scale(threshold_scale, "threshold_scale")
     return _supremum(tuple(check_orders(orders).tolist()), float(scale), 1)
 
 
@@ -113,17 +113,19 @@ def _supremum(orders: tuple[float, ...], scale: float, dimensions: int) -> Array
 
     The bit is that of a noisy difference of two counts: shifted by sqrt(2) / ``scale``.
     """
+    # the bound of the histogram, also where the search would not pay
     every = np.array(orders)
     bound = every / scale**2
     chosen = (every <= _LARGEST_ORDER * scale) & (scale <= _LARGEST_SCALE)
     if np.any(chosen):
+        # e^((order - 1) D) - 1 of one bit, and of three outcomes inside and outside of the square
         some, step = every[chosen], 1 / scale
         excess = _excess(some, np.array([np.sqrt(2) * step]), _bit, 2 * _gap(some, step))
         if dimensions == 2:
             inside = _excess(some, np.array([step, -step]), _three, 2 * _gap(some, step))
             excess = np.maximum(inside, _excess_outside(excess, some, step))
-        found = np.log1p(excess) / (some - 1)
-        bound[chosen] = np.minimum(found, bound[chosen])
+        supremum = np.log1p(excess) / (some - 1)
+        bound[chosen] = np.minimum(supremum, bound[chosen])
     return bound
 
 
@@ -138,11 +140,14 @@ def _excess(
       outcomes: from means ``(num_points, dimensions)``.
       extent: the cube is [-extent, extent] in each dimension.
     """
+    # boxes of half-width one that cover the cube
     dimensions = shift.size
     half = 1.0
     axis = np.arange(-extent, extent, 2 * half) + half
     centers = np.stack(np.meshgrid(*[axis] * dimensions), axis=-1).reshape(-1, dimensions)
     corners = np.stack(np.meshgrid(*[[-0.5, 0.5]] * dimensions), axis=-1).reshape(-1, dimensions)
+
+    # branch and bound: of each box that may exceed the best value, its halves in each dimension
     best = np.zeros(orders.size)
     while len(centers):
         uppers = []
@@ -167,26 +172,35 @@ def _bounds_on_boxes(
 
     Both have shape ``(num_boxes, num_orders)``; arrays in between also have an axis of outcomes.
     """
+    # the value at the centers: the sum over the outcomes of Q phi(P / Q)
     p, q = outcomes(centers), outcomes(centers - shift)
     loss, mass = (p.logs - q.logs)[..., None], np.exp(q.logs)[..., None]
     phi = _phi(loss, orders)
-    slope = orders * np.exp(loss) * np.expm1((orders - 1) * loss)
     value = np.sum(mass * phi, axis=1)
+
+    # bounds on Q and phi over the box: log Q is below its tangent, the loss moves by 2 s h at most
     step, radius = np.linalg.norm(shift), np.sqrt(shift.size) * half
     rise = half * np.sum(np.abs(q.gradients), axis=-1)[..., None]
     mass_above = np.exp(np.minimum(q.logs[..., None] + rise, 0.0))
     moves = step * radius
     phi_above = np.maximum(_phi(loss - moves, orders), _phi(loss + moves, orders))
+    first = np.sum(mass_above * phi_above, axis=1)
+
+    # gradient of the value at the center
+    slope = orders * np.exp(loss) * np.expm1((orders - 1) * loss)
+    changes = p.gradients - q.gradients
+    gradient = np.einsum("bco,bcd->bod", mass * phi, q.gradients)
+    gradient += np.einsum("bco,bcd->bod", mass * slope, changes)
+
+    # bounds over the box on the derivatives of phi, and on those of log Q and of the loss
     size = np.abs(loss) + moves
     curve_above = orders * (orders - 1) * _largest_power(loss + moves, orders)
     slope_above, curve_above = curve_above * size, curve_above * (1 + size)
-    first = np.sum(mass_above * phi_above, axis=1)
-    gradient = np.einsum("bco,bcd->bod", mass * phi, q.gradients)
-    changes = p.gradients - q.gradients
-    gradient += np.einsum("bco,bcd->bod", mass * slope, changes)
     change = (np.linalg.norm(changes, axis=-1) + np.sqrt(3) * moves)[..., None]
     change = np.minimum(change, step)
     steepness = (np.linalg.norm(q.gradients, axis=-1) + radius)[..., None]
+
+    # second-order expansion with a bounded remainder, or the bound of the two factors
     hessian = phi_above * steepness**2 + 2 * slope_above * steepness * change
     hessian += curve_above * change**2 + slope_above * np.sqrt(3) * step
     remainder = np.sum(mass_above * hessian, axis=1) * radius**2 / 2
@@ -253,8 +267,11 @@ def _gap(orders: Array, step: float) -> float:
 def _excess_outside(bit: Array, orders: Array, step: float) -> Array:
     """Returns upper bounds where an outcome is far below the others; ``bit``: of the other two."""
     gap = _gap(orders, step)
+
     # Q[the third one passes the winner of the other two], at most
     overtaken = ndtr((2 * step - gap) / np.sqrt(2))
+
+    # Hölder: the moment of the third outcome
     log_third = orders * (orders - 1) * step**2
     log_third = log_third + log_ndtr((2 * (orders - 1) * step - gap) / np.sqrt(2))
     raised = np.expm1(-(orders - 1) * np.log1p(-2 * overtaken))
