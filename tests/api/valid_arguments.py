@@ -679,9 +679,9 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         (np.zeros(2), np.ones(2)), scale=4.0, adjacency="zero_out"
     ),
     "pate.ConfidentGNMax": confident,
-    "pate.thresholded.ThresholdedAggregation": confident,
-    "pate.aggregation.VoteAggregation": gnmax,
-    "pate.aggregation.NoisyArgmax": gnmax,
+    "pate.mechanisms.ThresholdedAggregation": confident,
+    "pate.mechanisms.VoteAggregation": gnmax,
+    "pate.mechanisms.NoisyArgmax": gnmax,
     "pate.InteractiveGNMax": interactive,
     "pate.Partition": lambda: pate.Partition(np.array([[0, 1], [2, 3]]), 8),
     "pate.SmoothRDPRelease": smooth_release,
@@ -754,7 +754,6 @@ RESULTS = {
         "pate": [
             "Abstentions",
             "Answers",
-            "EpsilonPair",
             "PATECertificate",
             "RDPCost",
             "SanitizedCertificate",
