@@ -91,6 +91,24 @@ class RatingsDataset(Dataset):
     num_items: int
 
 
+@dataclass(frozen=True, eq=False)
+class DrugResponses(Dataset):
+    """A `Dataset` whose records are cell lines and whose targets are their responses to drugs.
+
+    Record ``i`` has the 0/1 features ``x[i]``, float32, and the responses ``y[i]``, float32 of
+    shape ``(num_drugs,)``: the natural logarithm of the concentration (in micromoles) that halves
+    growth, NaN where it was not measured. ``num_classes`` is zero: a response is a number.
+
+    Attributes:
+      feature_names: one for each column of ``x``: mutated genes end in ``_mut``, gained and lost
+        regions begin with ``gain_`` and ``loss_``, and tissues with ``tissue_``.
+      drug_names: one for each column of ``y``.
+    """
+
+    feature_names: tuple[str, ...]
+    drug_names: tuple[str, ...]
+
+
 def split_of_images(images: npt.ArrayLike, labels: npt.ArrayLike) -> Split:
     """Returns images of bytes ``(n, height, width, channels)`` as float32 in [0, 1], with labels.
 

@@ -1,44 +1,36 @@
-"""Sources of a data set: raw files in ``DPJAX_DATA_DIR``, downloads from the original host.
+"""Where a data set comes from: raw files, a copy prepared by TFDS, its host, or other data.
 
-Raw files are verified by size and sha256. `first_available` tries the sources of a data set in
-order.
+`DataSet.load` tries them in this order. Downloads, their checksums and their cache are pooch's.
 """
 
-import hashlib
+import importlib.util
 import logging
 import os
-import tempfile
-import threading
-import urllib.request
+import sys
+import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
-from http.client import HTTPException, HTTPResponse, IncompleteRead
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-from urllib.error import HTTPError
+from typing import Any
 
-from tqdm import tqdm
+import pooch
+from requests.exceptions import ChunkedEncodingError
 
 from experiments.data.base import Dataset
 
 DATA_DIR = "DPJAX_DATA_DIR"
 """The environment variable that names a folder of raw files already downloaded."""
 
-D = TypeVar("D", bound=Dataset)
-T = TypeVar("T")
+REGISTRY = Path(__file__).with_name("registry.txt")
 
 _LOGGER = logging.getLogger(__name__)
-_SECONDS_TO_CONNECT = 5.0
-_SECONDS_OF_SILENCE = 15.0
-_CHUNK = 1 << 16
+_TIMEOUT = (5.0, 15.0)  # seconds to connect, and of silence
 
 
 class UnavailableError(Exception):
     """A source does not have the data, so the next one is tried.
 
-    Damaged data raise ``CorruptedFileError`` instead, and no other source is tried.
+    Damaged data raise `CorruptedFileError` instead, and no other source is tried.
     """
 
 
@@ -46,244 +38,285 @@ class CorruptedFileError(ValueError):
     """Data differ from those published: truncated, altered or unreadable."""
 
 
-class RawFile(NamedTuple):
-    """A published file with its size and checksum.
+@dataclass(frozen=True)
+class Form:
+    """Files that a data set is published in.
 
     Attributes:
-      name: its name at the original host.
-      size: its length in bytes.
-      sha256: the checksum of its bytes, in hexadecimal.
+      files: their names, in the registry below the data set's folder; ``read`` has to check one
+        that is not. They are downloaded if the registry has their addresses.
+      read: ``read(paths, source)`` returns the data set; a ``ValueError`` names what is wrong.
+      host_name: the description of the host.
+      folders: where in ``DPJAX_DATA_DIR`` they are looked for; None for the data set's own folder,
+        and ``DPJAX_DATA_DIR`` itself.
+    """
+
+    files: Sequence[str]
+    read: Callable[..., Dataset]
+    host_name: str = "original host"
+    folders: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TFDS:
+    """A copy that TensorFlow Datasets (TFDS) has prepared; reading it needs no TensorFlow.
+
+    Attributes:
+      name: the data set's name at TFDS.
+      sizes: published numbers of training and test records.
+      read: ``read(train, test, source)``, of lists of records, returns the data set.
+      prepares: whether a copy is prepared from the host's files where TensorFlow is installed.
     """
 
     name: str
-    size: int
-    sha256: str
+    sizes: tuple[int, int]
+    read: Callable[..., Dataset]
+    prepares: bool = False
 
 
-def first_available(sources: Sequence[Callable[[], D]]) -> D:
-    """Returns the data set from the first source that has it.
+@dataclass(frozen=True)
+class DataSet:
+    """A public data set: where it comes from, and what stands in for it.
 
-    Its note ends with the reasons why earlier sources were not available. For a stand-in the note
-    is also logged as a warning.
-
-    Raises:
-      UnavailableError: if no source has the data, with every reason.
-
-    >>> def offline():
-    ...     raise UnavailableError("no network")
-    >>> first_available([offline])
-    Traceback (most recent call last):
-      ...
-    experiments.data.sources.UnavailableError: no source of the data is available: no network
+    Attributes:
+      title: its name in prose.
+      about: what it is, its source and licence.
+      folder: of its raw files below ``DPJAX_DATA_DIR``, and of its downloads.
+      forms: that its files have; the first one that is there is read.
+      stand_in: returns other data, for when no source is available.
+      tfds: the copy prepared by TFDS, if there is one.
     """
-    reasons: list[str] = []
-    for source in sources:
-        try:
-            dataset = source()
-        except UnavailableError as error:
-            reasons.append(str(error))
-            continue
-        if reasons:
+
+    title: str
+    about: str
+    folder: str
+    forms: tuple[Form, ...]
+    stand_in: Callable[..., Dataset]
+    tfds: TFDS | None = None
+
+    def load(self, **options: Any) -> Dataset:
+        """Returns the data set from the first source that has it, or the data that stand in for it.
+
+        Its note ends with the reasons why earlier sources were not available. For a stand-in the
+        note is also logged as a warning.
+
+        Args:
+          **options: of the reading function, for example ``scaling``.
+
+        Raises:
+          FileNotFoundError: if ``DPJAX_DATA_DIR`` holds some of the files and not the others.
+          CorruptedFileError: if a source has damaged data; no other source is tried then.
+        """
+        reasons = []
+        for source in (self._from_data_dir, self._from_tfds, self._from_host, self.load_stand_in):
+            try:
+                dataset = source(**options)
+                break
+            except UnavailableError as error:
+                reasons.append(str(error))
+
+        if reasons := [reason for reason in reasons if reason]:
             note = f"{dataset.note} Sources not available: {'; '.join(reasons)}."
             dataset = replace(dataset, note=note)
         if dataset.is_stand_in:
             _LOGGER.warning(dataset.note)
         return dataset
-    raise UnavailableError("no source of the data is available: " + "; ".join(reasons))
 
-
-def first_raw(
-    name: str,
-    files: Sequence[RawFile],
-    host: str,
-    read: Callable[[Path, str], D],
-    stand_in: Callable[[], D],
-    *,
-    prepared: Callable[[], D] | None = None,
-    host_name: str = "original host",
-) -> D:
-    """Returns data set ``name`` from raw files on this machine, its host, or its stand-in.
-
-    Args:
-      name: the data set's name, as of `find_raw`.
-      files: its raw files.
-      host: the address that the files' names are appended to.
-      read: from a folder that holds the files and a description of the source to the data set.
-      stand_in: returns other data, for when no source is available.
-      prepared: returns a copy prepared by TFDS, which comes before the host.
-      host_name: the description of ``host``.
-
-    Raises:
-      FileNotFoundError: as of `find_raw`.
-      CorruptedFileError: if a source has damaged data; no other source is tried then.
-    """
-    return first_available(
-        [
-            lambda: read(find_raw(name, files), f"raw files in {DATA_DIR}"),
-            *([prepared] if prepared else []),
-            lambda: read(fetch_raw(name, files, host), host_name),
-            stand_in,
-        ]
-    )
-
-
-def find_raw(name: str, files: Sequence[RawFile], *, own_folder: bool = False) -> Path:
-    """Returns the folder of ``DPJAX_DATA_DIR`` that holds the raw files of data set ``name``.
-
-    That is the folder's subfolder ``name``, or the folder itself.
-
-    Args:
-      name: the data set's name.
-      files: its raw files.
-      own_folder: whether to look into the subfolder only, for files whose names another data set
-        has too.
-
-    Raises:
-      UnavailableError: if the variable is not set, or none of the files is there.
-      FileNotFoundError: if some of the files are there and others are not.
-    """
-    root = os.environ.get(DATA_DIR)
-    if not root:
-        raise UnavailableError(f"{DATA_DIR} is not set")
-    folders = [Path(root).expanduser() / name]
-    if not own_folder:
-        folders.append(Path(root).expanduser())
-    missing = {f: [file.name for file in files if not (f / file.name).exists()] for f in folders}
-    best = min(folders, key=lambda folder: len(missing[folder]))
-    if len(missing[best]) == len(files):
-        raise UnavailableError(f"{DATA_DIR}={root} holds no raw file of {name}")
-    if missing[best]:
-        raise FileNotFoundError(
-            f"{best} holds only a part of {name}: {', '.join(missing[best])} missing; download the"
-            f" rest, or point {DATA_DIR} at a folder that holds all {len(files)} files"
+    def load_stand_in(self, **options: Any) -> Dataset:
+        """Returns the data that stand in for the data set, and say so."""
+        dataset = self.stand_in(**options)
+        note = (
+            f"This is not {self.title}, which was not available: other data stand in for it, so no"
+            f" number here is one of {self.title}. {dataset.note}"
         )
-    return best
+        return replace(dataset, source=f"{dataset.source} (stand-in)", is_stand_in=True, note=note)
+
+    def _from_data_dir(self, **options: Any) -> Dataset:
+        root = os.environ.get(DATA_DIR)
+        if not root:
+            raise UnavailableError(f"{DATA_DIR} is not set")
+
+        for form in self.forms:
+            # The folder that lacks the fewest of the form's files.
+            folders = [Path(root).expanduser() / name for name in form.folders or (self.folder, "")]
+            missing = {
+                folder: [name for name in form.files if not (folder / name).exists()]
+                for folder in folders
+            }
+            best = min(folders, key=lambda folder: len(missing[folder]))
+            if len(missing[best]) == len(form.files):
+                continue
+            if missing[best]:
+                raise FileNotFoundError(
+                    f"{best} holds only a part of {self.folder}: {', '.join(missing[best])}"
+                    f" missing; download the rest, or point {DATA_DIR} at a folder that holds all"
+                    f" {len(form.files)} files"
+                )
+            return self._read(form, best, f"raw files in {DATA_DIR}", options)
+
+        raise UnavailableError(f"{DATA_DIR}={root} holds no raw file of {self.folder}")
+
+    def _from_tfds(self, **options: Any) -> Dataset:
+        if self.tfds is None:
+            raise UnavailableError
+        if self.tfds.prepares and not is_prepared(self.tfds.name):
+            if not can_prepare():
+                raise UnavailableError(
+                    f"{tfds_dir()} holds no copy of {self.tfds.name} prepared by TFDS, and"
+                    " TensorFlow, which would prepare one, is not installed"
+                )
+            prepare(self.tfds.name, self._download()[1])
+        train, test, source = read_prepared(self.tfds.name, self.tfds.sizes)
+        return self.tfds.read(train, test, source, **options)
+
+    def _from_host(self, **options: Any) -> Dataset:
+        form, folder = self._download()
+        return self._read(form, folder, form.host_name, options)
+
+    def _download(self) -> tuple[Form, Path]:
+        """Returns the form that is downloaded, and the folder that its verified files are in."""
+        urls = published_files().urls
+        for form in self.forms:
+            if all(f"{self.folder}/{name}" in urls for name in form.files):
+                paths = [fetch_file(f"{self.folder}/{name}") for name in form.files]
+                return form, paths[0].parent
+        raise UnavailableError
+
+    def _read(self, form: Form, folder: Path, source: str, options: dict[str, Any]) -> Dataset:
+        paths = [folder / name for name in form.files]
+        for path in paths:
+            check_file(path, self.folder)
+
+        try:
+            return form.read(paths, source, **options)
+        except (ValueError, KeyError, EOFError, OSError, zlib.error) as error:
+            where = " or ".join(map(str, paths))
+            raise CorruptedFileError(f"{where} cannot be read: {error}") from error
 
 
-def read_raw(folder: Path, file: RawFile) -> bytes:
-    """Returns the bytes of ``file`` in ``folder``, verified against the published checksum.
+def published_files() -> pooch.Pooch:
+    """Returns the registry of published files, and the cache that they are downloaded into.
 
-    Raises:
-      FileNotFoundError: if it is not there.
-      CorruptedFileError: if its length or checksum is not the published one.
+    The cache is ``$XDG_CACHE_HOME/dpjax``, or ``~/.cache/dpjax``.
     """
-    path = folder / file.name
-    remedy = f"delete it and download it again, or point {DATA_DIR} at a folder with a good copy"
-    return verify_file(path.read_bytes(), file, where=str(path), remedy=remedy)
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    files = pooch.create(path=Path(root).expanduser() / "dpjax", base_url="")
+    files.load_registry(REGISTRY)
+    return files
 
 
-def verify_file(data: bytes, file: RawFile, where: str, remedy: str) -> bytes:
-    """Returns ``data`` after verifying size and sha256 of ``file``.
+def check_file(path: Path, folder: str) -> None:
+    """Raises `CorruptedFileError` if a file of the registry has another checksum.
 
     Args:
-      data: the bytes found.
-      file: the published file.
-      where: the path or address that the bytes came from, for the error.
-      remedy: advice for the error message.
-
-    Raises:
-      CorruptedFileError: if their length or checksum is not the published one.
-
-    >>> verify_file(b"ab", RawFile("f", 3, ""), where="f", remedy="download it again")
-    Traceback (most recent call last):
-      ...
-    experiments.data.sources.CorruptedFileError: f is truncated: 2 bytes found, 3 expected; ...
+      path: of the file found.
+      folder: the data set's, under which the registry has the file's name.
     """
-    if len(data) != file.size:
-        fault = "truncated" if len(data) < file.size else "too long"
-        found, expected = f"{len(data)} bytes", f"{file.size}"
-    else:
-        fault = "corrupted"
-        found, expected = f"sha256 {hashlib.sha256(data).hexdigest()}", file.sha256
-        if found == f"sha256 {expected}":
-            return data
-    raise CorruptedFileError(f"{where} is {fault}: {found} found, {expected} expected; {remedy}")
+    expected = published_files().registry.get(f"{folder}/{path.name}")
+    found = pooch.file_hash(str(path))
+    if expected not in (None, found):
+        raise CorruptedFileError(
+            f"{path} is not the published file: {path.stat().st_size} bytes, sha256 {found} found,"
+            f" sha256 {expected} expected; delete it and download it again, or point {DATA_DIR} at"
+            " a folder with a good copy"
+        )
 
 
-def fetch_raw(name: str, files: Sequence[RawFile], host: str) -> Path:
-    """Downloads the missing files of data set ``name`` and returns their cache folder.
+def fetch_file(name: str) -> Path:
+    """Returns a file of the registry in the cache, where it is downloaded to if it is missing.
 
-    The folder is ``$XDG_CACHE_HOME/dpjax/NAME``, or ``~/.cache/dpjax/NAME``. A file is stored
-    there only after its checksum is verified.
-
-    Args:
-      name: the data set's name.
-      files: its raw files.
-      host: the address that the files' names are appended to.
+    Only whole files are kept.
 
     Raises:
       UnavailableError: if the host does not answer within seconds or returns an error, or if the
-        folder cannot be written.
+        cache cannot be written.
       CorruptedFileError: if the bytes are not those published.
     """
-    folder = cache_folder(name)
-    for file in files:
-        if not (folder / file.name).exists():
-            _download(host + file.name, folder, file)
-    return folder
+    files = published_files()
+    path, url = Path(files.path) / name, files.urls[name]
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=_TIMEOUT)
+    pooch.get_logger().setLevel("WARNING")
 
-
-def cache_folder(name: str) -> Path:
-    """Returns the folder that downloads of data set ``name`` are kept in; it need not exist."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "dpjax" / name
-
-
-def _download(url: str, folder: Path, file: RawFile) -> None:
     try:
-        chunks: list[bytes] = []
-        bar = tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None)
-        # A truncated response is reported by the check of the length.
-        with _open(url) as response, bar, suppress(IncompleteRead):
-            while chunk := response.read(_CHUNK):
-                chunks.append(chunk)
-                bar.update(len(chunk))
-        data = verify_file(
-            b"".join(chunks), file, where=url, remedy="try again, or from another network"
-        )
-        _write_atomically(folder / file.name, data)
-    except (OSError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()
-        raise UnavailableError(f"{url} could not be downloaded: {error}") from error
+        return Path(files.fetch(name, downloader=downloader))
+    except ChunkedEncodingError as error:
+        raise CorruptedFileError(
+            f"{url} is truncated: {error}; sha256 {files.registry[name]} expected; try again"
+        ) from error
+    except OSError as error:
+        if path.is_file():  # of other bytes, which pooch wanted to replace
+            check_file(path, path.parent.name)
+        reason: BaseException = error
+        while reason.__context__ is not None:
+            reason = reason.__context__
+        raise UnavailableError(f"{url} could not be downloaded: {reason}") from error
+    except ValueError as error:
+        raise CorruptedFileError(f"{url} is not the published file: {error}") from error
 
 
-def _open(url: str) -> HTTPResponse:
-    """Opens ``url`` within one deadline."""
-    return call_within(
-        _SECONDS_TO_CONNECT, lambda: urllib.request.urlopen(url, timeout=_SECONDS_OF_SILENCE)
-    )
+def tfds_dir() -> Path:
+    """Returns TFDS's data folder: ``$TFDS_DATA_DIR``, or ``~/tensorflow_datasets``."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
-def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Returns what ``call`` returns, or raises ``TimeoutError`` after ``seconds``.
+def is_prepared(name: str) -> bool:
+    """Returns whether TFDS's data folder holds a prepared copy of data set ``name``."""
+    if not (tfds_dir() / name).is_dir():
+        return False
+    import tensorflow_datasets as tfds
 
-    A socket's timeout restarts for each of the host's addresses and does not cover name lookup, so
-    a machine behind a firewall that drops packets would wait for minutes.
+    return tfds.builder(name, data_dir=str(tfds_dir())).is_prepared()
 
-    >>> call_within(60.0, lambda: 1)
-    1
+
+def can_prepare() -> bool:
+    """Returns whether TensorFlow, which TFDS prepares data sets with, is installed."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
+def prepare(name: str, raw_folder: Path) -> None:
+    """Prepares data set ``name`` from its raw files; TFDS checks them against its own checksums.
+
+    The files are passed in rather than downloaded by TFDS, which retries for minutes on a machine
+    without a network.
     """
-    answer: Future[T] = Future()
+    import tensorflow_datasets as tfds
 
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except Exception as error:
-            answer.set_exception(error)
+    builder = tfds.builder(name, data_dir=str(tfds_dir()), file_format="array_record")
+    config = tfds.download.DownloadConfig(manual_dir=raw_folder, try_download_gcs=False)
+    builder.download_and_prepare(download_config=config)
 
-    threading.Thread(target=run, daemon=True).start()
+
+def read_prepared(
+    name: str, sizes: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """Returns the training and test records of a prepared copy, as written, and its version.
+
+    Raises:
+      UnavailableError: if there is no copy, or in a format that only TensorFlow reads.
+      CorruptedFileError: if its files are missing or damaged, or hold other numbers of records.
+    """
+    if not is_prepared(name):
+        raise UnavailableError(f"{tfds_dir()} holds no copy of {name} prepared by TFDS")
+    import tensorflow_datasets as tfds
+
+    copy = f"the prepared copy of {name} in {tfds_dir()}"
     try:
-        return answer.result(timeout=seconds)
-    except TimeoutError as error:
-        message = str(error) or f"no answer within {seconds:g} s"
-        raise TimeoutError(message) from error
+        found = tfds.data_source(
+            name, split=["train", "test"], data_dir=str(tfds_dir()), download=False
+        )
+        train, test = (list(records) for records in found)
+    except NotImplementedError as error:  # the format has no random access
+        raise UnavailableError(f"{copy} is not in array_record format") from error
+    except Exception as error:  # of TFDS, array_record, protobuf or Pillow
+        raise CorruptedFileError(
+            f"{copy} cannot be read: {error}; delete {tfds_dir() / name} and prepare it again, or"
+            " point TFDS_DATA_DIR elsewhere"
+        ) from error
 
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``path`` atomically: a crash leaves no partial file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        temporary.write_bytes(data)
-        temporary.replace(path)
+    if [len(train), len(test)] != list(sizes):
+        raise CorruptedFileError(
+            f"{copy} holds {len(train)} + {len(test)} records, {sizes[0]} + {sizes[1]} expected;"
+            " delete it and prepare it again"
+        )
+    version = found[0].dataset_info.full_name.replace("/", " ")
+    return train, test, f"TFDS {version}"
