@@ -115,13 +115,25 @@ def put(places: Places) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def real() -> Callable[..., Dataset]:
-    """Loads real raw files, or skips where there are none, as in a clone without a network."""
+def real_file() -> Callable[[str, str], Path]:
+    """Finds a real raw file, or skips where there is none, as in a clone without a network."""
+
+    def find(name: str, file: str) -> Path:
+        root = Path(os.environ.get("DPJAX_DATA_DIR") or BESIDE)
+        path = root / DATA_SETS[name].folder / file
+        if not path.exists():
+            pytest.skip(f"{root} holds no {file}: set DPJAX_DATA_DIR to a folder that does")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def real(real_file: Callable[[str, str], Path]) -> Callable[..., Dataset]:
+    """Loads a data set from its real raw files, or skips where there are none."""
 
     def load(name: str, file: str) -> Dataset:
-        root = Path(os.environ.get("DPJAX_DATA_DIR") or BESIDE)
-        if not (root / DATA_SETS[name].folder / file).exists():
-            pytest.skip(f"{root} holds no {file}: set DPJAX_DATA_DIR to a folder that does")
+        root = real_file(name, file).parents[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("DPJAX_DATA_DIR", str(root))
             return load_data(name)

@@ -362,10 +362,8 @@ def test_the_real_fashion_mnist(real: Any) -> None:
     assert len(np.unique(found.train.y[:100])) == 10
 
 
-def test_the_real_test_images_of_cifar10(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = replace(DATA_SETS["cifar10"].forms[1], read=lambda paths, source: np.load(paths[0]))
-    monkeypatch.setitem(DATA_SETS, "cifar10", replace(DATA_SETS["cifar10"], forms=(form,)))
-    arrays = real("cifar10", "cifar10_jpeg.npz")
+def test_the_real_test_images_of_cifar10(real_file: Any) -> None:
+    arrays = np.load(real_file("cifar10", "cifar10_jpeg.npz"))
     test = split_of_jpegs(arrays, "test")
     assert test.x.shape == (10_000, 32, 32, 3)
     assert np.bincount(test.y).tolist() == [1000] * 10
