@@ -1,15 +1,16 @@
-"""The base class `AtomicEvent` of all kinds of releases, and the decomposition of events into them.
+"""Events, decomposed once into the atomic events that accountants, bounds and curves are given.
 
-Every kind of release is a subclass of `AtomicEvent` in a file of its own, with its privacy loss
-distribution, Rényi divergence, trade-off function and lower bound together. A subclass registers
-itself by being defined; the accountants loop over releases without a case for each kind.
+Every kind of event is a subclass of `AtomicEvent` in a file of `dpjax.accounting.kinds`, with its
+privacy loss distribution, Rényi divergence, trade-off function and lower bound together. A subclass
+registers itself by being defined; the accountants loop over atomic events without a case for each
+kind.
 
 An event's noise multiplier is the noise's standard deviation over *one clip bound*, whatever the
 adjacency. Accountants need the noise over the *sensitivity*: two clip bounds where a record is
 replaced, else one. dp-accounting's accountants differ in who doubles: its privacy loss
 distributions of subsampled Gaussians double by themselves under replace-one, its Rényi accountant
-never does. So a release has both, ``event`` and ``unit_sensitivity_event``, and no other module
-multiplies or divides by the sensitivity.
+never does. So an atomic event has both, ``event`` and ``unit_sensitivity_event``, and no other
+module multiplies or divides by the sensitivity.
 
 Under zero-out a sample of fixed size is bounded as under replace-one, of which zeroing is a case:
 without the record another one takes its place in the batch, and the two batch sums, each of norm up
@@ -19,17 +20,16 @@ to one clip bound, are up to two apart. If the sample is all of the data, none t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from absl import logging
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, LaplaceDpEvent
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax._checks import check
-from dpjax.accounting.loss_distribution import Array, Direction, LossDistribution
+from dpjax.accounting.loss_distribution import Array, Direction, GridLosses, LossDistribution
 from dpjax.accounting.tradeoff.base import TradeOff
 from dpjax.adjacency import (
     Adjacency,
@@ -38,11 +38,13 @@ from dpjax.adjacency import (
     sensitivity_factor,
 )
 
-# From a discretisation interval to the distribution on its multiples.
-PLDBuilder = Callable[[float], PrivacyLossDistribution]
+# From a discretisation interval to the losses on its multiples.
+GridBuilder = Callable[[float], GridLosses]
 
 # Losses of a smaller probability do not set the scale of a grid.
 TAIL = 1e-12
+# Every different noise multiplier costs about as much as a composition of equal ones.
+MOST_NOISES = 128
 # A smaller noise multiplier counts as none, a larger one as this: their squares are near the ends
 # of the range of floats, and epsilon is beyond 1e100 in the one case and zero in the other.
 _LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e100
@@ -59,13 +61,13 @@ class TooLittleNoiseError(UnsupportedEventError):
 
 @dataclass(frozen=True)
 class AtomicEvent:
-    """One release under one adjacency.
+    """One event that composes no others, under one adjacency.
 
     This base class serves events of which dp-accounting has a Rényi divergence at most. A subclass
     names the events of its kind and overrides what more is known of them.
 
     Attributes:
-      event: the release, its noise stated over one clip bound.
+      event: what is released, its noise stated over one clip bound.
       adjacency: the neighbouring relation.
     """
 
@@ -87,7 +89,10 @@ class AtomicEvent:
 
     @classmethod
     def noise(cls, event: DpEvent) -> float:
-        """Returns zero where ``event`` has no noise, infinity where it depends on no record."""
+        """Returns the noise multiplier of ``event``, or one where it has none.
+
+        It is zero where something is released without noise, infinity where no record matters.
+        """
         return float(getattr(event, "noise_multiplier", cls.constant_noise))
 
     @property
@@ -97,7 +102,7 @@ class AtomicEvent:
 
     @property
     def accounting_adjacency(self) -> Adjacency:
-        """The adjacency whose bound is used: this one, or one that includes it."""
+        """The adjacency under which it is accounted for: its own, or one that includes its own."""
         return self.adjacency
 
     @property
@@ -123,14 +128,15 @@ class AtomicEvent:
         """A loss that must be on the distribution's grid, such as the largest; None: none."""
         return None
 
-    def pld_builder(self) -> PLDBuilder:
-        """Returns the constructor of the pessimistic privacy loss distribution of one release.
+    def grid_builder(self) -> GridBuilder:
+        """Returns the constructor of the losses on a grid, which is pessimistic.
 
         Raises:
           UnsupportedEventError: there is none, or its grid would be too large.
         """
-        reason = f"no privacy loss distribution of {event_name(self.event)} under this adjacency"
-        raise UnsupportedEventError(f"dp-accounting has {reason}")
+        raise UnsupportedEventError(
+            f"no privacy loss distribution of {event_name(self.event)} under this adjacency is known"
+        )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Returns the distribution of the loss between two neighbours, for lower bounds.
@@ -163,7 +169,7 @@ class AtomicEvent:
         return float(np.ptp(self.loss_distribution("remove", TAIL).nodes[0]))
 
     def tradeoff(self) -> TradeOff | None:
-        """Returns the trade-off function of one release, where it is exact and in closed form."""
+        """Returns the trade-off function, where it is exact and in closed form."""
         return None
 
     def rdp(self, orders: Sequence[float]) -> Array:
@@ -214,25 +220,27 @@ class RepeatedEvent:
     count: int
 
 
-def atomic_event(event: DpEvent, adjacency: Adjacency) -> AtomicEvent:
-    """Returns ``event`` as a release of its kind."""
-    return _kind_of(event)(event, adjacency)
+# What `decompose` returns: everything that is computed of an event is computed from it.
+Parts = tuple[RepeatedEvent, ...]
 
 
-def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedEvent, ...]:
-    """Returns the releases that ``event`` is composed of, equal ones counted together.
+def decompose(event: DpEvent, adjacency: Adjacency) -> Parts:
+    """Returns the atomic events that ``event`` is composed of, equal ones counted together.
 
-    Nested compositions are flattened. All Gaussian releases on the whole data become the one
-    Gaussian release they are equivalent to, and so do several Gaussian releases on one sample.
+    Nested compositions are flattened, and what depends on no record is left out. All Gaussian
+    releases on the whole data become the one Gaussian release they are equivalent to, and so do
+    several Gaussian releases on one sample.
 
     Args:
       event: what is released; noise multipliers are over one clip bound.
-      adjacency: the neighbouring relation of every release.
+      adjacency: the neighbouring relation of every atomic event.
 
     Raises:
       UnsupportedEventError: an event whose sensitivity under ``adjacency`` is not known.
     """
     check_adjacency(adjacency)
+
+    # Flatten, with the Gaussian releases on all records apart from everything else.
     gaussians: list[tuple[DpEvent, int]] = []
     others: dict[str, tuple[DpEvent, int]] = {}
     for leaf, count in _flatten(event):
@@ -244,31 +252,87 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedEvent, ...]
         else:
             name = repr(leaf)
             others[name] = leaf, others.get(name, (leaf, 0))[1] + count
+
+    # Count what is equal.
     leaves = [(_joint_gaussian(gaussians), 1)] if gaussians else []
     parts = tuple(
         RepeatedEvent(atomic_event(leaf, adjacency), count)
         for leaf, count in [*leaves, *others.values()]
     )
-    for part in parts:
-        part.atom.unit_sensitivity_event  # noqa: B018 - raises where the sensitivity is unknown
+
+    # Refuse an unknown sensitivity, unless no accountant is asked.
+    if not is_nonprivate(parts):
+        for part in parts:
+            part.atom.unit_sensitivity_event  # noqa: B018 - raises where the sensitivity is unknown
     return parts
 
 
-def is_nonprivate(event: DpEvent) -> bool:
-    """Whether some part of ``event`` has no noise, so that no finite epsilon holds at delta 0.
+def is_nonprivate(parts: Parts) -> bool:
+    """Whether some part has no noise, so that no finite epsilon holds at delta 0.
 
     A noise multiplier below 1e-100 counts as no noise.
     """
-    return any(_kind_of(leaf).noise(leaf) < _LEAST_NOISE for leaf, _ in _flatten(event))
+    return any(part.atom.noise(part.atom.event) < _LEAST_NOISE for part in parts)
 
 
-def has_unsampled_nonprivate_part(event: DpEvent) -> bool:
+def has_unsampled_nonprivate_part(parts: Parts) -> bool:
     """Whether some part has no noise at all and is computed on all records, not on a sample.
 
     Then no accountant has a finite epsilon at any delta below one.
     """
-    leaves = [(leaf, _kind_of(leaf)) for leaf, _ in _flatten(event)]
-    return any(kind.noise(leaf) == 0 and not kind.is_sampled for leaf, kind in leaves)
+    atoms = [part.atom for part in parts]
+    return any(atom.noise(atom.event) == 0 and not atom.is_sampled for atom in atoms)
+
+
+def loss_deviation(parts: Parts) -> float:
+    """Returns the standard deviation of one release's loss, its square averaged over them all."""
+    if not parts:
+        return 1.0
+    variances = []
+    for part in parts:
+        losses, weights = part.atom.loss_distribution("remove", TAIL).nodes
+        variances.append(float(weights @ losses**2 - (weights @ losses) ** 2))
+    return math.sqrt(np.average(variances, weights=[part.count for part in parts]))
+
+
+def coarsen_noise_schedule(parts: Parts, side: Literal["upper", "lower"]) -> Parts:
+    """Merges similar noise multipliers, conservatively, to at most ``MOST_NOISES`` for each rate.
+
+    The range of noise multipliers is cut evenly in ratios. Those of one interval become the least
+    of them for an ``"upper"`` bound, the largest for a ``"lower"`` one: adding noise to a release
+    is post-processing, so less noise is never more private. Only Poisson-sampled Gaussian releases
+    are merged.
+    """
+    # Group them by sampling rate.
+    by_rate: dict[float, list[tuple[float, RepeatedEvent]]] = {}
+    coarse = []
+    for part in parts:
+        match part.atom.event:
+            case dp_event.PoissonSampledDpEvent(
+                sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=noise)
+            ) if noise > 0:
+                by_rate.setdefault(rate, []).append((float(noise), part))
+            case _:
+                coarse.append(part)
+
+    # Cut the range of each large group, and count what is between two cuts as its extreme.
+    for group in by_rate.values():
+        if len(group) <= MOST_NOISES:
+            coarse += [part for _, part in group]
+            continue
+        group.sort(key=lambda pair: pair[0])
+        logs = np.log([noise for noise, _ in group])
+        cuts = np.searchsorted(logs, np.linspace(logs[0], logs[-1], MOST_NOISES + 1)[1:-1])
+        for start, end in zip([0, *cuts], [*cuts, len(group)], strict=True):
+            if start < end:
+                extreme = group[start if side == "upper" else end - 1][1].atom
+                coarse.append(RepeatedEvent(extreme, sum(p.count for _, p in group[start:end])))
+    return tuple(coarse)
+
+
+def atomic_event(event: DpEvent, adjacency: Adjacency) -> AtomicEvent:
+    """Returns ``event`` as the kind of atomic event that it is."""
+    return _kind_of(event)(event, adjacency)
 
 
 def event_name(event: DpEvent) -> str:
@@ -310,28 +374,28 @@ def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """Yields the uncomposed releases of ``event`` that depend on the data, with their counts."""
     check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
     match event:
+        # Compositions, at any depth.
         case dp_event.SelfComposedDpEvent():
             yield from _flatten(event.event, event.count * count)
         case dp_event.ComposedDpEvent():
             for part in event.events:
                 yield from _flatten(part, count)
+
+        # What no record has an influence on.
         case _ if count == 0 or _kind_of(event).noise(event) == math.inf:
             return
+
+        # Samples, their Gaussian releases joined; a sample of all records is none.
         case dp_event.PoissonSampledDpEvent(sampling_probability=1):
             yield from _flatten(event.event, count)
         case dp_event.PoissonSampledDpEvent() | dp_event.SampledWithoutReplacementDpEvent():
-            yield from _flatten_sample(event, count)
+            leaves = list(_flatten(event.event))
+            if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
+                event = with_inner(event, _joint_gaussian(leaves))
+            if leaves:
+                yield event, count
         case _:
             yield event, count
-
-
-def _flatten_sample(event: DpEvent, count: int) -> Iterator[tuple[DpEvent, int]]:
-    """Yields a sampled event, its Gaussian releases joined, if it depends on the data."""
-    leaves = list(_flatten(event.event))
-    if leaves and all(isinstance(leaf, GaussianDpEvent) for leaf, _ in leaves):
-        event = with_inner(event, _joint_gaussian(leaves))
-    if leaves:
-        yield event, count
 
 
 def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:
@@ -339,6 +403,79 @@ def _joint_gaussian(gaussians: list[tuple[DpEvent, int]]) -> DpEvent:
     noises = [min(float(leaf.noise_multiplier), _LARGEST_NOISE) for leaf, _ in gaussians]
     least = min(noises)
     if least < _LEAST_NOISE or (len(noises) == 1 and gaussians[0][1] == 1):
-        return GaussianDpEvent(least if least >= _LEAST_NOISE else 0.0)
+        return GaussianDpEvent(least)
     precision = sum(count / noise**2 for noise, (_, count) in zip(noises, gaussians, strict=True))
     return GaussianDpEvent(precision**-0.5)
+
+
+class NonPrivate(AtomicEvent):
+    """The records themselves, or anything else without a guarantee."""
+
+    event_types = (dp_event.NonPrivateDpEvent,)
+    is_stated_for_neighbors = True
+    constant_noise = 0.0
+
+
+class NoOp(AtomicEvent):
+    """The release of nothing, which depends on no record."""
+
+    event_types = (dp_event.NoOpDpEvent,)
+    constant_noise = math.inf
+
+
+class ConcentratedDP(AtomicEvent):
+    """A release stated by its zero-concentrated differential privacy (zCDP) alone."""
+
+    event_types = (dp_event.ZCDpEvent,)
+    is_stated_for_neighbors = True
+
+
+class Composed(AtomicEvent):
+    """Several releases inside another event, such as a selection between compositions."""
+
+    event_types = (dp_event.ComposedDpEvent,)
+
+    @property
+    def accounting_adjacency(self) -> Adjacency:
+        """Replace-one if any part is accounted for under it, else the event's own."""
+        parts = (atomic_event(part, self.adjacency) for part in self.event.events)
+        replaced = "replace_one" in {part.accounting_adjacency for part in parts}
+        return "replace_one" if replaced else self.adjacency
+
+    @property
+    def unit_sensitivity_event(self) -> DpEvent:
+        parts = (atomic_event(part, self.accounting_adjacency) for part in self.event.events)
+        return type(self.event)([part.unit_sensitivity_event for part in parts])
+
+
+class Compound(AtomicEvent):
+    """A sampled, repeated or selected release that has no kind of its own."""
+
+    event_types: ClassVar[tuple[type[DpEvent], ...]] = (
+        dp_event.PoissonSampledDpEvent,
+        dp_event.RepeatAndSelectDpEvent,
+        dp_event.SampledWithoutReplacementDpEvent,
+        dp_event.SelfComposedDpEvent,
+    )
+    is_sampled = True
+
+    @property
+    def accounting_adjacency(self) -> Adjacency:
+        """Replace-one for a sample of fixed size under zero-out, else as the inner event."""
+        fixed_size = isinstance(self.event, dp_event.SampledWithoutReplacementDpEvent)
+        if fixed_size and self.adjacency == "zero_out":
+            return "replace_one"
+        return atomic_event(self.event.event, self.adjacency).accounting_adjacency
+
+    @property
+    def unit_sensitivity_event(self) -> DpEvent:
+        inner = atomic_event(self.event.event, self.accounting_adjacency)
+        return with_inner(self.event, inner.unit_sensitivity_event)
+
+    @classmethod
+    def noise(cls, event: DpEvent) -> float:
+        """Returns infinity where no record is ever sampled, zero where the inner event is zero."""
+        if getattr(event, "sampling_probability", 1) == 0:
+            return math.inf
+        inner = (_kind_of(leaf).noise(leaf) for leaf, _ in _flatten(event.event))
+        return 0.0 if min(inner, default=1.0) < _LEAST_NOISE else 1.0

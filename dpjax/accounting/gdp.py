@@ -10,10 +10,11 @@ import math
 
 from dp_accounting import DpEvent
 
-from dpjax.accounting.events import RepeatedEvent, decompose, is_nonprivate
-from dpjax.accounting.kinds.subsampled_gaussian import poisson_clt_mu
+from dpjax.accounting.accountants import compute_mu
+from dpjax.accounting.events import decompose, is_nonprivate
+from dpjax.accounting.kinds.gaussian import poisson_clt_mu
 from dpjax.accounting.tradeoff.gaussian import delta, epsilon
-from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import Adjacency
 
 __all__ = ["delta", "epsilon", "mu_of_event", "poisson_clt_mu"]
 
@@ -39,15 +40,5 @@ def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
     >>> mu_of_event(dp_accounting.GaussianDpEvent(2.0), "replace_one")
     1.0
     """
-    check_adjacency(adjacency)
-    return math.inf if is_nonprivate(event) else compute_mu(decompose(event, adjacency))
-
-
-def compute_mu(parts: tuple[RepeatedEvent, ...]) -> float:
-    """Returns the mu of all ``parts`` together; see ``mu_of_event``."""
-    return math.sqrt(sum(part.count * part.atom.squared_mu() for part in parts))
-
-
-def compute_epsilon(parts: tuple[RepeatedEvent, ...], delta: float) -> float:
-    """Returns the epsilon at ``delta`` of the central limit of all ``parts``: no guarantee."""
-    return float(epsilon(compute_mu(parts), delta))
+    parts = decompose(event, adjacency)
+    return math.inf if is_nonprivate(parts) else compute_mu(parts)

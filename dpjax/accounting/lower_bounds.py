@@ -28,26 +28,25 @@ Roth, Su 2022, Section 4): the lower bound is then that of the composed curve, o
 from the steps' curves, and the mechanism itself may be more private than that.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy.fft
-from scipy.special import logsumexp
 
-from dpjax.accounting import pld
-from dpjax.accounting.events import RepeatedEvent
+from dpjax.accounting.events import Parts, coarsen_noise_schedule, loss_deviation
 from dpjax.accounting.loss_distribution import (
     DIRECTIONS,
+    TRANSFORM_ROUNDING,
     Array,
     Direction,
     LossDistribution,
-    tail_sums,
+    chernoff_ends,
+    convolve,
+    crossing,
+    hockey_stick,
 )
-from dpjax.accounting.pld import coarsen_noise_schedule
 
 Steps = Sequence[tuple[LossDistribution, int]]
 
@@ -59,8 +58,6 @@ _PROFILE_SLACK, _PROFILE_ETA = 1e-3, 1e-10
 _QUADRATURE = 2.0**-40
 # Slopes at which the tails of a sum are bounded, over the natural one.
 _SLOPES = np.geomspace(1e-4, 20.0, 100)
-# A loss that is all but certain has hardly any; a bound at any slope holds.
-_LEAST_DEVIATION = 1e-15
 _MOST_CELLS = 2**22
 # Larger losses are lowered to this and those below its negative dropped, lest e^loss overflow.
 _LARGEST = 600.0
@@ -85,28 +82,18 @@ class LowerProfile:
     def delta(self, epsilons: npt.ArrayLike) -> Array:
         """Returns lower bounds on delta at any real ``epsilons``; they may be negative."""
         shifted = np.asarray(epsilons, float) + self.slack
-        above, weighted = self._sums
-        place = np.searchsorted(self.losses, shifted, side="right")
-        value = above[place] - np.exp(np.minimum(shifted, _LARGEST)) * weighted[place]
-        return value - self.margin
+        return hockey_stick(self.losses, self.masses, shifted) - self.margin
 
     def epsilon(self, delta: float) -> float:
         """Returns an epsilon below which the release is not (epsilon, ``delta``)-private."""
-        target = delta + self.margin
-        above, weighted = self._sums
-        at_losses = above[1:] - np.exp(self.losses) * weighted[1:]
-        place = int(np.count_nonzero(at_losses > target))
-        if above[place] <= target or weighted[place] <= 0:
+        _, excess, weight = crossing(self.losses, self.masses, delta + self.margin)
+        if excess <= 0 or weight <= 0:
             return 0.0
-        return max(0.0, math.log((above[place] - target) / weighted[place]) - self.slack)
-
-    @functools.cached_property
-    def _sums(self) -> tuple[Array, Array]:
-        return tail_sums(self.losses, self.masses)
+        return max(0.0, math.log(excess / weight) - self.slack)
 
 
 def epsilon_lower_bound(
-    parts: tuple[RepeatedEvent, ...], delta: float, upper_bound: float
+    parts: Parts, delta: float, upper_bound: float
 ) -> float:
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
     slack = _SLACK * max(upper_bound, delta)
@@ -118,10 +105,10 @@ def epsilon_lower_bound(
 
 
 def delta_lower_bounds(
-    parts: tuple[RepeatedEvent, ...], epsilons: Array, directions: Sequence[Direction]
+    parts: Parts, epsilons: Array, directions: Sequence[Direction]
 ) -> Array:
     """Returns lower bounds on delta in the given ``directions``, convex in e^epsilon."""
-    deviation = pld.loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
+    deviation = loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
     # Every different release takes a transform, which are shorter if rounding may lose more.
     slack = _PROFILE_SLACK * math.sqrt(max(len(parts), 1)) * deviation
     deltas = [
@@ -133,7 +120,7 @@ def delta_lower_bounds(
     return np.max([without_data, *deltas], axis=0)
 
 
-def distinct_directions(parts: tuple[RepeatedEvent, ...]) -> tuple[Direction, ...]:
+def distinct_directions(parts: Parts) -> tuple[Direction, ...]:
     """Returns the directions whose losses differ: one if all are the same in both."""
     if not parts:
         return ()
@@ -142,7 +129,7 @@ def distinct_directions(parts: tuple[RepeatedEvent, ...]) -> tuple[Direction, ..
 
 
 def lower_profiles(
-    parts: tuple[RepeatedEvent, ...], direction: Direction, slack: float, eta: float
+    parts: Parts, direction: Direction, slack: float, eta: float
 ) -> Iterator[LowerProfile]:
     """Yields lower profiles of all ``parts`` in one direction, one for each pair of neighbours.
 
@@ -152,6 +139,8 @@ def lower_profiles(
       UnsupportedEventError: a release whose loss has no known distribution.
     """
     parts = coarsen_noise_schedule(parts, "lower")
+
+    # The losses of each part, as many pairs of neighbours as one of them has.
     tail = eta / (2 * sum(part.count for part in parts))
     pairs = [part.atom.neighbor_losses(direction, tail) for part in parts]
     for place in range(max(map(len, pairs))):
@@ -168,19 +157,31 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     The lattice is so fine that the sum of the rounding errors exceeds ``slack`` with probability at
     most ``eta``, unless that would take too many cells; then the profile's slack is larger.
     """
+    # The window, and the interval whose rounding errors sum to the slack.
     spread = math.sqrt(sum(count for _, count in steps) / 2 * math.log(1 / eta))
-    low, high = _window(steps, eta)
+    nodes = [(*step.nodes, count) for step, count in steps]
+    low, high = chernoff_ends(nodes, math.log(1 / eta), _SLOPES)
     interval = max(slack / spread, (high - low) / _MOST_CELLS)
-    rounded = [(step.masses(interval), step.nodes, count) for step, count in steps]
-    shift = sum(count * _shift(*cells, nodes, interval) for cells, nodes, count in rounded)
     slack = interval * spread
+
+    # Round each loss to the lattice, and shift it so that its mean is kept.
+    lattices = [step.masses(interval) for step, _ in steps]
+    shift = sum(
+        count * _shift(*lattice, step.nodes, interval)
+        for lattice, (step, count) in zip(lattices, steps, strict=True)
+    )
+
+    # Convolve within the window.
     first = math.floor((low - slack - shift) / interval)
-    size = math.ceil((high + slack - shift) / interval) - first + 1
-    masses = _convolved([(cells, count) for cells, _, count in rounded], first, size)
-    losses = np.minimum((first + np.arange(size)) * interval + shift, _LARGEST)
-    kept = np.searchsorted(losses, -_LARGEST)
-    margin = 5 * eta + pld.ROUNDING * (sum(count for _, count in steps) + len(steps))
-    return LowerProfile(losses[kept:], masses[kept:], slack, margin)
+    last = math.ceil((high + slack - shift) / interval)
+    counted = [(*cells, count) for cells, (_, count) in zip(lattices, steps, strict=True)]
+    masses = convolve(counted, first, last)
+    losses = np.minimum(np.arange(first, last + 1) * interval + shift, _LARGEST)
+
+    # Drop what would overflow, and count all that may be too much.
+    start = np.searchsorted(losses, -_LARGEST)
+    margin = 5 * eta + TRANSFORM_ROUNDING * (sum(count for _, count in steps) + len(steps))
+    return LowerProfile(losses[start:], masses[start:], slack, margin)
 
 
 def _shift(first: int, masses: Array, nodes: tuple[Array, Array], interval: float) -> float:
@@ -189,44 +190,3 @@ def _shift(first: int, masses: Array, nodes: tuple[Array, Array], interval: floa
     mean = weights @ losses - _QUADRATURE * (weights @ np.abs(losses))
     rounded = interval * (masses @ np.arange(first, first + masses.size))
     return float((mean - rounded) / np.sum(masses))
-
-
-def _window(steps: Steps, eta: float) -> tuple[float, float]:
-    """Returns ends that the sum of the losses passes with probability at most ``eta`` each."""
-    variances = [
-        (count, weights @ (losses - weights @ losses) ** 2)
-        for step, count in steps
-        for losses, weights in (step.nodes,)
-    ]
-    deviation = math.sqrt(sum(count * variance for count, variance in variances))
-    natural = math.sqrt(2 * math.log(1 / eta)) / max(deviation, _LEAST_DEVIATION)
-    ends = []
-    for sign in (-1, 1):
-        slopes = natural * _SLOPES
-        log_mgf = sum(count * _log_mgf(step, sign * slopes) for step, count in steps)
-        ends.append(sign * float(np.min((log_mgf + math.log(1 / eta)) / slopes)))
-    return ends[0], ends[1]
-
-
-def _log_mgf(distribution: LossDistribution, slopes: Array) -> Array:
-    """Returns the log of E[e^(slope Y)] at each of ``slopes``, a few of them at a time."""
-    losses, weights = distribution.nodes
-    with np.errstate(divide="ignore"):
-        logs = np.log(weights)
-    parts = np.array_split(slopes, 1 + slopes.size * losses.size // _MOST_CELLS)
-    return np.concatenate([logsumexp(part[:, None] * losses + logs, axis=1) for part in parts])
-
-
-def _convolved(parts: list[tuple[tuple[int, Array], int]], first: int, size: int) -> Array:
-    """Returns the masses of the sum at ``size`` lattice points from ``first`` on.
-
-    Mass outside them is wrapped around.
-    """
-    length = scipy.fft.next_fast_len(size, real=True)
-    spectrum = np.ones(length // 2 + 1, complex)
-    for (start, masses), count in parts:
-        before = start % length
-        turns = np.pad(masses, (before, -(before + masses.size) % length)).reshape(-1, length)
-        transform = scipy.fft.rfft(turns.sum(axis=0))
-        spectrum *= transform if count == 1 else transform**count
-    return np.roll(scipy.fft.irfft(spectrum, length), -first % length)[:size]

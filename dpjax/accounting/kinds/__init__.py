@@ -1,12 +1,10 @@
 """Kinds of events, one file each: privacy loss, Rényi divergence, trade-off, lower bound."""
 
 from dpjax.accounting.kinds import (  # noqa: F401 - defining a kind registers it
-    compound,
     discrete_gaussian,
     gaussian,
     laplace,
     randomized_response,
-    subsampled_gaussian,
     truncated_poisson,
     wishart,
 )

@@ -48,17 +48,20 @@ from typing import ClassVar
 
 import numpy as np
 from dp_accounting import DpEvent
-from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import ndtri_exp
 
-from dpjax.accounting.events import AtomicEvent, PLDBuilder, UnsupportedEventError
-from dpjax.accounting.kinds.gaussian import check_noise, gaussian_loss_distribution
+from dpjax.accounting.events import AtomicEvent, GridBuilder, UnsupportedEventError
+from dpjax.accounting.kinds.gaussian import (
+    check_noise,
+    gaussian_grid_builder,
+    gaussian_loss_distribution,
+)
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
     hockey_stick,
-    pld_from_profiles,
+    grid_from_profiles,
 )
 
 # The variance of the random rounding, in squared units.
@@ -115,23 +118,20 @@ class DiscreteGaussianNoise(AtomicEvent):
 
     @property
     def aligned_loss(self) -> float | None:
-        """The unit that all losses are multiples of, where they are exact."""
         return 1 / (2 * self._variance) if self._has_exact_loss else None
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """The largest profile of all integer shifts, or that of the Gaussian release above it."""
         noise = check_noise(1 / self._mu)
         if not self._has_exact_loss:
-            return lambda interval: pld.from_gaussian_mechanism(
-                noise, value_discretization_interval=interval
-            )
+            return gaussian_grid_builder(noise)
         exact = [shifted_loss(self._variance, shift) for shift in self._shifts]
 
         def profile(epsilons: Array) -> Array:
             return np.max([hockey_stick(*each, epsilons) for each in exact], axis=0)
 
         largest = (1 / noise) * (1 / (2 * noise) + _FARTHEST_NORMAL)
-        return lambda interval: pld_from_profiles(profile, None, largest, interval)
+        return lambda interval: grid_from_profiles(profile, None, largest, interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact for one integer shift, or that of a Gaussian release which is a function of it.

@@ -1,26 +1,30 @@
 """Laplace noise: on a function of all records, on a sum over a Poisson sample, and discrete."""
 
+import functools
 import math
 
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting.events import (
     AtomicEvent,
-    PLDBuilder,
+    GridBuilder,
     TooLittleNoiseError,
     UnsupportedEventError,
 )
-from dpjax.accounting.kinds.compound import Compound
+from dpjax.accounting.events import Compound
 from dpjax.accounting.loss_distribution import (
     Coordinate,
     Direction,
     LossDistribution,
     Segment,
+    grid_from_profiles,
+    grid_from_tradeoff,
+    hockey_stick,
     subsampled_loss,
     unsampled_loss,
 )
+from dpjax.accounting.tradeoff.calculus import mixture
 from dpjax.accounting.tradeoff.families import Laplace
 
 # Of larger losses the grid does not fit in memory; under sampling, their exponentials overflow.
@@ -37,20 +41,21 @@ class LaplaceNoise(AtomicEvent):
         """The pure epsilon: the sensitivity over the scale of the noise."""
         return float(1 / self.unit_sensitivity_event.noise_multiplier)
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        noise = self.unit_sensitivity_event.noise_multiplier
-        _check_loss(1 / noise)
-        return lambda interval: pld.from_laplace_mechanism(
-            noise, value_discretization_interval=interval
-        )
+        _check_loss(self.aligned_loss)
+        profile = self.tradeoff().delta
+        return functools.partial(grid_from_profiles, profile, None, self.aligned_loss)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution, with atoms at both ends."""
         return _loss_distribution(self.aligned_loss, 1.0, "remove")
 
     def tradeoff(self) -> Laplace:
-        """Dong, Roth & Su (2022), Proposition A.6 in the preprint's numbering."""
+        """Returns the trade-off function of Laplace noise, exact.
+
+        Source: Dong, Roth & Su (2022), Proposition A.6 in the preprint's numbering.
+        """
         return Laplace(self.unit_sensitivity_event.noise_multiplier)
 
 
@@ -61,15 +66,14 @@ class PoissonSampledLaplace(Compound):
     inner_type = dp_event.LaplaceDpEvent
     is_asymmetric = True
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
         if self.sensitivity_factor != 1:
-            return super().pld_builder()
+            return super().grid_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
         _check_loss(1 / noise, _LARGEST_SAMPLED_LOSS)
-        return lambda interval: pld.from_laplace_mechanism(
-            noise, value_discretization_interval=interval, sampling_prob=rate
-        )
+        low, high = subsampled_loss(np.array([-1 / noise, 1 / noise]), rate).tolist()
+        return functools.partial(grid_from_tradeoff, mixture(Laplace(noise), rate), (low, high))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution, with atoms at both ends."""
@@ -98,16 +102,11 @@ class DiscreteLaplaceNoise(AtomicEvent):
         scaled = self.unit_sensitivity_event
         return float(scaled.noise_parameter * scaled.sensitivity)
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """Builds the privacy loss distribution by dp-accounting."""
-        scaled = self.unit_sensitivity_event
-        _check_loss(self.aligned_loss)
-        return lambda interval: pld.from_discrete_laplace_mechanism(
-            scaled.noise_parameter,
-            scaled.sensitivity,
-            use_connect_dots=True,
-            value_discretization_interval=interval,
-        )
+        atoms = np.array(self.loss_distribution("remove", 0.0).atoms[::-1])
+        profile = functools.partial(hockey_stick, *atoms.T)
+        return functools.partial(grid_from_profiles, profile, None, self.aligned_loss)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution: atoms at the multiples of the parameter."""

@@ -5,12 +5,12 @@ import math
 import numpy as np
 from dp_accounting import dp_event
 
-from dpjax.accounting.events import AtomicEvent, PLDBuilder, UnsupportedEventError
+from dpjax.accounting.events import AtomicEvent, GridBuilder, UnsupportedEventError
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
-    pld_from_profiles,
+    grid_from_profiles,
 )
 
 
@@ -39,17 +39,17 @@ class RandomizedResponse(AtomicEvent):
         noise = self.event.noise_parameter
         return math.log1p(self.event.num_buckets * (1 - noise) / noise)
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """The profile on a grid: max(0, P(truth) - e^epsilon P(another answer))."""
         if self.adjacency != "replace_one":
-            return super().pld_builder()
+            return super().grid_builder()
         noise, largest = self.event.noise_parameter, self.aligned_loss
         other = noise / self.event.num_buckets
 
         def profile(epsilons: Array) -> Array:
             return np.maximum(0.0, 1 - noise + other - np.exp(epsilons) * other)
 
-        return lambda interval: pld_from_profiles(profile, None, largest, interval)
+        return lambda interval: grid_from_profiles(profile, None, largest, interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact: atoms at zero and at plus and minus the pure epsilon."""

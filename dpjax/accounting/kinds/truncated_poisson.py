@@ -41,15 +41,20 @@ from dp_accounting import dp_event
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from dpjax.accounting.events import AtomicEvent, PLDBuilder
-from dpjax.accounting.kinds.gaussian import check_noise, gaussian_loss_distribution
-from dpjax.accounting.kinds.subsampled_gaussian import replacement_loss_distribution
+from dpjax.accounting.events import AtomicEvent, GridBuilder
+from dpjax.accounting.kinds.gaussian import (
+    check_noise,
+    gaussian_loss_distribution,
+    largest_replacement_loss,
+    replacement_loss_distribution,
+    replacement_profile,
+)
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     Function,
     LossDistribution,
-    pld_from_profiles,
+    grid_from_profiles,
     subsampled_loss,
     unsampled_loss,
 )
@@ -77,7 +82,6 @@ class TruncatedPoissonSampledGaussian(AtomicEvent):
 
     @property
     def unit_sensitivity_event(self) -> dp_event.TruncatedSubsampledGaussianDpEvent:
-        """The noise over the sensitivity."""
         event = self.event
         return type(event)(
             event.dataset_size,
@@ -86,15 +90,13 @@ class TruncatedPoissonSampledGaussian(AtomicEvent):
             event.noise_multiplier / self.sensitivity_factor,
         )
 
-    def pld_builder(self) -> PLDBuilder:
-        """Builds the privacy loss distribution from the profile bounds, on a grid."""
+    def grid_builder(self) -> GridBuilder:
         check_noise(self.event.noise_multiplier)
         removal, addition = profile_bounds(self.event, self.adjacency)
         largest = largest_loss(self.event, self.adjacency)
-        return lambda interval: pld_from_profiles(removal, addition, largest, interval)
+        return lambda interval: grid_from_profiles(removal, addition, largest, interval)
 
     def loss_range(self) -> float:
-        """Half the width of the loss grid: twice the largest loss of the profile bounds."""
         return 2 * largest_loss(self.event, self.adjacency)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
@@ -137,7 +139,7 @@ def profile_bounds(
         return np.max(cases, axis=0)
 
     if adjacency == "replace_one":
-        replaced = functools.partial(bound, functools.partial(_replaced, mu, q))
+        replaced = functools.partial(bound, functools.partial(replacement_profile, mu, q))
         return replaced, replaced
     removal = mixture(Gaussian(mu), q)
     return (
@@ -171,12 +173,10 @@ def largest_loss(event: dp_event.TruncatedSubsampledGaussianDpEvent, adjacency: 
             for weight in (1 - cut, cut)
         )
         if cut < 1:
-            moved = mu * (mu / 2 + uncut_far)
-            low, high = subsampled_loss(np.array([-moved - mu**2, moved]), q).tolist()
-            losses.append(high - low)
+            losses.append(largest_replacement_loss(mu, q, uncut_far))
         if cut * rate > 0:
-            moved = 2 * mu * (mu + cut_far)
-            losses.append(float(subsampled_loss(np.array([moved]), rate)[0]))
+            far = 2 * mu * (mu + cut_far)
+            losses.append(float(subsampled_loss(np.array([far]), rate)[0]))
     return max(losses)
 
 
@@ -195,15 +195,3 @@ def _cuts(
             rate = float(binom.sf(limit, size, q)) * limit / (size * cut) if cut > 0 else 0.0
             pairs.append((cut, min(rate, 1.0)))
     return pairs
-
-
-def _replaced(mu: float, rate: float, epsilons: Array) -> Array:
-    """Returns delta of (1 - rate) N(0, 1) + rate N(mu, 1) against its mirror image."""
-    if rate == 1:
-        return np.asarray(delta(2 * mu, epsilons))
-    segment = replacement_loss_distribution(mu, rate, tail=0.5).segments[0]
-    threshold = segment.inverse(epsilons)
-    above, mirrored = segment.coordinate.above(threshold), segment.coordinate.below(-threshold)
-    with np.errstate(over="ignore", invalid="ignore"):
-        beyond = np.where(mirrored > 0, np.exp(epsilons) * mirrored, 0.0)
-    return np.maximum(above - beyond, 0.0)

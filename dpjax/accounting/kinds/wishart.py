@@ -19,7 +19,7 @@ from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, gammal
 from dpjax._checks import check, check_positive
 from dpjax.accounting.events import (
     AtomicEvent,
-    PLDBuilder,
+    GridBuilder,
     UnsupportedEventError,
 )
 from dpjax.accounting.loss_distribution import (
@@ -28,8 +28,8 @@ from dpjax.accounting.loss_distribution import (
     Direction,
     LossDistribution,
     Segment,
-    pld_from_profiles,
-    pld_from_tradeoff,
+    grid_from_profiles,
+    grid_from_tradeoff,
 )
 from dpjax.accounting.tradeoff.base import Symmetric, TradeOff, golden_section_max
 from dpjax.adjacency import Adjacency
@@ -71,7 +71,7 @@ class WishartNoise(AtomicEvent):
     is_stated_for_neighbors = True
     is_asymmetric = True
 
-    def pld_builder(self) -> PLDBuilder:
+    def grid_builder(self) -> GridBuilder:
         """Builds the privacy loss distribution from the trade-off function, on a grid."""
         curve = self.event.add_remove_tradeoff
         revealed = curve.inverse().delta(LARGEST_EPSILON)
@@ -81,9 +81,9 @@ class WishartNoise(AtomicEvent):
             )
         losses = curve.losses(_RAREST)
         if self.sensitivity_factor == 1:
-            return lambda interval: pld_from_tradeoff(curve, losses, interval)
+            return lambda interval: grid_from_tradeoff(curve, losses, interval)
         profile = wishart_curve(self.event, self.adjacency).delta
-        return lambda interval: pld_from_profiles(profile, None, -2 * losses[0], interval)
+        return lambda interval: grid_from_profiles(profile, None, -2 * losses[0], interval)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact under add/remove; under replace-one the row may be exchanged for zeros.
