@@ -1,10 +1,10 @@
 """Accounting: privacy of events as epsilon, privacy profile, trade-off function and attack risk."""
 
-from dpjax.accounting import gdp, kinds, moments_accountant, risk, tradeoff  # noqa: F401
-from dpjax.accounting.accountants import epsilon
-from dpjax.accounting.bounds import (
+from dpjax.accounting import gdp, kinds, log_moments, risk, tradeoff  # noqa: F401
+from dpjax.accounting.accountants import (
     EpsilonBounds,
     ProfileBounds,
+    epsilon,
     epsilon_bounds,
     profile_bounds,
 )
@@ -20,8 +20,8 @@ __all__ = [
     "epsilon",
     "epsilon_bounds",
     "gdp",
+    "log_moments",
     "max_num_steps",
-    "moments_accountant",
     "profile_bounds",
     "risk",
     "tradeoff",

@@ -121,18 +121,16 @@ def epsilon(event: DpEvent, delta: float, *, adjacency: Adjacency, method: str =
     """
     check_delta(delta)
     check_choice("method", method, METHODS)
-    parts: Parts | None = None
     try:
-        parts = decompose(event, adjacency)
-        return compute_epsilon(parts, delta, method)
+        return compute_epsilon(decompose(event, adjacency), delta, method)
     except UnsupportedEventError as error:
         reason = error
 
     # Name the methods that support the event, found by trying them.
     supporting = []
-    for other in METHODS if parts is not None else ():
+    for other in METHODS:
         with contextlib.suppress(UnsupportedEventError):
-            compute_epsilon(parts, delta, other)
+            compute_epsilon(decompose(event, adjacency), delta, other)
             supporting.append(repr(other))
     alternatives = f"Methods that support it: {', '.join(supporting)}."
     raise UnsupportedEventError(

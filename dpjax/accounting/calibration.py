@@ -13,7 +13,7 @@ from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.event_tradeoff import tradeoff_curve
-from dpjax.accounting.events import TooLittleNoiseError
+from dpjax.accounting.events import TooLittleNoiseError, decompose
 from dpjax.guarantee import Guarantee
 
 # Noise is scaled by at most e^60 up or down.
@@ -117,7 +117,7 @@ class Target:
         def measure(mechanism: Accountable) -> float:
             try:
                 found = mechanism.guarantee
-                return certified_epsilon(found.event, delta, found.adjacency)[1]
+                return certified_epsilon(decompose(found.event, found.adjacency), delta)[1]
             except TooLittleNoiseError:
                 return math.inf
 

@@ -12,14 +12,14 @@ import math
 import numpy as np
 from dp_accounting import DpEvent
 
-from dpjax._checks import check
-from dpjax.accounting import pld, rdp
+from dpjax.accounting.accountants import check_supported, pld_profile, rdp_profile
 from dpjax.accounting.events import (
-    RepeatedEvent,
+    Parts,
     TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
     is_nonprivate,
+    loss_deviation,
 )
 from dpjax.accounting.loss_distribution import Array
 from dpjax.accounting.lower_bounds import delta_lower_bounds
@@ -30,7 +30,7 @@ from dpjax.accounting.tradeoff import (
     TradeOffBounds,
     from_profile,
 )
-from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import Adjacency
 
 # Epsilons to 9 standard deviations of the total loss beyond its mean, and in ratios to the largest.
 _DEVIATIONS, _NEAR_POINTS, _FAR_POINTS = 9.0, 2_000, 3_000
@@ -70,12 +70,7 @@ def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
     >>> round(lower(0.05), 3), round(upper(0.05), 3)
     (0.933, 0.933)
     """
-    parts = _decompose(event, adjacency)
-    exact = _closed_form(event, parts)
-    if exact is not None:
-        return TradeOffBounds(exact, exact)
-    upper = _upper_curve(parts)
-    return TradeOffBounds(_guaranteed(parts), upper)
+    return curve_bounds(decompose(event, adjacency))
 
 
 def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
@@ -100,45 +95,55 @@ def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
     >>> tradeoff_curve(event, adjacency="add_remove")
     Gaussian(mu=0.5)
     """
-    parts = _decompose(event, adjacency)
-    exact = _closed_form(event, parts)
-    return _guaranteed(parts) if exact is None else exact
+    return guaranteed_curve(decompose(event, adjacency))
 
 
-def _decompose(event: DpEvent, adjacency: Adjacency) -> tuple[RepeatedEvent, ...]:
-    check(isinstance(event, DpEvent), "event", event, "a dp_accounting.DpEvent")
-    check_adjacency(adjacency)
-    return () if is_nonprivate(event) else decompose(event, adjacency)
+def curve_bounds(parts: Parts) -> TradeOffBounds:
+    """Returns the curves of `tradeoff_bounds` for a decomposed event."""
+    exact = _closed_form(parts)
+    if exact is not None:
+        return TradeOffBounds(exact, exact)
+    upper = _upper_curve(parts)
+    return TradeOffBounds(_curve_of_profiles(parts), upper)
 
 
-def _closed_form(event: DpEvent, parts: tuple[RepeatedEvent, ...]) -> TradeOff | None:
+def guaranteed_curve(parts: Parts) -> TradeOff:
+    """Returns the curve of `tradeoff_curve` for a decomposed event."""
+    return _closed_form(parts) or _curve_of_profiles(parts)
+
+
+def _closed_form(parts: Parts) -> TradeOff | None:
     """Returns the exact trade-off function where it has a closed form."""
-    if is_nonprivate(event):
+    if is_nonprivate(parts):
         return ApproximateDP(0.0, slack=1.0)
     if not parts:
         return Identity()
     return parts[0].atom.tradeoff() if len(parts) == parts[0].count == 1 else None
 
 
-def _guaranteed(parts: tuple[RepeatedEvent, ...]) -> TradeOff:
+def _curve_of_profiles(parts: Parts) -> TradeOff:
     """Returns the least curve that has every delta of an upper profile, or of two."""
     profiles: list[tuple[Array, Array]] = []
-    reason = None
+    reason: UnsupportedEventError | None = None
+
+    # That of the privacy loss distribution, where there is one.
     try:
         epsilons = _epsilons(parts)
-        profiles.append((epsilons, pld.compute_profile(parts, epsilons, None)))
+        profiles.append((epsilons, pld_profile(parts, epsilons, None)))
     except UnsupportedEventError as error:
         reason = error
+
+    # That of the Rényi bound, where it is needed or may be tighter.
     if not profiles or any(part.atom.rdp_may_be_tighter for part in parts):
         try:
-            profiles.append((_RENYI_EPSILONS, rdp.compute_profile(parts, _RENYI_EPSILONS)))
+            profiles.append((_RENYI_EPSILONS, rdp_profile(parts, _RENYI_EPSILONS)))
         except UnsupportedEventError as other:
             if not profiles:
                 raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
     return from_profile(*map(np.concatenate, zip(*profiles, strict=True)))
 
 
-def _upper_curve(parts: tuple[RepeatedEvent, ...]) -> TradeOff:
+def _upper_curve(parts: Parts) -> TradeOff:
     """Returns a curve above the true one, from the lower profile of removing a record.
 
     Adding one gives less at epsilons above zero, but for Wishart noise; leaving it out is on the
@@ -155,15 +160,19 @@ def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:
     The first point has a negative epsilon and the second is at zero, where the polygon begins; what
     lies beyond the last counts as zero.
     """
+    # The slopes of the chords, and those before and after each.
     gaps = np.diff(epsilons)
     widths = np.exp(epsilons[:-1]) * np.expm1(gaps)
     slopes = np.diff(deltas) / widths
     before, here, after = slopes[:-2], slopes[1:-1], slopes[2:]
     bends = after - before
+
     # Where the line from the left meets the line from the right, over the width between.
     share = np.clip(np.divide(after - here, bends, out=np.ones_like(bends), where=bends > 0), 0, 1)
     knots = epsilons[1:-2] + np.log1p(share * np.expm1(gaps[1:-1]))
     values = deltas[1:-2] + before * share * widths[1:-1]
+
+    # From the profile at zero to the end, of which only what is above zero counts.
     last = min(deltas[-2] + slopes[-2] * widths[-1], 0.0)
     return _above_zero(
         np.concatenate([[0.0], knots, epsilons[-1:]]), np.concatenate([deltas[1:2], values, [last]])
@@ -181,11 +190,11 @@ def _above_zero(epsilons: Array, values: Array) -> tuple[Array, Array]:
     return np.append(epsilons[:end], crossing), np.append(values[:end], 0.0)
 
 
-def _epsilons(parts: tuple[RepeatedEvent, ...]) -> Array:
-    """Returns epsilons from zero on, so dense that the chords of a profile are the profile."""
-    pld.check_supported(parts)
+def _epsilons(parts: Parts) -> Array:
+    """Returns epsilons from zero on, between which a profile is straight enough for its chords."""
+    check_supported(parts)
     count = sum(part.count for part in parts)
-    deviation = pld.loss_deviation(parts) * math.sqrt(count)
+    deviation = loss_deviation(parts) * math.sqrt(count)
     near = min(max(deviation**2 / 2 + _DEVIATIONS * deviation, 1e-100), _LARGEST_EPSILON)
     far = np.geomspace(near / _NEAR_POINTS, _LARGEST_EPSILON, _FAR_POINTS)
     return np.unique(np.append(np.linspace(0.0, near, _NEAR_POINTS), far))

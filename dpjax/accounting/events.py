@@ -135,7 +135,8 @@ class AtomicEvent:
           UnsupportedEventError: there is none, or its grid would be too large.
         """
         raise UnsupportedEventError(
-            f"no privacy loss distribution of {event_name(self.event)} under this adjacency is known"
+            f"no privacy loss distribution of {event_name(self.event)} is known under this"
+            " adjacency"
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:

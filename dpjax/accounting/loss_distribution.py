@@ -200,7 +200,7 @@ class GridMasses:
     @property
     def losses(self) -> Array:
         """The losses, increasing."""
-        return (self.first + np.arange(self.masses.size)) * self.interval
+        return np.arange(self.first, self.first + self.masses.size, dtype=float) * self.interval
 
 
 @dataclass(frozen=True)

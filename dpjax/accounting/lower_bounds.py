@@ -92,9 +92,7 @@ class LowerProfile:
         return max(0.0, math.log(excess / weight) - self.slack)
 
 
-def epsilon_lower_bound(
-    parts: Parts, delta: float, upper_bound: float
-) -> float:
+def epsilon_lower_bound(parts: Parts, delta: float, upper_bound: float) -> float:
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
     slack = _SLACK * max(upper_bound, delta)
     return max(
@@ -104,9 +102,7 @@ def epsilon_lower_bound(
     )
 
 
-def delta_lower_bounds(
-    parts: Parts, epsilons: Array, directions: Sequence[Direction]
-) -> Array:
+def delta_lower_bounds(parts: Parts, epsilons: Array, directions: Sequence[Direction]) -> Array:
     """Returns lower bounds on delta in the given ``directions``, convex in e^epsilon."""
     deviation = loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
     # Every different release takes a transform, which are shorter if rounding may lose more.

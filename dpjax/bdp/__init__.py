@@ -8,6 +8,12 @@ gradient norms of a training step (a `TrainingAccountant` does so in ``train``),
 Source: Triastcyn & Faltings (2020), "Bayesian Differential Privacy for Machine Learning".
 """
 
+from dpjax.accounting.log_moments import (
+    diagonal_gaussian_log_moments,
+    gaussian_log_moments,
+    laplace_log_moments,
+    subsampled_gaussian_log_moments,
+)
 from dpjax.bdp import estimator_divergence, estimators
 from dpjax.bdp.accountant import (
     ORDERS,
@@ -26,13 +32,6 @@ from dpjax.bdp.conversion import (
     delta,
     epsilon,
     population_epsilons,
-)
-from dpjax.bdp.log_moments import (
-    diagonal_gaussian_log_moments,
-    gaussian_log_moments,
-    laplace_log_moments,
-    published_reverse_log_moments,
-    subsampled_gaussian_log_moments,
 )
 from dpjax.bdp.replace_one import (
     GradientPairs,
@@ -65,7 +64,6 @@ __all__ = [
     "init",
     "laplace_log_moments",
     "population_epsilons",
-    "published_reverse_log_moments",
     "replace_one_log_moments",
     "sample_disjoint_pairs",
     "subsampled_gaussian_log_moments",

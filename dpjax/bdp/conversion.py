@@ -20,8 +20,8 @@ from dpjax._checks import (
     check_share,
 )
 from dpjax.accounting.accountants import certified_epsilon
-from dpjax.accounting.event_tradeoff import tradeoff_curve
-from dpjax.accounting.events import is_nonprivate
+from dpjax.accounting.event_tradeoff import guaranteed_curve
+from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp.accountant import AccountantState, check_state
 
@@ -92,7 +92,9 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     check_delta(delta)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    certified = certified_epsilon(mechanism.event, delta, mechanism.guarantee.adjacency)[1]
+    certified = certified_epsilon(decompose(mechanism.event, mechanism.guarantee.adjacency), delta)[
+        1
+    ]
     return BDPAndDP(_epsilon(state, delta, definition), certified)
 
 
@@ -113,11 +115,9 @@ def delta(state: AccountantState, epsilon: float, *, definition: Definition = "s
     check_non_negative("epsilon", epsilon)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    if is_nonprivate(mechanism.event):
-        certified = 1.0
-    else:
-        curve = tradeoff_curve(mechanism.event, adjacency=mechanism.guarantee.adjacency)
-        certified = float(curve.delta(epsilon))
+    certified = float(
+        guaranteed_curve(decompose(mechanism.event, mechanism.guarantee.adjacency)).delta(epsilon)
+    )
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")
     tail = math.exp(min(0.0, float(np.min(exponents))))

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import check_count
+from dpjax.accounting.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
-from dpjax.bdp.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
 
 
 def mean_log_moments(

@@ -43,6 +43,10 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.accounting.log_moments import (
+    check_finite,
+    check_lengths,
+    check_orders,
+    check_scales,
     log_binomial,
     log_excess,
     log_expm1,
@@ -50,7 +54,6 @@ from dpjax.accounting.log_moments import (
     log_sum,
 )
 from dpjax.accounting.loss_distribution import Array
-from dpjax.bdp.log_moments import check_finite, check_lengths, check_orders, check_scales
 from dpjax.gradients.loss_checks import check_params
 
 _PAIRS_PER_BATCH = 16

@@ -12,8 +12,8 @@ from dp_accounting import NonPrivateDpEvent
 
 from dpjax._checks import as_float64, check, check_count, check_positive, check_text, check_type
 from dpjax._typing import ArrayTree, ClipBound
+from dpjax.accounting.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
-from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism

@@ -1,5 +1,6 @@
 """Privacy certificates: bounds on epsilon, trade-off function, attack risk and caveats."""
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -7,10 +8,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from dpjax._checks import check_delta, check_type
-from dpjax.accounting.accountants import METHODS, certified_epsilon, epsilon_or_reason
-from dpjax.accounting.bounds import epsilon_lower_bound
-from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
-from dpjax.accounting.events import UnsupportedEventError
+from dpjax.accounting.accountants import (
+    METHODS,
+    certified_epsilon,
+    compute_epsilon,
+    epsilon_lower_bound,
+)
+from dpjax.accounting.event_tradeoff import curve_bounds, guaranteed_curve
+from dpjax.accounting.events import Parts, UnsupportedEventError, decompose
 from dpjax.accounting.risk import (
     ADVANTAGE,
     ERROR_SUM,
@@ -86,6 +91,7 @@ class Certificate(Report):
     Attributes:
       delta: in (0, 1).
       guarantee: of the mechanism or run: event, adjacency, unit, description and so on.
+      parts: the guarantee's event, decomposed: what everything is computed from.
       estimates: epsilon by each accountant; exactly one is the guarantee.
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
@@ -94,6 +100,7 @@ class Certificate(Report):
 
     delta: float
     guarantee: Guarantee
+    parts: Parts = dataclasses.field(repr=False)
     estimates: tuple[Estimate, ...]
     epsilon_lower: float | None = None
     epsilon_lower_note: str = "not computed"
@@ -143,11 +150,10 @@ class Certificate(Report):
     @functools.cached_property
     def _curves(self) -> tuple[TradeOff, TradeOff | None, str]:
         """Lower and (if available) upper bound on the trade-off function, and ``risks_note``."""
-        event, adjacency = self.guarantee.event, self.guarantee.adjacency
         try:
-            lower, upper = tradeoff_bounds(event, adjacency=adjacency)
+            lower, upper = curve_bounds(self.parts)
         except UnsupportedEventError as reason:
-            lower = tradeoff_curve(event, adjacency=adjacency)
+            lower = guaranteed_curve(self.parts)
             return lower, None, f"{_RISKS_NOTE}; the other bounds are not computed: {reason}"
         return lower, upper, f"{_RISKS_NOTE}; {_OTHER_BOUNDS_NOTE}"
 
@@ -262,13 +268,13 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
     """
     check_type("guarantee", guarantee, Guarantee, "the Guarantee of a mechanism or of a run")
     check_delta(delta)
-    event, adjacency = guarantee.event, guarantee.adjacency
+    parts = decompose(guarantee.event, guarantee.adjacency)
 
     # The certified epsilon, and the lower bound below which no accountant can certify.
-    certifying, certified = certified_epsilon(event, delta, adjacency)
+    certifying, certified = certified_epsilon(parts, delta)
     lower, note = None, _LOWER_BOUND_NOTE
     try:
-        lower = epsilon_lower_bound(event, delta, adjacency, certified)
+        lower = epsilon_lower_bound(parts, delta, certified)
     except UnsupportedEventError as reason:
         note = str(reason)
 
@@ -279,7 +285,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
             estimates.append(Estimate(method, certified, "guarantee", ACCOUNTANTS[method]))
             continue
         try:
-            value = epsilon_or_reason(event, delta, adjacency, method)
+            value = compute_epsilon(parts, delta, method)
         except UnsupportedEventError as reason:
             estimates.append(Estimate(method, None, "unavailable", str(reason)))
             continue
@@ -288,7 +294,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
             estimates.append(Estimate(method, value, "approximation", compared))
         else:
             estimates.append(Estimate(method, value, "bound", ACCOUNTANTS[method]))
-    return Certificate(float(delta), guarantee, tuple(estimates), lower, note)
+    return Certificate(float(delta), guarantee, parts, tuple(estimates), lower, note)
 
 
 def compare_to_bounds(value: float, lower: float | None, certified: float) -> str:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 from dpjax._checks import as_float64, check, check_count, check_type
 from dpjax._hashing import hash_dataclass
 from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import decompose
 from dpjax.certificates.certificate import Certificate, certify
 from dpjax.certificates.render import round_up
 from dpjax.federated.messages import MessageFormat
@@ -219,8 +220,9 @@ class FederatedSum(Mechanism):
         ]
         adjacency = self.guarantee.adjacency
         return tuple(
-            Adversary(*row, certified_epsilon(self._with_shares(row[2]).event, delta, adjacency)[1])
+            Adversary(*row, certified_epsilon(decompose(event, adjacency), delta)[1])
             for row in rows
+            for event in (self._with_shares(row[2]).event,)
         )
 
     def certificate(self, delta: float) -> Certificate:

@@ -14,9 +14,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpjax._checks import as_numbers, check, check_delta, check_type
 from dpjax.accounting import epsilon
+from dpjax.accounting.accountants import compute_rdp
 from dpjax.accounting.events import decompose
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.rdp import compute_rdp
 from dpjax.certificates.render import Estimate, Kind
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.pate import data_dependent as bounds

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpjax.accounting import moments_accountant
+from dpjax.accounting import log_moments
 from dpjax.adjacency import Adjacency
-from dpjax.bdp import published_reverse_log_moments, subsampled_gaussian_log_moments
+from dpjax.bdp import subsampled_gaussian_log_moments
 from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import costs
 from experiments.bdp import figures_accounts as accounts
@@ -28,6 +28,7 @@ from experiments.lib.verdicts import (
     group_by,
     remarks_on_rows,
 )
+from experiments.published.log_moments import published_reverse_log_moments
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24
@@ -146,7 +147,7 @@ def _run_formula(row: Row) -> Result:
     if row.name == REVERSE:
         distance = row.settings["distance"]
         printed = published_reverse_log_moments((1,), distance, **settings)
-        exact = moments_accountant.compute_log_moment(
+        exact = log_moments.compute_log_moment(
             2.0, row.settings["noise"] / distance, row.settings["rate"], direction="add"
         )
     else:

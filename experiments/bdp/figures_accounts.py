@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.accounting import moments_accountant as moments
+from dpjax.accounting import log_moments as moments
 from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp.costs import (
     ORDERS,

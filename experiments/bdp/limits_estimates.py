@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp, ndtri
 
-from dpjax.accounting import moments_accountant
+from dpjax.accounting import log_moments
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
@@ -184,7 +184,7 @@ def moments_epsilon() -> float:
     """Returns the moments accountant's ε of the run, at the orders of the BDP accounts."""
     noise, rate = RUN["noise_std"], RUN["sampling_rate"]
     orders = [order + 1 for order in ORDERS]
-    return float(moments_accountant.compute_epsilon(noise, rate, NUM_STEPS, DELTA, orders))
+    return float(log_moments.compute_epsilon(noise, rate, NUM_STEPS, DELTA, orders))
 
 
 def exact_epsilon(norm_at: NormAt = log_normal_norm_at) -> float:

@@ -13,8 +13,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import accounting
-from dpjax.accounting import gdp, moments_accountant
+from dpjax.accounting import gdp, log_moments
 from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import decompose
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Group, Groups, Values, median_values
 from experiments.benchmarks.timing import Case, Effort, Times, blocking
@@ -49,7 +50,7 @@ class Setting(NamedTuple):
     @property
     def certified(self) -> float:
         """The certified epsilon."""
-        return certified_epsilon(self.event, self.delta, "add_remove")[1]
+        return certified_epsilon(decompose(self.event, "add_remove"), self.delta)[1]
 
 
 SETTINGS = (
@@ -79,7 +80,7 @@ def single_methods() -> dict[str, Accountant]:
         "dpjax, both ends": lambda s: (
             accounting.epsilon_bounds(s.event, s.delta, adjacency="add_remove").lower
         ),
-        "dpjax, moments_accountant.epsilon": lambda s: moments_accountant.compute_epsilon(
+        "dpjax, moments_accountant.epsilon": lambda s: log_moments.compute_epsilon(
             s.noise_multiplier, s.sampling_rate, s.num_steps, s.delta
         ),
         "dp-accounting, PLDAccountant": functools.partial(_by_dp_accounting, PLDAccountant),
@@ -120,7 +121,7 @@ def array_methods() -> dict[str, tuple[ArrayAccountant, int]]:
 
     return {
         "dpjax, moments_accountant.epsilon, one call": (
-            lambda noise, rate, steps: moments_accountant.compute_epsilon(noise, rate, steps, 1e-5),
+            lambda noise, rate, steps: log_moments.compute_epsilon(noise, rate, steps, 1e-5),
             1_000,
         ),
         "dpjax, gdp.poisson_clt_mu and gdp.epsilon": (

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import dpjax
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.accounting import epsilon
-from dpjax.accounting import moments_accountant as moments
+from dpjax.accounting import log_moments as moments
 from dpjax.bayes.variational import DPSVI
 
 REPLACE, ADD = "replace one", "add/remove"

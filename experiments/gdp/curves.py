@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dpjax
-from dpjax.accounting import gdp, moments_accountant, tradeoff
+from dpjax.accounting import gdp, log_moments, tradeoff
 from dpjax.accounting.tradeoff import TradeOff
 from experiments.gdp import mnist
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
@@ -72,8 +72,8 @@ def clt_curve(**settings: Any) -> tradeoff.Gaussian:
 
 def moments_curves(**settings: Any) -> tuple[TradeOff, TradeOff]:
     """Returns the moments accountant's trade-off by its pair at delta = 1e-5, and by all pairs."""
-    epsilon = moments_accountant.compute_epsilon(**settings, delta=_DELTA)
-    profile = moments_accountant.compute_profile(**settings)
+    epsilon = log_moments.compute_epsilon(**settings, delta=_DELTA)
+    profile = log_moments.compute_profile(**settings)
     return tradeoff.ApproximateDP(epsilon, slack=_DELTA), tradeoff.from_profile(*profile)
 
 

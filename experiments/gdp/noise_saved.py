@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
 import dpjax
-from dpjax.accounting import gdp, moments_accountant
+from dpjax.accounting import gdp, log_moments
 from experiments.gdp.mnist import (
     ACCURACY,
     CURVE,
@@ -88,7 +88,7 @@ def compute_epsilon(account: str, settings: Settings, epochs: int) -> float:
     rate = settings.expected_batch_size / PUBLISHED_SIZE
     release = settings.noise_multiplier, rate, mechanism.num_steps
     if account == "MA":
-        return float(moments_accountant.compute_epsilon(*release, settings.delta))
+        return float(log_moments.compute_epsilon(*release, settings.delta))
     if account == "CLT":
         return gdp.epsilon(gdp.poisson_clt_mu(*release), settings.delta)
     return dpjax.accounting.epsilon(

@@ -12,6 +12,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from dpjax.accounting.accountants import certified_epsilon
+from dpjax.accounting.events import decompose
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
@@ -127,3 +129,8 @@ def hockey_stick(epsilon: float, above: Density, below: Density, reach: float) -
     cuts = [-reach, *(brentq(excess, grid[i], grid[i + 1], xtol=1e-14) for i in changes), reach]
     pieces = itertools.pairwise(cuts)
     return sum(max(quad(excess, *piece, epsabs=1e-13, limit=500)[0], 0.0) for piece in pieces)
+
+
+def certified_of(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[str, float]:
+    """Returns the method whose epsilon is certified, and that epsilon."""
+    return certified_epsilon(decompose(event, adjacency), delta)

@@ -6,7 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
+from accounting_cases import (
+    certified_of,
+    fixed_size,
+    gaussian,
+    laplace,
+    poisson,
+    response,
+    truncated,
+)
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
@@ -16,7 +24,7 @@ from scipy.stats import chi2, norm
 from scipy.stats import laplace as laplace_distribution
 
 from dpjax.accounting import UnsupportedEventError, epsilon
-from dpjax.accounting.accountants import METHODS, certified_epsilon
+from dpjax.accounting.accountants import METHODS
 from dpjax.accounting.events import decompose
 from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.accounting.kinds.wishart import WishartDpEvent
@@ -296,20 +304,20 @@ def test_monotone_in_noise_steps_and_rate(noise, rate, steps, factor, adjacency)
 
 
 def test_the_guarantee_is_the_tightest_bound_that_there_is():
-    method, value = certified_epsilon(poisson(1.3, 0.01, 200), DELTA, "add_remove")
+    method, value = certified_of(poisson(1.3, 0.01, 200), DELTA, "add_remove")
     assert (method, value) == (
         "pld",
         epsilon(poisson(1.3, 0.01, 200), DELTA, adjacency="add_remove"),
     )
     event = dp_event.RepeatAndSelectDpEvent(gaussian(4.0), 10, 1)
     expected = epsilon(event, DELTA, adjacency="replace_one", method="rdp")
-    assert certified_epsilon(event, DELTA, "replace_one") == ("rdp", expected)
-    assert certified_epsilon(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
+    assert certified_of(event, DELTA, "replace_one") == ("rdp", expected)
+    assert certified_of(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
 
 
 def test_no_guarantee_rests_on_the_central_limit():
     with pytest.raises(UnsupportedEventError, match=r"no guarantee: 'pld': .*; 'rdp': ") as error:
-        certified_epsilon(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
+        certified_of(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
     assert "gdp_clt" not in str(error.value)
 
 

@@ -26,7 +26,8 @@ from dpjax.accounting import (
     gdp,
     profile_bounds,
 )
-from dpjax.accounting.bounds import epsilon_lower_bound
+from dpjax.accounting.accountants import epsilon_lower_bound
+from dpjax.accounting.events import decompose
 
 DELTA = 1e-5
 MIXED = dp_event.ComposedDpEvent([poisson(1.3, 0.01, 200), gaussian(4.0), laplace(9.0)])
@@ -240,7 +241,7 @@ def test_bad_arguments_are_refused(changed, text):
 def test_the_window_of_a_rare_and_large_loss_is_no_wider_than_needed():
     step = dp_event.PoissonSampledDpEvent(1e-7, dp_event.GaussianDpEvent(0.2))
     event = dp_event.SelfComposedDpEvent(step, 1_000)
-    assert epsilon_lower_bound(event, 1e-5, "add_remove", 2.0447798) > 2.04
+    assert epsilon_lower_bound(decompose(event, "add_remove"), 1e-5, 2.0447798) > 2.04
 
 
 def test_a_loss_that_is_all_but_certain():

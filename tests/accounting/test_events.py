@@ -80,7 +80,7 @@ def test_what_depends_on_no_data_is_dropped():
         Composed([]),
     ]
     assert decompose(Composed(nothing), "replace_one") == ()
-    assert not is_nonprivate(Composed(nothing))
+    assert not is_nonprivate(decompose(Composed(nothing), "add_remove"))
 
 
 def test_sampling_everything_is_no_sampling():
@@ -104,12 +104,12 @@ def test_sampling_everything_is_no_sampling():
     ],
 )
 def test_releases_without_noise_are_found(event):
-    assert is_nonprivate(event)
+    assert is_nonprivate(decompose(event, "add_remove"))
 
 
 def test_noisy_releases_are_not_called_noiseless():
     noisy = [gaussian(0.1), response(0.5, 3), dp_event.ZCDpEvent(0.1), poisson(math.pi, 0.1, 2)]
-    assert not is_nonprivate(Composed(noisy))
+    assert not is_nonprivate(decompose(Composed(noisy), "add_remove"))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
-from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpjax.accounting import epsilon, epsilon_bounds, gdp, tradeoff_bounds
 from dpjax.accounting import events as base
 from dpjax.accounting.events import UnsupportedEventError
-from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
+from dpjax.accounting.kinds.gaussian import gaussian_grid_builder, gaussian_loss_distribution
 from dpjax.accounting.tradeoff import Gaussian
 
 DELTA = 1e-5
@@ -36,10 +35,8 @@ def kind(monkeypatch):
         def mu(self):
             return float(self.event.variance**-0.5)
 
-        def pld_builder(self):
-            return lambda interval: pld.from_gaussian_mechanism(
-                1 / self.mu, value_discretization_interval=interval
-            )
+        def grid_builder(self):
+            return gaussian_grid_builder(1 / self.mu)
 
         def loss_distribution(self, direction, tail):
             return gaussian_loss_distribution(self.mu, 1.0, tail, direction)

@@ -5,15 +5,22 @@ import math
 import numpy as np
 import pytest
 from accounting_cases import hockey_stick, normal_mixture
-from dp_accounting import dp_event
+from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from dpjax.accounting import gdp, loss_distribution
+from dpjax.accounting import gdp
 from dpjax.accounting.events import atomic_event
 from dpjax.accounting.kinds import laplace as laplace_release
-from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
-from dpjax.accounting.kinds.subsampled_gaussian import replacement_loss_distribution
-from dpjax.accounting.loss_distribution import subsampled_loss, unsampled_loss
+from dpjax.accounting.kinds.gaussian import (
+    gaussian_loss_distribution,
+    replacement_loss_distribution,
+)
+from dpjax.accounting.loss_distribution import (
+    compose_grids,
+    connect_dots,
+    subsampled_loss,
+    unsampled_loss,
+)
 
 TAIL = 1e-14
 
@@ -158,7 +165,7 @@ def test_the_loss_and_its_inverse_undo_each_other(rate):
 
 def subsampled(noise, rate, interval):
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
-    return atomic_event(event, "add_remove").pld_builder()(interval)
+    return atomic_event(event, "add_remove").grid_builder()(interval)
 
 
 EPSILONS = np.array([-0.7, -0.1, 0.0, 0.05, 0.4, 2.0])
@@ -171,10 +178,10 @@ def test_sampled_gaussians(noise, rate, count):
     theirs = pld.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
     ).self_compose(count)
-    ours = subsampled(noise, rate, interval).self_compose(count)
+    ours = compose_grids([(subsampled(noise, rate, interval), count)], interval)
     for direction, pmf in (("add", theirs._pmf_add), ("remove", theirs._pmf_remove)):
         np.testing.assert_allclose(
-            loss_distribution.hockey_stick_divergence(ours, EPSILONS, direction),
+            ours.delta(EPSILONS, direction),
             pmf.get_delta_for_epsilon(EPSILONS),
             rtol=1e-6,
             atol=1e-12,
@@ -182,23 +189,70 @@ def test_sampled_gaussians(noise, rate, count):
 
 
 @pytest.mark.parametrize("direction", [None, "add", "remove"])
-def test_deltas_at_once_are_those_one_by_one(direction):
-    total = pld.from_gaussian_mechanism(0.8, sampling_prob=0.1).self_compose(20)
-    found = loss_distribution.hockey_stick_divergence(total, EPSILONS.reshape(2, 3), direction)
+def test_deltas_at_once_are_those_of_dp_accounting_one_by_one(direction):
+    theirs = pld.from_gaussian_mechanism(0.8, sampling_prob=0.1, value_discretization_interval=0.01)
+    ours = subsampled(0.8, 0.1, 0.01)
     each = [
         [pmf.get_delta_for_epsilon(float(e)) for e in EPSILONS]
-        for pmf in (total._pmf_add, total._pmf_remove)
+        for pmf in (theirs._pmf_add, theirs._pmf_remove)
     ]
     exact = {None: np.max(each, axis=0), "add": each[0], "remove": each[1]}[direction]
+    found = ours.delta(EPSILONS.reshape(2, 3), direction)
     np.testing.assert_allclose(found, np.reshape(exact, (2, 3)), rtol=1e-9, atol=1e-14)
 
 
-def test_the_largest_losses_do_not_overflow():
-    total = pld.from_gaussian_mechanism(0.02, value_discretization_interval=1.0)
-    found = loss_distribution.hockey_stick_divergence(
-        total, [-2_000.0, 0.0, 1_250.0, 2_000.0], None
+THEIRS = {
+    "gaussian": pld.from_gaussian_mechanism(0.7, value_discretization_interval=0.02),
+    "laplace": pld.from_laplace_mechanism(0.5, value_discretization_interval=0.02),
+    "sampled laplace": pld.from_laplace_mechanism(
+        0.5, value_discretization_interval=0.02, sampling_prob=0.3
+    ),
+    "discrete laplace": pld.from_discrete_laplace_mechanism(
+        0.4, 3, use_connect_dots=True, value_discretization_interval=0.02
+    ),
+    "replaced": pld.from_gaussian_mechanism(
+        0.7,
+        value_discretization_interval=0.02,
+        sampling_prob=0.2,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    ),
+}
+OURS = {
+    "gaussian": (dp_event.GaussianDpEvent(0.7), "add_remove"),
+    "laplace": (dp_event.LaplaceDpEvent(0.5), "add_remove"),
+    "sampled laplace": (
+        dp_event.PoissonSampledDpEvent(0.3, dp_event.LaplaceDpEvent(0.5)),
+        "add_remove",
+    ),
+    "discrete laplace": (dp_event.DiscreteLaplaceDpEvent(0.4, 3), "add_remove"),
+    "replaced": (
+        dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(0.7)),
+        "replace_one",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_grids_have_the_profiles_of_dp_accounting(kind):
+    ours = atomic_event(*OURS[kind]).grid_builder()(0.02)
+    epsilons = np.linspace(0.0, 2.5, 101)
+    np.testing.assert_allclose(
+        ours.delta(epsilons, None),
+        THEIRS[kind].get_delta_for_epsilon(epsilons),
+        rtol=1e-9,
+        atol=1e-13,
     )
+
+
+def test_the_largest_losses_do_not_overflow():
+    grid = atomic_event(dp_event.GaussianDpEvent(0.02), "add_remove").grid_builder()(1.0)
+    found = grid.delta([-2_000.0, 0.0, 1_250.0, 2_000.0], None)
     assert np.all(np.isfinite(found))
     assert found[1] == pytest.approx(1.0)
     assert found[2] == pytest.approx(0.5, abs=0.01)
     assert found[3] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_rising_deltas_are_refused():
+    with pytest.raises(ValueError, match="deltas must fall"):
+        connect_dots(0.1, 0, np.array([0.1, 0.2]))

@@ -13,6 +13,7 @@ from dpjax.accounting import gdp, lower_bounds
 from dpjax.accounting.events import atomic_event
 from dpjax.accounting.kinds import laplace
 from dpjax.accounting.kinds.gaussian import gaussian_loss_distribution
+from dpjax.accounting.loss_distribution import chernoff_ends
 from dpjax.accounting.lower_bounds import compose_lower_profile
 
 DELTA, ETA = 1e-4, 1e-8
@@ -69,7 +70,7 @@ def test_without_the_shift_the_bound_would_be_too_large(monkeypatch):
 
 
 def test_what_wraps_around_would_count(monkeypatch):
-    monkeypatch.setattr(lower_bounds, "_window", lambda *_: (-0.5, 2.5))
+    monkeypatch.setattr(lower_bounds, "chernoff_ends", lambda *_: (-0.5, 2.5))
     with pytest.raises(AssertionError):
         _check_below(_gaussians((0.1,) * 100), 1.0)
 
@@ -77,7 +78,7 @@ def test_what_wraps_around_would_count(monkeypatch):
 def test_tails_outside_the_window_are_bounded():
     """The exact tails of N(1 / 2, 1) beyond the ends are below eta, and not by much."""
     step = gaussian_loss_distribution(0.1, 1.0, 1e-14, "remove")
-    low, high = lower_bounds._window([(step, 100)], ETA)
+    low, high = chernoff_ends([(*step.nodes, 100)], math.log(1 / ETA), lower_bounds._SLOPES)
     assert low == pytest.approx(0.5 - math.sqrt(2 * math.log(1 / ETA)), rel=0.02)
     assert high == pytest.approx(0.5 + math.sqrt(2 * math.log(1 / ETA)), rel=0.02)
 

@@ -20,7 +20,7 @@ from scipy.special import ndtr
 
 from dpjax.accounting import UnsupportedEventError, gdp
 from dpjax.accounting import epsilon as event_epsilon
-from dpjax.accounting import moments_accountant as moments
+from dpjax.accounting import log_moments as moments
 
 DELTA = 1e-5
 ROW_2 = (1.1, MNIST_RATE, mnist_steps(60))

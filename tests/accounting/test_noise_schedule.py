@@ -5,9 +5,8 @@ import pytest
 from accounting_cases import gaussian, poisson
 from dp_accounting import dp_event
 
-from dpjax.accounting import epsilon, epsilon_bounds, pld
-from dpjax.accounting.events import RepeatedEvent, decompose
-from dpjax.accounting.pld import coarsen_noise_schedule
+from dpjax.accounting import epsilon, epsilon_bounds, events
+from dpjax.accounting.events import RepeatedEvent, coarsen_noise_schedule, decompose
 
 NOISES = np.linspace(0.8, 1.6, 24)
 EVENT = dp_event.ComposedDpEvent([poisson(float(noise), 0.05, 3) for noise in NOISES])
@@ -15,7 +14,7 @@ EVENT = dp_event.ComposedDpEvent([poisson(float(noise), 0.05, 3) for noise in NO
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(pld, "MOST_NOISES", 6)
+    monkeypatch.setattr(events, "MOST_NOISES", 6)
 
 
 def _noises(parts):
@@ -50,7 +49,7 @@ def _cumulative_range(merged):
 def test_the_ends_move_apart_and_not_across(monkeypatch):
     upper = epsilon(EVENT, 1e-5, adjacency="add_remove")
     lower = epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower
-    monkeypatch.setattr(pld, "MOST_NOISES", 6)
+    monkeypatch.setattr(events, "MOST_NOISES", 6)
     assert upper < epsilon(EVENT, 1e-5, adjacency="add_remove") < 1.15 * upper
     assert lower > epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower > 0.85 * lower
 

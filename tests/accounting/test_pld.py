@@ -7,6 +7,7 @@ import pytest
 from accounting_cases import (
     MNIST_RATE,
     MNIST_ROWS,
+    certified_of,
     fixed_size,
     gaussian,
     hockey_stick,
@@ -22,8 +23,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, pld
-from dpjax.accounting.accountants import METHODS, certified_epsilon
+from dpjax.accounting import UnsupportedEventError, accountants, epsilon, epsilon_bounds, gdp
+from dpjax.accounting.accountants import METHODS, pld_profile
 from dpjax.accounting.events import decompose
 
 DELTA = 1e-5
@@ -150,7 +151,7 @@ def test_composed_samples_of_fixed_size_lie_between_one_and_their_sum():
 def test_both_ends_of_a_profile_are_safe_and_tight():
     epsilons = np.array([[2.0, 0.0], [-1.0, 5.0]])
     parts = decompose(gaussian(2.0, 4), "add_remove")
-    upper, exact = pld.compute_profile(parts, epsilons, None), gdp.delta(1.0, epsilons)
+    upper, exact = pld_profile(parts, epsilons, None), gdp.delta(1.0, epsilons)
     assert np.all(exact <= upper)
     assert np.all(upper <= exact * 1.001 + 1e-12)
 
@@ -159,7 +160,7 @@ def _profile_of_many(count, margin=True):
     """Exact and upper profiles of ``count`` releases, near delta = 1e-12 and down to 1e-15."""
     parts = decompose(poisson(math.sqrt(count), 1 - 1e-12, count), "add_remove")
     epsilons = np.linspace(7.0, 8.0, 23)
-    upper = pld.compute_profile(parts, epsilons, None)
+    upper = pld_profile(parts, epsilons, None)
     return gdp.delta(1.0, epsilons), upper if margin else upper - count * 2.0**-50
 
 
@@ -221,7 +222,7 @@ def test_a_step_seen_before_gives_the_same_answer():
             for adjacency in ("add_remove", "replace_one")
         ]
 
-    pld._build.cache_clear()
+    accountants._build.cache_clear()
     first = values()
     assert values() == first
     assert len(set(first)) == 4
@@ -246,7 +247,7 @@ def test_hardly_any_noise_is_left_to_the_renyi_bound():
 def test_the_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
     """Grids of these took minutes and gigabytes, and their squares were divided by."""
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
-        method, value = certified_epsilon(event(noise), DELTA, adjacency)
+        method, value = certified_of(event(noise), DELTA, adjacency)
         mu = clips * math.sqrt(event(noise).count) / noise
         assert method == "rdp"
         assert gdp.epsilon(mu, DELTA) * (1 - 1e-12) <= value <= 1.2 * gdp.epsilon(mu, DELTA)

@@ -466,7 +466,6 @@ VALUES: dict[str, Any] = {
             "diagonal_gaussian_log_moments",
             "gaussian_log_moments",
             "laplace_log_moments",
-            "published_reverse_log_moments",
             "replace_one_log_moments",
             "subsampled_gaussian_log_moments",
             "init",

@@ -13,7 +13,7 @@ from scipy import stats
 
 import dpjax
 from dpjax import bdp
-from dpjax.accounting import moments_accountant
+from dpjax.accounting import log_moments
 
 RATE, NOISE, CLIP, STEPS = 0.02, 1.3, 0.7, 40
 ORDERS = (1, 2, 3, 5, 8, 13, 21, 32)
@@ -46,7 +46,7 @@ def test_norms_at_the_clip_bound_agree_with_the_moments_accountant(rate, noise):
     account = bdp.init(mechanism(noise=noise, rate=rate), orders=ORDERS)
     account = bdp.update(account, np.full((STEPS, 50), 3.0))  # clipped to the bound
     for order, cost in zip(ORDERS, account.costs, strict=True):
-        expected = STEPS * moments_accountant.compute_log_moment(order + 1, noise, rate)
+        expected = STEPS * log_moments.compute_log_moment(order + 1, noise, rate)
         assert cost == pytest.approx(expected, rel=1e-10)
 
 
@@ -55,9 +55,7 @@ def test_epsilon_is_corollary_one_with_the_failure_counted_into_delta():
     account = bdp.update(account, np.full((STEPS, 50), CLIP))
     failure = 1 - (1 - 1e-8) ** (STEPS * len(ORDERS))  # the best order is chosen afterwards
     assert account.total_failure_probability == pytest.approx(failure, rel=1e-6)
-    costs = [
-        STEPS * moments_accountant.compute_log_moment(order + 1, NOISE, RATE) for order in ORDERS
-    ]
+    costs = [STEPS * log_moments.compute_log_moment(order + 1, NOISE, RATE) for order in ORDERS]
     wanted = min(
         (cost - math.log(1e-5 - failure)) / order for order, cost in zip(ORDERS, costs, strict=True)
     )
@@ -121,7 +119,7 @@ def test_order_of_steps_their_blocks_and_padding_do_not_matter():
 
 def test_noise_of_each_step_is_its_own():
     noises = tuple(np.linspace(0.8, 2.0, STEPS).tolist())
-    moments = [moments_accountant.compute_log_moment(3, noise, RATE) for noise in noises]
+    moments = [log_moments.compute_log_moment(3, noise, RATE) for noise in noises]
     first = bdp.init(mechanism(noise=noises), orders=ORDERS)
     whole = bdp.update(first, np.full((STEPS, 20), CLIP))
     assert whole.costs[1] == pytest.approx(sum(moments), rel=1e-10)

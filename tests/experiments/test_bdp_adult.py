@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.accounting import moments_accountant
+from dpjax.accounting import log_moments
 from experiments.bdp import abalone, adult
 from experiments.bdp.table import BDP, DP, published_row
 from experiments.dpvi.inference import make_mechanism
@@ -30,7 +30,7 @@ def test_the_published_differential_epsilons_are_those_of_source_001():
         (adult_row, 5e-4, 0.5),
         (adult_row, 1e-3, 0.5),
     ):
-        read = moments_accountant.compute_epsilon(
+        read = log_moments.compute_epsilon(
             row["sigma"], row["sampling_rate"], row["num_steps"], delta
         )
         assert round(float(read), 1) == published

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.accounting import moments_accountant
+from dpjax.accounting import log_moments
 from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import costs, figures
 from experiments.bdp import figures_accounts as accounts
@@ -63,9 +63,7 @@ def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
 def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
     orders = [order + 1 for order in costs.ORDERS]
     for name in ("3: 0.05 quantile", "3: 0.99 quantile"):
-        known = moments_accountant.compute_epsilon(
-            [1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders
-        )
+        known = log_moments.compute_epsilon([1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders)
         assert np.all(np.array(records[name].measured[figures.CLIPPED]) <= known * (1 + 1e-6))
         pairs = np.array(records[name].measured[figures.SOURCES_PAIRS])
         assert np.all(pairs <= np.array(records[name].measured[figures.SOURCES_MA]))
@@ -84,7 +82,7 @@ def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
 
     def known(noise):
         return np.array(
-            [moments_accountant.compute_epsilon(noise, **settings, orders=(o + 1,)) for o in orders]
+            [log_moments.compute_epsilon(noise, **settings, orders=(o + 1,)) for o in orders]
         )
 
     np.testing.assert_allclose(bayesian, known(1 / distance), rtol=1e-10)

@@ -448,7 +448,6 @@ def bdp_divergences(orders, distances):
         "gaussian": bdp.gaussian_log_moments(orders, distances, noise_std=1.2),
         "laplace": bdp.laplace_log_moments(orders, distances, scale=1.5),
         "sampled": bdp.subsampled_gaussian_log_moments(orders, distances, **sampled),
-        "published reverse": bdp.published_reverse_log_moments(orders, distances, **sampled),
     }
 
 

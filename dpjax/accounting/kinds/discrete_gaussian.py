@@ -60,8 +60,8 @@ from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
-    hockey_stick,
     grid_from_profiles,
+    hockey_stick,
 )
 
 # The variance of the random rounding, in squared units.

@@ -1,4 +1,4 @@
-"""Gaussian noise: on a function of all records, and on a sum over a Poisson or fixed-size sample."""
+"""Gaussian noise: on a function of all records, and on a sum over a sample of them."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from dpjax._checks import as_finite, as_float64
 from dpjax.accounting.events import AtomicEvent, Compound, GridBuilder, TooLittleNoiseError
-from dpjax.accounting.log_moments import gaussian_log_moment
+from dpjax.accounting.log_moments import log_ratio_moment
 from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
@@ -220,7 +220,7 @@ def check_noise(noise: float) -> float:
 def sampled_log_moments(orders: Sequence[float], noise: float, rate: float) -> Array:
     """Returns log E_Q[(P / Q)^order] of a Poisson-sampled Gaussian release, for each order."""
     settings = np.array([float(noise)]), np.array([float(rate)])
-    return np.array([gaussian_log_moment(float(order), *settings)[0] for order in orders])
+    return np.array([log_ratio_moment(float(order), *settings)[0] for order in orders])
 
 
 def gaussian_grid_builder(noise: float) -> GridBuilder:

@@ -8,11 +8,11 @@ from dp_accounting import dp_event
 
 from dpjax.accounting.events import (
     AtomicEvent,
+    Compound,
     GridBuilder,
     TooLittleNoiseError,
     UnsupportedEventError,
 )
-from dpjax.accounting.events import Compound
 from dpjax.accounting.loss_distribution import (
     Coordinate,
     Direction,

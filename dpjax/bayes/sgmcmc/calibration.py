@@ -19,6 +19,7 @@ from dpjax._checks import (
 from dpjax._typing import ClipBound
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
+from dpjax.accounting.events import decompose
 from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.bayes.sgmcmc.schedules import Floats
@@ -56,7 +57,7 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
     """
     check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
     check_positive("epsilon", epsilon)
-    if certified_epsilon(chain.event, delta, chain.adjacency)[1] <= epsilon:
+    if certified_epsilon(decompose(chain.event, chain.adjacency), delta)[1] <= epsilon:
         return chain
     least = float(chain.noise_multipliers.min())
     raised = dataclasses.replace(chain, min_noise_multiplier=least)

@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from accounting_cases import certified_of
 from dp_accounting import dp_event
 from scipy.optimize import brentq
 
@@ -20,7 +21,6 @@ from dpjax.accounting import (
     tradeoff_bounds,
     tradeoff_curve,
 )
-from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent, unit_mu
 from dpjax.adjacency import ADJACENCIES
 from dpjax.mechanisms import Composition, DiscreteGaussian, DiscreteLaplace
@@ -289,7 +289,7 @@ def test_the_published_figure():
 @pytest.mark.parametrize("variance", [0.3, 2.0, 4.9])
 def test_coarse_noise_is_certified_by_its_exact_loss(variance):
     event = DiscreteGaussianDpEvent(math.sqrt(variance), math.sqrt(variance))
-    method, certified = certified_epsilon(event, 1e-6, "add_remove")
+    method, certified = certified_of(event, 1e-6, "add_remove")
     exact = float_epsilon(variance, (1,), 1e-6)
     assert (method, certified) == ("pld", pytest.approx(exact, rel=1e-5))
     assert certified >= exact * (1 - 1e-9)
@@ -317,7 +317,7 @@ def test_the_renyi_bound_is_certified_where_it_is_smaller():
     # rho-zCDP with rho = 49 / (2 * 0.36), by Canonne, Kamath & Steinke 2020, Proposition 7.
     rho = 49 / 0.72
     assert tight <= rho + 2 * math.sqrt(rho * math.log(1e6)) < loose
-    assert certified_epsilon(event, 1e-6, "add_remove") == ("rdp", tight)
+    assert certified_of(event, 1e-6, "add_remove") == ("rdp", tight)
     curve = tradeoff_curve(event, adjacency="add_remove")
     assert curve.epsilon(1e-6) <= 1.03 * tight < loose
     assert float_epsilon(0.36, (1,) * 49, 1e-6) <= tight
@@ -327,7 +327,7 @@ def test_the_renyi_bound_is_certified_where_it_is_smaller():
 @pytest.mark.parametrize("noise", [1e-99, 0.3, 1.0, 1e90])
 def test_extreme_scales_have_a_bound(scale, noise):
     """Of fine noise it is that of Gaussian noise, of noise that hides nothing that of zCDP."""
-    value = certified_epsilon(DiscreteGaussianDpEvent(noise, scale), 1e-6, "add_remove")[1]
+    value = certified_of(DiscreteGaussianDpEvent(noise, scale), 1e-6, "add_remove")[1]
     zcdp = epsilon(dp_event.ZCDpEvent(0.5 / noise**2), 1e-6, adjacency="add_remove", method="rdp")
     if scale >= 1e16 and noise in (0.3, 1.0):
         assert value == pytest.approx(gdp.epsilon(1 / noise, 1e-6), rel=1e-3)
@@ -383,7 +383,7 @@ def test_a_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
     with pytest.raises(UnsupportedEventError, match="as close as the sensitivity"):
         epsilon_bounds(event, 1e-5, adjacency=adjacency)
     stated = epsilon(dp_event.ZCDpEvent(0.005), 1e-5, adjacency=adjacency, method="rdp")
-    assert certified_epsilon(event, 1e-5, adjacency) == ("rdp", pytest.approx(stated, rel=1e-12))
+    assert certified_of(event, 1e-5, adjacency) == ("rdp", pytest.approx(stated, rel=1e-12))
 
 
 def test_of_a_squared_sensitivity_the_whole_part_counts():
