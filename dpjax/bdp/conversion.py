@@ -92,10 +92,8 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     check_delta(delta)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    certified = certified_epsilon(decompose(mechanism.event, mechanism.guarantee.adjacency), delta)[
-        1
-    ]
-    return BDPAndDP(_epsilon(state, delta, definition), certified)
+    parts = decompose(mechanism.event, mechanism.guarantee.adjacency)
+    return BDPAndDP(_epsilon(state, delta, definition), certified_epsilon(parts, delta)[1])
 
 
 def delta(state: AccountantState, epsilon: float, *, definition: Definition = "strong") -> BDPAndDP:
@@ -115,9 +113,8 @@ def delta(state: AccountantState, epsilon: float, *, definition: Definition = "s
     check_non_negative("epsilon", epsilon)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    certified = float(
-        guaranteed_curve(decompose(mechanism.event, mechanism.guarantee.adjacency)).delta(epsilon)
-    )
+    parts = decompose(mechanism.event, mechanism.guarantee.adjacency)
+    certified = float(guaranteed_curve(parts).delta(epsilon))
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")
     tail = math.exp(min(0.0, float(np.min(exponents))))
