@@ -39,6 +39,9 @@ from dpjax._checks import as_finite, check, check_choice, check_rate
 from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.tradeoff.base import scalar
 
+# The moments accountant; `dpjax.bdp` exports the other functions that need no underscore.
+__all__ = ["ORDERS", "compute_delta", "compute_epsilon", "compute_log_moment", "compute_profile"]
+
 ORDERS = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
     *map(float, range(5, 65)),
@@ -102,30 +105,6 @@ def compute_log_moment(
     check_choice("direction", direction, DIRECTIONS)
     _check_release(noise_multiplier, sampling_rate)
     return scalar(_log_moments((order,), noise_multiplier, sampling_rate, direction)[..., 0])
-
-
-def compute_rdp(
-    noise_multiplier: npt.ArrayLike,
-    sampling_rate: npt.ArrayLike,
-    num_steps: npt.ArrayLike = 1,
-    orders: Sequence[float] = ORDERS,
-) -> Array:
-    """Returns the Rényi divergences of ``num_steps`` releases, the larger of both directions.
-
-    Args:
-      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
-
-    Returns:
-      One for each order, on a last axis behind those of the other arguments.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    >>> compute_rdp(noise_multiplier=2.0, sampling_rate=1.0, num_steps=4, orders=(2, 3))
-    array([1. , 1.5])
-    """
-    moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    return moments / (np.asarray(orders, float) - 1)
 
 
 def compute_epsilon(

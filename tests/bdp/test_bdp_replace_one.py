@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 import dpjax
 from dpjax import bdp
-from dpjax.bdp.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
+from dpjax.accounting.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.bdp.replace_one import (
     GradientPairs,
     gradient_pairs,

@@ -120,7 +120,7 @@ def test_gaussian_risks_are_exact():
 def test_without_an_upper_curve_the_note_gives_the_reason():
     selection = Selection(4.0).certificate(DELTA)
     assert selection.curve_upper is None
-    assert "the other bounds are not computed: dp-accounting has no privacy" in selection.risks_note
+    assert "the other bounds are not computed: no privacy loss" in selection.risks_note
     assert all(one.lower is None for one in selection.risks[:-1])
     assert selection.risks[-1].upper is None
     assert selection.risks[-1].lower == 1 - selection.risks[0].upper
