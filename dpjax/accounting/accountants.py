@@ -228,7 +228,9 @@ def compute_epsilon(parts: Parts, delta: float, method: str) -> float:
 
     Raises:
       UnsupportedEventError: the method does not support one of the parts.
+      ValueError: ``delta`` is not in (0, 1).
     """
+    check_delta(delta)
     return math.inf if is_nonprivate(parts) else float(_ACCOUNTANTS[method](parts, delta))
 
 

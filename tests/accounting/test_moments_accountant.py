@@ -81,9 +81,7 @@ def test_the_orders_are_the_published_ones():
 def test_whole_orders_equal_those_of_dp_accounting(rate):
     expected = [dp_accounting_rdp(noise, rate, WHOLE) for noise in NOISES]
     # A sum that starts at 1 keeps no more digits of a small divergence.
-    np.testing.assert_allclose(
-        divergences(NOISES, rate, WHOLE), expected, rtol=1e-9, atol=1e-13
-    )
+    np.testing.assert_allclose(divergences(NOISES, rate, WHOLE), expected, rtol=1e-9, atol=1e-13)
 
 
 def test_orders_between_are_below_those_of_dp_accounting_which_drops_signs_of_its_series():
@@ -226,12 +224,7 @@ def test_the_moments_of_different_releases_add_up():
     orders = np.array(moments.ORDERS)
     others = RdpAccountant(moments.ORDERS)
     others.compose(laplace(15.0))
-    total = (
-        500 * divergences(1.1, 0.01)
-        + 30 * divergences(0.8, 0.02)
-        + orders / 800
-        + others.rdp
-    )
+    total = 500 * divergences(1.1, 0.01) + 30 * divergences(0.8, 0.02) + orders / 800 + others.rdp
     expected = np.min(total + math.log(1 / DELTA) / (orders - 1))
     assert by_event(dp_event.ComposedDpEvent(parts)) == pytest.approx(expected, rel=1e-12)
 

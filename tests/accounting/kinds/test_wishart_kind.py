@@ -173,7 +173,10 @@ def test_no_noise_and_accountants_without_a_bound():
         with pytest.raises(UnsupportedEventError, match="Methods that support it: 'pld'"):
             epsilon(WishartDpEvent(100, 1.0), 1e-5, adjacency="replace_one", method=method)
     sampled = dp_event.PoissonSampledDpEvent(0.1, WishartDpEvent(100, 1.0))
-    with pytest.raises(UnsupportedEventError, match="no privacy loss distribution of PoissonSampledDpEvent of WishartDpEvent"):
+    with pytest.raises(
+        UnsupportedEventError,
+        match="no privacy loss distribution of PoissonSampledDpEvent of WishartDpEvent",
+    ):
         epsilon(sampled, 1e-5, adjacency="add_remove")
 
 
