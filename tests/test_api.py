@@ -55,7 +55,7 @@ KEY_LATER = {
     "dpjax.transforms.differentially_private_aggregate": "the signature of optax's function",
 }
 SEVERAL_NUMBERS = {
-    "dpjax.accounting.log_moments.compute_profile": "the arguments of compute_epsilon, in its order",
+    "dpjax.accounting.log_moments.compute_profile": "as compute_epsilon",
     "dpjax.accounting.tradeoff.gaussian_delta": "mu first, as in gdp.delta",
     "dpjax.accounting.tradeoff.gaussian_type_two": "mu first, as in gdp.delta",
     "dpjax.bayes.conjugate.BetaBinomial": "in the order of Beta(alpha, beta)",
