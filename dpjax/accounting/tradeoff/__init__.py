@@ -5,7 +5,7 @@ level, and it has ``delta(epsilon)``, ``epsilon(delta)`` and ``inverse()``. It i
 general; ``symmetrized()`` is what holds for neighbours in both orders.
 """
 
-from dpjax.accounting.tradeoff.base import Inverse, Symmetrized, TradeOff
+from dpjax.accounting.tradeoff.base import Discrete, Inverse, Symmetrized, TradeOff
 from dpjax.accounting.tradeoff.calculus import (
     Group,
     Mixture,
@@ -15,20 +15,23 @@ from dpjax.accounting.tradeoff.calculus import (
     mixture,
     subsample,
 )
-from dpjax.accounting.tradeoff.central_limit import (
+from dpjax.accounting.tradeoff.composition import (
     PrivacyLossMoments,
+    TradeOffBounds,
+    compose,
     composition_clt_mu,
+    power,
     privacy_loss_moments,
 )
-from dpjax.accounting.tradeoff.composition import TradeOffBounds, compose, power
-from dpjax.accounting.tradeoff.discrete import (
-    Discrete,
+from dpjax.accounting.tradeoff.families import (
+    ApproximateDP,
+    Identity,
+    Laplace,
     from_distributions,
     from_log_likelihood_ratios,
     from_profile,
     piecewise_linear,
 )
-from dpjax.accounting.tradeoff.families import ApproximateDP, Identity, Laplace
 from dpjax.accounting.tradeoff.gaussian import Gaussian, gaussian_delta, gaussian_type_two
 
 __all__ = [

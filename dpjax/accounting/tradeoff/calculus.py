@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpjax._checks import check_count, check_non_negative, check_share
-from dpjax.accounting.tradeoff.base import Array, TradeOff, check_curve, golden_section_max
-from dpjax.accounting.tradeoff.discrete import Discrete
+from dpjax.accounting.tradeoff.base import (
+    Array,
+    Discrete,
+    TradeOff,
+    check_curve,
+    golden_section_max,
+)
 from dpjax.accounting.tradeoff.families import Identity
 from dpjax.accounting.tradeoff.gaussian import Gaussian
 

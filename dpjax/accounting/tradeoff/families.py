@@ -1,13 +1,25 @@
-"""Trade-off functions of perfect privacy, Laplace noise and (epsilon, delta)-DP, in closed form."""
+"""Trade-off functions of perfect privacy, Laplace noise, (epsilon, delta)-DP and discrete pairs."""
 
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import expit
 
-from dpjax._checks import check_non_negative, check_positive, check_share
-from dpjax.accounting.tradeoff.base import Array, Symmetric
-from dpjax.accounting.tradeoff.discrete import Discrete
+from dpjax._checks import as_float64, check, check_non_negative, check_positive, check_share
+from dpjax.accounting.tradeoff.base import (
+    ROUNDING,
+    Array,
+    Discrete,
+    Symmetric,
+    as_distribution,
+    hull_slopes,
+    mirrored,
+    tangent_masses,
+)
+
+# The largest epsilon of a profile that is given.
+_LARGEST_EPSILON = 700.0
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,6 @@ class Identity(Symmetric):
     """
 
     def as_discrete(self) -> Discrete:
-        """Returns the curve as a `Discrete`: one outcome, certain under both distributions."""
         return Discrete(np.ones(1), np.ones(1))
 
     def _delta_pq(self, epsilon: Array) -> Array:
@@ -53,14 +64,14 @@ class Laplace(Symmetric):
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
         shift = 1.0 / self.noise_multiplier
-        kept = np.exp(-shift)
+        decay = np.exp(-shift)
         with np.errstate(all="ignore"):
             reciprocal = np.exp(-shift - np.log(4 * alpha))
-            missed = np.where(alpha < 0.5, reciprocal, kept * (1.0 - alpha))
-            steep = 2 * alpha < kept
+            missed = np.where(alpha < 0.5, reciprocal, decay * (1.0 - alpha))
+            steep = 2 * alpha < decay
             return (
-                np.where(steep, 1.0 - alpha / kept, missed),
-                np.where(steep, alpha / kept, 1.0 - missed),
+                np.where(steep, 1.0 - alpha / decay, missed),
+                np.where(steep, alpha / decay, 1.0 - missed),
             )
 
 
@@ -104,3 +115,125 @@ class ApproximateDP(Symmetric):
         masses = (1.0 - self.slack) * expit(np.array([-self.budget, self.budget]))
         pair = np.concatenate([[0.0], masses, [self.slack]])
         return Discrete(pair, pair[::-1])
+
+
+def from_distributions(p: npt.ArrayLike, q: npt.ArrayLike) -> Discrete:
+    """Returns the exact trade-off function T(P, Q) of two distributions on the same outcomes.
+
+    Args:
+      p: masses under P, shape (outcomes,), which sum to 1 up to 1e-9.
+      q: masses under Q of the same outcomes, likewise.
+
+    Returns:
+      The curve, its outcomes in order of falling likelihood ratio.
+
+    Raises:
+      ValueError: ``p`` or ``q`` is no distribution, or they differ in shape.
+
+    >>> from_distributions([0.5, 0.5], [1.0, 0.0])(0.25)
+    0.5
+    """
+    return Discrete(as_float64(p, "p"), as_float64(q, "q"))
+
+
+def from_log_likelihood_ratios(losses: npt.ArrayLike, p: npt.ArrayLike) -> Discrete:
+    """Returns the curve of P with masses ``p`` against Q with masses e^loss p.
+
+    Args:
+      losses: log(Q / P) of each outcome, shape (outcomes,); minus infinity where Q has no mass.
+      p: masses under P of the same outcomes, which sum to 1 up to 1e-9.
+
+    Returns:
+      The curve. What Q lacks to 1 is an outcome without mass under P, of an infinite loss.
+
+    Raises:
+      ValueError: ``p`` is no distribution, or the masses under Q sum to more than 1.
+
+    >>> float(from_log_likelihood_ratios([0.0], [1.0]).delta(0.0))
+    0.0
+    """
+    ratios, masses = as_float64(losses, "losses"), as_distribution("p", p)
+    check(not np.isnan(ratios).any() and ratios.shape == masses.shape, "losses", losses, "as p")
+    with np.errstate(divide="ignore", over="ignore"):
+        q = np.exp(ratios + np.log(masses))
+    total = float(np.sum(q))
+    check(total <= 1 + ROUNDING, "losses", losses, "such that the sum of e^loss p is at most 1")
+    return Discrete(np.append(masses, 0.0), np.append(q, max(1.0 - total, 0.0)))
+
+
+def piecewise_linear(alphas: npt.ArrayLike, betas: npt.ArrayLike) -> Discrete:
+    """Returns the greatest convex curve below the points ``(alphas, betas)`` and (1, 0).
+
+    Between points on a convex curve it is made of chords, so it lies above that curve. Without a
+    point at level 0 it starts at (0, 1); a knot there may be below 1.
+
+    Args:
+      alphas: levels, strictly increasing in [0, 1].
+      betas: type II errors, non-increasing and at most 1 - alpha, up to 1e-9.
+
+    Returns:
+      The curve, with its knots among the points.
+
+    Raises:
+      ValueError: levels that do not increase or errors out of range.
+
+    >>> piecewise_linear([0.0, 0.5], [0.9, 0.1])(0.25)
+    0.5
+    """
+    x, y = (
+        np.atleast_1d(as_float64(alphas, "alphas")),
+        np.atleast_1d(as_float64(betas, "betas")),
+    )
+
+    # Levels that increase, and errors that fall below the diagonal.
+    increasing = x.ndim == 1 and x.size and np.all(np.diff(x) > 0)
+    check(bool(increasing and x[0] >= 0 and x[-1] <= 1), "alphas", alphas, "increasing in [0, 1]")
+    falling = x.shape == y.shape and np.all(np.diff(y) <= ROUNDING) and np.all(y >= 0)
+    below = falling and np.all(y <= 1 - x + ROUNDING)
+    check(bool(below), "betas", betas, "one for each alpha, non-increasing in [0, 1 - alpha]")
+
+    # From level zero to one, and below the points as a convex curve is.
+    y = np.clip(y, 0.0, 1.0 - x)
+    if x[0] > 0:
+        x, y = np.append(0.0, x), np.append(1.0, y)
+    if x[-1] < 1:
+        x, y = np.append(x, 1.0), np.append(y, 0.0)
+    p = np.diff(x)
+    return Discrete(np.append(p, 0.0), np.append(-hull_slopes(p, np.diff(y)) * p, 1.0 - y[0]))
+
+
+def from_profile(epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Discrete:
+    """Returns sup f_{epsilon, delta}, the curve that a list of (epsilon, delta) pairs guarantees.
+
+    It is symmetric, and exact: a mechanism that has all the pairs is f-DP for no greater f.
+
+    Args:
+      epsilons: in [0, 700], in any order.
+      deltas: one in [0, 1] for each.
+
+    Returns:
+      The symmetric curve, the supremum of `ApproximateDP` over the pairs.
+
+    Raises:
+      ValueError: an epsilon or a delta out of range, or arrays of different shapes.
+
+    >>> curve = from_profile([0.0, 1.0], [0.3, 0.1])
+    >>> round(curve.delta(0.0), 3), round(curve.delta(1.0), 3), curve(0.0)
+    (0.3, 0.1, 0.9)
+    """
+    losses = np.ravel(as_float64(epsilons, "epsilons"))
+    slacks = np.ravel(as_float64(deltas, "deltas"))
+    fine = losses.size > 0 and np.all((losses >= 0) & (losses <= _LARGEST_EPSILON))
+    check(bool(fine), "epsilons", epsilons, "at least one number, each in [0, 700]")
+    matched = losses.shape == slacks.shape and np.all((slacks >= 0) & (slacks <= 1))
+    check(bool(matched), "deltas", deltas, "one number in [0, 1] for each epsilon")
+
+    # The sum of errors at the fixed point, which no loss up to the largest rounds to zero.
+    errors = np.max(2 * (1.0 - slacks) * expit(-losses))
+    order = np.lexsort((slacks, losses))
+    losses, slacks = np.append(0.0, losses[order]), np.append(1.0 - errors, slacks[order])
+    losses, first = np.unique(losses, return_index=True)
+
+    # The first segment of a symmetric curve ends at or before the fixed point.
+    small, large = tangent_masses(losses, np.minimum.accumulate(slacks[first]), largest=errors / 2)
+    return mirrored(small, large)
