@@ -41,7 +41,7 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.keys import is_seeded
 from dpjax.pate.mechanisms import NO_ANSWER
 from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_hash
-from dpjax.training.run import compile_steps
+from dpjax.training.run import compile_chunk
 
 P = TypeVar("P")
 # loss_fn(params, batch) or loss_fn(params, batch, key): a scalar, or one for each example.
@@ -541,7 +541,7 @@ def _train_blocks(
     init = jax.jit(blocks.spread(training.init)).lower(own_keys, data).compile()
     update = blocks.spread(training.update)
     steps_per_call = min(training.num_steps, _STEPS_PER_CALL)
-    run = compile_steps(update, init(own_keys, data), data, steps_per_call)
+    run = compile_chunk(update, init(own_keys, data), data, steps_per_call)
     double = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
     def train(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Any]:

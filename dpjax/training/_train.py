@@ -2,8 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,24 +22,12 @@ from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax.gradients.loss_checks import check_params
 from dpjax.gradients.losses import split_params
 from dpjax.guarantee import Guarantee
-from dpjax.keys import is_seeded
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
-from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.data import (
-    DataSource,
-    SplitRecords,
-    check_processes,
-    compile_calls,
-    identify_run,
-    open_data,
-    place_data,
-    run_program_hash,
-    stage,
-)
-from dpjax.training.run import run_calls
+from dpjax.training.data import DataSource, SplitRecords, as_training_data
+from dpjax.training.run import run
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.step import PrivateStep, check_run, private_step
+from dpjax.training.step import TrainState, check_run, private_step
 
 if TYPE_CHECKING:
     from dpjax.certificates.certificate import Certificate
@@ -197,40 +183,49 @@ def train(
         check_type("budget", budget, Budget, "a Budget or None")
         check_positive("epsilon", budget.epsilon)
         check_delta(budget.delta)
-    opened = open_data(mechanism.sampling, data, sharding)
+    records = as_training_data(data, mechanism.sampling, sharding)
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     check_params(trained)
     loss = loss_input.bind(loss_fn, constants)
     num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
-    make_step = partial(
-        private_step,
+
+    step = private_step(
         (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
         optimizer,
-        stage(mechanism, opened),
+        mechanism,
         key=key,
         loss_takes_key=loss_takes_key,
         method=method,
         microbatch_size=microbatch_size,
+        sharding=sharding,
     )
-    step, seeded = make_step(sharding=sharding), is_seeded(key)
-    # On one device, so that a run has one identity on whatever mesh.
-    program = partial(_program, make_step(), trained, opened)
-    check_processes(key, trained, mechanism, program, opened, sharding)
-    opened, state = place_data(opened, sharding), step.init(trained)
-    with _store(checkpoint_dir, mechanism, opened, program, seeded) as store:
-        start = store.restore(state) if store else state
-        _check_spent(int(start.num_releases), num_steps)
-        compile_run = partial(compile_calls, step.update, start, opened, steps_per_call)
-        calls = run_calls(
-            compile_run, start, opened, num_steps, steps_per_call, store=store, progress=progress
+
+    def report(num_done: int, state: TrainState, infos: StepInfo) -> None:
+        if on_report:
+            copied = jax.tree.map(jnp.array, state.params)
+            on_report(Report(num_done, copied, infos, mechanism))
+
+    # Repeat the step, from the start or from the newest checkpoint.
+    end = run(
+        step,
+        records,
+        step.init(trained),
+        num_steps,
+        key=key,
+        params=trained,
+        mechanism=mechanism,
+        steps_per_call=steps_per_call,
+        on_chunk=report,
+        checkpoint_dir=checkpoint_dir,
+        sharding=sharding,
+        progress=progress,
+    )
+    if end.num_done > num_steps:
+        raise ValueError(
+            f"budget must admit the {end.num_done} releases that the checkpoint has already spent,"
+            f" got one that admits {num_steps}"
         )
-        state = start
-        for done, state, infos in calls:
-            if on_report:
-                copied = jax.tree.map(jnp.array, state.params)
-                on_report(Report(done, copied, infos, mechanism))
-    executed = mechanism.first_steps(int(state.num_releases))
-    return TrainResult(state.params, executed, store.seeded if store else seeded)
+    return TrainResult(end.state.params, mechanism.first_steps(end.num_done), end.seeded)
 
 
 def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
@@ -244,28 +239,3 @@ def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
             f" epsilon = {first:.4g}"
         )
     return affordable
-
-
-def _check_spent(spent: int, affordable: int) -> None:
-    if spent > affordable:
-        raise ValueError(
-            f"budget must admit the {spent} releases that the checkpoint has already spent,"
-            f" got one that admits {affordable}"
-        )
-
-
-def _program(step: PrivateStep, params: ArrayTree, data: Any) -> str:
-    """The hash of the program of a step."""
-    return run_program_hash(step.update, jax.eval_shape(step.init, params), data)
-
-
-def _store(
-    checkpoint_dir: str | Path | None,
-    mechanism: SubsampledGaussian,
-    data: Any,
-    program: Callable[[], str],
-    seeded: bool,
-) -> AbstractContextManager[CheckpointStore | None]:
-    if checkpoint_dir is None:
-        return nullcontext()
-    return CheckpointStore(checkpoint_dir, identify_run(mechanism, data, program()), seeded)

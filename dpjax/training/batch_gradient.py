@@ -10,7 +10,7 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.gradients.clipping import ClippedSumFn
 from dpjax.gradients.summation import CompensatedSum
 from dpjax.sampling.base import Batch, Sampling, gather
-from dpjax.training.data import SplitRecords, StagedSampling, draw_local
+from dpjax.training.data import PrefetchedDraw, SplitRecords, draw_local
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
@@ -60,12 +60,13 @@ def sum_next_draw(
     """
     if sharding is not None:
         check_context()
-    draw, moved = sampling.draw(state)
+    draw, following = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
     if not isinstance(data, SplitRecords):
-        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), moved
+        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), following
     if sharding is None:
         raise ValueError("sharding must be given for SplitRecords: the one they were split by")
-    return *sum_over_split_records(clipped_sum, sampling, state, params, data, key, sharding), moved
+    summed, info = sum_over_split_records(clipped_sum, sampling, state, params, data, key, sharding)
+    return summed, info, following
 
 
 def sum_over_draw(
@@ -85,7 +86,7 @@ def sum_over_draw(
       draw: one draw of it.
       params: where gradients are taken.
       data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``; of a
-        `StagedSampling` the buffers of all devices, one after another.
+        `PrefetchedDraw` the buffers of all devices, one after another.
       key: for losses that take one: that of the example in slot i of physical batch j is
         ``fold_in(fold_in(key, j), i)``.
       sharding: of the rows of each physical batch over devices; ``None`` for one device.
@@ -95,17 +96,21 @@ def sum_over_draw(
       is added here. With ``sharding``, norms and mask stay on the devices of their rows.
     """
 
+    prefetched, size = isinstance(draw, PrefetchedDraw), sampling.physical_batch_size
+
     def local(draw: Any, params: ArrayTree, data: ArrayTree, key: Any) -> tuple[Any, StepInfo]:
         def rows_of(part: jax.Array) -> Rows:
-            return rows_of_shard(sampling.batch(draw, part), part, sharding)
+            batch = draw.batch(part, size) if prefetched else sampling.batch(draw, part)
+            return rows_of_shard(batch, part, sharding)
 
-        usual, num_batches = sampling.num_static_batches, sampling.num_batches(draw)
+        num_batches = draw.num_batches if prefetched else sampling.num_batches(draw)
+        usual = sampling.num_static_batches
         return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data, key)
 
     if sharding is None:
         return local(draw, params, data, key)
-    sharding.check_batch_size(sampling.physical_batch_size)
-    of_data = sharding.rows if isinstance(sampling, StagedSampling) else REPLICATED
+    sharding.check_batch_size(size)
+    of_data = sharding.rows if prefetched else REPLICATED
     specs = (REPLICATED, REPLICATED, of_data, REPLICATED)
     return add_up_shards(local, sharding, params, (draw, params, data, key), specs)
 

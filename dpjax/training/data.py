@@ -1,14 +1,13 @@
 """Training data: arrays, records split over devices, and sources that are read in time."""
 
-import dataclasses
 import math
 import mmap
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +15,17 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpjax._checks import batch_length, check, check_type, check_unmasked
-from dpjax._hashing import add_hashes, hash_arrays, hash_dataclass, hash_records, hash_text
-from dpjax._typing import ArrayTree, PRNGKey
-from dpjax.adjacency import Adjacency
+from dpjax._hashing import add_hashes, hash_arrays, hash_records
+from dpjax._typing import ArrayTree
 from dpjax.sampling._bitset import BitSet, pack
-from dpjax.sampling.base import Batch, NoiseRuns, Sampling, check_data
-from dpjax.training.checkpoint import Identity, program_hash
+from dpjax.sampling.base import Batch, Sampling, check_data
 from dpjax.training.processes import (
     all_gather,
     check_all,
     check_different,
-    check_equal,
 )
-from dpjax.training.run import Steps, Update, compile_steps
+from dpjax.training.run import BoundChunk, Chunk, TrainingData, Update, compile_chunk, last_and_kept
 from dpjax.training.sharding import REPLICATED, MeshSharding
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 # Records that the fingerprint of a source is computed from, and how many are in memory at once.
 _HASHED, _HASHED_AT_ONCE = 1024, 32
@@ -238,7 +231,7 @@ def _text(kinds: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class SplitRecords:
+class SplitRecords(TrainingData):
     """Records of a data set, each on one device of a mesh; made by `split_records`.
 
     Attributes:
@@ -251,6 +244,8 @@ class SplitRecords:
     arrays: Any
     positions: jax.Array
     num_examples: int = field(metadata={"static": True})
+
+    is_split: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -269,6 +264,35 @@ class SplitRecords:
     def __getitem__(self, entry: Any) -> "SplitRecords":
         """Returns the same records with ``arrays[entry]`` alone, as an argument of a model."""
         return SplitRecords(self.arrays[entry], self.positions, self.num_examples)
+
+    def place(self, sharding: MeshSharding | None) -> Self:
+        del sharding
+        return self
+
+    def fingerprint(self) -> str:
+        """Returns `hash_records` of the whole data set; every process must call it."""
+        parts = []
+        leaves, treedef = jax.tree.flatten(self.arrays)
+        for number, shard in enumerate(self.positions.addressable_shards):
+            if shard.replica_id == 0:
+                positions = np.asarray(shard.data)
+                held = positions < self.num_examples
+                own = [np.asarray(leaf.addressable_shards[number].data)[held] for leaf in leaves]
+                parts.append(hash_records(jax.tree.unflatten(treedef, own), positions[held]))
+
+        # Of the records of this process, then of all.
+        words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
+        return add_hashes([row.tobytes().hex() for row in all_gather(words)])
+
+    def shapes(self, state: Any) -> tuple[Any, Any]:
+        def whole(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.num_examples, *leaf.shape[1:]), leaf.dtype)
+
+        return state, jax.tree.map(whole, self.arrays)
+
+    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+        chunk = compile_chunk(update, state, self, max_steps, every)
+        return lambda state, *numbers: chunk(state, self, *numbers)
 
 
 def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
@@ -333,21 +357,31 @@ def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
         )
 
 
-def whole_shapes(data: ArrayTree | SplitRecords) -> Any:
-    """Returns ``data``, or the shapes of the arrays that `SplitRecords` were split from."""
-    if not isinstance(data, SplitRecords):
-        return data
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((data.num_examples, *leaf.shape[1:]), leaf.dtype),
-        data.arrays,
-    )
+@dataclass(frozen=True)
+class Arrays(TrainingData):
+    """Records in memory.
 
+    Attributes:
+      arrays: a tree of arrays with a leading axis of records.
+    """
 
-def place_records(data: ArrayTree | SplitRecords, sharding: MeshSharding | None) -> Any:
-    """Returns ``data`` on the device, or all of it on each device of ``sharding``."""
-    if isinstance(data, SplitRecords):
-        return data
-    return jax.device_put(data) if sharding is None else sharding.place(data)
+    arrays: Any
+
+    def place(self, sharding: MeshSharding | None) -> "Arrays":
+        arrays = jax.device_put(self.arrays) if sharding is None else sharding.place(self.arrays)
+        return Arrays(arrays)
+
+    def fingerprint(self) -> str:
+        """Returns `hash_records` of all records, that of `SplitRecords` of them."""
+        arrays = jax.tree.map(np.asarray, self.arrays)
+        return hash_records(arrays, np.arange(batch_length(self.arrays, "data")))
+
+    def shapes(self, state: Any) -> tuple[Any, Any]:
+        return state, self.arrays
+
+    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+        chunk = compile_chunk(update, state, self.arrays, max_steps, every)
+        return lambda state, *numbers: chunk(state, self.arrays, *numbers)
 
 
 def _own_shards(sharding: MeshSharding) -> list[int]:
@@ -433,31 +467,7 @@ def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
     return -(-wanted // usual), usual
 
 
-def records_fingerprint(data: Any) -> str:
-    """Returns `hash_records` of a whole data set, the same whether and how it is split.
-
-    Args:
-      data: `SplitRecords`, or a tree of arrays with a leading axis of records. All processes must
-        call it for `SplitRecords`.
-
-    Privacy: as `dpjax._hashing`; not to be published.
-    """
-    if not isinstance(data, SplitRecords):
-        arrays = jax.tree.map(np.asarray, data)
-        return hash_records(arrays, np.arange(batch_length(data, "data")))
-    parts = []
-    leaves, treedef = jax.tree.flatten(data.arrays)
-    for number, shard in enumerate(data.positions.addressable_shards):
-        if shard.replica_id == 0:
-            positions = np.asarray(shard.data)
-            held = positions < data.num_examples
-            own = [np.asarray(leaf.addressable_shards[number].data)[held] for leaf in leaves]
-            parts.append(hash_records(jax.tree.unflatten(treedef, own), positions[held]))
-    words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
-    return add_hashes([row.tobytes().hex() for row in all_gather(words)])
-
-
-class LocatedDraw(NamedTuple):
+class DrawIndices(NamedTuple):
     """The positions of a draw's records in the data set, and the sampler's next state.
 
     Attributes:
@@ -474,7 +484,7 @@ class LocatedDraw(NamedTuple):
     sampler: Any
 
 
-def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> LocatedDraw:
+def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> DrawIndices:
     """Draws once, and returns the positions of the first ``num_batches`` physical batches.
 
     Args:
@@ -492,115 +502,37 @@ def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> LocatedDraw
     filled = sampling.num_batches(draw)
     parts = jnp.arange(num_batches, dtype=jnp.int32)
     indices, mask = map(jnp.ravel, jax.vmap(partial(sampling.batch, draw))(parts))
-    return LocatedDraw(indices, mask, None if isinstance(filled, int) else filled, following)
+    return DrawIndices(indices, mask, None if isinstance(filled, int) else filled, following)
 
 
-class StagedDraw(NamedTuple):
-    """A draw of records in a buffer, or in one buffer for each part of a physical batch's rows.
+class PrefetchedDraw(NamedTuple):
+    """A draw of records in a buffer: in a step on a `Stream` the state of the sampler.
+
+    There is one buffer for each part of a physical batch's rows.
 
     Attributes:
       rows: of the slot's buffer, for each slot of all physical batches, int32 ``(slots,)``; on the
         host until the step.
       mask: which slots hold a drawn record, bool ``(slots,)``.
-      num_batches: as in `LocatedDraw`.
+      filled: the number of physical batches that the draw fills, as in `DrawIndices`.
     """
 
     rows: jax.Array | np.ndarray
     mask: jax.Array | np.ndarray
-    num_batches: jax.Array | np.ndarray | None
-
-
-@dataclass(frozen=True)
-class StagedSampling(Sampling):
-    """A sampler that returns precomputed draws, of records in a buffer.
-
-    ``draw`` returns the `StagedDraw` that it is given as the state; all else, the event included,
-    is that of the sampler whose draws these are. ``init`` returns the first state of that sampler.
-
-    Attributes:
-      sampling: the sampler that drew.
-    """
-
-    sampling: Sampling
+    filled: jax.Array | np.ndarray | None
 
     @property
-    def num_examples(self) -> int:  # type: ignore[override]
-        """Number of records in the data set, of which the buffer holds the drawn ones."""
-        return self.sampling.num_examples
+    def num_batches(self) -> jax.Array | int:
+        """The number of physical batches that the draw fills, or the int 1."""
+        return 1 if self.filled is None else jnp.asarray(self.filled)
 
-    @property
-    def num_rows(self) -> None:
-        """``None``: a buffer has as many rows as it needs."""
-        return None
-
-    @property
-    def physical_batch_size(self) -> int:  # type: ignore[override]
-        """Slots of a physical batch."""
-        return self.sampling.physical_batch_size
-
-    @property
-    def expected_batch_size(self) -> float:  # type: ignore[override]
-        """Public constant that noisy sums are divided by."""
-        return self.sampling.expected_batch_size
-
-    @property
-    def has_public_batch_size(self) -> bool:  # type: ignore[override]
-        """Whether every draw has the same, public number of records."""
-        return self.sampling.has_public_batch_size
-
-    @property
-    def num_static_batches(self) -> int:
-        """Number of physical batches that hold nearly every draw."""
-        return self.sampling.num_static_batches
-
-    @property
-    def size_constants(self) -> tuple[str, ...]:
-        """Names of published constants computed from n."""
-        return self.sampling.size_constants
-
-    def init(self, key: PRNGKey) -> Any:
-        """Returns the first state of the sampler that draws."""
-        return self.sampling.init(key)
-
-    def draw(self, state: StagedDraw) -> tuple[StagedDraw, StagedDraw]:
-        """Returns the draw that is the state, twice."""
-        return state, state
-
-    def num_batches(self, draw: StagedDraw) -> jax.Array | int:
-        """Returns the number of physical batches that the draw fills."""
-        return 1 if draw.num_batches is None else jnp.asarray(draw.num_batches)
-
-    def batch(self, draw: StagedDraw, part: jax.Array | int) -> Batch:
-        """Returns physical batch ``part``, whose indices are rows of the buffer."""
-        size = self.physical_batch_size
-        rows, mask = (
-            jax.lax.dynamic_slice_in_dim(slots, part * size, size)
-            for slots in (draw.rows, draw.mask)
-        )
-        return Batch(rows, mask)
-
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
-        """Returns the privacy event of one step, that of the underlying sampler."""
-        return self.sampling.step_event(noise_multiplier)
-
-    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
-        """Returns the privacy event of ``noise_runs``, that of the original sampler."""
-        return self.sampling.event(noise_runs)
-
-    def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError for an adjacency that the sampler has no guarantee under."""
-        self.sampling.check_adjacency(adjacency)
-
-    def describe(self, adjacency: Adjacency) -> str:
-        """Returns the sampler's sentence for the certificate."""
-        return self.sampling.describe(adjacency)
+    def batch(self, part: jax.Array | int, size: int) -> Batch:
+        """Returns physical batch ``part`` of ``size`` slots, whose indices are rows of a buffer."""
+        slots = (jnp.asarray(self.rows), jnp.asarray(self.mask))
+        return Batch(*(jax.lax.dynamic_slice_in_dim(each, part * size, size) for each in slots))
 
 
-# (state, number of steps) -> the state and the info after each step
-StepIterator = Callable[[Any, int], Generator[tuple[Any, Any]]]
-
-
-class RecordStream:
+class Stream(TrainingData):
     """Training steps on a data source, of which only the sampled records are read.
 
     The sampler draws on the device, and its draws do not depend on the parameters: the records of
@@ -618,9 +550,6 @@ class RecordStream:
         stacked on a leading axis. By default there is one, without such an axis.
       sharding: of the run.
 
-    Attributes:
-      sampling: the sampler in a step whose data are the buffer.
-
     Raises:
       ValueError: the source has another length than the sampler, its first record is no tree of
         numbers, or physical batches cannot be split evenly over the mesh.
@@ -633,229 +562,144 @@ class RecordStream:
         num_samplers: int | None = None,
         sharding: MeshSharding | None = None,
     ) -> None:
-        self.sampling = StagedSampling(sampling)
-        self._sharding, everywhere = sharding, None
+        self._sampling, self._sharding, everywhere = sampling, sharding, None
         if sharding is not None:
             sharding.check_batch_size(sampling.physical_batch_size)
             everywhere = NamedSharding(sharding.auto_mesh, REPLICATED)
         self._reader = check_all(lambda: RecordReader(source, sampling.num_examples), "data")
 
-        def locate(state: Any, num_batches: int) -> LocatedDraw:
+        def locate(state: Any, num_batches: int) -> DrawIndices:
             one = partial(locate_draw, sampling, num_batches=num_batches)
             return one(state) if num_samplers is None else jax.vmap(one)(state)
 
         self._locate = jax.jit(locate, static_argnums=1, out_shardings=everywhere)
 
+    def place(self, sharding: MeshSharding | None) -> Self:
+        del sharding
+        return self
+
     def fingerprint(self) -> str:
         """Returns a hash of the source's length, structure and some records (`RecordReader`)."""
         return self._reader.fingerprint()
 
-    def run_program_hash(self, update: Update, state: Any) -> str:
-        """Returns the hash of the program of ``update``: see `run_program_hash` of this module."""
-        usual = self.sampling.num_static_batches
+    def shapes(self, state: Any) -> tuple[Any, Any]:
+        usual = self._sampling.num_static_batches
         located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
         draw = located._replace(sampler=None)
         nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), draw)
-        staged, _ = self._split(nothing, 1)
-        records = self._reader.empty(nothing.mask.size)
-        return program_hash(update, state._replace(sampler=staged), records)
+        prefetched, _ = self._split(nothing, 1)
+        return state._replace(sampler=prefetched), self._reader.empty(nothing.mask.size)
 
-    def compile_steps(self, update: Update) -> StepIterator:
-        """Returns ``steps(state, num_steps)``, which yields the state and info after each step.
+    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+        """Returns a loop on the host; the update's state has a `PrefetchedDraw` as its sampler."""
+        del state, max_steps
+        programs: dict[int, Chunk] = {}
 
-        Args:
-          update: ``update(state, data) -> (state, info)``, pure, of a state with a ``sampler``. Its
-            sampler is ``self.sampling``. Each step consumes (donates) the state before it, and its
-            ``info`` has a leading axis of one step.
-        """
-        programs: dict[int, Steps] = {}
-
-        def steps(state: Any, num_steps: int) -> Generator[tuple[Any, Any]]:
-            with closing(self._stage_draws(state.sampler, num_steps)) as draws:
+        def each_step(state: Any, num_steps: int) -> Generator[tuple[Any, Any]]:
+            with closing(self._prefetch(state.sampler, num_steps)) as draws:
                 for draw, records, sampler in draws:
                     state = state._replace(sampler=draw)
+
+                    # One program for each size of the buffer.
                     if draw.mask.size not in programs:
-                        programs[draw.mask.size] = compile_steps(update, state, records, 1)
+                        programs[draw.mask.size] = compile_chunk(update, state, records, 1)
                     state, info = programs[draw.mask.size](state, records, 1)
+
                     state = state._replace(sampler=sampler)
                     yield state, info
 
-        return steps
+        def chunk(state: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+            with closing(each_step(state, num_steps)) as steps:
+                return last_and_kept(steps, phase, every, jnp.concatenate)
 
-    def _stage_draws(self, sampler: Any, num_draws: int) -> Generator[tuple[StagedDraw, Any, Any]]:
+        return chunk
+
+    def _prefetch(self, sampler: Any, num_draws: int) -> Generator[tuple[PrefetchedDraw, Any, Any]]:
         """Yields draws, their records, and the sampler's state after each."""
-        usual = self.sampling.num_static_batches
+        usual = self._sampling.num_static_batches
         with ThreadPoolExecutor(1, "dpjax-records") as thread:
             located = self._locate(sampler, usual)
-            reading = thread.submit(self._stage_if_whole, located)
+            reading = thread.submit(self._read_if_whole, located)
             for number in range(1, num_draws + 1):
                 found: Any = reading.result()
                 if isinstance(found, int):
                     size = usual * 2 ** math.ceil(math.log2(found / usual))
                     located = self._locate(sampler, size)
-                    found = self._stage(located)
+                    found = self._read_drawn(located)
                 draw, records = self._place(*found)
                 sampler = located.sampler
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
                     located = self._locate(sampler, usual)
-                    reading = thread.submit(self._stage_if_whole, located)
+                    reading = thread.submit(self._read_if_whole, located)
                 yield draw, records, sampler
 
-    def _stage_if_whole(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]] | int:
-        """Stages the draw if all of it was located, else returns its physical batches' number."""
+    def _read_if_whole(self, located: DrawIndices) -> tuple[PrefetchedDraw, dict[int, Any]] | int:
+        """Reads the draw if all of it was located, else returns its physical batches' number."""
         if located.num_batches is not None:
             filled = int(np.asarray(located.num_batches).max())
-            if filled * self.sampling.physical_batch_size > located.mask.shape[-1]:
+            if filled * self._sampling.physical_batch_size > located.mask.shape[-1]:
                 return filled
-        return self._stage(located)
+        return self._read_drawn(located)
 
-    def _stage(self, located: LocatedDraw) -> tuple[StagedDraw, dict[int, Any]]:
+    def _read_drawn(self, located: DrawIndices) -> tuple[PrefetchedDraw, dict[int, Any]]:
         """Returns the draw, and this process's buffers, which hold each drawn record once."""
         num_shards = 1 if self._sharding is None else self._sharding.num_shards
-        staged, drawn = self._split(located, num_shards)
+        prefetched, drawn = self._split(located, num_shards)
         own = [0] if self._sharding is None else self._sharding.own_shards
         num_rows = located.mask.size // num_shards
-        return staged, {
+        return prefetched, {
             shard: self._reader.read(drawn[shard].tolist(), self._reader.empty(num_rows))
             for shard in own
         }
 
-    def _split(self, located: LocatedDraw, num_shards: int) -> tuple[StagedDraw, list[np.ndarray]]:
+    def _split(
+        self, located: DrawIndices, num_shards: int
+    ) -> tuple[PrefetchedDraw, list[np.ndarray]]:
         """Returns the draw, and the positions of the records that each buffer has.
 
         Slots without a record have the first row of the buffer, on which a loss is as finite as on
         any other.
         """
         mask, indices = np.asarray(located.mask), np.asarray(located.indices)
-        rows, size = np.zeros(mask.shape, np.int32), self.sampling.physical_batch_size
+        rows, size = np.zeros(mask.shape, np.int32), self._sampling.physical_batch_size
         shards = np.arange(mask.shape[-1]) % size // (size // num_shards)
         drawn = []
         for shard in range(num_shards):
             own = mask & (shards == shard)
-            found, rows[own] = np.unique(indices[own], return_inverse=True)
-            drawn.append(found)
+            positions, rows[own] = np.unique(indices[own], return_inverse=True)
+            drawn.append(positions)
         # One empty physical batch more: with one alone, XLA would see that the loop over further
         # batches repeats a computation, and make it before the loop, in every step.
         empty = [(0, 0)] * (mask.ndim - 1) + [(0, size)]
         filled = None if located.num_batches is None else np.array(located.num_batches)
-        return StagedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
+        return PrefetchedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
 
-    def _place(self, staged: StagedDraw, buffers: dict[int, Any]) -> tuple[StagedDraw, Any]:
+    def _place(self, draw: PrefetchedDraw, buffers: dict[int, Any]) -> tuple[PrefetchedDraw, Any]:
         """Returns the draw on all devices, and each buffer on its own."""
         if self._sharding is None:
-            return jax.device_put((staged, buffers[0]))
-        return self._sharding.place(staged), self._sharding.place_shards(buffers)
+            return jax.device_put((draw, buffers[0]))
+        return self._sharding.place(draw), self._sharding.place_shards(buffers)
 
 
-def open_data(
-    sampling: Sampling,
+def as_training_data(
     data: Any,
+    sampling: Sampling,
     sharding: MeshSharding | None = None,
     num_samplers: int | None = None,
-) -> Any:
-    """Returns the stream of a source's records; other data as they are, if they fit the sampler.
+) -> TrainingData:
+    """Returns the records of a run, if they fit the sampler.
 
     Args:
-      sampling: the sampler.
       data: a source, a tree of arrays, or `SplitRecords`.
+      sampling: the sampler.
       sharding: of the run.
-      num_samplers: see `RecordStream`.
+      num_samplers: see `Stream`.
 
     Raises:
       ValueError: ``data`` has another length than ``sampling``, or masked arrays.
     """
-    if not is_source(data):
-        check_records(sampling, data)
-        return data
-    return RecordStream(data, sampling, num_samplers, sharding)
-
-
-def place_data(data: Any, sharding: MeshSharding | None) -> Any:
-    """Returns what `open_data` returned, arrays on the device or on each device of a mesh."""
-    return data if isinstance(data, RecordStream) else place_records(data, sharding)
-
-
-def stage(mechanism: Any, data: Any) -> Any:
-    """Returns the mechanism, on a data source with a sampler whose draws are made beforehand."""
-    if not isinstance(data, RecordStream):
-        return mechanism
-    return dataclasses.replace(mechanism, sampling=data.sampling)
-
-
-def run_program_hash(update: Update, state: Any, data: Any) -> str:
-    """Returns the hash of the program of ``update`` on one device, on what `open_data` returned."""
-    if isinstance(data, RecordStream):
-        return data.run_program_hash(update, state)
-    return program_hash(update, state, whole_shapes(data))
-
-
-def data_fingerprint(data: Any) -> str:
-    """Returns a hash of what `open_data` returned: of all records, or of some of a source."""
-    return data.fingerprint() if isinstance(data, RecordStream) else records_fingerprint(data)
-
-
-def identify_run(mechanism: Any, data: Any, program: str) -> Identity:
-    """Returns the identity of a run that its checkpoints must match, on any devices.
-
-    Args:
-      mechanism: of the run.
-      data: what `open_data` returned.
-      program: `run_program_hash` of the step on one device.
-    """
-    return Identity(hash_dataclass(mechanism), data_fingerprint(data), program)
-
-
-def check_processes(
-    key: PRNGKey,
-    params: ArrayTree,
-    mechanism: Any,
-    program: Callable[[], str],
-    data: Any,
-    sharding: MeshSharding | None,
-) -> None:
-    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
-
-    Hashes of the arguments are compared, of ``data`` unless each process has a part of them.
-
-    Args:
-      key: of the run.
-      params: the initial parameters.
-      mechanism: of the run.
-      program: returns the hash of the program of a step.
-      data: what `open_data` returned.
-      sharding: of the run.
-    """
-    if jax.process_count() == 1:
-        return
-    if sharding is None:
-        raise ValueError(
-            f"sharding must be given where jax.distributed connects {jax.process_count()}"
-            " processes: without it each would make a release of its own"
-        )
-    hashes = {
-        "key": hash_arrays(key),
-        "params": hash_arrays(params),
-        "mechanism": hash_dataclass(mechanism),
-        "sharding": hash_text(sharding.describe(params)),
-        "the program of loss_fn and optimizer, or JAX's version": program(),
-    }
-    if not isinstance(data, SplitRecords):
-        hashes["data (unless it is split_records of them)"] = data_fingerprint(data)
-    check_equal(hashes)
-
-
-def compile_calls(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Returns `compile_steps` of what `open_data` returned; on a stream one step at a time."""
-    if not isinstance(data, RecordStream):
-        return compile_steps(update, state, data, steps_per_call)
-    steps = data.compile_steps(update)
-
-    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
-        infos = []
-        with closing(steps(state, num_steps)) as each:
-            for state, info in each:  # noqa: B007
-                infos.append(info)
-        return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
-
-    return run
+    if is_source(data):
+        return Stream(data, sampling, num_samplers, sharding)
+    check_records(sampling, data)
+    return data if isinstance(data, SplitRecords) else Arrays(data)

@@ -1,143 +1,384 @@
-"""Loops of training steps: compiled, on the device or on the host, and with checkpoints."""
+"""The driver of all runs: compiled chunks of steps, progress, checkpoints, resumption, identity."""
 
+import abc
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from tqdm import tqdm
 
+from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
 from dpjax._jaxprs import is_slow_in_loops
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.keys import is_seeded
 from dpjax.training.allocator import warn_of_page_faults
-from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.processes import explain_lost_process
+from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
+from dpjax.training.processes import check_equal, explain_lost_process
+from dpjax.training.sharding import MeshSharding
 
+# A step: (state, data) -> (next state, info).
 Update = Callable[[Any, Any], tuple[Any, Any]]
-# (state, data, number of steps, at most steps_per_call) -> (state, their infos stacked)
-Steps = Callable[[Any, Any, int], tuple[Any, Any]]
 
 
-def compile_steps(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Compiles a training loop that runs up to ``steps_per_call`` steps of ``update`` per call.
+class Chunk(Protocol):
+    """Compiled steps: ``chunk(state, data, num_steps, phase)``, made by `compile_chunk`."""
+
+    def __call__(self, state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+        """Returns the state after ``num_steps`` steps, and the infos that are kept, stacked."""
+        ...
+
+
+class BoundChunk(Protocol):
+    """A `Chunk` on data of its own."""
+
+    def __call__(self, state: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+        """Returns the state after ``num_steps`` steps, and the infos that are kept, stacked."""
+        ...
+
+
+def compile_chunk(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+    """Compiles a loop of up to ``max_steps`` steps of ``update``.
+
+    It loops on the device; or on the host, one device call a step, where loops on the device are
+    slow (`is_slow_in_loops`). For dense models a round trip for each step costs more than the step.
 
     Args:
       update: ``update(state, data) -> (state, info)``, pure.
       state: a state as it will be passed; each call consumes (donates) its state.
       data: arrays of the shapes that will be passed; they are not embedded in the program.
-      steps_per_call: the most steps one call runs.
+      max_steps: the most steps one call runs.
+      every: of so many steps the info of the last is kept.
 
     Returns:
-      ``run(state, data, num_steps) -> (state, infos)``, where every leaf of ``infos`` has a leading
-      axis of ``num_steps``. Never recompiles, whatever ``num_steps``.
+      ``chunk(state, data, num_steps, phase=0) -> (state, infos)``, where ``phase`` steps were made
+      since an info was kept, and every leaf of ``infos`` has a leading axis of
+      ``(phase + num_steps) // every``. It never recompiles, whatever the numbers.
 
-    >>> run = compile_steps(lambda s, d: (s + d, s), jnp.zeros(()), jnp.ones(()), 4)
-    >>> state, seen = run(jnp.zeros(()), jnp.ones(()), 3)
+    >>> chunk = compile_chunk(lambda s, d: (s + d, s), jnp.zeros(()), jnp.ones(()), 4)
+    >>> state, seen = chunk(jnp.zeros(()), jnp.ones(()), 3)
     >>> float(state), seen.tolist()
     (3.0, [0.0, 1.0, 2.0])
     """
-    loop = on_device_loop if loops_on_device(update, state, data) else on_host_loop
-    return loop(update, state, data, steps_per_call)
+    loop = host_loop if is_slow_in_loops(update, state, data) else device_loop
+    return loop(update, state, data, max_steps, every)
 
 
-def loops_on_device(update: Update, state: Any, data: Any) -> bool:
-    """Whether to loop on the device: not where it is slow in loops (`is_slow_in_loops`).
-
-    For dense models a host round trip for each step costs more than the step.
-    """
-    return not is_slow_in_loops(update, state, data)
-
-
-def on_host_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Returns a Python loop that dispatches one compiled step each time; see `compile_steps`."""
-    del steps_per_call
+def host_loop(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+    """Returns a Python loop that dispatches one compiled step each time; see `compile_chunk`."""
+    del max_steps
     step = _jit(update, state).lower(state, data).compile()
 
-    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
-        infos = []
+    def each_step(state: Any, data: Any, num_steps: int) -> Iterator[tuple[Any, Any]]:
         for _ in range(num_steps):
             state, info = step(state, data)
-            infos.append(info)
-        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *infos)
+            yield state, info
 
-    return run
+    def chunk(state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+        return last_and_kept(each_step(state, data, num_steps), phase, every, jnp.stack)
+
+    return chunk
 
 
-def on_device_loop(update: Update, state: Any, data: Any, steps_per_call: int) -> Steps:
-    """Returns one compiled loop with a traced number of steps, so shorter calls do not recompile.
+def last_and_kept(
+    steps: Iterator[tuple[Any, Any]], phase: int, every: int, join: Callable[..., jax.Array]
+) -> tuple[Any, Any]:
+    """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`.
 
-    See `compile_steps`.
+    Args:
+      steps: yields state and info after each step, at least one.
+      phase: steps since the last kept info.
+      every: of so many steps the info of the last is kept.
+      join: of leaves, such as `jax.numpy.stack`.
     """
+    kept = []
+    for number, (state, info) in enumerate(steps, start=phase + 1):  # noqa: B007
+        if number % every == 0:
+            kept.append(info)
+    return state, jax.tree.map(lambda *leaves: join(leaves), *kept) if kept else ()
 
-    def steps(state: Any, data: Any, num_steps: Any) -> tuple[Any, Any]:
+
+def device_loop(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+    """Returns one compiled loop with a traced number of steps; see `compile_chunk`."""
+    # Rows for the infos: of the last step of each stretch of ``every``, one perhaps unfinished.
+    num_rows = 1 + (max_steps + every - 2) // every
+
+    def steps(state: Any, data: Any, num_steps: Any, phase: Any) -> tuple[Any, Any]:
         def body(index: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             state, infos = carry
             state, info = update(state, data)
-            return state, jax.tree.map(lambda all, one: all.at[index].set(one), infos, info)
+
+            # Each step of a stretch overwrites the info of the one before.
+            row = (phase + index) // every
+            return state, jax.tree.map(lambda all, one: all.at[row].set(one), infos, info)
 
         info = jax.eval_shape(update, state, data)[1]
-        infos = jax.tree.map(lambda x: jnp.zeros((steps_per_call, *x.shape), x.dtype), info)
+        infos = jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), info)
         return jax.lax.fori_loop(0, num_steps, body, (state, infos))
 
-    compiled = _jit(steps, state).lower(state, data, jnp.int32(0)).compile()
+    compiled = _jit(steps, state).lower(state, data, jnp.int32(0), jnp.int32(0)).compile()
 
-    def run(state: Any, data: Any, num_steps: int) -> tuple[Any, Any]:
-        state, infos = compiled(state, data, jnp.int32(num_steps))
-        if num_steps == steps_per_call:
-            return state, infos
-        return state, jax.tree.map(lambda leaf: leaf[:num_steps], infos)
+    def chunk(state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+        state, infos = compiled(state, data, jnp.int32(num_steps), jnp.int32(phase))
+        kept = (phase + num_steps) // every
+        return state, infos if kept == num_rows else jax.tree.map(lambda x: x[:kept], infos)
 
-    return run
+    return chunk
 
 
 def _jit(steps: Callable[..., tuple[Any, Any]], state: Any) -> Any:
     """Compiles ``steps``, which consumes a state and returns one that is placed like it."""
 
     def sharding(leaf: Any) -> Any:
-        found = leaf.sharding if isinstance(leaf, jax.Array) else None
-        return found if isinstance(found, NamedSharding) else None
+        own = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return own if isinstance(own, NamedSharding) else None
 
-    placed = jax.tree.map(sharding, state)
-    return jax.jit(steps, donate_argnums=0, out_shardings=(placed, None))
+    return jax.jit(steps, donate_argnums=0, out_shardings=(jax.tree.map(sharding, state), None))
 
 
-def run_calls(
-    compile_run: Callable[[], Steps],
+class TrainingData(abc.ABC):
+    """Records that a run draws from, wherever they are: what the driver does with them.
+
+    Attributes:
+      is_split: whether each process has records of its own.
+    """
+
+    is_split: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def place(self, sharding: MeshSharding | None) -> Self:
+        """Returns the records on the device, or on each device of a mesh.
+
+        Args:
+          sharding: of the run.
+        """
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Returns a sha256 of the records, the same on any devices; not to be published."""
+
+    @abc.abstractmethod
+    def shapes(self, state: Any) -> tuple[Any, Any]:
+        """Returns the arguments of a step on one device, or their shapes and dtypes.
+
+        Args:
+          state: of the run.
+        """
+
+    @abc.abstractmethod
+    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+        """Returns `compile_chunk` of ``update``, bound to these records.
+
+        Args:
+          update: ``update(state, data) -> (state, info)``.
+          state: as it will be passed.
+          max_steps: the most steps one call runs.
+          every: of so many steps the info of the last is kept.
+        """
+
+
+class Step(Protocol):
+    """What `run` repeats.
+
+    Attributes:
+      update: ``update(state, data) -> (state, info)``.
+      one_device_update: the same on one device: its program identifies the run on any devices.
+    """
+
+    @property
+    def update(self) -> Update: ...
+
+    @property
+    def one_device_update(self) -> Update: ...
+
+
+class Keep(Protocol):
+    """Where `run` puts the infos of every so many steps, before the checkpoint that follows them.
+
+    Attributes:
+      burn_in: steps before the first of them.
+      thinning: of so many steps the info of the last is kept.
+    """
+
+    @property
+    def burn_in(self) -> int: ...
+
+    @property
+    def thinning(self) -> int: ...
+
+    def open(self, state: Any, *, resumed: bool) -> None:
+        """Makes room, or opens what an earlier run has kept."""
+        ...
+
+    def write(self, first: int, infos: Any) -> None:
+        """Writes infos from number ``first`` on."""
+        ...
+
+
+class RunEnd(NamedTuple):
+    """The end of a `run`.
+
+    Attributes:
+      state: the last one.
+      num_done: steps that led to it.
+      seeded: whether the key of the first of them looks like ``jax.random.key(seed)``.
+    """
+
+    state: Any
+    num_done: int
+    seeded: bool
+
+
+def run(
+    step: Step,
+    data: TrainingData,
     state: Any,
-    data: Any,
     num_steps: int,
-    steps_per_call: int,
     *,
-    store: CheckpointStore | None = None,
+    key: PRNGKey,
+    params: ArrayTree,
+    mechanism: Any,
+    steps_per_call: int = 100,
+    keep: Keep | None = None,
+    on_chunk: Callable[[int, Any, Any], None] | None = None,
+    checkpoint_dir: str | Path | None = None,
+    sharding: MeshSharding | None = None,
     progress: bool = True,
-) -> Iterator[tuple[int, Any, Any]]:
-    """Runs compiled calls of several steps; yields steps done, state and infos after each call.
+) -> RunEnd:
+    """Repeats a step, from ``state`` or from the newest checkpoint, until ``num_steps`` are done.
 
     Args:
-      compile_run: returns the steps, made by `compile_steps`; not called where all are done.
-      state: with its ``num_releases``, the steps done before; consumed.
-      data: of the steps.
+      step: with its update.
+      data: the records.
+      state: the first one, with its ``num_releases``, the steps done before; consumed.
       num_steps: to be done in all.
-      steps_per_call: steps of one call.
-      store: of the checkpoint that is written after each call, before the call is yielded: a crash
+      key: of the run.
+      params: the first ones, in which processes are compared.
+      mechanism: of the run: any tree of dataclasses that identifies it.
+      steps_per_call: steps between two checkpoints.
+      keep: where infos of some steps are put.
+      on_chunk: ``on_chunk(num_done, state, infos)``, after each call and its checkpoint: a crash
         loses nothing that was reported, and noise is never used for two different gradients.
+      checkpoint_dir: to save to and resume from.
+      sharding: of the run.
       progress: whether to show a progress bar.
 
     Raises:
+      ValueError: processes that differ, or a folder of another run.
+      OSError: a checkpoint cannot be written.
       LostProcessError: another process of the run has ended.
     """
-    done = int(state.num_releases)
-    if done >= num_steps:
-        return
-    run = compile_run()
-    bar = tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
-    with bar, warn_of_page_faults():
+    # All processes must make the same run.
+    check_processes(key, params, mechanism, step, state, data, sharding)
+    data = data.place(sharding)
+    burn_in, every = (keep.burn_in, keep.thinning) if keep else (0, 1)
+
+    with ExitStack() as opened:
+        # Resume from the newest checkpoint, if it is of this run.
+        store, seeded = None, is_seeded(key)
+        if checkpoint_dir is not None:
+            identity = identify_run(mechanism, data, step, state)
+            store = opened.enter_context(CheckpointStore(checkpoint_dir, identity, seeded))
+            state, seeded = store.restore(state), store.seeded
+        done = int(np.ravel(state.num_releases)[0])
+
+        # The key first: nothing that is kept may be on disk without it.
+        if keep:
+            if store and not done:
+                store.save(state, 0)
+            keep.open(state, resumed=done > 0)
+        if done >= num_steps:
+            return RunEnd(state, done, seeded)
+
+        chunk = data.compile(step.update, state, steps_per_call, every=every)
+        bar = opened.enter_context(
+            tqdm(total=num_steps, initial=done, unit="step", disable=not progress)
+        )
+        opened.enter_context(warn_of_page_faults())
         while done < num_steps:
-            count = min(steps_per_call, num_steps - done)
+            # Make one call, up to the end of the burn-in or of the run.
+            burning = done < burn_in
+            count = min(steps_per_call, (burn_in if burning else num_steps) - done)
+            first, phase = (0, 0) if burning else divmod(done - burn_in, every)
             with explain_lost_process(lambda: f"after release {done}"):  # noqa: B023
-                state, infos = jax.block_until_ready(run(state, data, count))
+                state, infos = jax.block_until_ready(chunk(state, count, phase))
             done += count
+
+            # What is kept, then the checkpoint, then the report.
+            if keep and not burning and phase + count >= every:
+                keep.write(first, infos)
             if store:
                 store.save(state, done)
-            yield done, state, infos
+            if on_chunk:
+                on_chunk(done, state, infos)
             bar.update(count)
+    return RunEnd(state, done, seeded)
+
+
+def step_hash(step: Step, state: Any, data: TrainingData) -> str:
+    """Returns the hash of the program of a step on one device.
+
+    Args:
+      step: with its update.
+      state: of the run, or its shapes.
+      data: the records.
+    """
+    return program_hash(step.one_device_update, *data.shapes(state))
+
+
+def identify_run(mechanism: Any, data: TrainingData, step: Step, state: Any) -> Identity:
+    """Returns the identity of a run that its checkpoints must match, on any devices.
+
+    Args:
+      mechanism: of the run.
+      data: the records.
+      step: with its update.
+      state: of the run, or its shapes.
+    """
+    program = step_hash(step, state, data)
+    return Identity(hash_dataclass(mechanism), data.fingerprint(), program)
+
+
+def check_processes(
+    key: PRNGKey,
+    params: ArrayTree,
+    mechanism: Any,
+    step: Step,
+    state: Any,
+    data: TrainingData,
+    sharding: MeshSharding | None,
+) -> None:
+    """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
+
+    Hashes of the arguments are compared, of ``data`` unless each process has a part of them.
+
+    Args:
+      key: of the run.
+      params: the initial parameters.
+      mechanism: of the run.
+      step: with its update.
+      state: of the run, or its shapes.
+      data: the records.
+      sharding: of the run.
+    """
+    if jax.process_count() == 1:
+        return
+    if sharding is None:
+        raise ValueError(
+            f"sharding must be given where jax.distributed connects {jax.process_count()}"
+            " processes: without it each would make a release of its own"
+        )
+    hashes = {
+        "key": hash_arrays(key),
+        "params": hash_arrays(params),
+        "mechanism": hash_dataclass(mechanism),
+        "sharding": hash_text(sharding.describe(params)),
+        "the program of loss_fn and optimizer, or JAX's version": step_hash(step, state, data),
+    }
+    if not data.is_split:
+        hashes["data (unless it is split_records of them)"] = data.fingerprint()
+    check_equal(hashes)

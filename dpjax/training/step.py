@@ -1,6 +1,7 @@
 """One step of private training: sample, clip, sum, add noise, update."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from dpjax.gradients import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
-from dpjax.training.data import check_records
+from dpjax.training.data import PrefetchedDraw, SplitRecords, check_records
 from dpjax.training.sharding import MeshSharding
 
 # The key of the loss is ``fold_in(key, _LOSS_STREAM)``; those of sampler and noise, ``split(key)``,
@@ -49,10 +50,12 @@ class PrivateStep(NamedTuple):
     Attributes:
       init: ``init(params) -> state``.
       update: ``update(state, data) -> (state, info)``: one release.
+      one_device_update: the same without the mesh: its program identifies a run on any devices.
     """
 
     init: Callable[[Any], TrainState]
     update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
+    one_device_update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
 
 
 def check_run(mechanism: object, optimizer: object, sharding: object) -> None:
@@ -130,25 +133,35 @@ def private_step(
         optimizer_state, sampler = private_optimizer.init(params), sampling.init(sampler_key)
         state = TrainState(params, optimizer_state, sampler, loss_key)
         state = jax.tree.map(jnp.array, state)  # its own copies: a loop may donate them
-        return state if sharding is None else sharding.place(state, specs_of(state))
+        return (
+            state
+            if sharding is None
+            else sharding.place(state, sharding.state_specs(state, state.params))
+        )
 
-    def specs_of(state: TrainState) -> Any:
-        assert sharding is not None
-        return sharding.state_specs(state, state.params)
-
-    def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
-        check_records(sampling, data)
+    def update(
+        state: TrainState, data: ArrayTree | SplitRecords, sharding: MeshSharding | None = None
+    ) -> tuple[TrainState, StepInfo]:
+        if not isinstance(state.sampler, PrefetchedDraw):
+            check_records(sampling, data)
         check_not_explicit("state", state)
         check_not_explicit("data", data)
+
+        # Draw a batch, clip the gradients of its records, and add them up.
         step_key = None
         if state.loss_key is not None:
             step_key = jax.random.fold_in(state.loss_key, state.num_releases)
-        summed, info, sampler = sum_next_draw(
+        total, info, sampler = sum_next_draw(
             clipped_sum, sampling, state.sampler, state.params, data, step_key, sharding
         )
-        updates, opt_state = private_optimizer.update(summed, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        moved = TrainState(params, opt_state, sampler, state.loss_key)
-        return moved if sharding is None else sharding.constrain(moved, specs_of(moved)), info
 
-    return PrivateStep(init, update)
+        # Add noise to the sum, divide it by the expected batch size, and optimise.
+        updates, optimizer_state = private_optimizer.update(total, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+
+        state = TrainState(params, optimizer_state, sampler, state.loss_key)
+        if sharding is not None:
+            state = sharding.constrain(state, sharding.state_specs(state, state.params))
+        return state, info
+
+    return PrivateStep(init, partial(update, sharding=sharding), partial(update, sharding=None))

@@ -33,7 +33,7 @@ from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.bayes.sgmcmc import SGLD, private_chains
 from dpjax.bayes.variational import DPSVI
 from dpjax.sampling import gather
-from dpjax.training.run import Update, compile_steps
+from dpjax.training.run import Update, compile_chunk
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, Values, median_values, ratio, values_over
@@ -104,7 +104,7 @@ def training_group(subject: str, name: str, batch: int) -> Group:
             return state, info if keep else info.num_nonfinite
 
         state = step.init(model.init())
-        run = compile_steps(update, state, data, _BLOCK)
+        run = compile_chunk(update, state, data, _BLOCK)
         held: dict[str, Any] = {"state": state, "account": bdp.init(mechanism)}
 
         def seconds() -> float:
@@ -197,7 +197,7 @@ def synthetic_records(attributes: int) -> Data:
 
 
 def _svi_case(name: str, update: Update, state: Any, data: Data) -> Case:
-    run = compile_steps(update, jax.tree.map(jnp.array, state), data, SVI_STEPS)
+    run = compile_chunk(update, jax.tree.map(jnp.array, state), data, SVI_STEPS)
     held = [state]
 
     def steps() -> Any:

@@ -13,7 +13,7 @@ import optax
 
 import dpjax
 from dpjax.training import ArraySource
-from dpjax.training.data import compile_calls, open_data, stage
+from dpjax.training.data import as_training_data
 from experiments.benchmarks.models import MODELS
 from experiments.benchmarks.results import Group, Groups, values_over
 from experiments.benchmarks.timing import Case, Effort
@@ -111,14 +111,14 @@ def _block(name: str, data: Any, num_examples: int) -> Callable[[], float]:
         image, label = example
         return model.loss(params, (image.astype(np.float32) / 255, label.astype(np.int32)))
 
-    opened, key = open_data(mechanism.sampling, data), jax.random.key(0)
-    step = dpjax.private_step(loss, optax.sgd(0.01), stage(mechanism, opened), key=key)
+    records = as_training_data(data, mechanism.sampling).place(None)
+    step = dpjax.private_step(loss, optax.sgd(0.01), mechanism, key=jax.random.key(0))
     held = {"state": step.init(model.init())}
-    run = compile_calls(step.update, held["state"], opened, _BLOCK)
+    run = records.compile(step.update, held["state"], _BLOCK)
 
     def seconds() -> float:
         start = time.perf_counter()
-        held["state"], _ = jax.block_until_ready(run(held["state"], opened, _BLOCK))
+        held["state"], _ = jax.block_until_ready(run(held["state"], _BLOCK))
         return time.perf_counter() - start
 
     return seconds

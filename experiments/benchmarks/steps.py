@@ -11,7 +11,7 @@ import jax
 import optax
 
 import dpjax
-from dpjax.training.run import on_device_loop, on_host_loop
+from dpjax.training.run import device_loop, host_loop
 from experiments.benchmarks.methods import LEARNING_RATE, NOISY, PLAIN, Method, jax_methods
 from experiments.benchmarks.models import MODELS, Model
 from experiments.benchmarks.results import Group, Groups, Values, ratio, title
@@ -156,5 +156,5 @@ def loop_group(model: Model) -> Group:
             "examples/s": 1e3 * _LOOP_STEPS * _LOOP_BATCH / median,
         }
 
-    cases = [case("host loop", on_host_loop), case("device loop", on_device_loop)]
+    cases = [case("host loop", host_loop), case("device loop", device_loop)]
     return Group("loops", model.title, cases, columns, batch=_LOOP_BATCH)

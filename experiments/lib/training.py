@@ -16,7 +16,7 @@ import dpjax
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.certificates import Certificate
 from dpjax.training import Report, TrainResult
-from dpjax.training.run import Update, compile_steps
+from dpjax.training.run import Update, compile_chunk
 from experiments.data import Dataset
 from experiments.lib.models import accuracy_percent, cross_entropy
 from experiments.lib.records import write_atomically
@@ -153,7 +153,7 @@ def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpoch
     for epoch, epoch_key in enumerate(jax.random.split(key, plan.num_epochs), start=1):
         order = jax.random.permutation(epoch_key, num_examples)[: num_steps * size]
         start, data = (jnp.int32(0), state), (examples, order.reshape(num_steps, size))
-        run = run or compile_steps(_plain_update(task), start, data, num_steps)
+        run = run or compile_chunk(_plain_update(task), start, data, num_steps)
         (_, state), _ = run(start, data, num_steps)
         if task.evaluate:
             curve.append((float(epoch), task.evaluate(state[0])))

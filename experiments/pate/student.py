@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from dpjax._typing import PRNGKey
 from dpjax.pate import NO_ANSWER
-from dpjax.training.run import compile_steps
+from dpjax.training.run import compile_chunk
 
 _STEPS_PER_CALL = 50
 # augment_fn(key, inputs) -> transformed inputs, of the same shape
@@ -134,7 +134,7 @@ def train_student(
 
     state = _State(jnp.int32(0), key, params, optimizer.init(params), params)
     state = jax.tree.map(jnp.array, state)  # its own copies: the loop donates them
-    run = compile_steps(update, state, data, min(num_steps, _STEPS_PER_CALL))
+    run = compile_chunk(update, state, data, min(num_steps, _STEPS_PER_CALL))
     with tqdm(total=num_steps, unit="step", disable=not progress) as bar:
         for done in range(0, num_steps, _STEPS_PER_CALL):
             count = min(_STEPS_PER_CALL, num_steps - done)

@@ -29,8 +29,8 @@ PLAIN, NOISY_SGD, LANGEVIN, HAMILTONIAN = "SGD", "DP-SGD", "SGLD", "SGHMC"
 PUBLISHED_SIZES = {"mnist": 50_000, "svhn": 73_257}
 PUBLISHED_STEPS = 10_000
 BATCHES = (100, 256, 1_000, 5_000)
-# A checkpoint every 500 steps.
-_SAMPLES_PER_CALL = 10
+# Steps between two checkpoints: about ten of a run as published.
+_STEPS_PER_CALL = 1000
 _UNIT, _NUM_OUT_OF_DISTRIBUTION = "one image", 2_000
 _LEAST = np.finfo(np.float32).tiny
 
@@ -141,7 +141,7 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
         settings.chain(len(data.train.y), settings.num_steps),
         burn_in=burn_in,
         thinning=(settings.num_steps - burn_in) // settings.num_kept,
-        samples_per_call=_SAMPLES_PER_CALL,
+        steps_per_call=_STEPS_PER_CALL,
         checkpoint_dir=folder,
     )
     return [

@@ -789,6 +789,11 @@ NOT_CALLED: dict[str, str] = {
     "training.MeshSharding.batch_spec": "in a step, with its own partitions",
     "bayes.regression.released_regression": "in a numpyro model",
     **{
+        f"training.{name}.{method}": "called by the driver of runs"
+        for name in ("SplitRecords", "run.TrainingData")
+        for method in ("place", "shapes", "compile")
+    },
+    **{
         f"bayes.conjugate.{family}.{method}": "with the sums that the family made"
         for family, methods in {
             "BetaBinomial": ["posterior", "log_evidence"],

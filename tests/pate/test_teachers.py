@@ -192,7 +192,7 @@ class Interrupted(Exception):
 
 
 def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
-    compiled, trained_blocks = teachers.compile_steps, []
+    compiled, trained_blocks = teachers.compile_chunk, []
 
     def interrupting(*arguments):
         run = compiled(*arguments)
@@ -205,7 +205,7 @@ def test_a_run_resumes_after_its_last_block(tmp_path, monkeypatch, trained):
 
         return counted
 
-    monkeypatch.setattr(teachers, "compile_steps", interrupting)
+    monkeypatch.setattr(teachers, "compile_chunk", interrupting)
     monkeypatch.setattr(teachers, "_SECONDS_BETWEEN_SAVES", 0.0)
     resumed = False
     with pytest.raises(Interrupted):
@@ -307,7 +307,7 @@ def test_predict_labels_refuses(function, num_queries, message, trained):
 def test_train_teachers_uses_all_cores_of_a_cpu(monkeypatch):
     """As many blocks at the same time as there are cores, with the settings of the caller."""
     meeting = threading.Barrier(min(os.cpu_count(), TEACHERS), timeout=30)  # none passes alone
-    compiled, dtypes = teachers.compile_steps, []
+    compiled, dtypes = teachers.compile_chunk, []
 
     def meeting_steps(*arguments):
         run = compiled(*arguments)
@@ -320,14 +320,14 @@ def test_train_teachers_uses_all_cores_of_a_cpu(monkeypatch):
 
         return met
 
-    monkeypatch.setattr(teachers, "compile_steps", meeting_steps)
+    monkeypatch.setattr(teachers, "compile_chunk", meeting_steps)
     with jax.enable_x64(True):
         train(loss_fn=lambda w, batch: w**2 + 0 * batch[1], init_fn=lambda key: jnp.zeros(()))
     assert set(dtypes) == {np.dtype("float64")}
 
 
 def test_a_failing_block_ends_the_others(monkeypatch):
-    compiled, calls = teachers.compile_steps, []
+    compiled, calls = teachers.compile_chunk, []
 
     def failing(*arguments):
         def run(state, data, count):
@@ -337,7 +337,7 @@ def test_a_failing_block_ends_the_others(monkeypatch):
         compiled(*arguments)
         return run
 
-    monkeypatch.setattr(teachers, "compile_steps", failing)
+    monkeypatch.setattr(teachers, "compile_chunk", failing)
     shards = jax.tree.map(lambda leaf: np.repeat(leaf, 20, axis=0), SHARDS)
     with pytest.raises(Interrupted):
         train(shards=shards)

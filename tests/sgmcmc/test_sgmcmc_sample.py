@@ -10,7 +10,6 @@ import pytest
 
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
-from dpjax.bayes.sgmcmc.chains import on_host
 from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.training.checkpoint import CheckpointStore
 
@@ -67,7 +66,7 @@ def test_a_thousand_steps_of_eight_chains_under_one_jit():
     assert np.isfinite(path).all()
     assert (np.asarray(state.num_releases) == 1_000).all()
     # What `sample` keeps is this path, thinned.
-    kept = run(chain, burn_in=600, thinning=100, samples_per_call=3)["w"]
+    kept = run(chain, burn_in=600, thinning=100, steps_per_call=300)["w"]
     np.testing.assert_allclose(kept, np.moveaxis(path[699::100], 0, 1), rtol=1e-5, atol=1e-6)
     assert len(np.unique(np.asarray(path[-1, :, 0]))) == 8
     assert np.isnan(whole(state)[1]).all()  # not described, so not released
@@ -163,7 +162,7 @@ def test_no_state_is_kept_before_its_key_is_in_a_checkpoint(tmp_path, monkeypatc
         write(self, first, states)
 
     monkeypatch.setattr(SampleStore, "write", keep)
-    run(chain_of(4), checkpoint_dir=tmp_path, samples_per_call=2)
+    run(chain_of(4), checkpoint_dir=tmp_path, steps_per_call=2)
     expected = ["checkpoint 0", "states from 0", "checkpoint 2", "states from 2", "checkpoint 4"]
     assert events == expected
 
@@ -174,19 +173,18 @@ def undisturbed():
 
 
 @pytest.mark.slow
-def test_on_the_host_the_same_states_are_kept():
-    chain = chain_of(num_chains=2)
-    step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)
-    keep = on_host(step.update, step.init(START), DATA, 2)
-    state, _ = keep(step.init(START), 3, 1)
-    _, states = keep(state, 2, 3)
-    expected = undisturbed()["w"][:, 1:6:2]
-    np.testing.assert_allclose(np.moveaxis(states["w"], 0, 1), expected, rtol=1e-5)
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("steps_per_call", [1, 4, 100])
+def test_the_same_states_are_kept_in_whatever_calls(on_host, steps_per_call, monkeypatch):
+    monkeypatch.setattr("dpjax.training.run.is_slow_in_loops", lambda *_: on_host)
+    options = {"burn_in": 6, "thinning": 3, "steps_per_call": steps_per_call}
+    states = run(chain_of(num_chains=2), **options)["w"]
+    np.testing.assert_allclose(states, undisturbed()["w"][:, [5, 8]], rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
-    chain, options = chain_of(num_chains=2), {"burn_in": 3, "samples_per_call": 2}
+    chain, options = chain_of(num_chains=2), {"burn_in": 3, "steps_per_call": 2}
     save, saves = CheckpointStore.save, []
 
     def dying(self, *arguments):
@@ -252,7 +250,7 @@ def test_a_release_key_is_not_called_a_seed():
         ({"burn_in": 12}, "thinning"),
         ({"thinning": 5}, "thinning"),
         ({"thinning": 0}, "thinning"),
-        ({"samples_per_call": 0}, "samples_per_call"),
+        ({"steps_per_call": 0}, "steps_per_call"),
         ({"method": "guess"}, "method"),
     ],
 )

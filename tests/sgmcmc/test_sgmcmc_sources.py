@@ -46,7 +46,7 @@ def samples(data, sampling, batches, folder=None):
         chain,
         burn_in=3,
         thinning=2,
-        samples_per_call=2,
+        steps_per_call=2,
         checkpoint_dir=folder,
         progress=False,
     ).samples

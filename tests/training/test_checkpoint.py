@@ -23,7 +23,9 @@ from dpjax.training.checkpoint import (
     Identity,
     program_hash,
 )
-from dpjax.training.data import identify_run
+from dpjax.training.data import Arrays
+from dpjax.training.run import identify_run
+from dpjax.training.step import PrivateStep
 
 KEY = jax.random.key(5)
 DELTA = 1e-3
@@ -268,10 +270,12 @@ def test_identities_name_every_entry_of_an_array():
 
 def test_data_are_identified_by_their_values():
     state, update = jnp.zeros(2), lambda state, data: (state + data, state)
-    program = program_hash(update, state, jnp.ones(2))
-    identity = identify_run(MECHANISM, jnp.ones(2), program)
-    assert program == program_hash(update, state, np.ones(2, np.float32))
-    assert identity == identify_run(MECHANISM, np.ones(2, np.float32), program)
+    step = PrivateStep(None, None, update)
+    identity = identify_run(MECHANISM, Arrays(jnp.ones(2)), step, state)
+    assert identity == identify_run(MECHANISM, Arrays(np.ones(2, np.float32)), step, state)
+    assert identity.program == program_hash(update, state, np.ones(2, np.float32))
+    other = identify_run(MECHANISM, Arrays(jnp.zeros(2)), step, state)
+    assert other == identity._replace(data=other.data) != identity
     assert all(len(each) == 64 for each in identity)
 
 

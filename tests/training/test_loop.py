@@ -11,9 +11,9 @@ import pytest
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import private_step
-from dpjax.training.run import compile_steps, loops_on_device, on_device_loop, on_host_loop
+from dpjax.training.run import compile_chunk, device_loop, host_loop
 
-LOOPS = {"device": on_device_loop, "host": on_host_loop}
+LOOPS = {"device": device_loop, "host": host_loop}
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a rule for CPUs")
 
 
@@ -131,20 +131,24 @@ def test_the_data_are_those_of_the_call(loop):
     assert moved.tolist() == [10.0] * 3
 
 
-@on_cpu
-def test_convolutions_are_looped_over_on_the_host_and_the_rest_on_the_device():
-    for loss, on_device in ((dense_loss, True), (conv_loss, False)):
-        step, params, data = problem(loss)
-        assert loops_on_device(step.update, step.init(params), data) is on_device
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_of_so_many_steps_the_last_info_is_kept(loop, every):
+    run = loop(lambda s, d: (s + d, s), jnp.int32(0), jnp.int32(1), 5, every)
+    state, kept = jnp.int32(0), []
+    for done, num_steps in ((0, 5), (5, 1), (6, 4), (10, 5)):
+        state, infos = run(state, jnp.int32(1), num_steps, done % every)
+        kept += jax.tree.leaves(jax.tree.map(np.ndarray.tolist, jax.device_get(infos)))
+    assert kept == list(range(every - 1, 15, every))
 
 
 @on_cpu
 @pytest.mark.parametrize("loss", [dense_loss, conv_loss])
-def test_compile_steps_takes_the_faster_loop(loss, monkeypatch):
+def test_compile_chunk_takes_the_faster_loop(loss, monkeypatch):
     taken = []
     for name, loop in LOOPS.items():
         instead = partial(lambda name, *_: taken.append(name), name)
         monkeypatch.setattr(f"dpjax.training.run.{loop.__name__}", instead)
     step, params, data = problem(loss)
-    compile_steps(step.update, step.init(params), data, 3)
+    compile_chunk(step.update, step.init(params), data, 3)
     assert taken == [{dense_loss: "device", conv_loss: "host"}[loss]]

@@ -28,7 +28,7 @@ from dpjax._hashing import hash_records
 from dpjax.gradients import _clipped_grad
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, private_step, split_records
-from dpjax.training.data import records_fingerprint
+from dpjax.training.data import Arrays
 from dpjax.transforms import add_gaussian_noise
 
 NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
@@ -239,11 +239,11 @@ def test_parameters_and_optimizer_states_follow_the_rule():
 
 
 def test_records_are_hashed_alike_however_they_are_split():
-    whole = records_fingerprint(DATA)
+    whole = Arrays(DATA).fingerprint()
     for name in ("1", "4", "2x4", "2x4 rows"):
-        assert records_fingerprint(split_records(DATA, SHARDINGS[name])) == whole
+        assert split_records(DATA, SHARDINGS[name]).fingerprint() == whole
     swapped = jax.tree.map(lambda leaf: leaf[np.r_[1, 0, 2:203]], DATA)
-    assert records_fingerprint(swapped) != whole
+    assert Arrays(swapped).fingerprint() != whole
     assert hash_records(DATA, np.arange(203)) == whole
 
 
@@ -251,7 +251,7 @@ def test_more_devices_than_records():
     few = jax.tree.map(lambda leaf: leaf[:3], DATA)
     records = split_records(few, SHARDINGS["8"])
     assert sorted(records.positions.tolist())[:3] == [0, 1, 2]
-    assert records_fingerprint(records) == records_fingerprint(few)
+    assert records.fingerprint() == Arrays(few).fingerprint()
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from dpjax.sampling import (
     TruncatedPoissonSampling,
 )
 from dpjax.training import ArraySource, MeshSharding, train
-from dpjax.training.data import RecordReader, RecordStream
+from dpjax.training.data import RecordReader, Stream
 
 KEY = jax.random.key(3)
 N, STEPS = 60, 9
@@ -158,25 +158,25 @@ def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
     resident = run(DATA)
     assert equal(run(Rows()), resident)
     assert not equal(run(Rows(offset=1)), resident)
-    before, stage = [], RecordStream._stage_if_whole
+    before, stage = [], Stream._read_if_whole
 
     def stage_the_draw_before(self, located):
         before.append(located)
         return stage(self, before[-2] if len(before) > 1 else located)
 
-    monkeypatch.setattr(RecordStream, "_stage_if_whole", stage_the_draw_before)
+    monkeypatch.setattr(Stream, "_read_if_whole", stage_the_draw_before)
     assert not equal(run(Rows()), resident)
 
 
 @pytest.mark.slow
 def test_the_step_is_compiled_once_for_each_size(monkeypatch):
-    sizes, compile_steps = [], dpjax.training.data.compile_steps
+    sizes, compile_chunk = [], dpjax.training.data.compile_chunk
 
     def count(update, state, data, steps_per_call):
         sizes.append(len(data["y"]))
-        return compile_steps(update, state, data, steps_per_call)
+        return compile_chunk(update, state, data, steps_per_call)
 
-    monkeypatch.setattr(dpjax.training.data, "compile_steps", count)
+    monkeypatch.setattr(dpjax.training.data, "compile_chunk", count)
     run(ArraySource(DATA))
     assert sizes == [24]
     sizes.clear()
@@ -237,7 +237,7 @@ def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
     """As one of two processes has them, devices 1 and 3 of 4."""
     monkeypatch.setattr(MeshSharding, "own_shards", own)
     sampling, source = SAMPLINGS["poisson"], ArraySource(DATA)
-    stream = RecordStream(source, sampling, sharding=sharding_of(4))
+    stream = Stream(source, sampling, sharding=sharding_of(4))
     located = stream._locate(sampling.init(KEY), sampling.num_static_batches)
     drawn, mask = np.asarray(located.indices), np.asarray(located.mask)
     assert 8 < mask.sum() < 24
@@ -247,7 +247,7 @@ def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
         "__getitems__",
         lambda source, indices: read.extend(indices) or read_several(source, indices),
     )
-    staged, buffers = stream._stage(located)
+    staged, buffers = stream._read_drawn(located)
     assert list(buffers) == own
     # Slots of one device are two neighbours in each physical batch of eight.
     shards = np.arange(24) // 2 % 4
@@ -323,7 +323,7 @@ def test_records_are_read_while_the_step_before_runs():
     read = threading.Event()
     source = Listed(lambda number: read.set() if number == 3 else None)
     sampling = SAMPLINGS["fixed"]
-    draws = RecordStream(source, sampling)._stage_draws(sampling.init(KEY), 2)
+    draws = Stream(source, sampling)._prefetch(sampling.init(KEY), 2)
     next(draws)  # the first read was of the first record, the second of the first draw
     assert read.wait(20)
     assert reading_threads() != []

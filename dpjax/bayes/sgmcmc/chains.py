@@ -1,22 +1,15 @@
-"""One step of several SG-MCMC chains, and its compiled loop over many steps."""
+"""One step of several SG-MCMC chains."""
 
 from collections.abc import Callable
-from contextlib import closing
-from typing import Any
+from functools import partial
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
 from dpjax._checks import as_key, check_function, check_type
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
-from dpjax.training.batch_gradient import StepInfo
-from dpjax.training.data import RecordStream
-from dpjax.training.processes import to_host
-from dpjax.training.run import Update, loops_on_device, on_device_loop, on_host_loop
 from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, TrainState, private_step
 
@@ -91,12 +84,10 @@ def private_chains(
             state = state._replace(sampler=jax.tree.map(lambda leaf: leaf[0], state.sampler))
         return state if sharding is None else place_chains(state, sharding)
 
-    def update(state: TrainState, data: ArrayTree) -> tuple[TrainState, StepInfo]:
-        axes = TrainState(0, 0, None if shared else 0)
-        return jax.vmap(step.update, (axes, None), (axes, 0))(state, data)
-
-    step = one_chain(key, sharding)  # its update takes all keys from the state
-    return PrivateStep(init, update)
+    # Updates take all keys from the state, so those of one chain serve all.
+    step, axes = one_chain(key, sharding), TrainState(0, 0, None if shared else 0)
+    over_chains = partial(jax.vmap, in_axes=(axes, None), out_axes=(axes, 0))
+    return PrivateStep(init, over_chains(step.update), over_chains(step.one_device_update))
 
 
 def place_chains(state: TrainState, sharding: MeshSharding) -> TrainState:
@@ -108,63 +99,3 @@ def place_chains(state: TrainState, sharding: MeshSharding) -> TrainState:
 
     specs = jax.tree.map(of_chains, sharding.state_specs(one, one.params), is_leaf=is_spec)
     return sharding.place(state, specs)
-
-
-# (state, steps between kept states, how many to keep) -> (state, the kept states stacked)
-Keep = Callable[[TrainState, int, int], tuple[TrainState, Any]]
-
-
-def compile_steps(update: Update, state: TrainState, data: Any, max_kept: int) -> Keep:
-    """Compiles ``update`` once, for any number of steps between up to ``max_kept`` kept states."""
-    if isinstance(data, RecordStream):
-        return on_stream(update, data)
-    loop = on_device if loops_on_device(update, state, data) else on_host
-    return loop(update, state, data, max_kept)
-
-
-def on_device(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
-    """Runs all steps to several kept states in one device call; see `compile_steps`."""
-
-    def run_to_kept_state(
-        carry: tuple[TrainState, jax.Array], data: ArrayTree
-    ) -> tuple[tuple[TrainState, jax.Array], Any]:
-        state, steps = carry
-        state = jax.lax.fori_loop(0, steps, lambda _, at: update(at, data)[0], state)
-        return (state, steps), state.params
-
-    run = on_device_loop(run_to_kept_state, (state, jnp.int32(0)), data, max_kept)
-
-    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
-        (state, _), states = run((state, jnp.int32(steps)), data, count)
-        return state, jax.tree.map(to_host, states)
-
-    return keep
-
-
-def on_host(update: Update, state: TrainState, data: ArrayTree, max_kept: int) -> Keep:
-    """Runs one device call for each step, where that is faster; see `compile_steps`."""
-    run = on_host_loop(lambda state, data: (update(state, data)[0], ()), state, data, max_kept)
-
-    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
-        kept = []
-        for _ in range(count):
-            state, _ = run(state, data, steps)
-            kept.append(jax.tree.map(to_host, state.params))
-        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
-
-    return keep
-
-
-def on_stream(update: Update, stream: RecordStream) -> Keep:
-    """Runs one device call for each step, on records read during the step before."""
-    steps_of = stream.compile_steps(lambda state, data: (update(state, data)[0], ()))
-
-    def keep(state: TrainState, steps: int, count: int) -> tuple[TrainState, Any]:
-        kept = []
-        with closing(steps_of(state, steps * count)) as each:
-            for number, (state, _) in enumerate(each, start=1):
-                if number % steps == 0:
-                    kept.append(jax.tree.map(to_host, state.params))
-        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
-
-    return keep

@@ -1,40 +1,24 @@
 """Private posterior samples from SG-MCMC chains: the sampling loop and its result."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
-from dpjax._checks import as_key, check, check_count, check_path, check_type
+from dpjax._checks import as_key, check_count, check_path, check_type
 from dpjax._extras import requires_extra
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
-from dpjax.bayes.sgmcmc.chains import compile_steps, place_chains, private_chains
-from dpjax.bayes.sgmcmc.langevin import Batches, Langevin, LogPrior
+from dpjax.bayes.sgmcmc.chains import private_chains
+from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.bayes.sgmcmc.storage import SampleStore
 from dpjax.certificates.certificate import Certificate, certify
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
-from dpjax.keys import is_seeded
-from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.checkpoint import CheckpointStore
-from dpjax.training.data import (
-    DataSource,
-    RecordStream,
-    SplitRecords,
-    check_processes,
-    identify_run,
-    open_data,
-    place_data,
-    run_program_hash,
-    stage,
-)
-from dpjax.training.processes import explain_lost_process
-from dpjax.training.run import Update
+from dpjax.training.data import DataSource, SplitRecords, as_training_data
+from dpjax.training.run import Update, run
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.step import TrainState
 
@@ -90,44 +74,6 @@ class ChainResult:
         return from_dict({"posterior": named})
 
 
-@dataclass(frozen=True)
-class SamplePlan:
-    """Chains, burn-in and thinning of a run: what a checkpoint must agree with to be resumed.
-
-    Attributes:
-      gaussian: one chain's mechanism.
-      num_chains: number of chains.
-      batches: ``"own"`` or ``"shared"``.
-      burn_in: steps before the first state that may be kept.
-      thinning: steps from one kept state to the next.
-    """
-
-    gaussian: SubsampledGaussian
-    num_chains: int
-    batches: Batches
-    burn_in: int
-    thinning: int
-
-    @classmethod
-    def from_chain(cls, chain: Langevin, burn_in: int, thinning: int) -> "SamplePlan":
-        """Returns the plan for ``chain``.
-
-        Raises:
-          ValueError: burn-in and thinning do not divide the chain's steps.
-        """
-        check_count("burn_in", burn_in, minimum=0)
-        check_count("thinning", thinning)
-        after = chain.num_steps - burn_in
-        wanted = f"such that num_steps - burn_in = {after} is a positive multiple of it"
-        check(after > 0 and after % thinning == 0, "thinning", thinning, wanted)
-        return cls(chain.gaussian, chain.num_chains, chain.batches, burn_in, thinning)
-
-    @property
-    def num_kept(self) -> int:
-        """Number of kept states of each chain."""
-        return (self.gaussian.num_steps - self.burn_in) // self.thinning
-
-
 def sample(
     key: PRNGKey,
     log_likelihood: LossFn,
@@ -141,7 +87,7 @@ def sample(
     method: str = "auto",
     microbatch_size: MicrobatchSize = None,
     sharding: MeshSharding | None = None,
-    samples_per_call: int = 100,
+    steps_per_call: int = 100,
     checkpoint_dir: str | Path | None = None,
     progress: bool = True,
 ) -> ChainResult:
@@ -167,7 +113,8 @@ def sample(
       sharding: mesh of devices over which batches, and parameters by a rule, are split, as for
         `train`, which is called by several processes in the same way. Process 0 writes the files
         of kept states, and the others keep the states in host memory.
-      samples_per_call: kept states for each call to the device, which holds them at once.
+      steps_per_call: steps between two checkpoints; the device holds the states that are kept of
+        them at once.
       checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
         after each call: an interrupted run resumes from there with the same result, and no noise
         is used for two different gradients (see `train`). Locked for the whole run. Without it the
@@ -206,74 +153,45 @@ def sample(
         check_params(params)
     if checkpoint_dir is not None:
         check_path("checkpoint_dir", checkpoint_dir)
-    plan = SamplePlan.from_chain(chain, burn_in, thinning)
-    check_count("samples_per_call", samples_per_call)
+    check_count("steps_per_call", steps_per_call)
+    key, folder = as_key(key), None if checkpoint_dir is None else Path(checkpoint_dir)
+    store = SampleStore(chain.num_steps, burn_in, thinning, folder)
     num_samplers = None if chain.batches == "shared" else chain.num_chains
-    opened = open_data(chain.sampling, data, sharding, num_samplers)
-    key = as_key(key)
-    make_step = partial(
-        private_chains,
+    records = as_training_data(data, chain.sampling, sharding, num_samplers)
+
+    # The info of a step is the new state of each chain.
+    chains = private_chains(
         key,
         log_likelihood,
         log_prior,
-        stage(chain, opened),
+        chain,
         method=method,
         microbatch_size=microbatch_size,
+        sharding=sharding,
     )
-    one_device = make_step()
-    state, seeded = one_device.init(params), is_seeded(key)
-    first = jax.tree.map(lambda leaf: leaf[0], state.params)
-    program = partial(run_program_hash, one_device.update, state, opened)
-    check_processes(key, first, plan, program, opened, sharding)
-    folder = None if checkpoint_dir is None else Path(checkpoint_dir)
-    checkpoints: AbstractContextManager[CheckpointStore | None] = nullcontext()
-    if folder is not None:
-        identity = identify_run(plan, opened, program())
-        checkpoints = CheckpointStore(folder / "checkpoints", identity, seeded)
-    opened, update = place_data(opened, sharding), make_step(sharding=sharding).update
-    state = state if sharding is None else place_chains(state, sharding)
-    with checkpoints as saved:
-        state = saved.restore(state) if saved else state
-        resumed = int(state.num_releases[0]) > 0
-        if saved and not resumed:  # the key first: no kept state may be on disk without it
-            saved.save(state, 0)
-        store = SampleStore(state.params, plan.num_kept, folder, resumed=resumed)
-        _run_chains(update, state, opened, plan, samples_per_call, store, saved, progress)
-    return ChainResult(store.samples, chain, saved.seeded if saved else seeded)
 
+    def with_state(update: Update, state: TrainState, data: Any) -> tuple[TrainState, Any]:
+        state = update(state, data)[0]
+        return state, state.params
 
-def _run_chains(
-    update: Update,
-    state: TrainState,
-    data: ArrayTree | SplitRecords | RecordStream,
-    plan: SamplePlan,
-    samples_per_call: int,
-    store: SampleStore,
-    checkpoints: CheckpointStore | None,
-    progress: bool,
-) -> None:
-    """Runs from ``state`` (consumed) to the last step, one device call after another.
+    step = chains._replace(
+        update=partial(with_state, chains.update),
+        one_device_update=partial(with_state, chains.one_device_update),
+    )
 
-    A call is a stretch of the burn-in or up to ``samples_per_call`` kept states.
-    """
-    done, num_steps = int(state.num_releases[0]), plan.gaussian.num_steps
-    if done == num_steps:
-        return
-    keep = compile_steps(update, state, data, samples_per_call)
-    with tqdm(total=num_steps, initial=done, unit="step", disable=not progress) as bar:
-        while done < num_steps:
-            if done < plan.burn_in:
-                first, thinning, count = None, plan.burn_in - done, 1
-                thinning = min(thinning, plan.thinning * samples_per_call)
-            else:
-                first, thinning = (done - plan.burn_in) // plan.thinning, plan.thinning
-                count = min(samples_per_call, plan.num_kept - first)
-            with explain_lost_process(lambda: f"after step {done}"):  # noqa: B023
-                state, states = jax.block_until_ready(keep(state, thinning, count))
-            if first is not None:
-                store.write(first, states)
-            steps = count * thinning
-            done += steps
-            if checkpoints:  # after the states: those before a checkpoint are on disk
-                checkpoints.save(state, done)
-            bar.update(steps)
+    # Repeat it, from the start or from the newest checkpoint.
+    end = run(
+        step,
+        records,
+        chains.init(params),
+        chain.num_steps,
+        key=key,
+        params=params(key) if callable(params) else params,
+        mechanism=(chain.gaussian, chain.num_chains, chain.batches, burn_in, thinning),
+        steps_per_call=steps_per_call,
+        keep=store,
+        checkpoint_dir=folder and folder / "checkpoints",
+        sharding=sharding,
+        progress=progress,
+    )
+    return ChainResult(store.samples, chain, end.seeded)

@@ -8,29 +8,47 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from dpjax._checks import check, check_count
 from dpjax._typing import ArrayTree
-from dpjax.training.processes import check_all
+from dpjax.training.processes import check_all, to_host
+from dpjax.training.step import TrainState
 
 
 class SampleStore:
-    """Arrays of posterior samples, ``(num_chains, num_kept, ...)``, in memory or ``.npy`` files.
+    """Where a run puts the states that it keeps, ``(num_chains, num_kept, ...)``.
 
     Of several processes the first one has the files, and the others have arrays in memory.
 
+    Args:
+      num_steps: of the run.
+      burn_in: steps before the first state that may be kept.
+      thinning: steps from one kept state to the next.
+      folder: of the files, or ``None`` for host memory.
+
     Attributes:
-      samples: a tree of numpy arrays; with a folder, memory-mapped ``.npy`` files.
       num_kept: number of states of each chain.
+      samples: a tree of numpy arrays; with a folder, memory-mapped ``.npy`` files.
+
+    Raises:
+      ValueError: burn-in and thinning do not divide the number of steps.
     """
 
-    def __init__(
-        self, params: ArrayTree, num_kept: int, folder: Path | None, *, resumed: bool = False
-    ) -> None:
+    samples: Any
+
+    def __init__(self, num_steps: int, burn_in: int, thinning: int, folder: Path | None) -> None:
+        check_count("burn_in", burn_in, minimum=0)
+        check_count("thinning", thinning)
+        after = num_steps - burn_in
+        wanted = f"such that num_steps - burn_in = {after} is a positive multiple of it"
+        check(after > 0 and after % thinning == 0, "thinning", thinning, wanted)
+        self.burn_in, self.thinning, self.folder = burn_in, thinning, folder
+        self.num_kept = after // thinning
+
+    def open(self, state: TrainState, *, resumed: bool) -> None:
         """Allocates arrays for all states, or opens those of a run that is resumed.
 
         Args:
-          params: the chains' states, every leaf with a leading axis of chains.
-          num_kept: number of states of each chain.
-          folder: of the files, or ``None`` for host memory.
+          state: of the chains, every leaf of its parameters with a leading axis of chains.
           resumed: whether the folder's files hold states already; else they are created.
 
         Raises:
@@ -38,22 +56,30 @@ class SampleStore:
           OSError: the disk has no room for all states. All of it is allocated here, because a full
             disk under a memory-mapped file ends the process.
         """
-        leaves, treedef = jax.tree.flatten(params)
-        self.num_kept = num_kept
+        leaves, treedef = jax.tree.flatten(state.params)
 
         def allocate() -> list[np.ndarray]:
             return [
-                _allocate(leaf, num_kept, folder and folder / f"samples_{number}.npy", resumed)
+                _allocate(
+                    leaf,
+                    self.num_kept,
+                    self.folder and self.folder / f"samples_{number}.npy",
+                    resumed,
+                )
                 for number, leaf in enumerate(leaves)
             ]
 
-        self._arrays = check_all(allocate, "checkpoint_dir")
-        self.samples = jax.tree.unflatten(treedef, self._arrays)
+        self.samples = jax.tree.unflatten(treedef, check_all(allocate, "checkpoint_dir"))
 
     def write(self, first: int, states: ArrayTree) -> None:
-        """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk."""
-        for array, leaf in zip(self._arrays, jax.tree.leaves(states), strict=True):
-            array[:, first : first + len(leaf)] = np.moveaxis(np.asarray(leaf), 0, 1)
+        """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk.
+
+        Args:
+          first: number of the first state.
+          states: of all chains; every process must call it.
+        """
+        for array, leaf in zip(*map(jax.tree.leaves, (self.samples, states)), strict=True):
+            array[:, first : first + len(leaf)] = np.moveaxis(to_host(leaf), 0, 1)
             if isinstance(array, np.memmap):
                 array.flush()
 

@@ -1,10 +1,9 @@
 """Steps of `DPSVI`, checked and compiled once for each signature of arguments."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +35,16 @@ from dpjax.bayes.variational.step import (
 )
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
-from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
-from dpjax.training.data import (
-    DataSource,
-    RecordStream,
+from dpjax.training.data import DataSource, Stream, as_training_data
+from dpjax.training.run import (
+    BoundChunk,
+    Chunk,
+    TrainingData,
+    Update,
     check_processes,
-    compile_calls,
-    identify_run,
-    open_data,
-    stage,
-    whole_shapes,
+    compile_chunk,
+    run,
 )
-from dpjax.training.run import Steps, Update, run_calls
 from dpjax.training.sharding import MeshSharding
 
 # Constant records that starting values are found on: a model may need values other than zero.
@@ -80,6 +77,61 @@ class PositionedSource:
         return found, positions
 
 
+@dataclass(frozen=True)
+class ModelData(TrainingData):
+    """The arguments of model and guide, as the data of a run (`TrainingData`).
+
+    Attributes:
+      records: of the data set.
+      parts: the arguments.
+      compiled: programs for arrays by their kind, kept for others of their shapes.
+    """
+
+    records: TrainingData
+    parts: Arguments
+    compiled: dict[tuple[Any, ...], Chunk]
+
+    @property
+    def is_split(self) -> bool:  # type: ignore[override]
+        """Whether each process has records of its own."""
+        return self.records.is_split
+
+    def place(self, sharding: MeshSharding | None) -> "ModelData":
+        """Returns the data where they are."""
+        del sharding
+        return self
+
+    def fingerprint(self) -> str:
+        """Returns a hash of records and public arrays."""
+        return hash_arrays((np.array(self.records.fingerprint()), self.parts.arrays))
+
+    def shapes(self, state: DPSVIState) -> tuple[Any, Any]:
+        """Returns the arguments of a step on one device."""
+        state, records = self.records.shapes(state)
+        return state, records if isinstance(self.records, Stream) else (records, self.parts.arrays)
+
+    def compile(
+        self, update: Update, state: DPSVIState, max_steps: int, every: int = 1
+    ) -> BoundChunk:
+        """Returns a compiled loop, for arrays that of an earlier run of their shapes."""
+        if isinstance(self.records, Stream):
+            return self.records.compile(update, state, max_steps, every=every)
+        data = self.parts.records, self.parts.arrays
+        leaves, treedef = jax.tree.flatten((state, data))
+        kind = (self.parts.layout, max_steps, treedef, tuple(jax.typeof(leaf) for leaf in leaves))
+        if kind not in self.compiled:
+            self.compiled[kind] = compile_chunk(update, state, data, max_steps, every)
+        chunk = self.compiled[kind]
+        return lambda state, *numbers: chunk(state, data, *numbers)
+
+
+class ModelStep(NamedTuple):
+    """An SVI update, on the devices of the run and on one (`dpjax.training.run.Step`)."""
+
+    update: Update
+    one_device_update: Update
+
+
 class CompiledSteps:
     """Steps of one `DPSVI`, checked and compiled once for each signature of arguments.
 
@@ -102,7 +154,7 @@ class CompiledSteps:
         self._jitted = jax.jit(self._step, static_argnums=(3, 4))
         self._jitted_clip = jax.jit(self._clip, static_argnums=(4, 5))
         self._jitted_move = jax.jit(self._move, static_argnums=(4, 5))
-        self._loops: dict[tuple[Any, ...], Steps] = {}  # of arrays
+        self._loops: dict[tuple[Any, ...], Chunk] = {}  # of arrays
         # By signature, the last one checked last.
         self._traces: dict[tuple[Any, ...], ModelTrace] = {}
         self._checked: set[tuple[Any, ...]] = set()
@@ -112,40 +164,19 @@ class CompiledSteps:
         num_examples = self._mechanism.sampling.num_examples
         return split_arguments(args, {**kwargs, **self._static_kwargs}, num_examples)
 
-    def open(self, parts: Arguments) -> Any:
+    def open(self, parts: Arguments) -> ModelData:
         """Returns the data of the steps: records and public arrays, or the stream of a source."""
-        if parts.source is None:
-            return parts.records, parts.arrays
-        return open_data(self._mechanism.sampling, PositionedSource(parts.source), self._sharding)
+        data = (
+            join_records(parts.records) if parts.source is None else PositionedSource(parts.source)
+        )
+        opened = as_training_data(data, self._mechanism.sampling, self._sharding)
+        return ModelData(opened, parts, self._loops)
 
     def check_processes(self, key: PRNGKey, state: DPSVIState, parts: Arguments) -> None:
         """Raises ValueError unless all processes of `jax.distributed` make the same run."""
-        params = self._svi.optim.get_params(state.optim_state)
-        data = self.open(parts)
-        program = partial(self._program_hash, state, parts, data)
-        records = data if isinstance(data, RecordStream) else join_records(parts.records)
-        check_processes(key, params, self._mechanism, program, records, self._sharding)
-
-    def identify(self, state: DPSVIState, parts: Arguments, data: Any) -> Identity:
-        """Returns the identity of a run, for its checkpoints.
-
-        Args:
-          state: its first one.
-          parts: its arguments.
-          data: what `open` returned.
-        """
-        program = self._program_hash(state, parts, data)
-        private = data if isinstance(data, RecordStream) else join_records(parts.records)
-        found = identify_run(self._mechanism, private, program)
-        return found._replace(data=hash_arrays((np.array(found.data), parts.arrays)))
-
-    def _program_hash(self, state: DPSVIState, parts: Arguments, data: Any) -> str:
-        """The hash of the program of a step on one device."""
-        update = self._update(state, parts, data, None)
-        if isinstance(data, RecordStream):
-            return data.run_program_hash(update, state)
-        whole = [whole_shapes(leaf) for leaf in parts.records], parts.arrays
-        return program_hash(update, state, whole)
+        params, data = self._svi.optim.get_params(state.optim_state), self.open(parts)
+        step = self._make_step(state, data)
+        check_processes(key, params, self._mechanism, step, state, data, self._sharding)
 
     def init(
         self, key: PRNGKey, model_trace: ModelTrace, parts: Arguments, values: Values | None
@@ -212,67 +243,51 @@ class CompiledSteps:
 
     def run(
         self,
+        key: PRNGKey,
         state: DPSVIState,
         parts: Arguments,
         num_steps: int,
         steps_per_call: int,
-        folder: tuple[str | Path, bool] | None,
+        checkpoint_dir: str | Path | None,
         progress: bool,
-    ) -> Iterator[tuple[DPSVIState, jax.Array]]:
-        """Yields the first state, or that of the checkpoint, and the state after each call.
-
-        With each state, estimates of the negative ELBO before the steps of the call.
+    ) -> tuple[DPSVIState, jax.Array]:
+        """Returns the last state, and estimates of the negative ELBO before the steps of this run.
 
         Args:
+          key: of the run.
           state: the first one; consumed.
           parts: arguments of model and guide.
           num_steps: after the first state.
           steps_per_call: steps of one call.
-          folder: of checkpoints, and whether the key is seeded; or ``None``.
+          checkpoint_dir: of checkpoints, or ``None``.
           progress: whether to show a progress bar.
         """
-        data, last = self.open(parts), int(state.num_releases) + num_steps
-        with ExitStack() as opened:
-            store = None
-            if folder is not None:
-                identity = self.identify(state, parts, data)
-                store = opened.enter_context(CheckpointStore(folder[0], identity, folder[1]))
-                state = store.restore(state)
-            compile_run = partial(self.loop, state, parts, data, steps_per_call)
-            calls = run_calls(
-                compile_run, state, data, last, steps_per_call, store=store, progress=progress
-            )
-            yield state, jnp.zeros(0)
-            for _, moved, losses in calls:
-                yield moved, losses
+        data, losses = self.open(parts), [jnp.zeros(0)]
+        end = run(
+            self._make_step(state, data),
+            data,
+            state,
+            int(state.num_releases) + num_steps,
+            key=key,
+            params=self._svi.optim.get_params(state.optim_state),
+            mechanism=self._mechanism,
+            steps_per_call=steps_per_call,
+            on_chunk=lambda num_done, state, infos: losses.append(infos),
+            checkpoint_dir=checkpoint_dir,
+            sharding=self._sharding,
+            progress=progress,
+        )
+        return end.state, jnp.concatenate(losses)
 
-    def loop(self, state: DPSVIState, parts: Arguments, data: Any, most: int) -> Steps:
-        """Compiles a loop of up to ``most`` SVI updates: ``run(state, data, count)``.
-
-        Infos are estimates of the negative ELBO. For arrays the program is kept for others of their
-        shapes.
-
-        Args:
-          state: before the steps.
-          parts: arguments of model and guide.
-          data: what `open` returned.
-          most: steps of one call.
-        """
-        update = self._update(state, parts, data, self._sharding)
-        if isinstance(data, RecordStream):
-            return compile_calls(update, state, data, most)
-        leaves, treedef = jax.tree.flatten((state, data))
-        kind = (parts.layout, most, treedef, tuple(jax.typeof(leaf) for leaf in leaves))
-        if kind not in self._loops:
-            self._loops[kind] = compile_calls(update, state, data, most)
-        return self._loops[kind]
+    def _make_step(self, state: DPSVIState, data: ModelData) -> ModelStep:
+        return ModelStep(self._update(state, data, self._sharding), self._update(state, data, None))
 
     def _update(
-        self, state: DPSVIState, parts: Arguments, data: Any, sharding: MeshSharding | None
+        self, state: DPSVIState, model_data: ModelData, sharding: MeshSharding | None
     ) -> Update:
         """A step as ``update(state, data) -> (state, loss)``."""
+        parts, streamed = model_data.parts, isinstance(model_data.records, Stream)
         problem, optim = self.problem(state, parts), self._svi.optim
-        mechanism, streamed = stage(self._mechanism, data), isinstance(data, RecordStream)
 
         def update(state: DPSVIState, data: Any) -> tuple[DPSVIState, jax.Array]:
             if streamed:
@@ -280,7 +295,7 @@ class CompiledSteps:
             else:
                 (records, arrays), positions = data, None
             state, (loss, _) = make_step(
-                problem, mechanism, optim, state, records, arrays, sharding, positions
+                problem, self._mechanism, optim, state, records, arrays, sharding, positions
             )
             return state, loss
 

@@ -391,19 +391,17 @@ class DPSVI(VariationalPosterior):
             num_steps = max(0, self.mechanism.num_steps - int(state.num_releases))
         in_parts = progress_bar or checkpoint_dir is not None
         most = -(-num_steps // _PROGRESS_UPDATES) if in_parts else num_steps
-        folder = None if checkpoint_dir is None else (checkpoint_dir, bool(state.seeded))
-        parts, losses = self._steps.split(args, kwargs), []
-        calls = self._steps.run(state, parts, num_steps, most, folder, progress_bar)
-        for moved, some in calls:
-            state = moved
-            losses.append(some)
+        parts = self._steps.split(args, kwargs)
+        state, losses = self._steps.run(
+            rng_key, state, parts, num_steps, most, checkpoint_dir, progress_bar
+        )
 
         # Steps past the planned ones give NaN, whatever the data.
         num_released = min(int(state.num_releases), self.mechanism.num_steps)
         return DPSVIResult(
             self.get_params(state),
             state,
-            jnp.concatenate(losses),
+            losses,
             self.mechanism.first_steps(num_released),
             bool(state.seeded),
         )
