@@ -218,7 +218,7 @@ def svi() -> Any:
 def svi_result() -> Any:
     from dpjax.bayes.variational import DPSVIResult
 
-    return DPSVIResult({}, None, np.zeros(3), steps(), seeded=False)
+    return DPSVIResult({}, None, np.zeros(3), steps(), False, svi(), None)
 
 
 LEVEL, LEVELS = 0.9, np.array([0.1, 0.5])
@@ -602,7 +602,6 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "accounting.tradeoff.base.TradeOff": lambda: tradeoff.Gaussian(1.0),
     "bayes.DPSVI": svi,
     "bayes.variational.DPSVIResult": svi_result,
-    "bayes.variational.posterior.VariationalPosterior": svi,
     "bayes.conjugate.BetaBinomial": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
     "bayes.conjugate.family.BoundedSum": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
     "bayes.conjugate.family.ConjugateFamily": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
@@ -823,11 +822,17 @@ NOT_CALLED: dict[str, str] = {
     },
     **{
         f"bayes.DPSVI.{method}": "with a state that it made"
-        for method in ["update", "update_with_info", "clipped_sum", "update_from_sum"]
-    },
-    **{
-        f"bayes.variational.posterior.VariationalPosterior.{method}": "with a state that it made"
-        for method in ["get_params", "evaluate", "posterior_samples", "predict", "clipping_report"]
+        for method in [
+            "update",
+            "update_with_info",
+            "clipped_sum",
+            "update_from_sum",
+            "get_params",
+            "evaluate",
+            "posterior_samples",
+            "predict",
+            "clipping_report",
+        ]
     },
     **{
         f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_checks.py"

@@ -339,7 +339,7 @@ def test_an_improper_prior():
     svi = private(flat_prior, flat_prior_guide)
     theirs, mine, _, _ = gradients(svi, (Y,), {})
     np.testing.assert_allclose(mine, theirs, rtol=1e-4)
-    assert svi.posterior_samples(KEY, svi.init(KEY, Y), 3)["scale"].shape == (1, 3, 2)
+    assert svi.posterior_samples(KEY, svi.init(KEY, Y), 3, Y)["scale"].shape == (1, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_batch_where_the_whole_data_set_belongs():
 
 def test_a_call_before_init():
     with pytest.raises(ValueError, match="init must be called first"):
-        private().posterior_samples(KEY, {}, 3)
+        private().get_params(private().init(KEY, X, Y))
 
 
 def test_what_is_allowed_is_not_refused():

@@ -1,5 +1,6 @@
 """Clipping in the latent variables is clipping in the guide's parameters, with fewer numbers."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -23,12 +24,12 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from dpjax.bayes.variational.clipping import (
-    Coordinates,
-    choose_coordinates,
-    parameter_coordinates,
+from dpjax.bayes.variational.model_args import with_positions
+from dpjax.bayes.variational.step import (
+    ClippingSpace,
+    choose_clipping_space,
+    parameter_space,
 )
-from dpjax.bayes.variational.step import with_index
 from dpjax.gradients import clipped_grad
 
 KEY = jax.random.key(2)
@@ -40,14 +41,14 @@ with_each = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
 
 @cache
 def started(guide):
-    """The problem, and parameters away from where the guide starts."""
+    """The terms of the ELBO, and parameters away from where the guide starts."""
     svi = private(mixture, guide)
     state = svi.init(KEY, MIXED)
     start = svi.optim.get_params(state.optim_state)
     shifted = {name: np.array(leaf) for name, leaf in start.items()}
     for leaf in shifted.values():
         leaf += 1 + np.cos(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape)
-    return svi._steps.problem(state, svi._steps.split((MIXED,), {})), shifted
+    return svi._step_of(state, (MIXED,), {})[0].terms, shifted
 
 
 @cache
@@ -57,30 +58,30 @@ def sums(guide):
     return [jax.jit(partial(_sum, choose, guide)) for choose in (in_few, in_many)]
 
 
-def in_few(problem, params):
-    where = choose_coordinates(problem, 1.0, params, [MIXED], [], KEY)
-    assert where.point.shape == (3,)
-    return where
+def in_few(terms, params):
+    space = choose_clipping_space(terms, 1.0, params, [], KEY)
+    assert space.point.shape == (3,)
+    return space
 
 
-def in_many(problem, params):
-    return parameter_coordinates(problem, params, [], KEY)
+def in_many(terms, params):
+    return parameter_space(terms, params, [], KEY)
 
 
 def _sum(choose, guide, x, mask, l2_clip):
-    where = choose(*started(guide))
-    summed, info = clipped_grad(where.loss, l2_clip)(where.point, with_index([x]), mask)
-    return where.to_params(summed), info
+    space = choose(*started(guide))
+    summed, info = clipped_grad(space.loss, l2_clip)(space.point, with_positions([x]), mask)
+    return space.to_params(summed), info
 
 
-def without_lengths(problem, params):
+def without_lengths(terms, params):
     """Broken: clips the gradient in the latent variables themselves."""
-    where = in_few(problem, params)
-    lengths = 1 / where.to_params(jnp.ones_like(where.point))["auto_loc"]
-    return Coordinates(
-        lambda point, example: where.loss(point / lengths, example),
-        where.point,
-        lambda summed: where.to_params(lengths * summed),
+    space = in_few(terms, params)
+    lengths = 1 / space.to_params(jnp.ones_like(space.point))["auto_loc"]
+    return ClippingSpace(
+        lambda point, example: space.loss(point / lengths, example),
+        space.point,
+        lambda summed: space.to_params(lengths * summed),
     )
 
 
@@ -137,16 +138,16 @@ class Subclass(AutoMultivariateNormal):
 
 
 def test_everything_else_is_clipped_in_the_parameters():
-    problem, params = started(FULL_RANK)
+    terms, params = started(FULL_RANK)
     groups = {"auto_loc": 1.0, "auto_scale_tril": 1.0}
     of_the_model = {**params, "slope": np.ones(())}
     cases = [
-        (problem._replace(guide=Subclass(mixture)), 1.0, params),
-        (problem._replace(guide=AutoNormal(mixture)), 1.0, params),
-        (problem._replace(loss=Trace_ELBO(num_particles=2)), 1.0, params),
-        (problem, groups, params),
-        (problem, 1.0, of_the_model),
+        (replace(terms, guide=Subclass(mixture)), 1.0, params),
+        (replace(terms, guide=AutoNormal(mixture)), 1.0, params),
+        (replace(terms, loss=Trace_ELBO(num_particles=2)), 1.0, params),
+        (terms, groups, params),
+        (terms, 1.0, of_the_model),
     ]
-    for given_problem, l2_clip, point in cases:
-        chosen = choose_coordinates(given_problem, l2_clip, point, [MIXED], [], KEY)
+    for given_terms, l2_clip, point in cases:
+        chosen = choose_clipping_space(given_terms, l2_clip, point, [], KEY)
         assert chosen.point is point

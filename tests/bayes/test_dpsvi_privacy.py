@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from dpjax.bayes.variational.clipping import choose_coordinates
-from dpjax.bayes.variational.step import with_index
+from dpjax.bayes.variational.model_args import with_positions
+from dpjax.bayes.variational.step import choose_clipping_space
 from dpjax.gradients import clipped_grad
 from dpjax.sampling import PoissonSampling
 
@@ -37,13 +37,13 @@ def sums(model, guide):
     svi = private(model, guide, l2_clip=CLIP)
     state = svi.init(KEY, X, Y)
     params = svi.optim.get_params(state.optim_state)
-    problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
-    where = choose_coordinates(problem, CLIP, params, [X, Y], [], KEY)
-    clipped = clipped_grad(where.loss, CLIP)
+    terms = svi._step_of(state, (X, Y), {})[0].terms
+    space = choose_clipping_space(terms, CLIP, params, [], KEY)
+    clipped = clipped_grad(space.loss, CLIP)
 
     @jax.jit
     def clipped_sum(x, y, mask):
-        return where.to_params(clipped(where.point, with_index([x, y]), mask)[0])
+        return space.to_params(clipped(space.point, with_positions([x, y]), mask)[0])
 
     return clipped_sum
 

@@ -13,8 +13,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpjax
-from dpjax.bayes.variational import DPSVI, compiled_steps
-from dpjax.bayes.variational.compiled_steps import PositionedSource
+from dpjax.bayes.variational import DPSVI
+from dpjax.bayes.variational.model_args import PositionedSource
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import ArraySource
@@ -99,7 +99,7 @@ def test_a_source_without_positions_gives_other_parameters(straight, monkeypatch
             records, positions = super().__getitems__(indices)
             return records, 0 * positions
 
-    monkeypatch.setattr(compiled_steps, "PositionedSource", Unplaced)
+    monkeypatch.setattr("dpjax.bayes.variational.svi.PositionedSource", Unplaced)
     with pytest.raises(AssertionError):
         assert_equal(run(ArraySource(RECORDS)), straight, ROUNDING)
 
@@ -117,9 +117,8 @@ def test_records_that_are_read_one_by_one_give_the_same(straight):
 
 
 def test_posterior_samples_after_a_run_on_a_source():
-    svi = make()
-    params = run(ArraySource(RECORDS), svi).params
-    assert svi.posterior_samples(jax.random.key(0), params, 7)["slope"].shape == (1, 7)
+    samples = run(ArraySource(RECORDS)).posterior_samples(jax.random.key(0), 7)
+    assert samples["slope"].shape == (1, 7)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from dpsvi_cases import (
 )
 
 from dpjax.bayes.variational import to_arviz
-from dpjax.bayes.variational.clipping import parameter_coordinates
-from dpjax.bayes.variational.step import with_index
+from dpjax.bayes.variational.model_args import with_positions
+from dpjax.bayes.variational.step import parameter_space
 from dpjax.sampling import PoissonSampling
 
 KEY = jax.random.key(5)
@@ -70,9 +70,9 @@ def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
     moved, info = svi.update_with_info(state, X, Y)
     sampling, key = svi.mechanism.sampling, jax.random.split(state.rng_key)[1]
     batch = sampling.batch(sampling.draw(state.sampler)[0], 0)
-    problem = svi._steps.problem(state, svi._steps.split((X, Y), {}))
-    where = parameter_coordinates(problem, svi.optim.get_params(state.optim_state), [], key)
-    grads = jax.vmap(jax.grad(where.loss), (None, 0))(where.point, with_index([X, Y]))
+    terms = svi._step_of(state, (X, Y), {})[0].terms
+    space = parameter_space(terms, svi.optim.get_params(state.optim_state), [], key)
+    grads = jax.vmap(jax.grad(space.loss), (None, 0))(space.point, with_positions([X, Y]))
     norms = np.sqrt(sum(np.sum(np.square(leaf), axis=1) for leaf in jax.tree.leaves(grads)))
     expected = np.where(batch.mask, norms[batch.indices], 0)
     np.testing.assert_allclose(info.norms[: len(expected)], expected, rtol=1e-4)
@@ -106,11 +106,11 @@ def test_a_run_goes_on_from_a_state(fitted, capsys):
 
 def test_posterior_samples_are_draws_of_the_guide_for_arviz(fitted):
     svi, result = fitted
-    samples = svi.posterior_samples(KEY, result.params, 2000)
+    samples = result.posterior_samples(KEY, 2000)
     assert {name: draws.shape for name, draws in samples.items()} == {"w": (1, 2000, 3)}
     np.testing.assert_allclose(samples["w"][0].mean(0), result.params["loc"], atol=0.2)
     np.testing.assert_allclose(samples["w"][0].std(0), result.params["scale"], rtol=0.15)
-    again = svi.posterior_samples(KEY, result.state, 2000)
+    again = svi.posterior_samples(KEY, result.state, 2000, X, Y)
     np.testing.assert_array_equal(again["w"], samples["w"])
     assert to_arviz(samples).posterior["w"].dims == ("chain", "draw", "w_dim_0")
 
@@ -161,8 +161,9 @@ def test_an_amortised_guide_finds_the_exact_posterior():
     y = 3 + np.sqrt(2) * np.random.default_rng(0).normal(size=RECORDS).astype(np.float32)
     y = y.astype(np.float32)
     svi = private(effects, amortised, optax.adam(0.02), num_steps=2000)
-    params = svi.run(KEY, y, progress_bar=False).params
+    result = svi.run(KEY, y, progress_bar=False)
+    params = result.params
     assert params["loc"] == pytest.approx(y.mean(), abs=0.15)
     assert params["slope"] == pytest.approx(0.5, abs=0.1)
     assert params["local_scale"] == pytest.approx(np.sqrt(0.5), abs=0.1)
-    assert set(svi.posterior_samples(KEY, params, 5)) == {"mean"}
+    assert set(result.posterior_samples(KEY, 5)) == {"mean"}

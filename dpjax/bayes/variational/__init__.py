@@ -1,8 +1,6 @@
 """Differentially private variational inference for numpyro's models and guides."""
 
-from dpjax.bayes.variational.clipping import ClippingReport
-from dpjax.bayes.variational.posterior import to_arviz
-from dpjax.bayes.variational.step import DPSVIState
-from dpjax.bayes.variational.svi import DPSVI, DPSVIResult
+from dpjax.bayes.variational.step import ClippingReport, DPSVIState
+from dpjax.bayes.variational.svi import DPSVI, DPSVIResult, to_arviz
 
 __all__ = ["DPSVI", "ClippingReport", "DPSVIResult", "DPSVIState", "to_arviz"]

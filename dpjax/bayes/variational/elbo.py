@@ -5,8 +5,9 @@ gradients are clipped; the second does not depend on the data. The factor n/b th
 subsampled plate is left out here, so it does not enter the clipped gradients.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +18,21 @@ from numpyro.infer import ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
 from dpjax._typing import Numeric, PRNGKey
-from dpjax.bayes.variational.arguments import Layout, Leaves, Values, batch_of_one, fill_records
-from dpjax.bayes.variational.model_trace import Site, Trace, in_plate
+from dpjax.bayes.variational.model_args import Leaves, ModelArgsSpec, Values
 
+# A message of numpyro's trace, and all messages of a program by name.
+Site: TypeAlias = Mapping[str, Any]
+Trace: TypeAlias = Mapping[str, Site]
 # Of global latent variables, and of those under the plate.
-Keys = tuple[PRNGKey, PRNGKey]
+Keys: TypeAlias = tuple[PRNGKey, PRNGKey]
+
 # Far from the numbers of the keys that numpyro splits off the same key.
 _LOCAL = 2**31 - 1
 
 
-class Problem(NamedTuple):
-    """A variational inference problem: model, guide, loss and the plate over the records.
+@dataclass(frozen=True, eq=False)
+class ELBOTerms:
+    """The terms of the negative ELBO of a model and a guide, and the plate that separates them.
 
     Attributes:
       model: numpyro model.
@@ -35,7 +40,7 @@ class Problem(NamedTuple):
       loss: `numpyro.infer.Trace_ELBO` or `numpyro.infer.TraceMeanField_ELBO`.
       constrain: from unconstrained parameters to the values of the param sites.
       plate: the name of the plate over the records.
-      layout: of the model's arguments.
+      spec: of the arguments of model and guide.
     """
 
     model: Callable[..., Any]
@@ -43,7 +48,7 @@ class Problem(NamedTuple):
     loss: ELBO
     constrain: Callable[[Any], dict[str, Any]]
     plate: str
-    layout: Layout
+    spec: ModelArgsSpec
 
 
 class Traces(NamedTuple):
@@ -54,37 +59,45 @@ class Traces(NamedTuple):
 
 
 def record_loss(
-    problem: Problem, params: Values, record: Leaves, arrays: Leaves, key: PRNGKey, index: Numeric
+    terms: ELBOTerms,
+    params: Values,
+    record: Leaves,
+    arrays: Leaves,
+    key: PRNGKey,
+    position: Numeric,
 ) -> jax.Array:
     """Returns one record's term of the negative ELBO, averaged over the loss's particles.
 
     Args:
-      problem: model and guide.
+      terms: model and guide.
       params: unconstrained parameters.
       record: the leaves of one record, without their leading axis.
       arrays: the public arrays.
       key: of the step: the same global latent variables for every record.
-      index: position of the record, folded into the key of its local latent variables.
+      position: of the record, folded into the key of its local latent variables.
     """
-    local_key = jax.random.fold_in(jax.random.fold_in(key, _LOCAL), index)
-    return _mean_loss(
-        problem, params, batch_of_one(record), arrays, (key, local_key), under_plate=True
-    )
+    local_key = jax.random.fold_in(jax.random.fold_in(key, _LOCAL), position)
+    one = batch_of_one(record)
+    return _mean_loss(terms, params, one, arrays, (key, local_key), under_plate=True)
 
 
-def data_free_loss(
-    problem: Problem, params: Values, records: Leaves, arrays: Leaves, key: PRNGKey
-) -> jax.Array:
+def data_free_loss(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> jax.Array:
     """Returns E_q[log q - log p] of the global latent variables, averaged over the particles.
 
-    Arguments as `record_loss`; of ``records`` only shapes and dtypes are used.
+    Arguments as `record_loss`. Model and guide are shown as many zeros as there are records: a
+    prior may depend on their number.
     """
-    records = fill_records(records)
-    return _mean_loss(problem, params, records, arrays, (key, key), under_plate=False)
+    zeros = terms.spec.constant_records(terms.spec.num_examples)
+    return _mean_loss(terms, params, zeros, arrays, (key, key), under_plate=False)
+
+
+def batch_of_one(record: Leaves) -> list[jax.Array]:
+    """Returns the leaves of one record with a leading axis of length one."""
+    return [jnp.asarray(leaf)[None] for leaf in record]
 
 
 def _mean_loss(
-    problem: Problem,
+    terms: ELBOTerms,
     params: Values,
     records: Leaves,
     arrays: Leaves,
@@ -94,32 +107,32 @@ def _mean_loss(
 ) -> jax.Array:
     """The summed terms of the sites under the plate, or of the others; mean over the particles."""
 
-    def one(keys: Keys) -> jax.Array:
-        losses = site_losses(problem, params, records, arrays, keys).values()
+    def loss_of_particle(keys: Keys) -> jax.Array:
+        losses = site_losses(terms, params, records, arrays, keys).values()
         return sum((loss for local, loss in losses if local == under_plate), jnp.zeros(()))
 
-    num_particles = problem.loss.num_particles
+    num_particles = terms.loss.num_particles
     if num_particles == 1:
-        return one(keys)
+        return loss_of_particle(keys)
     split = tuple(jax.random.split(key, num_particles) for key in keys)  # as numpyro's losses do
-    return problem.loss.vectorize_particles_fn(one, split).mean()
+    return terms.loss.vectorize_particles_fn(loss_of_particle, split).mean()
 
 
 def site_losses(
-    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
+    terms: ELBOTerms, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> dict[str, tuple[bool, jax.Array]]:
     """Returns each sample site's term of the negative ELBO, and whether it is under the plate.
 
     For one particle, drawn from ``keys[0]`` as numpyro's losses draw from it.
     """
-    guide, model = trace_guide_and_model(problem, params, records, arrays, keys)
-    analytic = isinstance(problem.loss, TraceMeanField_ELBO)
+    guide, model = trace_guide_and_model(terms, params, records, arrays, keys)
+    analytic = isinstance(terms.loss, TraceMeanField_ELBO)
     losses = {}
     for name in dict.fromkeys([*model, *guide]):
         site, proposal = model.get(name), guide.get(name)
         either = site or proposal
         if either and either["type"] == "sample":
-            local = in_plate(either, problem.plate)
+            local = in_plate(either, terms.plate)
             losses[name] = local, _site_loss(site, proposal, local=local, analytic=analytic)
     return losses
 
@@ -129,8 +142,8 @@ def _site_loss(
 ) -> jax.Array:
     """One site's term, scaled by handlers but under the plate, whose n/b is among their factors."""
 
-    def total(value: jax.Array, part: Site) -> jax.Array:
-        return jnp.sum(value if local else scale_and_mask(value, part["scale"]))
+    def total(value: jax.Array, scaled: Site) -> jax.Array:
+        return jnp.sum(value if local else scale_and_mask(value, scaled["scale"]))
 
     if analytic and site and proposal:
         try:
@@ -138,37 +151,42 @@ def _site_loss(
         except NotImplementedError:
             pass  # no closed form for this pair: log-densities at the draw, as in numpyro's ELBO
     of_guide, of_model = (
-        total(log_prob(part), part) if part else jnp.zeros(()) for part in (proposal, site)
+        total(log_prob(each), each) if each else jnp.zeros(()) for each in (proposal, site)
     )
     return of_guide - of_model
 
 
 def trace_guide_and_model(
-    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
+    terms: ELBOTerms, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> Traces:
     """Returns the traces of guide, and of model at its latent variables, on ``records`` alone."""
-    guide_trace = trace_guide(problem, params, records, arrays, keys)
+    guide_trace = trace_guide(terms, params, records, arrays, keys)
     model_key, _ = jax.random.split(keys[0])
-    model = ResizePlate(problem.model, problem.plate, len(records[0]), keys[1])
+    model = ResizePlate(terms.model, terms.plate, len(records[0]), keys[1])
     model = replay(seed(model, model_key), guide_trace)
-    return Traces(guide_trace, _trace(problem, model, params, records, arrays))
+    return Traces(guide_trace, _trace(terms, model, params, records, arrays))
 
 
 def trace_guide(
-    problem: Problem, params: Values, records: Leaves, arrays: Leaves, keys: Keys
+    terms: ELBOTerms, params: Values, records: Leaves, arrays: Leaves, keys: Keys
 ) -> Trace:
     """Returns the trace of the guide on ``records`` alone."""
     _, guide_key = jax.random.split(keys[0])
-    guide = ResizePlate(problem.guide, problem.plate, len(records[0]), keys[1])
-    return _trace(problem, seed(guide, guide_key), params, records, arrays)
+    guide = ResizePlate(terms.guide, terms.plate, len(records[0]), keys[1])
+    return _trace(terms, seed(guide, guide_key), params, records, arrays)
 
 
 def _trace(
-    problem: Problem, program: Callable[..., Any], params: Values, records: Leaves, arrays: Leaves
+    terms: ELBOTerms, program: Callable[..., Any], params: Values, records: Leaves, arrays: Leaves
 ) -> Trace:
-    args, kwargs = problem.layout.arguments(records, arrays)
-    values = problem.constrain(params)
+    args, kwargs = terms.spec.to_args(records, arrays)
+    values = terms.constrain(params)
     return trace(substitute(program, data=values)).get_trace(*args, **kwargs)
+
+
+def in_plate(site: Site, plate: str) -> bool:
+    """Returns whether a traced site is under the plate of this name."""
+    return any(frame.name == plate for frame in site["cond_indep_stack"])
 
 
 class ResizePlate(Messenger):

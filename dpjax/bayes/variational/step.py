@@ -1,22 +1,57 @@
-"""One step of differentially private stochastic variational inference."""
+"""One step of differentially private variational inference, and the gradients that it clips.
 
-from dataclasses import replace
+A record depends on the parameters xi of a guide without local latent variables through the latent
+vector u(xi) alone: its gradient is J^T g, with g its gradient in u and J = du/dxi. In
+`AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` every entry of u has parameters of its
+own (its mean, its row of the factor), so J J^T is diagonal: k = J J^T 1, from one vector-Jacobian
+and one Jacobian-vector product. In the coordinates phi, where u = u_0 + sqrt(k) phi, a record's
+gradient sqrt(k) g has the norm of J^T g. J^T diag(k)^(-1/2), an isometry, maps the clipped sum back
+to xi; k >= 1, because the derivative of each entry by its own mean is 1.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from numpyro.optim import _NumPyroOptim
+from jax.flatten_util import ravel_pytree
+from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 
-from dpjax._typing import PRNGKey
-from dpjax.bayes.variational.arguments import Leaves
-from dpjax.bayes.variational.clipping import choose_coordinates
-from dpjax.bayes.variational.elbo import Problem, data_free_loss
+from dpjax._checks import batch_length
+from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
+from dpjax.bayes.variational.elbo import (
+    ELBOTerms,
+    Trace,
+    data_free_loss,
+    record_loss,
+    trace_guide,
+)
+from dpjax.bayes.variational.model_args import Examples, Leaves, Values, with_positions
 from dpjax.gradients import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
-from dpjax.training.data import SplitRecords
 from dpjax.training.sharding import MeshSharding
+
+# Exactly these types: a subclass may share parameters between entries.
+_OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
+_NO_BOUND = 1e30
+_REPORT_BATCH = 1024  # records whose gradients are in memory at once
+
+
+class Optimizer(Protocol):
+    """An optimiser of `numpyro.optim`."""
+
+    def init(self, params: Any, /) -> Any:
+        """Returns the first state."""
+
+    def get_params(self, state: Any, /) -> dict[str, Any]:
+        """Returns the unconstrained parameters."""
+
+    def update(self, gradients: Any, state: Any, /, value: Any) -> Any:
+        """Returns the state after a step."""
 
 
 class DPSVIState(NamedTuple):
@@ -42,113 +77,264 @@ class DPSVIState(NamedTuple):
         return self.noise.num_releases
 
 
-def make_step(
-    problem: Problem,
-    mechanism: SubsampledGaussian,
-    optim: _NumPyroOptim,
-    state: DPSVIState,
-    records: Leaves,
-    arrays: Leaves,
-    sharding: MeshSharding | None = None,
-    positions: jax.Array | None = None,
-) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
-    """Draws a batch, adds noise to the clipped sum, adds the data-free gradient, and updates.
+class ClippingSpace(NamedTuple):
+    """Coordinates in which one step's gradients are clipped.
 
-    Args:
-      problem: model and guide.
-      mechanism: sampling, clip bound and noise.
-      optim: numpyro's optimiser.
-      state: before the step.
-      records: all of them, or the buffer with the drawn ones of a data source.
-      arrays: the public arrays.
-      sharding: of batches and parameters, or ``None`` for one device.
-      positions: in the data set, of the records in a buffer.
-
-    Returns:
-      The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
+    Attributes:
+      loss: ``(coordinates, (record, its position)) -> loss``, for `dpjax.clipped_grad`.
+      point: coordinates of the current parameters: an array, or the parameters.
+      to_params: maps a sum of gradients in these coordinates to the parameters; an isometry, so
+        sensitivities are the same.
     """
-    summed, info, sampler = clip_draw(
-        problem, mechanism, optim, state, state.sampler, records, arrays, sharding, positions
-    )
-    noisy, noise = mechanism.noise(state.noise.key).update(summed, state.noise)
-    moved, free_loss = move(problem, mechanism, optim, state, noisy, records, arrays)
-    loss = _scale(mechanism) * info.loss_sum + free_loss
-    moved = moved._replace(sampler=sampler, noise=noise)
-    if sharding is not None:
-        moved = place_state(moved, optim, sharding)
-    return moved, (loss, info)
+
+    loss: Callable[[Any, tuple[Leaves, jax.Array]], jax.Array]
+    point: ArrayTree
+    to_params: Callable[[Any], Any]
 
 
-def place_state(state: DPSVIState, optim: _NumPyroOptim, sharding: MeshSharding) -> DPSVIState:
+@dataclass(frozen=True, eq=False)
+class VariationalStep:
+    """A step of `DPSVI` for one kind of arguments.
+
+    Attributes:
+      terms: of the negative ELBO.
+      mechanism: sampler, clip bound and noise.
+      optim: numpyro's optimiser.
+      sharding: of batches and parameters, or ``None`` for one device.
+      chunks: compiled loops of this step, by the shapes of their arguments.
+    """
+
+    terms: ELBOTerms
+    mechanism: SubsampledGaussian
+    optim: Optimizer
+    sharding: MeshSharding | None = None
+    chunks: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """From a sum over a batch to an estimate of that over all records."""
+        sampling = self.mechanism.sampling
+        return sampling.num_examples / sampling.expected_batch_size
+
+    def update(
+        self, state: DPSVIState, examples: Examples, arrays: Leaves
+    ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
+        """Makes one step.
+
+        Args:
+          state: before the step.
+          examples: all records, or a buffer with the drawn ones, and their positions.
+          arrays: the public arrays.
+
+        Returns:
+          The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
+        """
+        # Draw a batch and sum its clipped gradients.
+        clipped_sum, info, sampler = self.clipped_batch_gradient(
+            state, state.sampler, examples, arrays
+        )
+
+        # Add noise: what is released.
+        noisy_sum, noise = self.mechanism.noise(state.noise.key).update(clipped_sum, state.noise)
+
+        # Add the data-free gradient, and optimise.
+        next_state, free_loss = self.apply_noisy_gradient(state, noisy_sum, arrays)
+        next_state = next_state._replace(sampler=sampler, noise=noise)
+        if self.sharding is not None:
+            next_state = place_state(next_state, self.optim, self.sharding)
+
+        return next_state, (self.scale * info.loss_sum + free_loss, info)
+
+    def clipped_batch_gradient(
+        self, state: DPSVIState, sampler: Any, examples: Examples, arrays: Leaves
+    ) -> tuple[Any, StepInfo, Any]:
+        """Returns the clipped sum over the next draw of ``sampler``, without noise.
+
+        Also a `StepInfo`, and the sampler's next state.
+        """
+        _, key = jax.random.split(state.rng_key)
+        params, l2_clip = self.optim.get_params(state.optim_state), self.mechanism.l2_clip
+        space = choose_clipping_space(self.terms, l2_clip, params, arrays, key)
+
+        # One program for the physical batches of all draws.
+        sampling = self.mechanism.sampling
+        max_batch_size = sampling.num_static_batches * sampling.physical_batch_size
+        gradient_sum = clipped_grad(space.loss, l2_clip, max_batch_size=max_batch_size)
+        clipped_sum, info, sampler = sum_next_draw(
+            gradient_sum, sampling, sampler, space.point, examples, sharding=self.sharding
+        )
+
+        return space.to_params(clipped_sum), info, sampler
+
+    def apply_noisy_gradient(
+        self, state: DPSVIState, noisy_sum: Any, arrays: Leaves
+    ) -> tuple[DPSVIState, jax.Array]:
+        """Returns the state after an update with a noisy sum, and the data-free loss before it.
+
+        Sampler and noise stay as they are.
+        """
+        # The gradient of the data-free term, with the draw of the guide that the records have.
+        rng_key, key = jax.random.split(state.rng_key)
+        params = self.optim.get_params(state.optim_state)
+        free_loss, free_gradient = jax.value_and_grad(partial(data_free_loss, self.terms))(
+            params, arrays, key
+        )
+
+        # The optimiser is given no loss, which is private.
+        gradient = jax.tree.map(
+            lambda noisy, free: (self.scale * noisy).astype(free.dtype) + free,
+            noisy_sum,
+            free_gradient,
+        )
+        optim_state = self.optim.update(gradient, state.optim_state, value=jnp.nan)
+
+        return state._replace(optim_state=optim_state, rng_key=rng_key), free_loss
+
+    @functools.cached_property
+    def jit_update(self) -> Callable[..., tuple[DPSVIState, tuple[jax.Array, StepInfo]]]:
+        """`update` of whole records, compiled: ``(state, records, arrays)``."""
+        return jax.jit(
+            lambda state, records, arrays: self.update(state, with_positions(records), arrays)
+        )
+
+    @functools.cached_property
+    def jit_clipped_sum(self) -> Callable[..., Any]:
+        """The clipped sum of a batch drawn with a key: ``(state, key, records, arrays)``."""
+
+        def clipped_sum(state: DPSVIState, key: PRNGKey, records: Leaves, arrays: Leaves) -> Any:
+            sampler = self.mechanism.sampling.init(key)
+            examples = with_positions(records)
+            return self.clipped_batch_gradient(state, sampler, examples, arrays)[0]
+
+        return jax.jit(clipped_sum)
+
+    @functools.cached_property
+    def jit_apply_noisy_gradient(self) -> Callable[..., tuple[DPSVIState, jax.Array]]:
+        """`apply_noisy_gradient`, compiled."""
+        return jax.jit(self.apply_noisy_gradient)
+
+
+def place_state(state: DPSVIState, optim: Optimizer, sharding: MeshSharding) -> DPSVIState:
     """Returns the state on the devices of ``sharding``, its parameters placed by their rule."""
     params = optim.get_params(state.optim_state)
     return sharding.place(state, sharding.state_specs(state, params))
 
 
-def clip_draw(
-    problem: Problem,
-    mechanism: SubsampledGaussian,
-    optim: _NumPyroOptim,
-    state: DPSVIState,
-    sampler: Any,
-    records: Leaves,
-    arrays: Leaves,
-    sharding: MeshSharding | None = None,
-    positions: jax.Array | None = None,
-) -> tuple[Any, StepInfo, Any]:
-    """Returns the clipped sum over the next draw of ``sampler``, without noise; see `make_step`.
+def choose_clipping_space(
+    terms: ELBOTerms, l2_clip: ClipBound, params: Values, arrays: Leaves, key: PRNGKey
+) -> ClippingSpace:
+    """Returns the latent variables where their coordinates are exact, else the parameters.
 
-    Also a `StepInfo`, and the sampler's next state.
+    Args:
+      terms: model and guide.
+      l2_clip: one number, or a tree of them, which bounds the parameters group by group.
+      params: unconstrained parameters.
+      arrays: the public arrays.
+      key: of the step.
     """
-    _, key = jax.random.split(state.rng_key)
-    params = optim.get_params(state.optim_state)
-    where = choose_coordinates(problem, mechanism.l2_clip, params, records, arrays, key)
-    most = mechanism.sampling.num_static_batches * mechanism.sampling.physical_batch_size
-    clipped = clipped_grad(where.loss, mechanism.l2_clip, max_batch_size=most)
-    examples = with_index(records) if positions is None else (records, positions)
-    summed, info, moved = sum_next_draw(
-        clipped, mechanism.sampling, sampler, where.point, examples, sharding=sharding
+    # Exact for one bound on one draw from a guide that gives each latent variable parameters.
+    in_params = parameter_space(terms, params, arrays, key)
+    one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
+    one_draw = terms.loss.num_particles == 1
+    autoguide: Any = terms.guide
+    if not (type(autoguide) in _OWN_PARAMETERS and one_bound and one_draw):
+        return in_params
+
+    def guide_sites(params: Values) -> Trace:
+        return trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
+
+    sites = guide_sites(params)
+    if {name for name, site in sites.items() if site["type"] == "param"} != set(params):
+        return in_params  # the model has some too
+    name = f"_{autoguide.prefix}_latent"
+
+    def latent(params: Values) -> jax.Array:
+        return guide_sites(params)[name]["value"]
+
+    # k = J J^T 1. Errors of TF32 would exceed the tolerance of the bound.
+    with jax.default_matmul_precision("highest"):
+        start, transpose = jax.vjp(latent, params)
+        _, squares = jax.jvp(latent, (params,), transpose(jnp.ones_like(start)))
+    lengths, values = jnp.sqrt(squares), terms.constrain(params)
+
+    # The loss at u_0 + sqrt(k) phi, and the way back by J^T / sqrt(k).
+    def constrain(phi: jax.Array) -> dict[str, Any]:
+        # Copies: inside shard_map arrays from outside have the type of another mesh.
+        return {**jax.tree.map(jnp.copy, values), name: start + lengths * phi}
+
+    in_latents = parameter_space(replace(terms, constrain=constrain), params, arrays, key)
+    return ClippingSpace(
+        in_latents.loss,
+        jnp.zeros_like(start),
+        lambda clipped_sum: transpose((clipped_sum / lengths).astype(start.dtype))[0],
     )
-    return where.to_params(summed), info, moved
 
 
-def move(
-    problem: Problem,
-    mechanism: SubsampledGaussian,
-    optim: _NumPyroOptim,
-    state: DPSVIState,
-    noisy: Any,
-    records: Leaves,
-    arrays: Leaves,
-) -> tuple[DPSVIState, jax.Array]:
-    """Returns the state after an update with a noisy sum, and the data-free loss before it.
+def parameter_space(
+    terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
+) -> ClippingSpace:
+    """Returns the parameters themselves as coordinates, for any model and guide.
 
-    Of ``records`` only shapes and dtypes are used. Sampler and noise stay as they are.
+    Arguments as `choose_clipping_space`.
     """
-    rng_key, key = jax.random.split(state.rng_key)
-    params, scale = optim.get_params(state.optim_state), _scale(mechanism)
-    free = jax.value_and_grad(partial(data_free_loss, problem))
-    free_loss, free_grad = free(params, records, arrays, key)
-    grads = jax.tree.map(lambda n, g: (scale * n).astype(g.dtype) + g, noisy, free_grad)
-    optim_state = optim.update(grads, state.optim_state, value=jnp.nan)
-    return state._replace(optim_state=optim_state, rng_key=rng_key), free_loss
+
+    def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
+        record, position = example
+        return record_loss(terms, point, record, arrays, key, position)
+
+    return ClippingSpace(loss, params, lambda clipped_sum: clipped_sum)
 
 
-def _scale(mechanism: SubsampledGaussian) -> float:
-    return mechanism.sampling.num_examples / mechanism.sampling.expected_batch_size
+class ClippingReport(NamedTuple):
+    """Effect of clipping on the mean gradient of all records. **Private values**, not released.
+
+    Attributes:
+      share_clipped: fraction of the records whose gradient norm exceeds its bound.
+      clipped: mean of the clipped gradients, a tree like the unconstrained parameters.
+      unclipped: mean of the unclipped gradients.
+    """
+
+    share_clipped: jax.Array
+    clipped: Any
+    unclipped: Any
+
+    @property
+    def bias(self) -> Any:
+        """Clipped minus unclipped mean gradient, a tree like the parameters."""
+        return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
+
+    @property
+    def cosine(self) -> jax.Array:
+        """Cosine of the angle between both means: 1 if clipping only shortens the step."""
+        clipped, unclipped = ravel_pytree(self.clipped)[0], ravel_pytree(self.unclipped)[0]
+        lengths = jnp.linalg.norm(clipped) * jnp.linalg.norm(unclipped)
+        return clipped @ unclipped / lengths
+
+    @property
+    def relative_bias(self) -> jax.Array:
+        """L2 norm of the bias over the L2 norm of the unclipped mean."""
+        bias, unclipped = ravel_pytree(self.bias)[0], ravel_pytree(self.unclipped)[0]
+        return jnp.linalg.norm(bias) / jnp.linalg.norm(unclipped)
 
 
-def with_index(records: Leaves) -> Any:
-    """Returns the records, each with its position in the data set."""
-    first, joined = records[0], join_records(records)
-    if not isinstance(joined, SplitRecords):
-        return records, jnp.arange(len(first))
-    return replace(joined, arrays=(joined.arrays, joined.positions))
+def report_clipping(
+    loss: LossFn, l2_clip: ClipBound, params: ArrayTree, data: ArrayTree
+) -> ClippingReport:
+    """Compares the mean gradient over ``data`` with that of gradients clipped to ``l2_clip``.
 
-
-def join_records(records: Leaves) -> Any:
-    """Returns the arrays, or those of `SplitRecords` as one."""
-    first = records[0]
-    if not isinstance(first, SplitRecords):
-        return records
-    return replace(first, arrays=[leaf.arrays for leaf in records])
+    >>> loss = lambda w, x: -jnp.sum(w * x)
+    >>> data = jnp.array([[3.0, 0.0], [0.0, 1.0]])
+    >>> report = report_clipping(loss, 1.0, jnp.zeros(2), data)
+    >>> float(report.share_clipped), report.clipped.tolist(), report.bias.tolist()
+    (0.5, [-0.5, -0.5], [1.0, 0.0])
+    """
+    no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
+    (clipped, info), (unclipped, _) = (
+        clipped_grad(loss, bound, microbatch_size=_REPORT_BATCH)(params, data)
+        for bound in (l2_clip, no_bound)
+    )
+    over = jax.tree.leaves(jax.tree.map(jnp.greater, info.norms, l2_clip))
+    share = jnp.stack(over).any(0).mean()
+    count = batch_length(data)
+    means = [jax.tree.map(lambda total: total / count, g) for g in (clipped, unclipped)]
+    return ClippingReport(share, *means)

@@ -1,35 +1,76 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 import optax
-from numpyro.infer import ELBO, SVI, Trace_ELBO
-from numpyro.optim import _NumPyroOptim
+from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
+from numpyro.infer.svi import SVIState
 
 from dpjax._checks import as_key, check_count, check_type
+from dpjax._extras import requires_extra
+from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
-from dpjax.bayes.variational.arguments import Values
-from dpjax.bayes.variational.checks import check_loss, check_optimizer
-from dpjax.bayes.variational.compiled_steps import CompiledSteps
-from dpjax.bayes.variational.model_trace import trace_model
-from dpjax.bayes.variational.posterior import VariationalPosterior
-from dpjax.bayes.variational.step import DPSVIState, place_state
+from dpjax.bayes.variational.elbo import ELBOTerms
+from dpjax.bayes.variational.model_args import (
+    Examples,
+    Leaves,
+    ModelArgs,
+    PositionedSource,
+    Values,
+    as_arrays,
+    join_records,
+    split_model_args,
+    whole_arrays,
+    with_positions,
+)
+from dpjax.bayes.variational.step import (
+    ClippingReport,
+    DPSVIState,
+    Optimizer,
+    VariationalStep,
+    choose_clipping_space,
+    place_state,
+    report_clipping,
+)
+from dpjax.bayes.variational.validate import (
+    check_loss,
+    check_optimizer,
+    check_program,
+    check_terms,
+    find_sites,
+    initial_value,
+)
 from dpjax.guarantee import Guarantee
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.batch_gradient import StepInfo
+from dpjax.training.data import Stream, as_training_data
+from dpjax.training.run import (
+    BoundChunk,
+    Chunk,
+    TrainingData,
+    Update,
+    check_processes,
+    compile_chunk,
+    run,
+)
 from dpjax.training.sharding import MeshSharding
 
 if TYPE_CHECKING:
     from dpjax.certificates.certificate import Certificate
 
 _PROGRESS_UPDATES = 20
+# Constant records that starting values are found on: a model may need values other than zero.
+_INITIAL_RECORDS = (0.0, 1.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -47,6 +88,8 @@ class DPSVIResult:
         ``init_state`` and of earlier calls on ``checkpoint_dir`` included.
       seeded: whether the first key of these steps looks like ``jax.random.key(seed)``, whose noise
         can be reproduced.
+      svi: the inference that was run.
+      model_args: structure, shapes and public arrays of its arguments, without the records.
     """
 
     params: Values
@@ -54,6 +97,8 @@ class DPSVIResult:
     losses: jax.Array
     mechanism: SubsampledGaussian
     seeded: bool
+    svi: "DPSVI" = field(repr=False)
+    model_args: ModelArgs = field(repr=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.params, self.state, self.losses))
@@ -74,9 +119,18 @@ class DPSVIResult:
 
         return certify(self.guarantee, delta)
 
+    def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
+        """Draws the global latent variables from the guide: see `DPSVI.posterior_samples`.
 
-class DPSVI(VariationalPosterior):
-    """`numpyro.infer.SVI` with differential privacy: the same model, guide, optimiser and calls.
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws.
+        """
+        return _posterior_samples(self.svi, rng_key, self.params, num_samples, self.model_args)
+
+
+class DPSVI:
+    """`numpyro.infer.SVI` with differential privacy: the same model, guide and optimiser.
 
     The negative ELBO is a sum of one term for each record, -E_q[log p(x_i | theta)], and a
     data-free term, KL(q || p). A step draws a batch, draws theta from the guide once for all of it,
@@ -135,9 +189,9 @@ class DPSVI(VariationalPosterior):
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
-      mechanism: the one given, with ``size_scaled``, since sums are scaled by the
-        number of records; ``mechanism.certificate(delta)`` is that of a plan,
-        ``certificate(delta)`` of a `DPSVIResult` that of a run.
+      mechanism: the one given, with ``size_scaled``, as sums are scaled by the number of records;
+        ``mechanism.certificate(delta)`` is that of a plan, ``certificate(delta)`` of a
+        `DPSVIResult` that of a run.
       model: the numpyro model.
       guide: the numpyro guide.
       optim: the optimiser, as one of numpyro's.
@@ -180,7 +234,7 @@ class DPSVI(VariationalPosterior):
         self,
         model: Callable[..., Any],
         guide: Callable[..., Any],
-        optim: _NumPyroOptim | optax.GradientTransformation,
+        optim: Optimizer | optax.GradientTransformation,
         loss: ELBO | None = None,
         *,
         mechanism: SubsampledGaussian,
@@ -192,10 +246,12 @@ class DPSVI(VariationalPosterior):
         check_optimizer(optim)
         check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
         self.mechanism = replace(mechanism, size_scaled=True)
-        self.static_kwargs = static_kwargs
+        self.sharding, self.static_kwargs = sharding, static_kwargs
         self._svi = SVI(model, guide, optim, loss)
-        self.sharding = sharding
-        self._steps = CompiledSteps(self._svi, self.mechanism, static_kwargs, sharding)
+        self.model, self.guide, self.loss = model, guide, loss
+        self.optim: Optimizer = self._svi.optim
+        # By structure and shapes of arguments and parameters.
+        self._steps: dict[tuple[Any, ...], VariationalStep] = {}
 
     def with_num_examples(self, num_examples: int) -> "DPSVI":
         """Returns the same inference over another number of records, drawn at the same rate.
@@ -238,19 +294,27 @@ class DPSVI(VariationalPosterior):
         Raises:
           ValueError: naming the site and what is allowed.
         """
-        key = as_key(rng_key)
+        # A model with one plate over its records, and starting values that do not depend on them.
+        key, model_args = as_key(rng_key), self._split(args, kwargs)
         svi_key, sampler_key, noise_key = jax.random.split(key, 3)
-        parts = self._steps.split(args, kwargs)
-        model_trace = trace_model(self.model, parts)
-        svi_state = self._steps.init(svi_key, model_trace, parts, init_params)
+        find_sites(self.model, model_args)
+        svi_state = self._init_svi(svi_key, model_args, init_params)
+
+        # Model and guide are checked before the first step.
         params = self.optim.get_params(svi_state.optim_state)
-        self._steps.check(model_trace, params, parts)
-        noise = self.mechanism.noise(noise_key).init(params)
-        sampler = self.mechanism.sampling.init(sampler_key)
+        step = self._step(params, model_args)
         state = DPSVIState(
-            svi_state.optim_state, svi_state.rng_key, sampler, noise, seeded_flag(key)
+            svi_state.optim_state,
+            svi_state.rng_key,
+            self.mechanism.sampling.init(sampler_key),
+            self.mechanism.noise(noise_key).init(params),
+            seeded_flag(key),
         )
-        self._steps.check_processes(key, state, parts)
+
+        # All processes of `jax.distributed` must make the same run.
+        data = ModelData.of(model_args, step)
+        run_step = data.run_step()
+        check_processes(key, params, self.mechanism, run_step, state, data, self.sharding)
         return state if self.sharding is None else place_state(state, self.optim, self.sharding)
 
     def update(
@@ -269,7 +333,8 @@ class DPSVI(VariationalPosterior):
         Privacy:
           The parameters of the next state are released.
         """
-        state, (loss, _) = self._steps.step(svi_state, self._steps.split(args, kwargs))
+        step, model_args = self._step_of(svi_state, args, kwargs)
+        state, (loss, _) = step.jit_update(svi_state, model_args.records, model_args.arrays)
         return state, loss
 
     def update_with_info(
@@ -286,7 +351,8 @@ class DPSVI(VariationalPosterior):
           The next state, and a `StepInfo`: **private** values, not released. Its gradient norms are
           the input of Bayesian accounting.
         """
-        state, (_, info) = self._steps.step(svi_state, self._steps.split(args, kwargs))
+        step, model_args = self._step_of(svi_state, args, kwargs)
+        state, (_, info) = step.jit_update(svi_state, model_args.records, model_args.arrays)
         return state, info
 
     def clipped_sum(
@@ -310,7 +376,9 @@ class DPSVI(VariationalPosterior):
           The sum is not released here. One record moves it by at most the clip bound, by twice that
           if it is replaced.
         """
-        return self._steps.clip(svi_state, as_key(rng_key), self._steps.split(args, kwargs))
+        step, model_args = self._step_of(svi_state, args, kwargs)
+        key = as_key(rng_key)
+        return step.jit_clipped_sum(svi_state, key, model_args.records, model_args.arrays)
 
     def update_from_sum(
         self, svi_state: DPSVIState, noisy_sum: Any, *args: Any, **kwargs: Any
@@ -329,7 +397,9 @@ class DPSVI(VariationalPosterior):
         Returns:
           The next state, its sampler and noise unchanged.
         """
-        return self._steps.move(svi_state, noisy_sum, self._steps.split(args, kwargs))
+        step, model_args = self._step_of(svi_state, args, kwargs)
+        state, _ = step.jit_apply_noisy_gradient(svi_state, noisy_sum, model_args.arrays)
+        return state
 
     def run(
         self,
@@ -372,36 +442,328 @@ class DPSVI(VariationalPosterior):
           OSError: a checkpoint cannot be written.
           LostProcessError: another process of the run has ended or cannot be reached.
         """
+        key = as_key(rng_key)
         if num_steps is not None:
             check_count("num_steps", num_steps)
         if checkpoint_dir is not None and init_state is not None:
             raise ValueError("init_state must be None with checkpoint_dir, which holds the state")
+
+        # The first state.
         if init_state is None:
-            init_state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+            init_state = self.init(key, *args, init_params=init_params, **kwargs)
         planned = self.mechanism.noise(init_state.noise.key).description
         if init_state.noise.description != planned:
             raise ValueError(
                 "init_state must be a state of this DPSVI, whose certificate counts its releases,"
                 f" got one with {init_state.noise.description}, here {planned}"
             )
+        model_args = self._split(args, kwargs)
+        params = self.optim.get_params(init_state.optim_state)
+        data = ModelData.of(model_args, self._step(params, model_args))
 
-        # The loop donates its state, so it gets copies.
-        state = jax.tree.map(jnp.array, init_state)
+        # A progress bar and checkpoints interrupt the loop on the device.
+        num_done = int(init_state.num_releases)
         if num_steps is None:
-            num_steps = max(0, self.mechanism.num_steps - int(state.num_releases))
-        in_parts = progress_bar or checkpoint_dir is not None
-        most = -(-num_steps // _PROGRESS_UPDATES) if in_parts else num_steps
-        parts = self._steps.split(args, kwargs)
-        state, losses = self._steps.run(
-            rng_key, state, parts, num_steps, most, checkpoint_dir, progress_bar
+            num_steps = max(0, self.mechanism.num_steps - num_done)
+        interrupted = progress_bar or checkpoint_dir is not None
+        steps_per_call = -(-num_steps // _PROGRESS_UPDATES) if interrupted else num_steps
+
+        # Repeat the step, from the state or from the newest checkpoint.
+        losses = [jnp.zeros(0)]
+        end = run(
+            data.run_step(),
+            data,
+            jax.tree.map(jnp.array, init_state),  # copies, as the loop donates its state
+            num_done + num_steps,
+            key=key,
+            params=params,
+            mechanism=self.mechanism,
+            steps_per_call=steps_per_call,
+            on_chunk=lambda num_done, state, infos: losses.append(infos),
+            checkpoint_dir=checkpoint_dir,
+            sharding=self.sharding,
+            progress=progress_bar,
         )
 
-        # Steps past the planned ones give NaN, whatever the data.
-        num_released = min(int(state.num_releases), self.mechanism.num_steps)
+        # Steps past the planned ones give NaN, whatever the data, and release nothing.
+        num_released = min(end.num_done, self.mechanism.num_steps)
         return DPSVIResult(
-            self.get_params(state),
-            state,
-            losses,
+            self.get_params(end.state),
+            end.state,
+            jnp.concatenate(losses),
             self.mechanism.first_steps(num_released),
-            bool(state.seeded),
+            bool(end.state.seeded),
+            self,
+            model_args.without_records(),
         )
+
+    def get_params(self, svi_state: DPSVIState) -> dict[str, Any]:
+        """Returns the values of the param sites by name, released after every step.
+
+        Args:
+          svi_state: a state of this `DPSVI`.
+        """
+        if self._svi.constrain_fn is None:
+            raise ValueError("init must be called first: it finds the parameters' constraints")
+        return self._svi.get_params(svi_state)
+
+    def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> jax.Array:
+        """Returns the negative ELBO on all records, as numpyro computes it.
+
+        Args:
+          svi_state: a state of this `DPSVI`.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
+
+        Privacy:
+          The result is a **private** value, not released.
+        """
+        args, kwargs = self._whole_arrays(args, kwargs)
+        return self._svi.evaluate(svi_state, *args, **kwargs)
+
+    def posterior_samples(
+        self,
+        rng_key: PRNGKey,
+        params: DPSVIState | Values,
+        num_samples: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Draws the global latent variables from the guide: postprocessing, at no privacy cost.
+
+        Their spread is that of the guide, which does not include the noise: see `DPSVI`. That of a
+        run: `DPSVIResult.posterior_samples`.
+
+        Args:
+          rng_key: a JAX key.
+          params: what `get_params` returned, or a state.
+          num_samples: number of draws.
+          *args: of the model, as for `update`; of records only shapes and dtypes are used.
+          **kwargs: of the model.
+
+        Returns:
+          For each latent variable of the model outside of the plate an array
+          ``(1, num_samples, ...)``: arviz's axes, one chain (see `to_arviz`).
+        """
+        model_args = self._split(args, kwargs)
+        return _posterior_samples(self, rng_key, self._params(params), num_samples, model_args)
+
+    def predict(
+        self,
+        rng_key: PRNGKey,
+        params: DPSVIState | Values,
+        num_samples: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Draws from the posterior predictive at public inputs: postprocessing, at no privacy cost.
+
+        The uncertainty of the parameters does not include the noise: see `DPSVI`.
+
+        Args:
+          rng_key: a JAX key.
+          params: what `get_params` or `run` returned, or a state.
+          num_samples: number of draws.
+          *args: of the model, new ones, with ``None`` for what it observes.
+          **kwargs: of the model.
+
+        Returns:
+          As `numpyro.infer.Predictive`: for each observed or deterministic site an array
+          ``(num_samples, ...)``.
+        """
+        check_count("num_samples", num_samples)
+        args, kwargs = as_arrays(args, {**kwargs, **self.static_kwargs})
+        draw = Predictive(
+            self.model,
+            guide=self.guide,
+            params=self._params(params),
+            num_samples=num_samples,
+            parallel=True,
+        )
+        return draw(rng_key, *args, **kwargs)
+
+    def clipping_report(
+        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
+    ) -> ClippingReport:
+        """Returns the bias that clipping adds to the mean gradient of all records.
+
+        Args:
+          rng_key: for the latent variables, drawn once (for each particle) as a step does.
+          svi_state: gradients are taken at its parameters.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
+
+        Privacy:
+          The report holds **private** values, not released.
+        """
+        self._whole_arrays(args, kwargs)
+        step, model_args = self._step_of(svi_state, args, kwargs)
+        params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
+        space = choose_clipping_space(
+            step.terms, l2_clip, params, model_args.arrays, as_key(rng_key)
+        )
+        examples: Any = with_positions(model_args.records)
+        report = report_clipping(space.loss, l2_clip, space.point, examples)
+        means = map(space.to_params, (report.clipped, report.unclipped))
+        return ClippingReport(report.share_clipped, *means)
+
+    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelArgs:
+        num_examples = self.mechanism.sampling.num_examples
+        return split_model_args(args, {**kwargs, **self.static_kwargs}, num_examples)
+
+    def _whole_arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        num_examples = self.mechanism.sampling.num_examples
+        return whole_arrays(args, {**kwargs, **self.static_kwargs}, num_examples)
+
+    def _params(self, params: DPSVIState | Values) -> Values:
+        return self.get_params(params) if isinstance(params, DPSVIState) else params
+
+    def _init_svi(self, key: PRNGKey, model_args: ModelArgs, values: Values | None) -> SVIState:
+        """Numpyro's initial state on constant records, with starting values by name."""
+        for constant in _INITIAL_RECORDS:
+            args, kwargs = model_args.spec.constant_args(model_args.arrays, constant)
+            try:
+                return self._svi.init(key, *args, init_params=values, **kwargs)
+            except (RuntimeError, ValueError) as error:
+                failed = error
+
+        # Models that standardise by the records themselves have no finite value on constant ones.
+        plate = find_sites(self.model, model_args).plate
+        check_program(self.model, initial_value, plate, {}, model_args)
+        raise failed
+
+    def _step(self, params: Values, model_args: ModelArgs) -> VariationalStep:
+        """The step for arguments and parameters of these shapes, checked if they are new."""
+        leaves, treedef = jax.tree.flatten(params)
+        kind = model_args.spec, treedef, tuple(jnp.shape(leaf) for leaf in leaves)
+        if kind not in self._steps:
+            plate = find_sites(self.model, model_args).plate
+            if self._svi.constrain_fn is None:  # of a state that another object was made for
+                self._init_svi(jax.random.key(0), model_args, None)
+            constrain, spec = self._svi.constrain_fn, model_args.spec
+            terms = ELBOTerms(self.model, self.guide, self.loss, constrain, plate, spec)
+            check_terms(terms, params, model_args)
+            self._steps[kind] = VariationalStep(terms, self.mechanism, self.optim, self.sharding)
+        return self._steps[kind]
+
+    def _step_of(
+        self, state: DPSVIState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[VariationalStep, ModelArgs]:
+        """The step from a state on arguments in arrays, and these arguments."""
+        model_args = self._split(args, kwargs).in_arrays()
+        return self._step(self.optim.get_params(state.optim_state), model_args), model_args
+
+
+class RunStep(NamedTuple):
+    """A step on the devices of a run and on one, and their info the loss: for the driver."""
+
+    update: Update
+    one_device_update: Update
+
+
+@dataclass(frozen=True)
+class ModelData(TrainingData):
+    """Records and public arguments of a model, as the driver takes data.
+
+    Attributes:
+      records: in memory, split over processes, or a stream.
+      model_args: the arguments.
+      step: on arguments of these shapes; it keeps the programs.
+    """
+
+    records: TrainingData
+    model_args: ModelArgs
+    step: VariationalStep
+
+    @staticmethod
+    def of(model_args: ModelArgs, step: VariationalStep) -> "ModelData":
+        """Returns the data of a run, in which a source's records are read with their positions."""
+        source = model_args.source
+        data = join_records(model_args.records) if source is None else PositionedSource(source)
+        records = as_training_data(data, step.mechanism.sampling, step.sharding)
+        return ModelData(records, model_args, step)
+
+    def run_step(self) -> RunStep:
+        """Returns the step of the driver, of which the infos are the losses."""
+
+        def update(step: VariationalStep, state: DPSVIState, data: Any) -> Any:
+            state, (loss, _) = step.update(state, *self._unpack(data))
+            return state, loss
+
+        return RunStep(
+            partial(update, self.step), partial(update, replace(self.step, sharding=None))
+        )
+
+    def _unpack(self, data: Any) -> tuple[Examples, Leaves]:
+        """Records with their positions, and public arrays, from what the driver passes a step."""
+        if isinstance(self.records, Stream):
+            buffer, positions = data
+            return (jax.tree.leaves(buffer), positions), self.model_args.arrays
+        records, arrays = data
+        return with_positions(records), arrays
+
+    @property
+    def is_split(self) -> bool:  # type: ignore[override]
+        return self.records.is_split
+
+    def place(self, sharding: MeshSharding | None) -> "ModelData":
+        """Returns itself: the records stay where they are."""
+        del sharding
+        return self
+
+    def fingerprint(self) -> str:
+        """Returns a hash of records and public arrays."""
+        return hash_arrays((np.array(self.records.fingerprint()), self.model_args.arrays))
+
+    def shapes(self, state: DPSVIState) -> tuple[Any, Any]:
+        state, records = self.records.shapes(state)
+        if isinstance(self.records, Stream):
+            return state, records
+        return state, (records, self.model_args.arrays)
+
+    def compile(
+        self, update: Update, state: DPSVIState, max_steps: int, every: int = 1
+    ) -> BoundChunk:
+        if isinstance(self.records, Stream):
+            return self.records.compile(update, state, max_steps, every)
+
+        # One program for all runs on arrays of these shapes.
+        data = self.model_args.records, self.model_args.arrays
+        leaves, treedef = jax.tree.flatten((state, data))
+        kind = max_steps, every, treedef, tuple(jax.typeof(leaf) for leaf in leaves)
+        if kind not in self.step.chunks:
+            self.step.chunks[kind] = compile_chunk(update, state, data, max_steps, every)
+        chunk: Chunk = self.step.chunks[kind]
+        return lambda state, *numbers: chunk(state, data, *numbers)
+
+
+def _posterior_samples(
+    svi: DPSVI, rng_key: PRNGKey, params: Values, num_samples: int, model_args: ModelArgs
+) -> dict[str, jax.Array]:
+    check_count("num_samples", num_samples)
+    draw = Predictive(
+        svi.guide,
+        params=params,
+        num_samples=num_samples,
+        return_sites=list(find_sites(svi.model, model_args).latents),
+        parallel=True,
+    )
+    args, kwargs = model_args.spec.constant_args(model_args.arrays)
+    return {name: draws[None] for name, draws in draw(rng_key, *args, **kwargs).items()}
+
+
+def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
+    """Returns posterior samples with axes ``(chain, draw, ...)`` as an `xarray.DataTree` for arviz.
+
+    Args:
+      samples: what `DPSVI.posterior_samples` returned.
+
+    >>> import numpy as np
+    >>> to_arviz({"w": np.zeros((1, 10, 3))}).posterior["w"].dims
+    ('chain', 'draw', 'w_dim_0')
+    """
+    check_type("samples", samples, Mapping, "a mapping from names to draws")
+    with requires_extra("arviz"):
+        from arviz_base import from_dict
+
+    return from_dict({"posterior": dict(samples)})
