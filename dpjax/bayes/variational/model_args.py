@@ -17,6 +17,8 @@ Leaves: TypeAlias = Sequence[jax.Array]
 Values: TypeAlias = Mapping[str, ArrayTree]
 # Records, each with its position in the data set.
 Examples: TypeAlias = tuple[Leaves, jax.Array] | SplitRecords
+# What a step is given: records with positions, and the public arrays.
+StepData: TypeAlias = tuple[Examples, Leaves]
 # Positional and keyword arguments of a model.
 ArgsAndKwargs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
@@ -83,14 +85,14 @@ class ModelArgs(NamedTuple):
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.records]
         return self._replace(records=shapes, source=None)
 
-    def in_arrays(self) -> "ModelArgs":
-        """Returns itself; raises ValueError for records of a source, which only runs read."""
+    def step_data(self) -> StepData:
+        """Returns what a step is given; raises ValueError for a source, which only runs read."""
         if self.source is not None:
             raise ValueError(
                 f"args must be arrays here, got a data source of {len(self.source)} records, of"
                 " which only `run` reads the drawn ones"
             )
-        return self
+        return with_positions(self.records), self.arrays
 
 
 def split_model_args(
@@ -245,21 +247,12 @@ def _check_public_arguments(
         )
 
 
-def join_records(records: Leaves) -> Any:
-    """Returns the arrays, or those of `SplitRecords` as one."""
-    first: Any = records[0]
+def with_positions(records: Sequence[Any]) -> Examples:
+    """Returns the records, each with its position in the data set; `SplitRecords` as one."""
+    first = records[0]
     if not isinstance(first, SplitRecords):
-        return records
-    split: Any = records
-    return replace(first, arrays=[leaf.arrays for leaf in split])
-
-
-def with_positions(records: Leaves) -> Examples:
-    """Returns the records, each with its position in the data set."""
-    joined = join_records(records)
-    if not isinstance(joined, SplitRecords):
-        return records, jnp.arange(len(records[0]))
-    return replace(joined, arrays=(joined.arrays, joined.positions))
+        return records, jnp.arange(len(first))
+    return replace(first, arrays=([leaf.arrays for leaf in records], first.positions))
 
 
 class PositionedSource:

@@ -10,7 +10,7 @@ to xi; k >= 1, because the derivative of each entry by its own mean is 1.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -29,10 +29,11 @@ from dpjax.bayes.variational.elbo import (
     record_loss,
     trace_guide,
 )
-from dpjax.bayes.variational.model_args import Examples, Leaves, Values, with_positions
+from dpjax.bayes.variational.model_args import Leaves, StepData, Values
 from dpjax.gradients import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
+from dpjax.training.run import Chunk, Update
 from dpjax.training.sharding import MeshSharding
 
 # Exactly these types: a subclass may share parameters between entries.
@@ -94,7 +95,7 @@ class ClippingSpace(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class VariationalStep:
-    """A step of `DPSVI` for one kind of arguments.
+    """A step of `DPSVI` for one kind of arguments, as the driver of runs takes steps.
 
     Attributes:
       terms: of the negative ELBO.
@@ -108,7 +109,7 @@ class VariationalStep:
     mechanism: SubsampledGaussian
     optim: Optimizer
     sharding: MeshSharding | None = None
-    chunks: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict)
+    chunks: dict[tuple[Hashable, ...], Chunk] = field(init=False, default_factory=dict)
 
     @property
     def scale(self) -> float:
@@ -116,29 +117,32 @@ class VariationalStep:
         sampling = self.mechanism.sampling
         return sampling.num_examples / sampling.expected_batch_size
 
-    def update(
-        self, state: DPSVIState, examples: Examples, arrays: Leaves
+    def update(self, state: DPSVIState, data: StepData) -> tuple[DPSVIState, jax.Array]:
+        """Makes one step, and returns the loss alone: what a run keeps of each."""
+        state, (loss, _) = self.update_with_info(state, data)
+        return state, loss
+
+    @property
+    def one_device_update(self) -> Update:
+        """`update` on one device."""
+        return replace(self, sharding=None).update
+
+    def update_with_info(
+        self, state: DPSVIState, data: StepData
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
         """Makes one step.
-
-        Args:
-          state: before the step.
-          examples: all records, or a buffer with the drawn ones, and their positions.
-          arrays: the public arrays.
 
         Returns:
           The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
         """
         # Draw a batch and sum its clipped gradients.
-        clipped_sum, info, sampler = self.clipped_batch_gradient(
-            state, state.sampler, examples, arrays
-        )
+        clipped_sum, info, sampler = self.clipped_batch_gradient(state, state.sampler, data)
 
         # Add noise: what is released.
         noisy_sum, noise = self.mechanism.noise(state.noise.key).update(clipped_sum, state.noise)
 
         # Add the data-free gradient, and optimise.
-        next_state, free_loss = self.apply_noisy_gradient(state, noisy_sum, arrays)
+        next_state, free_loss = self.apply_noisy_gradient(state, noisy_sum, data[1])
         next_state = next_state._replace(sampler=sampler, noise=noise)
         if self.sharding is not None:
             next_state = place_state(next_state, self.optim, self.sharding)
@@ -146,12 +150,11 @@ class VariationalStep:
         return next_state, (self.scale * info.loss_sum + free_loss, info)
 
     def clipped_batch_gradient(
-        self, state: DPSVIState, sampler: Any, examples: Examples, arrays: Leaves
-    ) -> tuple[Any, StepInfo, Any]:
-        """Returns the clipped sum over the next draw of ``sampler``, without noise.
-
-        Also a `StepInfo`, and the sampler's next state.
-        """
+        self, state: DPSVIState, sampler: Any, data: StepData
+    ) -> tuple[Values, StepInfo, Any]:
+        """Returns the clipped sum over the next draw, infos, and the sampler's next state."""
+        # The draw from the guide, and the coordinates in which gradients are clipped.
+        examples, arrays = data
         _, key = jax.random.split(state.rng_key)
         params, l2_clip = self.optim.get_params(state.optim_state), self.mechanism.l2_clip
         space = choose_clipping_space(self.terms, l2_clip, params, arrays, key)
@@ -167,12 +170,9 @@ class VariationalStep:
         return space.to_params(clipped_sum), info, sampler
 
     def apply_noisy_gradient(
-        self, state: DPSVIState, noisy_sum: Any, arrays: Leaves
+        self, state: DPSVIState, noisy_sum: Values, arrays: Leaves
     ) -> tuple[DPSVIState, jax.Array]:
-        """Returns the state after an update with a noisy sum, and the data-free loss before it.
-
-        Sampler and noise stay as they are.
-        """
+        """Returns the state with updated parameters, and the data-free loss before the update."""
         # The gradient of the data-free term, with the draw of the guide that the records have.
         rng_key, key = jax.random.split(state.rng_key)
         params = self.optim.get_params(state.optim_state)
@@ -190,23 +190,19 @@ class VariationalStep:
 
         return state._replace(optim_state=optim_state, rng_key=rng_key), free_loss
 
-    @functools.cached_property
-    def jit_update(self) -> Callable[..., tuple[DPSVIState, tuple[jax.Array, StepInfo]]]:
-        """`update` of whole records, compiled: ``(state, records, arrays)``."""
-        return jax.jit(
-            lambda state, records, arrays: self.update(state, with_positions(records), arrays)
-        )
+    def clipped_sum(self, state: DPSVIState, key: PRNGKey, data: StepData) -> Values:
+        """Returns the clipped sum of a batch that is drawn with ``key``."""
+        return self.clipped_batch_gradient(state, self.mechanism.sampling.init(key), data)[0]
 
     @functools.cached_property
-    def jit_clipped_sum(self) -> Callable[..., Any]:
-        """The clipped sum of a batch drawn with a key: ``(state, key, records, arrays)``."""
+    def jit_update_with_info(self) -> Callable[..., tuple[DPSVIState, tuple[jax.Array, StepInfo]]]:
+        """`update_with_info`, compiled."""
+        return jax.jit(self.update_with_info)
 
-        def clipped_sum(state: DPSVIState, key: PRNGKey, records: Leaves, arrays: Leaves) -> Any:
-            sampler = self.mechanism.sampling.init(key)
-            examples = with_positions(records)
-            return self.clipped_batch_gradient(state, sampler, examples, arrays)[0]
-
-        return jax.jit(clipped_sum)
+    @functools.cached_property
+    def jit_clipped_sum(self) -> Callable[..., Values]:
+        """`clipped_sum`, compiled."""
+        return jax.jit(self.clipped_sum)
 
     @functools.cached_property
     def jit_apply_noisy_gradient(self) -> Callable[..., tuple[DPSVIState, jax.Array]]:
@@ -223,15 +219,7 @@ def place_state(state: DPSVIState, optim: Optimizer, sharding: MeshSharding) -> 
 def choose_clipping_space(
     terms: ELBOTerms, l2_clip: ClipBound, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns the latent variables where their coordinates are exact, else the parameters.
-
-    Args:
-      terms: model and guide.
-      l2_clip: one number, or a tree of them, which bounds the parameters group by group.
-      params: unconstrained parameters.
-      arrays: the public arrays.
-      key: of the step.
-    """
+    """Returns the latent variables where their coordinates are exact, else the parameters."""
     # Exact for one bound on one draw from a guide that gives each latent variable parameters.
     in_params = parameter_space(terms, params, arrays, key)
     one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
@@ -273,10 +261,7 @@ def choose_clipping_space(
 def parameter_space(
     terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns the parameters themselves as coordinates, for any model and guide.
-
-    Arguments as `choose_clipping_space`.
-    """
+    """Returns the parameters themselves as coordinates, for any model and guide."""
 
     def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, position = example

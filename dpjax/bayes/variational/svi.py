@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,13 @@ from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.model_args import (
-    Examples,
-    Leaves,
     ModelArgs,
     PositionedSource,
+    StepData,
     Values,
     as_arrays,
-    join_records,
     split_model_args,
     whole_arrays,
-    with_positions,
 )
 from dpjax.bayes.variational.step import (
     ClippingReport,
@@ -56,7 +52,6 @@ from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import Stream, as_training_data
 from dpjax.training.run import (
     BoundChunk,
-    Chunk,
     TrainingData,
     Update,
     check_processes,
@@ -313,8 +308,7 @@ class DPSVI:
 
         # All processes of `jax.distributed` must make the same run.
         data = ModelData.of(model_args, step)
-        run_step = data.run_step()
-        check_processes(key, params, self.mechanism, run_step, state, data, self.sharding)
+        check_processes(key, params, self.mechanism, step, state, data, self.sharding)
         return state if self.sharding is None else place_state(state, self.optim, self.sharding)
 
     def update(
@@ -333,8 +327,8 @@ class DPSVI:
         Privacy:
           The parameters of the next state are released.
         """
-        step, model_args = self._step_of(svi_state, args, kwargs)
-        state, (loss, _) = step.jit_update(svi_state, model_args.records, model_args.arrays)
+        step, data = self._step_of(svi_state, args, kwargs)
+        state, (loss, _) = step.jit_update_with_info(svi_state, data)
         return state, loss
 
     def update_with_info(
@@ -351,8 +345,8 @@ class DPSVI:
           The next state, and a `StepInfo`: **private** values, not released. Its gradient norms are
           the input of Bayesian accounting.
         """
-        step, model_args = self._step_of(svi_state, args, kwargs)
-        state, (_, info) = step.jit_update(svi_state, model_args.records, model_args.arrays)
+        step, data = self._step_of(svi_state, args, kwargs)
+        state, (_, info) = step.jit_update_with_info(svi_state, data)
         return state, info
 
     def clipped_sum(
@@ -376,9 +370,8 @@ class DPSVI:
           The sum is not released here. One record moves it by at most the clip bound, by twice that
           if it is replaced.
         """
-        step, model_args = self._step_of(svi_state, args, kwargs)
-        key = as_key(rng_key)
-        return step.jit_clipped_sum(svi_state, key, model_args.records, model_args.arrays)
+        step, data = self._step_of(svi_state, args, kwargs)
+        return step.jit_clipped_sum(svi_state, as_key(rng_key), data)
 
     def update_from_sum(
         self, svi_state: DPSVIState, noisy_sum: Any, *args: Any, **kwargs: Any
@@ -397,8 +390,8 @@ class DPSVI:
         Returns:
           The next state, its sampler and noise unchanged.
         """
-        step, model_args = self._step_of(svi_state, args, kwargs)
-        state, _ = step.jit_apply_noisy_gradient(svi_state, noisy_sum, model_args.arrays)
+        step, (_, arrays) = self._step_of(svi_state, args, kwargs)
+        state, _ = step.jit_apply_noisy_gradient(svi_state, noisy_sum, arrays)
         return state
 
     def run(
@@ -459,7 +452,7 @@ class DPSVI:
             )
         model_args = self._split(args, kwargs)
         params = self.optim.get_params(init_state.optim_state)
-        data = ModelData.of(model_args, self._step(params, model_args))
+        step = self._step(params, model_args)
 
         # A progress bar and checkpoints interrupt the loop on the device.
         num_done = int(init_state.num_releases)
@@ -471,8 +464,8 @@ class DPSVI:
         # Repeat the step, from the state or from the newest checkpoint.
         losses = [jnp.zeros(0)]
         end = run(
-            data.run_step(),
-            data,
+            step,
+            ModelData.of(model_args, step),
             jax.tree.map(jnp.array, init_state),  # copies, as the loop donates its state
             num_done + num_steps,
             key=key,
@@ -597,12 +590,10 @@ class DPSVI:
           The report holds **private** values, not released.
         """
         self._whole_arrays(args, kwargs)
-        step, model_args = self._step_of(svi_state, args, kwargs)
+        examples: Any
+        step, (examples, arrays) = self._step_of(svi_state, args, kwargs)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
-        space = choose_clipping_space(
-            step.terms, l2_clip, params, model_args.arrays, as_key(rng_key)
-        )
-        examples: Any = with_positions(model_args.records)
+        space = choose_clipping_space(step.terms, l2_clip, params, arrays, as_key(rng_key))
         report = report_clipping(space.loss, l2_clip, space.point, examples)
         means = map(space.to_params, (report.clipped, report.unclipped))
         return ClippingReport(report.share_clipped, *means)
@@ -648,25 +639,19 @@ class DPSVI:
 
     def _step_of(
         self, state: DPSVIState, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[VariationalStep, ModelArgs]:
-        """The step from a state on arguments in arrays, and these arguments."""
-        model_args = self._split(args, kwargs).in_arrays()
-        return self._step(self.optim.get_params(state.optim_state), model_args), model_args
-
-
-class RunStep(NamedTuple):
-    """A step on the devices of a run and on one, and their info the loss: for the driver."""
-
-    update: Update
-    one_device_update: Update
+    ) -> tuple[VariationalStep, StepData]:
+        """The step from a state on arguments in arrays, and what it is given of them."""
+        model_args = self._split(args, kwargs)
+        data = model_args.step_data()
+        return self._step(self.optim.get_params(state.optim_state), model_args), data
 
 
 @dataclass(frozen=True)
 class ModelData(TrainingData):
-    """Records and public arguments of a model, as the driver takes data.
+    """Records and public arguments of a model, as the driver of runs takes data.
 
     Attributes:
-      records: in memory, split over processes, or a stream.
+      records: with their positions: in memory, split over processes, or a stream.
       model_args: the arguments.
       step: on arguments of these shapes; it keeps the programs.
     """
@@ -679,28 +664,9 @@ class ModelData(TrainingData):
     def of(model_args: ModelArgs, step: VariationalStep) -> "ModelData":
         """Returns the data of a run, in which a source's records are read with their positions."""
         source = model_args.source
-        data = join_records(model_args.records) if source is None else PositionedSource(source)
+        data = model_args.step_data()[0] if source is None else PositionedSource(source)
         records = as_training_data(data, step.mechanism.sampling, step.sharding)
         return ModelData(records, model_args, step)
-
-    def run_step(self) -> RunStep:
-        """Returns the step of the driver, of which the infos are the losses."""
-
-        def update(step: VariationalStep, state: DPSVIState, data: Any) -> Any:
-            state, (loss, _) = step.update(state, *self._unpack(data))
-            return state, loss
-
-        return RunStep(
-            partial(update, self.step), partial(update, replace(self.step, sharding=None))
-        )
-
-    def _unpack(self, data: Any) -> tuple[Examples, Leaves]:
-        """Records with their positions, and public arrays, from what the driver passes a step."""
-        if isinstance(self.records, Stream):
-            buffer, positions = data
-            return (jax.tree.leaves(buffer), positions), self.model_args.arrays
-        records, arrays = data
-        return with_positions(records), arrays
 
     @property
     def is_split(self) -> bool:  # type: ignore[override]
@@ -715,25 +681,30 @@ class ModelData(TrainingData):
         """Returns a hash of records and public arrays."""
         return hash_arrays((np.array(self.records.fingerprint()), self.model_args.arrays))
 
-    def shapes(self, state: DPSVIState) -> tuple[Any, Any]:
-        state, records = self.records.shapes(state)
-        if isinstance(self.records, Stream):
-            return state, records
-        return state, (records, self.model_args.arrays)
+    def shapes(self, state: DPSVIState) -> tuple[DPSVIState, StepData]:
+        state, (records, positions) = self.records.shapes(state)
+        return state, ((jax.tree.leaves(records), positions), self.model_args.arrays)
 
     def compile(
         self, update: Update, state: DPSVIState, max_steps: int, every: int = 1
     ) -> BoundChunk:
+        # Of a source the drawn records, in a buffer.
         if isinstance(self.records, Stream):
-            return self.records.compile(update, state, max_steps, every)
+
+            def on_buffer(state: DPSVIState, buffer: Any) -> tuple[DPSVIState, jax.Array]:
+                records, positions = buffer
+                data = (jax.tree.leaves(records), positions), self.model_args.arrays
+                return update(state, data)
+
+            return self.records.compile(on_buffer, state, max_steps, every)
 
         # One program for all runs on arrays of these shapes.
-        data = self.model_args.records, self.model_args.arrays
+        data = self.model_args.step_data()
         leaves, treedef = jax.tree.flatten((state, data))
         kind = max_steps, every, treedef, tuple(jax.typeof(leaf) for leaf in leaves)
         if kind not in self.step.chunks:
             self.step.chunks[kind] = compile_chunk(update, state, data, max_steps, every)
-        chunk: Chunk = self.step.chunks[kind]
+        chunk = self.step.chunks[kind]
         return lambda state, *numbers: chunk(state, data, *numbers)
 
 
