@@ -93,6 +93,17 @@ def test_a_source_gives_the_parameters_of_arrays(straight):
     assert 0 < source.num_read < NUM_STEPS * N / 2
 
 
+def test_a_prior_of_the_number_of_records_is_the_same_on_a_source():
+    def counting(records):
+        model(records, scale=1 / len(records["x"]))
+
+    arrays, source = (
+        run(data, make(model=counting), num_steps=2) for data in (RECORDS, ArraySource(RECORDS))
+    )
+    np.testing.assert_allclose(source.losses, arrays.losses, rtol=ROUNDING)
+    assert_equal(source, arrays, ROUNDING)
+
+
 def test_a_source_without_positions_gives_other_parameters(straight, monkeypatch):
     class Unplaced(PositionedSource):
         def __getitems__(self, indices):

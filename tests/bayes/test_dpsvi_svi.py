@@ -2,6 +2,7 @@
 
 import logging
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,16 +26,49 @@ from dpjax.sampling import PoissonSampling
 KEY = jax.random.key(5)
 
 
+def make():
+    mechanism = {"num_steps": 100, "l2_clip": 1.0, "noise_multiplier": 0.5}
+    return private(optim=optax.adam(0.1), sampling=PoissonSampling(RECORDS, 0.5), **mechanism)
+
+
 @pytest.fixture(scope="module")
 def fitted():
-    svi = private(
-        optim=optax.adam(0.1),
-        sampling=PoissonSampling(RECORDS, 0.5),
-        num_steps=100,
-        l2_clip=1.0,
-        noise_multiplier=0.5,
-    )
+    svi = make()
     return svi, svi.run(KEY, X, Y, progress_bar=False)
+
+
+def test_update_is_that_of_an_object_that_has_not_seen_init(fitted):
+    svi, fresh = fitted[0], make()
+    state = svi.init(KEY, X, Y)
+    expected, _ = svi.update(state, X, Y)
+    after, _ = fresh.update(state, X, Y)
+    chex.assert_trees_all_equal(after.optim_state, expected.optim_state)
+    chex.assert_trees_all_equal(fresh.get_params(after), svi.get_params(expected))
+
+
+def test_posterior_samples_are_of_their_arguments_whatever_was_called_since():
+    def model(y, shift):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    def guide(y, shift):
+        numpyro.sample("mean", dist.Normal(numpyro.param("loc", 0.0) + shift.sum(), 1.0))
+
+    svi = private(model, guide)
+    result = svi.run(KEY, Y, np.zeros(1), num_steps=1, progress_bar=False)
+    samples = result.posterior_samples(KEY, 5)
+    svi.update(result.state, Y, np.full(1, 100.0))
+    chex.assert_trees_all_equal(result.posterior_samples(KEY, 5), samples)
+    far = svi.posterior_samples(KEY, result.params, 5, Y, np.full(1, 100.0))
+    np.testing.assert_allclose(far["mean"], samples["mean"] + 100, rtol=1e-5)
+
+
+@pytest.mark.parametrize("args", [(X,), (X, Y)])
+def test_run_refuses_numpyros_number_of_steps(args):
+    """As the first of two arguments the model reads its shape; of three there is one too many."""
+    with pytest.raises(ValueError, match=r"got 200 first.*\*args, num_steps=200\) here"):
+        private().run(KEY, 200, *args)
 
 
 @pytest.mark.slow
@@ -52,13 +86,7 @@ def test_a_run_is_its_updates(fitted):
 def test_a_second_run_sees_its_own_records(fitted):
     svi, result = fitted
     other = svi.run(KEY, X, 1 - Y, progress_bar=False)
-    alone = private(
-        optim=optax.adam(0.1),
-        sampling=PoissonSampling(RECORDS, 0.5),
-        num_steps=100,
-        l2_clip=1.0,
-        noise_multiplier=0.5,
-    ).run(KEY, X, 1 - Y, progress_bar=False)
+    alone = make().run(KEY, X, 1 - Y, progress_bar=False)
     np.testing.assert_array_equal(flat(other.params), flat(alone.params))
     assert np.abs(flat(other.params) - flat(result.params)).max() > 0.1
 

@@ -37,6 +37,7 @@ from dpjax.bayes.variational.step import (
     report_clipping,
 )
 from dpjax.bayes.variational.validate import (
+    check_first_argument,
     check_loss,
     check_optimizer,
     check_program,
@@ -115,7 +116,7 @@ class DPSVIResult:
         return certify(self.guarantee, delta)
 
     def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
-        """Draws the global latent variables from the guide: see `DPSVI.posterior_samples`.
+        """Returns draws of the global latent variables: see `DPSVI.posterior_samples`.
 
         Args:
           rng_key: a JAX key.
@@ -435,7 +436,8 @@ class DPSVI:
           OSError: a checkpoint cannot be written.
           LostProcessError: another process of the run has ended or cannot be reached.
         """
-        key = as_key(rng_key)
+        key, model_args = as_key(rng_key), self._split(args, kwargs)
+        check_first_argument(self.model, model_args, args)
         if num_steps is not None:
             check_count("num_steps", num_steps)
         if checkpoint_dir is not None and init_state is not None:
@@ -450,7 +452,6 @@ class DPSVI:
                 "init_state must be a state of this DPSVI, whose certificate counts its releases,"
                 f" got one with {init_state.noise.description}, here {planned}"
             )
-        model_args = self._split(args, kwargs)
         params = self.optim.get_params(init_state.optim_state)
         step = self._step(params, model_args)
 

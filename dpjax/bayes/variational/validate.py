@@ -6,7 +6,7 @@ from the data before, a mean or some of them, in a closure, object or global.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -113,6 +113,21 @@ def find_sites(model: Callable[..., object], model_args: ModelArgs) -> ModelSite
 
     jax.eval_shape(trace_sites, model_args.arrays)
     return traced[0]
+
+
+def check_first_argument(
+    model: Callable[..., object], model_args: ModelArgs, args: Sequence[object]
+) -> None:
+    """Raises ValueError for a first argument that is numpyro's number of steps, not the model's."""
+    if args and type(args[0]) is int:
+        try:
+            find_sites(model, model_args)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(
+                f"args must be those of the model, got {args[0]} first, with which it raises"
+                f" {type(error).__name__}: {error}. Where numpyro's SVI has run(rng_key, num_steps,"
+                f" *args), write run(rng_key, *args, num_steps={args[0]}) here"
+            ) from error
 
 
 def initial_value(site: Site) -> jax.Array | None:
