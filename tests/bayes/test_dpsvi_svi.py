@@ -58,9 +58,9 @@ def test_posterior_samples_are_of_their_arguments_whatever_was_called_since():
     svi = private(model, guide)
     result = svi.run(KEY, Y, np.zeros(1), num_steps=1, progress_bar=False)
     samples = result.posterior_samples(KEY, 5)
-    svi.update(result.state, Y, np.full(1, 100.0))
+    svi.update(result.state, Y, np.full(2, 50.0))
     chex.assert_trees_all_equal(result.posterior_samples(KEY, 5), samples)
-    far = svi.posterior_samples(KEY, result.params, 5, Y, np.full(1, 100.0))
+    far = svi.posterior_samples(KEY, result.params, 5, Y, np.full(2, 50.0))
     np.testing.assert_allclose(far["mean"], samples["mean"] + 100, rtol=1e-5)
 
 
