@@ -52,7 +52,7 @@ class ELBOTerms:
 
 
 class Traces(NamedTuple):
-    """Trace of the guide, and of the model at the guide's latent variables."""
+    """Traces of the guide, and of the model at the guide's latent variables."""
 
     guide: Trace
     model: Trace
@@ -68,13 +68,8 @@ def record_loss(
 ) -> jax.Array:
     """Returns one record's term of the negative ELBO, averaged over the loss's particles.
 
-    Args:
-      terms: model and guide.
-      params: unconstrained parameters.
-      record: the leaves of one record, without their leading axis.
-      arrays: the public arrays.
-      key: of the step: the same global latent variables for every record.
-      position: of the record, folded into the key of its local latent variables.
+    ``key`` is that of the step: the same global latent variables for every record. ``position``, of
+    the record, is folded into the key of its local latent variables.
     """
     local_key = jax.random.fold_in(jax.random.fold_in(key, _LOCAL), position)
     one = batch_of_one(record)
@@ -84,7 +79,7 @@ def record_loss(
 def data_free_loss(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> jax.Array:
     """Returns E_q[log q - log p] of the global latent variables, averaged over the particles.
 
-    Arguments as `record_loss`. Model and guide are shown as many zeros as there are records: a
+    Model and guide are shown as many zeros as there are records: a
     prior may depend on their number.
     """
     zeros = terms.spec.constant_records(terms.spec.num_examples)

@@ -135,7 +135,7 @@ def split_model_args(
         )
     if num_examples > 1:
         _check_public_arguments((*args, *kwargs.values()), arrays, num_examples)
-    if source is not None and not all(map(_is_shape, records)):
+    if source is not None and not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in records):
         raise ValueError(
             "args must hold the records in one data source or in arrays, got both: let the source"
             " return all fields of a record"
@@ -143,7 +143,8 @@ def split_model_args(
 
     # Arrays of JAX, and what a program is compiled for.
     records, arrays = jax.tree.map(
-        lambda leaf: leaf if _is_shape(leaf) else jnp.asarray(leaf), (records, arrays)
+        lambda leaf: leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf),
+        (records, arrays),
     )
     spec = ModelArgsSpec(
         treedef,
@@ -201,10 +202,6 @@ def _is_source_of(leaf: object, num_examples: int) -> bool:
     return not is_array and is_source(leaf) and len(leaf) == num_examples
 
 
-def _is_shape(leaf: object) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _is_split(node: object) -> bool:
     return isinstance(node, SplitRecords)
 
@@ -215,7 +212,7 @@ def _kind(leaf: Any, num_examples: int) -> str:
         check(one, "args", type(leaf.arrays), "one array of SplitRecords each, as records['x']")
         check(len(leaf) == num_examples, "args", len(leaf), f"of {num_examples} records in all")
         return "record"
-    if _is_shape(leaf):
+    if isinstance(leaf, jax.ShapeDtypeStruct):
         return "record"
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic) or isinstance(leaf, str | bytes):
         return "static"

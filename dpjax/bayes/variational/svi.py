@@ -163,12 +163,10 @@ class DPSVI:
     so do modules of `numpyro.contrib.module` without mutable state, and ``obs_mask`` with a guide
     that samples the unobserved values under the plate.
 
-    **Intervals of the guide leave the noise out.** Its scales approximate the posterior of the
-    data, and include neither the noise of the gradients, nor the bias of clipping, nor what too few
-    noisy steps leave untrained. At a nominal 90 % and epsilon = 1 intervals covered 15 to 44 % of
-    the true values in single runs of hierarchical and horseshoe models (these causes mixed), and
-    97 % in a logistic regression. Check the coverage of model, clip bound and steps on simulated
-    data; `dpjax.bayes.regression` and `dpjax.bayes.conjugate` include the noise.
+    **Intervals of the guide leave the noise out**, the bias of clipping, and what too few noisy
+    steps leave untrained: at epsilon = 1 nominal 90 % intervals covered 15 to 97 % of the true
+    values (see the guide to private inference). Check the coverage of model, clip bound and steps
+    on simulated data; `dpjax.bayes.regression` and `dpjax.bayes.conjugate` include the noise.
 
     Args:
       model: as numpyro's.
@@ -355,8 +353,8 @@ class DPSVI:
     ) -> Any:
         """Returns the clipped gradient sum of one batch, without noise: **private**.
 
-        For records that several holders keep (`dpjax.federated`): each has a `DPSVI` over its own
-        records, of the same rate, and the same state, whose key for the guide is public then.
+        For records of several holders (`dpjax.federated`): each has a `DPSVI` over its own records,
+        of the same rate, and the same state, whose key for the guide is public then.
 
         Args:
           rng_key: a JAX key for the batch, the holder's secret and a new one in each step.

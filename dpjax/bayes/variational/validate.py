@@ -194,16 +194,7 @@ def _check_not_mutable(sites: Trace, owner: str) -> None:
 
 
 def check_terms(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> None:
-    """Refuses models and guides in which a record affects more than its own clipped term.
-
-    Args:
-      terms: of the negative ELBO.
-      params: unconstrained parameters.
-      model_args: of model and guide.
-
-    Raises:
-      ValueError: naming the site, and what is allowed.
-    """
+    """Refuses models and guides in which a record affects more than its own clipped term."""
     # Parameters must not belong to records, nor be fitted to them.
     _check_guide_class(terms.guide)
     num_traced = model_args.spec.num_traced  # the parameters were initialised on so many
@@ -221,7 +212,14 @@ def check_terms(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> None
     jax.eval_shape(check_sites, params, model_args.arrays)
     _check_constants(terms, params, model_args)
     _check_dependence(terms, params, model_args)
-    check_independence(terms, params, model_args)
+
+    # A record's log-density must not depend on other records, at perturbed parameters: many start
+    # at zero, where nothing is mixed.
+    flat, unravel = ravel_pytree(params)
+    noise = jax.random.normal(jax.random.key(1), flat.shape, flat.dtype)
+    values = terms.constrain(unravel(flat + 0.1 * noise)) if params else {}
+    check_program(terms.model, initial_value, terms.plate, values, model_args)
+    check_program(terms.guide, lambda _: None, terms.plate, values, model_args)
 
 
 def _check_sites(terms: ELBOTerms, params: Values, arrays: Leaves) -> None:
@@ -395,12 +393,7 @@ def _check_dependence(terms: ELBOTerms, params: Values, model_args: ModelArgs) -
 
 
 class LocalSites(NamedTuple):
-    """Sample sites under the plate over the records, by name, the records' axis first.
-
-    Attributes:
-      latents: values of the latent variables.
-      log_probs: log-densities of all sites.
-    """
+    """Values and log-densities of the sites under the plate, by name, the records' axis first."""
 
     latents: dict[str, jax.Array]
     log_probs: dict[str, jax.Array]
@@ -418,24 +411,6 @@ def explain_failure(count: int) -> Iterator[None]:
         ) from error
 
 
-def check_independence(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> None:
-    """Refuses models and guides in which a record's log-density depends on other records.
-
-    Args:
-      terms: model and guide.
-      params: unconstrained parameters; they are perturbed, as many start at zero.
-      model_args: of model and guide; of the records shapes and dtypes are used.
-
-    Raises:
-      ValueError: naming the site and what is allowed.
-    """
-    flat, unravel = ravel_pytree(params)
-    noise = jax.random.normal(jax.random.key(1), flat.shape, flat.dtype)
-    values = terms.constrain(unravel(flat + 0.1 * noise)) if params else {}
-    check_program(terms.model, initial_value, terms.plate, values, model_args)
-    check_program(terms.guide, lambda _: None, terms.plate, values, model_args)
-
-
 def check_program(
     program: Callable[..., object],
     fill: Callable[[Site], jax.Array | None],
@@ -443,14 +418,14 @@ def check_program(
     values: Values,
     model_args: ModelArgs,
 ) -> None:
-    """Tests model or guide on each kind of synthetic records; see `check_independence`.
+    """Refuses a model or guide in which a record's log-density depends on other records.
 
     ``fill(site)`` returns the value of a latent variable, or None to sample it; ``values`` are
     those of param sites.
 
-    Replacing half of the records must leave the log-densities of the others as they are (in one
-    compiled program, so rounding is the same); and a record by itself must have the log-densities
-    that it has among the others (up to rounding).
+    On each kind of synthetic records, replacing half of them must leave the log-densities of the
+    others as they are (in one compiled program, so rounding is the same); and a record by itself
+    must have the log-densities that it has among the others (up to rounding).
     """
     # As many records as are needed, or as fit into memory.
     spec, arrays = model_args.spec, model_args.arrays
