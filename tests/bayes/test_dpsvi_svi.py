@@ -64,13 +64,6 @@ def test_posterior_samples_are_of_their_arguments_whatever_was_called_since():
     np.testing.assert_allclose(far["mean"], samples["mean"] + 100, rtol=1e-5)
 
 
-@pytest.mark.parametrize("args", [(X,), (X, Y)])
-def test_run_refuses_numpyros_number_of_steps(args):
-    """As the first of two arguments the model reads its shape; of three there is one too many."""
-    with pytest.raises(ValueError, match=r"got 200 first.*\*args, num_steps=200\) here"):
-        private().run(KEY, 200, *args)
-
-
 @pytest.mark.slow
 def test_a_run_is_its_updates(fitted):
     svi, result = fitted
