@@ -835,7 +835,7 @@ NOT_CALLED: dict[str, str] = {
         ]
     },
     **{
-        f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_checks.py"
+        f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_validate.py"
         for name in ["DPSVI", "DPSVI.init", "DPSVI.run"]
     },
     "federated.svi_training": "with a DPSVI",

@@ -1,4 +1,4 @@
-"""Clipping in the latent variables is clipping in the guide's parameters, with fewer numbers."""
+"""One record changes the sum by at most the bound, whether latents or parameters are clipped."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +11,11 @@ from dpsvi_cases import (
     FULL_RANK,
     MIXED,
     RECORDS,
+    X,
+    Y,
     flat,
+    logistic,
+    logistic_guide,
     mixture,
     private,
 )
@@ -31,52 +35,45 @@ from dpjax.bayes.variational.step import (
     parameter_space,
 )
 from dpjax.gradients import clipped_grad
+from dpjax.sampling import PoissonSampling
 
 KEY = jax.random.key(2)
+CLIP = 0.5
 MASK = np.arange(RECORDS) % 3 > 0
-LOW_RANK = AutoLowRankMultivariateNormal(mixture)
-GUIDES = {"full rank": FULL_RANK, "low rank": LOW_RANK}
-with_each = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
+EVERYONE = np.ones(RECORDS, bool)
+# Clipped in the parameters, and in the latent variables.
+CASES = {
+    "by hand": (logistic, logistic_guide, (X, Y)),
+    "full rank": (mixture, FULL_RANK, (MIXED,)),
+    "low rank": (mixture, AutoLowRankMultivariateNormal(mixture), (MIXED,)),
+}
+with_each = pytest.mark.parametrize("name", CASES)
 
 
 @cache
-def started(guide):
+def started(name):
     """The terms of the ELBO, and parameters away from where the guide starts."""
-    svi = private(mixture, guide)
-    state = svi.init(KEY, MIXED)
+    model, guide, records = CASES[name]
+    svi = private(model, guide)
+    state = svi.init(KEY, *records)
     start = svi.optim.get_params(state.optim_state)
     shifted = {name: np.array(leaf) for name, leaf in start.items()}
     for leaf in shifted.values():
         leaf += 1 + np.cos(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape)
-    return svi._step_of(state, (MIXED,), {})[0].terms, shifted
+    return svi._step_of(state, records, {})[0].terms, shifted
 
 
-@cache
-def sums(guide):
-    """Clipped sums ``f(x, mask, l2_clip)`` in few numbers and in many."""
-    started(guide)  # outside of jit: a guide keeps what it makes
-    return [jax.jit(partial(_sum, choose, guide)) for choose in (in_few, in_many)]
+def chosen_space(terms, params):
+    return choose_clipping_space(terms, 1.0, params, [], KEY)
 
 
-def in_few(terms, params):
-    space = choose_clipping_space(terms, 1.0, params, [], KEY)
-    assert space.point.shape == (3,)
-    return space
-
-
-def in_many(terms, params):
+def in_parameters(terms, params):
     return parameter_space(terms, params, [], KEY)
-
-
-def _sum(choose, guide, x, mask, l2_clip):
-    space = choose(*started(guide))
-    summed, info = clipped_grad(space.loss, l2_clip)(space.point, with_positions([x]), mask)
-    return space.to_params(summed), info
 
 
 def without_lengths(terms, params):
     """Broken: clips the gradient in the latent variables themselves."""
-    space = in_few(terms, params)
+    space = chosen_space(terms, params)
     lengths = 1 / space.to_params(jnp.ones_like(space.point))["auto_loc"]
     return ClippingSpace(
         lambda point, example: space.loss(point / lengths, example),
@@ -85,16 +82,90 @@ def without_lengths(terms, params):
     )
 
 
-BROKEN = jax.jit(partial(_sum, without_lengths, FULL_RANK))
+@cache
+def sums(name, choose=chosen_space):
+    """``f(records, mask, l2_clip)``: the clipped sum before any noise, and its info."""
+    terms, params = started(name)  # outside of jit: a guide keeps what it makes
+
+    def clipped_sum(records, mask, l2_clip):
+        space = choose(terms, params)
+        summed, info = clipped_grad(space.loss, l2_clip)(space.point, with_positions(records), mask)
+        return space.to_params(summed), info
+
+    return jax.jit(clipped_sum)
+
+
+def sum_with(name, record, choose=chosen_space):
+    """The sum with ``record`` in the place of record 5; without record 5 where it is None."""
+    records, mask = [leaf.copy() for leaf in CASES[name][2]], EVERYONE.copy()
+    mask[5] = record is not None
+    for leaf, value in zip(records, record or (), strict=False):
+        leaf[5] = value
+    return flat(sums(name, choose)(records, mask, CLIP)[0])
+
+
+def change(name, record, choose=chosen_space):
+    """How far one record changes the sum."""
+    return np.linalg.norm(sum_with(name, record, choose) - sum_with(name, None, choose))
+
+
+FAR = {"by hand": ([50.0, -50.0, 50.0], 0.0), "full rank": (50.0,), "low rank": (50.0,)}
+NUMBER = st.floats(-1e4, 1e4, width=32)
+RECORD = {
+    "by hand": st.tuples(st.lists(NUMBER, min_size=3, max_size=3), st.sampled_from([0.0, 1.0])),
+    "full rank": st.tuples(NUMBER),
+    "low rank": st.tuples(NUMBER),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["by hand", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
+)
+def test_a_record_changes_the_sum_by_at_most_the_bound(name):
+    @settings(max_examples=25)
+    @given(RECORD[name])
+    def check(record):
+        assert change(name, record) <= CLIP * (1 + 1e-4)
+
+    check()
+
+
+@with_each
+def test_the_bound_is_reached(name):
+    assert change(name, FAR[name]) == pytest.approx(CLIP, rel=1e-4)
+
+
+def test_the_bound_is_passed_where_lengths_are_left_out():
+    assert change("full rank", FAR["full rank"], without_lengths) > CLIP * (1 + 1e-2)
+
+
+def test_a_replaced_record_changes_the_sum_by_two_bounds():
+    """Both labels of a record are clipped, in opposite directions."""
+    one, other = (sum_with("by hand", ([3.0, -3.0, 3.0], label)) for label in (0.0, 1.0))
+    sampling = PoissonSampling(RECORDS, 0.1)
+    stated = {
+        adjacency: private(sampling=sampling, l2_clip=CLIP, adjacency=adjacency).mechanism
+        for adjacency in ("replace_one", "add_remove")
+    }
+    changed = np.linalg.norm(one - other)
+    assert changed == pytest.approx(stated["replace_one"].sensitivity, rel=1e-3)
+    assert changed > 1.9 * stated["add_remove"].sensitivity  # power
+
+
+def test_a_record_that_is_not_finite_and_an_empty_batch_count_for_nothing():
+    nan = ([np.nan, 1.0, 1.0], 0.0)
+    np.testing.assert_array_equal(sum_with("by hand", nan), sum_with("by hand", None))
+    assert not flat(sums("by hand")([X, Y], ~EVERYONE, CLIP)[0]).any()
 
 
 @pytest.mark.slow
-@with_each
+@pytest.mark.parametrize("name", ["full rank", "low rank"])
 @pytest.mark.parametrize("l2_clip", [0.5, 1e6])
-def test_it_is_the_sum_of_gradients_formed_and_clipped_in_the_parameters(guide, l2_clip):
+def test_the_sum_is_that_of_gradients_formed_and_clipped_in_the_parameters(name, l2_clip):
     x = MIXED.copy()
     x[1], x[3] = np.nan, np.nan  # one that counts, one that is masked out
-    few, many = (f(x, MASK, l2_clip) for f in sums(guide))
+    assert chosen_space(*started(name)).point.shape == (3,)
+    few, many = (sums(name, space)([x], MASK, l2_clip) for space in (chosen_space, in_parameters))
     close = partial(np.testing.assert_allclose, rtol=1e-4)
     assert jax.tree.structure(few) == jax.tree.structure(many)
     close(flat(few[0]), flat(many[0]), atol=1e-5 * np.abs(flat(many[0])).max())
@@ -103,34 +174,8 @@ def test_it_is_the_sum_of_gradients_formed_and_clipped_in_the_parameters(guide, 
     assert int(few[1].num_nonfinite) == int(many[1].num_nonfinite) == 1
     binding = np.mean(many[1].norms[MASK] > l2_clip)
     assert binding == 0 if l2_clip > 1 else 0.2 < binding < 1
-    if guide is FULL_RANK:
-        norms = BROKEN(x, MASK, l2_clip)[1].norms
-        assert not np.allclose(norms, many[1].norms, rtol=1e-2, equal_nan=True)  # power
-
-
-def moved(clipped_sum, record):
-    """How far record 5 moves the sum."""
-    x, everyone, without = MIXED.copy(), np.ones(RECORDS, bool), np.ones(RECORDS, bool)
-    x[5], without[5] = record, False
-    first, second = (flat(clipped_sum(x, mask, 0.5)[0]) for mask in (everyone, without))
-    return np.linalg.norm(first - second)
-
-
-@pytest.mark.slow
-@with_each
-@settings(max_examples=25)
-@given(record=st.floats(-1e4, 1e4, width=32))
-def test_a_record_moves_the_sum_by_at_most_the_bound(guide, record):
-    assert moved(sums(guide)[0], record) <= 0.5 * (1 + 1e-4)
-
-
-@with_each
-def test_the_bound_is_reached(guide):
-    assert moved(sums(guide)[0], 50.0) == pytest.approx(0.5, rel=1e-4)
-
-
-def test_the_bound_is_passed_where_lengths_are_left_out():
-    assert moved(BROKEN, 50.0) > 0.5 * (1 + 1e-2)
+    norms = sums(name, without_lengths)([x], MASK, l2_clip)[1].norms
+    assert not np.allclose(norms, many[1].norms, rtol=1e-2, equal_nan=True)  # power
 
 
 class Subclass(AutoMultivariateNormal):
@@ -138,7 +183,7 @@ class Subclass(AutoMultivariateNormal):
 
 
 def test_everything_else_is_clipped_in_the_parameters():
-    terms, params = started(FULL_RANK)
+    terms, params = started("full rank")
     groups = {"auto_loc": 1.0, "auto_scale_tril": 1.0}
     of_the_model = {**params, "slope": np.ones(())}
     cases = [

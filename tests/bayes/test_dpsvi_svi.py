@@ -15,8 +15,10 @@ from dpsvi_cases import (
     X,
     Y,
     flat,
+    logistic,
     private,
 )
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from dpjax.bayes.variational import to_arviz
 from dpjax.bayes.variational.model_args import with_positions
@@ -188,3 +190,31 @@ def test_an_amortised_guide_finds_the_exact_posterior():
     assert params["slope"] == pytest.approx(0.5, abs=0.1)
     assert params["local_scale"] == pytest.approx(np.sqrt(0.5), abs=0.1)
     assert set(result.posterior_samples(KEY, 5)) == {"mean"}
+
+
+def test_starting_values_are_no_function_of_the_records():
+    svi = private(logistic, AutoMultivariateNormal(logistic))
+    other = private(logistic, AutoMultivariateNormal(logistic))
+    states = svi.init(KEY, X, Y), other.init(KEY, np.nan * X, 1 - Y)
+    params = [flat(svi.optim.get_params(state.optim_state)) for state in states]
+    np.testing.assert_array_equal(*params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0.85, 1.0), (1000.0, 0.2, 0.8)])
+def test_too_much_noise_destroys_what_is_learned(noise, low, high):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(500, 10)).astype(np.float32)
+    y = (x.sum(1) > 0).astype(np.float32)
+    svi = private(
+        optim=optax.adam(0.05),
+        sampling=PoissonSampling(500, 0.2),
+        num_steps=200,
+        l2_clip=1.0,
+        noise_multiplier=noise,
+    )
+    accuracies = []
+    for seed in range(5):
+        params = svi.run(jax.random.key(seed), x, y, progress_bar=False).params
+        accuracies.append(((x @ params["loc"] > 0) == y).mean())
+    assert low <= np.mean(accuracies) <= high
