@@ -43,10 +43,10 @@ class ELBOTerms:
       spec: of the arguments of model and guide.
     """
 
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
+    model: Callable[..., object]
+    guide: Callable[..., object]
     loss: ELBO
-    constrain: Callable[[Any], dict[str, Any]]
+    constrain: Callable[[Any], Values]
     plate: str
     spec: ModelArgsSpec
 
@@ -172,7 +172,11 @@ def trace_guide(
 
 
 def _trace(
-    terms: ELBOTerms, program: Callable[..., Any], params: Values, records: Leaves, arrays: Leaves
+    terms: ELBOTerms,
+    program: Callable[..., object],
+    params: Values,
+    records: Leaves,
+    arrays: Leaves,
 ) -> Trace:
     args, kwargs = terms.spec.to_args(records, arrays)
     values = terms.constrain(params)
@@ -190,7 +194,7 @@ class ResizePlate(Messenger):
     Local latent variables are drawn from ``key``, whatever is drawn outside of the plate.
     """
 
-    def __init__(self, fn: Callable[..., Any], plate: str, count: int, key: PRNGKey) -> None:
+    def __init__(self, fn: Callable[..., object], plate: str, count: int, key: PRNGKey) -> None:
         super().__init__(fn)
         self.plate, self.count, self.key = plate, count, key
 

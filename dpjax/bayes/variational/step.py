@@ -246,7 +246,7 @@ def choose_clipping_space(
     lengths, values = jnp.sqrt(squares), terms.constrain(params)
 
     # The loss at u_0 + sqrt(k) phi, and the way back by J^T / sqrt(k).
-    def constrain(phi: jax.Array) -> dict[str, Any]:
+    def constrain(phi: jax.Array) -> dict[str, ArrayTree]:
         # Copies: inside shard_map arrays from outside have the type of another mesh.
         return {**jax.tree.map(jnp.copy, values), name: start + lengths * phi}
 
@@ -280,11 +280,11 @@ class ClippingReport(NamedTuple):
     """
 
     share_clipped: jax.Array
-    clipped: Any
-    unclipped: Any
+    clipped: ArrayTree
+    unclipped: ArrayTree
 
     @property
-    def bias(self) -> Any:
+    def bias(self) -> ArrayTree:
         """Clipped minus unclipped mean gradient, a tree like the parameters."""
         return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
 

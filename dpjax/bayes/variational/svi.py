@@ -1,6 +1,6 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from dpjax._hashing import hash_arrays
 from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.model_args import (
+    ArgsAndKwargs,
     ModelArgs,
     PositionedSource,
     StepData,
@@ -226,14 +227,14 @@ class DPSVI:
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
+        model: Callable[..., object],
+        guide: Callable[..., object],
         optim: Optimizer | optax.GradientTransformation,
         loss: ELBO | None = None,
         *,
         mechanism: SubsampledGaussian,
         sharding: MeshSharding | None = None,
-        **static_kwargs: Any,
+        **static_kwargs: object,
     ) -> None:
         loss = Trace_ELBO() if loss is None else loss
         check_loss(loss)
@@ -245,7 +246,7 @@ class DPSVI:
         self.model, self.guide, self.loss = model, guide, loss
         self.optim: Optimizer = self._svi.optim
         # By structure and shapes of arguments and parameters.
-        self._steps: dict[tuple[Any, ...], VariationalStep] = {}
+        self._steps: dict[tuple[Hashable, ...], VariationalStep] = {}
 
     def with_num_examples(self, num_examples: int) -> "DPSVI":
         """Returns the same inference over another number of records, drawn at the same rate.
@@ -271,7 +272,7 @@ class DPSVI:
         )
 
     def init(
-        self, rng_key: PRNGKey, *args: Any, init_params: Values | None = None, **kwargs: Any
+        self, rng_key: PRNGKey, *args: object, init_params: Values | None = None, **kwargs: object
     ) -> DPSVIState:
         """Returns the initial state; refuses models and guides that DP-VI cannot handle.
 
@@ -311,7 +312,7 @@ class DPSVI:
         return state if self.sharding is None else place_state(state, self.optim, self.sharding)
 
     def update(
-        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> tuple[DPSVIState, jax.Array]:
         """Makes one step; the batch is drawn here, so ``args`` are the whole data set.
 
@@ -331,7 +332,7 @@ class DPSVI:
         return state, loss
 
     def update_with_info(
-        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> tuple[DPSVIState, StepInfo]:
         """Makes one step as `update`, and returns the drawn records' norms and losses.
 
@@ -349,8 +350,8 @@ class DPSVI:
         return state, info
 
     def clipped_sum(
-        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: object, **kwargs: object
+    ) -> Values:
         """Returns the clipped gradient sum of one batch, without noise: **private**.
 
         For records of several holders (`dpjax.federated`): each has a `DPSVI` over its own records,
@@ -373,7 +374,7 @@ class DPSVI:
         return step.jit_clipped_sum(svi_state, as_key(rng_key), data)
 
     def update_from_sum(
-        self, svi_state: DPSVIState, noisy_sum: Any, *args: Any, **kwargs: Any
+        self, svi_state: DPSVIState, noisy_sum: Values, *args: object, **kwargs: object
     ) -> DPSVIState:
         """Updates the parameters by a noisy sum of clipped gradients, which is post-processing.
 
@@ -396,13 +397,13 @@ class DPSVI:
     def run(
         self,
         rng_key: PRNGKey,
-        *args: Any,
+        *args: object,
         num_steps: int | None = None,
         progress_bar: bool = True,
         init_state: DPSVIState | None = None,
         init_params: Values | None = None,
         checkpoint_dir: str | Path | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> DPSVIResult:
         """Makes many steps in one loop on the device, compiled once for all runs of the same shape.
 
@@ -499,7 +500,7 @@ class DPSVI:
             raise ValueError("init must be called first: it finds the parameters' constraints")
         return self._svi.get_params(svi_state)
 
-    def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> jax.Array:
+    def evaluate(self, svi_state: DPSVIState, *args: object, **kwargs: object) -> jax.Array:
         """Returns the negative ELBO on all records, as numpyro computes it.
 
         Args:
@@ -518,8 +519,8 @@ class DPSVI:
         rng_key: PRNGKey,
         params: DPSVIState | Values,
         num_samples: int,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> dict[str, jax.Array]:
         """Draws the global latent variables from the guide: postprocessing, at no privacy cost.
 
@@ -545,8 +546,8 @@ class DPSVI:
         rng_key: PRNGKey,
         params: DPSVIState | Values,
         num_samples: int,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> dict[str, jax.Array]:
         """Draws from the posterior predictive at public inputs: postprocessing, at no privacy cost.
 
@@ -575,7 +576,7 @@ class DPSVI:
         return draw(rng_key, *args, **kwargs)
 
     def clipping_report(
-        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self, rng_key: PRNGKey, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> ClippingReport:
         """Returns the bias that clipping adds to the mean gradient of all records.
 
@@ -597,11 +598,11 @@ class DPSVI:
         means = map(space.to_params, (report.clipped, report.unclipped))
         return ClippingReport(report.share_clipped, *means)
 
-    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelArgs:
+    def _split(self, args: Sequence[object], kwargs: Mapping[str, object]) -> ModelArgs:
         num_examples = self.mechanism.sampling.num_examples
         return split_model_args(args, {**kwargs, **self.static_kwargs}, num_examples)
 
-    def _whole_arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _whole_arrays(self, args: Sequence[object], kwargs: Mapping[str, object]) -> ArgsAndKwargs:
         num_examples = self.mechanism.sampling.num_examples
         return whole_arrays(args, {**kwargs, **self.static_kwargs}, num_examples)
 
@@ -637,7 +638,7 @@ class DPSVI:
         return self._steps[kind]
 
     def _step_of(
-        self, state: DPSVIState, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, state: DPSVIState, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[VariationalStep, StepData]:
         """The step from a state on arguments in arrays, and what it is given of them."""
         model_args = self._split(args, kwargs)
