@@ -838,6 +838,7 @@ NOT_CALLED: dict[str, str] = {
         f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_validate.py"
         for name in ["DPSVI", "DPSVI.init", "DPSVI.run"]
     },
+    "bayes.variational.DPSVIResult.posterior_samples": "of a run",
     "federated.svi_training": "with a DPSVI",
     **dict.fromkeys(
         [

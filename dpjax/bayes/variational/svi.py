@@ -686,7 +686,7 @@ class ModelData(TrainingData):
         return state, ((jax.tree.leaves(records), positions), self.model_args.arrays)
 
     def compile(
-        self, update: Update, state: DPSVIState, max_steps: int, every: int = 1
+        self, update: Update, state: DPSVIState, max_steps: int, *, every: int = 1
     ) -> BoundChunk:
         # Of a source the drawn records, in a buffer.
         if isinstance(self.records, Stream):
@@ -696,7 +696,7 @@ class ModelData(TrainingData):
                 data = (jax.tree.leaves(records), positions), self.model_args.arrays
                 return update(state, data)
 
-            return self.records.compile(on_buffer, state, max_steps, every)
+            return self.records.compile(on_buffer, state, max_steps, every=every)
 
         # One program for all runs on arrays of these shapes.
         data = self.model_args.step_data()
