@@ -11,6 +11,9 @@ import numpy.typing as npt
 # One typed JAX key.
 PRNGKey: TypeAlias = jax.Array
 
+# Any tree of arrays, of a structure that type checkers cannot follow.
+PyTree: TypeAlias = Any
+
 # loss_fn(params, example) or loss_fn(params, example, key): the loss of one example, a scalar.
 LossFn: TypeAlias = Callable[..., jax.Array]
 

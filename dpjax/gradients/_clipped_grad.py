@@ -20,8 +20,14 @@ from dpjax.gradients.clipping import (
     total_l2_clip,
     weighted_sum,
 )
-from dpjax.gradients.loss_checks import check_local, check_loss, check_params
-from dpjax.gradients.losses import LossInput, split_params, with_keys
+from dpjax.gradients.loss_checks import (
+    LossInput,
+    check_local,
+    check_loss,
+    check_params,
+    split_params,
+    with_keys,
+)
 from dpjax.gradients.microbatching import (
     fitting_microbatch_size,
     isolate_nonfinite,
@@ -187,10 +193,10 @@ def sum_by_vmap(
     def compute(params: ArrayTree, batch: ArrayTree, mask: jax.Array) -> ClippedSum:
         # Every per-example gradient, and its norm.
         losses, grads = jax.vmap(value_and_grad, in_axes=(None, 0))(params, batch)
+        usable = mask & jnp.isfinite(losses)
         squares = jax.tree.map(squared_norms, grads)
 
         # Clip factors, and the sum weighted by them.
-        usable = mask & jnp.isfinite(losses)
         factors, norms, finite = clip_factors(squares, l2_clip, usable, num_terms)
         summed = jax.tree.map(lambda f, g: weighted_sum(f, finite, g), factors, grads)
         return summed, clipped_grad_info(norms, losses, mask, finite)

@@ -1,4 +1,6 @@
-"""Rejects losses that mix examples: batch normalisation, collectives, callbacks on whole batches.
+"""Losses as functions of parameters and one example; those that mix examples are rejected.
+
+What is rejected: batch normalisation, collectives, callbacks on whole batches.
 
 Differential privacy requires that an example's gradient depends on that example alone. A loss is
 called on one example at a time, so batch normalisation would subtract the example from itself, and
@@ -16,18 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.interpreters import batching
 
-from dpjax._checks import check, check_arrays
+from dpjax._checks import as_key, check, check_arrays, check_function, is_traced
 from dpjax._jaxprs import bodies_of, equations_at_any_depth
-from dpjax._typing import ArrayTree, LossFn
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.gradients.shard_map import one_example
-from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
 
 # Primitives that name a mesh axis without communication.
 _LOCAL = frozenset({"axis_index", "pvary"})
@@ -43,6 +44,107 @@ _ENTRYWISE = frozenset(
 # Callbacks act on one example at a time by these methods; None is an error under ``vmap``.
 _SEQUENTIAL = (None, "sequential", "sequential_unrolled")
 _NUM_SYNTHETIC = 16
+# Float entries inside (0, 1), close together, heavy-tailed, and whole numbers: most functions of
+# an example are finite on one of these at least. Integers: from the first number up to the second.
+_FLOATS: tuple[Callable[..., jax.Array], ...] = (
+    lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, 0.05, 0.95),
+    lambda key, shape, dtype: 0.5 + 0.01 * jax.random.normal(key, shape, dtype),
+    lambda key, shape, dtype: jax.random.t(key, 1.0, shape, dtype),
+    lambda key, shape, dtype: jax.random.randint(key, shape, 0, 4).astype(dtype),
+)
+_INTEGERS = ((0, 2), (1, 4), (0, 100), (0, 10))
+_RANDOM = (
+    "loss_fn draws from the module's own random streams, whose state is the same for every example:"
+    " pass key= (in train and private_step loss_takes_key=True), with which the streams of each"
+    " example are seeded, and a loss_fn of params, example and key"
+)
+
+
+class LossInput(NamedTuple):
+    """How a loss is called (static under ``jit``).
+
+    Attributes:
+      graphdef: of the nnx module; ``None`` if the parameters are a plain tree.
+      keyed: whether each example has a key.
+    """
+
+    graphdef: Any
+    keyed: bool
+
+    def bind(self, loss_fn: LossFn, constants: ArrayTree) -> LossFn:
+        """Returns the loss as a function of trained parameters and one example (with its key)."""
+        check_function("loss_fn", loss_fn, "params", "example", *(["key"] if self.keyed else []))
+
+        def loss(params: ArrayTree, example: Any) -> jax.Array:
+            inputs = example if self.keyed else (example,)
+            if self.graphdef is None:
+                return loss_fn(params, *inputs)
+            return _loss_of_module(loss_fn, self.graphdef, params, constants, *inputs)
+
+        return loss
+
+
+def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any, Any]:
+    """Splits an nnx module into trained parameters and constants; other trees are all trained.
+
+    flax is not imported here: if it is not imported yet, ``params`` is no module.
+
+    Args:
+      params: a tree, or an nnx module.
+      wrt: a filter for the variables of the module that are trained; ``None`` for ``nnx.Param``.
+      keyed: whether each example has a key.
+
+    Returns:
+      How the loss is called, the trained parameters, and the constants.
+
+    Raises:
+      ValueError: ``wrt`` is given for a tree.
+    """
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(params, nnx.Module):
+        if wrt is not None:
+            raise ValueError(
+                f"wrt is a filter for the variables of an nnx.Module, got {wrt!r} with params of"
+                f" type {type(params).__name__}"
+            )
+        return LossInput(None, keyed), params, ()
+    graphdef, trained, constants = nnx.split(params, nnx.Param if wrt is None else wrt, ...)
+    return LossInput(graphdef, keyed), trained, constants
+
+
+def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax.Array]:
+    """Returns ``(batch, keys)`` with a key for each slot: ``fold_in(key, slot)``, or as given."""
+    several = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if several and key.shape == (size,):
+        return batch, key
+    return batch, jax.vmap(jax.random.fold_in, (None, 0))(as_key(key), jnp.arange(size))
+
+
+def _loss_of_module(
+    loss_fn: LossFn,
+    graphdef: Any,
+    params: ArrayTree,
+    constants: ArrayTree,
+    example: ArrayTree,
+    key: PRNGKey | None = None,
+) -> jax.Array:
+    """The loss of a copy of the module, so that changes of its state are discarded."""
+    from flax import nnx
+
+    model = nnx.merge(graphdef, params, constants, copy=True)
+    streams = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.RngStream)]
+    if key is not None:
+        for number, stream in enumerate(streams):
+            stream.key.set_value(jax.random.fold_in(key, number))
+            stream.count.set_value(jnp.zeros_like(stream.count.get_value()))
+        return loss_fn(model, example, key)
+    counts = [stream.count.get_value() for stream in streams]
+    loss = loss_fn(model, example)
+    if any(
+        stream.count.get_value() is not count for stream, count in zip(streams, counts, strict=True)
+    ):
+        raise ValueError(_RANDOM)
+    return loss
 
 
 def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
@@ -331,3 +433,78 @@ def _over_a_batch_of_one(equation: JaxprEqn) -> bool:
     operand: Any = equation.invars[0].aval
     axes = equation.params["axes"]
     return len(axes) < operand.ndim and (not axes or (0 in axes and operand.shape[0] == 1))
+
+
+# Synthetic examples. They come from fixed keys, and of the data only shapes and dtypes are used, so
+# that a refusal is no function of the data.
+
+
+def synthetic_batches(
+    batch: Any, count: int
+) -> Iterator[tuple[Any, Any, Callable[[jax.Array, jax.Array], jax.Array]]]:
+    """Two batches of ``count`` examples of each kind, and ``half(first, second)`` of two arrays.
+
+    ``half`` takes the rows of a random half of the examples from its first argument, and the others
+    from its second.
+    """
+    leaves, treedef = jax.tree.flatten(batch)
+    for kind in range(len(_FLOATS)):
+        first, second = (
+            jax.tree.unflatten(treedef, _draw(leaves, count, kind, number)) for number in range(2)
+        )
+        order = jax.random.permutation(jax.random.key(kind), count)
+
+        def half(first: jax.Array, second: jax.Array, order: jax.Array = order) -> jax.Array:
+            is_first = (order < count // 2).reshape(-1, *[1] * (first.ndim - 1))
+            return jnp.where(is_first, first, second)
+
+        yield first, second, half
+
+
+def _draw(leaves: Sequence[Any], count: int, kind: int, number: int) -> list[jax.Array]:
+    """``count`` examples with the dtypes and shapes of one example, drawn from fixed keys."""
+    drawn = []
+    for position, leaf in enumerate(leaves):
+        shape, dtype = (count, *leaf.shape[1:]), leaf.dtype
+        key = jax.random.fold_in(jax.random.key(2 * kind + number), position)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            drawn.append(jax.random.split(key, shape))
+        elif jnp.issubdtype(dtype, jnp.bool_):
+            drawn.append(jax.random.bernoulli(key, 0.5, shape))
+        elif jnp.issubdtype(dtype, jnp.floating):
+            drawn.append(_FLOATS[kind](key, shape, dtype))
+        else:
+            drawn.append(jax.random.randint(key, shape, *_INTEGERS[kind]).astype(dtype))
+    return drawn
+
+
+def is_unchanged(before: jax.Array, after: jax.Array) -> bool:
+    """Whether equal up to the rounding of devices without a fixed order of summation.
+
+    True too where a traced value leaves it unknown.
+    """
+    return _holds(partial(jnp.allclose, rtol=1e-6, atol=0, equal_nan=True), before, after)
+
+
+def is_close(a: jax.Array, b: jax.Array) -> bool:
+    """Whether equal up to rounding in a computation of another shape, where both are finite.
+
+    True too where a traced value leaves it unknown.
+    """
+    return _holds(_is_close, a, b)
+
+
+def _is_close(a: jax.Array, b: jax.Array) -> jax.Array:
+    finite = jnp.isfinite(a) & jnp.isfinite(b)
+    count = jnp.maximum(1, jnp.sum(finite, dtype=a.dtype))
+    size = jnp.abs(a) + jnp.sum(jnp.where(finite, jnp.abs(a), 0)) / count
+    return jnp.all(~finite | (jnp.abs(a - b) <= 0.01 * size))
+
+
+def _holds(
+    condition: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array
+) -> bool:
+    if a.shape != b.shape:
+        return False
+    result = condition(a, b)
+    return is_traced(result) or bool(result)

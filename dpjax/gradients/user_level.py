@@ -25,7 +25,7 @@ from dpjax._checks import (
     check_unmasked,
 )
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax.gradients.losses import split_params, with_keys
+from dpjax.gradients.loss_checks import split_params, with_keys
 
 
 class UnitRecords(NamedTuple):

@@ -19,8 +19,7 @@ from dpjax._checks import (
     check_type,
 )
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax.gradients.loss_checks import check_params
-from dpjax.gradients.losses import split_params
+from dpjax.gradients.loss_checks import check_params, split_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo

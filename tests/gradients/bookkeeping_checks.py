@@ -10,7 +10,7 @@ from zoo import compiler_options
 
 import dpjax
 from dpjax.gradients._clipped_grad import sum_by_vmap
-from dpjax.gradients.bookkeeping import explain, loss_jaxpr, routes
+from dpjax.gradients.bookkeeping import explain, routes
 
 # Compiling is what takes the time, not running.
 _OPTIONS = {"xla_backend_optimization_level": 0}
@@ -35,12 +35,12 @@ def preferring(route):
 @contextmanager
 def storing(part_size):
     """Inside, layers under remat store all values of micro-batches of this size, if not None."""
-    before = loss_jaxpr.remat_part_size
-    loss_jaxpr.remat_part_size = lambda *_: part_size
+    before = routes.remat_microbatch_size
+    routes.remat_microbatch_size = lambda *_: part_size
     try:
         yield
     finally:
-        loss_jaxpr.remat_part_size = before
+        routes.remat_microbatch_size = before
 
 
 def by_stored_values(part_size, loss):

@@ -11,8 +11,9 @@ from bookkeeping_checks import bookkeeping, by_route, fast_jit
 from zoo import BATCH, build
 
 import dpjax
-from dpjax.gradients.bookkeeping import block_norms
-from dpjax.gradients.bookkeeping.ghost_norms import SquaredNorm, inner_product
+from dpjax.gradients.bookkeeping import norms as norms_module
+from dpjax.gradients.bookkeeping.norms import SquaredNorm, inner_product
+from dpjax.gradients.bookkeeping.program import LinearOp
 
 EVERYONE = np.ones((1, BATCH), bool)
 NEIGHBOURS = ~np.eye(BATCH, dtype=bool)
@@ -88,11 +89,11 @@ def exact(squares):
 def without_cross_terms(monkeypatch):
     """The uses of a shared weight as if they were weights of their own."""
 
-    def squares(sites, operands, signals):
-        each = map(block_norms.factors, sites, operands, signals)
+    def squares(ops, operands, signals):
+        each = map(norms_module.factors, ops, operands, signals)
         return exact(sum(inner_product(one, one).value for one in each))
 
-    monkeypatch.setattr(block_norms, "_ghost_squared_norm", squares)
+    monkeypatch.setattr(norms_module, "_ghost_squared_norm", squares)
 
 
 def tokens_by_themselves(monkeypatch):
@@ -102,45 +103,46 @@ def tokens_by_themselves(monkeypatch):
         lefts, rights = jnp.sum(one.left * other.left, -1), jnp.sum(one.right * other.right, -1)
         return exact(jnp.sum(lefts * rights))
 
-    monkeypatch.setattr(block_norms, "inner_product", diagonal)
+    monkeypatch.setattr(norms_module, "inner_product", diagonal)
 
 
 def lookups_by_themselves(monkeypatch):
     """Signals that come back to one row are squared before they are added."""
 
-    def squares(site, operands, signals):
+    def squares(op, operands, signals):
         return exact(jnp.sum(signals.reshape(len(signals), -1) ** 2, axis=1))
 
-    monkeypatch.setattr(block_norms, "embedding_squared_norms", squares)
+    monkeypatch.setattr(norms_module, "embedding_squared_norms", squares)
 
 
 def first_use_alone(monkeypatch):
     """Every use of a weight after the first is forgotten."""
-    right = block_norms._ghost_squared_norm
+    right = norms_module._ghost_squared_norm
     monkeypatch.setattr(
-        block_norms,
+        norms_module,
         "_ghost_squared_norm",
-        lambda sites, operands, signals: right(sites[:1], operands[:1], signals[:1]),
+        lambda ops, operands, signals: right(ops[:1], operands[:1], signals[:1]),
     )
 
 
 def in_the_leaf_order(monkeypatch):
     """Transposed uses are laid beside the others without being turned."""
-    monkeypatch.setattr(block_norms, "row_axis", lambda site: 0)
+    monkeypatch.setattr(LinearOp, "row_axis", lambda op: 0)
 
 
 def last_entry_alone(monkeypatch):
     """The gradients of all entries of a stack but the last are forgotten."""
-    right = block_norms._squared_norms_of_stacks
+    right, values_of = norms_module._norms_of_stacks, norms_module.recorded_values
 
-    def squares(routes, length, blocks):
-        last = {
-            n: (sites, entry, *jax.tree.map(lambda x: x[-1:], values))
-            for n, (sites, entry, *values) in blocks.items()
-        }
-        return right(routes, 1, last)
+    def last_values(block, trace):
+        return jax.tree.map(lambda x: x[-1:], values_of(block, trace))
 
-    monkeypatch.setattr(block_norms, "_squared_norms_of_stacks", squares)
+    def norms(plan, trace, length, numbers):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(norms_module, "recorded_values", last_values)
+            return right(plan, trace, 1, numbers)
+
+    monkeypatch.setattr(norms_module, "_norms_of_stacks", norms)
 
 
 TWINS = [

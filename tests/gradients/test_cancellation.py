@@ -12,7 +12,7 @@ from bookkeeping_checks import bookkeeping, by_route, fast_jit, routes_of
 from gradient_oracle import clipped_sum_by_hand
 
 from dpjax.gradients._clipped_grad import sum_by_vmap
-from dpjax.gradients.bookkeeping import block_norms
+from dpjax.gradients.bookkeeping import norms as norms_module
 
 BATCH, FEATURES, COLUMNS = 4, 32, 8
 # How much the two inputs of a pair differ, relative to them.
@@ -281,13 +281,12 @@ def test_an_example_contributes_the_same_whether_its_neighbours_cancel(compute, 
 
 
 def test_instantiating_all_where_one_cancels_would_be_found(monkeypatch):
-    right = block_norms.norms_without_cancellation
+    right = norms_module.for_each
 
-    def of_all(bound, *args):
-        some = jnp.any(bound.rounding > 2**-7 * bound.value)
-        return right(bound._replace(rounding=jnp.where(some, bound.value, bound.rounding)), *args)
+    def of_all(chosen, *args):
+        return right(jnp.broadcast_to(jnp.any(chosen), chosen.shape), *args)
 
-    monkeypatch.setattr(block_norms, "norms_without_cancellation", of_all)
+    monkeypatch.setattr(norms_module, "for_each", of_all)
     (_, norm), (_, other_norm) = what_the_first_contributes(at_once, 0.1)
     assert norm != other_norm
 

@@ -10,7 +10,7 @@ from bookkeeping_checks import by_route, routes_of
 
 import dpjax
 from dpjax.gradients._clipped_grad import sum_by_vmap
-from dpjax.gradients.bookkeeping import ghost_norms
+from dpjax.gradients.bookkeeping import norms as norms_module
 
 ROWS, COLUMNS, CLIP = 5, 3, 1.0
 TABLE = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
@@ -106,11 +106,11 @@ def outside_is_left_out(site, indices, signal):
     ],
 )
 def test_another_reading_of_such_ids_is_found(name, twin, mode, monkeypatch):
-    right = ghost_norms._grams
+    right = norms_module._grams
 
     def grams(one, other):
         return twin(one, other) if one.one_hot or other.one_hot else right(one, other)
 
-    monkeypatch.setattr(ghost_norms, name, grams if name == "_grams" else twin)
+    monkeypatch.setattr(norms_module, name, grams if name == "_grams" else twin)
     with pytest.raises(AssertionError):
         test_each_example_contributes_its_clipped_gradient(mode, "ghost")

@@ -1,6 +1,11 @@
-"""Per-example gradient clipping by book-keeping (Bu et al. 2022) for any JAX function."""
+"""Per-example gradient clipping by book-keeping (Bu et al. 2022) for any JAX function.
 
-from dpjax.gradients.bookkeeping.clipped_sum import clipped_sum
+Its modules in the order of the computation: ``program`` reads the loss, ``routes`` chooses how the
+norms of each leaf are computed, ``backward`` records what that takes, ``norms`` computes them, and
+``sums`` adds the clipped gradients.
+"""
+
 from dpjax.gradients.bookkeeping.routes import Explanation, explain
+from dpjax.gradients.bookkeeping.sums import clipped_sum
 
 __all__ = ["Explanation", "clipped_sum", "explain"]

@@ -1,22 +1,30 @@
-"""How book-keeping computes each parameter leaf's norms and clipped sum, chosen from its shapes."""
+"""How each parameter leaf's norms and clipped sum are computed, chosen from shapes alone."""
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 
 from dpjax._checks import batch_length
+from dpjax._jaxprs import body_of, primitive_names, read_scan
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
-from dpjax.gradients.bookkeeping.ghost_norms import LOOKUPS, Shape, shape_of
-from dpjax.gradients.bookkeeping.loss_jaxpr import LossJaxpr, trace_loss
-from dpjax.gradients.bookkeeping.sites import Block, Site, aval
-from dpjax.gradients.loss_checks import check_loss, check_params
-from dpjax.gradients.losses import split_params, with_keys
+from dpjax.gradients.bookkeeping.program import (
+    LOOKUPS,
+    Block,
+    LinearOp,
+    LossProgram,
+    OuterProducts,
+    aval,
+    read_loss,
+    varying_values,
+)
+from dpjax.gradients.loss_checks import check_loss, check_params, split_params, with_keys
 from dpjax.gradients.shard_map import one_example
 
 RouteName = Literal["ghost", "instantiate", "sequential", "vmap", "unused"]
-
 
 # Multiplications that take as long as writing and reading one float of an instantiated gradient
 # (12 bytes at some 10 GB/s, against 16 multiplications a nanosecond, on two CPU cores).
@@ -24,6 +32,10 @@ _WORK_PER_FLOAT = 20
 # A gradient of more floats than this (2 MB) does not stay in the CPU cache: a batch of them is
 # slower than one example at a time, and may not fit in memory.
 _LARGE = 2**19
+# Memory of a step by micro-batches over that of the plain step with ``remat``.
+_MEMORY = 1.25
+# With fewer rows, reading the weights again takes longer than recomputing values would.
+_FEWEST_ROWS = 64
 
 
 class Route(NamedTuple):
@@ -45,89 +57,215 @@ class Route(NamedTuple):
     floats: int
 
 
-def choose_route(program: LossJaxpr, block: Block, size: int) -> Route:
-    """Returns the route of a block of leaves of ``size`` entries: the cheapest exact one.
+class RoutedBlock(NamedTuple):
+    """A block of a leaf, the linear operations that take it, and its route.
+
+    Attributes:
+      block: the entries of the leaf.
+      numbers: of its operations in the program.
+      ops: these operations.
+      entry: shape and dtype of one entry of the block's stack, or of all of it.
+      recomputed: whether ``remat`` asks not to store what its only operation takes. Several uses
+        of the same entries, as in a recurrent network, are stored all the same.
+      route: how its norms and sum are computed.
+    """
+
+    block: Block
+    numbers: tuple[int, ...]
+    ops: tuple[LinearOp, ...]
+    entry: jax.ShapeDtypeStruct
+    recomputed: bool
+    route: Route
+
+
+class Plan(NamedTuple):
+    """How the clipped sum of a loss is computed.
+
+    Attributes:
+      program: the loss.
+      blocks: of all leaves, each with its route.
+      microbatch_size: the examples for which layers under ``remat`` store their values, so that
+        nothing is recomputed; ``None`` where all examples are computed at once.
+    """
+
+    program: LossProgram
+    blocks: tuple[RoutedBlock, ...]
+    microbatch_size: int | None = None
+
+
+def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_size: int) -> Plan:
+    """Reads the loss of one example, and chooses the route of each block of its parameters.
+
+    Where layers are under ``remat``, a plain step stores their inputs for all examples. As much
+    memory may hold all values for fewer examples: then these are one micro-batch.
+    """
+    called, leaves = jax.make_jaxpr(loss_fn)(params, example), jax.tree.leaves(params)
+    program, size = read_loss(called, leaves), None
+
+    # With ``remat``: a micro-batch whose values are all stored, if it fits.
+    if "remat2" in primitive_names(program.jaxpr.jaxpr):
+        without_remat = read_loss(called, leaves, inline_remat=True)
+        size = remat_microbatch_size(program.jaxpr, len(leaves), without_remat.ops, batch_size)
+        program = without_remat if size else program
+
+    blocks = tuple(_route_block(program, block, leaves[block.leaf]) for block in program.blocks)
+    return Plan(program, blocks, size)
+
+
+def _route_block(program: LossProgram, block: Block, leaf: jax.Array) -> RoutedBlock:
+    numbers = program.ops_of(block)
+    ops, entry = tuple(program.ops[n] for n in numbers), block.entry(leaf)
+    inside = any(equation.primitive.name == "remat2" for op in ops for equation in op.path)
+    recomputed = inside and len(ops) == 1 and ops[0].repeats is None
+    if block.leaf in program.unsupported:
+        size = math.prod(block.stack) * math.prod(entry.shape)
+        route = Route("vmap", program.unsupported[block.leaf], size)
+    else:
+        route = _choose_route(block.stack, ops, math.prod(entry.shape), recomputed)
+    return RoutedBlock(block, numbers, ops, entry, recomputed, route)
+
+
+def _choose_route(
+    stack: tuple[int, ...], ops: Sequence[LinearOp], entry: int, recomputed: bool
+) -> Route:
+    """The cheapest exact route of a stack of blocks of ``entry`` numbers each.
 
     Source: Bu, Mao, Xu (2022), for the choice between ghost norms and instantiated gradients.
     """
-    if block.leaf in program.unsupported:
-        return Route("vmap", program.unsupported[block.leaf], size)
-    sites = [program.sites[number] for number in program.sites_of(block)]
-    if not sites or size == 0:
+    size = math.prod(stack) * entry
+    if not ops or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
-    operations, shapes = _describe_operations(block, sites), _common_factors(sites)
-    if program.is_recomputed(block):
+
+    # Without outer products there are no ghost norms; those of lookups are always cheaper.
+    operations, shapes = _describe_operations(stack, ops), _common_factors(ops)
+    if recomputed:
         operations = f"{operations}, recomputed as remat asks"
     if shapes is None:
         return Route("instantiate", operations, size)
     terms = sum(shape.terms for shape in shapes)
-    if len(sites) == 1 and sites[0].equation.primitive.name in LOOKUPS:
+    if len(ops) == 1 and ops[0].primitive in LOOKUPS:
         return Route("ghost", f"{operations}, {terms} lookups", terms * shapes[0].columns)
-    products = "1 outer product" if terms == 1 else f"{terms} outer products"
-    entry = size // math.prod(block.stack)  # multiplications and memory are of one entry at a time
+
+    # Which gradients are instantiated for the whole batch: of one entry of a stack at a time.
+    # In loops those take little memory beside the recorded factors.
     factors = max(s.groups * (s.rows + s.columns) for s in shapes)
-    in_loops = any(site.lengths for site in sites)
-    # In loops the gradients that are kept take little memory beside their recorded factors.
+    in_loops = any(op.lengths for op in ops)
     largest = min(_LARGE, terms * factors // 4) if in_loops else _LARGE
-    kept = (len(sites) > 1 or entry <= largest) and not program.is_recomputed(block)
-    work = (_WORK_PER_FLOAT + (0 if kept or not in_loops else terms)) * entry
+    stored = (len(ops) > 1 or entry <= largest) and not recomputed
+
+    # The multiplications of two Gram matrices against those of the gradient.
+    products = "1 outer product" if terms == 1 else f"{terms} outer products"
+    work = (_WORK_PER_FLOAT + (0 if stored or not in_loops else terms)) * entry
     if terms**2 * factors < work:
         two_grams = 2 * max(shape.groups for shape in shapes) * terms**2
         return Route("ghost", f"{operations}, {products}", two_grams)
     reason = f"{operations}, {products}: instantiating the gradient is cheaper"
-    return Route("instantiate", reason, size) if kept else Route("sequential", reason, 0)
+    return Route("instantiate", reason, size) if stored else Route("sequential", reason, 0)
 
 
-def _describe_operations(block: Block, sites: list[Site]) -> str:
-    names = [site.equation.primitive.name for site in sites]
+def _describe_operations(stack: tuple[int, ...], ops: Sequence[LinearOp]) -> str:
+    names = [op.primitive for op in ops]
     operations = " and ".join(names)
     if len(names) > 3:
         operations = f"{len(names)} operations, first {names[0]}"
-    repeats = max(site.repeats or 0 for site in sites)
+    repeats = max(op.repeats or 0 for op in ops)
     loops = f" in {repeats} iterations" if repeats else ""
-    return operations + loops + (f" in a stack of {math.prod(block.stack)}" if block.stack else "")
+    return operations + loops + (f" in a stack of {math.prod(stack)}" if stack else "")
 
 
-def _common_factors(sites: list[Site]) -> list[Shape] | None:
-    """The factor shapes of all sites if their factors can be concatenated, else ``None``."""
-    shapes = [shape_of(site) for site in sites]
-    if any(shape is None for shape in shapes):
+def _common_factors(ops: Sequence[LinearOp]) -> list[OuterProducts] | None:
+    """The outer products of all operations if these can be concatenated, else ``None``."""
+    shapes = [shape for op in ops if (shape := op.outer_products()) is not None]
+    if len(shapes) < len(ops):
         return None
-    if len(sites) > 1:  # all must see the leaf as a matrix, and lookups take rows of it
-        axes = [(row_axis(site), site.equation.primitive.name) for site in sites]
+    if len(ops) > 1:  # all must see the leaf as a matrix, and lookups take rows of it
+        axes = [(op.row_axis(), op.primitive) for op in ops]
         if not all(axis == 0 or (axis == 1 and name == "dot_general") for axis, name in axes):
             return None
-    return shapes  # type: ignore[return-value]
+    return shapes
 
 
-def row_axis(site: Site) -> int | None:
-    """Axis of a matrix leaf that the rows of the factors' ``left`` index; ``None`` if no matrix.
+# Memory of the values that a loss stores for its backward pass, counted from shapes. A layer under
+# ``remat`` stores its inputs only. Book-keeping needs the inputs and output gradients of all
+# layers, to compute norms and then sums: recomputed twice, or stored for so few examples that they
+# take no more memory.
 
-    Only for leaves that views at most transpose or cast.
+
+def remat_microbatch_size(
+    jaxpr: ClosedJaxpr, num_constant: int, ops: Sequence[LinearOp], batch_size: int
+) -> int | None:
+    """The micro-batch whose values, all of them stored, take the memory of a plain step.
+
+    The sum over micro-batches takes none beside that of the result.
+
+    Args:
+      jaxpr: of the loss of one example, with its ``remat`` layers.
+      num_constant: how many of its arguments are parameters, the first ones.
+      ops: the linear operations of the same loss without ``remat``.
+      batch_size: examples of the plain step.
+
+    Returns:
+      The number of examples, or ``None`` where less than one fits, or so few that their products
+      would be slow.
     """
-    axes = _leaf_axes(site)
-    if axes is None or len(axes) != 2:
+    # The bytes that one example stores in a plain step, which recomputes its largest ``remat``
+    # layer, and all that it would store without ``remat``, output gradients too.
+    varying = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[num_constant:])
+    stored = _residual_bytes(jaxpr, varying)
+    largest, recomputed = _recomputed_bytes(jaxpr.jaxpr, varying)
+    output_grads = {op.total: _bytes(op.output) * math.prod(op.lengths) for op in ops}
+    each = stored + recomputed + sum(output_grads.values())
+    most = min(int(_MEMORY * batch_size * (stored + largest) / max(each, 1)), batch_size)
+
+    # The rows of one example by which a weight is multiplied at once, on average over weights.
+    rows = weights = 0
+    for op in ops:
+        shape = op.outer_products()
+        if shape is not None and op.primitive not in LOOKUPS:
+            size = shape.groups * shape.rows * shape.columns
+            rows += size * shape.terms // (op.repeats or 1)
+            weights += size
+    if most < 1 or most * (rows / max(weights, 1)) < _FEWEST_ROWS:
         return None
-    if site.equation.primitive.name in LOOKUPS:
-        return axes[0]
-    if site.equation.primitive.name != "dot_general":
-        return None
-    contracting, batch = site.equation.params["dimension_numbers"]
-    if batch[site.operand] or len(contracting[site.operand]) != 1:
-        return None
-    return axes[contracting[site.operand][0]]
+
+    # Of sizes of which the last micro-batch is nearly full.
+    return min(range(most, most // 2, -1), key=lambda size: -(-batch_size // size) * size)
 
 
-def _leaf_axes(site: Site) -> list[int] | None:
-    """The leaf's axis for each axis of the operand; ``None`` if views do more than transpose."""
-    names = {view.primitive.name for view in site.views}
-    if not names <= {"transpose", "convert_element_type", "copy"}:
-        return None
-    axes = list(range(aval(site.equation.invars[site.operand]).ndim))
-    for view in site.views:
-        if view.primitive.name == "transpose":
-            axes = [axes[d] for d in view.params["permutation"]]
-    return axes
+def _recomputed_bytes(jaxpr: Jaxpr, varying: Collection[Any]) -> tuple[int, int]:
+    """What the largest ``remat`` layer stores, and what all of them store in all iterations."""
+    largest = total = 0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in ("scan", "remat2"):
+            body = body_of(equation)
+            inner_largest, inner_total = _recomputed_bytes(body.jaxpr, varying)
+            stored = _residual_bytes(body, varying) if name == "remat2" else 0
+            largest = max(largest, stored + inner_largest)
+            total += (read_scan(equation).length if name == "scan" else 1) * (stored + inner_total)
+    return largest, total
+
+
+def _residual_bytes(jaxpr: ClosedJaxpr, varying: Collection[Any]) -> int:
+    """Bytes of the values that depend on the example, among those that the backward pass takes."""
+
+    def residuals(*inputs: jax.Array) -> list[jax.Array]:
+        return jax.tree.leaves(jax.vjp(jaxpr_as_fun(jaxpr), *inputs)[1])
+
+    inputs = jaxpr.jaxpr.invars
+    forward = jax.make_jaxpr(residuals)(*map(aval, inputs)).jaxpr
+    own = [mine for mine, given in zip(forward.invars, inputs, strict=True) if given in varying]
+    varies = varying_values(forward, own)
+    stored = {value for value in forward.outvars if isinstance(value, Var) and value in varies}
+    return sum(map(_bytes, stored))
+
+
+def _bytes(value: Var) -> int:
+    size: int = aval(value).size * aval(value).dtype.itemsize
+    return size
+
+
+# What the user sees of the routes.
 
 
 class LeafRoute(NamedTuple):
@@ -178,7 +316,7 @@ def explain(
     params: Params,
     batch: ArrayTree,
     *,
-    wrt: Any = None,
+    wrt: object = None,
     key: PRNGKey | None = None,
 ) -> Explanation:
     """Returns how `clipped_grad` computes each leaf's per-example norms and clipped sum.
@@ -212,25 +350,27 @@ def explain(
     ['b']  (256,)      instantiate  8,192   add
     ['w']  (784, 256)  ghost        64      dot_general, 1 outer product
     """
+    # The loss as `clipped_grad` sees it, checked.
     size = batch_length(batch)
     loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
     loss_fn = loss_input.bind(loss_fn, constants)
     batch = batch if key is None else with_keys(batch, key, size)
     check_params(trained)
     check_loss(loss_fn, trained, batch)
+
+    # The route of each leaf.
     trained = jax.tree.map(jnp.asarray, trained)  # Python numbers have no shape
-    program = trace_loss(loss_fn, trained, jax.tree.map(one_example, batch), size)
+    plan = plan_routes(loss_fn, trained, jax.tree.map(one_example, batch), size)
     leaves = tuple(
-        LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(program, number, leaf))
+        LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(plan, number))
         for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
     )
-    return Explanation(leaves, size, program.part_size)
+    return Explanation(leaves, size, plan.microbatch_size)
 
 
-def _route_of_leaf(program: LossJaxpr, number: int, leaf: Any) -> Route:
+def _route_of_leaf(plan: Plan, number: int) -> Route:
     """The route of a leaf; where several blocks are used, that of the block with most memory."""
-    blocks = [block for block in program.blocks if block.leaf == number]
-    routes = [choose_route(program, block, block.size(leaf)) for block in blocks]
+    routes = [each.route for each in plan.blocks if each.block.leaf == number]
     largest = max(routes, key=lambda route: route.floats)
     if len(routes) == 1:
         return largest
