@@ -37,7 +37,7 @@ from dpjax.bayes.variational.elbo import (
     trace_guide_and_model,
 )
 from dpjax.bayes.variational.model_args import Leaves, ModelArgs, ModelArgsSpec, Values
-from dpjax.gradients.synthetic_examples import is_close, is_unchanged, synthetic_batches
+from dpjax.gradients.loss_checks import is_close, is_unchanged, synthetic_batches
 
 # Guides that evaluate the model on the records they were set up on.
 _READ_RECORDS = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
