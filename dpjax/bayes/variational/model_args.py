@@ -223,6 +223,7 @@ def _check_public_arguments(
     values: Sequence[object], arrays: Sequence[Any], num_examples: int
 ) -> None:
     """Refuses public arguments with as many entries as there are records, probably records too."""
+    # Records on another axis than the leading one.
     for leaf in arrays:
         if num_examples in jnp.shape(leaf):
             raise ValueError(
@@ -231,6 +232,7 @@ def _check_public_arguments(
                 " record: put the axis of records first (jnp.moveaxis)"
             )
 
+    # Records in a list.
     def is_list_of_records(node: object) -> bool:
         if not isinstance(node, list | tuple) or len(node) != num_examples:
             return False

@@ -268,6 +268,8 @@ def _check_guide_site(name: str, site: Site, proposal: Site | None, plate: str) 
     """The guide must sample each latent variable, local ones under the same plate."""
     if site["is_observed"]:
         return
+
+    # A latent variable for each record, and one of the model.
     if in_plate(site, plate) and not (proposal and in_plate(proposal, plate)):
         _check_imputed(name)
         raise ValueError(
@@ -280,6 +282,8 @@ def _check_guide_site(name: str, site: Site, proposal: Site | None, plate: str) 
             if proposal is None
             else f"guide must sample site {name!r} outside of plate {plate!r}, as the model does"
         )
+
+    # Gradients pass through its draws.
     if not proposal["fn"].has_rsample:
         raise ValueError(
             f"guide must have reparameterised distributions, but site {name!r} is"
@@ -320,6 +324,7 @@ def _check_site(name: str, site: Site, whole: Site, plate: str) -> None:
 def _check_one_value(name: str, site: Site, plate: str) -> None:
     dim = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
     fn, value = site["fn"], jnp.shape(site["value"])
+
     # Without event axes; the log-probability's last, as it broadcasts the others.
     shapes = {
         "batch shape": lambda: fn.batch_shape,
