@@ -121,7 +121,7 @@ def hash_dataclass(value: object) -> str:
     ...     PoissonSampling(100, 0.1), l2_clip=1.0, noise_multiplier=1.1, num_steps=10,
     ...     adjacency="add_remove"
     ... )
-    >>> hash_dataclass(one) == hash_dataclass(one.scale_noise(1.01))
+    >>> hash_dataclass(one) == hash_dataclass(one.with_privacy_factor(1.01))
     False
     """
     return hash_text(json.dumps(_to_json(value), sort_keys=True))

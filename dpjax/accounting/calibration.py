@@ -35,8 +35,8 @@ class Accountable(Protocol):
 class Calibratable(Accountable, Protocol):
     """A mechanism whose noise can be scaled."""
 
-    def scale_noise(self, factor: float) -> Self:
-        """Returns the same mechanism with every noise standard deviation times ``factor``."""
+    def with_privacy_factor(self, factor: float) -> Self:
+        """Returns the mechanism, as private as with all noise times ``factor``."""
 
 
 class MultiStep(Accountable, Protocol):
@@ -182,7 +182,7 @@ def calibrate(
       false_positive_rate: in (0, 1), of ``true_positive_rate``.
 
     Returns:
-      A mechanism of the same type, by its ``scale_noise``.
+      A mechanism of the same type, by its ``with_privacy_factor``.
 
     Raises:
       UnsupportedEventError: no accountant gives the mechanism a guarantee.
@@ -199,20 +199,20 @@ def calibrate(
     >>> round(calibrate(mechanism, advantage=0.1).noise_multiplier, 1)
     4.1
     """
-    scalable = hasattr(mechanism, "scale_noise")
+    scalable = hasattr(mechanism, "with_privacy_factor")
     check(scalable, "mechanism", mechanism, "a mechanism such as SubsampledGaussian")
     target = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
 
     @functools.cache
     def excess(log_scale: float) -> float:
-        return target.excess(mechanism.scale_noise(math.exp(log_scale)))
+        return target.excess(mechanism.with_privacy_factor(math.exp(log_scale)))
 
     lower, upper = _enclose_root(excess, target)
     # The excess is zero on a whole interval, and the search stops at the first point in it.
     root = float(brentq(excess, lower, upper, xtol=1e-6))
     if excess(root) != 0:
         raise _unreachable(target, f"the certified {target.name} jumps past it")
-    return mechanism.scale_noise(math.exp(root))
+    return mechanism.with_privacy_factor(math.exp(root))
 
 
 def max_num_steps(

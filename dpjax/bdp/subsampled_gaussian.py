@@ -72,7 +72,7 @@ class UnclippedGaussian(Mechanism):
         check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
         return dataclasses.replace(self, num_steps=num_steps)
 
-    def scale_noise(self, factor: float) -> "UnclippedGaussian":
+    def with_privacy_factor(self, factor: float) -> "UnclippedGaussian":
         """Returns the mechanism with its noise standard deviation times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, noise_std=factor * self.noise_std)

@@ -69,10 +69,10 @@ class ClippedGradientSum(RecordSum):
     def num_rounds(self) -> int:
         return self.mechanism.num_steps
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same steps with the noise multiplier times ``factor``."""
         check_positive("factor", factor)
-        return replace(self, mechanism=self.mechanism.scale_noise(factor))
+        return replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:

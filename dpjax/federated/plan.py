@@ -158,9 +158,9 @@ class FederatedSum(Mechanism):
         }
         return replace(trusted, description=description, exact_noise=True)
 
-    def scale_noise(self, factor: float) -> "FederatedSum":
+    def with_privacy_factor(self, factor: float) -> "FederatedSum":
         """Returns the same plan with every noise standard deviation times ``factor``."""
-        scaled: Any = self.mechanism.scale_noise(factor)
+        scaled: Any = self.mechanism.with_privacy_factor(factor)
         return replace(self, mechanism=scaled)
 
     def mechanism_for(self, num_contributing: int) -> RecordSum:
@@ -180,7 +180,9 @@ class FederatedSum(Mechanism):
         return self._with_shares(num_contributing)
 
     def _with_shares(self, num_shares: int) -> Any:
-        return self.mechanism.scale_noise(math.sqrt(num_shares / self.parties.num_noise_shares))
+        return self.mechanism.with_privacy_factor(
+            math.sqrt(num_shares / self.parties.num_noise_shares)
+        )
 
     def adversaries(self, delta: float) -> tuple[Adversary, ...]:
         """Returns the epsilon at ``delta`` against each kind of adversary.

@@ -77,8 +77,8 @@ def gradient_training(
 
     SG-MCMC needs noise of exactly the size that its step implies. The noise of a sum is public: of
     k holders it is sqrt(k / H) times the planned noise. So ``optimizer`` may be a function of that
-    factor, and ``lambda factor: chain.scale_noise(factor).optimizer(log_prior, key=key)`` divides
-    the step size by the factor squared, at the chain's temperature.
+    factor, and ``lambda factor: chain.with_privacy_factor(factor).optimizer(log_prior, key=key)``
+    divides the step size by the factor squared, at the chain's temperature.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``, where ``example`` has the holder's arrays by

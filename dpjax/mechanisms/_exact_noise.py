@@ -64,15 +64,15 @@ _DERIVED = np.uint32(2**32 - 1)
 _WORDS_AT_ONCE = 2048
 
 
-def derive(words: UInt32, count: int) -> list[UInt32]:
-    """Returns ``count`` independent keys like ``words``, ``(..., 2)``, derived from it."""
+def derive(key_bits: UInt32, count: int) -> list[UInt32]:
+    """Returns ``count`` independent keys like ``key_bits``, ``(..., 2)``, derived from it."""
     derived = []
     for number in range(count):
-        first = np.full(np.atleast_1d(words[..., 0]).shape, _DERIVED)
+        first = np.full(np.atleast_1d(key_bits[..., 0]).shape, _DERIVED)
         second = np.full_like(first, number)
-        keys = words.reshape(*first.shape, 2)
+        keys = key_bits.reshape(*first.shape, 2)
         pair = threefry(keys[..., 0], keys[..., 1], first, second)
-        derived.append(np.stack(pair, axis=-1).reshape(words.shape))
+        derived.append(np.stack(pair, axis=-1).reshape(key_bits.shape))
     return derived
 
 
@@ -88,12 +88,12 @@ class RandomWords:
     The n-th word of a lane is Threefry's value at the counter (position, n) under the lane's key.
 
     Args:
-      words: a key for each release, uint32 ``(..., 2)``.
+      key_bits: a key for each release, uint32 ``(..., 2)``.
       size: how many lanes each key has, below 2^32 - 1.
     """
 
-    def __init__(self, words: UInt32, size: int) -> None:
-        keys = words.reshape(-1, 2)
+    def __init__(self, key_bits: UInt32, size: int) -> None:
+        keys = key_bits.reshape(-1, 2)
         self.size = len(keys) * size
         self._one_key = len(keys) == 1
         self._keys = keys if self._one_key else np.repeat(keys, size, axis=0)
@@ -427,10 +427,10 @@ def call_on_host(
     values: Sequence[Any],
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """Returns ``function(words, arrays)``: directly, or through a callback under jit and vmap.
+    """Returns ``function(key_bits, arrays)``: directly, or through a callback under jit and vmap.
 
     Args:
-      function: takes random words ``(..., 2)`` and numpy arrays, returns numpy arrays, all with the
+      function: takes a key's bits ``(..., 2)`` and numpy arrays, returns numpy arrays, all with the
         same leading axes of a batch. It must not call JAX, which could wait for itself.
       key: a JAX key.
       values: arrays as of `as_numbers`; those that are not traced reach the function exactly.
@@ -439,39 +439,45 @@ def call_on_host(
     Returns:
       Numpy arrays, or traced ones if the key or a value is traced.
     """
-    words = jax.random.bits(as_key(key), (2,), jnp.uint32)
+    # Directly, unless something is traced.
+    key_bits = jax.random.bits(as_key(key), (2,), jnp.uint32)
     traced = [is_traced(value) for value in values]
     values = [value if is_traced(value) else _in_64_bits(value) for value in values]
-    if not any(traced) and not is_traced(words):
-        found = function(np.asarray(words), list(values))
-        return [_cast(a, r.dtype, keep_large=True) for a, r in zip(found, results, strict=True)]
+    if not any(traced) and not is_traced(key_bits):
+        drawn = function(np.asarray(key_bits), list(values))
+        return [_cast(a, r.dtype, keep_large=True) for a, r in zip(drawn, results, strict=True)]
+
+    # What is traced reaches the host as words, in which no bit is lost.
     dtypes = [np.dtype(jax.dtypes.canonicalize_dtype(result.dtype)) for result in results]
     ranks = [len(np.shape(value)) for value in values]
     given_dtypes = [np.dtype(value.dtype) if is_traced(value) else None for value in values]
 
-    def callback(words: Any, *operands: Any) -> list[Array]:
+    def callback(key_bits: Any, *operands: Any) -> list[Array]:
+        # The arrays, traced or not, with the axes of one batch.
         given = iter(operands)
         arrays = [
             value if dtype is None else _in_64_bits(_from_words(next(given), dtype))
             for value, dtype in zip(values, given_dtypes, strict=True)
         ]
-        words = np.asarray(words)
+        key_bits = np.asarray(key_bits)
         axes = [a.shape[: a.ndim - rank] for a, rank in zip(arrays, ranks, strict=True)]
-        batch = np.broadcast_shapes(words.shape[:-1], *axes)
-        words = np.broadcast_to(words, (*batch, 2))
+        batch = np.broadcast_shapes(key_bits.shape[:-1], *axes)
+        key_bits = np.broadcast_to(key_bits, (*batch, 2))
         arrays = [
             np.broadcast_to(a, batch + a.shape[a.ndim - rank :])
             for a, rank in zip(arrays, ranks, strict=True)
         ]
-        found = function(words, arrays)
-        return [_host_words(_cast(a, dtype)) for a, dtype in zip(found, dtypes, strict=True)]
 
+        drawn = function(key_bits, arrays)
+        return [_host_words(_cast(a, dtype)) for a, dtype in zip(drawn, dtypes, strict=True)]
+
+    # The results come back as words, too.
     shapes = [
         jax.eval_shape(_device_words, jax.ShapeDtypeStruct(result.shape, dtype))
         for result, dtype in zip(results, dtypes, strict=True)
     ]
     operands = [_device_words(value) for value in values if is_traced(value)]
-    released = jax.pure_callback(callback, shapes, words, *operands, vmap_method="expand_dims")
+    released = jax.pure_callback(callback, shapes, key_bits, *operands, vmap_method="expand_dims")
     return [
         jax.lax.bitcast_convert_type(each, dtype) if dtype.itemsize == 8 else each
         for each, dtype in zip(released, dtypes, strict=True)

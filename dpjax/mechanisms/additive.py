@@ -85,9 +85,9 @@ class AdditiveNoise(NoisyStatistic):
         ]
         scales = [self.scale] if is_traced(self.scale) else []
 
-        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        def noisy(key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
             scale = arrays.pop() if scales else self.scale
-            return self.add_noise(words, arrays, scale=scale)
+            return self.add_noise(key_bits, arrays, scale=scale)
 
         released = call_on_host(noisy, key, numbers + scales, results)
         same_kind = [
@@ -121,7 +121,7 @@ class AdditiveNoise(NoisyStatistic):
 
     def add_noise(
         self,
-        words: npt.NDArray[np.uint32],
+        key_bits: npt.NDArray[np.uint32],
         arrays: list[Array],
         *,
         scale: npt.ArrayLike | None = None,
@@ -134,7 +134,7 @@ class AdditiveNoise(NoisyStatistic):
         whose releases it accounts for.
 
         Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
+          key_bits: a key for each release, uint32 ``(*batch, 2)``.
           arrays: ``(*batch, ...)`` each, float64 or integers.
           scale: the mechanism's own if not given; one number.
           weights: public, of at least one, for the entries of every array: the sensitivity is that
@@ -150,7 +150,7 @@ class AdditiveNoise(NoisyStatistic):
         scales = np.unique(np.asarray(self.scale if scale is None else scale)).tolist()
         check(len(scales) == 1, "scale", scales, "one number for the whole batch")
         check_positive("scale", scales[0])
-        sizes = [math.prod(array.shape[words.ndim - 1 :]) for array in arrays]
+        sizes = [math.prod(array.shape[key_bits.ndim - 1 :]) for array in arrays]
         all_weights = np.ones(1) if weights is None else weights
         # Rounding every entry to the grid moves neighbours apart by at most so many units.
         entries = max(sum(sizes), 1)
@@ -159,7 +159,7 @@ class AdditiveNoise(NoisyStatistic):
         grid = grid_for(scales[0], self.sensitivity.value, moved, rounding)
         weighted = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
         noisy = []
-        for key, array, size in zip(derive(words, len(arrays)), arrays, sizes, strict=True):
+        for key, array, size in zip(derive(key_bits, len(arrays)), arrays, sizes, strict=True):
             lanes = RandomWords(key, size)
             per_lane = np.resize(weighted, lanes.size)
             noise = type(self).sampler(lanes, *fit_integers(per_lane, np.ones_like(per_lane)))
@@ -200,17 +200,17 @@ class DiscreteNoise(NoisyStatistic):
         results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]
         return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
 
-    def add_noise(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+    def add_noise(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         """Returns ``arrays`` of integers plus noise: what ``release`` computes on the host.
 
         Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
+          key_bits: a key for each release, uint32 ``(*batch, 2)``.
           arrays: of integers, ``(*batch, ...)`` each.
         """
         scale = as_fraction(self.scale)
         noisy = []
-        for key, array in zip(derive(words, len(arrays)), arrays, strict=True):
-            lanes = RandomWords(key, math.prod(array.shape[words.ndim - 1 :]))
+        for key, array in zip(derive(key_bits, len(arrays)), arrays, strict=True):
+            lanes = RandomWords(key, math.prod(array.shape[key_bits.ndim - 1 :]))
             top, bottom = fit_integers(
                 np.full(lanes.size, scale.numerator, object),
                 np.full(lanes.size, scale.denominator, object),

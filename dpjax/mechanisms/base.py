@@ -54,8 +54,8 @@ class Mechanism(abc.ABC):
         return self.guarantee.num_releases
 
     @abc.abstractmethod
-    def scale_noise(self, factor: float) -> "Mechanism":
-        """Returns the same mechanism with every noise standard deviation times ``factor``.
+    def with_privacy_factor(self, factor: float) -> "Mechanism":
+        """Returns the mechanism, as private as with all of its noise times ``factor``.
 
         Args:
           factor: a finite number above zero.
@@ -132,7 +132,7 @@ class OneStatistic(Mechanism):
             exact_noise=True,
         )
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)

@@ -56,9 +56,9 @@ class Composition(Mechanism):
             size_constants=tuple(dict.fromkeys(c for part in parts for c in part.size_constants)),
         )
 
-    def scale_noise(self, factor: float) -> "Composition":
+    def with_privacy_factor(self, factor: float) -> "Composition":
         """Returns the composition of the parts with their noise times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(
-            self, parts=tuple(part.scale_noise(factor) for part in self.parts)
+            self, parts=tuple(part.with_privacy_factor(factor) for part in self.parts)
         )

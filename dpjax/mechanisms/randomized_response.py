@@ -125,7 +125,7 @@ class RandomizedResponse(Mechanism):
             exact_noise=True,
         )
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with its pure epsilon divided by ``factor``."""
         check_positive("factor", factor)
         quieter = self.from_epsilon(
@@ -151,11 +151,11 @@ class RandomizedResponse(Mechanism):
         result = [jax.ShapeDtypeStruct(np.shape(numbers), np.int32)]
         return jnp.asarray(call_on_host(self._randomize, key, [numbers], result)[0])
 
-    def _randomize(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+    def _randomize(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         """Randomizes on the host with the exact value of the keep probability."""
         truth = np.asarray(np.clip(arrays[0], 0, self.num_categories - 1)).astype(np.int64)
-        size = math.prod(truth.shape[words.ndim - 1 :])
-        lanes = RandomWords(words, size)
+        size = math.prod(truth.shape[key_bits.ndim - 1 :])
+        lanes = RandomWords(key_bits, size)
         every = np.arange(lanes.size)
         keep = as_fraction(self.keep_probability)
         top, bottom = fit_integers(

@@ -137,7 +137,7 @@ class GaussianSum(RecordSum):
         """All entries, with noise of one scale."""
         return (SumPart(self.mechanism, np.ones(self.size)),)
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
         check_positive("factor", factor)
         changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
@@ -156,8 +156,8 @@ class GaussianSum(RecordSum):
         exact = np.asarray(self.sum_records(*records), np.float64)
         check_shapes("the sum of the records", [exact.shape], self.sensitivity)
 
-        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-            return self.mechanism.add_noise(words, arrays, rounding=SUM_ROUNDING)
+        def noisy(key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+            return self.mechanism.add_noise(key_bits, arrays, rounding=SUM_ROUNDING)
 
         result = [jax.ShapeDtypeStruct((self.size,), np.float64)]
         return self.from_sum(call_on_host(noisy, key, [exact], result)[0])

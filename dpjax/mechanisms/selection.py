@@ -38,14 +38,14 @@ _PROPOSALS = 256
 
 
 def exponential_selection(
-    words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+    key_bits: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
 ) -> npt.NDArray[np.intp]:
     """Selects with probability proportional to exp(units / scale), by rejection.
 
     A uniform candidate is accepted with probability exp((units - largest units) / scale).
 
     Args:
-      words: a key for each row, uint32 ``(..., 2)``.
+      key_bits: a key for each row, uint32 ``(..., 2)``.
       units: utilities in units of the grid, ``(rows, candidates)``.
       allowed: which candidates may be selected, at least one in each row.
       scale: of the noise, in units of the grid.
@@ -54,7 +54,7 @@ def exponential_selection(
     width = min(size, _PROPOSALS)
     lowest = units.min()
     gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
-    lanes = RandomWords(words, width)
+    lanes = RandomWords(key_bits, width)
     (scales,) = fit_integers(np.full(count * width, scale, object))
     scales = scales.astype(np.result_type(scales, units))
     chosen = np.zeros(count, np.intp)
@@ -75,10 +75,10 @@ def exponential_selection(
 
 
 def noisy_max_selection(
-    words: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
+    key_bits: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
 ) -> npt.NDArray[np.intp]:
     """Selects the largest utility plus discrete Laplace noise; see `exponential_selection`."""
-    lanes = RandomWords(words, units.shape[-1])
+    lanes = RandomWords(key_bits, units.shape[-1])
     scales = np.full(lanes.size, scale, object)
     noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
     noisy = units + noise.reshape(units.shape)
@@ -123,7 +123,7 @@ class Selection(OneStatistic):
         """
         check_positive("epsilon", epsilon)
         unscaled = cls(sensitivity, 1.0, unit)
-        return unscaled.scale_noise(unscaled.pure_epsilon / epsilon)
+        return unscaled.with_privacy_factor(unscaled.pure_epsilon / epsilon)
 
     @property
     def pure_epsilon(self) -> float:
@@ -160,15 +160,15 @@ class Selection(OneStatistic):
         check_shapes("utilities", [np.shape(utilities)], self.sensitivity)
         result = [jax.ShapeDtypeStruct((), np.int32)]
         chosen = call_on_host(
-            lambda words, arrays: [self.select(words, arrays[0])], key, [utilities], result
+            lambda key_bits, arrays: [self.select(key_bits, arrays[0])], key, [utilities], result
         )
         return jnp.asarray(chosen[0])
 
-    def select(self, words: npt.NDArray[np.uint32], utilities: Array) -> npt.NDArray[np.intp]:
+    def select(self, key_bits: npt.NDArray[np.uint32], utilities: Array) -> npt.NDArray[np.intp]:
         """Returns the indices of selected candidates: what ``release`` computes on the host.
 
         Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
+          key_bits: a key for each release, uint32 ``(*batch, 2)``.
           utilities: ``(*batch, num_candidates)``, float64, integers or exact Python numbers.
         """
         allowed = is_finite(utilities)
@@ -177,8 +177,8 @@ class Selection(OneStatistic):
         units = to_units(utilities, grid.exponent)
         rows = (-1, utilities.shape[-1])
         select = type(self).select_units
-        chosen = select(words, units.reshape(rows), allowed.reshape(rows), grid.noise_scale())
-        return chosen.reshape(words.shape[:-1])
+        chosen = select(key_bits, units.reshape(rows), allowed.reshape(rows), grid.noise_scale())
+        return chosen.reshape(key_bits.shape[:-1])
 
 
 @dataclass(frozen=True)

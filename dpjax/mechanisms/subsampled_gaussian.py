@@ -143,7 +143,7 @@ class SubsampledGaussian(Mechanism):
         noise = noise[:num_steps] if isinstance(noise, tuple) else noise
         return dataclasses.replace(self, num_steps=num_steps, noise_multiplier=noise)
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns this mechanism with every noise multiplier multiplied by ``factor``."""
         check_positive("factor", factor)
         noise = self.noise_multiplier

@@ -255,7 +255,7 @@ class VoteAggregation(Mechanism):
     def vote_noise(self) -> Gaussian | Laplace:
         """The mechanism that adds noise to the counts."""
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)
@@ -274,9 +274,9 @@ class VoteAggregation(Mechanism):
             votes, num_teachers=self.num_teachers, shape=shape, abstentions=self.abstentions
         )
 
-    def _noisy_labels(self, words: npt.NDArray[np.uint32], votes: Array) -> Array:
+    def _noisy_labels(self, key_bits: npt.NDArray[np.uint32], votes: Array) -> Array:
         """Returns the class of the largest noisy count of each query, on the host."""
-        return self.vote_noise.add_noise(words, [votes])[0].argmax(axis=-1)
+        return self.vote_noise.add_noise(key_bits, [votes])[0].argmax(axis=-1)
 
     def _guarantee(self, event: DpEvent, num_releases: int, **description: str) -> Guarantee:
         return Guarantee(
@@ -312,7 +312,7 @@ class NoisyArgmax(VoteAggregation):
         """
         results = [jax.ShapeDtypeStruct((self.num_queries,), np.int32)]
         (labels,) = call_on_host(
-            lambda words, arrays: [self._noisy_labels(words, arrays[0])],
+            lambda key_bits, arrays: [self._noisy_labels(key_bits, arrays[0])],
             key,
             [self.check_votes(votes)],
             results,
@@ -486,7 +486,7 @@ class ThresholdedAggregation(VoteAggregation):
             noise=gaussian_in_words(self.scale),
         )
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` and ``threshold_scale`` times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(
@@ -501,16 +501,16 @@ class ThresholdedAggregation(VoteAggregation):
             *map(jnp.asarray, call_on_host(self._answer, key, [counts, *values], results))
         )
 
-    def _answer(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+    def _answer(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         votes, *baselines = arrays
-        check_words, answer_words = derive(words, 2)
+        check_bits, answer_bits = derive(key_bits, 2)
         checked = np.max(votes - baselines[0] if baselines else votes, axis=-1)
         # the baseline is subtracted in float64
         rounding = self.num_teachers * 2.0**-50
-        noisy = self.threshold_noise.add_noise(check_words, [checked], rounding=rounding)[0]
+        noisy = self.threshold_noise.add_noise(check_bits, [checked], rounding=rounding)[0]
         passed = noisy >= self.threshold
         answered = passed & (np.cumsum(passed, axis=-1) <= self.max_answers)
-        labels = self._noisy_labels(answer_words, votes)
+        labels = self._noisy_labels(answer_bits, votes)
         return [np.where(answered, labels, NO_ANSWER), answered]
 
 

@@ -154,8 +154,8 @@ class SmoothRDPRelease:
           ValueError: ``votes`` are not counts of all teachers.
         """
         cost = self.cost(votes)
-        words = np.asarray(jax.random.bits(as_key(key), (2,), jnp.uint32))
-        noise = float(ndtri(RandomWords(words, 1).uniform()[0]))
+        key_bits = np.asarray(jax.random.bits(as_key(key), (2,), jnp.uint32))
+        noise = float(ndtri(RandomWords(key_bits, 1).uniform()[0]))
         scale = self.noise_scale * cost.smooth_sensitivity
         return max(0.0, cost.value + scale * (noise + self._quantile))
 

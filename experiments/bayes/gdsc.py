@@ -131,7 +131,9 @@ def make_scorer(
     def all_scores(factors: Any, size: Any) -> jax.Array:
         """Returns scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
         method = base and dataclasses.replace(
-            base, mean=base.mean.scale_noise(factors[0]), fit=base.fit.scale_noise(factors[1])
+            base,
+            mean=base.mean.with_privacy_factor(factors[0]),
+            fit=base.fit.with_privacy_factor(factors[1]),
         )
         one_drug = functools.partial(_score, settings, method)
         drug: Any = Lines(None, 1, 1)  # type: ignore[arg-type]

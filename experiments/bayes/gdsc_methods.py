@@ -151,7 +151,7 @@ class ObjectivePerturbation:
         ratio, quantile = 2 * self.model.gradient_bound / self.scale, -float(ndtri(delta / 4))
         return self.model.log_determinant + quantile * ratio + ratio**2 / 2
 
-    def scale_noise(self, factor: Any) -> Self:
+    def with_privacy_factor(self, factor: Any) -> Self:
         """Returns the mechanism with ``scale`` times ``factor``."""
         return replace(self, scale=self.scale * factor)
 

@@ -78,7 +78,7 @@ def distributed(
 
 def trusted_with_noise(task: Task, factor: float) -> Fit:
     """Fits by a trusted aggregator whose noise has ``factor`` times its standard deviation."""
-    return release_statistics(perturbation(task).scale_noise(factor), task)
+    return release_statistics(perturbation(task).with_privacy_factor(factor), task)
 
 
 def noise_penalty(parties: Parties) -> float:

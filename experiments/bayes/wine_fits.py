@@ -213,7 +213,7 @@ def local_statistics(task: Task, num_holders: int | None = None) -> Fit:
     """Fits in the local model: every holder releases its statistics, by default of one record."""
     mechanism = perturbation(task)
     # The sum of independent noises, drawn as one Gaussian.
-    summed = mechanism.scale_noise(math.sqrt(num_holders or task.splits.train.shape[1]))
+    summed = mechanism.with_privacy_factor(math.sqrt(num_holders or task.splits.train.shape[1]))
     return release_statistics(summed, task)._replace(mechanism=mechanism)
 
 

@@ -91,7 +91,7 @@ class FakeMechanism(Mechanism):
         }
         return events[self.sampling]
 
-    def scale_noise(self, factor: float) -> "FakeMechanism":
+    def with_privacy_factor(self, factor: float) -> "FakeMechanism":
         return replace(self, noise_multiplier=self.noise_multiplier * factor)
 
     def first_steps(self, num_steps: int) -> "FakeMechanism":

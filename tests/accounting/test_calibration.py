@@ -171,7 +171,7 @@ def test_the_start_may_have_too_little_noise_for_a_bound(target):
 class Coarse(FakeMechanism):
     """Its noise comes in powers of two only."""
 
-    def scale_noise(self, factor: float) -> "Coarse":
+    def with_privacy_factor(self, factor: float) -> "Coarse":
         return Coarse(2.0 ** round(math.log2(self.noise_multiplier * factor)), sampling="none")
 
 

@@ -877,7 +877,10 @@ SLOW = {
 OTHER_NAMES = {
     "accounting.tradeoff.from_profile: epsilons": ("deltas|epsilons", "there is one for each"),
     "accounting.tradeoff.piecewise_linear: alphas": ("betas|alphas", "there is one for each"),
-    "federated.FederatedSum.scale_noise: factor": ("factor|grid_bits", "the noise is on the grid"),
+    "federated.FederatedSum.with_privacy_factor: factor": (
+        "factor|grid_bits",
+        "the noise is on the grid",
+    ),
     "bayes.regression.HistogramBounds.sum_records: records": (
         "records|x|y",
         "features and targets",

@@ -59,7 +59,7 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
     )
     release = StatisticRelease(BETA, gaussian)
     assert release.certificate(1e-6).epsilon == pytest.approx(1.0, rel=5e-3)
-    louder = release.scale_noise(2.0)
+    louder = release.with_privacy_factor(2.0)
     assert louder.mechanism.scale == 2 * gaussian.scale
     assert louder.num_releases == 1
     assert louder.guarantee.unit == "one record"

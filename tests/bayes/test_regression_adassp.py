@@ -30,7 +30,7 @@ def test_three_equal_parts_make_the_certificate(adjacency):
     assert gdp.delta(made.mu, 1.0) == pytest.approx(1e-4, rel=1e-6)
     assert made.certificate(1e-4).epsilon == pytest.approx(1.0, rel=1e-3)
     assert made.num_releases == 3
-    assert made.scale_noise(2.0).parts[2].scale == pytest.approx(2 * made.parts[2].scale)
+    assert made.with_privacy_factor(2.0).parts[2].scale == pytest.approx(2 * made.parts[2].scale)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

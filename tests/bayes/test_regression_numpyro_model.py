@@ -80,7 +80,7 @@ def test_agrees_with_the_noise_aware_posterior(distribution):
 
     assert agrees(by_statistics(mechanism))
     # The power: of half the noise the posterior is another.
-    assert not agrees(by_statistics(mechanism.scale_noise(0.5)))
+    assert not agrees(by_statistics(mechanism.with_privacy_factor(0.5)))
 
 
 @pytest.mark.slow

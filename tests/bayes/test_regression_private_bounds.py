@@ -99,7 +99,7 @@ def test_the_certificate_holds_bounds_and_statistics_together(adjacency):
 
 
 def test_twice_the_noise_is_half_of_epsilon():
-    assert mechanism(1.0).scale_noise(2.0).choices == mechanism(0.5).choices
+    assert mechanism(1.0).with_privacy_factor(2.0).choices == mechanism(0.5).choices
 
 
 @pytest.mark.parametrize(

@@ -418,7 +418,7 @@ def test_a_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
     with pytest.raises(ValueError, match="first step must be at least 20"):
         run(bdp.TrainingAccountant(bdp.init(described), tmp_path / "accountant.npz"))
     with pytest.raises(ValueError, match="report's mechanism must be"):
-        run(bdp.TrainingAccountant(bdp.init(described.scale_noise(2.0))))
+        run(bdp.TrainingAccountant(bdp.init(described.with_privacy_factor(2.0))))
 
 
 def test_the_best_order_chosen_afterwards_can_be_one_that_is_estimated_too_small():

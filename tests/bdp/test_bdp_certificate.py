@@ -69,7 +69,7 @@ def test_markovs_inequality_holds_on_a_known_population():
         low, high = 0.0, 2.0
         for _ in range(7):
             middle = (low + high) / 2
-            event = own.scale_noise(2.0 / middle).event
+            event = own.with_privacy_factor(2.0 / middle).event
             curve = dpjax.accounting.tradeoff_curve(event, adjacency="add_remove")
             low, high = (low, middle) if curve.delta(epsilon) > delta else (middle, high)
         assert np.mean(norms >= low) <= 1 - share

@@ -120,7 +120,7 @@ def test_with_a_quarter_of_the_noise_the_guarantee_breaks():
     mechanism = ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, 200.0, 0.3), 0.5, 1e-2)
     first, second = np.array([[1.5, 2.0]]), np.array([[1.5, -2.0]])
     assert delta_of_objective(mechanism, 0.5, first, second) <= 1e-2
-    assert delta_of_objective(mechanism.scale_noise(0.25), 0.5, first, second) > 1e-2
+    assert delta_of_objective(mechanism.with_privacy_factor(0.25), 0.5, first, second) > 1e-2
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 8.0])
@@ -128,7 +128,7 @@ def test_objective_perturbation_spends_what_it_was_given(epsilon):
     model = BallRidge(BOUNDS, 50.0, 1.0)
     mechanism = ObjectivePerturbation.from_epsilon(model, epsilon, 1e-5)
     assert mechanism.epsilon(1e-5) == pytest.approx(epsilon)
-    assert mechanism.scale_noise(2.0).epsilon(1e-5) < epsilon
+    assert mechanism.with_privacy_factor(2.0).epsilon(1e-5) < epsilon
     released = mechanism.release(jax.random.key(0), statistics_of(np.ones((4, 3))))
     assert float(jnp.linalg.norm(released)) <= 1.0 + 1e-5
 

@@ -60,7 +60,7 @@ def test_the_same_attacks_stay_within_what_is_certified(records, name):
 
 def test_half_the_noise_is_beaten():
     mechanism = wishart.make_mechanism("Laplace", 1)
-    halved = mechanism.scale_noise(0.3)
+    halved = mechanism.with_privacy_factor(0.3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wishart, "make_mechanism", lambda noise, dimension: halved)
         support, along = wishart.attack("Laplace", 1, 20_000, seed=1)

@@ -106,7 +106,7 @@ def test_noise_aware_regressions_of_results_cover_the_coefficients():
         found = run_round(plan, sums, entropy=entropy)
         key = jax.random.fold_in(KEY, number)
         for share in (1.0, 0.01) if number < 8 else (1.0,):
-            mechanism = found.mechanism.scale_noise(share)
+            mechanism = found.mechanism.with_privacy_factor(share)
             draws = noise_aware_regression(
                 key, mechanism, found.released, num_examples=4000, num_draws=400, **prior
             )
@@ -156,7 +156,7 @@ def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
     for number in range(60):
         federated, perturbed = (
             run_round(one, sums, entropy=entropy).released
-            for one in (plan, plan.scale_noise(math.sqrt(9)))
+            for one in (plan, plan.with_privacy_factor(math.sqrt(9)))
         )
         alone = trusted.release_records(jax.random.fold_in(KEY, number), *train)
         errors.append([mean_absolute_error(one, *test) for one in (federated, alone, perturbed)])

@@ -261,7 +261,7 @@ def chain_draws(make, plan_options, step_factor=None, num_steps=1000, num_missin
 
     def optimizer(factor):
         used = factor if step_factor is None else step_factor
-        return chain.scale_noise(used).optimizer(None, key=KEY)
+        return chain.with_privacy_factor(used).optimizer(None, key=KEY)
 
     training = gradient_training(
         lambda mean, x: 0.5 * jnp.sum((mean - x) ** 2), jnp.full(1, 0.3), optimizer, chain.gaussian

@@ -184,7 +184,7 @@ def test_confidence_intervals_have_their_nominal_coverage(kind, level):
 def test_the_mechanism_has_the_sensitivitys_adjacency_and_one_release(kind):
     used = mechanism(kind, adjacency="replace_one")
     assert (used.adjacency, used.num_releases, used.unit) == ("replace_one", 1, "one record")
-    assert used.scale_noise(2.0) == mechanism(kind, adjacency="replace_one", scale=5.0)
+    assert used.with_privacy_factor(2.0) == mechanism(kind, adjacency="replace_one", scale=5.0)
 
 
 def test_what_is_no_sensitivity_is_refused(kind):

@@ -102,7 +102,7 @@ def test_parts_that_no_one_accountant_takes_have_no_certificate():
 def test_compositions_nest_and_scale():
     nested = Composition((Composition((FULL, SAMPLED)), FULL))
     assert nested.num_releases == 34
-    louder = nested.scale_noise(2.0)
+    louder = nested.with_privacy_factor(2.0)
     assert louder.parts[0].parts[1].noise_multiplier == 3.0
     assert louder.certificate(DELTA).epsilon < nested.certificate(DELTA).epsilon
 

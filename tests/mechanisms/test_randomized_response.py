@@ -73,7 +73,9 @@ def test_no_attack_beats_the_event_and_a_broken_mechanism_is_beaten(used):
 def test_the_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
     used = RandomizedResponse.from_epsilon(k, epsilon=epsilon, adjacency="replace_one")
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-3 if epsilon > 20 else 1e-12)
-    assert used.scale_noise(2.0).pure_epsilon == pytest.approx(used.pure_epsilon / 2, rel=1e-12)
+    assert used.with_privacy_factor(2.0).pure_epsilon == pytest.approx(
+        used.pure_epsilon / 2, rel=1e-12
+    )
 
 
 def test_calibration_reaches_the_target():

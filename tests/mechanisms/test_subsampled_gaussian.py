@@ -125,8 +125,8 @@ def test_a_prefix_is_the_same_run_stopped_early():
 
 
 def test_noise_is_scaled_in_every_step():
-    assert mechanism().scale_noise(1.5) == mechanism(noise_multiplier=3.0)
-    scaled = mechanism(noise_multiplier=(1.0, 2.0, 3.0, 4.0)).scale_noise(2.0)
+    assert mechanism().with_privacy_factor(1.5) == mechanism(noise_multiplier=3.0)
+    scaled = mechanism(noise_multiplier=(1.0, 2.0, 3.0, 4.0)).with_privacy_factor(2.0)
     assert scaled.noise_multiplier == (2.0, 4.0, 6.0, 8.0)
 
 

@@ -151,9 +151,9 @@ def test_scaling_the_noise_shrinks_the_steps():
     for step_size in (0.1, (0.1,) * 20, PolynomialDecay(0.1)):
         chain = slides(step_size=step_size, num_steps=20, min_noise_multiplier=6.0)
         np.testing.assert_allclose(
-            chain.scale_noise(3.0).noise_multipliers, 3 * chain.noise_multipliers
+            chain.with_privacy_factor(3.0).noise_multipliers, 3 * chain.noise_multipliers
         )
-        np.testing.assert_allclose(chain.scale_noise(3.0).step_sizes, chain.step_sizes / 9)
+        np.testing.assert_allclose(chain.with_privacy_factor(3.0).step_sizes, chain.step_sizes / 9)
 
 
 def test_calibrate_takes_a_chain():

@@ -51,7 +51,7 @@ def test_the_posterior_itself_costs_four_or_two_bounds(low, high, adjacency, eps
 
 def test_the_certificate_is_pure():
     assert mechanism().certificate(1e-9).epsilon == pytest.approx(2.0, rel=1e-3)
-    assert mechanism().scale_noise(4.0).epsilon == 0.5
+    assert mechanism().with_privacy_factor(4.0).epsilon == 0.5
 
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])

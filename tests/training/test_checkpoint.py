@@ -162,7 +162,10 @@ ONE_VALUE_CHANGED = (DATA[0], np.where(np.arange(30) == 17, np.nextafter(DATA[1]
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"mechanism": MECHANISM.scale_noise(1.0001)}, "another mechanism, another program"),
+        (
+            {"mechanism": MECHANISM.with_privacy_factor(1.0001)},
+            "another mechanism, another program",
+        ),
         ({"mechanism": MECHANISM.first_steps(11)}, "another mechanism, another program"),
         (
             {

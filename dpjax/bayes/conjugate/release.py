@@ -87,9 +87,9 @@ class StatisticRelease(RecordSum):
             {"records": records, "number of records": count}
         )
 
-    def scale_noise(self, factor: float) -> "StatisticRelease":
+    def with_privacy_factor(self, factor: float) -> "StatisticRelease":
         """Returns the same release with the noise's scale times ``factor``."""
-        return dataclasses.replace(self, mechanism=self.mechanism.scale_noise(factor))
+        return dataclasses.replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
 
     def release(self, key: PRNGKey, records: npt.ArrayLike) -> Any:
         """Returns the noisy sums ``(m,)`` of clipped records; works under jit and vmap.
@@ -132,13 +132,13 @@ class StatisticRelease(RecordSum):
         total = sum_in_blocks(statistics, axis=-2)
         return self.family.encode(Sums(total, statistics.shape[-2]), self.adjacency)
 
-    def _noisy_sums(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+    def _noisy_sums(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         exact = self._encoded_sums(arrays[0])
         if isinstance(self.mechanism, DiscreteNoise):
-            return self.mechanism.add_noise(words, [exact])
+            return self.mechanism.add_noise(key_bits, [exact])
         rounding = 0.0 if self.family.integer_valued else SUM_ROUNDING
         noise: AdditiveNoise = self.mechanism  # type: ignore[assignment]
-        return noise.add_noise(words, [exact], rounding=rounding)
+        return noise.add_noise(key_bits, [exact], rounding=rounding)
 
     def check_released(
         self, released: npt.ArrayLike, num_examples: int | None

@@ -143,13 +143,13 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
         return xtx, xty, smallest
 
     def add_noise(
-        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+        self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
         """Returns noisy xtx, xty and smallest eigenvalue, as `StatisticsMechanism.add_noise`."""
         xtx, xty = arrays
         # In float64 its error is below d 2^-50 times the largest one: far below SUM_ROUNDING.
         smallest = np.linalg.eigvalsh(np.where(np.isfinite(xtx), xtx, 0.0), UPLO="U")[..., 0]
-        keys = derive(words, 3)
+        keys = derive(key_bits, 3)
         of_xtx, of_xty, of_smallest = self.parts
         triangle = of_xtx.add_noise(keys[0], [upper_triangle(xtx)], rounding=rounding)[0]
         return [
@@ -184,7 +184,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
         """Composition of the three released statistics, on the same records."""
         return Composition(self.parts)
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the mechanism with every noise scale times ``factor``."""
         check_positive("factor", factor)
         return replace(self, mu=self.mu / factor)

@@ -184,16 +184,17 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         return RegressionStatistics(xtx / self._weights, xty, yty)
 
     def add_noise(
-        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+        self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
         """Returns noisy statistics, as `StatisticsMechanism.add_noise`."""
         count = len(arrays) // 2
         exact, scales = [upper_triangle(arrays[0]), *arrays[1:count]], arrays[count:]
         weights = [upper_triangle(self._weights), None, None]
+        keys = derive(key_bits, count)
         noisy = [
             part.add_noise(key, [value], scale=scale, weights=weight, rounding=rounding)[0]
             for part, key, value, scale, weight in zip(
-                self._unit_parts[:count], derive(words, count), exact, scales, weights, strict=False
+                self._unit_parts[:count], keys, exact, scales, weights, strict=False
             )
         ]
         return [mirror(noisy[0]), *noisy[1:]]
@@ -260,7 +261,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         """Composition of the released statistics, on the same records."""
         return Composition(tuple(part for part in self.parts if part is not None))
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the mechanism with every noise scale times ``factor``."""
         check_positive("factor", factor)
         scales = (None if scale is None else scale * factor for scale in self.scales)

@@ -129,9 +129,9 @@ class PrivateBounds(Mechanism):
         at_x, at_y = call_on_host(self._choose, key, numbers, result)
         return jnp.asarray(at_x), jnp.asarray(at_y)
 
-    def _choose(self, words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+    def _choose(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         norms, sizes = _sizes(*arrays)
-        (x_key, y_key), (of_x, of_y) = derive(words, 2), self.choices
+        (x_key, y_key), (of_x, of_y) = derive(key_bits, 2), self.choices
         return [
             of_x.select(x_key, self._utilities(norms, self.x_norms)),
             of_y.select(y_key, self._utilities(sizes, self.y_sizes)),
@@ -147,7 +147,7 @@ class PrivateBounds(Mechanism):
         """Composition of the two selections, on the same records."""
         return Composition(self.choices)
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the mechanism with its noise scale times ``factor``."""
         check_positive("factor", factor)
         return replace(self, epsilon=self.epsilon / factor)

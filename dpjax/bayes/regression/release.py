@@ -38,12 +38,12 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
 
     @abc.abstractmethod
     def add_noise(
-        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+        self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
         """Returns the noisy values: what ``release`` computes on the host.
 
         Args:
-          words: a key for each release, uint32 ``(*batch, 2)``.
+          key_bits: a key for each release, uint32 ``(*batch, 2)``.
           arrays: xtx, xty and yty, those that are used, then the noise scales that may be traced.
           rounding: relative increase of the sensitivities by rounding of the sums.
         """
@@ -100,11 +100,11 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
         check_records(np.shape(x), np.shape(y))
         check_features(x, self.num_features)
 
-        def noisy(words: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        def noisy(key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
             x, y, *scales = arrays
             exact = clipped_statistics(self.bounds, x, y, self._record_unit)
             arrays = [*exact[: self._num_statistics], *scales]
-            return self.add_noise(words, arrays, rounding=SUM_ROUNDING)
+            return self.add_noise(key_bits, arrays, rounding=SUM_ROUNDING)
 
         return self._release(key, [x, y], noisy)
 

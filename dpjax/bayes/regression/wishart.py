@@ -187,13 +187,13 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         check_non_negative("epsilon", epsilon)
         return float(self.curve.delta(epsilon))
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the mechanism with ``scale`` times ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def add_noise(
-        self, words: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
+        self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
         """Returns noisy xtx, xty and yty, as `StatisticsMechanism.add_noise`.
 
@@ -201,7 +201,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         """
         del rounding
         xtx, xty, yty = arrays
-        noise = draw_wishart(words, self.dimension, self.degrees_of_freedom, self.scale)
+        noise = draw_wishart(key_bits, self.dimension, self.degrees_of_freedom, self.scale)
         noises = [upper_triangle(noise[..., :-1, :-1]), noise[..., :-1, -1], noise[..., -1, -1]]
         exponent = self._exponent
         released = [
@@ -242,27 +242,27 @@ def wishart_noise(key: PRNGKey, dimension: int, degrees_of_freedom: int, scale: 
     """
     result = [jax.ShapeDtypeStruct((dimension, dimension), np.float64)]
     arguments = dimension, degrees_of_freedom, scale
-    drawn = call_on_host(lambda words, _: [draw_wishart(words, *arguments)], key, [], result)
+    drawn = call_on_host(lambda key_bits, _: [draw_wishart(key_bits, *arguments)], key, [], result)
     return jnp.asarray(drawn[0])
 
 
 def draw_wishart(
-    words: npt.NDArray[np.uint32], dimension: int, degrees_of_freedom: int, scale: float
+    key_bits: npt.NDArray[np.uint32], dimension: int, degrees_of_freedom: int, scale: float
 ) -> npt.NDArray[np.float64]:
     """Draws Wishart matrices ``(..., dimension, dimension)`` of scale matrix ``scale`` I.
 
     In float64, by inversion of uniform numbers with 54 bits.
 
     Args:
-      words: a key for each matrix, uint32 ``(..., 2)``.
+      key_bits: a key for each matrix, uint32 ``(..., 2)``.
       dimension: of the matrices.
       degrees_of_freedom: at least ``dimension``.
       scale: above zero.
 
     Source: Bartlett (1933), whose decomposition has independent entries in the Cholesky factor.
     """
-    shape = (*words.shape[:-1], dimension, dimension)
-    uniform = RandomWords(words, dimension**2).uniform().reshape(shape)
+    shape = (*key_bits.shape[:-1], dimension, dimension)
+    uniform = RandomWords(key_bits, dimension**2).uniform().reshape(shape)
     halves = (degrees_of_freedom - np.arange(dimension)) / 2
     every = np.arange(dimension)
     factor = np.tril(ndtri(uniform), -1)

@@ -118,7 +118,7 @@ def certified_step_size(chain: Langevin, *, epsilon: float, delta: float) -> Flo
 
 @dataclass(frozen=True)
 class _MinNoise:
-    """A chain whose ``scale_noise`` scales the minimal noise multiplier instead of the steps."""
+    """A chain made more private by its minimal noise multiplier instead of smaller steps."""
 
     chain: Langevin
 
@@ -126,7 +126,7 @@ class _MinNoise:
     def guarantee(self) -> Guarantee:
         return self.chain.guarantee
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         least = self.chain.min_noise_multiplier * factor
         scaled = dataclasses.replace(self.chain, min_noise_multiplier=least)
         return dataclasses.replace(self, chain=scaled)

@@ -228,7 +228,7 @@ class Langevin(Mechanism):
     def guarantee(self) -> Guarantee:
         # Shared batches: one release a step, of all the chains' sums.
         if self.batches == "shared":
-            event = self.gaussian.scale_noise(self.num_chains**-0.5).event
+            event = self.gaussian.with_privacy_factor(self.num_chains**-0.5).event
         else:
             event = repeated(self.gaussian.event, self.num_chains)
 
@@ -258,7 +258,7 @@ class Langevin(Mechanism):
             size_constants=(*self.sampling.size_constants, scale),
         )
 
-    def scale_noise(self, factor: float) -> Self:
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the chain with every noise multiplier times ``factor``, by smaller steps.
 
         Step sizes are divided by ``factor`` squared, at the same temperature. So `dpjax.calibrate`

@@ -124,7 +124,7 @@ class OnePosteriorSample(Mechanism):
             },
         )
 
-    def scale_noise(self, factor: float) -> "OnePosteriorSample":
+    def with_privacy_factor(self, factor: float) -> "OnePosteriorSample":
         """Returns the mechanism with ``target_epsilon`` divided by ``factor``."""
         check_positive("factor", factor)
         return dataclasses.replace(self, target_epsilon=self.target_epsilon / factor)
