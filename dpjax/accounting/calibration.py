@@ -87,19 +87,25 @@ class Target:
           ValueError: not exactly one is given, its companion is missing or one that belongs to
             another is given, or a number is out of range.
         """
+        # Exactly one target, with its companion and no other.
         given = {
             "epsilon": epsilon,
             "advantage": advantage,
             "true_positive_rate": true_positive_rate,
         }
         names = [name for name, value in given.items() if value is not None]
-        allowed = "exactly one of " + ", ".join(map(repr, given))
-        check(len(names) == 1, "the target", names, allowed)
+        check(len(names) == 1, "the target", names, f"exactly one of {str(list(given))[1:-1]}")
         with_epsilon = (delta is not None) == (epsilon is not None)
         check(with_epsilon, "delta", delta, "given with epsilon only")
         with_rate = (false_positive_rate is not None) == (true_positive_rate is not None)
-        allowed = "given with true_positive_rate, and with it only"
-        check(with_rate, "false_positive_rate", false_positive_rate, allowed)
+        check(
+            with_rate,
+            "false_positive_rate",
+            false_positive_rate,
+            "given with true_positive_rate, and with it only",
+        )
+
+        # Its measure.
         if epsilon is not None and delta is not None:
             return cls._of_epsilon(epsilon, delta)
         if advantage is not None:
@@ -116,12 +122,13 @@ class Target:
 
         def measure(mechanism: Accountable) -> float:
             try:
-                found = mechanism.guarantee
-                return certified_epsilon(decompose(found.event, found.adjacency), delta)[1]
+                guarantee = mechanism.guarantee
+                parts = decompose(guarantee.event, guarantee.adjacency)
+                return certified_epsilon(parts, delta)[1]
             except TooLittleNoiseError:
                 return math.inf
 
-        return cls("epsilon", epsilon, measure, strength=lambda found: found)
+        return cls("epsilon", epsilon, measure, strength=lambda measured: measured)
 
     @classmethod
     def _of_attack(cls, name: str, value: float, level: float) -> "Target":
@@ -131,29 +138,30 @@ class Target:
 
         def measure(mechanism: Accountable) -> float:
             try:
-                found = mechanism.guarantee
-                curve = tradeoff_curve(found.event, adjacency=found.adjacency)
+                guarantee = mechanism.guarantee
+                curve = tradeoff_curve(guarantee.event, adjacency=guarantee.adjacency)
             except TooLittleNoiseError:
                 return 1.0
             if name == "advantage":
                 return risk.advantage(curve)
             return float(risk.true_positive_rate(curve, level))
 
-        def strength(found: float) -> float:
-            found = min(found, _CERTAIN)
+        # The mu of the Gaussian trade-off function of that advantage, or of that rate.
+        def strength(measured: float) -> float:
+            measured = min(measured, _CERTAIN)
             if name == "advantage":
-                return 2 * float(ndtri((1 + found) / 2))
-            return float(ndtri(found) - ndtri(level))
+                return 2 * float(ndtri((1 + measured) / 2))
+            return float(ndtri(measured) - ndtri(level))
 
         return cls(name, value, measure, strength, floor=level)
 
     def excess(self, mechanism: Accountable) -> float:
         """Returns the log of the measured over the targeted strength; zero if close below."""
-        found = self.measure(mechanism)
+        measured = self.measure(mechanism)
         room = self.value - self.floor
-        if _LEAST_SHARE * room <= found - self.floor <= room:
+        if _LEAST_SHARE * room <= measured - self.floor <= room:
             return 0.0
-        share = self.strength(found) / self.strength(self.floor + _AIM * room)
+        share = self.strength(measured) / self.strength(self.floor + _AIM * room)
         return math.log(min(max(share, 1e-9), 1e9))
 
 

@@ -70,8 +70,8 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
     open_share = np.clip(share, np.finfo(float).tiny, 1.0 - np.finfo(float).epsneg)
     # At the slope -e^epsilon = -(1 - prior) / prior the curve touches the best of the tests.
     odds = np.log1p(-open_share) - np.log(open_share)
-    found = 1.0 - share + share * np.asarray(curve.delta(odds))
-    return scalar(np.clip(found, np.maximum(share, 1.0 - share), 1.0))
+    accuracy = 1.0 - share + share * np.asarray(curve.delta(odds))
+    return scalar(np.clip(accuracy, np.maximum(share, 1.0 - share), 1.0))
 
 
 def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> Any:
@@ -146,6 +146,7 @@ def attack_risks(certified: TradeOff, upper_bound: TradeOff | None) -> tuple[Ris
       certified: the certified trade-off function, a lower bound.
       upper_bound: an upper bound on the trade-off function, ``None`` where it is not available.
     """
+    # The metrics: name, value of a curve, value of guessing.
     metrics: list[tuple[str, Callable[[TradeOff], Any], float]] = [(ADVANTAGE, advantage, 0.0)]
     for prior in PRIORS:
         metric = partial(bayes_accuracy, prior=prior)
@@ -154,6 +155,8 @@ def attack_risks(certified: TradeOff, upper_bound: TradeOff | None) -> tuple[Ris
         metric = partial(true_positive_rate, false_positive_rate=level)
         metrics.append((true_positive_rate_at(level), metric, level))
     metrics.append((ERROR_SUM, minimum_error_sum, 1.0))
+
+    # Of both curves; the certified one bounds all from above but the sum of errors.
     risks = []
     for name, metric_of, guessing in metrics:
         guarantee = float(metric_of(certified))

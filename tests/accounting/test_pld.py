@@ -165,7 +165,7 @@ def _profile_of_many(count, margin=True):
 
 
 # The sign of the rounding depends on the count and on the version of the transform.
-COUNTS = (3_000, 7_000, 10_000, 30_000)
+COUNTS = (3_000, 5_000, 7_000, 9_000, 12_000, 30_000)
 
 
 @pytest.mark.parametrize("count", COUNTS)

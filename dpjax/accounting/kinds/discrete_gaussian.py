@@ -271,7 +271,7 @@ def _partitions_into_squares(total: int, largest: int) -> Iterator[tuple[int, ..
 
 def _atoms(losses: Array, masses: Array, tail: float) -> LossDistribution:
     """Returns the atoms of ``losses``, without a mass of up to ``tail`` on either side."""
-    kept = (np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail) & (masses > 0)
+    inside = (np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail) & (masses > 0)
     return LossDistribution(
-        atoms=tuple(zip(losses[kept].tolist(), masses[kept].tolist(), strict=True))
+        atoms=tuple(zip(losses[inside].tolist(), masses[inside].tolist(), strict=True))
     )

@@ -120,20 +120,20 @@ class DiscreteLaplaceNoise(AtomicEvent):
         return LossDistribution(atoms=tuple(zip(losses.tolist(), map(float, masses), strict=True)))
 
 
-def _check_loss(largest: float, allowed: float = _LARGEST_LOSS) -> None:
+def _check_loss(largest: float, most: float = _LARGEST_LOSS) -> None:
     """Refuses a release of Laplace noise whose pure epsilon is too large for a distribution."""
-    if largest > allowed:
+    if largest > most:
         raise TooLittleNoiseError(
-            f"the pure epsilon of Laplace noise must be at most {allowed:g} for a privacy loss"
+            f"the pure epsilon of Laplace noise must be at most {most:g} for a privacy loss"
             f" distribution, got {largest:g}"
         )
 
 
 def _loss_distribution(bound: float, rate: float, direction: Direction) -> LossDistribution:
-    """Returns the loss of Laplace noise of scale 1 / ``bound``, moved by one at ``rate``.
+    """Returns the loss of Laplace noise of scale 1 / ``bound``, shifted by one at ``rate``.
 
     The coordinate is the loss without sampling. Inside (-``bound``, ``bound``) it has a density,
-    that of the noise itself with probability ``share``, else of the noise moved; at the ends atoms.
+    that of the noise itself with probability ``share``, else of the shifted; at the ends atoms.
     """
     _check_loss(bound)
     share = rate if direction == "remove" else 1.0

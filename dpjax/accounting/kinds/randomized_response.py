@@ -57,6 +57,6 @@ class RandomizedResponse(AtomicEvent):
             return super().loss_distribution(direction, tail)
         buckets = self.event.num_buckets
         other = self.event.noise_parameter / buckets
-        kept = 1 - self.event.noise_parameter + other
-        top = math.log(kept / other)
-        return LossDistribution(atoms=((top, kept), (0.0, (buckets - 2) * other), (-top, other)))
+        true = 1 - self.event.noise_parameter + other
+        top = math.log(true / other)
+        return LossDistribution(atoms=((top, true), (0.0, (buckets - 2) * other), (-top, other)))

@@ -94,10 +94,11 @@ class WishartNoise(AtomicEvent):
         curve = self.event.add_remove_tradeoff
         shape, shift = curve.degrees_of_freedom / 2, curve.shift
         revealed = float(gammainc(shape, shift / 2))
-        moved, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
+        # Whether the coordinate has the shift, its sign, and the mass that has an infinite loss.
+        own_shift, sign, hidden = (0.0, 1, 0.0) if direction == "remove" else (shift, -1, revealed)
 
         def half(z: Array) -> Array:
-            return (np.exp(sign * z) + moved) / 2
+            return (np.exp(sign * z) + own_shift) / 2
 
         def density(z: Array) -> Array:
             logs = (shape - 1) * np.log(half(z)) - half(z) - gammaln(shape)
@@ -111,6 +112,7 @@ class WishartNoise(AtomicEvent):
             with np.errstate(divide="ignore"):
                 return -sign * np.log(np.expm1(gap / (shape - 1)) / shift)
 
+        # The range of the coordinate, but for the tails.
         first, second = (gammainc, gammaincc)[::sign]
         coordinate = Coordinate(
             below=lambda z: np.asarray(first(shape, half(z)), np.float64),
@@ -119,7 +121,7 @@ class WishartNoise(AtomicEvent):
         )
         outcomes = 2 * gammaincinv(shape, hidden + tail), 2 * gammainccinv(shape, tail)
         low, high = sorted(
-            sign * math.log(max(m - moved, _LEAST * m)) for m in map(float, outcomes)
+            sign * math.log(max(m - own_shift, _LEAST * m)) for m in map(float, outcomes)
         )
         segment = Segment(coordinate, loss, inverse, low, high, min(1.0, shape**-0.5))
         if direction == "remove":
@@ -181,8 +183,8 @@ class ChiSquare(TradeOff):
 
     def __post_init__(self) -> None:
         check_positive("degrees_of_freedom", self.degrees_of_freedom)
-        allowed = "a finite number > 2"
-        check(self.degrees_of_freedom > 2, "degrees_of_freedom", self.degrees_of_freedom, allowed)
+        degrees = self.degrees_of_freedom
+        check(degrees > 2, "degrees_of_freedom", degrees, "a finite number > 2")
         check_positive("shift", self.shift)
 
     def losses(self, tail: float) -> tuple[float, float]:
@@ -201,8 +203,8 @@ class ChiSquare(TradeOff):
     def _delta_pq(self, epsilon: Array) -> Array:
         # The loss of an outcome m is power log(1 - shift / m) + shift / 2, below half the shift.
         threshold = self._outcome(np.maximum(self.shift / 2 - epsilon, 0.0))
-        moved, still = self._above(threshold - self.shift), self._above(threshold)
-        return np.where(epsilon < self.shift / 2, moved - np.exp(epsilon) * still, 0.0)
+        shifted, still = self._above(threshold - self.shift), self._above(threshold)
+        return np.where(epsilon < self.shift / 2, shifted - np.exp(epsilon) * still, 0.0)
 
     def _delta_qp(self, epsilon: Array) -> Array:
         threshold = self._outcome(epsilon + self.shift / 2)
@@ -215,7 +217,7 @@ class ChiSquare(TradeOff):
         return self._below(quantile - self.shift), self._above(quantile - self.shift)
 
     def _outcome(self, gap: Array) -> Array:
-        """The outcome whose loss against X moved, negated, is half the shift minus ``gap``."""
+        """The outcome m at which -log(1 - shift / m) times the power is ``gap``."""
         power = self.degrees_of_freedom / 2 - 1
         with np.errstate(divide="ignore"):
             return np.asarray(-self.shift / np.expm1(-gap / power))
@@ -231,7 +233,7 @@ class ChiSquare(TradeOff):
 
 @dataclass(frozen=True)
 class ReplaceOneChiSquare(Symmetric):
-    """The trade-off function of two releases, from their trade-off functions with a third one.
+    """The trade-off function of replacing a record: removing one, then adding another.
 
     With f = T(third, either) it is f(1 - f^-1(alpha)): to replace a record is to take one out and
     to put another in. It holds whatever the two records are, in both orders; two that are far from

@@ -134,6 +134,7 @@ class TradeOff(abc.ABC):
         """
         zero = np.zeros_like(alpha)
         with np.errstate(all="ignore"):
+            # The best line at slopes beyond -1, from above.
             steep = -golden_section_max(
                 lambda loss: (
                     -(self._delta_pq(loss) + np.where(alpha > 0, np.exp(loss) * alpha, 0.0))
@@ -141,6 +142,8 @@ class TradeOff(abc.ABC):
                 zero,
                 np.minimum(1.0 - np.log(alpha), LARGEST_LOSS),
             )
+
+            # The best line at slopes above -1, from below.
             flat = golden_section_max(
                 lambda loss: np.exp(-loss) * ((1.0 - alpha) - self._delta_qp(loss)),
                 zero,

@@ -156,11 +156,11 @@ def _log_delta(mu: npt.ArrayLike, epsilon: npt.ArrayLike) -> Array:
     mu, epsilon = as_float64(mu, "mu"), as_float64(epsilon, "epsilon")
     with np.errstate(all="ignore"):
         x, beyond = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-        here, moved = (
+        here, shifted = (
             math.sqrt(math.pi / 2) * scipy.special.erfcx(np.divide(at, math.sqrt(2)))
             for at in (x, beyond)
         )
         log_density = -(x**2) / 2 - _LOG_SQRT_2_PI
-        tail = log_density + np.log(here - moved)
-        body = np.log(scipy.special.ndtr(-x) - np.exp(log_density) * moved)
+        tail = log_density + np.log(here - shifted)
+        body = np.log(scipy.special.ndtr(-x) - np.exp(log_density) * shifted)
         return np.where(mu > 0, np.where(x > 0, tail, body), -np.inf)
