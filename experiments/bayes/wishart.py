@@ -20,10 +20,12 @@ from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (
     RegressionBounds,
     WishartNoise,
+    sufficient_statistics,
+)
+from experiments.published.regression import (
     excludes_record,
     nonprivate_wishart_noise,
     sheffet_degrees_of_freedom,
-    sufficient_statistics,
 )
 from experiments.lib.attack_rates import (
     FALSE_ALARM,

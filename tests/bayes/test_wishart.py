@@ -17,11 +17,10 @@ from dpjax.bayes.regression import (
     RegressionBounds,
     RegressionStatistics,
     WishartNoise,
-    sheffet_degrees_of_freedom,
     sufficient_statistics,
 )
 from dpjax.bayes.regression.statistics import clipped_statistics
-from dpjax.bayes.regression.wishart import wishart_noise
+from experiments.published.regression import sheffet_degrees_of_freedom, wishart_noise
 
 FALSE_ALARM = 1e-6  # of one assertion
 _FARTHEST = -stats.norm.ppf(FALSE_ALARM / 2)

@@ -352,7 +352,7 @@ def wishart_numbers(*, epsilon, delta, adjacency):
     return {
         "degrees of freedom": found.degrees_of_freedom,
         "scale": found.scale,
-        "published": regression.sheffet_degrees_of_freedom(4, epsilon=epsilon, delta=delta),
+        "published": sheffet_degrees_of_freedom(4, epsilon=epsilon, delta=delta),
     }
 
 

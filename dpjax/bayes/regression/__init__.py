@@ -25,12 +25,7 @@ from dpjax.bayes.regression.statistics import (
     statistics_sensitivities,
     sufficient_statistics,
 )
-from dpjax.bayes.regression.wishart import (
-    WishartNoise,
-    excludes_record,
-    nonprivate_wishart_noise,
-    sheffet_degrees_of_freedom,
-)
+from dpjax.bayes.regression.wishart import WishartNoise
 
 __all__ = [
     "AdaSSP",
@@ -48,16 +43,13 @@ __all__ = [
     "WishartNoise",
     "adaptive_ridge",
     "coefficient_interval",
-    "excludes_record",
     "known_noise_posterior",
     "largest_noise_eigenvalue",
     "noise_aware_posterior",
-    "nonprivate_wishart_noise",
     "optimal_budget_shares",
     "prediction_interval",
     "released_regression",
     "repair",
-    "sheffet_degrees_of_freedom",
     "statistics_sensitivities",
     "sufficient_statistics",
     "unknown_noise_posterior",

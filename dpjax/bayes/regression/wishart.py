@@ -1,4 +1,4 @@
-"""Additive Wishart noise on regression statistics, and two published mechanisms to compare with."""
+"""Additive Wishart noise on regression statistics."""
 
 import dataclasses
 import functools
@@ -38,8 +38,6 @@ from dpjax.mechanisms.additive import mirror, upper_triangle
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
 _LEAST_SURPLUS = 2
-# Relative, of eigenvalues in float32.
-_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,8 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     Raises:
       ValueError: a number out of range.
 
-    Source: Sheffet (2019), additive Wishart noise. The published number of degrees of freedom,
-    `sheffet_degrees_of_freedom`, is private and many times larger than needed.
+    Source: Sheffet (2019), additive Wishart noise, with the fewest degrees of freedom that the exact
+    profile needs; the published number is many times larger.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     >>> mechanism = WishartNoise.from_epsilon(
@@ -235,17 +233,6 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
         )
 
 
-def wishart_noise(key: PRNGKey, dimension: int, degrees_of_freedom: int, scale: float) -> jax.Array:
-    """Draws one Wishart matrix, ``(dimension, dimension)``, of scale matrix ``scale`` I.
-
-    Works under jit and vmap; arguments as `draw_wishart`.
-    """
-    result = [jax.ShapeDtypeStruct((dimension, dimension), np.float64)]
-    arguments = dimension, degrees_of_freedom, scale
-    drawn = call_on_host(lambda key_bits, _: [draw_wishart(key_bits, *arguments)], key, [], result)
-    return jnp.asarray(drawn[0])
-
-
 def draw_wishart(
     key_bits: npt.NDArray[np.uint32], dimension: int, degrees_of_freedom: int, scale: float
 ) -> npt.NDArray[np.float64]:
@@ -273,82 +260,3 @@ def draw_wishart(
 def _largest_square(bounds: RegressionBounds) -> float:
     """The largest squared norm of a row of features and target."""
     return bounds.x_norm**2 + bounds.y_size**2
-
-
-def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) -> int:
-    """Returns the published degrees of freedom floor(d + (14 / epsilon^2) 2 log(4 / delta)).
-
-    With a scale of the largest squared norm of a row it is (epsilon, delta)-private under
-    add/remove and replace-one, by the exact profile, with many times the degrees of freedom of
-    `WishartNoise.from_epsilon`.
-
-    Args:
-      dimension: d, of the rows [x, y].
-      epsilon: in (0, 1).
-      delta: in (0, 1 / e).
-
-    Raises:
-      ValueError: a number out of range.
-
-    Source: Sheffet (2019), the theorem on additive Wishart noise.
-
-    >>> sheffet_degrees_of_freedom(2, epsilon=0.5, delta=1e-4)
-    1188
-    """
-    check_count("dimension", dimension)
-    check_delta(epsilon, "epsilon")
-    check_delta(delta)
-    check(delta < math.exp(-1), "delta", delta, "in (0, 1 / e), for which the theorem is stated")
-    return math.floor(dimension + 14 / epsilon**2 * 2 * math.log(4 / delta))
-
-
-def nonprivate_wishart_noise(
-    key: PRNGKey, num_features: int, *, x_norm: float, epsilon: float
-) -> jax.Array:
-    """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
-
-    It is NOT epsilon-differentially private, so it has no mechanism and no certificate. The noise
-    is positive definite: if a release minus x x^T is not, x is not in the data. For every d and
-    every finite epsilon', delta is at least 1 - e^(-epsilon / 3), the probability of that.
-    `WishartNoise` has the degrees of freedom that make delta small.
-
-    Args:
-      key: a JAX key.
-      num_features: d.
-      x_norm: R, the bound on the norm of the features.
-      epsilon: what is claimed.
-
-    Returns:
-      Noise ``(d, d)`` for the sum of x x^T.
-
-    Raises:
-      ValueError: a number that is not above zero.
-
-    Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
-
-    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm=1.0, epsilon=1.0).shape
-    (3, 3)
-    """
-    check_count("num_features", num_features)
-    check_bound("x_norm", x_norm)
-    check_positive("epsilon", epsilon)
-    return wishart_noise(key, num_features, num_features + 1, 3 * x_norm**2 / (2 * epsilon))
-
-
-def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:
-    """Returns whether a second moment with positive definite noise excludes ``row`` from the data.
-
-    It does if the release minus the row's second moment has a negative eigenvalue beyond rounding.
-
-    Args:
-      released: ``(d, d)``, symmetric.
-      row: ``(d,)``.
-
-    >>> bool(excludes_record(jnp.eye(2), jnp.array([0.9, 0.0])))
-    False
-    >>> bool(excludes_record(jnp.eye(2), jnp.array([1.1, 0.0])))
-    True
-    """
-    released, row = as_floats(released, "released"), as_floats(row, "row")
-    eigenvalues = jnp.linalg.eigvalsh(released - jnp.outer(row, row))
-    return eigenvalues[0] < -_ROUNDING * jnp.abs(eigenvalues).max()

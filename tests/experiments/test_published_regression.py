@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.bayes.regression import (
-    RegressionBounds,
-    WishartNoise,
+from dpjax.bayes.regression import RegressionBounds, WishartNoise
+from dpjax.mechanisms.base import Mechanism
+from experiments.published.regression import (
     excludes_record,
     nonprivate_wishart_noise,
+    wishart_noise,
 )
-from dpjax.bayes.regression.wishart import wishart_noise
-from dpjax.mechanisms.base import Mechanism
 
 FALSE_ALARM = 1e-6
 NUM_DRAWS = 30_000
