@@ -18,7 +18,7 @@ import pytest
 import dpjax
 from dpjax import sensitivity
 from dpjax.bayes import conjugate, regression
-from dpjax.bayes.regression import latent_statistics, observation_model
+from dpjax.bayes.regression import noise_aware
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
 
@@ -108,7 +108,7 @@ def released(law):
     return STATISTICS[law].release_records(KEY, X, Y)
 
 
-def noise_aware(law):
+def fit_noise_aware(law):
     sizes = {"num_draws": 8, "num_warmup": 2, "num_chains": 1}
     fit = partial(regression.noise_aware_posterior, KEY, STATISTICS[law])
     with warnings.catch_warnings():
@@ -120,19 +120,19 @@ def noise_aware(law):
 def density_of_statistics(law):
     """What NUTS evaluates, which runs under numpyro's promotions there."""
     mechanism = STATISTICS[law]
-    observation = observation_model.observe(mechanism, released(law), 40)
-    prior = latent_statistics.ConjugatePrior(*map(jnp.float32, (1.0, 2.0, 1.0)))
+    observation = noise_aware.observe(mechanism, released(law), 40)
+    prior = noise_aware.ConjugatePrior(*map(jnp.float32, (1.0, 2.0, 1.0)))
     features = regression.FeaturePrior(0.5) if law == "laplace" else None
-    second_moment = observation_model.second_moment_prior(features, mechanism, observation)
-    coordinates = latent_statistics.make_coordinates(observation, prior, mechanism)
+    second_moment = noise_aware.second_moment_prior(features, mechanism, observation)
+    coordinates = noise_aware.make_coordinates(observation, prior, mechanism)
     density = partial(
-        latent_statistics.log_density,
+        noise_aware.log_density,
         coordinates=coordinates, observation=observation, second_moment=second_moment,
         prior=prior, noise_distribution=law,
     )  # fmt: skip
     unknowns = jnp.zeros_like(coordinates.scales)
-    found = latent_statistics.decode(unknowns, coordinates, observation, prior)
-    parameters = latent_statistics.draw_parameters(KEY, found, observation.num_examples, prior)
+    found = noise_aware.decode(unknowns, coordinates, observation, prior)
+    parameters = noise_aware.draw_parameters(KEY, found, observation.num_examples, prior)
     return jax.value_and_grad(density)(unknowns), parameters
 
 
@@ -223,7 +223,7 @@ ENTRY_POINTS = {
         )
     ),
     "DPSVI": variational,
-    "noise_aware_posterior": lambda: noise_aware("gaussian"),
+    "noise_aware_posterior": lambda: fit_noise_aware("gaussian"),
     "density, Gaussian": lambda: density_of_statistics("gaussian"),
     "density, Laplace": lambda: density_of_statistics("laplace"),
     "released_regression": lambda: [regression_model(law) for law in STATISTICS],

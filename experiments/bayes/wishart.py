@@ -22,11 +22,6 @@ from dpjax.bayes.regression import (
     WishartNoise,
     sufficient_statistics,
 )
-from experiments.published.regression import (
-    excludes_record,
-    nonprivate_wishart_noise,
-    sheffet_degrees_of_freedom,
-)
 from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
@@ -37,6 +32,11 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.published.regression import (
+    excludes_record,
+    nonprivate_wishart_noise,
+    sheffet_degrees_of_freedom,
+)
 
 EPSILON, DELTA = 1.0, 1e-4
 _DRAWS, _NUM_THRESHOLDS = 100_000, 19

@@ -1,6 +1,6 @@
-"""Published Wishart noise on regression statistics: one that is not private, one that is too large.
+"""Published Wishart noise on regression statistics: not private, or many times too large.
 
-`dpjax.bayes.regression.WishartNoise` has the fewest degrees of freedom that the exact profile needs.
+`dpjax.bayes.regression.WishartNoise` has as few degrees of freedom as its exact profile allows.
 """
 
 import math

@@ -601,8 +601,8 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "bayes.DPSVI": svi,
     "bayes.variational.DPSVIResult": svi_result,
     "bayes.conjugate.BetaBinomial": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
-    "bayes.conjugate.family.BoundedSum": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
-    "bayes.conjugate.family.ConjugateFamily": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
+    "bayes.conjugate.families.BoundedSum": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
+    "bayes.conjugate.families.ConjugateFamily": lambda: conjugate.BetaBinomial(alpha=1.0, beta=1.0),
     "bayes.conjugate.posteriors.Posterior": lambda: conjugate.BetaPosterior(
         np.array(2.0), np.array(3.0)
     ),
@@ -656,7 +656,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "bayes.regression.AdaSSP": lambda: regression.AdaSSP.from_epsilon(
         regression_bounds(), epsilon=1.0, delta=1e-5, adjacency="zero_out", num_features=2
     ),
-    "bayes.regression.release.StatisticsMechanism": perturbed,
+    "bayes.regression.statistics.StatisticsMechanism": perturbed,
     "bayes.regression.PerturbedStatistics": perturbed,
     "bayes.regression.RegressionBounds": regression_bounds,
     "bayes.regression.WishartNoise": lambda: regression.WishartNoise.from_epsilon(
@@ -846,7 +846,7 @@ NOT_CALLED: dict[str, str] = {
             "bayes.regression.HistogramBounds.from_sum",
             "bayes.regression.PerturbedStatistics.from_sum",
             "federated.ClippedGradientSum.from_sum",
-            "bayes.conjugate.family.ConjugateFamily.decode",
+            "bayes.conjugate.families.ConjugateFamily.decode",
         ],
         "of a release, with the noisy sum that it made",
     ),

@@ -19,10 +19,8 @@ from dpjax.bayes.regression import (
     RegressionDraws,
     RegressionStatistics,
     coefficient_interval,
-    latent_statistics,
     noise_aware,
     noise_aware_posterior,
-    observation_model,
     prediction_interval,
     repair,
     sufficient_statistics,
@@ -96,14 +94,14 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
     released = RegressionStatistics(
         jnp.array([[9.0, 2.0], [2.0, 5.0]]), jnp.array([3.0, 1.0]), jnp.array(8.0)
     )
-    observation = observation_model.observe(mechanism, released, n)
+    observation = noise_aware.observe(mechanism, released, n)
     features = FeaturePrior(jnp.array([[0.3, 0.1], [0.1, 0.2]]), num_examples=4.0)
-    second_moment = observation_model.second_moment_prior(features, mechanism, observation)
-    prior = latent_statistics.ConjugatePrior(*map(jnp.asarray, (1.5, 3.0, 2.0)))
-    coordinates = latent_statistics.make_coordinates(observation, prior, mechanism)
+    second_moment = noise_aware.second_moment_prior(features, mechanism, observation)
+    prior = noise_aware.ConjugatePrior(*map(jnp.asarray, (1.5, 3.0, 2.0)))
+    coordinates = noise_aware.make_coordinates(observation, prior, mechanism)
 
     def statistics(unknowns):
-        found = latent_statistics.decode(unknowns, coordinates, observation, prior)
+        found = noise_aware.decode(unknowns, coordinates, observation, prior)
         cross = found.features @ found.targets
         square = found.residual + found.targets @ found.targets
         exact = [
@@ -132,7 +130,7 @@ def test_the_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
         return log_prior + density.logpdf(noise, scale=unit).sum() + volume
 
     def stated(unknowns):
-        return latent_statistics.log_density(
+        return noise_aware.log_density(
             unknowns, coordinates, observation, second_moment, prior, distribution
         )
 
@@ -162,19 +160,19 @@ def lapack_calls_are_in_a_chain(function, *arguments):
 def test_factorisations_of_many_data_sets_never_run_at_once():
     """Two at once can wait for each other without end on a CPU with two cores (jaxlib 0.10)."""
     released = RegressionStatistics(jnp.eye(2) * 9, jnp.array([3.0, 1.0]), jnp.array(8.0))
-    observation = observation_model.observe(GAUSSIAN, released, 30)
-    second_moment = observation_model.second_moment_prior(None, GAUSSIAN, observation)
-    prior = latent_statistics.ConjugatePrior(*map(jnp.float32, (1.5, 3.0, 2.0)))
-    coordinates = latent_statistics.make_coordinates(observation, prior, GAUSSIAN)
+    observation = noise_aware.observe(GAUSSIAN, released, 30)
+    second_moment = noise_aware.second_moment_prior(None, GAUSSIAN, observation)
+    prior = noise_aware.ConjugatePrior(*map(jnp.float32, (1.5, 3.0, 2.0)))
+    coordinates = noise_aware.make_coordinates(observation, prior, GAUSSIAN)
 
     def density(unknowns):
-        return latent_statistics.log_density(
+        return noise_aware.log_density(
             unknowns, coordinates, observation, second_moment, prior, "gaussian"
         )
 
     def draw(key, unknowns):
-        found = latent_statistics.decode(unknowns, coordinates, observation, prior)
-        return latent_statistics.draw_parameters(key, found, observation.num_examples, prior)
+        found = noise_aware.decode(unknowns, coordinates, observation, prior)
+        return noise_aware.draw_parameters(key, found, observation.num_examples, prior)
 
     def independent(unknowns):
         matrix = unknowns[:4].reshape(2, 2)

@@ -20,6 +20,7 @@ from dpjax.accounting.kinds.wishart import ChiSquare
 from dpjax.bayes import DPSVI, conjugate, regression, sgmcmc
 from dpjax.gradients.bookkeeping import routes
 from dpjax.transforms.noise import gaussian_like
+from experiments.published.regression import sheffet_degrees_of_freedom
 
 ALPHAS = (1e-4, 1e-2, 0.1, 0.5)
 ACCOUNTANTS = {"pld": "pld", "rdp": "rdp", "moments": "moments", "gdp_clt": "gdp_clt"}

@@ -1,13 +1,18 @@
 """Conjugate families: private release of sufficient statistics, and posteriors given it."""
 
-from dpjax.bayes.conjugate.counts import BetaBinomial, DirichletMultinomial, GammaPoisson
-from dpjax.bayes.conjugate.family import BoundedSum, ConjugateFamily, Encoding, Sums
-from dpjax.bayes.conjugate.noise_aware import noise_aware_posterior
-from dpjax.bayes.conjugate.normal import (
+from dpjax.bayes.conjugate.families import (
+    BetaBinomial,
+    BoundedSum,
+    ConjugateFamily,
+    DirichletMultinomial,
+    Encoding,
+    GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
+    Sums,
     of_first_two_moments,
 )
+from dpjax.bayes.conjugate.noise_aware import noise_aware_posterior
 from dpjax.bayes.conjugate.posteriors import (
     BetaPosterior,
     DirichletPosterior,

@@ -9,7 +9,7 @@ from scipy.stats import laplace
 
 from dpjax._checks import as_key, check, check_count, check_type
 from dpjax._typing import PRNGKey
-from dpjax.bayes.conjugate.family import Sums
+from dpjax.bayes.conjugate.families import Sums
 from dpjax.bayes.conjugate.posteriors import Array, Mixture
 from dpjax.bayes.conjugate.release import StatisticRelease, estimate_sums
 from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dpjax._checks import as_float64, as_numbers, check, check_count, check_type
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
-from dpjax.bayes.conjugate.family import ConjugateFamily, Sums
+from dpjax.bayes.conjugate.families import ConjugateFamily, Sums
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import call_on_host

@@ -1,15 +1,21 @@
 """Bayesian linear regression from released sufficient statistics."""
 
-from dpjax.bayes.regression.adassp import AdaSSP, AdaSSPRelease, adaptive_ridge
-from dpjax.bayes.regression.budget_allocation import AssumedModel, optimal_budget_shares
+from dpjax.bayes.regression.mechanisms import (
+    AdaSSP,
+    AdaSSPRelease,
+    AssumedModel,
+    PerturbedStatistics,
+    adaptive_ridge,
+    optimal_budget_shares,
+)
 from dpjax.bayes.regression.noise_aware import (
+    FeaturePrior,
     RegressionDraws,
     coefficient_interval,
     noise_aware_posterior,
     prediction_interval,
+    released_regression,
 )
-from dpjax.bayes.regression.observation_model import FeaturePrior, released_regression
-from dpjax.bayes.regression.perturbed_statistics import PerturbedStatistics
 from dpjax.bayes.regression.posterior import (
     Prediction,
     RegressionPosterior,

@@ -6,34 +6,29 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 
 from dpjax._checks import (
-    as_floats,
-    check,
     check_count,
     check_delta,
     check_non_negative,
     check_positive,
     check_type,
 )
-from dpjax._typing import PRNGKey
 from dpjax.accounting.kinds.wishart import WishartDpEvent, wishart_curve
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import Adjacency
-from dpjax.bayes.regression.release import StatisticsMechanism
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
     RegressionStatistics,
-    check_bound,
+    StatisticsMechanism,
     check_setting,
 )
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms._exact_noise import Array, RandomWords, call_on_host, from_units, to_units
+from dpjax.mechanisms._exact_noise import Array, RandomWords, from_units, to_units
 from dpjax.mechanisms.additive import mirror, upper_triangle
 
 # With fewer degrees of freedom above the dimension a guarantee has no epsilon, only a delta.
@@ -70,8 +65,8 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     Raises:
       ValueError: a number out of range.
 
-    Source: Sheffet (2019), additive Wishart noise, with the fewest degrees of freedom that the exact
-    profile needs; the published number is many times larger.
+    Source: Sheffet (2019), additive Wishart noise; the published number of degrees of freedom is
+    private and many times larger than needed.
 
     >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
     >>> mechanism = WishartNoise.from_epsilon(

@@ -29,7 +29,7 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.adjacency import Adjacency, sensitivity_factor
-from dpjax.bayes.conjugate.counts import BetaBinomial
+from dpjax.bayes.conjugate.families import BetaBinomial
 from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
