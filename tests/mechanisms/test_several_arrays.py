@@ -21,8 +21,7 @@ from dpjax.bayes.regression import (
     RegressionBounds,
     RegressionStatistics,
     WishartNoise,
-    adassp,
-    perturbed_statistics,
+    mechanisms,
     private_bounds,
 )
 from dpjax.mechanisms import DiscreteGaussian, Gaussian, Laplace, _exact_noise, additive
@@ -163,9 +162,9 @@ def test_noise_is_pairwise_independent_and_of_the_events_scale(name):
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("perturbed, gaussian", perturbed_statistics),
-        ("perturbed, laplace", perturbed_statistics),
-        ("adassp", adassp),
+        ("perturbed, gaussian", mechanisms),
+        ("perturbed, laplace", mechanisms),
+        ("adassp", mechanisms),
         ("tree, laplace", additive),
         ("tree, discrete", additive),
         ("symmetric", additive),
