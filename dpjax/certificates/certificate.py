@@ -168,6 +168,7 @@ class Certificate(Report):
 
     @property
     def tables(self) -> list[Table]:
+        # The guarantee, and the run that it is of.
         guarantee, lower = self.guarantee, self.epsilon_lower
         shown = "not available" if lower is None else round_down(lower)
         run = []
@@ -185,6 +186,8 @@ class Certificate(Report):
             ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
             ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
         ]
+
+        # What an attack can do, and all tables in order.
         risks = [(risk.name, _format_risk(risk)) for risk in self.risks]
         risks.append(("computed from", self.risks_note))
         return [
@@ -208,6 +211,7 @@ class Certificate(Report):
         return tuple(caveats)
 
     def paragraph(self) -> str:
+        # What is published, and the estimates that are no guarantee.
         count = self.guarantee.num_releases
         description = self.guarantee.description
         described = "; ".join(f"{heading}: {text}" for heading, text in description.items())
@@ -216,6 +220,8 @@ class Certificate(Report):
             for estimate in self.estimates
             if estimate.kind == "approximation"
         )
+
+        # Then the guarantee, the risks and the caveats, in sentences.
         sentences = [
             f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'}"
             f" ({described}).",
@@ -331,6 +337,7 @@ def _format_risk(risk: Risk) -> str:
 
 
 def _guarantee_sentence(certificate: Certificate) -> str:
+    # The lower bound and who may know the number of records, in words.
     guarantee, lower = certificate.guarantee, certificate.epsilon_lower
     other = (
         f"a lower bound is not available ({certificate.epsilon_lower_note})"
@@ -339,6 +346,7 @@ def _guarantee_sentence(certificate: Certificate) -> str:
         f" than {round_down(lower)}"
     )
     size = "public" if guarantee.is_size_public else "private"
+
     return (
         f"It is ({round_up(certificate.epsilon)}, {certificate.delta:g})-differentially private,"
         f" with {guarantee.unit} as the unit of privacy, under adjacency"

@@ -44,18 +44,22 @@ def plot_certificate(certificate: "Certificate") -> "Figure":
 
 def _plot_tradeoff(axes: "Axes", certificate: "Certificate") -> None:
     """Type II error against type I error, with the point of the minimum sum."""
+    # The certified curve, up to its upper bound.
     alphas = _LEVELS
     axes.plot(alphas, 1 - alphas, ":", color=_GUESS, label="guessing")
     axes.plot(alphas, certificate.curve(alphas), color=_CURVE, label="certified trade-off function")
     if certificate.curve_upper is not None:
         _shade(axes, alphas, certificate.curve(alphas), certificate.curve_upper(alphas))
-    name, allowed = _epsilon_delta(certificate)
-    if allowed is not None:
+
+    # What epsilon at the one delta says, and the best attack by the sum of its errors.
+    name, pair_curve = _epsilon_delta(certificate)
+    if pair_curve is not None:
         label = f"{name} only"
-        axes.plot(alphas, allowed(alphas), "--", color=_EPSILON_DELTA, label=label)
+        axes.plot(alphas, pair_curve(alphas), "--", color=_EPSILON_DELTA, label=label)
     total = minimum_error_sum(certificate.curve)
     label = f"minimum sum of errors: {round_down(total)}"
     axes.plot(total / 2, total / 2, "o", color=_ATTACK, clip_on=False, label=label)
+
     axes.set(xlabel="type I error (false positives)", ylabel="type II error (false negatives)")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper right")
@@ -63,25 +67,31 @@ def _plot_tradeoff(axes: "Axes", certificate: "Certificate") -> None:
 
 def _plot_roc(axes: "Axes", certificate: "Certificate") -> None:
     """True against false positive rate, both logarithmic, with the certificate's risks marked."""
+    # The certified rate, down to its lower bound.
     levels = np.geomspace(_LEAST_LEVEL, 1.0, 400)
     axes.loglog(levels, levels, ":", color=_GUESS, label="guessing")
     detected = certificate.curve.true_positive_rate(levels)
     axes.loglog(levels, detected, color=_CURVE, label="certified upper bound")
     if certificate.curve_upper is not None:
         _shade(axes, levels, certificate.curve_upper.true_positive_rate(levels), detected)
-    name, allowed = _epsilon_delta(certificate)
-    if allowed is not None:
+
+    # What epsilon at the one delta says.
+    name, pair_curve = _epsilon_delta(certificate)
+    if pair_curve is not None:
         label = f"{name} only"
-        rates = allowed.true_positive_rate(levels)
+        rates = pair_curve.true_positive_rate(levels)
         axes.loglog(levels, rates, "--", color=_EPSILON_DELTA, label=label)
+
+    # The risks of the certificate.
     marks = np.array(FALSE_POSITIVE_RATES)
-    found = certificate.curve.true_positive_rate(marks)
+    marked = certificate.curve.true_positive_rate(marks)
     label = "upper bound on TPR at given FPR"
-    axes.loglog(marks, found, "o", color=_ATTACK, clip_on=False, zorder=5, label=label)
-    for level, rate in zip(marks.tolist(), found.tolist(), strict=True):
+    axes.loglog(marks, marked, "o", color=_ATTACK, clip_on=False, zorder=5, label=label)
+    for level, rate in zip(marks.tolist(), marked.tolist(), strict=True):
         place = (6, -11)
         note = axes.annotate(round_up(rate), (level, rate), place, textcoords="offset points")
         note.set(fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5})
+
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.set(xlim=(_LEAST_LEVEL, 1), ylim=(_LEAST_LEVEL, 1.5))
     axes.legend(frameon=False, fontsize=8, loc="lower right")

@@ -75,10 +75,13 @@ class AdditiveNoise(NoisyStatistic):
           ValueError: an array that is not of real numbers (complex, strings, objects), that is
             masked, or of another shape than the sensitivity states.
         """
+        # The numbers, of the shapes that the sensitivity states.
         leaves, treedef = jax.tree.flatten(value)
         check(bool(leaves), "value", value, "a tree with at least one array")
         numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
         check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
+
+        # Exact noise on the host; a traced scale is one of its arguments.
         results = [
             jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
             for number, leaf in zip(numbers, leaves, strict=True)
@@ -152,12 +155,15 @@ class AdditiveNoise(NoisyStatistic):
         check_positive("scale", scales[0])
         sizes = [math.prod(array.shape[key_bits.ndim - 1 :]) for array in arrays]
         all_weights = np.ones(1) if weights is None else weights
-        # Rounding every entry to the grid moves neighbours apart by at most so many units.
+
+        # The grid. Rounding every entry to it parts neighbours by at most so many units more.
         entries = max(sum(sizes), 1)
         entries = entries if self.norm == "l1" else np.sqrt(entries)
-        moved = int(np.ceil(float(np.max(all_weights)) * entries) + 1)
-        grid = grid_for(scales[0], self.sensitivity.value, moved, rounding)
+        extra_units = int(np.ceil(float(np.max(all_weights)) * entries) + 1)
+        grid = grid_for(scales[0], self.sensitivity.value, extra_units, rounding)
         weighted = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
+
+        # Each array in units of the grid, plus integer noise.
         noisy = []
         for key, array, size in zip(derive(key_bits, len(arrays)), arrays, sizes, strict=True):
             lanes = RandomWords(key, size)

@@ -50,6 +50,7 @@ def exponential_selection(
       allowed: which candidates may be selected, at least one in each row.
       scale: of the noise, in units of the grid.
     """
+    # What each proposal lacks to the best, and a lane of random words for each.
     count, size = units.shape
     width = min(size, _PROPOSALS)
     lowest = units.min()
@@ -57,6 +58,8 @@ def exponential_selection(
     lanes = RandomWords(key_bits, width)
     (scales,) = fit_integers(np.full(count * width, scale, object))
     scales = scales.astype(np.result_type(scales, units))
+
+    # Propose at random, and accept with the probability of what is lacking.
     chosen = np.zeros(count, np.intp)
     left = np.arange(count)
     while left.size:

@@ -81,11 +81,13 @@ class SubsampledGaussian(Mechanism):
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
+        # Noise, clip bound and constants from the number of records, in words.
         sigmas = [sigma for sigma, _ in self._noise_by_runs()]
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
         layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
         scale = ("the scale num_examples / expected_batch_size",) if self.size_scaled else ()
+
         return Guarantee(
             event=self.sampling.event(self._noise_by_runs()),
             adjacency=self.adjacency,
