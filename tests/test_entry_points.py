@@ -56,12 +56,14 @@ def mechanism_for(sampling):
 def by_train(records, key, sampling):
     options = {"progress": False, "steps_per_call": 1}
     sgd = optax.sgd(1.0)
-    return train(key, loss, START, records, mechanism_for(sampling), sgd, **options).params
+    return train(
+        key, loss, START, records, sgd, mechanism=mechanism_for(sampling), **options
+    ).params
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def by_private_step(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
+    step = private_step(loss, optax.sgd(1.0), mechanism=mechanism_for(sampling), key=key)
     return step.update(step.init(START), records)[0].params
 
 
@@ -100,7 +102,9 @@ def by_chains(kind):
         chain = kind(
             sampling, l2_clip=CLIP, step_size=STEP_SIZE, num_steps=1, adjacency="add_remove"
         )
-        drawn = sample(key, lambda w, x: -loss(w, x), None, START, records, chain, progress=False)
+        drawn = sample(
+            key, lambda w, x: -loss(w, x), None, START, records, mechanism=chain, progress=False
+        )
         return drawn.samples[0, 0] / STEP_SIZE
 
     return released
@@ -246,13 +250,13 @@ def keeps_nonfinite(monkeypatch):
 
 
 def divides_by_the_draw(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
+    step = private_step(loss, optax.sgd(1.0), mechanism=mechanism_for(sampling), key=key)
     state, info = step.update(step.init(START), records)
     return state.params * sampling.expected_batch_size / jnp.maximum(info.batch_size, 1)
 
 
 def without_noise_where_empty(records, key, sampling):
-    step = private_step(loss, optax.sgd(1.0), mechanism_for(sampling), key=key)
+    step = private_step(loss, optax.sgd(1.0), mechanism=mechanism_for(sampling), key=key)
     state, info = step.update(step.init(START), records)
     return state.params * (info.batch_size > 0)
 

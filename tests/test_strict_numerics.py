@@ -74,7 +74,13 @@ def train_with(sampling, adjacency="add_remove"):
     )
     options = {"progress": False}
     return dpjax.train(
-        KEY, squared_error, {"w": jnp.zeros(2)}, (X, Y), mechanism, optax.sgd(0.1), **options
+        KEY,
+        squared_error,
+        {"w": jnp.zeros(2)},
+        (X, Y),
+        optax.sgd(0.1),
+        mechanism=mechanism,
+        **options,
     ).params
 
 
@@ -91,7 +97,7 @@ def update(transformation):
 def langevin(chain):
     data, start = (X, Y), {"w": jnp.zeros(2)}
     return dpjax.bayes.sgmcmc.sample(
-        KEY, log_likelihood, log_prior, start, data, chain, progress=False
+        KEY, log_likelihood, log_prior, start, data, mechanism=chain, progress=False
     ).samples
 
 

@@ -37,8 +37,8 @@ class TrainingAccountant:
     >>> accountant = TrainingAccountant(bdp.init(mechanism))
     >>> loss = lambda w, x: 0.01 * jnp.sum((w - x) ** 2)
     >>> result = dpjax.train(
-    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
-    ...     on_report=accountant, progress=False
+    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), optax.sgd(0.1),
+    ...     mechanism=mechanism, on_report=accountant, progress=False
     ... )
     >>> epsilon = bdp.epsilon(accountant.state, 1e-3)
     >>> epsilon.bdp < epsilon.dp

@@ -67,8 +67,8 @@ def gradient_training(
     loss_fn: LossFn,
     params: ArrayTree,
     optimizer: optax.GradientTransformation | OptimizerForNoise,
-    mechanism: SubsampledGaussian,
     *,
+    mechanism: SubsampledGaussian,
     method: str = "auto",
 ) -> Training:
     """Returns the training of a loss by any optax optimiser, or by an SG-MCMC chain.
@@ -100,7 +100,7 @@ def gradient_training(
     ...     adjacency="zero_out"
     ... )
     >>> loss = lambda w, example: jnp.sum((w - example["x"]) ** 2)
-    >>> training = gradient_training(loss, jnp.zeros(2), optax.sgd(0.1), steps)
+    >>> training = gradient_training(loss, jnp.zeros(2), optax.sgd(0.1), mechanism=steps)
     >>> state = training.update(training.init(), jnp.ones(2), 0, 1.0)
     >>> training.get_params(state).tolist()
     [-0.025, -0.025]

@@ -97,9 +97,9 @@ def train(
     loss_fn: LossFn,
     params: Params,
     data: ArrayTree | SplitRecords | DataSource,
-    mechanism: SubsampledGaussian,
     optimizer: optax.GradientTransformation,
     *,
+    mechanism: SubsampledGaussian,
     wrt: Any = None,
     loss_takes_key: bool = False,
     method: str = "auto",
@@ -125,8 +125,8 @@ def train(
         records, for data larger than the device or memory: the drawn records of a step are read in
         a thread during the step before, with the same result. Each of several processes passes a
         source of all records, and reads those of its devices.
-      mechanism: sampling, clipping, noise, number of steps.
       optimizer: any optax optimiser; it sees noisy sums over the expected batch size.
+      mechanism: sampling, clipping, noise, number of steps.
       wrt: which variables of an ``nnx.Module`` are trained; see `clipped_grad`.
       loss_takes_key: whether the loss draws random numbers (dropout) from a key, which is then
         another one for each step and each example drawn in it, and the same in a resumed run. The
@@ -164,8 +164,8 @@ def train(
     ... )
     >>> loss = lambda w, x: jnp.sum((w - x) ** 2)
     >>> result = train(
-    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), mechanism, optax.sgd(0.1),
-    ...     progress=False
+    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), optax.sgd(0.1),
+    ...     mechanism=mechanism, progress=False
     ... )
     >>> result.mechanism.num_steps, result.certificate(1e-3).epsilon < 4
     (20, True)
@@ -191,7 +191,7 @@ def train(
     step = private_step(
         (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
         optimizer,
-        mechanism,
+        mechanism=mechanism,
         key=key,
         loss_takes_key=loss_takes_key,
         method=method,

@@ -68,8 +68,8 @@ def check_run(mechanism: object, optimizer: object, sharding: object) -> None:
 def private_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    mechanism: SubsampledGaussian,
     *,
+    mechanism: SubsampledGaussian,
     key: PRNGKey,
     loss_takes_key: bool = False,
     method: str = "auto",
@@ -110,7 +110,7 @@ def private_step(
     ...     adjacency="add_remove"
     ... )
     >>> loss = lambda w, x: jnp.sum((w - x) ** 2)
-    >>> step = private_step(loss, optax.sgd(0.1), mechanism, key=jax.random.key(0))
+    >>> step = private_step(loss, optax.sgd(0.1), mechanism=mechanism, key=jax.random.key(0))
     >>> state, info = jax.jit(step.update)(step.init(jnp.zeros(2)), jnp.ones((8, 2)))
     >>> int(state.num_releases)
     1

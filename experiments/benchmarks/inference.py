@@ -97,7 +97,9 @@ def training_group(subject: str, name: str, batch: int) -> Group:
     data = jax.device_put(model.data(_NUM_EXAMPLES))
 
     def block(*, keep: bool, count: bool) -> Callable[[], float]:
-        step = dpjax.private_step(model.loss, optax.sgd(0.01), mechanism, key=jax.random.key(0))
+        step = dpjax.private_step(
+            model.loss, optax.sgd(0.01), mechanism=mechanism, key=jax.random.key(0)
+        )
 
         def update(state: Any, data: Any) -> tuple[Any, Any]:
             state, info = step.update(state, data)

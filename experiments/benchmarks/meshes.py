@@ -128,7 +128,9 @@ def private_step(model: Model, sharding: dpjax.MeshSharding | None) -> dpjax.tra
         sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=10**6, adjacency="zero_out"
     )
     key = jax.random.key(0)
-    return dpjax.private_step(model.loss, optax.adam(1e-3), mechanism, key=key, sharding=sharding)
+    return dpjax.private_step(
+        model.loss, optax.adam(1e-3), mechanism=mechanism, key=key, sharding=sharding
+    )
 
 
 def count(compiled: Any, num_devices: int) -> dict[str, float]:

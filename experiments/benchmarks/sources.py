@@ -112,7 +112,7 @@ def _block(name: str, data: Any, num_examples: int) -> Callable[[], float]:
         return model.loss(params, (image.astype(np.float32) / 255, label.astype(np.int32)))
 
     records = as_training_data(data, mechanism.sampling).place(None)
-    step = dpjax.private_step(loss, optax.sgd(0.01), mechanism, key=jax.random.key(0))
+    step = dpjax.private_step(loss, optax.sgd(0.01), mechanism=mechanism, key=jax.random.key(0))
     held = {"state": step.init(model.init())}
     run = records.compile(step.update, held["state"], _BLOCK)
 

@@ -141,7 +141,9 @@ def loop_group(model: Model) -> Group:
     mechanism = dpjax.SubsampledGaussian(
         sampling, l2_clip=1.0, noise_multiplier=1.1, num_steps=10**6, adjacency="zero_out"
     )
-    step = dpjax.private_step(model.loss, optax.sgd(0.1), mechanism, key=jax.random.key(0))
+    step = dpjax.private_step(
+        model.loss, optax.sgd(0.1), mechanism=mechanism, key=jax.random.key(0)
+    )
 
     def case(name: str, loop: Any) -> Case:
         run = loop(step.update, step.init(params), data, _LOOP_STEPS)

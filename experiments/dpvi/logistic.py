@@ -223,7 +223,7 @@ def chain_accuracies(data: Dataset, chain: SGLD, repeats: int, seed: int) -> np.
         lambda w: -0.5 * jnp.sum(w**2),
         jnp.zeros(records[0].shape[1]),
         records,
-        dataclasses.replace(chain, num_chains=repeats),
+        mechanism=dataclasses.replace(chain, num_chains=repeats),
         burn_in=_THINNING * (chain.num_steps // (2 * _THINNING)),
         thinning=_THINNING,
         progress=False,

@@ -84,7 +84,7 @@ def run_sgld(train: Split, chain: SGLD, num_runs: int, key: jax.Array) -> Runs:
         log_prior,
         jnp.zeros(train.x.shape[1]),
         tuple(train),
-        dataclasses.replace(chain, num_chains=num_runs),
+        mechanism=dataclasses.replace(chain, num_chains=num_runs),
         burn_in=chain.num_steps // 2,
         thinning=_THINNING,
         progress=False,
@@ -125,8 +125,8 @@ def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
             lambda weights, example: -log_likelihood(weights, example),
             jnp.zeros(train.x.shape[1]),
             tuple(train),
-            mechanism,
             optax.sgd(_LEARNING_RATE),
+            mechanism=mechanism,
             steps_per_call=NUM_STEPS,
             progress=False,
         ).params

@@ -129,7 +129,7 @@ def _chain_mean(
         log_prior,
         start,
         examples,
-        chain,
+        mechanism=chain,
         burn_in=settings.num_steps // 2,
         progress=False,
     )

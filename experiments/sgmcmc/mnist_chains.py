@@ -138,7 +138,7 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
         log_prior,
         params,
         tuple(data.train),
-        settings.chain(len(data.train.y), settings.num_steps),
+        mechanism=settings.chain(len(data.train.y), settings.num_steps),
         burn_in=burn_in,
         thinning=(settings.num_steps - burn_in) // settings.num_kept,
         steps_per_call=_STEPS_PER_CALL,

@@ -439,6 +439,7 @@ VALUES: dict[str, Any] = {
     "temperature": 1.0,
     "constant": 1.0,
     "step": 1,
+    "bayes.sgmcmc.sample: mechanism": chain,
     "bayes.sgmcmc.beta_sample: records": np.array([0, 1, 1]),
     **{
         f"bayes.sgmcmc.{name}: mechanism": one_sample

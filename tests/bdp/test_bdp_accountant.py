@@ -353,7 +353,14 @@ def training(num_steps, **options):
     loss = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)  # noqa: E731
     key = jax.random.key(0)
     return described, lambda accountant: dpjax.train(
-        key, loss, jnp.zeros(3), data, described, optax.sgd(0.01), on_report=accountant, **run
+        key,
+        loss,
+        jnp.zeros(3),
+        data,
+        optax.sgd(0.01),
+        mechanism=described,
+        on_report=accountant,
+        **run,
     )
 
 

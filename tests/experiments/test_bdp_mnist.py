@@ -87,7 +87,9 @@ def first_step(chosen, digits):
     mechanism = chosen.mechanism(300, "one image")
     key = jax.random.key(1)
     program = classifiers.make_program(key, chosen, cross_entropy(model), weights, mechanism)
-    step = private_step(program.loss_fn, program.optimizer, program.mechanism, key=program.key)
+    step = private_step(
+        program.loss_fn, program.optimizer, mechanism=program.mechanism, key=program.key
+    )
     state = step.init(program.params)
     state, info = jax.jit(step.update)(state, jax.device_put(tuple(digits.train)))
     moved = jax.tree.map(lambda old, new: old != new, weights, program.weights(state.params))

@@ -51,7 +51,9 @@ def same(one, other):
 def test_private_training_is_that_of_dpjax_evaluated_after_each_epoch(problem):
     key, task, params = problem
     training = train(key, task, params, mechanism())
-    expected = dpjax.train(key, task.loss_fn, params, task.examples, mechanism(), task.optimizer)
+    expected = dpjax.train(
+        key, task.loss_fn, params, task.examples, task.optimizer, mechanism=mechanism()
+    )
     assert same(training.params, expected.params)
     assert [epoch for epoch, _ in training.curve] == pytest.approx([1.0, 2.0, 3.0])
     assert training.curve[-1][1] == task.evaluate(training.params) > 80

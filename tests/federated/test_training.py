@@ -112,7 +112,9 @@ def test_a_training_in_rounds_is_that_of_one_process(network_of):
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     rng = np.random.default_rng(1)
     records = [linear_records(rng, size) for size in (10, 20, 30)]
-    training = gradient_training(squared_error, START, optax.adam(0.1), plan.mechanism.mechanism)
+    training = gradient_training(
+        squared_error, START, optax.adam(0.1), mechanism=plan.mechanism.mechanism
+    )
     network = network_of(plan)
     secrets = jax.random.split(KEY, 3)
     holders = {
@@ -264,7 +266,10 @@ def chain_draws(make, plan_options, step_factor=None, num_steps=1000, num_missin
         return chain.with_privacy_factor(used).optimizer(None, key=KEY)
 
     training = gradient_training(
-        lambda mean, x: 0.5 * jnp.sum((mean - x) ** 2), jnp.full(1, 0.3), optimizer, chain.gaussian
+        lambda mean, x: 0.5 * jnp.sum((mean - x) ** 2),
+        jnp.full(1, 0.3),
+        optimizer,
+        mechanism=chain.gaussian,
     )
     state, entropy, draws = training.init(), simulated_entropy(9), []
     shares = plan.parties.num_noise_shares
@@ -365,7 +370,9 @@ def test_parameters_that_a_node_altered_are_refused_and_found_by_the_others(netw
     """A holder that got other parameters than the nodes have is refused by their digest."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     network = network_of(plan)
-    training = gradient_training(squared_error, START, optax.sgd(0.1), plan.mechanism.mechanism)
+    training = gradient_training(
+        squared_error, START, optax.sgd(0.1), mechanism=plan.mechanism.mechanism
+    )
     words = np.arange(3, dtype=np.float64).view(np.uint64)
     for node in (0, 1):
         network.caller("analyst")(node, "parameters", parameters_message(plan, node, words, 0))
@@ -401,7 +408,9 @@ def test_messages_on_disk_are_not_sent_at_other_parameters(network_of):
 
 def test_a_training_of_other_parameters_than_the_plans_is_refused(network_of):
     plan = plan_of(ClippedGradientSum(steps(60), 4), num_holders=3, num_nodes=2)
-    training = gradient_training(squared_error, START, optax.sgd(0.1), plan.mechanism.mechanism)
+    training = gradient_training(
+        squared_error, START, optax.sgd(0.1), mechanism=plan.mechanism.mechanism
+    )
     with pytest.raises(ValueError, match="num_parameters must be the 3 of the training, got 4"):
         TrainingAnalyst(plan, training, network_of(plan).journal("analyst"), waiting_time=1.0)
     whole = training._replace(init=lambda: jnp.zeros(4, int), get_params=lambda state: state)

@@ -614,13 +614,13 @@ def exact_conjugate(family, records):
 
 def train(loss, params, data, mechanism, optimizer, key, *, on_report=None):
     result = dpjax.train(
-        key, loss, params, data, mechanism, optimizer, on_report=on_report, progress=False
+        key, loss, params, data, optimizer, mechanism=mechanism, on_report=on_report, progress=False
     )
     return result.params
 
 
 def private_step(loss, optimizer, mechanism, key) -> Any:
-    return dpjax.private_step(loss, optimizer, mechanism, key=key)
+    return dpjax.private_step(loss, optimizer, mechanism=mechanism, key=key)
 
 
 def step_numbers(state, info):
@@ -640,7 +640,7 @@ def sample_chain(log_likelihood, log_prior, start, data, mechanism, key, *, burn
         log_prior,
         start,
         data,
-        mechanism,
+        mechanism=mechanism,
         burn_in=burn_in,
         thinning=thinning,
         progress=False,

@@ -62,7 +62,7 @@ def _train_per_layer():
 
 def _step(sampling):
     """Two steps by hand, with what they saw."""
-    step = api.private_step(loss, optax.sgd(0.5), _mechanism(sampling), key=KEY)
+    step = api.private_step(loss, optax.sgd(0.5), mechanism=_mechanism(sampling), key=KEY)
     state, update, found = step.init(PARAMS), jax.jit(step.update), []
     for _ in range(2):
         state, info = update(state, (X, Y))

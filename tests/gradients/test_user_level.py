@@ -213,7 +213,9 @@ def test_users_are_trained_on_and_certified_like_records():
     )  # fmt: skip
 
     def run(data, loss_fn):
-        return train(KEY, loss_fn, PARAMS, data, mechanism, optax.sgd(0.5), progress=False)
+        return train(
+            KEY, loss_fn, PARAMS, data, optax.sgd(0.5), mechanism=mechanism, progress=False
+        )
 
     one_record = UnitRecords(jax.tree.map(lambda x: x[:, :1], units().records), MASK[:, :1] | True)
     plain = jax.tree.map(lambda x: x[:, 0], units().records)

@@ -44,7 +44,7 @@ def releases(mechanism: SubsampledGaussian, in_clips: float, seed: int) -> np.nd
 @partial(jax.jit, static_argnums=0)
 def _params_after_one_step(mechanism: SubsampledGaussian, keys, gradients):
     def params(key):
-        step = private_step(lambda w, x: w @ x, optax.sgd(1.0), mechanism, key=key)
+        step = private_step(lambda w, x: w @ x, optax.sgd(1.0), mechanism=mechanism, key=key)
         return step.update(step.init(jnp.zeros(1)), gradients)[0].params[0]
 
     return jax.vmap(params)(keys)

@@ -32,7 +32,8 @@ def run(kind, batches, sharding=None, split=False, folder=None, data=DATA):
     data = split_records(DATA, sharding) if split else data
     return sample(
         jax.random.key(1), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), lambda w: -jnp.sum(w**2),
-        jnp.zeros(4), data, chain, sharding=sharding, checkpoint_dir=folder, progress=False,
+        jnp.zeros(4), data, mechanism=chain, sharding=sharding,
+        checkpoint_dir=folder, progress=False,
     ).samples  # fmt: skip
 
 

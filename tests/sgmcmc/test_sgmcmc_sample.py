@@ -39,7 +39,7 @@ def chain_of(num_steps=12, **changes):
 def run(chain, seed=0, params=START, **options):
     key = jax.random.key(seed)
     return sample(
-        key, log_likelihood, log_prior, params, DATA, chain, progress=False, **options
+        key, log_likelihood, log_prior, params, DATA, mechanism=chain, progress=False, **options
     ).samples
 
 
@@ -107,7 +107,7 @@ def test_any_tree_of_any_floats_and_starts_that_differ():
 
     chain = chain_of(1, num_chains=3)
     key = jax.random.key(0)
-    samples = sample(key, of_tree, log_prior, start, DATA, chain, progress=False).samples
+    samples = sample(key, of_tree, log_prior, start, DATA, mechanism=chain, progress=False).samples
     first, (second, last) = samples["w"]
     assert (first.shape, second.shape, last.shape) == ((3, 1, 2), (3, 1, 2), (3, 1))
     assert (first.dtype, second.dtype, last.dtype) == (np.float16, np.float32, np.float32)
@@ -219,7 +219,7 @@ def test_the_result_has_its_privacy_and_diagnostics():
         log_prior,
         START,
         DATA,
-        chain,
+        mechanism=chain,
         burn_in=100,
         progress=False,
     )
@@ -261,4 +261,6 @@ def test_bad_options_are_named(options, named):
 
 def test_data_of_another_size_are_refused():
     with pytest.raises(ValueError, match="12 records"):
-        sample(jax.random.key(0), log_likelihood, None, START, jnp.ones((5, 2)), chain_of())
+        sample(
+            jax.random.key(0), log_likelihood, None, START, jnp.ones((5, 2)), mechanism=chain_of()
+        )

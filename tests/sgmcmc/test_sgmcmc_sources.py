@@ -43,7 +43,7 @@ def samples(data, sampling, batches, folder=None):
         None,
         jnp.zeros(3),
         data,
-        chain,
+        mechanism=chain,
         burn_in=3,
         thinning=2,
         steps_per_call=2,

@@ -62,7 +62,7 @@ def last_states(
         log_prior,
         start,
         records(),
-        chain,
+        mechanism=chain,
         burn_in=num_steps - 1,
         progress=False,
     )

@@ -88,7 +88,9 @@ def run(sharding=None, split=False, optimizer="adam", loss=loss, **options):
     data = split_records(DATA, sharding) if split else DATA
     described = mechanism(**options)
     key = jax.random.key(3)
-    step = private_step(loss, OPTIMIZERS[optimizer], described, key=key, sharding=sharding)
+    step = private_step(
+        loss, OPTIMIZERS[optimizer], mechanism=described, key=key, sharding=sharding
+    )
     state, update = step.init(PARAMS), jax.jit(step.update)
     for _ in range(NUM_STEPS):
         state, info = update(state, data)

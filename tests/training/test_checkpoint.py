@@ -57,8 +57,8 @@ def run(folder=None, mechanism=MECHANISM, data=DATA, key=KEY, loss=loss, **optio
         loss,
         {"w": jnp.zeros(3)},
         data,
-        mechanism,
         options.pop("optimizer"),
+        mechanism=mechanism,
         checkpoint_dir=folder,
         **options,
     )

@@ -39,7 +39,9 @@ def run(folder, **options):
 
     options = {"steps_per_call": 2, "progress": False, "checkpoint_dir": folder, **options}
     key = jax.random.key(0)
-    return train(key, loss, jnp.zeros(2), jnp.ones((8, 2)), MECHANISM, optax.sgd(0.1), **options)
+    return train(
+        key, loss, jnp.zeros(2), jnp.ones((8, 2)), optax.sgd(0.1), mechanism=MECHANISM, **options
+    )
 
 
 @pytest.fixture

@@ -46,7 +46,9 @@ def problem(loss):
         num_steps=50,
         adjacency="add_remove",
     )
-    step = private_step(loss, optax.sgd(0.1, momentum=0.9), mechanism, key=jax.random.key(1))
+    step = private_step(
+        loss, optax.sgd(0.1, momentum=0.9), mechanism=mechanism, key=jax.random.key(1)
+    )
     return step, params, data
 
 

@@ -41,7 +41,9 @@ def words(key) -> bytes:
 
 def masks_of(state, described) -> np.ndarray:
     """The dropout mask of each record in the next step, ``(N, WIDTH)``, if all are drawn."""
-    step = private_step(dropout_loss, optax.sgd(1.0), described, key=KEY, loss_takes_key=True)
+    step = private_step(
+        dropout_loss, optax.sgd(1.0), mechanism=described, key=KEY, loss_takes_key=True
+    )
 
     @jax.jit
     def params_after(data):
@@ -55,7 +57,7 @@ def masks_of(state, described) -> np.ndarray:
 
 def started(described=ALL, loss=dropout_loss, key=KEY, **options):
     options = {"loss_takes_key": True, **options}
-    step = private_step(loss, optax.sgd(1.0), described, key=key, **options)
+    step = private_step(loss, optax.sgd(1.0), mechanism=described, key=key, **options)
     return step, step.init(jnp.zeros(WIDTH))
 
 
@@ -153,7 +155,9 @@ class Crash(Exception):
 def run(folder=None, key=KEY, loss=dropout_loss, params=None, **options):
     options = {"loss_takes_key": True, "steps_per_call": 2, "progress": False, **options}
     params = jnp.zeros(WIDTH) if params is None else params
-    return train(key, loss, params, DATA, POISSON, optax.sgd(0.1), checkpoint_dir=folder, **options)
+    return train(
+        key, loss, params, DATA, optax.sgd(0.1), mechanism=POISSON, checkpoint_dir=folder, **options
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +167,9 @@ def test_a_run_is_its_steps_and_resumes_to_the_same_masks(tmp_path):
             raise Crash
 
     step, state = started(POISSON)
-    step = private_step(dropout_loss, optax.sgd(0.1), POISSON, key=KEY, loss_takes_key=True)
+    step = private_step(
+        dropout_loss, optax.sgd(0.1), mechanism=POISSON, key=KEY, loss_takes_key=True
+    )
     update, state = jax.jit(step.update), step.init(jnp.zeros(WIDTH))
     for _ in range(6):
         state, _ = update(state, DATA)

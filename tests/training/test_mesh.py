@@ -97,7 +97,7 @@ def scaled_noise(multiplier):
     sharding = SHARDINGS["8"]
     described = mechanism(noise_multiplier=multiplier)
     step = private_step(
-        lambda w, x: 0.0 * jnp.sum(w), optax.sgd(1.0), described, key=jax.random.key(0),
+        lambda w, x: 0.0 * jnp.sum(w), optax.sgd(1.0), mechanism=described, key=jax.random.key(0),
         sharding=sharding,
     )  # fmt: skip
     state, _ = jax.jit(step.update)(step.init(jnp.zeros(20_000)), DATA)
@@ -145,7 +145,7 @@ def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
     expected = on_one_device()  # before the bug
     monkeypatch.setattr(_clipped_grad, "squared_norms", local_norms)
     step = private_step(
-        loss, OPTIMIZERS["adam"], mechanism(), key=jax.random.key(3), method="vmap",
+        loss, OPTIMIZERS["adam"], mechanism=mechanism(), key=jax.random.key(3), method="vmap",
         sharding=SHARDINGS["2x4"],
     )  # fmt: skip
     state, update = step.init(PARAMS), jax.jit(step.update)
@@ -183,7 +183,7 @@ def test_equal_coins_on_every_device_are_found(monkeypatch):
 
 def compiled(sharding, data):
     step = private_step(
-        loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0), sharding=sharding
+        loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(0), sharding=sharding
     )
     return jax.jit(step.update).lower(step.init(PARAMS), data).compile()
 
@@ -261,7 +261,7 @@ def test_losses_with_keys_agree_between_meshes():
 
     def trained(sharding, data):
         step = private_step(
-            noisy_loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(3),
+            noisy_loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(3),
             loss_takes_key=True, sharding=sharding,
         )  # fmt: skip
         return jax.jit(step.update)(step.init(PARAMS), data)
@@ -302,7 +302,7 @@ def test_batches_that_cannot_be_split_evenly():
 
 
 def test_split_records_without_their_mesh():
-    step = private_step(loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0))
+    step = private_step(loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(0))
     records = split_records(DATA, SHARDINGS["8"])
     with pytest.raises(ValueError, match="sharding must be given for SplitRecords"):
         step.update(step.init(PARAMS), records)
@@ -317,7 +317,7 @@ def test_arrays_split_over_explicit_axes():
     step = private_step(
         lambda w, x: jnp.sum(w * x),
         OPTIMIZERS["sgd"],
-        type(described)(
+        mechanism=type(described)(
             PoissonSampling(16, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=3,
             adjacency="zero_out",
         ),
@@ -360,7 +360,11 @@ def test_noise_on_the_whole_sum_is_that_of_one_device():
 
 def test_contexts_of_explicit_axes_are_refused():
     step = private_step(
-        loss, OPTIMIZERS["sgd"], mechanism(), key=jax.random.key(0), sharding=SHARDINGS["8"]
+        loss,
+        OPTIMIZERS["sgd"],
+        mechanism=mechanism(),
+        key=jax.random.key(0),
+        sharding=SHARDINGS["8"],
     )
     state = step.init(PARAMS)
     refused = r"cannot be used inside jax.set_mesh of a mesh with explicit axes \('data',\)"

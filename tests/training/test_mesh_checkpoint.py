@@ -24,7 +24,8 @@ def run(name=None, folder=None, split=False, on_report=None):
     data = split_records(DATA, sharding) if split else DATA
     described: SubsampledGaussian = mechanism()
     return train(
-        jax.random.key(3), loss, PARAMS, data, described, optax.adam(0.1), sharding=sharding,
+        jax.random.key(3), loss, PARAMS, data, optax.adam(0.1),
+        mechanism=described, sharding=sharding,
         checkpoint_dir=folder, steps_per_call=1, on_report=on_report, progress=False,
     )  # fmt: skip
 
@@ -84,6 +85,6 @@ def test_other_records_are_refused(saved_on_eight):
     sharding = SHARDINGS["8"]
     with pytest.raises(ValueError, match="holds a run with another data"):
         train(
-            jax.random.key(3), loss, PARAMS, split_records(swapped, sharding), mechanism(),
-            optax.adam(0.1), sharding=sharding, checkpoint_dir=saved_on_eight, progress=False,
+            jax.random.key(3), loss, PARAMS, split_records(swapped, sharding), optax.adam(0.1),
+            mechanism=mechanism(), sharding=sharding, checkpoint_dir=saved_on_eight, progress=False,
         )  # fmt: skip

@@ -45,7 +45,7 @@ def accuracy(digits, noise_multiplier, seed) -> float:
     key, init_key = jax.random.split(jax.random.key(seed))
     (x, labels), data = own_pixels(digits.test), own_pixels(digits.train)
     params = MODEL.init(init_key, x[0])["params"]
-    result = train(key, loss, params, data, mechanism, optax.sgd(1.0), progress=False)
+    result = train(key, loss, params, data, optax.sgd(1.0), mechanism=mechanism, progress=False)
     return float(np.mean(MODEL.apply({"params": result.params}, x).argmax(axis=-1) == labels))
 
 

@@ -90,7 +90,12 @@ def assert_close(tree, other, rtol=1e-5):
 def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
     described = mechanism(sampling)
     step = private_step(
-        loss, optax.sgd(RATE), described, key=KEY, method="vmap", microbatch_size=microbatch_size
+        loss,
+        optax.sgd(RATE),
+        mechanism=described,
+        key=KEY,
+        method="vmap",
+        microbatch_size=microbatch_size,
     )
     update, state = jax.jit(step.update), step.init(PARAMS)
     for _ in range(4):
@@ -102,7 +107,7 @@ def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
 
 def test_power_the_hand_written_step_sees_a_different_clip_bound():
     described = mechanism(FixedSizeSampling(N, 5), l2_clip=2 * CLIP, noise_multiplier=0.75)
-    step = private_step(loss, optax.sgd(RATE), described, key=KEY)
+    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
     state = step.init(PARAMS)
     with pytest.raises(AssertionError):
         assert_close(step.update(state, DATA)[0].params, step_by_hand(described, state))
@@ -112,7 +117,7 @@ def test_power_the_hand_written_step_sees_a_different_clip_bound():
 @jax.numpy_dtype_promotion("standard")  # Adam's bias correction promotes
 def test_any_optimizer_sees_the_noisy_sum_over_the_expected_size():
     described, optimizer = mechanism(PoissonSampling(N, 0.4)), optax.adam(0.1)
-    step = private_step(loss, optimizer, described, key=KEY)
+    step = private_step(loss, optimizer, mechanism=described, key=KEY)
     update, state, plain = jax.jit(step.update), step.init(PARAMS), optimizer.init(PARAMS)
     for _ in range(3):
         gradient = jax.tree.map(jnp.float32, mean_by_hand(described, state))
@@ -133,7 +138,7 @@ def test_an_empty_draw_is_an_update_of_pure_noise():
     sampling = PoissonSampling(N, 0.1)
     key = key_that_draws(sampling, lambda size: size == 0)
     described = mechanism(sampling)
-    step = private_step(loss, optax.sgd(RATE), described, key=key)
+    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=key)
     state = step.init(PARAMS)
     moved, info = step.update(state, DATA)
     noise = noise_of(described, state)
@@ -157,7 +162,7 @@ def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
     results = []
     for size in (50, physical_batch_size):
         sampling = PoissonSampling(50, 0.05, physical_batch_size=size)
-        step = private_step(loss, optax.sgd(RATE), mechanism(sampling), key=key)
+        step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=key)
         state, info = jax.jit(step.update)(step.init(PARAMS), data)
         results.append((state.params, info[:3]))
         assert info.norms.shape == info.mask.shape == (sampling.num_static_batches * size,)
@@ -168,7 +173,7 @@ def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
 def test_many_small_physical_batches_are_looped_over_not_copied():
     def size_of_program(physical_batch_size):
         sampling = PoissonSampling(1000, 0.2, physical_batch_size=physical_batch_size)
-        step = private_step(loss, optax.sgd(RATE), mechanism(sampling), key=KEY)
+        step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=KEY)
         data = (jnp.zeros((1000, 3)), jnp.zeros(1000))
         return len(jax.jit(step.update).lower(step.init(PARAMS), data).as_text())
 
@@ -177,7 +182,7 @@ def test_many_small_physical_batches_are_looped_over_not_copied():
 
 def test_infos_hold_what_the_step_saw():
     sampling = PoissonSampling(N, 0.4, physical_batch_size=4)
-    step = private_step(loss, optax.sgd(RATE), mechanism(sampling), key=KEY)
+    step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=KEY)
     state = step.init(PARAMS)
     _, info = step.update(state, DATA)
     records = drawn_by(sampling, state.sampler)
@@ -193,7 +198,7 @@ def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
     x, y = (array.copy() for array in DATA)
     x[5] = bad
     described = mechanism(PoissonSampling(N, 1.0, physical_batch_size=4))
-    step = private_step(loss, optax.sgd(RATE), described, key=KEY)
+    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
     first = step.init(PARAMS)
     state, info = jax.jit(step.update)(first, (x, y))
     others = clipped_sum_by_hand(PARAMS, [i for i in range(N) if i != 5])
@@ -207,7 +212,9 @@ def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
 
 
 def test_releases_are_counted_and_nothing_is_released_past_the_last():
-    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), key=KEY)
+    step = private_step(
+        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
+    )
     update, state = jax.jit(step.update), step.init(PARAMS)
     for done in range(1, 5):
         state, _ = update(state, DATA)
@@ -218,7 +225,9 @@ def test_releases_are_counted_and_nothing_is_released_past_the_last():
 
 
 def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
-    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), key=KEY)
+    step = private_step(
+        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
+    )
     update = jax.jit(step.update, donate_argnums=0)
     once = update(step.init(PARAMS), DATA)[0]
     twice = update(update(step.init(PARAMS), DATA)[0], DATA)[0]
@@ -228,7 +237,9 @@ def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
 
 
 def test_the_users_key_makes_sampler_and_noise_differ():
-    step = private_step(loss, optax.sgd(RATE), mechanism(PoissonSampling(N, 0.4)), key=KEY)
+    step = private_step(
+        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
+    )
     state = step.init(PARAMS)
     words = {jax.random.key_data(k).tobytes() for k in (KEY, state.sampler, state.optimizer[0].key)}
     assert len(words) == 3
@@ -236,13 +247,13 @@ def test_the_users_key_makes_sampler_and_noise_differ():
 
 def test_data_of_another_size_and_seeds_are_refused():
     described = mechanism(PoissonSampling(N, 0.4))
-    step = private_step(loss, optax.sgd(RATE), described, key=KEY)
+    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
     with pytest.raises(ValueError, match="data must have the 13 records"):
         step.update(step.init(PARAMS), jax.tree.map(lambda a: a[:-1], DATA))
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
-        private_step(loss, optax.sgd(RATE), described, key=0)
+        private_step(loss, optax.sgd(RATE), mechanism=described, key=0)
     with pytest.raises(ValueError, match="method must be one of"):
-        private_step(loss, optax.sgd(RATE), described, key=KEY, method="fast")
+        private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY, method="fast")
 
 
 WITH_DPJAX = {
@@ -262,8 +273,8 @@ WITH_DPJAX = {
 def test_an_optimizer_with_noise_or_clipping_of_its_own_is_refused(name):
     described = mechanism(FixedSizeSampling(N, 4))
     words = "^optimizer must have no noise or clipping of its own"
-    step = private_step(loss, WITH_DPJAX[name], described, key=KEY)
+    step = private_step(loss, WITH_DPJAX[name], mechanism=described, key=KEY)
     with pytest.raises(ValueError, match=words):
         step.init(PARAMS)
     with pytest.raises(ValueError, match=words):
-        train(KEY, loss, PARAMS, DATA, described, WITH_DPJAX[name], progress=False)
+        train(KEY, loss, PARAMS, DATA, WITH_DPJAX[name], mechanism=described, progress=False)

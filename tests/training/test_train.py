@@ -36,13 +36,13 @@ def loss(params, example):
 def run(params=None, mechanism=MECHANISM, key=KEY, data=DATA, loss=loss, **options):
     params = {"w": jnp.zeros(3)} if params is None else params
     options = {"steps_per_call": 4, "progress": False, **options}
-    return train(key, loss, params, data, mechanism, optax.sgd(0.1), **options)
+    return train(key, loss, params, data, optax.sgd(0.1), mechanism=mechanism, **options)
 
 
 @pytest.mark.slow
 def test_a_run_is_its_steps_one_after_the_other():
     result = run()
-    step = private_step(loss, optax.sgd(0.1), MECHANISM, key=KEY)
+    step = private_step(loss, optax.sgd(0.1), mechanism=MECHANISM, key=KEY)
     update, state = jax.jit(step.update), step.init({"w": jnp.zeros(3)})
     for _ in range(10):
         state, _ = update(state, DATA)
@@ -77,8 +77,8 @@ def test_optimizers_whose_state_is_the_parameters_themselves_are_taken():
             loss,
             {"w": jnp.zeros(3)},
             DATA,
-            MECHANISM,
             optax.contrib.prodigy(),
+            mechanism=MECHANISM,
             progress=False,
         )
     assert np.isfinite(result.params["w"]).all()
@@ -234,4 +234,4 @@ def test_a_seed_is_no_key():
 
 def test_arguments_in_another_order_are_refused_for_the_key():
     with pytest.raises(TypeError, match=r"key must be a scalar JAX key .* got <function"):
-        train(loss, {"w": jnp.zeros(3)}, DATA, MECHANISM, optax.sgd(0.1), KEY)
+        train(loss, {"w": jnp.zeros(3)}, DATA, MECHANISM, KEY, mechanism=optax.sgd(0.1))

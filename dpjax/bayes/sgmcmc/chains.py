@@ -67,7 +67,7 @@ def private_chains(
         return private_step(
             lambda params, example: -log_likelihood(params, example),
             optimizer,
-            chain.gaussian,
+            mechanism=chain.gaussian,
             key=step_key,
             method=method,
             microbatch_size=microbatch_size,

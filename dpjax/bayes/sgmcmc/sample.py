@@ -80,8 +80,8 @@ def sample(
     log_prior: LogPrior | None,
     params: ArrayTree | Callable[[PRNGKey], ArrayTree],
     data: ArrayTree | SplitRecords | DataSource,
-    chain: Langevin,
     *,
+    mechanism: Langevin,
     burn_in: int = 0,
     thinning: int = 1,
     method: str = "auto",
@@ -101,10 +101,10 @@ def sample(
       params: initial state of every chain: any tree of float arrays, or a function that draws one
         from a key, for different initial states. May depend on the data only through a release
         that is counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``chain.sampling.num_examples``, or
+      data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``, or
         `split_records` of them, or a `DataSource` of as many records, which is read by record as by
         `train`.
-      chain: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
+      mechanism: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.
       thinning: steps from one kept state to the next after the burn-in.
@@ -125,7 +125,8 @@ def sample(
       A `ChainResult`.
 
     Privacy:
-      Releases every state of every chain, under ``chain.adjacency``; ``chain.event`` counts all.
+      Releases every state of every chain, under ``mechanism.adjacency``; ``mechanism.event``
+      counts all.
 
     Raises:
       ValueError: for data of another size than the sampler's, a number of steps that burn-in and
@@ -142,12 +143,12 @@ def sample(
     ...     adjacency="add_remove", num_chains=2
     ... )
     >>> result = sample(jax.random.key(0), lambda w, x: -0.5 * jnp.sum((w - x) ** 2), None,
-    ...                 jnp.zeros(3), jnp.ones((64, 3)), chain, burn_in=10, thinning=5,
+    ...                 jnp.zeros(3), jnp.ones((64, 3)), mechanism=chain, burn_in=10, thinning=5,
     ...                 progress=False)
     >>> result.samples.shape, result.guarantee.num_releases
     ((2, 4, 3), 60)
     """
-    check_type("chain", chain, Langevin, "an SGLD, SGHMC or PSGLD")
+    check_type("mechanism", mechanism, Langevin, "an SGLD, SGHMC or PSGLD")
     check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
     if not callable(params):
         check_params(params)
@@ -155,16 +156,16 @@ def sample(
         check_path("checkpoint_dir", checkpoint_dir)
     check_count("steps_per_call", steps_per_call)
     key, folder = as_key(key), None if checkpoint_dir is None else Path(checkpoint_dir)
-    store = SampleStore(chain.num_steps, burn_in, thinning, folder)
-    num_samplers = None if chain.batches == "shared" else chain.num_chains
-    records = as_training_data(data, chain.sampling, sharding, num_samplers)
+    store = SampleStore(mechanism.num_steps, burn_in, thinning, folder)
+    num_samplers = None if mechanism.batches == "shared" else mechanism.num_chains
+    records = as_training_data(data, mechanism.sampling, sharding, num_samplers)
 
     # The info of a step is the new state of each chain.
     chains = private_chains(
         key,
         log_likelihood,
         log_prior,
-        chain,
+        mechanism,
         method=method,
         microbatch_size=microbatch_size,
         sharding=sharding,
@@ -184,14 +185,14 @@ def sample(
         step,
         records,
         chains.init(params),
-        chain.num_steps,
+        mechanism.num_steps,
         key=key,
         params=params(key) if callable(params) else params,
-        mechanism=(chain.gaussian, chain.num_chains, chain.batches, burn_in, thinning),
+        mechanism=(mechanism.gaussian, mechanism.num_chains, mechanism.batches, burn_in, thinning),
         steps_per_call=steps_per_call,
         keep=store,
         checkpoint_dir=folder and folder / "checkpoints",
         sharding=sharding,
         progress=progress,
     )
-    return ChainResult(store.samples, chain, end.seeded)
+    return ChainResult(store.samples, mechanism, end.seeded)
