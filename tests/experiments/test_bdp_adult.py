@@ -42,4 +42,4 @@ def test_the_published_figures_stand_beside_the_sources_protocol():
     assert source == published_row(81.0, (0.5, 0.623), (0.2, 0.55))
     assert (source[DP], source[BDP]) == (0.5, 0.2)
     assert next(iter(rows)) == "not private"
-    assert "DP ε = ∞" in adult.EXPERIMENT.description
+    assert "DP ε = ∞" in " ".join(adult.EXPERIMENT.page.paragraphs)
