@@ -13,13 +13,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpjax.accounting import epsilon as certified_epsilon
-from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD, step_size_bound_2017
+from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.sweeps import column, grid, make_rows
 from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
+from experiments.published.langevin import step_size_bound_2017
 from experiments.sgmcmc.adult_methods import (
     DELTA,
     METHODS,

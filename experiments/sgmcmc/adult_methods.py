@@ -16,12 +16,12 @@ from dpjax.bayes.sgmcmc import (
     OnePosteriorSample,
     calibrate_step_size,
     hybrid,
-    markov_chain_sample,
     private_chains,
     sample,
 )
 from dpjax.mechanisms import Mechanism
 from experiments.data import Split
+from experiments.published.langevin import markov_chain_sample
 
 DELTA = 1e-5
 SAMPLING_RATE = 1 / 64
@@ -175,7 +175,7 @@ def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.
             mechanism,
             num_steps=NUTS_STEPS,
         )
-        return back @ drawn.params
+        return back @ drawn
 
     keys = jax.random.split(key, num_runs)
     data = jnp.asarray(x @ back, jnp.float32), jnp.asarray(train.y)

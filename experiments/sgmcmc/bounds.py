@@ -18,8 +18,6 @@ from dpjax.bayes.sgmcmc import (
     PUBLISHED_TEMPERATURE,
     SGLD,
     calibrate_step_size,
-    step_size_bound_2015,
-    step_size_bound_2017,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
@@ -36,6 +34,7 @@ from experiments.lib.registry import (
 )
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import Comparison, format_upper_bound, group_by
+from experiments.published.langevin import step_size_bound_2015, step_size_bound_2017
 
 SETTING: dict[str, Any] = {"num_examples": 50_000, "num_steps": 10_000, "l2_clip": 4.0}
 DELTA = 1e-5

@@ -443,7 +443,7 @@ VALUES: dict[str, Any] = {
     "bayes.sgmcmc.beta_sample: records": np.array([0, 1, 1]),
     **{
         f"bayes.sgmcmc.{name}: mechanism": one_sample
-        for name in ["beta_sample", "markov_chain_sample", "rejection_sample"]
+        for name in ["beta_sample", "rejection_sample"]
     },
     # Bayesian differential privacy.
     "state": accountant_state,
@@ -648,7 +648,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     ),
     "bayes.sgmcmc.RMSProp": lambda: sgmcmc.RMSProp(min_value=0.5, max_value=2.0),
     "bayes.sgmcmc.ChainResult": lambda: sgmcmc.ChainResult(np.zeros(2), chain(), seeded=False),
-    "bayes.sgmcmc.PosteriorDraw": lambda: sgmcmc.PosteriorDraw(np.zeros(2), one_sample(), True),
+    "bayes.sgmcmc.PosteriorDraw": lambda: sgmcmc.PosteriorDraw(np.zeros(2), one_sample()),
     "training.TrainResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), seeded=False),
     "certificates.Certificate": lambda: steps().certificate(1e-5),
     "federated.ClippedGradientSum": lambda: federated.ClippedGradientSum(steps(), 2),

@@ -20,6 +20,7 @@ from dpjax.accounting.kinds.wishart import ChiSquare
 from dpjax.bayes import DPSVI, conjugate, regression, sgmcmc
 from dpjax.gradients.bookkeeping import routes
 from dpjax.transforms.noise import gaussian_like
+from experiments.published import langevin
 from experiments.published.regression import sheffet_degrees_of_freedom
 
 ALPHAS = (1e-4, 1e-2, 0.1, 0.5)
@@ -341,8 +342,8 @@ def chain_for(how, mechanism, *, epsilon, delta):
 def published_step_size_bounds(*, epsilon, delta, n, steps, clip):
     options = {"num_examples": n, "num_steps": steps, "l2_clip": clip}
     return {
-        "2015": sgmcmc.step_size_bound_2015(epsilon=epsilon, delta=delta, **options),
-        "slides": sgmcmc.step_size_bound_2017(
+        "2015": langevin.step_size_bound_2015(epsilon=epsilon, delta=delta, **options),
+        "slides": langevin.step_size_bound_2017(
             3, epsilon=epsilon, delta=delta, constant=1.5, **options
         ),
     }

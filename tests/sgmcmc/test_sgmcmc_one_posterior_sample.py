@@ -17,7 +17,6 @@ from dpjax.bayes.sgmcmc import (
     OnePosteriorSample,
     PosteriorDraw,
     beta_sample,
-    markov_chain_sample,
     rejection,
     rejection_sample,
 )
@@ -88,8 +87,6 @@ def test_a_record_has_one_log_likelihood(several, shape):
     records, key = jnp.ones(5), jax.random.key(0)
     with pytest.raises(ValueError, match="log_likelihood must return a scalar.*" + shape):
         rejection_sample(key, several, jax.random.uniform, records, mechanism())
-    with pytest.raises(ValueError, match="log_likelihood must return a scalar.*" + shape):
-        markov_chain_sample(key, several, lambda w: -w, jnp.zeros(()), records, mechanism())
 
 
 def test_log_likelihoods_in_half_precision_get_bounds_and_sum_in_single():
@@ -168,7 +165,7 @@ def many(monkeypatch, draw, count=4_000):
 
     search = samplers.rejection_loop
     monkeypatch.setattr(samplers, "rejection_loop", recording)
-    assert draw(jax.random.key(0)).is_exact
+    draw(jax.random.key(0))
     kept, draws = jax.jit(jax.vmap(searches[0]))(jax.random.split(jax.random.key(1), count))
     assert kept.all()
     return np.asarray(draws, np.float64)
@@ -238,10 +235,7 @@ def test_an_empty_domain_is_refused():
         beta_sample(jax.random.key(0), BetaBinomial(), jnp.ones(3), mechanism(low=-0.5))
 
 
-def test_a_draw_that_is_not_exact_is_labelled_so_and_has_no_certificate():
-    draw = PosteriorDraw(jnp.zeros(2), mechanism(), is_exact=False)
-    assert draw.label.startswith("not pure DP")
-    with pytest.raises(ValueError, match="not pure DP"):
-        draw.certificate(1e-5)
-    exact = PosteriorDraw(jnp.zeros(2), mechanism(), is_exact=True)
-    assert exact.certificate(1e-5).epsilon == pytest.approx(2.0, rel=1e-3)
+def test_a_draw_has_the_certificate_of_its_mechanism():
+    draw = PosteriorDraw(jnp.zeros(2), mechanism())
+    assert draw.guarantee == mechanism().guarantee
+    assert draw.certificate(1e-5).epsilon == pytest.approx(2.0, rel=1e-3)

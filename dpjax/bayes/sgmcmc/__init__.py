@@ -5,8 +5,6 @@ from dpjax.bayes.sgmcmc.calibration import (
     calibrate_step_size,
     certified_step_size,
     hybrid,
-    step_size_bound_2015,
-    step_size_bound_2017,
 )
 from dpjax.bayes.sgmcmc.chains import private_chains
 from dpjax.bayes.sgmcmc.langevin import (
@@ -19,7 +17,6 @@ from dpjax.bayes.sgmcmc.one_posterior_sample import (
     OnePosteriorSample,
     PosteriorDraw,
     beta_sample,
-    markov_chain_sample,
     rejection_sample,
 )
 from dpjax.bayes.sgmcmc.psgld import PSGLD, RMSProp, psgld
@@ -47,13 +44,10 @@ __all__ = [
     "certified_step_size",
     "hybrid",
     "injected_noise_multiplier",
-    "markov_chain_sample",
     "private_chains",
     "psgld",
     "rejection_sample",
     "sample",
     "sghmc",
     "sgld",
-    "step_size_bound_2015",
-    "step_size_bound_2017",
 ]

@@ -1,29 +1,19 @@
-"""Calibrates SG-MCMC to a privacy budget: minimal noise, step sizes, published bounds, hybrid."""
+"""Calibrates SG-MCMC to a privacy budget: minimal noise, step sizes, hybrid."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from dpjax._checks import (
-    as_float64,
-    check,
-    check_count,
-    check_delta,
     check_positive,
     check_type,
 )
-from dpjax._typing import ClipBound
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
 from dpjax.accounting.events import decompose
 from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.bayes.sgmcmc.schedules import Floats
-from dpjax.gradients.clipping import total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.composition import Composition
 
@@ -98,9 +88,8 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
 def certified_step_size(chain: Langevin, *, epsilon: float, delta: float) -> Floats:
     """Returns the largest certified step sizes in proportion to those of ``chain``.
 
-    Unlike the published bounds (`step_size_bound_2015`, `step_size_bound_2017`) they are computed
-    by the accountant that certifies the chain, for its batch size, clip bound, number of steps,
-    temperature, adjacency and number of chains.
+    Unlike the published bounds they are computed by the accountant that certifies the chain, for
+    its batch size, clip bound, number of steps, temperature, adjacency and number of chains.
 
     Args:
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
@@ -130,104 +119,6 @@ class _MinNoise:
         least = self.chain.min_noise_multiplier * factor
         scaled = dataclasses.replace(self.chain, min_noise_multiplier=least)
         return dataclasses.replace(self, chain=scaled)
-
-
-def step_size_bound_2015(
-    *, epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
-) -> float:
-    """Published bound ``epsilon^2 N / (128 T L^2 log(2.5 T / delta) log(2 / delta))`` on eta.
-
-    Not certified: it ignores batch size and temperature, on both of which the privacy of a chain
-    depends. It follows from strong composition and is mostly far too small: at N = 50,000,
-    T = 10,000, L = 4, delta = 1e-5 and epsilon = 0.1 it is 9.2e-8, where with batches of 1,000
-    steps of 3.3e-4 are certified at the published noise variance ``eta / N``, and of 6.6e-4 at
-    temperature 1. See `certified_step_size`.
-
-    Args:
-      epsilon: claimed.
-      delta: in (0, 1).
-      num_examples: N.
-      num_steps: T.
-      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
-
-    Raises:
-      ValueError: a number out of range.
-
-    Returns:
-      The largest step size, a number.
-
-    Source: Wang, Fienberg & Smola (2015), as stated by Li, Chen & Liu (2017).
-
-    >>> published = step_size_bound_2015(
-    ...     epsilon=0.1, delta=1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0
-    ... )
-    >>> f"{published:.1e}"
-    '9.2e-08'
-    """
-    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
-    logs = math.log(2.5 * num_steps / delta) * math.log(2 / delta)
-    return epsilon**2 * num_examples / (128 * num_steps * bound**2 * logs)
-
-
-def step_size_bound_2017(
-    step: npt.ArrayLike,
-    *,
-    epsilon: float,
-    delta: float,
-    num_examples: int,
-    num_steps: int,
-    l2_clip: ClipBound,
-    constant: float,
-) -> Floats:
-    """Published bound ``epsilon^2 N t^(-1/3) / (c^2 T^(2/3) L^2 log(1 / delta))`` on step t.
-
-    **The claimed epsilon does not hold.** The published value is 0.106 at N = 50,000, T = 10,000,
-    L = 4, delta = 1e-5, epsilon = 0.1; a step size of 0.1 is certified at 1.58 with batches of
-    1,000 and noise variance ``2 eta / N``, at 36 with batches of 100 and the published noise, and
-    at no batch size below 1.5. The constant c depends on N, L, T, epsilon and delta in a way that
-    is not published. See `certified_step_size`.
-
-    Args:
-      step: t = 1, 2, ...: a number or an array.
-      epsilon: claimed.
-      delta: in (0, 1).
-      num_examples: N.
-      num_steps: T.
-      l2_clip: L, the bound on a gradient's norm, or per-layer bounds.
-      constant: c.
-
-    Returns:
-      Step sizes, shaped like ``step``.
-
-    Raises:
-      ValueError: a number out of range.
-
-    Source: Li, Chen & Liu (2017), presentation slides, "Our results".
-
-    >>> published = step_size_bound_2017(
-    ...     8, epsilon=0.1, delta=1e-5, num_examples=50_000, num_steps=10_000, l2_clip=4.0,
-    ...     constant=0.235
-    ... )
-    >>> float(published)
-    0.053
-    """
-    bound = _checked_bound(epsilon, delta, num_examples, num_steps, l2_clip)
-    check_positive("constant", constant)
-    step = as_float64(step, "step")
-    check(bool((step >= 1).all()), "step", step, "at least 1: steps are counted from one")
-    scale = epsilon**2 * num_examples / (constant**2 * num_steps ** (2 / 3) * bound**2)
-    return np.asarray(scale / math.log(1 / delta) * step ** (-1 / 3))
-
-
-def _checked_bound(
-    epsilon: float, delta: float, num_examples: int, num_steps: int, l2_clip: ClipBound
-) -> float:
-    """Checks the arguments of a published bound, and returns L."""
-    check_positive("epsilon", epsilon)
-    check_delta(delta)
-    check_count("num_examples", num_examples)
-    check_count("num_steps", num_steps)
-    return total_l2_clip(l2_clip)
 
 
 def hybrid(

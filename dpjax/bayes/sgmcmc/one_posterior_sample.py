@@ -1,7 +1,7 @@
 """One posterior sample (OPS): an exact sample of a tempered posterior is a private release.
 
 Exact samplers: rejection from the prior, and the beta posterior. Exact means up to floating-point
-arithmetic; NUTS is there for comparison and is not exact.
+arithmetic; the last state of a Markov chain (NUTS) is not exact, so none is offered.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from numpyro.infer import MCMC, NUTS
 
 from dpjax._checks import (
     as_key,
@@ -30,10 +29,8 @@ from dpjax._checks import (
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.families import BetaBinomial
-from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
-from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.mechanisms.base import Mechanism, format_pure_dp
@@ -132,39 +129,27 @@ class OnePosteriorSample(Mechanism):
 
 @dataclass(frozen=True)
 class PosteriorDraw:
-    """One sample of a tempered posterior.
+    """One exact sample of a tempered posterior, up to floating-point arithmetic.
 
     Attributes:
       params: the sample.
-      mechanism: the mechanism of an exact sample.
-      is_exact: whether this sample is exact, up to floating-point arithmetic.
+      mechanism: of which it is the release.
     """
 
     params: Any
     mechanism: OnePosteriorSample
-    is_exact: bool
 
     @property
-    def label(self) -> str:
-        """``"pure DP"`` or ``"not pure DP"``, with the reason."""
-        if self.is_exact:
-            return "pure DP: an exact sample"
-        return "not pure DP: the last state of a finite Markov chain is not an exact sample"
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the sample."""
+        return self.mechanism.guarantee
 
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of the sample at ``delta``.
 
         Args:
           delta: in (0, 1).
-
-        Raises:
-          ValueError: the sample is not exact.
         """
-        if not self.is_exact:
-            raise ValueError(
-                f"a certificate needs an exact sample, this one is {self.label}: the distance of"
-                " the chain's distribution from the posterior is not known"
-            )
         return self.mechanism.certificate(delta)
 
 
@@ -231,8 +216,8 @@ def rejection_sample(
     >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
     >>> draw = rejection_sample(jax.random.key(0), lambda w, x: -(w - x) ** 2, jax.random.uniform,
     ...                         jnp.ones(6), mechanism)
-    >>> draw.label, 0 <= float(draw.params) <= 1
-    ('pure DP: an exact sample', True)
+    >>> 0 <= float(draw.params) <= 1
+    True
     """
     check_count("max_draws", max_draws)
     clipped = clipped_log_likelihood(log_likelihood, mechanism)
@@ -303,67 +288,12 @@ def _truncated_beta(
     return sampler(key)
 
 
-def markov_chain_sample(
-    key: PRNGKey,
-    log_likelihood: LossFn,
-    log_prior: LogPrior,
-    params: ArrayTree,
-    data: ArrayTree,
-    mechanism: OnePosteriorSample,
-    *,
-    num_steps: int = 1_000,
-) -> PosteriorDraw:
-    """Draws from the tempered posterior by NUTS: **not** an exact sample, so not private.
-
-    The likelihood is clipped and tempered as by `rejection_sample`. The result's ``label`` is "not
-    pure DP", and its ``certificate`` raises an error.
-
-    Args:
-      key: a JAX key.
-      log_likelihood: ``log_likelihood(params, example) -> scalar``.
-      log_prior: ``log_prior(params) -> scalar``.
-      params: initial state of the chain.
-      data: any tree of arrays with a leading axis of records.
-      mechanism: bounds on the log-likelihood, and its exponent.
-      num_steps: steps of numpyro's NUTS, all of them warm-up.
-
-    Returns:
-      The last state, with the mechanism that an exact sample would have.
-
-    Privacy:
-      None is guaranteed.
-
-    >>> mechanism = OnePosteriorSample(1.0, low=-2.0, high=0.0, adjacency="replace_one")
-    >>> draw = markov_chain_sample(jax.random.key(0), lambda w, x: -(w - x) ** 2,
-    ...                            lambda w: -(w**2), jnp.zeros(()), jnp.ones(6), mechanism,
-    ...                            num_steps=10)
-    >>> draw.label
-    'not pure DP: the last state of a finite Markov chain is not an exact sample'
-    """
-    check_count("num_steps", num_steps)
-    clipped = clipped_log_likelihood(log_likelihood, mechanism)
-    check_function("log_prior", log_prior, "params")
-    check_params(params)
-    batch_length(data, "data")
-
-    kernel = NUTS(
-        potential_fn=lambda params: (
-            -log_prior(params) - mechanism.scale * clipped(params, data).sum()
-        )
-    )
-    chain = MCMC(kernel, num_warmup=num_steps, num_samples=1, progress_bar=False)
-    chain.run(as_key(key), init_params=params)
-    last = jax.tree.map(lambda leaf: leaf[-1], chain.get_samples())
-    return PosteriorDraw(last, mechanism, is_exact=False)
-
-
 def _exact_draw(
     accepted: jax.Array, params: Any, mechanism: OnePosteriorSample, max_draws: int
 ) -> PosteriorDraw:
     if not accepted:
         raise ValueError(
             f"max_draws must be large enough for one accepted draw, got {max_draws:,}: nothing was"
-            " released. The posterior is too far from these proposals; markov_chain_sample samples"
-            " any posterior, but is not pure DP"
+            " released. The posterior is too far from these proposals"
         )
-    return PosteriorDraw(params, mechanism, is_exact=True)
+    return PosteriorDraw(params, mechanism)
