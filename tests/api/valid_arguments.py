@@ -799,7 +799,7 @@ NOT_CALLED: dict[str, str] = {
             "GammaPoisson": ["posterior", "log_evidence"],
             "NormalKnownVariance": ["posterior", "log_evidence"],
             "NormalUnknownVariance": ["posterior", "log_evidence", "repair"],
-            "family.ConjugateFamily": ["posterior", "log_evidence", "repair", "encode"],
+            "families.ConjugateFamily": ["posterior", "log_evidence", "repair", "encode"],
         }.items()
         for method in methods
     },
@@ -857,7 +857,7 @@ NOT_CALLED: dict[str, str] = {
     "mechanisms.selection.Selection.select": "of `release`, on the host, with random words",
     **{
         f"bayes.regression.{name}.add_noise": "of `release`, on the host, with random words"
-        for name in ["AdaSSP", "release.StatisticsMechanism", "PerturbedStatistics", "WishartNoise"]
+        for name in ["AdaSSP", "statistics.StatisticsMechanism", "PerturbedStatistics", "WishartNoise"]
     },
 }
 # Where accepted calls take long: only values that must be refused are given.
