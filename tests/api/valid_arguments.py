@@ -857,7 +857,12 @@ NOT_CALLED: dict[str, str] = {
     "mechanisms.selection.Selection.select": "of `release`, on the host, with random words",
     **{
         f"bayes.regression.{name}.add_noise": "of `release`, on the host, with random words"
-        for name in ["AdaSSP", "statistics.StatisticsMechanism", "PerturbedStatistics", "WishartNoise"]
+        for name in [
+            "AdaSSP",
+            "statistics.StatisticsMechanism",
+            "PerturbedStatistics",
+            "WishartNoise",
+        ]
     },
 }
 # Where accepted calls take long: only values that must be refused are given.

@@ -65,6 +65,14 @@ def test_a_tied_embedding_and_a_shared_layer_are_laid_side_by_side():
     assert routes == {"['table']": "ghost", "['w']": "ghost"}
 
 
+def test_a_shared_matrix_whose_axes_are_joined_after_a_transpose_has_a_route():
+    def loss(p, e):
+        joined = jnp.transpose(p["w"], (0, 2, 1)).reshape(3, 2)
+        return jnp.sum(jnp.sin(e[0] @ p["w"].reshape(2, 3))) + jnp.sum(jnp.cos(e[0] @ joined.T))
+
+    assert of({"w": (1, 2, 3)}, loss, ("x", (5, 2))) == {"['w']": "instantiate"}
+
+
 def test_a_convolution_on_a_large_image_and_on_a_small_one():
     def convolve(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NHWC)

@@ -208,13 +208,14 @@ class LinearOp(NamedTuple):
 
         Only for leaves that views at most transpose or cast.
         """
+        transposes = [view for view in self.views if not _is_cast(view)]
+        if any(view.primitive.name != "transpose" for view in transposes):
+            return None
+
         # The leaf's axis for each axis of the operand.
         axes = list(range(len(self.input_shape(self.operand))))
-        for view in self.views:
-            if view.primitive.name == "transpose":
-                axes = [axes[d] for d in view.params["permutation"]]
-            elif not _is_cast(view):
-                return None
+        for view in transposes:
+            axes = [axes[d] for d in view.params["permutation"]]
 
         # That of the operand's rows.
         if len(axes) != 2:
