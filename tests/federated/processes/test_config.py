@@ -267,7 +267,9 @@ import optax
 from dpjax.federated import gradient_training
 
 def training(mechanism):
-    return gradient_training(lambda w, e: w @ e["x"], jnp.zeros(2), optax.sgd(0.1), mechanism)
+    return gradient_training(
+        lambda w, e: w @ e["x"], jnp.zeros(2), optax.sgd(0.1), mechanism=mechanism
+    )
 """
 
 
@@ -291,8 +293,8 @@ def test_a_program_is_part_of_the_plan(tmp_path):
         ("return gradient", "return 0, gradient", "program must be one that returns a Training"),
         ("def training", "def trains", "a file with a function training(mechanism)"),
         (
-            "optax.sgd(0.1), mechanism",
-            "optax.sgd(0.1), dataclasses.replace(mechanism, l2_clip=2.0)",
+            "mechanism=mechanism",
+            "mechanism=dataclasses.replace(mechanism, l2_clip=2.0)",
             "program must be one that trains by SubsampledGaussian",
         ),
     ],

@@ -127,7 +127,7 @@ def training(mechanism):
     def loss(w, example):
         return 0.5 * (w @ example["x"] - example["y"]) ** 2
 
-    return gradient_training(loss, jnp.zeros(2), optax.sgd(0.2), mechanism)
+    return gradient_training(loss, jnp.zeros(2), optax.sgd(0.2), mechanism=mechanism)
 """
 STEPS = """
 [plan.mechanism]
