@@ -715,6 +715,8 @@ def of_first_two_moments(
     ends = checked_bounds(bounds)
     check(ends[0].ndim == 0, "bounds", bounds, "two numbers")
     low, high = (float(end) for end in ends)
+
+    # Pairs of a number and the one in its place, among which the change is largest.
     pairs = [(low, 0.0), (high, 0.0)]
     if adjacency == "replace_one":
         pairs = []
@@ -722,6 +724,8 @@ def of_first_two_moments(
             root = math.sqrt(max(end**2 - 2, 0.0))
             stationary = (-0.5, 0.5) if norm == "l1" else ((-end + root) / 2, (-end - root) / 2)
             pairs += [(end, min(max(z, low), high)) for z in (low, high, -end, *stationary)]
+
+    # The largest change, x - z times (1, x + z).
     order = 1 if norm == "l1" else 2
     largest = max(float(np.linalg.norm([x - z, (x - z) * (x + z)], order)) for x, z in pairs)
     monotone = adjacency != "replace_one" and low >= 0

@@ -77,17 +77,22 @@ def noise_aware_posterior(
     check_count("num_particles", num_particles)
     check_type("release", release, StatisticRelease, "a StatisticRelease")
     entries, n = release.check_released(released, num_examples)
+
+    # Adaptive importance sampling of the exact sums, from the entries nearest to the released ones.
     proposal = _initial_proposal(release, entries, n)
     for round_key in jax.random.split(as_key(key), _ROUNDS):
         uniforms = jax.random.uniform(round_key, (num_particles, *proposal.centre.shape))
         # In the open interval (0, 1).
         drawn = proposal.draw(np.asarray(uniforms, np.float64) + 2.0**-25)
         sums = release.family.decode(drawn, n, release.adjacency)
+
+        # Weights of the draws, and the next proposal.
         log_weights = _log_target(release, entries, sums) - proposal.log_density(drawn)
         possible = bool(np.isfinite(log_weights).any(axis=0).all())
         allowed = "more: no particle is possible for some release"
         check(possible, "num_particles", num_particles, allowed)
         proposal = proposal.fit(drawn, log_weights, 0.3 * float(release.mechanism.scale))
+
     # Impossible sums have weight zero, but their posterior must be finite.
     posteriors = release.family.posterior(release.family.repair(sums))
     return Mixture(posteriors, normalize_weights(log_weights))

@@ -104,16 +104,14 @@ class StatisticRelease(RecordSum):
           Numpy's float64, or int64 from a discrete mechanism; JAX's default dtypes under jit.
         """
         statistics = as_numbers(self.family.statistic(records))
-        size = len(self.family.encoding(self.adjacency).offset)
         dtype = np.int64 if isinstance(self.mechanism, DiscreteNoise) else np.float64
-        result = [jax.ShapeDtypeStruct((size,), dtype)]
+        result = [jax.ShapeDtypeStruct((self._num_entries,), dtype)]
         return call_on_host(self._noisy_sums, key, [statistics], result)[0]
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:
         """The released entries, all with noise of one scale."""
-        size = len(self.family.encoding(self.adjacency).offset)
-        return (SumPart(self.mechanism, np.ones(size)),)  # type: ignore[arg-type]
+        return (SumPart(self.mechanism, np.ones(self._num_entries)),)  # type: ignore[arg-type]
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns the sums ``(m,)`` of clipped records, without noise.
@@ -127,6 +125,11 @@ class StatisticRelease(RecordSum):
     def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Returns ``noisy``: the entries are what is released."""
         return noisy
+
+    @property
+    def _num_entries(self) -> int:
+        """The number of released entries, m."""
+        return len(self.family.encoding(self.adjacency).offset)
 
     def _encoded_sums(self, statistics: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = sum_in_blocks(statistics, axis=-2)
@@ -153,7 +156,7 @@ class StatisticRelease(RecordSum):
           ValueError: entries that are not finite or too few; a number of records that is missing,
             or given though it is private.
         """
-        size = len(self.family.encoding(self.adjacency).offset)
+        size = self._num_entries
         entries = as_float64(released, "released")
         fine = entries.ndim > 0 and entries.shape[-1] == size and bool(np.isfinite(entries).all())
         check(fine, "released", released, f"finite numbers, {size} on the last axis")

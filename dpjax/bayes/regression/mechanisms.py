@@ -132,6 +132,7 @@ def optimal_budget_shares(
     check_positive("x_norm", x_norm)
     check_count("num_features", num_features)
     check_choice("noise_distribution", noise_distribution, tuple(_POWERS))
+
     # Increase of the loss per unit of noise variance in each statistic, times n^2.
     variance, signal = model.noise_std**2, model.coefficient_norm**2
     of_coefficients = num_features**2 / (2 * x_norm**2 * variance)
@@ -145,6 +146,8 @@ def optimal_budget_shares(
     )
     if noise_distribution == "gaussian":  # off the diagonal of xtx half the variance
         costs[0] *= (1 + 1 / num_features) / 2
+
+    # The shares that minimise the sum of cost * sensitivity^2 / share^p.
     weights = costs * np.square(np.array(sensitivities, float))
     roots = weights ** (1 / (_POWERS[noise_distribution] + 1))
     xtx, xty, yty = (float(share) for share in roots / roots.sum())
@@ -250,6 +253,8 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         check_non_negative("delta", delta)
         allowed = "RegressionStatistics of shares, or an AssumedModel"
         check_type("split", split, RegressionStatistics | AssumedModel | None, allowed)
+
+        # The whole budget: mu of Gaussian noise, epsilon of Laplace noise.
         noise_distribution: NoiseDistribution = "gaussian" if delta else "laplace"
         if delta:
             budget = Gaussian.from_epsilon(
@@ -258,6 +263,8 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         else:
             check_positive("epsilon", epsilon)
             budget = epsilon
+
+        # The share of each statistic.
         sensitivities = statistics_sensitivities(
             bounds, num_features, norm=_MECHANISMS[noise_distribution].norm, adjacency=adjacency
         )
@@ -272,6 +279,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
                 noise_distribution=noise_distribution,
             )
         check_shares(split)
+
         # Shares of a Gaussian budget are of mu^2.
         scales = (
             None if share is None else size / ((math.sqrt(share) if delta else share) * budget)

@@ -150,10 +150,14 @@ def observe(
     check_type("released", released, RegressionStatistics, "RegressionStatistics")
     with_yty = mechanism.scales.yty is not None and released.yty is not None
     check(with_yty, "released.yty", released.yty, "released, for unknown noise")
+
+    # The statistics must be those that the mechanism releases.
     dim = mechanism.num_features
     shapes, wanted = tuple(jnp.shape(part) for part in released), ((dim, dim), (dim,), ())
     check(shapes == wanted, "released", shapes, f"arrays of shapes {wanted}")
     check_positive("num_examples", num_examples)
+
+    # Blocks of z z^T, and of the deviations of its noise, over n.
     parts = [as_floats(part, f"released.{name}") for name, part in released._asdict().items()]
     scales = list(map(jnp.full_like, parts, mechanism.noise_scales))
     average, scale = (
@@ -237,10 +241,14 @@ def released_regression(
     check_type("features", features, FeaturePrior | None, "a FeaturePrior or None")
     observation = observe(mechanism, released, num_examples)
     average, noise, n = observation
+
+    # Priors of the parameters and of X^T X / n.
     beta, variance = prior()
     root_prior = SecondMomentCholesky(second_moment_prior(features, mechanism, observation))
     root = numpyro.sample("feature_root", root_prior)
     second_moment = root @ root.T
+
+    # The noise: X^T X is observed by its upper triangle.
     dim, upper = len(root), np.triu_indices(len(root))
     exact, deviations = second_moment[upper], noise[:dim, :dim][upper]
     noise_variances = noise[:, -1] ** 2
@@ -252,6 +260,8 @@ def released_regression(
         exponential = dist.Exponential(1.0).expand(noise_variances.shape)
         units = numpyro.sample("noise_units", exponential.to_event(1))
         noise_variances = noise_variances * units
+
+    # The release given X^T X and the parameters.
     observed = average[:dim, :dim][upper]
     numpyro.sample("released_xtx", of_features.to_event(1), obs=observed)
     mean, covariance = _moments_given_features(second_moment, beta, variance, n)
@@ -318,6 +328,8 @@ def make_coordinates(
     average, noise = observation.average, observation.scale
     d = len(average) - 1
     largest_x, largest_y = mechanism.bounds.x_norm**2 / d, mechanism.bounds.y_size**2
+
+    # The origin: the released averages, raised to the noise and no larger than the bounds allow.
     values, vectors = jnp.linalg.eigh(average[:d, :d])
     values, vectors = values[::-1], vectors[:, ::-1]
     values = jnp.maximum(values, jnp.minimum(largest_noise_eigenvalue(noise[:d, :d]), largest_x))
@@ -328,6 +340,7 @@ def make_coordinates(
     start = start * jnp.minimum(1.0, jnp.sqrt(0.8 * total / jnp.maximum(explained, 1e-30)))
     residual = total - jnp.sum(values * start**2)
 
+    # The scales: deviations of the noise in these coordinates, bounded by those of the prior.
     square = vectors.T**2
     of_features = square @ noise[:d, :d] ** 2 @ square.T
     of_targets = (square @ noise[:d, d] ** 2 + of_features @ start**2) / values**2
@@ -355,15 +368,20 @@ def log_density(
     d, n = len(found.targets), observation.num_examples
     rotated = coordinates.vectors.T @ found.features
     scale = coordinates.vectors.T @ second_moment.scale @ coordinates.vectors
+
+    # The prior of S_xx.
     total = _compute_after(found.ridged, rotated @ rotated.T + scale)
     log_prior = second_moment.log_density(2 * jnp.sum(found.log_diagonal), log_det(total))
+
     # Of X^T y and the residuals given X, b and v integrated out.
     beside = (2 * prior.rate + prior.precision * jnp.sum(found.coefficients**2)) / n
     log_prior -= (prior.shape + d / 2) * jnp.log(found.residual)
     log_prior -= (prior.shape + n / 2) * jnp.log1p(beside / found.residual)
+
     # The volume factors of M (for S_xx), whose powers fall from d to 1.
     powers = jnp.arange(d, 0, -1, dtype=unknowns.dtype)
     volume = jnp.sum(powers * found.log_diagonal)
+
     # Of the release given S.
     cross = found.features @ found.targets
     square = found.residual + jnp.sum(found.targets**2)
@@ -382,10 +400,14 @@ def decode(
     """Returns S in factors at the unknowns, ``((d + 1) (d + 2) / 2,)``."""
     d = len(coordinates.roots)
     moves = unknowns * coordinates.scales
+
+    # V D M, and the factor of K.
     lower = jnp.eye(d, dtype=moves.dtype).at[np.tril_indices(d)].add(moves[: -d - 1])
     rotated = coordinates.roots[:, None] * lower
     ridge = prior.precision / observation.num_examples * jnp.eye(d, dtype=moves.dtype)
     ridged = jnp.linalg.cholesky(rotated.T @ rotated + ridge)
+
+    # w = chol(K) u, and r.
     coefficients = coordinates.coefficients + moves[-d - 1 : -1]
     diagonal = jnp.abs(jnp.diagonal(lower))
     return Statistics(
@@ -535,11 +557,15 @@ def noise_aware_posterior(
     allowed = f"a multiple of num_chains = {num_chains}"
     check(num_draws % num_chains == 0, "num_draws", num_draws, allowed)
     check_count("num_warmup", num_warmup, minimum=0)
+
+    # The model, in coordinates in which the chains move easily.
     dtype = observation.average.dtype
     numbers = (prior_precision, noise_shape, noise_rate)
     prior = ConjugatePrior(*(jnp.asarray(number, dtype) for number in numbers))
     second_moment = second_moment_prior(features, mechanism, observation)
     coordinates = make_coordinates(observation, prior, mechanism)
+
+    # NUTS over the statistics, and the parameters given each draw of them.
     draws = _sample(
         jax.random.split(as_key(key), num_chains),
         (coordinates, observation, second_moment, prior),
@@ -549,6 +575,8 @@ def noise_aware_posterior(
     )
     if is_traced(draws.ess):
         return draws
+
+    # Did the chains mix?
     ess, r_hat = float(jnp.min(draws.ess)), float(jnp.max(draws.r_hat))
     if not (ess >= _LEAST_ESS and r_hat <= _LARGEST_R_HAT):
         warnings.warn(
@@ -647,6 +675,7 @@ def _run_chain(
     coordinates, observation, second_moment, prior = model
     start_key, chain_key, draw_key = jax.random.split(key, 3)
 
+    # The chain starts near the posterior's mode.
     density = functools.partial(
         log_density,
         coordinates=coordinates,
@@ -662,12 +691,14 @@ def _run_chain(
         start, num_warmup, step_size=0.3, max_tree_depth=_TREE_DEPTHS, rng_key=chain_key
     )
 
+    # Warm-up, which adapts step size and scales, and the draws.
     def keep(state: Any, _: None) -> tuple[Any, jax.Array]:
         state = step(state)
         return state, state.z
 
     _, kept = jax.lax.scan(keep, state, length=num_warmup + num_draws)
 
+    # One draw of the parameters for each of the statistics.
     def draw(key: jax.Array, unknowns: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = decode(unknowns, coordinates, observation, prior)
         return draw_parameters(key, found, observation.num_examples, prior)
@@ -694,10 +725,13 @@ def effective_sample_size(draws: jax.Array) -> jax.Array:
     centred = draws - draws.mean(axis=1, keepdims=True)
     spectrum = jnp.fft.rfft(centred, 2 * length, axis=1)
     products = jnp.fft.irfft((spectrum * spectrum.conj()).real, 2 * length, axis=1)[:, :length]
+
+    # Autocorrelations, and the sums of pairs of them.
     within, total = _variances(draws)
     correlation = 1 - (within[None] - products.mean(axis=0) / length) / total[None]
     correlation = correlation.at[0].set(1.0)
     pairs = correlation[: length - length % 2].reshape(-1, 2, *draws.shape[2:]).sum(axis=1)
+
     # The first pair is kept whatever its sign; the sum of the others ends at a negative one.
     later = jnp.where(jax.lax.cummin(pairs[1:], axis=0) > 0, pairs[1:], 0.0)
     monotone = jax.lax.cummin(jnp.concatenate([pairs[:1], later]), axis=0)

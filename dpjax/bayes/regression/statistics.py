@@ -122,6 +122,8 @@ def clipped_statistics(
     """
     x, y = as_float64(x), as_float64(y)
     check_records(x.shape, y.shape)
+
+    # Rows by their norm, computed without overflow; less the rounding's share of it.
     slack = unit * math.sqrt(x.shape[-1]) / 2
     with np.errstate(all="ignore"):
         size = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
@@ -129,10 +131,14 @@ def clipped_statistics(
         norms = np.linalg.norm(directions, axis=-1, keepdims=True)
         longest = (bounds.x_norm - slack) / np.where(norms > 0, norms, 1.0)
         clipped = np.where(np.isfinite(size), directions * np.minimum(size, longest), 0.0)
+
+    # Targets by their absolute value.
     low = bounds.y_size - unit
     target = np.where(np.isnan(y), -low, np.clip(y, -low, low))[..., None]
     if unit:
         clipped, target = np.rint(clipped / unit) * unit, np.rint(target / unit) * unit
+
+    # The sums, of the rows [x, y].
     rows = np.concatenate([clipped, target], axis=-1)
     joint = products_in_blocks(rows, rows)
     return RegressionStatistics(joint[..., :-1, :-1], joint[..., :-1, -1], joint[..., -1, -1])
@@ -234,13 +240,17 @@ def statistics_sensitivities(
     check_choice("norm", norm, ("l1", "l2"))
     check_count("num_features", num_features)
     check_adjacency(adjacency)
-    spread = math.sqrt(num_features) if norm == "l1" else 1.0
+
+    # Of xtx, whose upper triangle is counted once.
     xtx = of_second_moment(bounds.x_norm, num_features=num_features, adjacency=adjacency)
     if norm == "l1":
         factor = (num_features + 1) / 2
         if adjacency == "replace_one" and num_features > 1:
             factor = math.sqrt(num_features * (num_features + 3) / 2)
         xtx = replace(xtx, value=factor * bounds.x_norm**2, norm=norm)
+
+    # Of xty and yty.
+    spread = math.sqrt(num_features) if norm == "l1" else 1.0
     of_xty = sensitivity_factor(adjacency) * spread * bounds.x_norm * bounds.y_size
     xty = Sensitivity(of_xty, norm, adjacency, shape=(num_features,))
     yty = of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency)
