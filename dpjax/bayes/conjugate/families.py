@@ -378,12 +378,10 @@ class DirichletMultinomial(ConjugateFamily):
 
     @property
     def description(self) -> str:
-        """The number of categories, as text."""
         return f"one of {len(self.concentration)} categories"
 
     @property
     def statistic_bounds(self) -> tuple[Array, Array]:
-        """Bounds on a record's statistic: zero and one, for every category but the last."""
         size = len(self.concentration) - 1
         return np.zeros(size), np.ones(size)
 
@@ -399,7 +397,6 @@ class DirichletMultinomial(ConjugateFamily):
         return Encoding(np.vstack([np.eye(size), -np.ones(size)]), np.eye(size + 1)[-1])
 
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-        """Returns the sensitivity of a histogram."""
         return of_histogram(len(self.concentration), norm=norm, adjacency=adjacency)
 
     def repair(self, sums: Sums) -> Sums:
@@ -452,12 +449,10 @@ class GammaPoisson(BoundedSum):
 
     @property
     def description(self) -> str:
-        """The range of the counts, as text."""
         return f"counts clipped to 0 .. {self.largest_count}"
 
     @property
     def upper_bound(self) -> int:  # type: ignore[override]
-        """The largest count."""
         return self.largest_count
 
     def statistic(self, records: npt.ArrayLike) -> jax.Array:
@@ -536,7 +531,6 @@ class NormalKnownVariance(BoundedSum):
 
     @property
     def description(self) -> str:
-        """The bounds, as text."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}"
 
     def statistic(self, records: npt.ArrayLike) -> jax.Array:
@@ -606,7 +600,6 @@ class NormalUnknownVariance(ConjugateFamily):
 
     @property
     def description(self) -> str:
-        """The bounds, as text."""
         return f"numbers clipped to {self.bounds[0]:g} .. {self.bounds[1]:g}, with their squares"
 
     def statistic(self, records: npt.ArrayLike) -> jax.Array:

@@ -251,11 +251,9 @@ class Mixture(Posterior):
 
     @property
     def mean(self) -> Array:
-        """The weighted mean of the components' means."""
         return self._weighted_sum(self.components.mean)
 
     def cdf(self, parameters: npt.ArrayLike) -> Array:
-        """Returns the weighted mean of the components' distribution functions."""
         return self._weighted_sum(self.components.cdf(as_float64(parameters, "parameters")))
 
     def quantile(self, probability: float) -> Array:

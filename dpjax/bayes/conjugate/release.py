@@ -75,7 +75,6 @@ class StatisticRelease(RecordSum):
 
     @property
     def adjacency(self) -> Adjacency:
-        """Adjacency of the mechanism's sensitivity."""
         return self.mechanism.adjacency
 
     @functools.cached_property

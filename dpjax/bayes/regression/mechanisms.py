@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import (
-    as_numbers,
     check,
     check_choice,
     check_count,
@@ -30,6 +29,7 @@ from dpjax.bayes.regression.statistics import (
     check_setting,
     clipped_statistics,
     describe_clipping,
+    features_and_targets,
     statistics_sensitivities,
 )
 from dpjax.guarantee import Guarantee
@@ -311,7 +311,6 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
     def add_noise(
         self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
-        """Returns noisy statistics, as `StatisticsMechanism.add_noise`."""
         count = len(arrays) // 2
         exact, scales = [upper_triangle(arrays[0]), *arrays[1:count]], arrays[count:]
         weights = [upper_triangle(self._weights), None, None]
@@ -340,10 +339,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         Raises:
           ValueError: features or targets of other shapes, or not of real numbers.
         """
-        check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
-        x, y = (
-            np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
-        )
+        x, y = features_and_targets(records)
         check_features(x, self.num_features)
         xtx, xty, yty = clipped_statistics(self.bounds, x, y)
         parts = [upper_triangle(xtx), xty, yty[None]][: self._num_statistics]
@@ -387,7 +383,6 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
         return Composition(tuple(part for part in self.parts if part is not None))
 
     def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the mechanism with every noise scale times ``factor``."""
         check_positive("factor", factor)
         scales = (None if scale is None else scale * factor for scale in self.scales)
         return replace(self, scales=RegressionStatistics(*scales))
@@ -544,16 +539,14 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     def _as_release(self, values: list[jax.Array]) -> AdaSSPRelease:
         xtx, xty, smallest = values
         margin = self.parts[2].scale * math.sqrt(math.log(6 / self.delta))
-        lower_bound = jnp.maximum(smallest - margin, 0.0)
-        ridge = jnp.maximum(self.noise_eigenvalue_bound - lower_bound, 0.0)
-        return AdaSSPRelease(RegressionStatistics(xtx, xty, None), lower_bound, ridge)
+        statistics = RegressionStatistics(xtx, xty, None)
+        return _with_ridge(statistics, smallest - margin, self.noise_eigenvalue_bound)
 
     @property
     def noise_eigenvalue_bound(self) -> float:
         """Upper bound on the eigenvalues of the noise on xtx, but for ``failure_probability``."""
-        d = self.num_features
-        log = math.log(2 * d**2 / self.failure_probability)
-        return self.parts[0].scale * math.sqrt(d * log)
+        scale = self.parts[0].scale
+        return _noise_eigenvalue_bound(scale, self.num_features, self.failure_probability)
 
     @property
     def noise_scales(self) -> RegressionStatistics:
@@ -568,7 +561,6 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
         return Composition(self.parts)
 
     def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the mechanism with every noise scale times ``factor``."""
         check_positive("factor", factor)
         return replace(self, mu=self.mu / factor)
 
@@ -618,9 +610,20 @@ def adaptive_ridge(
     distribution = mechanism.noise_distribution
     check(distribution == "gaussian", "mechanism's noise", distribution, "'gaussian'")
     check_delta(failure_probability, "failure_probability")
-    d = mechanism.num_features
-    spread = math.sqrt(d * math.log(2 * d**2 / failure_probability))
-    bound = float(np.max(mechanism.noise_scales.xtx)) * spread
-    smallest = jnp.maximum(jnp.linalg.eigvalsh(released.xtx)[0] - bound, 0.0)
-    ridge = jnp.maximum(bound - smallest, 0.0)
-    return AdaSSPRelease(released._replace(yty=None), smallest, ridge)
+    scale = float(np.max(mechanism.noise_scales.xtx))
+    bound = _noise_eigenvalue_bound(scale, mechanism.num_features, failure_probability)
+    smallest = jnp.linalg.eigvalsh(released.xtx)[0] - bound
+    return _with_ridge(released._replace(yty=None), smallest, bound)
+
+
+def _noise_eigenvalue_bound(scale: float, d: int, failure_probability: float) -> float:
+    """Upper bound on the eigenvalues of symmetric Gaussian noise, but for the probability."""
+    return scale * math.sqrt(d * math.log(2 * d**2 / failure_probability))
+
+
+def _with_ridge(
+    statistics: RegressionStatistics, smallest: jax.Array, noise_bound: float
+) -> AdaSSPRelease:
+    """The ridge that ``smallest``, a bound on the smallest eigenvalue, lacks to the noise's."""
+    smallest = jnp.maximum(smallest, 0.0)
+    return AdaSSPRelease(statistics, smallest, jnp.maximum(noise_bound - smallest, 0.0))

@@ -178,10 +178,7 @@ def unknown_noise_posterior(
     check(statistics.yty is not None, "statistics.yty", None, "released, for unknown noise")
     noise_shape, noise_rate = _as_float(noise_shape), _as_float(noise_rate)
     precision, mean = _normal(statistics, _as_float(prior_precision))
-    xty, yty = (
-        as_floats(statistics.xty, "statistics.xty"),
-        as_floats(statistics.yty, "statistics.yty"),
-    )
+    (_, xty), yty = _xtx_and_xty(statistics), as_floats(statistics.yty, "statistics.yty")
     unexplained = jnp.maximum(yty - xty @ mean, 0.0)
     shape = jnp.maximum(as_floats(num_examples, "num_examples"), 0.0) / 2 + noise_shape
     return RegressionPosterior(mean, precision, shape, unexplained / 2 + noise_rate)
@@ -192,11 +189,14 @@ def _as_float(number: Numeric) -> Numeric:
     return float(number) if isinstance(number, int) else number
 
 
+def _xtx_and_xty(statistics: RegressionStatistics) -> tuple[jax.Array, jax.Array]:
+    xtx = as_floats(statistics.xtx, "statistics.xtx")
+    return xtx, as_floats(statistics.xty, "statistics.xty")
+
+
 def _normal(statistics: RegressionStatistics, ridge: Numeric) -> tuple[jax.Array, jax.Array]:
     """Posterior precision of the coefficients over the noise precision, and their mean."""
-    xtx, xty = (
-        as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
-    )
+    xtx, xty = _xtx_and_xty(statistics)
     precision = xtx + ridge * jnp.eye(len(xty), dtype=xtx.dtype)
     return precision, cho_solve(cho_factor(precision), xty)
 
@@ -226,9 +226,7 @@ def repair(statistics: RegressionStatistics, floor: Numeric) -> RegressionStatis
     """
     check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
     check_positive("floor", floor)
-    xtx, xty = (
-        as_floats(getattr(statistics, name), f"statistics.{name}") for name in ("xtx", "xty")
-    )
+    xtx, xty = _xtx_and_xty(statistics)
     values, vectors = jnp.linalg.eigh(xtx)
     values = jnp.maximum(values, _as_float(floor))
     raised = (vectors * values[None, :]) @ vectors.T

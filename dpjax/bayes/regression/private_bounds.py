@@ -22,7 +22,12 @@ from dpjax._checks import (
 )
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
-from dpjax.bayes.regression.statistics import RegressionBounds, check_bound, check_records
+from dpjax.bayes.regression.statistics import (
+    RegressionBounds,
+    check_bound,
+    check_records,
+    features_and_targets,
+)
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import Array, as_fraction, call_on_host, derive
 from dpjax.mechanisms.base import Mechanism
@@ -148,7 +153,6 @@ class PrivateBounds(Mechanism):
         return Composition(self.choices)
 
     def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the mechanism with its noise scale times ``factor``."""
         check_positive("factor", factor)
         return replace(self, epsilon=self.epsilon / factor)
 
@@ -220,10 +224,7 @@ class HistogramBounds(GaussianSum):
         Raises:
           ValueError: not real numbers, or of other shapes.
         """
-        check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
-        x, y = (
-            np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True)
-        )
+        x, y = features_and_targets(records)
         check_records(x.shape, y.shape)
         counts = [
             np.bincount(np.searchsorted(candidates, sizes), minlength=len(candidates) + 1)

@@ -150,6 +150,15 @@ def check_records(x_shape: tuple[int, ...], y_shape: tuple[int, ...]) -> None:
     check(y_shape == x_shape[:-1], "y", y_shape, f"targets of shape {x_shape[:-1]}")
 
 
+def features_and_targets(
+    records: tuple[npt.ArrayLike, ...],
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Returns the two arrays of a sum over records as numbers on the host."""
+    check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
+    x, y = (np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True))
+    return x, y
+
+
 def check_features(x: npt.ArrayLike, num_features: int) -> None:
     """Raises ``ValueError`` unless ``x`` has ``num_features`` columns."""
     check(np.shape(x)[-1] == num_features, "x", np.shape(x), f"of shape (n, {num_features})")
