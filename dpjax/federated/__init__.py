@@ -8,11 +8,9 @@ and ``python -m dpjax.federated.processes`` in a process for each party, connect
 Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
 """
 
-from dpjax.federated.entropy import Entropy, simulated_entropy
-from dpjax.federated.gradients import ClippedGradientSum, HolderGradient, holder_gradient
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_draws
-from dpjax.federated.parties import Adversary, Parties
-from dpjax.federated.plan import FederatedSum, Grid
+from dpjax.federated.noise import Entropy, simulated_entropy
+from dpjax.federated.plan import Adversary, FederatedSum, Grid, Parties
 from dpjax.federated.protocol import (
     NodeState,
     Result,
@@ -24,7 +22,14 @@ from dpjax.federated.protocol import (
     received_draws,
     run_round,
 )
-from dpjax.federated.training import Training, gradient_training, svi_training
+from dpjax.federated.training import (
+    ClippedGradientSum,
+    HolderGradient,
+    Training,
+    gradient_training,
+    holder_gradient,
+    svi_training,
+)
 
 __all__ = [
     "Adversary",

@@ -11,7 +11,6 @@ random identifier. A holder that lost its journal and draws again has another on
 draws do not add up to a sum: nodes open the draws that all of them have.
 """
 
-import hashlib
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from dpjax._checks import check, check_count, check_type
-from dpjax.federated.entropy import UInt64
+from dpjax._hashing import hash_bytes
+from dpjax.federated.noise import UInt64
 
 # Magic, version, kind, sender, receiver, round, fingerprint of the plan, digest of the parameters.
 _HEADER = struct.Struct("<4sHHIIQ16s16s")
@@ -78,7 +78,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message.
+    """A message between two parties: header, draws by holder, and an array of 64-bit words.
 
     Attributes:
       kind: ``"share"``, ``"opening"``, ``"query"``, ``"received"``, ``"agreed"``,
@@ -88,7 +88,7 @@ class Message:
       round_number: of the release in the plan, from zero.
       parameters: digest of the parameters that the round's sums are taken at.
       draws: by holder the identifier, above zero, of the draw whose share is in it or is named.
-      words: uint64 ``(size,)`` in a share, an opening or parameters, else empty.
+      words: the payload, uint64 ``(size,)``, in a share, an opening or parameters, else empty.
     """
 
     kind: Kind
@@ -140,6 +140,7 @@ class MessageFormat:
 
     def to_bytes(self, message: Message) -> bytes:
         """Returns ``message`` as bytes."""
+        # Header.
         kind = message.kind
         header = _HEADER.pack(
             _MAGIC,
@@ -151,11 +152,15 @@ class MessageFormat:
             self.fingerprint,
             message.parameters,
         )
+
+        # Draws: a share has that of its sender, other kinds have one for each holder.
         draws = np.zeros(self._num_draws(kind), "<u8")
         for holder, draw in message.draws.items():
             draws[0 if kind == "share" else holder] = draw
+
+        # Words, and the digest of all.
         body = (header, draws.data, message.words.astype("<u8", copy=False).data)
-        return b"".join((*body, _digest(*body)))
+        return b"".join((*body, hash_bytes(*body)))
 
     def from_bytes(
         self,
@@ -181,17 +186,21 @@ class MessageFormat:
           ProtocolError: anything else than a message of this kind, plan, round, sender and
             receiver.
         """
+        # The header, as expected.
         require(len(data) == self.length(kind), "length")
         body, digest = memoryview(data)[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        magic, version, *found, number, fingerprint, at = _HEADER.unpack_from(body)
-        known = (magic, version, found[0]) == (_MAGIC, _VERSION, _KINDS.index(kind))
-        require(known, "format")
-        require(_digest(body) == digest, "damaged")
+        header = _HEADER.unpack_from(body)
+        magic, version, kind_number, source, target, number, fingerprint, at = header
+        expected = (_MAGIC, _VERSION, _KINDS.index(kind))
+        require((magic, version, kind_number) == expected, "format")
+        require(hash_bytes(body) == digest, "damaged")
         require(fingerprint == self.fingerprint, "plan")
         require(round_number in (None, number), "round")
         require(parameters in (None, at), "parameters")
-        require(found[1] == sender, "sender")
-        require(found[2] == receiver, "receiver")
+        require(source == sender, "sender")
+        require(target == receiver, "receiver")
+
+        # Draws and words.
         content = np.frombuffer(body, "<u8", offset=_HEADER.size).astype(np.uint64, copy=False)
         draws, words = np.split(content, [self._num_draws(kind)])
         if kind == "share":
@@ -199,6 +208,7 @@ class MessageFormat:
             named = {sender: int(draws[0])}
         else:
             named = {int(holder): int(draws[holder]) for holder in np.flatnonzero(draws)}
+
         return Message(
             kind=kind,
             sender=sender,
@@ -208,6 +218,27 @@ class MessageFormat:
             draws=named,
             words=words,
         )
+
+    def read_parameters(self, data: bytes, *, receiver: int) -> Message:
+        """Returns the message in ``data`` with the analyst's parameters of any round.
+
+        Args:
+          data: what was received, from the analyst or through a node.
+          receiver: the node that the analyst sent it to.
+
+        Raises:
+          ProtocolError: anything else.
+        """
+        message = self.from_bytes(
+            data,
+            kind="parameters",
+            sender=ANALYST,
+            receiver=receiver,
+            round_number=None,
+            parameters=None,
+        )
+        require(message.parameters == digest_of(message.words), "parameters")
+        return message
 
     def read_round(self, data: bytes) -> int:
         """Returns the round that a message has in its header, which may be damaged.
@@ -226,7 +257,7 @@ class MessageFormat:
 
 def digest_of(words: UInt64) -> bytes:
     """Returns the digest of a round's parameters, which all messages of the round contain."""
-    return _digest(words.astype("<u8", copy=False).data)
+    return hash_bytes(words.astype("<u8", copy=False).data)
 
 
 def require(ok: bool, code: ErrorCode) -> None:
@@ -256,16 +287,13 @@ def agreed_draws(received: Iterable[Mapping[int, int]], *, threshold: int) -> di
     received = list(received)
     for one in received:
         check_type("received", one, Mapping, "mappings from holders to draws")
+
+    # Pairs of holder and draw, and those that enough nodes have.
     sets = [frozenset(one.items()) for one in received]
     check(0 < threshold <= len(sets), "received", len(sets), f"of at least {threshold} nodes")
     counts = Counter(pair for one in sets for pair in one)
     wide = {pair for pair, count in counts.items() if count >= threshold}
+
+    # Of the nodes that have the most of these, what all have.
     used = sorted(sets, key=lambda one: len(one & wide))[-threshold:]
     return dict(sorted(frozenset.intersection(*used)))
-
-
-def _digest(*parts: bytes | memoryview) -> bytes:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()

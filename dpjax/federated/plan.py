@@ -41,8 +41,8 @@ from dpjax.accounting.events import decompose
 from dpjax.certificates.certificate import Certificate, certify
 from dpjax.certificates.render import round_up
 from dpjax.federated.messages import MessageFormat
-from dpjax.federated.parties import Adversary, Parties
-from dpjax.federated.sharing import Int64
+from dpjax.federated.noise import Int64
+from dpjax.federated.sharing import LARGEST_NODE, AdditiveSharing, SecretSharing, ShamirSharing
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.record_sum import RecordSum
@@ -54,6 +54,129 @@ _LEAST_DEVIATIONS = 16.0
 _LARGEST_SCALE = 2.0**50
 # As many records of the largest contribution all holders' sums must hold, and each one's.
 _LEAST_RECORDS, _LEAST_RECORDS_OF_ONE = 2**30, 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parties:
+    """Who takes part in a federated release, and what may go wrong.
+
+    Attributes:
+      num_holders: N, of records.
+      num_nodes: M >= 2, which add up shares.
+      num_dropouts: D, holders that may drop out before their shares arrive.
+      num_colluders: T, holders that may give their values and noise to the observer, or add none.
+      observer_is_holder: whether who sees the result may be a holder itself.
+      node_threshold: t, how many nodes open a sum (Shamir): M - t may die, and fewer than t learn
+        nothing from their shares. More than M / 2, so that no two sets of holders are opened by
+        different nodes, and more than 2 M / 3 where many holders may drop out (D > 1 and D M at
+        least the number of those who do not collude). ``None`` for all nodes (additive shares).
+
+    Raises:
+      ValueError: a number out of range, no holder left whose noise counts, or a threshold at which
+        an analyst could have other sums opened than that of one set.
+
+    >>> Parties(num_holders=10, num_nodes=3, num_dropouts=1, num_colluders=2).num_noise_shares
+    6
+    """
+
+    num_holders: int
+    num_nodes: int
+    num_dropouts: int = 0
+    num_colluders: int = 0
+    observer_is_holder: bool = True
+    node_threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        # Numbers of parties, one of which has noise that counts.
+        check_count("num_holders", self.num_holders)
+        check_count("num_nodes", self.num_nodes, minimum=2)
+        check(self.num_nodes <= LARGEST_NODE, "num_nodes", self.num_nodes, "at most 65,535")
+        check_count("num_dropouts", self.num_dropouts, minimum=0)
+        check_count("num_colluders", self.num_colluders, minimum=0)
+        check_type("observer_is_holder", self.observer_is_holder, bool, "True or False")
+        least = self.num_holders - self.num_noise_shares + 1
+        allowed = f"at least {least}, for one share of noise that the observer cannot subtract"
+        check(self.num_noise_shares >= 1, "num_holders", self.num_holders, allowed)
+
+        # A threshold at which one set of holders is opened.
+        if self.node_threshold is not None:
+            check_count("node_threshold", self.node_threshold, minimum=2)
+            allowed = f"more than half of num_nodes = {self.num_nodes}, and no more than that"
+            fits = self.num_nodes < 2 * self.node_threshold <= 2 * self.num_nodes
+            check(fits, "node_threshold", self.node_threshold, allowed)
+            allowed = (
+                f"more than two thirds of num_nodes = {self.num_nodes}, or num_dropouts at most one"
+                f" or below {self._num_honest / self.num_nodes:.3g}"
+            )
+            check(self.num_colluding_nodes >= 0, "node_threshold", self.node_threshold, allowed)
+
+    @property
+    def num_noise_shares(self) -> int:
+        """H: shares of noise that remain against the observer with T colluding holders."""
+        known = self.num_dropouts + self.num_colluders + int(self.observer_is_holder)
+        return self.num_holders - known
+
+    @property
+    def _num_honest(self) -> int:
+        """Holders that neither observe nor collude, of which D may drop out."""
+        return self.num_noise_shares + self.num_dropouts
+
+    @property
+    def least_holders(self) -> int:
+        """N - D: a sum of fewer holders is not opened."""
+        return self.num_holders - self.num_dropouts
+
+    @property
+    def num_colluding_nodes(self) -> int:
+        """C, nodes that may give their shares to an analyst who asks each node for any set.
+
+        With C colluding nodes the analyst asks m = M - C others. Given the shares of the C nodes, a
+        holder's polynomial has n = t - C unknown coefficients. A linear combination of the opened
+        sums, with weights w of the nodes, does not depend on the random ones if for each honest
+        holder h the weights of the nodes whose sets contain h, with -a_h at the point zero, are a
+        codeword of the dual of a Reed-Solomon code of dimension n; then it is the sum of a_h times
+        the value of h. A codeword that is not zero has at least n + 1 entries that are not zero. In
+        what follows, nodes are those whose weights are not zero.
+
+        - D = 0: there is one set, and t - 1 nodes learn nothing.
+        - D M is below the number of honest holders, so one of them is in all sets. Its codeword
+          less that of another holder h has the weights of the nodes whose sets lack h: these are
+          none, or at least n. If they are n, the nodes whose sets contain h are none or n more.
+          So for m < 2 n all nodes open one set, and its sum is all that is learnt.
+        - D = 1 and no honest holder is in all sets: of three of them, divide the nodes by which one
+          their sets lack, if any. Any two of these four groups have n nodes together, so m >= 2 n.
+        - Otherwise, where two holders are in different sets, n nodes have the first, n the second,
+          and n one of the two without the other, so m >= 3 n / 2.
+        """
+        threshold, most = self.sharing.threshold, self.num_nodes
+        if self.num_dropouts == 0:
+            return threshold - 1
+        if self.num_dropouts == 1 or self.num_dropouts * most < self._num_honest:
+            return 2 * threshold - most - 1
+        return 3 * threshold - 2 * most - 1
+
+    @property
+    def sharing(self) -> SecretSharing:
+        """The secret sharing among the nodes."""
+        if self.node_threshold is None:
+            return AdditiveSharing(self.num_nodes)
+        return ShamirSharing(self.num_nodes, threshold=self.node_threshold)
+
+
+class Adversary(NamedTuple):
+    """Who may attack a federated release, and the guarantee against it.
+
+    Attributes:
+      name: who it is.
+      view: what it sees.
+      num_noise_shares: shares of noise that it cannot subtract.
+      epsilon: at the delta asked for.
+    """
+
+    name: str
+    view: str
+    num_noise_shares: int
+    epsilon: float
 
 
 class Grid(NamedTuple):
@@ -114,19 +237,25 @@ class FederatedSum(Mechanism):
         check_type("parties", self.parties, Parties, "the Parties of the release")
         check_type("program", self.program, str, "the digest of a program, or empty")
         check_count("grid_bits", self.grid_bits, minimum=4)
+
+        # The noise of a holder is computed exactly.
         largest = float(self.grid.scales.max())
-        allowed = "so few that the noise of a holder is below 2^50 units of the grid"
-        check(largest < _LARGEST_SCALE, "grid_bits", self.grid_bits, allowed)
+        few = "so few that the noise of a holder is below 2^50 units of the grid"
+        check(largest < _LARGEST_SCALE, "grid_bits", self.grid_bits, few)
+
+        # The noise of all fits into the range of the shares.
         deviations = self._noise_range / (largest * math.sqrt(self.parties.num_holders))
-        allowed = f"so few that {_LEAST_DEVIATIONS:g} standard deviations of the noise do not wrap"
-        check(deviations >= _LEAST_DEVIATIONS, "grid_bits", self.grid_bits, allowed)
+        few = f"so few that {_LEAST_DEVIATIONS:g} standard deviations of the noise do not wrap"
+        check(deviations >= _LEAST_DEVIATIONS, "grid_bits", self.grid_bits, few)
+
+        # So do the sums of many records.
         records = min(
             self.largest_holder_sum * 2.0 ** int(exponent) / part.mechanism.sensitivity.value
             for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True)
         )
         least = max(_LEAST_RECORDS // self.parties.num_holders, _LEAST_RECORDS_OF_ONE)
-        allowed = f"so few that the sums of {least} records of a holder are not cut off"
-        check(records >= least, "grid_bits", self.grid_bits, allowed)
+        few = f"so few that the sums of {least} records of a holder are not cut off"
+        check(records >= least, "grid_bits", self.grid_bits, few)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FederatedSum):
@@ -159,7 +288,6 @@ class FederatedSum(Mechanism):
         return replace(trusted, description=description, exact_noise=True)
 
     def with_privacy_factor(self, factor: float) -> "FederatedSum":
-        """Returns the same plan with every noise standard deviation times ``factor``."""
         scaled: Any = self.mechanism.with_privacy_factor(factor)
         return replace(self, mechanism=scaled)
 
@@ -201,12 +329,15 @@ class FederatedSum(Mechanism):
         colluders = f"{count} other holder{'' if count == 1 else 's'}"
         uniform = "uniform shares, and the released sum"
 
+        # Who sees the sum or shares alone: the noise of all holders is in their way.
         rows = [("an analyst or outsider", "the released sum", adding)]
         if few:
             rows.append((f"any {few} of the nodes", uniform, adding))
         if few < threshold - 1:
             name = f"any {threshold - 1} of the nodes without the analyst"
             rows.append((name, uniform, adding))
+
+        # Who knows values and noise of holders, or opens single sums.
         rows += [
             (
                 f"{holder} with {colluders} and {few} of the nodes",
@@ -230,14 +361,7 @@ class FederatedSum(Mechanism):
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate at ``delta``, with the epsilon against each adversary.
 
-        Args:
-          delta: in (0, 1).
-
-        Returns:
-          A `Certificate`; its epsilon is that against the observer with T colluding holders.
-
-        Raises:
-          ValueError: ``delta`` is out of range, or no accountant supports the event.
+        Its own epsilon is that against the observer with T colluding holders.
         """
         trusted = self.guarantee
         rows = {
@@ -253,26 +377,30 @@ class FederatedSum(Mechanism):
         exponents, scales = [], []
         shares = self.parties.num_noise_shares
         for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True):
+            # The trusted noise t in units of the grid, enlarged for rounding: step 1 above.
             noise, unit = part.mechanism, 2.0**exponent
-            moved = math.sqrt(part.weights.size) * part.weights.max() * unit
-            rounding = SUM_ROUNDING + moved / noise.sensitivity.value
+            rounded = math.sqrt(part.weights.size) * part.weights.max() * unit
+            rounding = SUM_ROUNDING + rounded / noise.sensitivity.value
             needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
+
+            # Of each of H shares, integers: steps 2 and 3.
             scales.append(np.ceil(np.sqrt((needed**2 + 4) / shares)) + 1)
             exponents.append(np.full(part.weights.size, exponent, np.int64))
+
         within = np.minimum(np.concatenate(scales), 2.0**62)  # far above what is refused
         return Grid(np.concatenate(exponents), within.astype(np.int64))
 
     @property
     def _part_exponents(self) -> list[int]:
-        found = []
+        exponents = []
         for part in self.mechanism.sum_parts:
             largest = float(part.weights.max())
             finest = min(
                 part.mechanism.sensitivity.value / (math.sqrt(part.weights.size) * largest),
                 float(part.mechanism.scale) / (math.sqrt(self.parties.num_holders) * largest),
             )
-            found.append(math.frexp(finest)[1] - 1 - self.grid_bits)
-        return found
+            exponents.append(math.frexp(finest)[1] - 1 - self.grid_bits)
+        return exponents
 
     @property
     def size(self) -> int:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from dpjax._checks import check, check_count, check_function, check_type
-from dpjax.federated.entropy import SYSTEM, Entropy, uniform_words
 from dpjax.federated.messages import (
     ANALYST,
     NO_PARAMETERS,
@@ -25,7 +24,7 @@ from dpjax.federated.messages import (
     agreed_draws,
     require,
 )
-from dpjax.federated.noise import draw_noise
+from dpjax.federated.noise import SYSTEM, Entropy, draw_noise, uniform_words
 from dpjax.federated.plan import FederatedSum, check_plan
 
 

@@ -17,11 +17,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from dpjax.federated.entropy import Entropy, UInt64, uniform_words
-
-Int64 = npt.NDArray[np.int64]
+from dpjax.federated.noise import Entropy, Int64, UInt64, uniform_words
 
 PRIME = 2**61 - 1
 _PRIME = np.uint64(PRIME)
@@ -65,7 +62,7 @@ class AdditiveSharing:
     Attributes:
       num_nodes: at least two.
 
-    >>> from dpjax.federated.entropy import SYSTEM
+    >>> from dpjax.federated.noise import SYSTEM
     >>> sharing = AdditiveSharing(3)
     >>> shares = sharing.share(SYSTEM, np.array([5, -7]))
     >>> sharing.reconstruct(dict(enumerate(shares))).tolist()
@@ -76,12 +73,11 @@ class AdditiveSharing:
 
     @property
     def threshold(self) -> int:
-        """All nodes."""
+        """The number of nodes: a sum is opened by all of them."""
         return self.num_nodes
 
     @property
     def half_range(self) -> int:
-        """2^63."""
         return 2**63
 
     def share(self, entropy: Entropy, values: Int64) -> list[UInt64]:
@@ -93,12 +89,10 @@ class AdditiveSharing:
         return [*masks, last]
 
     def add(self, first: UInt64, second: UInt64) -> UInt64:
-        """Returns the sum modulo 2^64."""
         return first + second
 
     def is_share(self, share: UInt64) -> bool:
-        """Every word is one."""
-        return True
+        return True  # any word is a residue modulo 2^64
 
     def reconstruct(self, shares: Mapping[int, UInt64]) -> Int64:
         """Returns the sum of all shares, as signed integers."""
@@ -113,7 +107,7 @@ class ShamirSharing:
       num_nodes: M, at most 65,535.
       threshold: t in 2 .. M.
 
-    >>> from dpjax.federated.entropy import SYSTEM
+    >>> from dpjax.federated.noise import SYSTEM
     >>> sharing = ShamirSharing(5, threshold=3)
     >>> shares = sharing.share(SYSTEM, np.array([5, -7]))
     >>> sharing.reconstruct({node: shares[node] for node in (4, 0, 2)}).tolist()
@@ -126,7 +120,6 @@ class ShamirSharing:
 
     @property
     def half_range(self) -> int:
-        """2^60."""
         return 2**60
 
     def share(self, entropy: Entropy, values: Int64) -> list[UInt64]:
@@ -146,11 +139,11 @@ class ShamirSharing:
         return _reduce(first + second)
 
     def is_share(self, share: UInt64) -> bool:
-        """Whether every word is below the prime."""
         return bool(np.all(share < _PRIME))
 
     def reconstruct(self, shares: Mapping[int, UInt64]) -> Int64:
-        """Interpolates at zero from the first ``threshold`` of ``shares`` (Lagrange)."""
+        """Interpolates the polynomial at zero from the first ``threshold`` of ``shares``."""
+        # The factor of each node's share, by Lagrange.
         used = sorted(shares)[: self.threshold]
         total = np.zeros_like(shares[used[0]])
         for node in used:
@@ -161,6 +154,8 @@ class ShamirSharing:
                     denominator = denominator * (other - node) % PRIME
             factor = numerator * pow(denominator, -1, PRIME) % PRIME
             total = self.add(total, _times(shares[node], factor))
+
+        # The upper half of the residues are the negative integers.
         signed = total.astype(np.int64)
         return np.where(signed > PRIME // 2, signed - PRIME, signed)
 
@@ -192,6 +187,6 @@ def _times(residues: UInt64, factor: int) -> UInt64:
     total = np.zeros_like(residues)
     for chunk in range(3, -1, -1):
         shifted = ((total << np.uint64(16)) & _PRIME) + (total >> np.uint64(45))
-        part = _times_small(residues, factor >> (16 * chunk) & 0xFFFF)
-        total = _reduce(_reduce(shifted) + part)
+        product = _times_small(residues, factor >> (16 * chunk) & 0xFFFF)
+        total = _reduce(_reduce(shifted) + product)
     return total

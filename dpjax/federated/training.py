@@ -1,14 +1,15 @@
 """Training by sums of clipped gradients: what the analyst and what each holder computes.
 
 In each round the analyst publishes parameters, every holder sums the clipped gradients of a batch
-of its own at them, and the analyst makes a step with the released sum.
+that it draws by itself at them, and the analyst makes a step with the released sum.
 """
 
 import functools
 import io
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,172 @@ import numpy.typing as npt
 import optax
 from jax.flatten_util import ravel_pytree
 
-from dpjax._checks import as_key, batch_length, check, check_function
+from dpjax._checks import (
+    as_float64,
+    as_key,
+    batch_length,
+    check,
+    check_count,
+    check_function,
+    check_positive,
+    check_type,
+    is_key,
+)
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
-from dpjax.federated.entropy import UInt64
-from dpjax.federated.gradients import holder_gradient
+from dpjax.federated.noise import UInt64
+from dpjax.gradients import clipped_grad
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.gradients.loss_checks import check_params
+from dpjax.guarantee import Guarantee
+from dpjax.mechanisms.additive import Gaussian
+from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sampling.base import check_data
+from dpjax.sampling.poisson import PoissonSampling
+from dpjax.sensitivity import Sensitivity
+from dpjax.training.batch_gradient import sum_over_draw
 
 if TYPE_CHECKING:
     from dpjax.bayes import DPSVI
+
+# From a key, parameters and all records of the holder to the clipped sum as a vector.
+HolderGradient = Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]
+
+
+@dataclass(frozen=True)
+class ClippedGradientSum(RecordSum):
+    """One step of a `SubsampledGaussian` as a sum over the records of a batch.
+
+    Attributes:
+      mechanism: sampler, clip bound, noise and number of steps, with one noise multiplier.
+      num_parameters: entries of the gradient.
+
+    Privacy:
+      The event is that of all steps. Each holder of records draws its own batch at the sampler's
+      rate, and clips to the mechanism's bound.
+
+    Raises:
+      ValueError: several noise multipliers, or no noise.
+
+    >>> from dpjax.sampling import PoissonSampling
+    >>> steps = SubsampledGaussian(
+    ...     PoissonSampling(1000, 0.1), l2_clip=1.0, noise_multiplier=2.0, num_steps=10,
+    ...     adjacency="zero_out"
+    ... )
+    >>> ClippedGradientSum(steps, 5).event == steps.event
+    True
+    """
+
+    mechanism: SubsampledGaussian
+    num_parameters: int
+
+    def __post_init__(self) -> None:
+        check_count("num_parameters", self.num_parameters)
+        check_type("mechanism", self.mechanism, SubsampledGaussian, "a SubsampledGaussian")
+        noise = self.mechanism.noise_multiplier
+        check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
+        check_positive("noise_multiplier", noise)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.mechanism.guarantee
+
+    @property
+    def num_rounds(self) -> int:
+        return self.mechanism.num_steps
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        check_positive("factor", factor)
+        return replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        used = self.mechanism
+        shape = (self.num_parameters,)
+        sensitivity = Sensitivity(float(used.sensitivity), "l2", used.adjacency, shape=shape)
+        assert not isinstance(used.noise_multiplier, tuple)
+        scale = float(used.noise_multiplier * total_l2_clip(used.l2_clip))
+        return (SumPart(Gaussian(sensitivity, scale, used.unit), np.ones(shape)),)
+
+    def sum_records(self, *records: npt.ArrayLike | ArrayTree) -> npt.NDArray[np.float64]:
+        """Returns the clipped sum of a batch as a vector.
+
+        Args:
+          *records: the clipped sum itself, as of `clipped_grad`: a tree of arrays with
+            ``num_parameters`` numbers.
+
+        Raises:
+          ValueError: another number of them.
+        """
+        leaves = [as_float64(leaf, "records").ravel() for leaf in jax.tree.leaves(records)]
+        vector = np.concatenate(leaves) if leaves else np.zeros(0)
+        allowed = f"num_parameters = {self.num_parameters} numbers"
+        check(vector.size == self.num_parameters, "records", vector.size, allowed)
+        return vector
+
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> jax.Array:
+        return jnp.asarray(noisy)
+
+
+def holder_gradient(
+    loss_fn: LossFn, mechanism: SubsampledGaussian, *, num_examples: int, method: str = "auto"
+) -> HolderGradient:
+    """Returns a function that computes the clipped gradient sum of a holder's Poisson batch.
+
+    Batches that holders draw independently at one rate are together a Poisson batch of all records,
+    so the event of the steps is the mechanism's, whatever the numbers of records.
+
+    Args:
+      loss_fn: ``loss_fn(params, example) -> scalar``, the same at every holder.
+      mechanism: clip bound, noise, steps and the Poisson sampler whose rate is used.
+      num_examples: of the holder.
+      method: see `clipped_grad`.
+
+    Returns:
+      ``gradient(key, params, data) -> (num_parameters,)``, compiled. The key is the holder's
+      secret, a new one in each step: it decides which records are in the batch. ``data`` holds all
+      records of the holder on the leading axis of every array. The vector is what
+      ``plan.mechanism.sum_records`` takes; it is in the order of `jax.flatten_util.ravel_pytree`.
+
+    Privacy:
+      The sum is private, and not released here. One record moves it by at most the clip bound (by
+      twice that if it is replaced), the rounding included.
+
+    Raises:
+      ValueError: another sampler than `PoissonSampling`, or a number out of range.
+
+    >>> import jax.numpy as jnp
+    >>> steps = SubsampledGaussian(
+    ...     PoissonSampling(1000, 1.0), l2_clip=10.0, noise_multiplier=2.0, num_steps=10,
+    ...     adjacency="zero_out"
+    ... )
+    >>> gradient = holder_gradient(lambda w, x: w @ x, steps, num_examples=3)
+    >>> gradient(jax.random.key(0), jnp.zeros(2), jnp.eye(3, 2)).round(3).tolist()
+    [1.0, 1.0]
+    """
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+    sampling = mechanism.sampling
+    if not isinstance(sampling, PoissonSampling):
+        raise ValueError(f"mechanism's sampling must be PoissonSampling, got {sampling!r}")
+    check_count("num_examples", num_examples)
+
+    # The holder's own sampler, of the mechanism's rate.
+    own = replace(sampling, num_examples=num_examples, physical_batch_size=0)
+    most = own.num_static_batches * own.physical_batch_size
+    clipped = clipped_grad(loss_fn, mechanism.l2_clip, method=method, max_batch_size=most)
+
+    # One batch, clipped and summed.
+    @jax.jit
+    def compiled(key: PRNGKey, params: ArrayTree, data: ArrayTree) -> jax.Array:
+        draw, _ = own.draw(own.init(key))
+        return ravel_pytree(sum_over_draw(clipped, own, draw, params, data)[0])[0]
+
+    def gradient(key: PRNGKey, params: ArrayTree, data: ArrayTree) -> jax.Array:
+        check_data(own, data)
+        return compiled(as_key(key), params, data)
+
+    return gradient
+
 
 Records = Mapping[str, npt.ArrayLike]
 # From the noise of a sum over the planned noise to an optimiser.
@@ -105,13 +263,13 @@ def gradient_training(
     >>> training.get_params(state).tolist()
     [-0.025, -0.025]
     """
-
     check_params(params)
     if not isinstance(optimizer, optax.GradientTransformation):
         check_function("optimizer", optimizer, "noise_factor")
     # Checks the loss, the mechanism and the method; the gradients are of each holder's own number.
     holder_gradient(loss_fn, mechanism, num_examples=1, method=method)
 
+    # One optimiser for each size of the noise, that is for each number of holders in a sum.
     @functools.cache
     def optimizer_for(noise_factor: float) -> optax.GradientTransformation:
         if isinstance(optimizer, optax.GradientTransformation):
@@ -128,11 +286,12 @@ def gradient_training(
 
         def step(state: GradientState, noisy_sum: Any) -> GradientState:
             mean = jax.tree.map(lambda s, p: (s / size).astype(p.dtype), noisy_sum, state.params)
-            updates, moved = chosen.update(mean, state.optimizer, state.params)
-            return GradientState(optax.apply_updates(state.params, updates), moved)
+            updates, optimizer_state = chosen.update(mean, state.optimizer, state.params)
+            return GradientState(optax.apply_updates(state.params, updates), optimizer_state)
 
         return jax.jit(step)
 
+    # What a holder computes.
     def clipped_sum(
         key: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
     ) -> jax.Array:
@@ -169,12 +328,14 @@ def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) ->
     """
     key = as_key(key)
 
+    # Shapes alone: starting values do not depend on records.
     def blank(num_examples: int) -> dict[str, Any]:
         rows = {name: np.asarray(value) for name, value in example.items()}
         return {
             name: jnp.zeros((num_examples, *row.shape), row.dtype) for name, row in rows.items()
         }
 
+    # A holder clips and sums as a DPSVI of its own records, at the published parameters.
     @functools.cache
     def of_holder(num_examples: int) -> tuple["DPSVI", Any]:
         own = svi.with_num_examples(num_examples)
@@ -191,6 +352,7 @@ def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) ->
         )
         return own.clipped_sum(key_of_batch, state, **data, **public)
 
+    # The analyst makes the step.
     def update(state: Any, noisy_sum: Any, round_number: int, noise_factor: float) -> Any:
         del noise_factor
         state = state._replace(rng_key=jax.random.fold_in(key, round_number))
@@ -224,8 +386,8 @@ class ParameterFormat:
     def __init__(self, training: Training, size: int) -> None:
         self.start = training.init()
         self._params = training.get_params(self.start)
-        found = ravel_pytree(self._params)[0]
-        check(found.size == size, "num_parameters", size, f"the {found.size} of the training")
+        own_size = ravel_pytree(self._params)[0].size
+        check(own_size == size, "num_parameters", size, f"the {own_size} of the training")
         dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(self._params)]
         floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
         check(floats, "params", dtypes, "a tree of floats")
@@ -241,7 +403,7 @@ class ParameterFormat:
     def state_to_bytes(self, state: Any) -> bytes:
         """Returns a state as bytes."""
         buffer = io.BytesIO()
-        np.savez(buffer, *(np.asarray(leaf) for leaf in map(_as_array, jax.tree.leaves(state))))
+        np.savez(buffer, *map(_as_numpy, jax.tree.leaves(state)))
         return buffer.getvalue()
 
     def state_from_bytes(self, data: bytes) -> Any:
@@ -264,15 +426,11 @@ def _unravel(params: Any, vector: npt.ArrayLike) -> Any:
     return unravel(jnp.asarray(vector, flat.dtype))
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _as_numpy(leaf: npt.ArrayLike) -> npt.NDArray[Any]:
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def _as_array(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _like(array: npt.NDArray[Any], leaf: Any) -> Any:
-    if _is_key(leaf):
+def _like(array: npt.NDArray[Any], leaf: npt.ArrayLike) -> jax.Array:
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array, jnp.result_type(leaf))

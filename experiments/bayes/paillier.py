@@ -22,7 +22,7 @@ import numpy.typing as npt
 from dpjax._checks import check
 from dpjax._extras import requires_extra
 from dpjax.federated import Entropy, FederatedSum, ProtocolError, Result, perturb
-from dpjax.federated.entropy import SYSTEM
+from dpjax.federated.noise import SYSTEM
 
 # Added to each signed number, so that a slot holds none below zero.
 _OFFSET = 2**63

@@ -16,11 +16,15 @@ from dpjax.federated import ProtocolError, holder_messages, protocol
 from dpjax.federated.messages import ANALYST, Message
 from dpjax.federated.processes import holder as holder_module
 from dpjax.federated.processes import journal as journal_module
-from dpjax.federated.processes.analyst import Analyst
-from dpjax.federated.processes.holder import Delivery, journalled_messages, spent_rounds
+from dpjax.federated.processes.analyst import Analyst, TrainingAnalyst
+from dpjax.federated.processes.holder import (
+    Delivery,
+    TrainingHolder,
+    journalled_messages,
+    spent_rounds,
+)
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
-from dpjax.federated.processes.rounds import TrainingAnalyst, TrainingHolder
 from dpjax.federated.training import Training
 
 # Attempts that the analyst waits for holders that are missing, and after which every party ends.

@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 
 from dpjax.federated import noise, simulated_entropy
-from dpjax.federated.entropy import SYSTEM
-from dpjax.federated.noise import draw_noise
+from dpjax.federated.noise import SYSTEM, draw_noise
 
 FALSE_ALARM = 1e-6
 MANY = 60_000

@@ -8,7 +8,7 @@ from scipy import stats
 
 from dpjax.federated import sharing as sharing_module
 from dpjax.federated import simulated_entropy
-from dpjax.federated.entropy import SYSTEM
+from dpjax.federated.noise import SYSTEM
 from dpjax.federated.sharing import PRIME, AdditiveSharing, ShamirSharing
 
 FALSE_ALARM = 1e-6

@@ -26,10 +26,10 @@ from dpjax.federated import (
     svi_training,
 )
 from dpjax.federated.messages import ANALYST, Message, digest_of
-from dpjax.federated.processes.holder import journalled_messages, spent_rounds
+from dpjax.federated.processes.analyst import TrainingAnalyst
+from dpjax.federated.processes.holder import TrainingHolder, journalled_messages, spent_rounds
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
-from dpjax.federated.processes.rounds import TrainingAnalyst, TrainingHolder
 from dpjax.federated.training import ParameterFormat, noise_factor
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling

@@ -75,6 +75,7 @@ class StatisticRelease(RecordSum):
 
     @property
     def adjacency(self) -> Adjacency:
+        """The adjacency under which the mechanism is private."""
         return self.mechanism.adjacency
 
     @functools.cached_property

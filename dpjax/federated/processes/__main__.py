@@ -66,7 +66,7 @@ def _make_keys(arguments: argparse.Namespace) -> int:
 
 
 def _run_holder(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes.run import run_holder
+    from dpjax.federated.processes.holder import run_holder
 
     settings = read_settings(arguments.config, "holder")
     outcome = run_holder(settings)
@@ -78,7 +78,7 @@ def _run_holder(arguments: argparse.Namespace) -> int:
 
 
 def _run_node(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes.run import run_node
+    from dpjax.federated.processes.node import run_node
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,7 +96,7 @@ def _run_node(arguments: argparse.Namespace) -> int:
 
 
 def _run_analyst(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes.run import run_analyst, run_training_analyst
+    from dpjax.federated.processes.analyst import run_analyst, run_training_analyst
 
     settings = read_settings(arguments.config, "analyst")
     if settings.study.program is None:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dpjax._checks import check, check_count, check_delta, check_path, check_positive
-from dpjax.federated.gradients import ClippedGradientSum
-from dpjax.federated.parties import Parties
-from dpjax.federated.plan import FederatedSum, check_plan
-from dpjax.federated.training import Training
+from dpjax.federated.plan import FederatedSum, Parties, check_plan
+from dpjax.federated.processes.journal import Journal
+from dpjax.federated.training import ClippedGradientSum, Training
 
 _EXAMPLE = "such as 'dpjax.bayes.regression.PerturbedStatistics.from_epsilon'"
 
@@ -167,6 +166,11 @@ class PartySettings:
     result: Path = Path()
     delta: float = 0.0
     keep_every: int = 0
+
+    def open_journal(self, party: str) -> Journal:
+        """Opens the journal of ``party`` and the study's plan."""
+        fingerprint = self.study.plan.message_format.fingerprint.hex()
+        return Journal(self.journal, f"{party} of plan {fingerprint}")
 
 
 _FILES = ("journal", "authority", "certificate", "key")

@@ -9,12 +9,12 @@ of a process that was killed at that time, as all that a party keeps is restored
 journal is never restored from a backup or a snapshot of the machine.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Self
 
 from dpjax._checks import check
+from dpjax._hashing import hash_bytes
 from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 _DIGEST_BYTES = 16
@@ -49,11 +49,11 @@ class Journal:
         _sync(self._folder.parent)
         self._lock = lock_checkpoint_dir(self._folder, "journal")
         try:
-            found = self.read(_OWNER)
-            if found is None:
+            known = self.read(_OWNER)
+            if known is None:
                 check(not self.names(), "journal", str(folder), "an empty folder, or a journal")
                 self.write(_OWNER, owner.encode())
-            same = found is None or found == owner.encode()
+            same = known is None or known == owner.encode()
             check(same, "journal", str(folder), f"a new folder, or the journal of {owner}")
         except BaseException:
             self.close()
@@ -71,8 +71,8 @@ class Journal:
 
     def names(self) -> list[str]:
         """Returns the names of all entries."""
-        found = {path.name for path in self._folder.iterdir()}
-        return sorted(found - {_OWNER, _LOCK, _UNFINISHED})
+        names = {path.name for path in self._folder.iterdir()}
+        return sorted(names - {_OWNER, _LOCK, _UNFINISHED})
 
     def read(self, name: str) -> bytes | None:
         """Returns an entry, or ``None`` where there is none.
@@ -92,7 +92,7 @@ class Journal:
             "undamaged: a party whose journal is lost or damaged stays out of the round, as an"
             " older copy lacks what it has sent or opened since"
         )
-        check(_digest(body) == digest, "journal", str(path), allowed)
+        check(hash_bytes(body) == digest, "journal", str(path), allowed)
         return body
 
     def write(self, name: str, data: bytes) -> None:
@@ -109,7 +109,7 @@ class Journal:
         check(not path.exists(), "name", name, "of a new entry")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data + _digest(data))
+            file.write(data + hash_bytes(data))
             file.flush()
             os.fsync(file.fileno())
         os.rename(unfinished, path)
@@ -129,7 +129,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()

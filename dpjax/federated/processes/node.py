@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from dpjax.federated.messages import (
     ANALYST,
     NO_PARAMETERS,
     Kind,
     Message,
-    digest_of,
     require,
 )
 from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.transport import Identity, serve
 from dpjax.federated.protocol import NodeState, open_sum, receive, received_draws
 
 
@@ -50,16 +52,19 @@ class Node:
 
     def _enter(self, round_number: int) -> None:
         """Continues a round from the journal; what is left of earlier rounds is deleted."""
+        # A round of a training begins with its parameters, and ends all earlier ones.
         names = self._journal.names()
         if self._is_training:
             data = self._journal.read(f"parameters-{round_number}")
             assert data is not None
-            message = self._read_parameters(data)
+            message = self._plan.message_format.read_parameters(data, receiver=self._index)
             self._begun, self._parameters = data, message.parameters
             over = [name for name in names if _round_of(name) < round_number]
             self._journal.delete(*over)
             names = [name for name in names if name not in over]
         self.round_number = round_number
+
+        # Shares as they were received, as long as no sum is open.
         opening = self._journal.read(f"opening-{round_number}")
         shares = [name for name in names if name.startswith(f"share-{round_number}-")]
         if opening is None:
@@ -67,6 +72,8 @@ class Node:
             received = {(round_number, holder): data for holder, data in entries.items() if data}
             self.state = NodeState(self._index, received)
             return
+
+        # Else the opening alone.
         message = self._plan.message_format.from_bytes(
             opening,
             kind="opening",
@@ -98,9 +105,13 @@ class Node:
         """
         with self._busy:
             require(not self._is_stopped, "unreachable")
+
+            # Holders send shares, and ask for parameters.
             if kind in ("share", "next"):
                 holder = party_index("holder", sender)
                 return self._accept(holder, data) if kind == "share" else self._next(holder, data)
+
+            # Everything else is the analyst's.
             require(sender == "analyst", "sender")
             require(kind in ("parameters", "query", "agreed"), "format")
             if kind == "parameters":
@@ -174,7 +185,7 @@ class Node:
 
     def _begin(self, data: bytes) -> bytes:
         require(self._is_training, "format")
-        message = self._read_parameters(data)
+        message = self._plan.message_format.read_parameters(data, receiver=self._index)
         number, current = message.round_number, self.round_number
         require(number <= self._plan.mechanism.num_rounds, "round")
         require(current is None or number >= current, "round")
@@ -184,18 +195,6 @@ class Node:
         self._journal.write(f"parameters-{number}", data)
         self._enter(number)
         return b""
-
-    def _read_parameters(self, data: bytes) -> Message:
-        message = self._plan.message_format.from_bytes(
-            data,
-            kind="parameters",
-            sender=ANALYST,
-            receiver=self._index,
-            round_number=None,
-            parameters=None,
-        )
-        require(message.parameters == digest_of(message.words), "parameters")
-        return message
 
     def _next(self, holder: int, data: bytes) -> bytes:
         require(self._is_training, "format")
@@ -221,3 +220,44 @@ def party_index(role: str, name: str) -> int:
 def _round_of(name: str) -> int:
     """The round in the name of an entry, such as 3 of ``"share-3-0"``."""
     return int(name.split("-")[1])
+
+
+class NodeOutcome(NamedTuple):
+    """How a node ended.
+
+    Attributes:
+      round_number: of the last round that has begun, or ``None``.
+      holders: whose sum was opened in it, or ``None``.
+    """
+
+    round_number: int | None
+    holders: frozenset[int] | None
+
+
+def run_node(settings: PartySettings, stop: threading.Event) -> NodeOutcome:
+    """Answers messages until ``stop`` is set or time is over.
+
+    Raises:
+      ValueError: an address that is not free, or a journal of another party.
+    """
+    study = settings.study
+    number = study.round_number if study.program is None else None
+    with settings.open_journal(f"node-{settings.index}") as journal:
+        node = Node(study.plan, settings.index, journal, round_number=number)
+        server, _ = serve(
+            node.answer,
+            settings.address or study.nodes[settings.index],
+            Identity.of_party(settings),
+            max_bytes=study.plan.message_format.num_bytes,
+            num_clients=study.plan.parties.num_holders + 1,
+        )
+
+        # The journal is closed when no answer is being made.
+        try:
+            stop.wait(study.time_limit)
+        finally:
+            server.stop(grace=1).wait()
+            node.stop()
+
+        draws = [draws for draws, _ in node.state.opened.values()]
+    return NodeOutcome(node.round_number, frozenset(draws[0]) if draws else None)

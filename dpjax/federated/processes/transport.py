@@ -15,19 +15,27 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from dpjax._extras import requires_extra
 from dpjax.federated.messages import ErrorCode, Kind, ProtocolError
+from dpjax.federated.processes.config import PartySettings
 
 with requires_extra("federated"):
     import grpc
 
+T = TypeVar("T")
+# Sends a message of a kind to a node and returns the answer; raises ProtocolError.
+Call = Callable[[int, Kind, bytes], bytes]
+
+# Seconds between attempts in a single round, and in the many rounds of a training.
+_PAUSE, PAUSE_IN_TRAINING = 0.1, 0.05
 _SERVICE = "dpjax.federated.Node"
 _KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
 # Calls of one client at a time; a connection takes new ones for these seconds, and is closed after
@@ -61,6 +69,11 @@ class Identity(NamedTuple):
         """Returns the identity in three files."""
         return cls(authority.read_bytes(), certificate.read_bytes(), key.read_bytes())
 
+    @classmethod
+    def of_party(cls, settings: PartySettings) -> "Identity":
+        """Returns the identity in the files that a party's settings name."""
+        return cls.read(settings.authority, settings.certificate, settings.key)
+
 
 def serve(
     answer: Callable[[str, Kind, bytes], bytes],
@@ -82,6 +95,7 @@ def serve(
     Raises:
       ValueError: the address is not free, or keys and certificates do not fit.
     """
+    # A few calls a client and a limited age of connections: none can occupy all threads.
     server = grpc.server(
         ThreadPoolExecutor(_NUM_CALLS * num_clients),
         options=[
@@ -92,13 +106,16 @@ def serve(
             ("grpc.max_connection_age_grace_ms", 1000 * _CONNECTION_SECONDS),
         ],
     )
-    open_calls = _OpenCalls()
+
     # A stream of one message: its handler has the sender's name before the message is there.
+    open_calls = _OpenCalls()
     handlers = {
         kind: grpc.stream_unary_rpc_method_handler(_handler(answer, kind, open_calls))
         for kind in _KINDS
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    # Both ends authenticate themselves.
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
     )
@@ -220,6 +237,36 @@ class Channels:
         except grpc.RpcError as error:
             _log.info("node %d: %s", node, error.details())
             raise ProtocolError(_error_code(error)) from None
+
+
+def connect(settings: PartySettings) -> Channels:
+    """Returns the channels of a holder or the analyst to all nodes of its study."""
+    study = settings.study
+    return Channels(
+        study.nodes,
+        Identity.of_party(settings),
+        max_bytes=study.plan.message_format.num_bytes,
+        call_time=study.call_time,
+    )
+
+
+def poll(
+    attempt: Callable[[float], T | None], *, time_limit: float, pause: float = _PAUSE
+) -> T | None:
+    """Returns the first result of repeated attempts, or ``None`` when the time limit is over.
+
+    Args:
+      attempt: of the seconds since the first one; ``None`` if there is no result yet.
+      time_limit: seconds after which no attempt is started.
+      pause: seconds between two attempts.
+    """
+    start = time.monotonic()
+    while (elapsed := time.monotonic() - start) < time_limit:
+        result = attempt(elapsed)
+        if result is not None:
+            return result
+        time.sleep(pause)
+    return None
 
 
 def _error_code(error: Any) -> ErrorCode:

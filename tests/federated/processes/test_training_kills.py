@@ -14,9 +14,8 @@ from test_kills import PLACES, WRITING, kill_at_each_point, violations
 from dpjax.federated import ClippedGradientSum
 from dpjax.federated.messages import ANALYST, digest_of
 from dpjax.federated.processes import holder as holder_module
-from dpjax.federated.processes import rounds
+from dpjax.federated.processes.analyst import TrainingAnalyst
 from dpjax.federated.processes.node import Node
-from dpjax.federated.processes.rounds import TrainingAnalyst
 from dpjax.federated.protocol import receive
 from dpjax.federated.training import ParameterFormat
 from dpjax.mechanisms import SubsampledGaussian
@@ -147,7 +146,7 @@ def test_power_a_broken_party_of_a_training_is_found(monkeypatch, tmp_path, brok
 
 
 def test_power_noise_that_is_drawn_twice_in_a_round_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(rounds, "journalled_messages", redrawn_messages)
+    monkeypatch.setattr(holder_module, "journalled_messages", redrawn_messages)
     found, _ = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=2)
     assert "a holder sent two different messages to a node" in found
     assert "shares left a holder whose journal has the budget unspent" in found

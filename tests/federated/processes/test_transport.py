@@ -23,8 +23,7 @@ from dpjax.federated.processes.analyst import Analyst
 from dpjax.federated.processes.holder import Delivery, journalled_messages
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
-from dpjax.federated.processes.run import poll
-from dpjax.federated.processes.transport import Channels, Identity, serve
+from dpjax.federated.processes.transport import Channels, Identity, poll, serve
 from dpjax.federated.processes.trial_keys import make_trial_keys
 
 PLAN = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
@@ -434,7 +433,7 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
             if self.now > 60:
                 raise TimeoutError
 
-    monkeypatch.setattr("dpjax.federated.processes.run.time", Clock())
+    monkeypatch.setattr("dpjax.federated.processes.transport.time", Clock())
     seen = []
     assert poll(lambda elapsed: seen.append(elapsed), time_limit=2.0) is None
     assert 15 <= len(seen) <= 25
