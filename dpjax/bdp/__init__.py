@@ -14,10 +14,11 @@ from dpjax.accounting.log_moments import (
     laplace_log_moments,
     subsampled_gaussian_log_moments,
 )
-from dpjax.bdp import estimator_divergence, estimators
+from dpjax.bdp import estimators
 from dpjax.bdp.accountant import (
     ORDERS,
     AccountantState,
+    TrainingAccountant,
     init,
     update,
     update_from_log_moments,
@@ -25,10 +26,9 @@ from dpjax.bdp.accountant import (
 )
 from dpjax.bdp.certificate import BDPCertificate, certificate
 from dpjax.bdp.conversion import (
-    BDPAndDP,
+    BDPResult,
     PopulationEpsilon,
     attack_success,
-    best_order,
     delta,
     epsilon,
     population_epsilons,
@@ -39,25 +39,20 @@ from dpjax.bdp.replace_one import (
     replace_one_log_moments,
     sample_disjoint_pairs,
 )
-from dpjax.bdp.subsampled_gaussian import UnclippedGaussian
-from dpjax.bdp.training_accountant import TrainingAccountant
 
 __all__ = [
     "ORDERS",
     "AccountantState",
-    "BDPAndDP",
     "BDPCertificate",
+    "BDPResult",
     "GradientPairs",
     "PopulationEpsilon",
     "TrainingAccountant",
-    "UnclippedGaussian",
     "attack_success",
-    "best_order",
     "certificate",
     "delta",
     "diagonal_gaussian_log_moments",
     "epsilon",
-    "estimator_divergence",
     "estimators",
     "gaussian_log_moments",
     "gradient_pairs",

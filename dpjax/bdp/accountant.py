@@ -19,8 +19,10 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -31,13 +33,20 @@ from dpjax._checks import (
     check_choice,
     check_count,
     check_delta,
+    check_path,
     check_type,
 )
-from dpjax._typing import ArrayTree
+from dpjax._typing import ArrayTree, ClipBound
+from dpjax.accounting.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
-from dpjax.bdp.subsampled_gaussian import subsampled_gaussian_steps
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sampling.poisson import PoissonSampling
+
+if TYPE_CHECKING:
+    from dpjax.training._train import Report
 
 Estimator = Literal["student", "empirical_bernstein"]
 
@@ -168,6 +177,7 @@ def update(
       ValueError: more steps than planned, another shape, or a mechanism whose cost is not a
         function of the norms; use `update_from_log_moments` for it.
     """
+    # Norms after clipping, (steps, draws), and which of them are drawn examples.
     check_state(state)
     steps = subsampled_gaussian_steps(state.mechanism)
     draws = steps.clip_norms(norms)
@@ -176,16 +186,18 @@ def update(
     draws, used = np.atleast_2d(draws), np.atleast_2d(used)
     start, num_steps = state.num_done, len(draws)
     _check_num_steps(state, num_steps)
+
+    # Costs of some steps at a time, by threads: numpy releases the interpreter's lock.
     rows = max(1, _CHUNK_ENTRIES // (max(1, draws.shape[1]) * len(state.orders)))
 
     def costs(first: int) -> Array:
-        part = slice(first, first + rows)
-        indices = np.arange(start + first, start + first + len(draws[part]))
-        moments = steps.log_moments(state.orders, draws[part], indices)
+        chunk = slice(first, first + rows)
+        indices = np.arange(start + first, start + first + len(draws[chunk]))
+        moments = steps.log_moments(state.orders, draws[chunk], indices)
         bound = steps.worst_case_log_moments(state.orders, indices)
-        return _costs(state, moments, used[part], bound)
+        return _costs(state, moments, used[chunk], bound)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the interpreter's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         return _add_costs(state, np.concatenate(list(pool.map(costs, range(0, num_steps, rows)))))
 
 
@@ -216,6 +228,7 @@ def update_from_log_moments(
     Raises:
       ValueError: more steps than planned, another shape, or negative or missing values.
     """
+    # Log moments, (steps, draws, orders), and which draws count.
     check_state(state)
     moments = as_float64(log_moments, "log_moments")
     shaped = moments.ndim in (2, 3) and moments.shape[-1] == len(state.orders)
@@ -226,6 +239,8 @@ def update_from_log_moments(
     if moments.ndim == 2:
         moments, used = moments[None], used[None]
     _check_num_steps(state, len(moments))
+
+    # The largest log moment of any record, if it is known.
     bound = np.full((1, len(state.orders)), np.inf)
     if log_moment_bound is not None:
         bound = np.broadcast_to(as_float64(log_moment_bound, "log_moment_bound"), bound.shape)
@@ -286,3 +301,164 @@ def _check_num_steps(state: AccountantState, num_steps: int) -> None:
             f"state must contain at most the planned {planned} steps (their number is fixed in"
             f" advance), got {num_steps} more after {state.num_done}"
         )
+
+
+@dataclass(frozen=True)
+class SubsampledGaussianSteps:
+    """Log moments of the steps of a Poisson-subsampled Gaussian under add/remove or zero-out.
+
+    Attributes:
+      sampling_rate: q.
+      noise_std: standard deviation of each step's noise in the units of the sum, ``(num_steps,)``.
+      l2_clip: clip bound on one contribution: a number or per-layer bounds.
+    """
+
+    sampling_rate: float
+    noise_std: Array
+    l2_clip: ClipBound
+
+    def clip_norms(self, norms: ArrayTree) -> Array:
+        """Returns the norms after clipping; zero for those that are not finite.
+
+        Raises:
+          ValueError: ``norms`` is a tree of another structure than ``l2_clip``.
+        """
+        # One array of norms for each clip bound.
+        given, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
+        check(given == wanted, "norms", given, f"one array for each clip bound, {wanted}")
+        groups = [as_float64(group, "norms") for group in jax.tree.leaves(norms)]
+
+        # An example with a norm that is not finite contributes zero.
+        bounds = jax.tree.leaves(self.l2_clip)
+        squares = [np.minimum(norm, bound) ** 2 for norm, bound in zip(groups, bounds, strict=True)]
+        usable = np.all([np.isfinite(group) for group in groups], axis=0)
+        return np.where(usable, np.sqrt(sum(squares)), 0.0)
+
+    def log_moments(
+        self, orders: Sequence[int], norms: Array, steps: npt.NDArray[np.intp]
+    ) -> Array:
+        """Returns lambda D_(lambda + 1), ``(steps, draws, orders)``, of clipped norms."""
+        noise_std = self.noise_std[steps][:, None]
+        if self.sampling_rate == 1:
+            return gaussian_log_moments(orders, norms, noise_std=noise_std)
+        return subsampled_gaussian_log_moments(
+            orders, norms, sampling_rate=self.sampling_rate, noise_std=noise_std
+        )
+
+    def worst_case_log_moments(self, orders: Sequence[int], steps: npt.NDArray[np.intp]) -> Array:
+        """Returns the log moments, ``(steps, orders)``, of a record at the clip bound."""
+        norms = np.full((len(steps), 1), total_l2_clip(self.l2_clip))
+        return self.log_moments(orders, norms, steps)[:, 0]
+
+
+def subsampled_gaussian_steps(mechanism: Mechanism) -> SubsampledGaussianSteps:
+    """Returns the log moments of the steps of ``mechanism``, as functions of gradient norms.
+
+    Raises:
+      ValueError: ``mechanism`` is of another kind or not Poisson-sampled, or its adjacency is
+        replace-one, where the cost is not a function of the norms.
+    """
+    match mechanism:
+        case SubsampledGaussian(sampling=PoissonSampling(sampling_rate=rate)):
+            # Under add/remove and zero-out one contribution is added or not.
+            check(
+                mechanism.adjacency != "replace_one",
+                "mechanism's adjacency",
+                mechanism.adjacency,
+                "'add_remove' or 'zero_out', as the cost of replacing a record depends on the angle"
+                " between two gradients (use update_from_log_moments and replace_one_log_moments)",
+            )
+
+            # The noise of each step, in the units of the sum.
+            multipliers = np.broadcast_to(mechanism.noise_multiplier, mechanism.num_steps)
+            noise_std = multipliers * float(total_l2_clip(mechanism.l2_clip))
+            check(noise_std.min() > 0, "mechanism's noise", noise_std.min(), "above zero")
+            return SubsampledGaussianSteps(rate, noise_std, mechanism.l2_clip)
+        case _:
+            raise ValueError(
+                "mechanism must be a SubsampledGaussian with PoissonSampling for its cost to be a"
+                f" function of the gradient norms, got {mechanism!r}; use update_from_log_moments"
+            )
+
+
+class TrainingAccountant:
+    """BDP accountant of a training run, passed to ``train`` as ``on_report``.
+
+    It adds the per-example norms that clipping has computed, one `Report` at a time, without
+    further gradients and without a transfer for each step. With a ``path`` the state is saved after
+    each report, for a run that is resumed from a checkpoint; steps whose norms were lost in between
+    are added at their worst case. One accountant and one file serve one run. **The file holds
+    private values.**
+
+    Args:
+      path: file in which the state is kept for a resumed run; none by default.
+
+    Attributes:
+      state: the accumulated cost, an `AccountantState`.
+
+    >>> import jax, jax.numpy as jnp, optax, dpjax
+    >>> from dpjax import bdp
+    >>> mechanism = dpjax.SubsampledGaussian(
+    ...     dpjax.PoissonSampling(64, 0.25), l2_clip=1.0, noise_multiplier=2.0,
+    ...     num_steps=20, adjacency="add_remove")
+    >>> accountant = TrainingAccountant(bdp.init(mechanism))
+    >>> loss = lambda w, x: 0.01 * jnp.sum((w - x) ** 2)
+    >>> result = dpjax.train(
+    ...     jax.random.key(0), loss, jnp.zeros(2), jnp.ones((64, 2)), optax.sgd(0.1),
+    ...     mechanism=mechanism, on_report=accountant, progress=False
+    ... )
+    >>> epsilon = bdp.epsilon(accountant.state, 1e-3)
+    >>> epsilon.bdp < epsilon.dp
+    True
+    """
+
+    def __init__(self, state: AccountantState, path: str | Path | None = None) -> None:
+        check_state(state)
+        if path is not None:
+            check_path("path", path)
+        self.state = state
+        self._path = None if path is None else Path(path)
+        if self._path is not None and self._path.exists():
+            self.state = _load(self._path, state)
+
+    def __call__(self, report: "Report") -> None:
+        """Adds the steps of a report.
+
+        Raises:
+          ValueError: the report is of another mechanism, or repeats steps that were added: it is of
+            another run, which needs an accountant of its own.
+        """
+        planned, done = self.state.mechanism, self.state.num_done
+        check(report.mechanism == planned, "report's mechanism", report.mechanism, f"{planned}")
+        mask = np.asarray(report.infos.mask)
+        first = report.num_releases - len(mask)
+        allowed = f"at least {done}, the steps already added; another run needs another accountant"
+        check(first >= done, "report's first step", first, allowed)
+        if first > done:
+            self.state = update_worst_case(self.state, first - done)
+        self.state = update(self.state, report.infos.norms, mask)
+        if self._path is not None:
+            _save(self._path, self.state)
+
+
+def _save(path: Path, state: AccountantState) -> None:
+    """Replaces the file atomically."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        np.savez(file, identity=_identity(state), costs=state.costs, done=state.num_done)
+    os.replace(new, path)
+
+
+def _load(path: Path, state: AccountantState) -> AccountantState:
+    """Returns ``state`` with the costs of the file; refuses the file of another accountant."""
+    with np.load(path) as file:
+        if str(file["identity"]) != _identity(state):
+            raise ValueError(
+                f"path must be a file of this accountant, got {path}, which is of"
+                f" {file['identity']}"
+            )
+        return dataclasses.replace(state, costs=file["costs"], num_done=int(file["done"]))
+
+
+def _identity(state: AccountantState) -> str:
+    return repr((state.mechanism, state.orders, state.failure_probability, state.estimator))

@@ -11,7 +11,7 @@ from dpjax._extras import requires_extra
 from dpjax.bdp.accountant import AccountantState, check_state
 from dpjax.bdp.conversion import (
     SHARES,
-    BDPAndDP,
+    BDPResult,
     PopulationEpsilon,
     attack_success,
     best_order,
@@ -67,7 +67,7 @@ class BDPCertificate(Report):
 
     dp_certificate: Certificate
     share: float
-    epsilon: BDPAndDP
+    epsilon: BDPResult
     population_epsilons: tuple[PopulationEpsilon, ...]
     order: int
     num_planned: int
@@ -77,10 +77,10 @@ class BDPCertificate(Report):
     enclosed_heading: ClassVar[str] = "The DP certificate of the same run"
 
     @property
-    def attack_success(self) -> BDPAndDP:
+    def attack_success(self) -> BDPResult:
         """Upper bounds on the success probability of membership inference with a uniform prior."""
         delta = self.dp_certificate.delta
-        return BDPAndDP(*(float(attack_success(value, delta)) for value in self.epsilon))
+        return BDPResult(*(float(attack_success(value, delta)) for value in self.epsilon))
 
     @property
     def title(self) -> str:
@@ -93,6 +93,8 @@ class BDPCertificate(Report):
     @property
     def tables(self) -> list[Table]:
         own, guarantee = self.dp_certificate, self.dp_certificate.guarantee
+
+        # Both epsilons, and what they mean for membership inference.
         bdp, dp = map(round_up, self.epsilon)
         attack_bdp, attack_dp = map(round_up, self.attack_success)
         comparison = [
@@ -102,6 +104,8 @@ class BDPCertificate(Report):
             ("attack success, DP", f"at most {attack_dp} (uniform prior)"),
             ("attack success, BDP", f"at most {attack_bdp} (uniform prior)"),
         ]
+
+        # What the BDP account is of.
         accounting = [
             ("adjacency", guarantee.adjacency),
             ("unit of privacy", guarantee.unit),
@@ -159,6 +163,7 @@ class BDPCertificate(Report):
         with requires_extra("plot"):
             from matplotlib.figure import Figure
 
+        # The BDP epsilon falls with the share that is left out; the DP epsilon is constant.
         shares, epsilons = np.array(self.population_epsilons).T
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.subplots()
@@ -227,18 +232,23 @@ def certificate(
     check_state(state)
     check_share("share", share)
     check(share < 1, "share", share, "in [0, 1)")
+
+    # The DP guarantee of the steps that were accumulated.
     mechanism = state.completed_mechanism
     run = mechanism.guarantee.of_run(seeded=seeded, num_steps=state.num_done)
     dp_certificate = certify(run, delta)
+
+    # The BDP epsilon for a share of the population, at the share's BDP delta.
     failure = state.total_failure_probability
     mean_delta = (1 - share) * delta
     allowed = f"so large that (1 - share) delta exceeds the failure probability {failure:g}"
     check(mean_delta > failure, "delta", delta, allowed)
     (own,) = population_epsilons(state, delta, (share,))
+
     return BDPCertificate(
         dp_certificate=dp_certificate,
         share=share,
-        epsilon=BDPAndDP(own.epsilon, dp_certificate.epsilon),
+        epsilon=BDPResult(own.epsilon, dp_certificate.epsilon),
         population_epsilons=population_epsilons(state, delta, shares),
         order=best_order(state, mean_delta, definition="weak"),
         num_planned=state.mechanism.num_releases,

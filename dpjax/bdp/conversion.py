@@ -30,7 +30,7 @@ Definition = Literal["strong", "weak"]
 SHARES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 
-class BDPAndDP(NamedTuple):
+class BDPResult(NamedTuple):
     """One quantity of the same run under BDP and under DP. Quote the DP value in every report.
 
     Attributes:
@@ -54,7 +54,9 @@ class PopulationEpsilon(NamedTuple):
     epsilon: float
 
 
-def epsilon(state: AccountantState, delta: float, *, definition: Definition = "strong") -> BDPAndDP:
+def epsilon(
+    state: AccountantState, delta: float, *, definition: Definition = "strong"
+) -> BDPResult:
     """Returns the epsilon at ``delta`` of the accumulated steps, under BDP and under DP.
 
     The BDP epsilon is at least zero, and the estimators' failure probability is included in delta.
@@ -93,10 +95,12 @@ def epsilon(state: AccountantState, delta: float, *, definition: Definition = "s
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
     parts = decompose(mechanism.event, mechanism.guarantee.adjacency)
-    return BDPAndDP(_epsilon(state, delta, definition), certified_epsilon(parts, delta)[1])
+    return BDPResult(_epsilon(state, delta, definition), certified_epsilon(parts, delta)[1])
 
 
-def delta(state: AccountantState, epsilon: float, *, definition: Definition = "strong") -> BDPAndDP:
+def delta(
+    state: AccountantState, epsilon: float, *, definition: Definition = "strong"
+) -> BDPResult:
     """Returns the delta at ``epsilon`` of the accumulated steps, under BDP and under DP, at most 1.
 
     Args:
@@ -118,7 +122,7 @@ def delta(state: AccountantState, epsilon: float, *, definition: Definition = "s
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")
     tail = math.exp(min(0.0, float(np.min(exponents))))
-    return BDPAndDP(min(1.0, tail + state.total_failure_probability), certified)
+    return BDPResult(min(1.0, tail + state.total_failure_probability), certified)
 
 
 def best_order(state: AccountantState, delta: float, *, definition: Definition = "strong") -> int:

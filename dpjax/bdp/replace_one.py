@@ -206,9 +206,13 @@ def replace_one_log_moments(
     first, second = check_lengths("norms", norms), check_lengths("other_norms", other_norms)
     angles = check_finite("cosines", cosines)
     check(bool(np.all(np.abs(angles) <= 1 + _ROUNDING)), "cosines", cosines, "in [-1, 1]")
+
+    # Norms in units of the noise, as flat arrays.
     pairs = np.broadcast_arrays(first / noise, second / noise, np.clip(angles, -1.0, 1.0))
     shape = pairs[0].shape
     u, v, c = (array.ravel() for array in pairs)
+
+    # The larger of the two directions at each order.
     rate = np.asarray(sampling_rate, float)
     values = [
         np.maximum(_directed(order + 1, u, v, c, rate), _directed(order + 1, v, u, c, rate))

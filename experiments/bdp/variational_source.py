@@ -20,6 +20,7 @@ from dpjax import bdp
 from dpjax.sampling.base import gather
 from experiments.data import Dataset
 from experiments.dpvi.logistic import windowed_adagrad
+from experiments.published.bdp import UnclippedGaussian
 
 # Number of sampled records of a step for which the step without them is computed.
 _NUM_RECORDS = 64
@@ -122,7 +123,7 @@ def account(
       No guarantee (see the module); the DP epsilon is infinite.
     """
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
-    mechanism = bdp.UnclippedGaussian(sampling, noise_std=1.0, num_steps=len(run.mean))
+    mechanism = UnclippedGaussian(sampling, noise_std=1.0, num_steps=len(run.mean))
     moments = bdp.subsampled_gaussian_log_moments(
         orders, distances(run), sampling_rate=sampling_rate, noise_std=1.0
     )

@@ -666,7 +666,6 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "bayes.sgmcmc.langevin.Langevin": chain,
     "bayes.sgmcmc.SGLD": chain,
     "bayes.sgmcmc.OnePosteriorSample": one_sample,
-    "bdp.UnclippedGaussian": lambda: bdp.UnclippedGaussian(poisson(), noise_std=1.0, num_steps=3),
     "federated.FederatedSum": plan,
     "federated.NodeState": lambda: node_states()[0],
     "mechanisms.ClippedSum": lambda: dpjax.mechanisms.ClippedSum(
@@ -727,7 +726,7 @@ RESULTS = {
         "bayes.variational": ["ClippingReport", "DPSVIResult", "DPSVIState"],
         "bdp": [
             "AccountantState",
-            "BDPAndDP",
+            "BDPResult",
             "BDPCertificate",
             "GradientPairs",
             "PopulationEpsilon",

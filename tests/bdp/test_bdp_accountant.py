@@ -286,19 +286,6 @@ def test_a_given_bound_is_not_exceeded():
             bdp.update_from_log_moments(account, draws, log_moment_bound=[bound])
 
 
-def test_unclipped_sums_have_a_finite_bdp_epsilon_and_an_infinite_dp_one():
-    released = bdp.UnclippedGaussian(
-        dpjax.PoissonSampling(1_000, 0.01), noise_std=2.0, num_steps=10
-    )
-    account = bdp.update(bdp.init(released), np.full((10, 100), 0.5))
-    both = bdp.epsilon(account, 1e-5)
-    assert both.bdp < 2
-    assert both.dp == math.inf
-    assert bdp.delta(account, 1.0).dp == 1.0
-    with pytest.raises(ValueError, match="finite where nothing is clipped"):
-        bdp.update(bdp.init(released), np.array([[1.0, np.inf]]))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -120,16 +120,6 @@ def test_a_bdp_epsilon_above_the_dp_one_adds_nothing(account, certificate):
     assert "below the DP epsilon by" in str(certificate)
 
 
-def test_an_infinite_dp_epsilon_is_stated():
-    released = bdp.UnclippedGaussian(
-        dpjax.PoissonSampling(1_000, 0.01), noise_std=2.0, num_steps=10
-    )
-    account = bdp.update(bdp.init(released), np.full((10, 100), 0.5))
-    text = str(bdp.certificate(account, 1e-5))
-    assert "DP epsilon inf for every record" in text
-    assert "none: one record can move a sum by any amount" in text
-
-
 def test_a_share_beyond_the_estimators_is_refused(account):
     with pytest.raises(ValueError, match="delta must be so large"):
         bdp.certificate(account, 1e-5, share=1 - 1e-12)

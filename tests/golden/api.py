@@ -18,6 +18,7 @@ from dpjax import accounting, bdp
 from dpjax.accounting import UnsupportedEventError, tradeoff
 from dpjax.accounting.kinds.wishart import ChiSquare
 from dpjax.bayes import DPSVI, conjugate, regression, sgmcmc
+from dpjax.bdp.conversion import best_order
 from dpjax.gradients.bookkeeping import routes
 from dpjax.transforms.noise import gaussian_like
 from experiments.published import langevin
@@ -426,10 +427,6 @@ def bdp_at_bound(account, steps):
     return bdp.update_worst_case(account, steps)
 
 
-def bdp_unclipped(noise_std, rate, steps):
-    return bdp.UnclippedGaussian(noise_std, noise_std=rate, num_steps=steps)
-
-
 def bdp_numbers(account, delta, share=0.99):
     found = bdp.certificate(account, delta, share=share)
     return {
@@ -437,7 +434,7 @@ def bdp_numbers(account, delta, share=0.99):
         "strong": tuple(bdp.epsilon(account, delta)),
         "weak": tuple(bdp.epsilon(account, delta, definition="weak")),
         "delta at 0.2": tuple(bdp.delta(account, 0.2)),
-        "order": bdp.best_order(account, delta),
+        "order": best_order(account, delta),
         "certificate": tuple(found.epsilon),
         "percentiles": [epsilon for _, epsilon in found.population_epsilons],
         "attack": tuple(found.attack_success),

@@ -5,7 +5,10 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from dpjax.bdp.estimator_divergence import (
+import dpjax
+from dpjax import bdp
+from experiments.published.bdp import (
+    UnclippedGaussian,
     mean_log_moments,
     variance_log_moments,
     worst_case_log_moments,
@@ -138,3 +141,37 @@ def test_bad_arguments_are_refused_by_name():
         worst_case_log_moments((1,), 2, 0, 1.0)
     with pytest.raises(ValueError, match=r"^orders must be whole numbers >= 1"):
         worst_case_log_moments((0,), 2, 1.0, 1.0)
+
+
+@pytest.fixture
+def unclipped():
+    return UnclippedGaussian(dpjax.PoissonSampling(1_000, 0.01), noise_std=2.0, num_steps=10)
+
+
+def unclipped_account(mechanism, norms):
+    moments = bdp.subsampled_gaussian_log_moments(
+        bdp.ORDERS, norms, sampling_rate=0.01, noise_std=2.0
+    )
+    return bdp.update_from_log_moments(bdp.init(mechanism), moments)
+
+
+def test_unclipped_sums_have_a_finite_bdp_epsilon_and_an_infinite_dp_one(unclipped):
+    account = unclipped_account(unclipped, np.full((10, 100), 0.5))
+    both = bdp.epsilon(account, 1e-5)
+    assert both.bdp < 2
+    assert both.dp == math.inf
+    assert bdp.delta(account, 1.0).dp == 1.0
+    text = str(bdp.certificate(account, 1e-5))
+    assert "DP epsilon inf for every record" in text
+    assert "none: one record can move a sum by any amount" in text
+
+
+def test_norms_of_unclipped_sums_are_not_taken(unclipped):
+    with pytest.raises(ValueError, match="use update_from_log_moments"):
+        bdp.update(bdp.init(unclipped), np.array([[1.0, np.inf]]))
+
+
+def test_the_size_in_the_divisor_of_unclipped_sums_is_a_caveat():
+    sampling = dpjax.PoissonSampling(1_000, 0.01)
+    mechanism = UnclippedGaussian(sampling, noise_std=2.0, num_steps=3)
+    assert mechanism.guarantee.size_constants == sampling.size_constants

@@ -1,24 +1,91 @@
-"""Rényi divergence of the estimator's mean and variance when one sample changes.
+"""Releases of Triastcyn & Faltings (2020) that are not private, or only under an assumption.
 
-A BDP epsilon is computed from the mean M and the standard deviation S of N samples, one for each
-record, so publishing it leaks about each record. Triastcyn & Faltings (2020), Section 4.4.3, bound
-this leakage *under an assumption*: that M and S are distributed as those of N normal samples with
-the mean and the variance of the given ones. Then M is normal with variance S^2 / N, N S^2 is a
-scaled chi-square with N - 1 degrees of freedom, and both are independent. No noise is added, so
-**without the assumption there is no bound**: the other N - 1 samples and M determine the last
-sample exactly. A BDP epsilon should therefore not be published, or only with added noise.
+`UnclippedGaussian` has a finite BDP epsilon and no DP epsilon.
+
+The functions bound the Rényi divergence of the estimator's mean and variance when one sample
+changes. A BDP epsilon is computed from the mean M and the standard deviation S of N samples, one
+for each record, so publishing it leaks about each record. Section 4.4.3 bounds this leakage *under
+an assumption*: that M and S are distributed as those of N normal samples with the mean and the
+variance of the given ones. Then M is normal with variance S^2 / N, N S^2 is a scaled chi-square
+with N - 1 degrees of freedom, and both are independent. No noise is added, so **without the
+assumption there is no bound**: the other N - 1 samples and M determine the last sample exactly. A
+BDP epsilon should therefore not be published, or only with added noise.
 
 Samples, ranges and standard deviations are in the same, arbitrary unit.
 """
 
+import dataclasses
+import functools
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import NonPrivateDpEvent
 
-from dpjax._checks import check_count
+from dpjax._checks import check, check_count, check_positive, check_text, check_type
 from dpjax.accounting.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
+from dpjax.guarantee import Guarantee
+from dpjax.mechanisms.base import Mechanism
+from dpjax.sampling.poisson import PoissonSampling
+
+
+@dataclass(frozen=True)
+class UnclippedGaussian(Mechanism):
+    """Gaussian noise on sums over Poisson batches without clipping: **no differential privacy**.
+
+    Its DP epsilon is infinite, which every certificate states; only its BDP epsilon is finite.
+
+    Attributes:
+      sampling: the Poisson sampling of batches.
+      noise_std: standard deviation of the noise, in the units of the sum.
+      num_steps: the number of noisy sums that are released.
+      unit: description of the unit of privacy.
+
+    >>> mechanism = UnclippedGaussian(PoissonSampling(1_000, 0.05), noise_std=2.0, num_steps=10)
+    >>> mechanism.certificate(1e-5).epsilon
+    inf
+    """
+
+    sampling: PoissonSampling
+    _: KW_ONLY
+    noise_std: float
+    num_steps: int
+    unit: str = "one record"
+
+    def __post_init__(self) -> None:
+        check_type("sampling", self.sampling, PoissonSampling, "a PoissonSampling")
+        check_text("unit", self.unit)
+        check_positive("noise_std", self.noise_std)
+        check_count("num_steps", self.num_steps)
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            event=NonPrivateDpEvent(),
+            adjacency="add_remove",
+            unit=self.unit,
+            num_releases=self.num_steps,
+            description={
+                "sampling": self.sampling.describe("add_remove"),
+                "clipping": "none: one record can move a sum by any amount",
+                "noise": f"Gaussian of standard deviation {self.noise_std:.4g} on every entry of a"
+                " sum",
+            },
+            size_constants=self.sampling.size_constants,
+        )
+
+    def first_steps(self, num_steps: int) -> "UnclippedGaussian":
+        """Returns the mechanism truncated to its first ``num_steps`` steps."""
+        check_count("num_steps", num_steps)
+        check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
+        return dataclasses.replace(self, num_steps=num_steps)
+
+    def with_privacy_factor(self, factor: float) -> "UnclippedGaussian":
+        """Returns the mechanism with its noise standard deviation times ``factor``."""
+        check_positive("factor", factor)
+        return dataclasses.replace(self, noise_std=factor * self.noise_std)
 
 
 def mean_log_moments(
@@ -51,8 +118,8 @@ def mean_log_moments(
     array([0.25, 0.75])
     """
     check_count("num_draws", num_draws, 2)
-    moved = check_finite("shift", shift) / np.sqrt(num_draws)
-    return _normal_log_moments(orders, moved, std, other_std)
+    distance = check_finite("shift", shift) / np.sqrt(num_draws)
+    return _normal_log_moments(orders, distance, std, other_std)
 
 
 def variance_log_moments(
@@ -129,5 +196,7 @@ def _normal_log_moments(
     orders: Sequence[int], shift: npt.ArrayLike, std: npt.ArrayLike, other_std: npt.ArrayLike
 ) -> Array:
     first, second = check_scales("std", std), check_scales("other_std", other_std)
-    moved, zero = np.asarray(shift, float)[..., None], np.zeros(1)
-    return diagonal_gaussian_log_moments(orders, zero, first[..., None], moved, second[..., None])
+    distance, zero = np.asarray(shift, float)[..., None], np.zeros(1)
+    return diagonal_gaussian_log_moments(
+        orders, zero, first[..., None], distance, second[..., None]
+    )
