@@ -1,4 +1,4 @@
-"""Training and votes of 250 PATE teachers at once, compared with a Python loop over the teachers.
+"""Training and votes of 250 PATE teachers, compared with a Python loop over the teachers.
 
 Every teacher has 240 images of MNIST's size and takes the same steps on batches of 32 in all cases.
 All times include compilation: once for all teachers, but for the loop over calls of a function that
@@ -30,7 +30,7 @@ COMPILING_LOOP, STEP_LOOP, SCAN_LOOP, PREDICTION_LOOP = (
     "loop, a call for each teacher",
     "loop, a call for each teacher's labels",
 )
-AT_ONCE = "dpjax, all teachers at once"
+DPJAX = "dpjax, one call for all teachers"
 _STEPS_PER_EPOCH = SHARD_SIZE // BATCH
 _OPTIMIZER = optax.adam(1e-3)
 _EFFORT = Effort(seconds=60.0, repetitions=5, slow=40.0)
@@ -69,13 +69,13 @@ def teacher_groups(num_teachers: int = TEACHERS) -> Groups:
 
 
 def training_group(title: str, model: Model, num_teachers: int, epochs: int) -> Group:
-    """Returns the training of all teachers by two Python loops and at once."""
+    """Returns the training of all teachers by Python loops and by dpjax."""
     x, y = model.data(num_teachers * SHARD_SIZE)
     partition = pate.Partition.draw(jax.random.key(0), len(y), num_teachers=num_teachers)
     shards = partition.shards((x, y))
     loss = functools.partial(_mean_loss, model)
 
-    def at_once() -> Any:
+    def by_dpjax() -> Any:
         return pate.train_teachers(
             jax.random.key(0),
             loss,
@@ -96,7 +96,7 @@ def training_group(title: str, model: Model, num_teachers: int, epochs: int) -> 
     runs: dict[str, Callable[[], Any]] = {
         STEP_LOOP: functools.partial(loop_of_steps, model, shards, epochs),
         SCAN_LOOP: functools.partial(loop_of_programs, model, shards, epochs),
-        AT_ONCE: at_once,
+        DPJAX: by_dpjax,
     }
     cases = [Case(name, blocking(run)) for name, run in runs.items()]
     cases.append(Case(COMPILING_LOOP, compiling))
@@ -104,7 +104,7 @@ def training_group(title: str, model: Model, num_teachers: int, epochs: int) -> 
 
 
 def votes_group(title: str, model: Model, num_teachers: int) -> Group:
-    """Returns the labels of all teachers on the queries by a Python loop and at once."""
+    """Returns the labels of all teachers on the queries by a Python loop and by dpjax."""
     keys = jax.random.split(jax.random.key(0), num_teachers)
     teachers = jax.device_get(jax.vmap(functools.partial(_initialize, model))(keys))
     queries = model.data(QUERIES)[0]
@@ -115,10 +115,10 @@ def votes_group(title: str, model: Model, num_teachers: int) -> Group:
         labels = [predict(_entry(teachers, number), queries) for number in range(num_teachers)]
         return np.stack(labels)
 
-    def at_once() -> np.ndarray:
+    def by_dpjax() -> np.ndarray:
         return pate.predict_labels(apply, teachers, queries, progress=False)
 
-    cases = [Case(PREDICTION_LOOP, blocking(loop)), Case(AT_ONCE, blocking(at_once))]
+    cases = [Case(PREDICTION_LOOP, blocking(loop)), Case(DPJAX, blocking(by_dpjax))]
     return Group("votes", f"{title}, votes", cases, values_over(PREDICTION_LOOP), _EFFORT)
 
 
