@@ -17,7 +17,6 @@ from dpjax.bayes.sgmcmc import (
     OnePosteriorSample,
     PosteriorDraw,
     beta_sample,
-    rejection,
     rejection_sample,
 )
 from dpjax.bayes.sgmcmc import one_posterior_sample as samplers
@@ -195,7 +194,7 @@ def away(coin):
 
 
 def test_the_coin_has_its_probability_however_small():
-    assert away(rejection.bernoulli_exp) < 5
+    assert away(samplers.bernoulli_exp) < 5
 
     def of_one_number(key, log_probability):
         return -jax.random.exponential(key, dtype=jnp.float16) < log_probability
@@ -205,13 +204,13 @@ def test_the_coin_has_its_probability_however_small():
 
 def test_the_coin_at_its_ends():
     keys, ends = jax.random.split(jax.random.key(4), 100), jnp.array([0.0, -jnp.inf, jnp.nan])
-    of_all = jax.jit(jax.vmap(jax.vmap(rejection.bernoulli_exp, (None, 0)), (0, None)))
+    of_all = jax.jit(jax.vmap(jax.vmap(samplers.bernoulli_exp, (None, 0)), (0, None)))
     assert (np.asarray(of_all(keys, ends)) == [True, False, False]).all()
 
 
 def test_a_search_keeps_the_first_draw_for_which_the_coin_shows_heads(monkeypatch):
-    monkeypatch.setattr(rejection, "bernoulli_exp", lambda key, log: log < -0.99)
-    kept, theta = rejection.rejection_loop(jax.random.uniform, jnp.negative, 10_000)(
+    monkeypatch.setattr(samplers, "bernoulli_exp", lambda key, log: log < -0.99)
+    kept, theta = samplers.rejection_loop(jax.random.uniform, jnp.negative, 10_000)(
         jax.random.key(0)
     )
     assert kept

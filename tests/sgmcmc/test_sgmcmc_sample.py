@@ -10,7 +10,7 @@ import pytest
 
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
-from dpjax.bayes.sgmcmc.storage import SampleStore
+from dpjax.bayes.sgmcmc.chains import SampleStore
 from dpjax.training.checkpoint import CheckpointStore
 
 DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.bayes.sgmcmc.schedules import (
+from dpjax.bayes.sgmcmc.langevin import (
     CyclicalCosine,
     PolynomialDecay,
     as_schedule,

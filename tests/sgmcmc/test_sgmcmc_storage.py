@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.bayes.sgmcmc.storage import SampleStore
+from dpjax.bayes.sgmcmc.chains import SampleStore
 from dpjax.training import TrainState
 
 STATES = {"w": jnp.arange(12.0).reshape(2, 3, 2)}  # two states of three chains

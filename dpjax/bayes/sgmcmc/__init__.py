@@ -6,11 +6,13 @@ from dpjax.bayes.sgmcmc.calibration import (
     certified_step_size,
     hybrid,
 )
-from dpjax.bayes.sgmcmc.chains import private_chains
+from dpjax.bayes.sgmcmc.chains import ChainResult, private_chains, sample
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     PUBLISHED_TEMPERATURE,
+    CyclicalCosine,
     Langevin,
+    PolynomialDecay,
     injected_noise_multiplier,
 )
 from dpjax.bayes.sgmcmc.one_posterior_sample import (
@@ -19,11 +21,7 @@ from dpjax.bayes.sgmcmc.one_posterior_sample import (
     beta_sample,
     rejection_sample,
 )
-from dpjax.bayes.sgmcmc.psgld import PSGLD, RMSProp, psgld
-from dpjax.bayes.sgmcmc.sample import ChainResult, sample
-from dpjax.bayes.sgmcmc.schedules import CyclicalCosine, PolynomialDecay
-from dpjax.bayes.sgmcmc.sghmc import SGHMC, sghmc
-from dpjax.bayes.sgmcmc.sgld import SGLD, sgld
+from dpjax.bayes.sgmcmc.samplers import PSGLD, SGHMC, SGLD, RMSProp, psgld, sghmc, sgld
 
 __all__ = [
     "POSTERIOR_TEMPERATURE",

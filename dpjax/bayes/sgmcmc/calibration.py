@@ -11,9 +11,8 @@ from dpjax._checks import (
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
 from dpjax.accounting.events import decompose
-from dpjax.bayes.sgmcmc.langevin import Langevin
+from dpjax.bayes.sgmcmc.langevin import Floats, Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
-from dpjax.bayes.sgmcmc.schedules import Floats
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.composition import Composition
 

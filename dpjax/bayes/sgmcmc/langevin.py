@@ -10,6 +10,7 @@ the sampler injects is the noise of the mechanism.
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -18,29 +19,25 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 
 from dpjax._checks import (
     as_finite,
     as_key,
+    check,
     check_choice,
     check_count,
     check_function,
     check_non_negative,
     check_positive,
+    check_share,
     check_text,
     check_type,
     is_traced,
 )
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
 from dpjax.adjacency import Adjacency
-from dpjax.bayes.sgmcmc.schedules import (
-    Floats,
-    Schedule,
-    StepSize,
-    as_schedule,
-    evaluate_step_sizes,
-)
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
@@ -49,6 +46,109 @@ from dpjax.sampling.base import Sampling, repeated
 from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.noise import add_gaussian_noise
+
+Floats = npt.NDArray[np.float64]
+# A function of the step number 0, 1, ..., which may be traced.
+Schedule = Callable[[Any], Any]
+# A number, one number for each step, or a schedule.
+StepSize = float | tuple[float, ...] | Schedule
+
+
+@dataclass(frozen=True)
+class PolynomialDecay:
+    """Polynomially decreasing step sizes ``initial * t ** -exponent``, t = 1, 2, ...
+
+    Attributes:
+      initial: size of the first step.
+      exponent: in [0, 1]; 1/3 has the best rate of convergence of the posterior mean.
+
+    Raises:
+      ValueError: a number out of range.
+
+    Source: Teh, Thiery & Vollmer (2016), for the exponent 1/3.
+
+    >>> schedule = PolynomialDecay(0.1)
+    >>> round(float(schedule(0)), 3), round(float(schedule(7)), 3)
+    (0.1, 0.05)
+    """
+
+    initial: float
+    _: KW_ONLY
+    exponent: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        check_positive("initial", self.initial)
+        check_share("exponent", self.exponent)
+
+    def __call__(self, step: Numeric) -> jax.Array:
+        """Returns the size of step number ``step`` = 0, 1, ..., which may be traced."""
+        return self.initial * (jnp.asarray(step, float) + 1) ** -self.exponent
+
+
+@dataclass(frozen=True)
+class CyclicalCosine:
+    """Cyclical cosine step sizes: each cycle decreases from ``initial`` along half a cosine.
+
+    Attributes:
+      initial: size of the first step of each cycle.
+      period: number of steps of a cycle.
+
+    Raises:
+      ValueError: a number out of range.
+
+    Source: Zhang, Li, Zhang, Chen & Wilson (2020), equation 1.
+
+    >>> schedule = CyclicalCosine(0.1, period=4)
+    >>> [round(float(schedule(step)), 3) for step in range(5)]
+    [0.1, 0.085, 0.05, 0.015, 0.1]
+    """
+
+    initial: float
+    _: KW_ONLY
+    period: int
+
+    def __post_init__(self) -> None:
+        check_positive("initial", self.initial)
+        check_count("period", self.period)
+
+    def __call__(self, step: Numeric) -> jax.Array:
+        """Returns the size of step number ``step`` = 0, 1, ..., which may be traced."""
+        phase = jnp.asarray(jnp.asarray(step) % self.period, float) / self.period
+        return self.initial * (jnp.cos(math.pi * phase) + 1) / 2
+
+
+def evaluate_step_sizes(step_size: StepSize, num_steps: int) -> Floats:
+    """Returns the step sizes ``(num_steps,)``, in float64.
+
+    Raises:
+      ValueError: a size that is not a finite number above zero, or a tuple of another length.
+    """
+    if callable(step_size):
+        with jax.ensure_compile_time_eval():  # concrete numbers, also when called under jit
+            steps = jnp.arange(num_steps, dtype=jnp.int32)
+            traced = jax.vmap(lambda step: jnp.asarray(step_size(step), float))(steps)
+            sizes = np.asarray(traced, np.float64)
+    elif isinstance(step_size, tuple):
+        wanted = f"a number, a schedule, or a tuple of num_steps = {num_steps} numbers"
+        check(len(step_size) == num_steps, "step_size", f"{len(step_size)} values", wanted)
+        sizes = np.asarray(step_size, np.float64)
+    else:
+        check_positive("step_size", step_size)
+        sizes = np.full(num_steps, step_size, np.float64)
+
+    # NaN is the smallest and the largest size where there is one.
+    for size in (sizes.min(), sizes.max()):
+        check_positive("step_size", float(size))
+    return sizes
+
+
+def as_schedule(step_size: StepSize) -> Schedule:
+    """Returns a function of the (traced) step number: of a tuple, its entry."""
+    if callable(step_size):
+        return step_size
+    sizes = jnp.asarray(step_size, float)
+    return lambda step: sizes[jnp.minimum(step, sizes.size - 1)] if sizes.ndim else sizes
+
 
 # Langevin dynamics of step h on a potential U is ``theta - h grad U + N(0, 2 h)``, and here
 # h = eta / N. With the published noise variance eta / N it samples the posterior *squared*.
@@ -294,11 +394,11 @@ def sampler_update(
     ``move(gradient, step size, state) -> (updates, state)`` is given the mean gradient plus that of
     ``-log prior / N``; the states of ``init`` count the steps in ``num_steps``.
     """
-
     if log_prior is not None:
         check_function("log_prior", log_prior, "params")
 
     def update(gradient: ArrayTree, state: Any, params: Params | None = None) -> tuple[Any, Any]:
+        # The gradient of -log prior / N, which is not clipped.
         if log_prior is not None:
             if params is None:
                 raise ValueError("params must be given to update: the prior's gradient needs them")
@@ -306,8 +406,10 @@ def sampler_update(
             gradient = jax.tree.map(
                 lambda g, p: g - (p / num_examples).astype(g.dtype), gradient, prior
             )
-        updates, moved = move(gradient, step_size(state.num_steps), state)
-        return updates, moved._replace(num_steps=state.num_steps + 1)
+
+        # The sampler's step.
+        updates, next_state = move(gradient, step_size(state.num_steps), state)
+        return updates, next_state._replace(num_steps=state.num_steps + 1)
 
     return optax.GradientTransformation(init, update)
 
@@ -346,17 +448,22 @@ def langevin_transformation(
         l2_clip=l2_clip,
         variance_factor=variance_factor,
     )
+
+    # The noise multiplier of a step, which follows from its size.
     noise: Any
     if callable(step_size):
         schedule = step_size
 
         def noise(step: Numeric) -> Any:
-            found = injected(schedule(step))
-            return found + (found < min_noise_multiplier) * (min_noise_multiplier - found)
+            multiplier = injected(schedule(step))
+            missing = min_noise_multiplier - multiplier
+            return multiplier + (multiplier < min_noise_multiplier) * missing
     else:
         check_positive("step_size", step_size)  # a tuple is none
         injected_noise = injected(step_size)  # type: ignore[arg-type]
         schedule, noise = as_schedule(step_size), max(injected_noise, min_noise_multiplier)
+
+    # Noise on the clipped sum, division by the expected batch size, and the sampler's update.
     clip_over_size = total_l2_clip(l2_clip) / expected_batch_size
     update = make_update(
         schedule, lambda step: (noise(step) if callable(noise) else noise) * clip_over_size

@@ -29,11 +29,60 @@ from dpjax._checks import (
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.families import BetaBinomial
-from dpjax.bayes.sgmcmc.rejection import Draw, rejection_loop
 from dpjax.certificates.certificate import Certificate
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.mechanisms.base import Mechanism, format_pure_dp
+
+Draw = Callable[[PRNGKey], Any]
+
+
+def bernoulli_exp(key: PRNGKey, log_probability: jax.Array) -> jax.Array:
+    """Draws from Bernoulli(exp(log_probability)), accurately for small probabilities.
+
+    Comparing one uniform number with a small probability rounds it to a multiple of 2^-23, or to
+    zero, and the rounding can reveal a record. So the draw is the product of independent draws with
+    probability exp(-1) each and one for the remainder. None of these probabilities is below
+    exp(-1), so steps of 2^-23 change each by a factor within 5e-7 of one. In single precision
+    epsilon is exceeded by less than 5e-7 epsilon + 2e-6, beside the rounding of
+    ``log_probability`` itself.
+    """
+
+    def draw(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        key, left, _ = carry
+        key, draw_key = jax.random.split(key)
+        exponent = jnp.minimum(left, 1)  # subtracting it is exact
+        return key, left - exponent, jax.random.bernoulli(draw_key, jnp.exp(-exponent))
+
+    start = key, -log_probability, jnp.array(True)
+    # NaN is drawn as well, and gives False.
+    return jax.lax.while_loop(lambda carry: carry[2] & ~(carry[1] <= 0), draw, start)[2]
+
+
+def rejection_loop(
+    draw: Draw, log_accept: Callable[[Any], jax.Array], max_draws: int
+) -> Callable[[PRNGKey], tuple[jax.Array, Any]]:
+    """Returns ``f(key)``: whether one of ``max_draws`` draws was accepted, and the first such."""
+
+    def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        key, tried, _, _ = carry
+        key, draw_key, accept_key = jax.random.split(key, 3)
+        params = draw(draw_key)
+        return key, tried + 1, bernoulli_exp(accept_key, log_accept(params)), params
+
+    def first_accepted(key: PRNGKey) -> tuple[jax.Array, Any]:
+        # Zeros stand for the parameters before the first draw.
+        shapes = jax.eval_shape(draw, key)
+        empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        # Draws until one is accepted.
+        start = (key, jnp.int32(0), jnp.array(False), empty)
+        _, _, accepted, params = jax.lax.while_loop(
+            lambda carry: ~carry[2] & (carry[1] < max_draws), attempt, start
+        )
+        return accepted, params
+
+    return first_accepted
 
 
 @dataclass(frozen=True)
@@ -80,6 +129,8 @@ class OnePosteriorSample(Mechanism):
     def __post_init__(self) -> None:
         check_positive("target_epsilon", self.target_epsilon)
         check_text("unit", self.unit)
+
+        # The log-likelihood of a record is bounded on both sides.
         for name in ("low", "high"):
             bound = getattr(self, name)
             check_type(name, bound, int | float | np.number, "a number")
@@ -93,6 +144,8 @@ class OnePosteriorSample(Mechanism):
                     " norm R and features of norm X)"
                 )
         check(self.high > self.low, "high", self.high, f"above low = {self.low}")
+
+        # The adjacency is one for which the sensitivity is known.
         sensitivity_factor(self.adjacency)
 
     @property
