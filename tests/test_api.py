@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import jax
 import pytest
-from public_callables import PublicCallable, describe, public_callables, public_names
+from helpers.public_callables import PublicCallable, describe, public_callables, public_names
 
 import dpjax
 

@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+from helpers.accounting_cases import (
     certified_of,
     fixed_size,
     gaussian,
@@ -15,8 +17,6 @@ from accounting_cases import (
     response,
     truncated,
 )
-from dp_accounting import NeighboringRelation, dp_event
-from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import dp_event
+from helpers.accounting_cases import (
     MNIST_RATE,
     MNIST_ROWS,
     fixed_size,
@@ -15,7 +16,6 @@ from accounting_cases import (
     poisson,
     response,
 )
-from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

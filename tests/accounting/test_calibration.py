@@ -2,7 +2,7 @@ import math
 from dataclasses import dataclass, replace
 
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, certified_of
+from helpers.accounting_cases import FakeMechanism, Noiseless, certified_of
 from scipy.stats import norm
 
 from dpjax import PoissonSampling, SubsampledGaussian

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import dp_event
+from helpers.accounting_cases import (
     MNIST_RATE,
     Noiseless,
     fixed_size,
@@ -15,11 +16,10 @@ from accounting_cases import (
     poisson,
     response,
 )
-from dp_accounting import dp_event
+from helpers.tradeoff_cases import assert_is_trade_off
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from tradeoff_cases import assert_is_trade_off
 
 from dpjax.accounting import (
     UnsupportedEventError,

@@ -1,8 +1,8 @@
 import math
 
 import pytest
-from accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
 from dp_accounting import dp_event
+from helpers.accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
 
 from dpjax.accounting.events import (
     UnsupportedEventError,

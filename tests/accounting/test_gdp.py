@@ -3,7 +3,8 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import dp_event
+from helpers.accounting_cases import (
     MNIST_RATE,
     MNIST_ROWS,
     fixed_size,
@@ -12,7 +13,6 @@ from accounting_cases import (
     mnist_steps,
     poisson,
 )
-from dp_accounting import dp_event
 
 from dpjax.accounting import UnsupportedEventError, gdp
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import hockey_stick, normal_mixture
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
+from helpers.accounting_cases import hockey_stick, normal_mixture
 
 from dpjax.accounting import gdp
 from dpjax.accounting.events import atomic_event

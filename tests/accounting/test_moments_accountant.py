@@ -2,7 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+from helpers.accounting_cases import (
     MNIST_RATE,
     MNIST_ROWS,
     fixed_size,
@@ -12,8 +14,6 @@ from accounting_cases import (
     poisson,
     truncated,
 )
-from dp_accounting import NeighboringRelation, dp_event
-from dp_accounting.rdp import RdpAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from accounting_cases import gaussian, poisson
 from dp_accounting import dp_event
+from helpers.accounting_cases import gaussian, poisson
 
 from dpjax.accounting import epsilon, epsilon_bounds, events
 from dpjax.accounting.events import RepeatedEvent, coarsen_noise_schedule, decompose

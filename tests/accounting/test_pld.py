@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from accounting_cases import (
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from helpers.accounting_cases import (
     MNIST_RATE,
     MNIST_ROWS,
     certified_of,
@@ -18,8 +20,6 @@ from accounting_cases import (
     response,
     truncated,
 )
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 from scipy.optimize import brentq
 from scipy.stats import binom
 

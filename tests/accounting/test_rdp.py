@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from accounting_cases import (
+from helpers.accounting_cases import (
     MNIST_RATE,
     fixed_size,
     gaussian,

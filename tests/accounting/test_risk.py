@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from helpers.tradeoff_cases import curves, pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
-from tradeoff_cases import curves, pairs
 
 from dpjax.accounting import gdp, risk
 from dpjax.accounting.tradeoff import ApproximateDP, Gaussian, Identity, mixture

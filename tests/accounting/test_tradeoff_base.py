@@ -2,9 +2,9 @@ import math
 
 import numpy as np
 import pytest
+from helpers.tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, curves, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, curves, pairs
 
 from dpjax.accounting.tradeoff import (
     ApproximateDP,

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from helpers.tradeoff_cases import LEVELS, LOSSES, closed_forms
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
-from tradeoff_cases import LEVELS, LOSSES, closed_forms
 
 from dpjax.accounting.tradeoff import (
     ApproximateDP,

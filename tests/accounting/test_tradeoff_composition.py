@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from helpers.tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
-from tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, pairs
 
 from dpjax.accounting.tradeoff import (
     ApproximateDP,

@@ -3,7 +3,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from tradeoff_cases import LEVELS, LOSSES
+from helpers.tradeoff_cases import LEVELS, LOSSES
 
 from dpjax.accounting import gdp
 from dpjax.accounting.tradeoff import ApproximateDP, Gaussian, Identity, Laplace

@@ -3,9 +3,9 @@ import math
 
 import numpy as np
 import pytest
+from helpers.tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, masses, pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from tradeoff_cases import LEVELS, LOSSES, assert_is_trade_off, masses, pairs
 
 from dpjax.accounting.tradeoff import (
     ApproximateDP,

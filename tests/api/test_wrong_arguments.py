@@ -17,8 +17,16 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
-from public_callables import PublicCallable, public_callables, public_names
-from valid_arguments import ACCEPTED, NOT_CALLED, NOT_TRIED, OTHER_NAMES, RESULTS, SLOW, valid_call
+from helpers.public_callables import PublicCallable, public_callables, public_names
+from helpers.valid_arguments import (
+    ACCEPTED,
+    NOT_CALLED,
+    NOT_TRIED,
+    OTHER_NAMES,
+    RESULTS,
+    SLOW,
+    valid_call,
+)
 
 import dpjax
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conjugate_cases import DRAW, FAMILIES, laplace_release
+from helpers.conjugate_cases import DRAW, FAMILIES, laplace_release
 
 from dpjax.bayes.conjugate import Sums, naive_posterior, noise_aware_posterior
 

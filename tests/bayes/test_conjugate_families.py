@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conjugate_cases import FAMILIES, exact_sums, records_of
+from helpers.conjugate_cases import FAMILIES, exact_sums, records_of
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
+from helpers.conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
 from numpyro.infer import MCMC, NUTS
 from scipy import stats
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
 from dp_accounting import dp_event
+from helpers.conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
 
 from dpjax.bayes.conjugate import BetaBinomial, StatisticRelease, naive_posterior
 from dpjax.mechanisms import DiscreteLaplace, Gaussian, Laplace, RandomizedResponse

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dpsvi_cases import (
+from helpers.dpsvi_cases import (
     FULL_RANK,
     MIXED,
     RECORDS,

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from dpsvi_cases import (
+from helpers.dpsvi_cases import (
     RECORDS,
     X,
     Y,

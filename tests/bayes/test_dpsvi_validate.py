@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from dpsvi_cases import (
+from helpers.dpsvi_cases import (
     MIXED,
     RECORDS,
     X,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, Selection
+from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
 from dpjax.certificates import certify

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, Selection
+from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
 from matplotlib.collections import FillBetweenPolyCollection
 
 from dpjax.accounting.tradeoff import ApproximateDP

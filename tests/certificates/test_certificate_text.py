@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from accounting_cases import FakeMechanism, Noiseless, Selection
+from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
 
 from dpjax.certificates.certificate import compare_to_bounds
 from dpjax.certificates.render import round_down, round_up

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from federated_cases import RECORDS, count_release, plan_of, regression_release
+from helpers.federated_cases import RECORDS, count_release, plan_of, regression_release
 
 from dpjax.federated import ProtocolError, perturb, simulated_entropy
 from experiments.bayes import paillier

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from federated_cases import (
+from helpers.federated_cases import (
     ADJACENCIES,
     count_release,
     gradient_plan,

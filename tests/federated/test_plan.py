@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federated_cases import (
+from helpers.federated_cases import (
     ADJACENCIES,
     RECORDS,
     count_release,

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from federated_cases import (
+from helpers.federated_cases import (
     RECORDS,
     count_release,
     draws_of,

@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from federated_cases import draws_of, histogram_release, plan_of
+from helpers.federated_cases import draws_of, histogram_release, plan_of
 from scipy.linalg import null_space
 
 from dpjax.federated import (

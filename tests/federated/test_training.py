@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from federated_cases import plan_of
+from helpers.federated_cases import plan_of
 from jax.flatten_util import ravel_pytree
 
 from dpjax.bayes import DPSVI

@@ -6,10 +6,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # The library of this working tree, whatever is installed, and the zoo of losses.
-sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "gradients")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 
 import jax  # noqa: E402
-import record  # noqa: E402
+
+from golden import record  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)  # as the tests have it
 jax.config.update("jax_disable_most_optimizations", True)  # compiling is what takes the time

@@ -2,9 +2,10 @@
 
 from functools import partial
 
-import api
 import numpy as np
-from cases_certificates import ADD, poisson
+
+from golden import api
+from golden.cases_certificates import ADD, poisson
 
 _RNG = np.random.default_rng(3)
 NORMS = np.exp(0.5 * _RNG.normal(size=(6, 40)) - 1.0)

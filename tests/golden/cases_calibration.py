@@ -2,8 +2,8 @@
 
 from functools import partial
 
-import api
-from cases_certificates import ADD, BOTH, REPLACE, chain, fixed, poisson
+from golden import api
+from golden.cases_certificates import ADD, BOTH, REPLACE, chain, fixed, poisson
 
 TARGETS = {
     "poisson, epsilon 1": (lambda: poisson(1.0, 0.01, 100, ADD), {"epsilon": 1.0, "delta": 1e-5}),

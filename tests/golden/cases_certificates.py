@@ -3,8 +3,9 @@
 from functools import partial
 from itertools import product
 
-import api
 from dp_accounting import dp_event
+
+from golden import api
 
 ADD, REPLACE = "add_remove", "replace_one"
 BOTH = (ADD, REPLACE)

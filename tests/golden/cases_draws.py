@@ -2,11 +2,12 @@
 
 from functools import partial
 
-import api
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases_certificates import ADD, BOTH, REPLACE
+
+from golden import api
+from golden.cases_certificates import ADD, BOTH, REPLACE
 
 KEY = jax.random.key(2024)
 TREE = {

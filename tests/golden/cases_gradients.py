@@ -5,11 +5,12 @@ That the other ways to a clipped sum agree with these is tested beside the zoo i
 
 from functools import partial
 
-import api
 import jax
 import jax.numpy as jnp
 import numpy as np
-from zoo import ZOO, build, compiler_options
+from helpers.zoo import ZOO, build, compiler_options
+
+from golden import api
 
 MASK = np.array([True, True, True, False])
 LARGE = 256

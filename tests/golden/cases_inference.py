@@ -2,16 +2,17 @@
 
 from functools import partial
 
-import api
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from cases_certificates import ADD, BOTH, REPLACE
-from cases_draws import RECORDS
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, autoguide
+
+from golden import api
+from golden.cases_certificates import ADD, BOTH, REPLACE
+from golden.cases_draws import RECORDS
 
 KEY = jax.random.key(7)
 _RNG = np.random.default_rng(0)

@@ -2,8 +2,9 @@
 
 from functools import partial
 
-import api
 import numpy as np
+
+from golden import api
 
 P, Q = [0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]
 CURVES = {

@@ -41,7 +41,7 @@ GROUPS = {
 
 def cases(group: str) -> dict[str, Any]:
     """The functions of a group by name."""
-    return import_module(f"cases_{group}").CASES
+    return import_module(f"golden.cases_{group}").CASES
 
 
 def compute(group: str, name: str) -> Any:

@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-import record
+
+from golden import record
 
 # Of the groups whose time is spent in compiling, what stands for each kind of case.
 QUICK = {

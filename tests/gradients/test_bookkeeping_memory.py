@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from bookkeeping_checks import bookkeeping, routes_of
+from helpers.bookkeeping_checks import bookkeeping, routes_of
 
 import dpjax
 

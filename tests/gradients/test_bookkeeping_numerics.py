@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import bookkeeping, by_route, by_stored_values, fast_jit
+from helpers.bookkeeping_checks import bookkeeping, by_route, by_stored_values, fast_jit
 
 from dpjax.gradients._clipped_grad import sum_by_vmap
 

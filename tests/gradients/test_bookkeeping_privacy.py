@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import bookkeeping, by_route, fast_jit
-from zoo import BATCH, build
+from helpers.bookkeeping_checks import bookkeeping, by_route, fast_jit
+from helpers.zoo import BATCH, build
 
 import dpjax
 from dpjax.gradients.bookkeeping import norms as norms_module

@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import (
+from helpers.bookkeeping_checks import (
     assert_norms_not_below,
     assert_same,
     different_ways,
     side_by_side,
 )
+from helpers.random_programs import case_of, programs
+from helpers.zoo_case import BATCH, Case, floats
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_programs import case_of, programs
-from zoo_case import BATCH, Case, floats
 
 _SETTINGS = settings(
     derandomize=True,

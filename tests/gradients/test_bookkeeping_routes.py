@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import zoo_models
-from bookkeeping_checks import routes_of
-from zoo import ZOO, build
+from helpers import zoo_models
+from helpers.bookkeeping_checks import routes_of
+from helpers.zoo import ZOO, build
 
 import dpjax
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import assert_same, bookkeeping, fast_jit
+from helpers.bookkeeping_checks import assert_same, bookkeeping, fast_jit
+from helpers.zoo import BATCH, build
 from jax.sharding import AxisType, PartitionSpec
-from zoo import BATCH, build
 
 from dpjax.gradients import ClippedGradInfo
 from dpjax.gradients._clipped_grad import sum_by_vmap

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import (
+from helpers.bookkeeping_checks import (
     a_clip,
     assert_norms_not_below,
     assert_same,
@@ -14,7 +14,7 @@ from bookkeeping_checks import (
     fast_jit,
     side_by_side,
 )
-from zoo import BATCH, ZOO, build, poisoned
+from helpers.zoo import BATCH, ZOO, build, poisoned
 
 MASK = np.array([True, True, True, False])
 WITHOUT_FIRST = np.array([False, True, True, False])

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import bookkeeping, by_route, fast_jit, routes_of
-from gradient_oracle import clipped_sum_by_hand
+from helpers.bookkeeping_checks import bookkeeping, by_route, fast_jit, routes_of
+from helpers.gradient_oracle import clipped_sum_by_hand
 
 from dpjax.gradients._clipped_grad import sum_by_vmap
 from dpjax.gradients.bookkeeping import norms as norms_module

@@ -6,7 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_oracle import assert_close, assert_matches_hand, clipped_sum_by_hand, example_of
+from helpers.gradient_oracle import (
+    assert_close,
+    assert_matches_hand,
+    clipped_sum_by_hand,
+    example_of,
+)
 
 from dpjax import clipped_grad
 

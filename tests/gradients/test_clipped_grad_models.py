@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from gradient_oracle import assert_close, example_of, sum_of_clipped
+from helpers.gradient_oracle import assert_close, example_of, sum_of_clipped
 
 from dpjax import clipped_grad
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_oracle import sum_of_clipped
+from helpers.gradient_oracle import sum_of_clipped
 
 from dpjax import clipped_grad
 

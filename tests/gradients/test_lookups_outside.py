@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import by_route, routes_of
+from helpers.bookkeeping_checks import by_route, routes_of
 
 import dpjax
 from dpjax.gradients._clipped_grad import sum_by_vmap

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_oracle import assert_close
+from helpers.gradient_oracle import assert_close
 
 from dpjax import clipped_grad
 from dpjax._jaxprs import bodies_of, primitive_names, read_scan

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bookkeeping_checks import by_stored_values, preferring
+from helpers.bookkeeping_checks import by_stored_values, preferring
 
 import dpjax
 from dpjax.gradients import clipping, summation

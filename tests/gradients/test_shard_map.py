@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_oracle import clipped_sum_by_hand
+from helpers.gradient_oracle import clipped_sum_by_hand
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 

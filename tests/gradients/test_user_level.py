@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from bookkeeping_checks import fast_jit
-from gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
+from helpers.bookkeeping_checks import fast_jit
+from helpers.gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
 
 from dpjax import PoissonSampling, SubsampledGaussian, clipped_grad, train
 from dpjax.gradients import (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM, coverage_is_at_least, release
+from helpers.noise_checks import FALSE_ALARM, coverage_is_at_least, release
 from scipy import stats
 
 from dpjax.mechanisms import Gaussian, Laplace

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from noise_checks import FALSE_ALARM, attacked_epsilon, chi_square_p, release
+from helpers.noise_checks import FALSE_ALARM, attacked_epsilon, chi_square_p, release
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate

@@ -7,7 +7,7 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM, chi_square_p
+from helpers.noise_checks import FALSE_ALARM, chi_square_p
 
 from dpjax.mechanisms._exact_noise import (
     RandomWords,

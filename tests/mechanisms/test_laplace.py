@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import attacked_epsilon, release
+from helpers.noise_checks import attacked_epsilon, release
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import attacked_epsilon
+from helpers.noise_checks import attacked_epsilon
 
 from dpjax.bayes.conjugate import GammaPoisson, StatisticRelease
 from dpjax.bayes.regression import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM, attacked_epsilon, chi_square_p, coverage_is_at_least
+from helpers.noise_checks import FALSE_ALARM, attacked_epsilon, chi_square_p, coverage_is_at_least
 
 from dpjax.accounting import calibrate
 from dpjax.mechanisms import RandomizedResponse

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM, chi_square_p
+from helpers.noise_checks import FALSE_ALARM, chi_square_p
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate

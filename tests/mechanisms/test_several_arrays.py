@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM, chi_square_p
+from helpers.noise_checks import FALSE_ALARM, chi_square_p
 from scipy import stats
 
 from dpjax.bayes.conjugate import DirichletMultinomial, NormalUnknownVariance, StatisticRelease

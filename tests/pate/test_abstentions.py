@@ -7,7 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from vote_oracles import gaussian_log_winners, laplace_log_winners, renyi
+from helpers.vote_oracles import gaussian_log_winners, laplace_log_winners, renyi
 
 from dpjax.pate import (
     NO_ANSWER,

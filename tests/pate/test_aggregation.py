@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
-from noise_checks import FALSE_ALARM, chi_square_p
+from helpers.noise_checks import FALSE_ALARM, chi_square_p
+from helpers.vote_oracles import gaussian_log_winners, laplace_log_winners
 from scipy import stats
-from vote_oracles import gaussian_log_winners, laplace_log_winners
 
 from dpjax.accounting import calibrate, gdp, profile_bounds
 from dpjax.pate import NO_ANSWER, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, count_votes

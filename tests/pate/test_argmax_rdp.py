@@ -4,9 +4,9 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.vote_oracles import exact_divergences, gaussian_log_winners
 from scipy import stats
 from scipy.special import logsumexp
-from vote_oracles import exact_divergences, gaussian_log_winners
 
 from dpjax.pate import argmax_rdp, threshold_rdp
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.special import logsumexp
-from vote_oracles import (
+from helpers.vote_oracles import (
     exact_divergences,
     gaussian_log_winners,
     laplace_log_winners,
     neighbors,
 )
+from scipy import stats
+from scipy.special import logsumexp
 
 from dpjax.pate import data_dependent as bounds
 from experiments.published.pate import published_threshold_rdp

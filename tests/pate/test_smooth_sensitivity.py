@@ -8,9 +8,9 @@ import math
 import jax
 import numpy as np
 import pytest
-from noise_checks import FALSE_ALARM
+from helpers.noise_checks import FALSE_ALARM
+from helpers.vote_oracles import exact_divergences, gaussian_log_winners
 from scipy import integrate, stats
-from vote_oracles import exact_divergences, gaussian_log_winners
 
 from dpjax.pate import (
     ConfidentGNMax,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as loss
-from explicit_neighbours import (
+from helpers.explicit_neighbours import (
     enumerated,
     fixed_pairs,
     hockey_stick,

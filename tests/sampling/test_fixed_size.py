@@ -11,7 +11,7 @@ from dp_accounting import (
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
 )
-from drawn import FALSE_ALARM, drawn, same_share_p, steps_p, uniform_p
+from helpers.drawn_batches import FALSE_ALARM, drawn, same_share_p, steps_p, uniform_p
 
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 

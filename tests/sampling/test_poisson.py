@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from drawn import FALSE_ALARM, drawn, inclusion_p, laid_out, records_p, size_p, steps_p
+from helpers.drawn_batches import (
+    FALSE_ALARM,
+    drawn,
+    inclusion_p,
+    laid_out,
+    records_p,
+    size_p,
+    steps_p,
+)
 from scipy import stats
 
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs

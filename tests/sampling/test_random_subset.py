@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import FALSE_ALARM, uniform_p
+from helpers.drawn_batches import FALSE_ALARM, uniform_p
 
 from dpjax.sampling._bitset import random_subset
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
-from drawn import drawn
+from helpers.drawn_batches import drawn
 
 from dpjax.accounting import epsilon
 from dpjax.sampling import (

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import TruncatedSubsampledGaussianDpEvent
-from drawn import (
+from helpers.drawn_batches import (
     FALSE_ALARM,
     drawn,
     inclusion_p,

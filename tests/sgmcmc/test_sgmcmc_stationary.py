@@ -9,7 +9,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gaussian_model import (
+from helpers.gaussian_model import (
     key,
     log_likelihood,
     log_prior,

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import resumable_run
 
-SCRIPT = Path(__file__).with_name("resumable_run.py")
+SCRIPT = Path(resumable_run.__file__)
 NUM_RELEASES, KILLS = 24, 2
 
 

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from mesh_cases import (
+from helpers.mesh_cases import (
     AUTO,
     DATA,
     OPTIMIZERS,
@@ -23,6 +21,8 @@ from mesh_cases import (
     on_one_device,
     run,
 )
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dpjax._hashing import hash_records
 from dpjax.gradients import _clipped_grad

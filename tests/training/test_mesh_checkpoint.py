@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from mesh_cases import DATA, PARAMS, SHARDINGS, loss, mechanism
+from helpers.mesh_cases import DATA, PARAMS, SHARDINGS, loss, mechanism
 
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.training import split_records, train

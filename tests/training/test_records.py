@@ -16,6 +16,7 @@ import optax
 import pytest
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
+from helpers import large_memory_map
 from jax.sharding import PartitionSpec as P
 
 import dpjax
@@ -454,7 +455,7 @@ def test_numbers_of_64_bits_are_kept_in_the_thread_that_reads(x64):
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 @pytest.mark.parametrize("keep", [False, True], ids=["released", "kept"])
 def test_a_file_of_20_gigabytes_is_trained_on_in_one(tmp_path, keep):
-    script = Path(__file__).with_name("large_memory_map.py")
+    script = Path(large_memory_map.__file__)
     command = [sys.executable, str(script), str(tmp_path), *["keep"] * keep]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     in_file, read, peak = map(int, ended.stdout.split())

@@ -7,8 +7,8 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from accounting_cases import certified_of
 from dp_accounting import dp_event
+from helpers.accounting_cases import certified_of
 from scipy.optimize import brentq
 
 from dpjax.accounting import (

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import requests
-from contents import FORMS, Tiny, write
+from helpers.raw_files import FORMS, Tiny, write
 
 from experiments.data import DATA_SETS, Dataset, images, load_data, ratings, sources
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contents import (
+from helpers.raw_files import (
     COLOUR,
     COLOUR_LABELS,
     FORMS,

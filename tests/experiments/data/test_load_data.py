@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contents import FORMS, assert_read, write
+from helpers.raw_files import FORMS, assert_read, write
 
 from experiments.data import DATA_SETS, CorruptedFileError, Dataset, load_data, sources
 from experiments.data.sources import DataSet, Form, UnavailableError, fetch_file

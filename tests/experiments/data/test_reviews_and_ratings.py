@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contents import MOVIELENS, RATINGS, ratings_file, write
+from helpers.raw_files import MOVIELENS, RATINGS, ratings_file, write
 
 import dpjax.datasets
 from experiments.data import (

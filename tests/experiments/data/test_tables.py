@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contents import ABALONE, ABALONES, RESPONSES, WINES, Tiny, gdsc, write
+from helpers.raw_files import ABALONE, ABALONES, RESPONSES, WINES, Tiny, gdsc, write
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from experiments.data import (

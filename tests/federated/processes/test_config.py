@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federated_cases import RECORDS, plan_of, regression_release
+from helpers.federated_cases import RECORDS, plan_of, regression_release
 
 from dpjax.bayes.conjugate import DirichletMultinomial, StatisticRelease
 from dpjax.federated.processes import read_study

@@ -5,8 +5,8 @@ import stat
 
 import numpy as np
 import pytest
-from federated_cases import count_release, plan_of
-from federated_simulation import KillableOs, Killed
+from helpers.federated_cases import count_release, plan_of
+from helpers.federated_simulation import KillableOs, Killed
 
 from dpjax.federated import ProtocolError
 from dpjax.federated.processes import journal

@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from federated_cases import draws_of, gradient_plan, histogram_release, plan_of
+from helpers.federated_cases import draws_of, gradient_plan, histogram_release, plan_of
 
 from dpjax.federated import ProtocolError, holder_messages, protocol
 from dpjax.federated.messages import ANALYST, Message

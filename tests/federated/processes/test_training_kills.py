@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from federated_cases import plan_of
-from federated_simulation import (
+from helpers.federated_cases import plan_of
+from helpers.federated_simulation import (
     PointAt,
     Points,
     TrainingSimulation,
     toy_training,
 )
-from test_kills import PLACES, WRITING, kill_at_each_point, violations
+from helpers.kill_checks import PLACES, WRITING, kill_at_each_point, violations
 
 from dpjax.federated import ClippedGradientSum
 from dpjax.federated.messages import ANALYST, digest_of

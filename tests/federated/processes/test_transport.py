@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import pytest
-from federated_cases import histogram_release, plan_of
+from helpers.federated_cases import histogram_release, plan_of
 
 from dpjax.federated import (
     ProtocolError,

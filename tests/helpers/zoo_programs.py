@@ -5,7 +5,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def scan_over_steps(draw: Draw) -> Case:

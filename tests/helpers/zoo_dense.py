@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def mlp(draw: Draw) -> Case:

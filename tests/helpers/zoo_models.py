@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def _nnx_case(module: nnx.Module, batch, apply=lambda model, x: scalar(model(x))):

@@ -4,16 +4,19 @@ import inspect
 
 import jax
 import jaxlib.version
-import zoo_convolutions
-import zoo_dense
-import zoo_loops
-import zoo_models
-import zoo_networks
-import zoo_pairs
-import zoo_programs
-import zoo_units
-import zoo_views
-from zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
+
+from helpers import (
+    zoo_convolutions,
+    zoo_dense,
+    zoo_loops,
+    zoo_models,
+    zoo_networks,
+    zoo_pairs,
+    zoo_programs,
+    zoo_units,
+    zoo_views,
+)
+from helpers.zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
 __all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 LENGTH, WORDS = 3, 5  # of each example's indices, and how many rows a table has
 _NONLINEAR = {

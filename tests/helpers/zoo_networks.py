@@ -5,7 +5,8 @@ import flax.linen as nn
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def attention(draw: Draw) -> Case:

@@ -5,11 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import zoo_convolutions
-import zoo_networks
-from zoo_case import BATCH, Case, Draw
 
 from dpjax.gradients import UnitRecords, augmented_loss, unit_loss
+from helpers import zoo_convolutions, zoo_networks
+from helpers.zoo_case import BATCH, Case, Draw
 
 RECORDS = 3
 MASK = np.array([[1, 1, 1], [1, 0, 1], [0, 0, 1], [0, 1, 0]], bool)

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def convolve(x, kernel, layout, strides=1, padding="VALID", **options):

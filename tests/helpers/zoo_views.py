@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from zoo_case import Case, Draw, scalar
+
+from helpers.zoo_case import Case, Draw, scalar
 
 
 def reshaped_and_transposed(draw: Draw) -> Case:

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, field
 
 import numpy as np
-from federated_cases import draws_of
 
 from dpjax.federated import ProtocolError, holder_messages, protocol
 from dpjax.federated.messages import ANALYST, Message
@@ -26,6 +25,7 @@ from dpjax.federated.processes.holder import (
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
 from dpjax.federated.training import Training
+from helpers.federated_cases import draws_of
 
 # Attempts that the analyst waits for holders that are missing, and after which every party ends.
 WAITING, LIMIT = 8, 16

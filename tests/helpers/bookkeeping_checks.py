@@ -6,11 +6,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from zoo import compiler_options
 
 import dpjax
 from dpjax.gradients._clipped_grad import sum_by_vmap
 from dpjax.gradients.bookkeeping import explain, routes
+from helpers.zoo import compiler_options
 
 # Compiling is what takes the time, not running.
 _OPTIONS = {"xla_backend_optimization_level": 0}

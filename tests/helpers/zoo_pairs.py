@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from zoo_case import Case, Draw
+
+from helpers.zoo_case import Case, Draw
 
 
 def ranked_pairs(draw: Draw) -> Case:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from dp_accounting import GaussianDpEvent
-from public_callables import PublicCallable, public_names
 
 import dpjax
 from dpjax import bdp, federated, pate
 from dpjax.accounting import tradeoff
 from dpjax.bayes import conjugate, regression, sgmcmc
+from helpers.public_callables import PublicCallable, public_names
 
 KEY = jax.random.key(7)
 VOTES = np.array([[8, 1, 1], [2, 5, 3], [0, 10, 0]])

@@ -1,0 +1,1 @@
+"""Golden numbers: cases, records of their values, and the command that writes them."""

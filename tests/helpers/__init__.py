@@ -1,0 +1,1 @@
+"""Cases, oracles and simulations that several test modules share."""
