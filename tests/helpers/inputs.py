@@ -8,7 +8,7 @@ from dpjax.sampling import PoissonSampling
 
 
 def gaussian_mechanism(sampling=None, **changes) -> SubsampledGaussian:
-    """Returns Poisson sampling of 40 records at 0.25, four steps, under add_remove, with changes."""
+    """Returns four steps of Poisson sampling of 40 records at 0.25, with changes."""
     fields = {"l2_clip": 1.0, "noise_multiplier": 1.0, "num_steps": 4, "adjacency": "add_remove"}
     return SubsampledGaussian(sampling or PoissonSampling(40, 0.25), **{**fields, **changes})
 
