@@ -30,7 +30,7 @@ from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
-from experiments.lib.sweeps import column, make_rows
+from experiments.lib.sweeps import make_rows
 from experiments.lib.verdicts import Comparison, join_row_names
 
 DELTA = 1e-6
@@ -271,10 +271,10 @@ def _coverage_figure(records: Sequence[Record]) -> Figure:
     axes.axvspan(*ALLOWED, color="#e8e9ec")
     axes.axvline(100 * _LEVEL, color=SOURCE, linewidth=1)
     shares = {
-        "naive": (column(records, _NAIVE), PALETTE[1], "s"),
-        "noise-aware": (column(records, _AWARE), MEASURED, "o"),
+        "naive": ("measured", _NAIVE, PALETTE[1], "s"),
+        "noise-aware": ("measured", _AWARE),
     }
-    draw_by_row(axes, [record.row.removeprefix("coverage: ") for record in records], shares)
+    draw_by_row(axes, records, shares, lambda record: record.row.removeprefix("coverage: "))
     axes.set(xlabel="coverage of 90 % intervals (%)", xlim=(0, 100))
     axes.legend(loc="lower left")
     return figure

@@ -23,7 +23,6 @@ from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_by_row, draw_curve, set_epoch_axis
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.sweeps import column
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
 ACCURACY = "test accuracy %"
@@ -164,11 +163,8 @@ def _accounts_figure(records: Sequence[Record]) -> Figure:
     set_epoch_axis(left)
     left.legend(loc="best", fontsize=8)
     private = [record for record in records if record.certified]
-    epsilons = {
-        DP: (column(private, DP), CERTIFIED, "s"),
-        BDP: (column(private, BDP), MEASURED, "o"),
-    }
-    draw_by_row(right, [record.row for record in private], epsilons)
+    epsilons = {DP: ("certified", DP, CERTIFIED, "s"), BDP: ("measured", BDP)}
+    draw_by_row(right, private, epsilons)
     right.set(xlabel="ε", xscale="log")
     right.legend()
     return figure

@@ -31,9 +31,9 @@ from experiments.dpvi.inference import (
 )
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import draw_error_bars
+from experiments.lib.plots import draw_column
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
-from experiments.lib.sweeps import column, make_rows, mean_and_error
+from experiments.lib.sweeps import make_rows, mean_and_error
 from experiments.lib.verdicts import format_upper_bound
 
 MEANS = jnp.array([[0.0, 0.0], [2.0, 2.0], [-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0]])
@@ -170,11 +170,9 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     if not private:
         return {}
     figure, (axes,) = new_figure()
-    heights = column(private, DENSITY)
-    bars = [2 * error for error in column(private, ERROR)]
     for adjacency, colour in ((ADD, CERTIFIED), (REPLACE, PALETTE[1])):
-        at = column(private, f"ε, {adjacency}")
-        draw_error_bars(axes, at, heights, bars, color=colour, label=adjacency)
+        epsilon = f"ε, {adjacency}"
+        draw_column(axes, private, epsilon, DENSITY, ERROR, color=colour, label=adjacency)
     axes.axhline(_true_density(), color=SOURCE, linestyle=":", linewidth=1, label="true density")
     for record in records:
         if record.row == _PLAIN:

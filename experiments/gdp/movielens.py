@@ -24,7 +24,7 @@ from experiments.gdp.accounts import account_finding, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
-from experiments.lib.plots import draw_series
+from experiments.lib.plots import draw_nonempty, series_figure
 from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
 from experiments.lib.training import Task, initialize, train
 from experiments.lib.verdicts import compare_published, format_upper_bound
@@ -207,17 +207,13 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
 
 
 def _figures(records: Sequence[Record]) -> dict[str, Figure]:
-    drawn = {"models": _models_figure(records)}
     curves = [record for record in records if _CURVE in record.series]
-    return {"training": _training_figure(curves), **drawn} if curves else drawn
+    return draw_nonempty(training=(_training_figure, curves), models=(_models_figure, records))
 
 
 def _training_figure(records: Sequence[Record]) -> Figure:
-    figure, (axes,) = new_figure()
-    draw_series(axes, records, _CURVE)
-    axes.set(xlabel="passes over the training data", ylabel="test RMSE", xscale="log")
-    axes.legend(loc="best")
-    return figure
+    epochs = "passes over the training data"
+    return series_figure(records, _CURVE, xlabel=epochs, ylabel="test RMSE", xscale="log")
 
 
 def _models_figure(records: Sequence[Record]) -> Figure:

@@ -1,4 +1,10 @@
-"""Plots of the report: curves with bands, error bars, bars, and dots by row."""
+"""Plots of the report, from the records: each kind of data has one function that draws it.
+
+A series of points for each record is drawn by :func:`draw_series`, or as a figure of its own by
+:func:`series_figure`; one column against another, or against a setting, by :func:`draw_column`;
+columns by row as dots by :func:`draw_by_row`, and beside the source's as in
+:func:`draw_source_and_measured`. :func:`draw_nonempty` draws the figures whose rows were run.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,10 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Record
+from experiments.lib.sweeps import column
 
 Values = npt.ArrayLike
+_GROUP_STYLES = {
+    "source": (SOURCE, "s"),
+    "measured": (MEASURED, "o"),
+    "certified": (CERTIFIED, "^"),
+}
 _PALE = "#dcdee2"
 
 
@@ -66,19 +78,67 @@ def draw_series(
     series: str,
     label: Callable[[Record], str] = lambda record: record.row,
     style: Callable[[Record], Mapping[str, Any]] = lambda record: {},
+    **properties: Any,
 ) -> None:
     """Draws one curve for each record that has this series: ``(x, y)`` or ``(x, y, error)`` points.
 
-    Errors are drawn as a band; ``label`` and ``style`` give a record's label and line style.
+    Errors are drawn as a band; ``label`` and ``style`` give a record's label and line style, and
+    ``properties`` are those of the axes, such as ``xlabel``.
     """
     drawn = [record for record in records if series in record.series]
     for record, colour in zip(drawn, PALETTE, strict=False):
         x, y, *error = np.array(record.series[series], float).T
         band = (y - error[0], y + error[0]) if error else None
         draw_curve(axes, x, y, band, **{"color": colour, "label": label(record), **style(record)})
+    axes.set(**properties)
 
 
-def draw_error_bars(axes: Axes, x: Values, y: Values, bars: Values, **style: Any) -> None:
+def series_figure(
+    records: Sequence[Record],
+    series: str,
+    label: Callable[[Record], str] = lambda record: record.row,
+    **properties: Any,
+) -> Figure:
+    """Returns a figure of one panel with a series of all records, drawn as by :func:`draw_series`.
+
+    >>> curve = {"accuracy": [(1, 50.0), (2, 70.0)]}
+    >>> record = Record("toy", "NoisySGD", "quick", {}, {}, {}, {}, 1.0, series=curve)
+    >>> figure = series_figure([record], "accuracy", xlabel="epoch", ylabel="accuracy (%)")
+    >>> [line.get_label() for line in figure.axes[0].lines]
+    ['NoisySGD']
+    """
+    figure, (axes,) = new_figure()
+    draw_series(axes, records, series, label, **properties)
+    axes.legend(loc="best")
+    return figure
+
+
+def draw_column(
+    axes: Axes, records: Sequence[Record], x: str, y: str, error: str = "", **style: Any
+) -> None:
+    """Draws a curve of one column against another, with a point for each record.
+
+    ``x``, ``y`` and ``error`` are names of settings or of measured or certified values; the bars
+    are two standard errors ``error`` long in either direction.
+
+    >>> figure, (axes,) = new_figure()
+    >>> record = Record("toy", "1", "quick", {"n": 100}, {}, {"MAE": 0.5, "of it": 0.1}, {}, 1.0)
+    >>> draw_column(axes, [record], "n", "MAE", error="of it", label="private")
+    """
+    bars = [2 * value for value in column(records, error)] if error else None
+    draw_error_bars(axes, column(records, x), column(records, y), bars, **style)
+
+
+def draw_nonempty(**figures: tuple[Callable[[Any], Figure], Sequence[Any]]) -> dict[str, Figure]:
+    """Returns the figures that have records, by stem; each is given as ``(draw, records)``.
+
+    >>> draw_nonempty(accuracy=(lambda records: new_figure()[0], []))
+    {}
+    """
+    return {stem: draw(records) for stem, (draw, records) in figures.items() if records}
+
+
+def draw_error_bars(axes: Axes, x: Values, y: Values, bars: Values | None, **style: Any) -> None:
     """Draws points with error bars, joined by lines."""
     axes.errorbar(x, y, bars, **{"marker": "o", "markersize": 3, **style})
 
@@ -94,19 +154,30 @@ def draw_bars(axes: Axes, groups: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def draw_by_row(
-    axes: Axes, names: Sequence[str], values: Mapping[str, tuple[Sequence[Values], str, str]]
+    axes: Axes,
+    records: Sequence[Record],
+    columns: Mapping[str, tuple[str, ...]],
+    label: Callable[[Record], str] = lambda record: record.row,
 ) -> None:
-    """Draws dots on one horizontal line for each row, the first row on top.
+    """Draws dots on one horizontal line for each record, the first record on top.
 
-    ``values`` maps a label to each row's value or values, a colour and a marker.
+    ``columns`` maps a label to a group, "source", "measured" or "certified", and the name of a
+    column, whose cells are numbers or lists of numbers; then, if they are not to be those of the
+    group, to a colour and a marker.
+
+    >>> figure, (axes,) = new_figure()
+    >>> record = Record("toy", "1", "quick", {}, {"ε": 1.0}, {}, {"ε": 1.2}, 1.0)
+    >>> draw_by_row(axes, [record], {"claimed": ("source", "ε"), "true": ("certified", "ε")})
     """
-    for label, (by_row, colour, marker) in values.items():
-        for place, found in enumerate(by_row):
-            shown = np.atleast_1d(np.asarray(found, float))
-            name = label if place == 0 else None
-            axes.plot(shown, [place] * len(shown), marker, color=colour, label=name)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    for legend, (group, name, *style) in columns.items():
+        colour, marker = style or _GROUP_STYLES[group]
+        for place, record in enumerate(records):
+            # Absent values leave their place empty.
+            shown = np.atleast_1d(np.array(getattr(record, group).get(name), float))
+            text = legend if place == 0 else None
+            axes.plot(shown, [place] * len(shown), marker, color=colour, label=text)
+    axes.set_yticks(range(len(records)), [label(record) for record in records])
+    axes.set_ylim(len(records) - 0.5, -0.5)
 
 
 def draw_source_and_measured(

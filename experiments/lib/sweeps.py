@@ -48,12 +48,12 @@ def make_rows(
 
 
 def column(records: Iterable[Record], name: str) -> list[Any]:
-    """Returns the certified, or else the measured, value of this name of each record.
+    """Returns each record's certified value of this name, or else the measured one, or the setting.
 
     Raises:
-      KeyError: if a record has neither.
+      KeyError: if a record has none of them.
     """
-    return [{**record.measured, **record.certified}[name] for record in records]
+    return [{**record.settings, **record.measured, **record.certified}[name] for record in records]
 
 
 def mean_and_error(values: npt.ArrayLike) -> MeanAndError:

@@ -16,8 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dpjax import pate
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.plots import draw_by_row, draw_curve, legend_below
+from experiments.lib.figures import PALETTE, new_figure
+from experiments.lib.plots import (
+    draw_by_row,
+    draw_curve,
+    draw_nonempty,
+    legend_below,
+    set_log_ticks,
+)
 from experiments.lib.registry import (
     DETERMINISTIC,
     Experiment,
@@ -233,36 +239,23 @@ def simulate_votes(
 
 
 def _figures(records: Sequence[Record]) -> dict[str, Figure]:
-    figures = {}
     releases = [record for record in records if record.row in _RELEASES]
     simulated = [record for record in records if _BY_SHARE in record.series]
-    if releases:
-        figures["releases"] = _releases_figure(releases)
-    if simulated:
-        figures["agreement"] = _agreement_figure(simulated)
-    return figures
+    return draw_nonempty(
+        releases=(_releases_figure, releases), agreement=(_agreement_figure, simulated)
+    )
 
 
 def _releases_figure(records: Sequence[Record]) -> Figure:
     figure, (axes,) = new_figure(width=8.4, height=4.6)
-
-    def values(group: str, name: str) -> list[float]:
-        return [getattr(record, group).get(name, np.nan) for record in records]
-
-    draw_by_row(
-        axes,
-        [record.row for record in records],
-        {
-            "source": (values("source", EPSILON), SOURCE, "s"),
-            "recomputed, not publishable": (values("measured", AS_PRINTED), MEASURED, "o"),
-            "sanitized": (values("certified", SANITIZED), PALETTE[4], "D"),
-            "any votes": (values("certified", EPSILON), CERTIFIED, "^"),
-        },
-    )
-    axes.set(xscale="log", xlabel="ε")
-    ticks = (1, 2, 5, 10, 20)
-    axes.set_xticks(ticks, labels=map(str, ticks))
-    axes.minorticks_off()
+    epsilons = {
+        "source": ("source", EPSILON),
+        "recomputed, not publishable": ("measured", AS_PRINTED),
+        "sanitized": ("certified", SANITIZED, PALETTE[4], "D"),
+        "any votes": ("certified", EPSILON),
+    }
+    draw_by_row(axes, records, epsilons)
+    set_log_ticks(axes, (1, 2, 5, 10, 20))
     legend_below(figure, [axes], ncols=4)
     return figure
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
+from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_by_row
 from experiments.lib.registry import Record
 from experiments.pate.accounts import BOTH, EPSILON
@@ -15,35 +14,22 @@ from experiments.pate.answers import PLURALITY, RIGHT, STUDENT, TEACHERS
 def releases_figure(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figure of accuracies from teachers to student, and of ε, by row."""
     figure, (left, right) = new_figure(columns=2, width=9.6, height=1.6 + 0.5 * len(records))
-    names = [record.row for record in records]
-
-    def values(group: str, name: str) -> list[float]:
-        found = [getattr(record, group).get(name) for record in records]
-        return [np.nan if value is None else value for value in found]
-
-    draw_by_row(
-        left,
-        names,
-        {
-            "student, source": (values("source", STUDENT), SOURCE, "s"),
-            "student": (values("measured", STUDENT), MEASURED, "o"),
-            "teachers, mean": (values("measured", TEACHERS), "#e69f00", "v"),
-            "plurality": (values("measured", PLURALITY), "#cc79a7", "D"),
-            "answers": (values("measured", RIGHT), "#56b4e9", "^"),
-        },
-    )
+    accuracies = {
+        "student, source": ("source", STUDENT),
+        "student": ("measured", STUDENT),
+        "teachers, mean": ("measured", TEACHERS, PALETTE[4], "v"),
+        "plurality": ("measured", PLURALITY, PALETTE[3], "D"),
+        "answers": ("measured", RIGHT, PALETTE[5], "^"),
+    }
+    draw_by_row(left, records, accuracies)
     left.set(xlabel="accuracy (%)")
-    draw_by_row(
-        right,
-        names,
-        {
-            "source": (values("source", EPSILON), SOURCE, "s"),
-            "data-dependent, not publishable": (values("measured", BOTH), MEASURED, "o"),
-            "any votes, certified": (values("certified", EPSILON), CERTIFIED, "^"),
-        },
-    )
+    epsilons = {
+        "source": ("source", EPSILON),
+        "data-dependent, not publishable": ("measured", BOTH),
+        "any votes, certified": ("certified", EPSILON),
+    }
+    draw_by_row(right, records, epsilons, lambda record: "")
     right.set(xlabel="ε")
-    right.set_yticks(range(len(names)), [""] * len(names))
     for axes, columns in ((left, 3), (right, 2)):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8)
     return {"releases": figure}

@@ -3,10 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import (
     draw_bars,
     draw_by_row,
+    draw_column,
     draw_series,
     draw_source_and_measured,
     legend_below,
@@ -75,12 +76,30 @@ def test_bars_stand_side_by_side(axes):
     assert [bar.get_height() for bar in axes.patches] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_dots_lie_on_the_lines_of_their_rows(axes):
-    draw_by_row(axes, ["first", "second"], {"naive": ([[1.0, 2.0], 3.0], SOURCE, "s")})
+def test_draw_by_row_places_each_record_on_its_line(axes, records):
+    first, second, third = records
+    shown = [
+        replace(first, measured={"ε": [1.0, 2.0]}),
+        replace(second, measured={"ε": 3.0}),
+        third,
+    ]
+    draw_by_row(axes, shown, {"naive": ("measured", "ε", SOURCE, "s"), "ours": ("certified", "ε")})
     places = [list(line.get_ydata()) for line in axes.lines]
-    assert places == [[0, 0], [1]]
+    assert places == [[0, 0], [1], [2], [0], [1], [2]]
+    assert list(axes.lines[0].get_xdata()) == [1.0, 2.0]
+    assert np.isnan(axes.lines[2].get_xdata()).all()
+    assert [axes.lines[index].get_color() for index in (0, 3)] == [SOURCE, CERTIFIED]
     low, high = axes.get_ylim()
     assert low > high
+
+
+def test_draw_column_is_a_point_a_record_with_two_errors_as_bars(axes, records):
+    draw_column(axes, records, "l2_clip", "ε", "CLT ε", label="certified")
+    (container,) = axes.containers
+    line, _, (bars,) = container
+    assert list(line.get_xdata()) == [1.0, 2.0, 3.0]
+    np.testing.assert_allclose(line.get_ydata(orig=False), [2.23411, 3.23411, 4.23411])
+    np.testing.assert_allclose([np.ptp(bar[:, 1]) for bar in bars.get_segments()], 4 * 0.8765)
 
 
 def test_source_and_measured_stand_beside_each_other(axes, records):
