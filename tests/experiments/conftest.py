@@ -1,6 +1,7 @@
 """A small experiment whose runs are counted and whose rows fail on demand."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lib.figures import new_figure
+from experiments.lib.records import load_records
 from experiments.lib.registry import Experiment, Finding, Page, Record, Result, Row, RowContext
-from experiments.lib.runner import Plan
+from experiments.lib.runner import Plan, run_experiment
 
 # Their tests run rows in some length, or training steps to be timed, but for those named. The quick
 # tests run one short row of each experiment: test_experiment_rows.py.
@@ -98,6 +100,24 @@ class Toy:
 @pytest.fixture
 def toy() -> Toy:
     return Toy()
+
+
+@pytest.fixture(scope="module")
+def run_rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Record]]:
+    """Runs rows of an experiment's quick profile, all or those named, with other settings."""
+
+    def run(experiment: Experiment, *names: str, **settings: object) -> dict[str, Record]:
+        rows = []
+        for row in experiment.rows("quick"):
+            changes = {name: settings[name] for name in settings.keys() & row.settings.keys()}
+            if not names or row.name in names:
+                rows.append(dataclasses.replace(row, settings={**row.settings, **changes}))
+        some = dataclasses.replace(experiment, rows=lambda profile: rows)
+        folder = tmp_path_factory.mktemp("results")
+        assert run_experiment(some, Plan("quick", folder, False, print))
+        return {record.row: record for record in load_records(folder, experiment.name)}
+
+    return run
 
 
 @pytest.fixture

@@ -6,24 +6,12 @@ import numpy as np
 import pytest
 
 from experiments.bayes import clipping
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.registry import profile_rows
-from experiments.lib.runner import Plan, run_experiment
-
-RUN_HERE = ("simulated, B_x", "simulated, both")
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    results = tmp_path_factory.mktemp("results")
-    rows = [row for row in profile_rows(clipping.EXPERIMENT, "quick") if row.name in RUN_HERE]
-    assert len(rows) == 2
-    some = dataclasses.replace(
-        clipping.EXPERIMENT, rows=lambda profile: rows, data=lambda: "simulated"
-    )
-    assert run_experiment(some, Plan("quick", results, False, print))
-    return {record.row: record for record in load_records(results, clipping.EXPERIMENT.name)}
+def records(run_rows):
+    experiment = dataclasses.replace(clipping.EXPERIMENT, data=lambda: "simulated")
+    return run_rows(experiment, "simulated, B_x", "simulated, both")
 
 
 def test_small_bounds_distort_and_large_ones_are_noisy(records):
@@ -58,10 +46,3 @@ def test_simulated_targets_are_half_noise():
     residuals = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
     assert y.var() == pytest.approx(1.0, abs=0.03)
     assert residuals.var() == pytest.approx(0.5, abs=0.02)
-
-
-def test_the_picture_is_drawn_and_remarks_follow_the_records(records, tmp_path):
-    (picture,) = draw_figures(clipping.EXPERIMENT, list(records.values()), tmp_path)
-    assert picture.path.stem == "bayes_clipping_quick_bounds"
-    (remark,) = clipping.EXPERIMENT.remarks(list(records.values()))
-    assert remark.startswith("simulated, both: best at ")

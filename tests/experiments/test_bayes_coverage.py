@@ -1,25 +1,13 @@
 """The coverage experiment, on few and small data sets."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dpjax.mechanisms.base import Interval
 from experiments.bayes import coverage
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Row
-from experiments.lib.runner import Plan, run_row
 
 SMALL = {"num_data_sets": 60, "num_draws": 300, "num_warmup": 200}
-
-
-def test_rows_of_both_profiles():
-    quick, paper = (coverage.EXPERIMENT.rows(profile) for profile in ("quick", "paper"))
-    assert [row.name for row in quick] == ["n = 100", "n = 1,000", "n = 10,000", "n = 30,000"]
-    assert {row.name for row in quick} < {row.name for row in paper}
-    assert paper[0].settings["num_data_sets"] == 2_000
 
 
 def test_coverage_is_the_share_of_intervals_that_hold():
@@ -44,18 +32,11 @@ def test_the_simulated_data_are_those_described():
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("coverage")
-    plan = Plan("quick", folder, False, print)
-    rows = coverage.EXPERIMENT.rows("quick")[:2]
-    return [
-        run_row(coverage.EXPERIMENT, Row(row.name, {**row.settings, **SMALL}, row.source), plan)
-        for row in rows
-    ]
+def records(run_rows):
+    return list(run_rows(coverage.EXPERIMENT, "n = 100", "n = 1,000", **SMALL).values())
 
 
 def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):
-    assert [record.error for record in records] == ["", ""]
     for record in records:
         measured = record.measured
         # 120 intervals: a coverage of 90 % is measured below 75 % less than once in 10^3 times.
@@ -71,14 +52,3 @@ def test_what_is_certified_is_the_mechanisms_own(records):
     certificate = settings.mechanism().certificate(settings.delta)
     assert records[0].certified["ε"] == certificate.epsilon == pytest.approx(1.0, abs=2e-3)
     assert "Gaussian" in records[0].certificate
-
-
-def test_pictures_and_remarks(records, tmp_path):
-    (figure,) = draw_figures(coverage.EXPERIMENT, records, tmp_path)
-    assert figure.path.name == "bayes_coverage_quick_coverage.png"
-    (remark,) = coverage.EXPERIMENT.remarks(records)
-    assert "below 80 % at n = 100; n = 1,000" in remark
-    fine = dataclasses.replace(
-        records[0], measured={**records[0].measured, "naive, coefficients %": 90.0}
-    )
-    assert "no naive interval falls below" in coverage.EXPERIMENT.remarks([fine])[0]

@@ -16,9 +16,6 @@ from dpjax.bayes.regression import RegressionBounds, RegressionStatistics, suffi
 from experiments.bayes import gdsc, gdsc_methods
 from experiments.bayes.gdsc_methods import BallRidge, ObjectivePerturbation, output_perturbation
 from experiments.data import Split, load_stand_in
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Row
-from experiments.lib.runner import Plan, run_row
 
 # Two features keep the examples quick; the bounds are asymmetric on purpose.
 BOUNDS = RegressionBounds(x_norm=1.5, y_size=2.0)
@@ -220,48 +217,6 @@ def test_statistics_are_of_known_lines_within_bounds():
     assert float(found.yty) == pytest.approx(1 + (2 / 12) ** 2)
 
 
-@pytest.fixture
-def stand_in(monkeypatch):
-    data = load_stand_in("gdsc")
-    monkeypatch.setattr(gdsc, "_data", lambda: data)
-
-
-SHORT = {
-    "y_range": (2.0, 7.0),
-    "y_size": 1.0,
-    "num_repeats": 3,
-    "sizes": (100, 342),
-    "epsilons": (1.0, 2.0, 50.0),
-}
-
-
-def test_the_rows_score_and_are_drawn(stand_in, tmp_path):
-    plan = Plan("quick", tmp_path, False, print)
-    records = []
-    for row in gdsc.EXPERIMENT.rows("quick")[:6]:
-        changes = {
-            name: value for name, value in SHORT.items() if row.settings.get(name) is not None
-        }
-        short = Row(row.name, {**row.settings, **changes}, row.source)
-        records.append(run_row(gdsc.EXPERIMENT, short, plan))
-    assert [record.error for record in records] == [""] * 6
-    assert [bool(record.certified) for record in records] == [False, False, True, False, True, True]
-    plain = records[0].measured["Spearman, ε = 1"]
-    assert plain > 0.4
-    for record in records[2:]:
-        (*_, (_, most, _)) = record.series["Spearman by ε"]
-        # With that large a budget all but the noise of the extremes is gone.
-        assert most > 0.75 * plain
-        assert record.measured["Spearman, ε = 1"] < most
-    for record in (records[2], records[4], records[5]):
-        assert record.certified["ε, one drug (1)"] == pytest.approx(1.0, rel=2e-3)
-    (figure,) = draw_figures(gdsc.EXPERIMENT, records, tmp_path)
-    assert figure.path.name == "bayes_gdsc_quick_spearman.png"
-    remarks = gdsc.EXPERIMENT.remarks(records)
-    assert any("with projection" in remark for remark in remarks)
-    assert "not GDSC" in records[0].note
-
-
 @pytest.mark.parametrize("method", gdsc_methods.METHODS)
 def test_drowned_in_noise_nothing_is_learned(method):
     options = gdsc_methods.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
@@ -269,11 +224,3 @@ def test_drowned_in_noise_nothing_is_learned(method):
     train, test = gdsc.draw_splits(load_stand_in("gdsc"), columns, 40, seed=0)
     mean, error = gdsc.make_scorer(options, train, test)(2e-3, 342)
     assert abs(mean) < 4.5 * error
-
-
-def test_rows_of_both_profiles_and_their_sources():
-    quick, paper = (gdsc.EXPERIMENT.rows(profile) for profile in ("quick", "paper"))
-    assert [row.name for row in quick] == [row.name for row in paper]
-    assert paper[0].settings["num_repeats"] == 50
-    assert quick[2].source == {"Spearman, ε = 1": 0.1832, "Spearman, ε = 2": 0.2148}
-    assert quick[-1].source == {}

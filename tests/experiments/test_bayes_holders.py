@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,48 +12,23 @@ from scipy import stats
 from dpjax.bayes.regression import RegressionBounds
 from dpjax.federated import Parties, simulated_entropy
 from experiments.bayes import holders, holders_costs, holders_fits, holders_published, wine_fits
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.registry import profile_rows
 from experiments.lib.repetition import compare_records
-from experiments.lib.runner import Plan, run_experiment
 
 TEN = "distributed, N = 10, T = 0"
 SMALL = "additive shares: N = 10, M = 3, 78 numbers"
-CACHED = (
-    holders._records,
-    holders._splits,
-    holders._trusted_errors,
-    holders._sums,
-    holders._published_data,
-)
-
-
-def run(experiment, rows, results):
-    some = dataclasses.replace(experiment, rows=lambda profile: rows)
-    assert run_experiment(some, Plan("quick", results, False, print))
-    return {record.row: record for record in load_records(results, experiment.name)}
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    """Small rows, on the real data where they are at hand, on the stand-in elsewhere."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
+def records(run_rows):
+    names = [
+        row.name
+        for row in holders.EXPERIMENT.rows("quick")
+        if row.settings.get("num_holders") not in (5, 20, 100)
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
-            patch.setenv("DPJAX_DATA_DIR", str(folder))
         patch.setattr(holders, "_NUM_ENTRIES", 1000)
         patch.setattr(holders, "_EPSILONS", (0.1, 0.3, 1.0))
-        for cached in CACHED:
-            cached.cache_clear()
-        rows = [
-            row
-            for row in profile_rows(holders.EXPERIMENT, "quick")
-            if row.settings.get("num_holders") not in (5, 20, 100)
-        ]
-        yield run(holders.EXPERIMENT, rows, tmp_path_factory.mktemp("results"))
-    for cached in CACHED:
-        cached.cache_clear()
+        return run_rows(holders.EXPERIMENT, *names)
 
 
 def test_ten_holders_have_the_error_of_a_trusted_aggregator(records):
@@ -69,23 +42,10 @@ def test_certified_epsilons(records):
     for name in (holders.TRUSTED, TEN, "input perturbation, 2,000 holders"):
         asked = records[name].settings["epsilons"]
         np.testing.assert_allclose(records[name].certified["ε, in this order"], asked, rtol=1e-3)
-        assert "epsilon" in records[name].certificate
-    assert "an observing holder" in records[TEN].certificate
     published = records[holders.AS_PUBLISHED]
     lower = np.array(published.certified[holders.LOWER])
     assert np.all(lower > published.settings["epsilons"])
     assert np.all(lower < published.certified["ε, in this order"])
-
-
-def test_every_figure_and_remark_is_made(records, tmp_path):
-    drawn = draw_figures(holders.EXPERIMENT, list(records.values()), tmp_path)
-    stems = [one.path.stem.removeprefix("bayes_holders_quick_") for one in drawn]
-    assert stems == ["errors", "penalty", "published"]
-    assert draw_figures(holders.EXPERIMENT, [records[TEN]], tmp_path) == ()
-    assert len(holders.EXPERIMENT.remarks(list(records.values()))) == 3
-    finding = holders.EXPERIMENT.finding(list(records.values()))
-    assert finding.verdict == "reproduced; claim contradicted"
-    assert holders.EXPERIMENT.finding([records[TEN]]).verdict == "not compared"
 
 
 def simulated_task(*, num_repeats=400, epsilon=2.0):
@@ -167,8 +127,6 @@ def test_the_published_sensitivity_bounds_replacements_at_most_twice():
     ]
     assert max(moves) <= claimed
     assert np.linalg.norm(products(bounds)) >= claimed / 2
-    # The squares, and what the source takes as their sensitivity.
-    assert np.linalg.norm(np.full(12, 7.5) ** 2) == pytest.approx(7.5 * 7.5 * math.sqrt(12))
 
 
 @pytest.mark.parametrize("claimed", [1.0, 10.0])
@@ -198,32 +156,20 @@ def test_published_fit_without_noise_is_the_ridge_regression():
     assert np.all(noisy > 1.5 * errors_of(exact, task))
 
 
-def test_costs_of_a_round(tmp_path):
+def test_costs_of_a_round(run_rows):
     """A round of 78 statistics takes at most 100 ms; bytes are as the message format has them."""
-    rows = [
-        row
-        for row in profile_rows(holders_costs.EXPERIMENT, "quick")
-        if row.name == SMALL or "10,000 numbers" in row.name
-    ]
-    found = run(holders_costs.EXPERIMENT, rows, tmp_path)
-    small = found[SMALL].measured
+    (record,) = run_rows(holders_costs.EXPERIMENT, SMALL).values()
+    small = record.measured
     assert small[holders_costs.TOGETHER] < 100
     # Header, identifier of the draw, words and digest, to three nodes, whose sums name all draws.
     assert small[holders_costs.SENT] == 3 * (56 + 8 + 8 * 78 + 16)
     of_nodes = 3 * (56 + 8 * 10 + 8 * 78 + 16)
     assert small[holders_costs.ALL_SENT] == 10 * small[holders_costs.SENT] + of_nodes
-    records = list(found.values())
-    assert len(draw_figures(holders_costs.EXPERIMENT, records, tmp_path)) == 1
-    assert draw_figures(holders_costs.EXPERIMENT, records[:1], tmp_path) == ()
-    slower = dataclasses.replace(
-        records[0], measured={**records[0].measured, holders_costs.HOLDER: 1e6}
-    )
-    tolerance = holders_costs.EXPERIMENT.tolerance
-    assert compare_records(records[0], slower, tolerance) == []
-    larger = dataclasses.replace(
-        records[0], measured={**records[0].measured, holders_costs.SENT: 10**6}
-    )
-    assert len(compare_records(records[0], larger, tolerance)) == 1
+    # Rows run again are compared by their bytes, not by their times.
+    for column, num_differences in ((holders_costs.HOLDER, 0), (holders_costs.SENT, 1)):
+        other = dataclasses.replace(record, measured={**small, column: 10**6})
+        differences = compare_records(record, other, holders_costs.EXPERIMENT.tolerance)
+        assert len(differences) == num_differences
 
 
 def test_paillier_beside_shares():

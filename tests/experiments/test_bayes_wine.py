@@ -1,9 +1,5 @@
 """The regression on wine: splits, methods, the cost of privacy, and figures."""
 
-import dataclasses
-import os
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,39 +7,20 @@ import pytest
 
 from dpjax.bayes.regression import RegressionBounds, sufficient_statistics
 from experiments.bayes import wine, wine_fits
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.registry import profile_rows
-from experiments.lib.runner import Plan, run_experiment
 
 GAUSSIAN = "trusted, Gaussian"
-RUN_HERE = ("not private", GAUSSIAN, "naive, every holder's record", f"{GAUSSIAN}, n = 500")
+NAIVE = "naive, every holder's record"
+SMALLER = f"{GAUSSIAN}, n = 500"
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    """Some rows, on the real data where they are at hand, on the stand-in elsewhere."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    results = tmp_path_factory.mktemp("results")
-    with pytest.MonkeyPatch.context() as patch:
-        if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
-            patch.setenv("DPJAX_DATA_DIR", str(folder))
-        _clear()
-        rows = [row for row in profile_rows(wine.EXPERIMENT, "quick") if row.name in RUN_HERE]
-        some = dataclasses.replace(wine.EXPERIMENT, rows=lambda profile: rows)
-        assert run_experiment(some, Plan("quick", results, False, print))
-    yield {record.row: record for record in load_records(results, wine.EXPERIMENT.name)}
-    _clear()
-
-
-def _clear():
-    for cached in (wine._records, wine._splits, wine._plain_error):
-        cached.cache_clear()
+def records(run_rows):
+    return run_rows(wine.EXPERIMENT, "not private", GAUSSIAN, NAIVE, SMALLER)
 
 
 def test_every_row_has_the_epsilon_it_spent(records):
     assert not records["not private"].certified
-    for name in RUN_HERE[1:3]:
+    for name in (GAUSSIAN, NAIVE):
         asked = records[name].settings["epsilons"]
         spent = records[name].certified["ε, in this order"]
         np.testing.assert_allclose(spent, asked, rtol=1e-3)
@@ -54,22 +31,10 @@ def test_privacy_costs_less_than_two_percent_at_epsilon_one(records):
         pytest.skip("DPJAX_DATA_DIR holds no Wine Quality: stand-in data have other errors")
     assert 0.58 < records["not private"].measured[wine.column(1.0)] < 0.60
     assert records[GAUSSIAN].measured[wine.ABOVE] < 2.0
-    assert records[f"{GAUSSIAN}, n = 500"].measured[wine.ABOVE] > 3.0
+    assert records[SMALLER].measured[wine.ABOVE] > 3.0
     errors = records[GAUSSIAN].series["errors"]
     assert errors == sorted(errors, reverse=True)
-    assert (
-        records[RUN_HERE[2]].measured[wine.column(1.0)]
-        > records[GAUSSIAN].measured[wine.column(0.1)]
-    )
-
-
-def test_every_picture_is_drawn(records, tmp_path):
-    pictures = draw_figures(wine.EXPERIMENT, list(records.values()), tmp_path)
-    stems = [picture.path.stem.removeprefix("bayes_wine_quick_") for picture in pictures]
-    assert stems == ["errors", "sizes"]
-    assert draw_figures(wine.EXPERIMENT, [records["not private"]], tmp_path) == ()
-    assert len(wine.EXPERIMENT.remarks(list(records.values()))) == 2
-    assert wine.EXPERIMENT.remarks([records["not private"]]) == []
+    assert records[NAIVE].measured[wine.column(1.0)] > records[GAUSSIAN].measured[wine.column(0.1)]
 
 
 def some_records(n=400, d=3):

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from dpjax import bdp
-from experiments.bdp import abalone, variational, variational_source
+from experiments.bdp import abalone, variational_source
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
 from experiments.data import Dataset, Split
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, profile_rows
-from experiments.lib.runner import Plan, run_row
 
 
 def small_data(num_train=60, num_test=20, num_features=3):
@@ -62,7 +59,7 @@ def test_without_noise_no_outlier_is_protected():
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
+def records(run_rows):
     """Every row, on few records and for few steps."""
     small = dataclasses.replace(
         abalone.TABLE, data=small_data, sampling_rate=0.3, num_steps=30, repeats=2
@@ -70,12 +67,10 @@ def records(tmp_path_factory):
     experiment = dataclasses.replace(
         abalone.EXPERIMENT, rows=small.rows, run_row=small.run_row, data=lambda: "small"
     )
-    plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
-    return [run_row(experiment, row, plan) for row in profile_rows(experiment, "quick")]
+    return list(run_rows(experiment).values())
 
 
 def test_every_row_names_what_it_does_and_does_not_protect(records):
-    assert [record.error for record in records] == [""] * 4
     plain, source, *noisy = records
     assert not plain.certified
     assert source.certified == {DP: np.inf, DP_ATTACK: 1.0}
@@ -86,25 +81,5 @@ def test_every_row_names_what_it_does_and_does_not_protect(records):
         assert record.certified[DP_ATTACK] < 1
         assert {BDP, BDP_ATTACK} < set(record.measured)
         assert BDP not in record.certified
-        assert "Not covered by the BDP epsilon" in record.certificate
     assert noisy[0].certified[DP] > noisy[1].certified[DP]
     assert plain.measured[ACCURACY] > 70
-
-
-def test_the_picture_is_drawn_and_the_accounts_compared(records, tmp_path):
-    (picture,) = draw_figures(abalone.EXPERIMENT, records, tmp_path)
-    assert picture.path.stat().st_size > 10_000
-    assert draw_figures(abalone.EXPERIMENT, records[:1], tmp_path) == ()
-    remarks = abalone.EXPERIMENT.remarks(records)
-    assert len(remarks) == 2
-
-
-@pytest.mark.parametrize(
-    ("bdp", "verdict"), [(0.5, "BDP ε is smaller"), (1.5, "BDP ε is not smaller")]
-)
-def test_remarks_judge_the_bayesian_account(bdp, verdict):
-    certified = {DP: 1.0}
-    measured = {ACCURACY: 76.0, variational.ABOVE: 1.0, BDP: bdp}
-    record = Record("bdp_abalone", "σ", "quick", {}, {}, measured, certified, 1.0)
-    (remark,) = abalone.EXPERIMENT.remarks([record])
-    assert verdict in remark

@@ -74,18 +74,8 @@ def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in,
     result = run_row(2, tmp_path, target=None, noise_std=0.05)
     assert result.measured[table.ACCURACY] > 30
     assert result.measured["largest norm"] <= 2**0.5 + 1e-2
-    assert "This is not CIFAR-10" in result.note
-    assert "first 200 and 100" in result.note
     assert result.certified[table.DP] > 100
     assert result.measured[table.BDP] > 0
-    assert "Not covered by the BDP epsilon" in result.certificate
-
-
-def test_paper_takes_all_images_and_quick_names_its_number():
-    quick, paper = (cifar10.EXPERIMENT.rows(profile) for profile in ("quick", "paper"))
-    assert {row.settings["num_train"] for row in quick} == {10_000}
-    assert {row.settings["num_train"] for row in paper} == {50_000}
-    assert [row.source[table.ACCURACY] for row in paper[:3]] == [86.0, 73.0, 73.0]
 
 
 def test_noise_is_calibrated_to_the_published_epsilon():

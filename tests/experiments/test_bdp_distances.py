@@ -13,10 +13,8 @@ from experiments.bdp.table import (
     compare,
     compare_samples,
     disjoint_distances,
-    distances_figure,
 )
 from experiments.data import Split, load_data
-from experiments.lib.registry import Record
 
 RNG = np.random.default_rng(0)
 
@@ -70,14 +68,3 @@ def test_distances_are_those_of_the_gradients():
     for distances in (all_distances, disjoint_distances):
         found = distances(jax.random.key(0), loss, jnp.zeros(8), two)
         assert found == pytest.approx([5.0])
-
-
-def test_the_figure_has_both_ways_of_each_row():
-    found = compared(normal(1000), normal(1000))
-    records = [
-        Record("bdp", name, "quick", {}, {}, {}, {}, 1.0, series={"distances": found})
-        for name in ("one", "two")
-    ]
-    axes = distances_figure(records).axes
-    assert len(axes) == 4
-    assert all("p = " in axis.get_title() for axis in axes)

@@ -1,6 +1,5 @@
 """A town's incomes: the attack in closed form and for real, and whom the account covers."""
 
-import dataclasses
 import math
 
 import jax
@@ -10,24 +9,14 @@ import pytest
 from dpjax.accounting import risk, tradeoff_curve
 from experiments.bdp import incomes
 from experiments.lib.attack_rates import release_many
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.runner import Plan, run_experiment
 
 RELEASES = 40_000
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    rows = [
-        dataclasses.replace(row, settings={**row.settings, "releases": RELEASES})
-        for row in incomes.EXPERIMENT.rows("quick")
-        if row.settings["epsilon"] == 1 or row.name == "clipped at the outlier, ε = 5"
-    ]
-    folder = tmp_path_factory.mktemp("results")
-    some = dataclasses.replace(incomes.EXPERIMENT, rows=lambda profile: rows)
-    assert run_experiment(some, Plan("quick", folder, False, print))
-    return {record.row: record for record in load_records(folder, incomes.EXPERIMENT.name)}
+def records(run_rows):
+    names = [row.name for row in incomes.EXPERIMENT.rows("quick") if row.settings["epsilon"] == 1]
+    return run_rows(incomes.EXPERIMENT, *names, "clipped at the outlier, ε = 5", releases=RELEASES)
 
 
 def near(record, name, exact):
@@ -103,13 +92,3 @@ def test_an_attacker_who_sees_no_noise_is_always_right():
     assert incomes.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
     noise = release_many(release.mechanism, jax.random.key(0), np.zeros(RELEASES, np.float32))
     assert np.abs(noise).mean() == pytest.approx(release.mechanism.scale, rel=0.03)
-
-
-def test_both_pictures_are_drawn_and_remarks_follow_the_records(records, tmp_path):
-    pictures = draw_figures(incomes.EXPERIMENT, list(records.values()), tmp_path)
-    stems = [picture.path.stem.removeprefix("bdp_incomes_quick_") for picture in pictures]
-    assert stems == ["attacks", "percentiles"]
-    remarks = incomes.EXPERIMENT.remarks(list(records.values()))
-    assert "not attained by a mean" in remarks[0]
-    assert "does not cover the outlier" in remarks[2]
-    assert incomes.EXPERIMENT.remarks([records["clipped at 99 %, ε = 1"]]) == []

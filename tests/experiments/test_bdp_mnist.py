@@ -1,7 +1,6 @@
 """MNIST by two accounts: what is released, what is counted, and short rows run for real."""
 
 import dataclasses
-import json
 
 import flax.linen as nn
 import jax
@@ -11,11 +10,10 @@ import pytest
 
 from dpjax import bdp
 from dpjax.training import private_step
-from experiments.bdp import classifiers, mnist, table
+from experiments.bdp import classifiers, mnist
 from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
 from experiments.data import Split, load_data
 from experiments.lib.models import accuracy_percent, cross_entropy
-from experiments.lib.registry import Record, Row, RowContext
 
 
 class Linear(nn.Module):
@@ -59,15 +57,6 @@ def test_noise_is_calibrated_to_the_published_epsilon():
     row = next(row for row in mnist.EXPERIMENT.rows("paper") if row.name == "DP ε 2.2")
     epsilon = Settings(**row.settings).mechanism(60_000, "one image").certificate(1e-5).epsilon
     assert 2.17 < epsilon <= 2.2
-
-
-def test_rows_are_json_and_quick_ones_are_short():
-    for profile in ("quick", "paper"):
-        rows = mnist.EXPERIMENT.rows(profile)
-        assert json.loads(json.dumps([row.settings for row in rows]))
-        assert len({row.name for row in rows}) == len(rows)
-        shortened = {row.settings["epochs"] < row.settings["published_epochs"] for row in rows}
-        assert shortened == {profile == "quick"}
 
 
 def test_a_mean_is_clipped_to_a_ball_and_noised_as_in_the_source():
@@ -170,46 +159,6 @@ def test_where_every_norm_is_clipped_the_accounts_are_one(digits, tmp_path):
     worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=classifiers.ORDERS), 5)
     assert run.share_clipped == 1.0
     np.testing.assert_allclose(run.account.costs, worst.costs, rtol=1e-10)
-
-
-@pytest.fixture
-def small(monkeypatch, digits):
-    monkeypatch.setattr(mnist, "load_mnist", lambda: digits)
-    monkeypatch.setattr(mnist, "MnistCNN", Linear)
-
-
-def run_row(index, tmp_path, **changes):
-    row = mnist.EXPERIMENT.rows("quick")[index]
-    row = Row(row.name, {**row.settings, "batch_size": 60, **changes}, row.source)
-    folder = tmp_path / str(index)
-    folder.mkdir()
-    return row, mnist.EXPERIMENT.run_row(row, RowContext(folder, fresh=True, profile="quick"))
-
-
-def test_rows_end_with_both_accounts_figures_and_remarks(small, tmp_path):
-    records = []
-    for index in (1, 2):
-        row, result = run_row(index, tmp_path)
-        record = Record(
-            "bdp_mnist", row.name, "quick", row.settings, row.source, result.measured,
-            result.certified, 1.0, series=result.series,
-        )  # fmt: skip
-        records.append(record)
-        assert "digits." in result.note
-        assert "Shortened" in result.note
-        assert (table.DP in result.certified) == (table.BDP in result.measured)
-        assert table.BDP not in result.certified
-    protocol, ours = records
-    assert protocol.certified[table.DP] > 1000 > 10 * protocol.measured[table.BDP]
-    assert 0 < protocol.measured["BDP ε by the source's pairs"] < 100
-    assert protocol.certified[table.DP_ATTACK] == pytest.approx(1.0)
-    assert ours.certified[table.DP] <= 2.2
-    assert ours.certified[table.DP_ATTACK] <= ours.source[table.DP_ATTACK] + 3e-3
-    figures = mnist.EXPERIMENT.figures(records)
-    assert set(figures) == {"accounts", "norms", "distances"}
-    words = " ".join(mnist.EXPERIMENT.remarks(records))
-    assert "not an upper bound" in words
-    assert "does not prove the absence of leakage" in words
 
 
 def test_with_little_noise_it_learns_and_drowned_in_it_it_does_not(digits, tmp_path):

@@ -1,8 +1,6 @@
 """Private variational logistic regression: one program for every noise, its accounts, its rows."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +26,7 @@ from experiments.dpvi.logistic import (
     source_accuracies,
     windowed_adagrad,
 )
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, profile_rows
-from experiments.lib.runner import Plan, run_row
+from experiments.lib.registry import profile_rows
 
 
 def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
@@ -106,21 +102,9 @@ def test_the_clip_is_that_of_a_plain_gradient_and_the_noise_over_one_bound():
     assert (made.num_steps, made.adjacency) == (2_000, "add_remove")
 
 
-def test_published_accuracies_stand_beside_the_rows_that_repeat_them():
-    found = {row.name: row.source for row in profile_rows(abalone.EXPERIMENT, "paper")}
-    assert found["σ = 1.221"] == found["σ = 2.082"] == {study.ACCURACY: 76.2}
-    assert found["not private"] == {study.ACCURACY: 76.67}
-    assert found["q = 0.01, σ = 2"] == found["c = 5, σ = 2"] == {study.ACCURACY: 75.33}
-    assert found["q = 0.1, σ = 2"] == found["public ranges, σ = 1.221"] == {}
-    found = {row.name: row.source for row in profile_rows(adult.EXPERIMENT, "quick")}
-    assert found["q = 0.005, σ = 2"] == {study.ACCURACY: 81.12}
-    assert found["σ = 0.7408"] == {}
-
-
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    """Main rows on the real Abalone where it is at hand, on the stand-in elsewhere."""
-    folder = Path(__file__).parents[3] / "shared" / "data"
+def records(run_rows):
+    """Main rows, with few repetitions."""
     short = dataclasses.replace(
         abalone.STUDY,
         data=lambda scaling: load_data("abalone", scaling=scaling),
@@ -130,27 +114,16 @@ def records(tmp_path_factory):
         step_sizes=[1.0],
         repeats={"quick": 3},
     )
-    experiment = dataclasses.replace(abalone.EXPERIMENT, rows=short.rows, run_row=short.run_row)
-    with pytest.MonkeyPatch.context() as patch:
-        if not os.environ.get("DPJAX_DATA_DIR") and folder.exists():
-            patch.setenv("DPJAX_DATA_DIR", str(folder))
-        plan = Plan("quick", tmp_path_factory.mktemp("results"), False, print)
-        made = [run_row(experiment, row, plan) for row in profile_rows(experiment, "quick")]
-    return {record.row: record for record in made}
+    return run_rows(dataclasses.replace(abalone.EXPERIMENT, rows=short.rows, run_row=short.run_row))
 
 
 def test_rows_learn_and_have_the_epsilon_they_spent(records):
-    assert [record.error for record in records.values()] == [""] * 5
-    plain, little, much, public, chain = records.values()
+    plain, little, much, _, chain = records.values()
     assert not plain.certified
     assert 2.0 > little.certified[f"ε, {ADD}"] > 1.9
-    assert "add_remove" in little.certificate.lower()
-    assert not much.certificate
     assert plain.measured[study.ACCURACY] > much.measured[study.ACCURACY] > 50
-    assert "by public ranges" in public.note
     assert chain.measured[study.ACCURACY] > 60
     assert 0 < chain.certified[f"ε, {ADD}"] < little.certified[f"ε, {ADD}"]
-    assert "a leak that" in little.note
 
 
 def test_accuracies_are_within_a_point_and_a_half_of_the_published(records):
@@ -161,22 +134,3 @@ def test_accuracies_are_within_a_point_and_a_half_of_the_published(records):
             assert abs(record.measured[study.ACCURACY] - record.source[study.ACCURACY]) < 1.5
     public = records["public ranges, σ = 1.221"].measured[study.ACCURACY]
     assert abs(public - records["σ = 1.221"].measured[study.ACCURACY]) < 1.5
-
-
-def test_every_picture_is_drawn(records, tmp_path):
-    every = list(records.values())
-    for row in profile_rows(abalone.EXPERIMENT, "quick"):
-        if row.settings["part"] in ("clip", "rate"):
-            measured = {study.ACCURACY: 75.0, study.ERROR: 0.1}
-            every.append(
-                Record(
-                    "dpvi_abalone", row.name, "quick", row.settings, row.source, measured, {}, 1.0
-                )
-            )
-    pictures = draw_figures(abalone.EXPERIMENT, every, tmp_path)
-    stems = [picture.path.stem.removeprefix("dpvi_abalone_quick_") for picture in pictures]
-    assert stems == ["accuracy", "settings"]
-    assert draw_figures(abalone.EXPERIMENT, [records["not private"]], tmp_path) == ()
-    remarks = abalone.EXPERIMENT.remarks(every)
-    assert any("At q = 0.01" in remark for remark in remarks)
-    assert any("ε = 7.59" in remark for remark in remarks)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.dpvi import mixture
 from experiments.dpvi.mixture import (
     MEANS,
     VARIANCE,
@@ -13,8 +12,6 @@ from experiments.dpvi.mixture import (
     predictive_log_density,
     true_log_density,
 )
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, profile_rows
 
 TRUTH = {"weights": jnp.full(5, 0.2), "means": MEANS, "variances": jnp.full(5, VARIANCE)}
 
@@ -41,19 +38,3 @@ def test_the_predictive_density_of_a_narrow_guide_is_that_of_its_centre():
     # Equal weights are where numpyro's stick-breaking transform is zero.
     found = predictive_log_density(new_guide(), {**params, **scales}, records, jax.random.key(0), 3)
     np.testing.assert_allclose(found, true_log_density(records), atol=2e-3)
-
-
-def test_rows_and_picture(tmp_path):
-    rows = profile_rows(mixture.EXPERIMENT, "quick")
-    assert [row.settings["sigma"] for row in rows] == [0.0, 0.8, 2.0, 6.0, 20.0]
-    measured = {mixture.DENSITY: -4.0, mixture.ERROR: 0.1}
-    records = [
-        Record(
-            "dpvi_mixture", row.name, "quick", row.settings, {}, measured,
-            {"ε, add/remove": 1.0, "ε, replace one": 2.0} if row.settings["sigma"] else {}, 1.0,
-        )
-        for row in rows
-    ]  # fmt: skip
-    (picture,) = draw_figures(mixture.EXPERIMENT, records, tmp_path)
-    assert picture.path.stat().st_size > 10_000
-    assert draw_figures(mixture.EXPERIMENT, records[:1], tmp_path) == ()

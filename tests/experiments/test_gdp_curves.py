@@ -1,34 +1,19 @@
 """The curves of Bu et al. (2020): printed figures, true bounds, and pictures of every row."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 import dpjax
 from dpjax.accounting import profile_bounds, tradeoff
 from experiments.gdp import curves
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.runner import Plan, run_experiment
 
-ROWS = {row.name: row for row in curves.EXPERIMENT.rows("quick")}
 # The others are like these, and take a second each.
 RUN_HERE = ("1", "2", "6")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    rows = [ROWS[name] for name in (*RUN_HERE, "A.1")]
-    some = dataclasses.replace(curves.EXPERIMENT, rows=lambda profile: rows)
-    assert run_experiment(some, Plan("quick", folder, False, print))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def records(results):
-    return {record.row: record for record in load_records(results, curves.EXPERIMENT.name)}
+def records(run_rows):
+    return run_rows(curves.EXPERIMENT, *RUN_HERE, "A.1")
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
@@ -85,13 +70,13 @@ def test_the_bounds_hold_a_curve_that_is_known_and_no_other():
 
 
 def test_one_epoch_is_near_its_limit_and_bounded_on_both_sides(records):
-    settings, certified = ROWS["A.1"].settings, records["A.1"].certified
+    settings, certified = records["A.1"].settings, records["A.1"].certified
     assert 0.0089 < certified["sup |f − G|, lower"] < certified["sup |f − G|"] < 0.0091
     assert curves.clt_curve(**settings).mu == pytest.approx(records["2"].measured["CLT μ"])
 
 
-def test_one_epoch_agrees_with_an_independent_composition():
-    settings = ROWS["A.1"].settings
+def test_one_epoch_agrees_with_an_independent_composition(records):
+    settings = records["A.1"].settings
     sampling = dpjax.PoissonSampling(10**9, settings["sampling_rate"])
     mechanism = dpjax.SubsampledGaussian(
         sampling,
@@ -113,14 +98,3 @@ def test_one_epoch_agrees_with_an_independent_composition():
     # The curve's delta is that of the output with the record over the one without.
     assert agree("remove")
     assert not agree("add")
-
-
-def test_every_picture_is_drawn_and_remarks_follow_the_records(results, records, tmp_path):
-    assert list(ROWS) == ["1", "2", "3", "4", "5", "6", "A.1"]
-    pictures = draw_figures(curves.EXPERIMENT, list(records.values()), tmp_path)
-    stems = [picture.path.stem.removeprefix("gdp_curves_quick_") for picture in pictures]
-    assert stems == ["profiles", "trade_offs", "attacks", "one_epoch"]
-    assert draw_figures(curves.EXPERIMENT, [records["1"]], tmp_path)
-    remarks = " ".join(curves.EXPERIMENT.remarks(list(records.values())))
-    assert "9.4 %" in remarks
-    assert "is below the certified lower bound in rows 1, 2." in remarks

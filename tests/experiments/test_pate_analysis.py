@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax import pate
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
 from experiments.lib.registry import RowContext
-from experiments.lib.runner import Plan, run_experiment
 from experiments.pate import __main__ as command
 from experiments.pate import accounts, analysis, claims
 from experiments.pate.accounts import BOTH, COMPOSED, EPSILON, FORMULA, PRIVATE, SANITIZED
@@ -47,18 +44,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(folder, tmp_path_factory):
+def records(folder, run_rows):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPJAX_DATA_DIR", str(folder))
-        some = dataclasses.replace(EXPERIMENT, rows=lambda profile: [ROWS[name] for name in SOME])
-        path = tmp_path_factory.mktemp("results")
-        assert run_experiment(some, Plan("quick", path, False, print))
-    return path
-
-
-@pytest.fixture(scope="module")
-def records(results):
-    return {record.row: record for record in load_records(results, EXPERIMENT.name)}
+        return run_rows(EXPERIMENT, *SOME)
 
 
 def test_without_votes_a_row_has_the_epsilons_of_any_votes_only(records):
@@ -66,8 +55,6 @@ def test_without_votes_a_row_has_the_epsilons_of_any_votes_only(records):
     assert record.measured == {}
     assert record.certified[COMPOSED] == pytest.approx(4.31, abs=0.006)
     assert record.certified[EPSILON] == pytest.approx(2.893, abs=1e-3)
-    assert "not available" in record.note
-    assert record.data == "votes on adult"
 
 
 def test_votes_of_another_data_set_are_analysed(records):
@@ -148,21 +135,6 @@ def test_the_reverse_divergence_is_bounded_where_the_noise_is_large():
     orders = np.arange(2.0, 33.0)
     assert min(claims.direction_ratios(40.0, 250, orders)) > 1
     assert claims.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
-
-
-def test_figures_remarks_and_finding_follow_the_records(records, tmp_path):
-    ordered = [records[name] for name in SOME]
-    pictures = draw_figures(EXPERIMENT, ordered, tmp_path)
-    stems = [picture.path.stem.removeprefix("pate_analysis_quick_") for picture in pictures]
-    assert stems == ["releases", "agreement"]
-    assert draw_figures(EXPERIMENT, ordered[-1:], tmp_path) == ()
-    remarks = " ".join(EXPERIMENT.remarks(ordered))
-    assert "ε = 2.66 is printed" in remarks
-    assert "1.608" in remarks
-    finding = EXPERIMENT.finding(ordered)
-    assert "claim contradicted" in finding.verdict
-    assert "0.1-DP, where 0.05 is printed" in finding.sentence
-    assert EXPERIMENT.finding(ordered[:1]).verdict == "not compared"
 
 
 def test_the_command_prints_both_kinds_of_epsilon(folder, capsys):

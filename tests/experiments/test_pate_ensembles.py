@@ -7,10 +7,9 @@ import pytest
 
 from dpjax import pate
 from experiments.data import Split, load_data
-from experiments.lib.figures import draw_figures
-from experiments.lib.registry import Record, RowContext
-from experiments.pate import adult, answers, images, mnist, svhn
-from experiments.pate.accounts import BOTH, EPSILON, PRIVATE, make_mechanism
+from experiments.lib.registry import RowContext
+from experiments.pate import adult, answers, images
+from experiments.pate.accounts import EPSILON, PRIVATE, make_mechanism
 from experiments.pate.answers import ANSWERS, PLURALITY, RIGHT, STUDENT, TEACHERS
 
 RELEASES = {
@@ -166,44 +165,3 @@ def test_forests_answer_and_teach(monkeypatch, tmp_path):
     assert result.measured[TEACHERS] < result.measured[PLURALITY]
     mechanism = make_mechanism(small.settings, num_teachers=20, num_classes=2)
     assert result.certified[EPSILON] == pate.certificate(mechanism, 1e-5).epsilon
-
-
-@pytest.mark.parametrize("module", [mnist, svhn, adult])
-def test_the_tables_have_the_published_figures(module):
-    for profile in ("quick", "paper"):
-        plain, *releases = module.EXPERIMENT.rows(profile)
-        assert list(plain.source) == [STUDENT]
-        assert [len(row.source) for row in releases] == ([2, 3] if module is adult else [2, 2, 3])
-    teachers = {"quick": None, "paper": None}
-    for profile in teachers:
-        settings = module.EXPERIMENT.rows(profile)[1].settings
-        teachers[profile] = settings.get("teachers", settings)["num_teachers"]
-    assert set(teachers.values()) == ({40} if module is svhn else {250})
-
-
-@pytest.fixture
-def records(results):
-    return [
-        Record("pate_mnist", row.name, "paper", row.settings, row.source, **common(result))
-        for row, result in zip(ROWS, results[0].values(), strict=True)
-    ]
-
-
-def common(result):
-    return {
-        "measured": result.measured,
-        "certified": result.certified,
-        "seconds": 1.0,
-        "data": "mnist",
-    }
-
-
-def test_finding_remarks_and_figure_follow_the_records(records, tmp_path):
-    finding = mnist.EXPERIMENT.finding(records)
-    assert "published accuracies" in finding.sentence
-    assert "Confident-GNMax: ε 2 published" in finding.sentence
-    assert svhn.EXPERIMENT.finding(records).verdict == "not compared"
-    remarks = mnist.EXPERIMENT.remarks(records)
-    assert len(remarks) == len(RELEASES)
-    assert len(draw_figures(mnist.EXPERIMENT, records, tmp_path)) == 1
-    assert records[1].measured[BOTH] > 0

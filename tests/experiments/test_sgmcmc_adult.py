@@ -12,7 +12,6 @@ from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import SGLD
 from dpjax.mechanisms import Composition
 from experiments.data import Split, load_stand_in
-from experiments.lib.figures import draw_figures
 from experiments.lib.registry import Row
 from experiments.lib.runner import Plan, run_row
 from experiments.sgmcmc import adult, adult_methods
@@ -144,12 +143,3 @@ def test_the_draws_are_of_the_tempered_posterior():
     # five standard errors: a false alarm in a million or less
     assert abs(draws.mean()) < 5 / 400**0.5
     assert abs(draws.var() - 1) < 5 * (2 / 400) ** 0.5
-
-
-def test_remarks_and_picture(records, tmp_path):
-    remarks = " ".join(adult.EXPERIMENT.remarks(list(records.values())))
-    assert "claims ε = " in remarks
-    assert "At ε = 3 DP-SGLD has" in remarks
-    (picture,) = draw_figures(adult.EXPERIMENT, list(records.values()), tmp_path)
-    assert picture.path.stat().st_size > 10_000
-    assert not adult.EXPERIMENT.figures([records[adult.SOURCE_STEP]])

@@ -7,27 +7,18 @@ import pytest
 
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE, PolynomialDecay
-from experiments.lib.figures import draw_figures
-from experiments.lib.records import load_records
-from experiments.lib.runner import Plan, run_experiment
 from experiments.sgmcmc import bounds
 
 
-def _fewer_rows(profile):
-    """All constant steps and chains, one decreasing row, and the steps for two epsilons."""
-    rows = bounds.EXPERIMENT.rows(profile)
-    slow = [row for row in rows if row.settings.get("schedule") == "decreasing"][:3]
-    return [row for row in rows if row not in slow and row.settings.get("epsilon") not in (0.5, 2)]
-
-
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
-    some = dataclasses.replace(bounds.EXPERIMENT, rows=_fewer_rows)
+def records(run_rows):
+    """All constant steps and chains, one decreasing row, and the steps for two epsilons."""
+    rows = bounds.EXPERIMENT.rows("quick")
+    slow = [row for row in rows if row.settings.get("schedule") == "decreasing"][:3]
+    slow += [row for row in rows if row.settings.get("epsilon") in (0.5, 2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_NUM_PIECES", 4)  # coarser, and faster: still an upper bound
-        assert run_experiment(some, Plan("quick", folder, False, print))
-    return {record.row: record for record in load_records(folder, some.name)}
+        return run_rows(bounds.EXPERIMENT, *(row.name for row in rows if row not in slow))
 
 
 @pytest.mark.parametrize(
@@ -77,19 +68,3 @@ def test_the_stairs_lie_above_the_smooth_schedule(monkeypatch):
         certified_epsilon(one.event, bounds.DELTA, adjacency="add_remove") for one in (chain, above)
     )
     assert smooth_epsilon < epsilon < 1.03 * smooth_epsilon
-
-
-def test_remarks_and_pictures(records, tmp_path):
-    remarks = bounds.EXPERIMENT.remarks(list(records.values()))
-    assert "is not certified" in remarks[0]
-    assert "36.18, 3.51, 2.354, 2.294 for batches of 100, 256, 1,000, 5,000" in remarks[0]
-    assert "temperature ½" in " ".join(remarks)
-    assert "1.54e-6; its formula gives 9.2e-08 with L = 4" in " ".join(remarks)
-    assert "8 chains" in remarks[-1]
-    certified = {bounds.PRINTED: 0.1, bounds.TEMPERATURE_ONE: 0.05}
-    small = dataclasses.replace(records["η = 0.1, batches of 1,000"], certified=certified)
-    assert "is certified for some batch sizes" in bounds.EXPERIMENT.remarks([small])[0]
-    pictures = draw_figures(bounds.EXPERIMENT, list(records.values()), tmp_path)
-    stems = [picture.path.stem for picture in pictures]
-    assert stems == ["sgmcmc_bounds_quick_steps", "sgmcmc_bounds_quick_epsilons"]
-    assert not draw_figures(bounds.EXPERIMENT, [small], tmp_path)

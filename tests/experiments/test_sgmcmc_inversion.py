@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
@@ -213,29 +212,3 @@ def test_private_rows_are_certified_as_run(records):
         assert record.settings["unit"] in record.certificate
     assert BOUND in person.certified
     assert BOUND not in picture.certified
-
-
-def test_the_report_has_its_pictures_and_says_what_they_show(records):
-    figures = inversion.EXPERIMENT.figures(records)
-    assert set(figures) == {"faces", "identified"}
-    assert all(isinstance(figure, Figure) for figure in figures.values())
-    assert len(figures["faces"].axes) == 8 * 4
-    plain, units, last = inversion.EXPERIMENT.remarks(records)
-    assert "95 %" in plain
-    assert "for one person" in units
-    assert "not a membership attack" in last
-    # Of rows that are there: one alone is no pair.
-    assert len(inversion.EXPERIMENT.remarks(records[:1])) == 2
-
-
-def test_the_paper_profile_has_more_epsilons_and_the_hidden_layer():
-    quick, paper = (
-        {row.name: row.settings for row in inversion.EXPERIMENT.rows(profile)}
-        for profile in ("quick", "paper")
-    )
-    assert set(quick) < set(paper)
-    assert {name for name in paper if name.startswith("MLP")} == {
-        "MLP, no privacy",
-        "MLP, one picture, ε = 10",
-    }
-    assert {settings["network"] for settings in quick.values()} == {"softmax"}

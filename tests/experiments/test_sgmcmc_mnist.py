@@ -4,15 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import dpjax
 from experiments.data import load_data
-from experiments.lib.registry import Record, Result, Row, RowContext
+from experiments.lib.registry import Result, Row, RowContext
 from experiments.pate.accounts import BOTH, EPSILON
 from experiments.pate.answers import STUDENT
 from experiments.sgmcmc import mnist, mnist_chains
-from experiments.sgmcmc.mnist import ACCURACY, AS_RUN, DEVIATION, PUBLISHED
+from experiments.sgmcmc.mnist import ACCURACY, AS_RUN, DEVIATION
 from experiments.sgmcmc.mnist_chains import (
     Settings,
     epsilon_by_batch,
@@ -49,12 +48,6 @@ def test_the_table_has_the_slides_figures():
     assert found == (10_000, 4.0, 0.1, 1e-5, 0.5)
     svhn = settings_of("SVHN: DP-SGLD", "paper")
     assert (svhn.data, svhn.delta, svhn.network, svhn.num_steps) == ("svhn", 1e-6, "CNN", 10_000)
-
-
-def test_paper_rows_have_three_seeds_and_quick_rows_one():
-    assert [run.seed for run in mnist._single_runs(settings_of("MNIST: DP-SGLD"))] == [0]
-    runs = mnist._single_runs(settings_of("MNIST: DP-SGLD", "paper"))
-    assert [(run.seed, run.runs) for run in runs] == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_the_claim_on_svhn_is_compared_at_its_whole_training_part():
@@ -181,55 +174,3 @@ def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_pat
     chain = Settings(**short_row.settings).chain(1_437, 40)
     assert result.certified[AS_RUN] == chain.certificate(1e-5).epsilon
     assert result.measured[DEVIATION] > 0
-    assert "This is not SVHN" in result.note
-    assert "Means over 2 runs" in result.note
-    assert "Shortened" in result.note
-    assert "one image" in result.certificate
-
-
-def record(row, accuracy, nll, epsilon, **measured):
-    values = {ACCURACY: accuracy, "NLL": nll, "ECE %": 2.0, "AUROC, no digit %": 80.0}
-    bins = {"confidence": [0.4, 0.9], "accuracy": [0.5, 0.9], "share": [0.1, 0.9]}
-    return Record(
-        experiment="sgmcmc_mnist",
-        row=row.name,
-        profile="quick",
-        settings=row.settings,
-        source=row.source,
-        measured={**values, "last state %": 90.0, "NLL, last state": 0.3, **measured},
-        certified={AS_RUN: epsilon, PUBLISHED: 3.51},
-        seconds=0.0,
-        series={"reliability": bins, "mean entropy": {"test images": 0.1, "inverted": 0.5}},
-    )
-
-
-@pytest.fixture
-def records():
-    known = rows()
-    return [
-        record(known["MNIST: DP-SGLD"], 90.0, 0.4, 1.13),
-        record(known["MNIST: DP-SGLD, temperature 1"], 90.0, 0.35, 0.56),
-        record(known["MNIST: DP-SGD"], 90.5, 0.45, 0.56),
-        record(known["MNIST: DP-SGD at ε = 0.1"], 85.0, 0.6, 0.1),
-        record(known["frontier, ε = 0.1"], 75.0, 1.0, 0.1, **{"step size": 0.006}),
-    ]
-
-
-def test_the_remarks_say_what_is_promised_too_much(records):
-    claim, batches, last, beside, frontier = EXPERIMENT.remarks(records)
-    assert "claim ε = 0.1" in claim
-    assert "3.51" in claim
-    assert "36.18" in batches
-    assert "does not lower" in last
-    assert "same certified ε" in beside
-    assert "NLL 0.350 against 0.450" in beside
-    assert "0.006" in frontier
-    assert "85.0 %" in frontier
-    assert len(EXPERIMENT.remarks(records[:1])) == 2
-
-
-def test_the_figures_are_drawn_of_the_rows_that_are_there(records):
-    for some in (records, records[1:2]):
-        figures = EXPERIMENT.figures(some)
-        assert {"frontier", "calibration"} == set(figures)
-        assert all(isinstance(figure, Figure) for figure in figures.values())
