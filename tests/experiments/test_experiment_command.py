@@ -9,9 +9,8 @@ from experiments.lib.records import load_records
 @pytest.fixture
 def command(toy, tmp_path):
     """Runs the command on the toy and one more experiment."""
-    other = replace(
-        toy.experiment, page=replace(toy.experiment.page, name="other_table", title="Another table")
-    )
+    page = replace(toy.experiment.page, name="other_table", title="Another table")
+    other = replace(toy.experiment, page=page)
 
     def run(*arguments):
         return main([*arguments, "--results", str(tmp_path)], [toy.experiment, other])
@@ -19,7 +18,7 @@ def command(toy, tmp_path):
     return run
 
 
-def test_run_one_experiment(command, toy, tmp_path, capsys):
+def test_run_prints_progress_and_table_of_the_chosen_experiment(command, toy, tmp_path, capsys):
     assert command("run", "toy_table") == 0
     output = capsys.readouterr().out
     assert toy.names == ["1", "2", "3"]
@@ -27,25 +26,13 @@ def test_run_one_experiment(command, toy, tmp_path, capsys):
     assert "toy_table, quick profile: A toy table" in output
     assert "2.235" in output
     assert "other_table" not in output
-    assert len(load_records(tmp_path, "toy_table")) == 3
-
-
-def test_run_all_under_the_paper_profile(command, tmp_path, capsys):
-    assert command("run", "all", "--profile", "paper") == 0
-    for name in ("toy_table", "other_table"):
-        assert {record.profile for record in load_records(tmp_path, name)} == {"paper"}
-
-
-def test_run_again_and_fresh(command, toy, capsys):
-    command("run", "toy_table")
-    command("run", "toy_table")
-    assert "row 3: already there" in capsys.readouterr().out
-    assert len(toy.ran) == 3
     command("run", "toy_table", "--fresh")
     assert len(toy.ran) == 6
+    assert command("run", "all", "--profile", "paper") == 0
+    assert {record.profile for record in load_records(tmp_path, "other_table")} == {"paper"}
 
 
-def test_a_failing_row_is_the_exit_status_and_the_rest_runs(command, toy, capsys):
+def test_run_fails_with_a_row_and_runs_the_rest(command, toy, capsys):
     toy.raises = {"1": RuntimeError("broken here")}
     assert command("run", "all") == 1
     output = capsys.readouterr().out
@@ -54,7 +41,7 @@ def test_a_failing_row_is_the_exit_status_and_the_rest_runs(command, toy, capsys
     assert "failed: RuntimeError: broken here" in output
 
 
-def test_an_interrupt_keeps_what_is_finished(command, toy, tmp_path, capsys):
+def test_run_keeps_finished_rows_when_interrupted(command, toy, tmp_path, capsys):
     toy.raises = {"2": KeyboardInterrupt()}
     assert command("run", "all") == 130
     assert toy.names == ["1", "2"]
@@ -62,7 +49,7 @@ def test_an_interrupt_keeps_what_is_finished(command, toy, tmp_path, capsys):
     assert "stopped" in capsys.readouterr().err
 
 
-def test_report_says_where_it_is_and_names_what_was_not_run(command, tmp_path, capsys):
+def test_report_and_list_name_what_was_run(command, tmp_path, capsys):
     command("run", "toy_table")
     capsys.readouterr()
     assert command("report") == 0
@@ -70,25 +57,7 @@ def test_report_says_where_it_is_and_names_what_was_not_run(command, tmp_path, c
     assert f"The report is {tmp_path / 'report.html'}" in output
     assert "other_table: not run yet" in output
     assert "toy_table, quick profile" in output
-    assert (tmp_path / "report.html").exists()
     assert (tmp_path / "figures" / "toy_table_quick_accuracy.png").exists()
-
-
-def test_report_with_nothing_run(command, tmp_path, capsys):
-    assert command("report") == 0
-    assert capsys.readouterr().out.count("not run yet") == 2
-
-
-def test_report_fails_where_a_figure_fails(toy, tmp_path, capsys):
-    experiment = replace(toy.experiment, figures=lambda records: 1 / 0)
-    assert main(["run", "all", "--results", str(tmp_path)], [experiment]) == 0
-    assert main(["report", "--results", str(tmp_path)], [experiment]) == 1
-    assert (tmp_path / "report.html").exists()
-
-
-def test_list_counts_what_was_run(command, capsys):
-    command("run", "toy_table")
-    capsys.readouterr()
     assert command("list") == 0
     assert capsys.readouterr().out.splitlines() == [
         "toy_table    quick 3/3, paper 0/3  A toy table",
@@ -96,45 +65,53 @@ def test_list_counts_what_was_run(command, capsys):
     ]
 
 
-@pytest.mark.parametrize("names", [["nonesuch"], ["toy_table", "nonesuch"]])
-def test_an_unknown_name_lists_the_known_ones_and_runs_nothing(command, toy, names, capsys):
+def test_report_fails_where_a_figure_fails(toy, tmp_path):
+    experiment = replace(toy.experiment, figures=lambda records: 1 / 0)
+    assert main(["run", "all", "--results", str(tmp_path)], [experiment]) == 0
+    assert main(["report", "--results", str(tmp_path)], [experiment]) == 1
+    assert (tmp_path / "report.html").exists()
+
+
+UNKNOWN = "experiment must be one of 'all', 'toy_table', 'other_table', got 'nonesuch'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "toy_table", "nonesuch"], UNKNOWN),
+        (["run", "toy_table", "--row", "4"], "row must be one of '1', '2', '3', got '4'"),
+        *[
+            (arguments, "usage: python -m experiments")
+            for arguments in (
+                [],
+                ["run"],
+                ["walk"],
+                ["run", "all", "--profile", "slow"],
+                ["run", "all", "--jobs", "0"],
+                ["list", "toy_table"],
+            )
+        ],
+    ],
+)
+def test_main_refuses_arguments_and_runs_nothing(command, toy, arguments, message, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        command("run", *names)
+        command(*arguments)
     assert exit_info.value.code == 2
-    message = "experiment must be one of 'all', 'toy_table', 'other_table', got 'nonesuch'"
     assert message in capsys.readouterr().err
     assert not toy.ran
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["run"], ["walk"], ["run", "all", "--profile", "slow"], ["list", "toy_table"]]
-)
-def test_wrong_arguments_are_refused(command, arguments, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        command(*arguments)
-    assert exit_info.value.code == 2
-    assert "usage: python -m experiments" in capsys.readouterr().err
-
-
-def test_help_imports_no_experiment(capsys, monkeypatch):
+def test_help_imports_no_experiment(monkeypatch):
     monkeypatch.setattr("experiments.__main__.load_experiments", lambda: 1 / 0)
     with pytest.raises(SystemExit) as exit_info:
         main(["--help"])
     assert exit_info.value.code == 0
 
 
-def test_one_row_is_run_and_an_unknown_one_refused(command, toy, capsys):
-    assert command("run", "toy_table", "--row", "2") == 0
-    assert toy.names == ["2"]
-    with pytest.raises(SystemExit) as exit_info:
-        command("run", "toy_table", "--row", "4")
-    assert exit_info.value.code == 2
-    assert "row must be one of '1', '2', '3', got '4'" in capsys.readouterr().err
-
-
-def test_records_are_published_and_checked(command, toy, tmp_path, capsys):
+def test_publish_and_check_of_one_row(command, toy, tmp_path, capsys):
     published = ("--published", str(tmp_path / "published"))
     command("run", "toy_table", "--row", "1")
+    assert toy.names == ["1"]
     assert command("publish", *published) == 0
     output = capsys.readouterr().out
     assert "toy_table_quick.json: 1 rows" in output

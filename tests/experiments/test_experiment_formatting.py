@@ -3,7 +3,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 
 import pytest
 
-from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
+from experiments.lib.formatting import format_seconds, format_value, num_decimals
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,25 @@ from experiments.lib.formatting import format_seconds, format_value, label, num_
         ({"batch_size": 256, "accuracy %": 95}, "batch size 256, accuracy % 95.0"),
     ],
 )
-def test_values(value, text):
+def test_format_value(value, text):
     assert format_value(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(95, "95.0"), (94.876, "94.88"), (-0.25, "−0.25")])
-def test_percentages_have_one_decimal_or_two(value, text):
-    assert format_value(value, "accuracy %") == text
-
-
 @pytest.mark.parametrize(
-    ("value", "decimals", "text"),
+    ("value", "name", "decimals", "text"),
     [
-        (7.1, 2, "7.10"),
-        (2.0, 2, "2.00"),
-        (28.05, 4, "28.05"),
-        (60000, 2, "60,000"),
-        (1e-5, 4, "1e-5"),
+        (95, "accuracy %", 0, "95.0"),
+        (94.876, "accuracy %", 0, "94.88"),
+        (-0.25, "accuracy %", 0, "−0.25"),
+        (7.1, "ε", 2, "7.10"),
+        (2.0, "ε", 2, "2.00"),
+        (28.05, "ε", 4, "28.05"),
+        (60000, "ε", 2, "60,000"),
+        (1e-5, "ε", 4, "1e-5"),
     ],
 )
-def test_a_column_is_filled_up_within_four_digits(value, decimals, text):
-    assert format_value(value, "ε", decimals) == text
+def test_format_value_of_percentages_and_padded_columns(value, name, decimals, text):
+    assert format_value(value, name, decimals) == text
 
 
 @pytest.mark.parametrize(
@@ -70,12 +68,12 @@ def test_a_column_is_filled_up_within_four_digits(value, decimals, text):
         (math.inf, "∞", "∞"),
     ],
 )
-def test_bounds_are_rounded_to_their_side(value, up, down):
+def test_format_value_rounds_bounds_to_their_side(value, up, down):
     assert format_value(value, rounding=ROUND_CEILING) == up
     assert format_value(value, rounding=ROUND_FLOOR) == down
 
 
-def test_num_decimals_is_what_the_value_shows_alone():
+def test_num_decimals():
     values = [0.83, 31.12, 5, "a.bc", 1e-9, math.inf, None, True]
     assert [num_decimals(value) for value in values] == [2, 2, 0, 0, 0, 0, 0, 0]
 
@@ -92,9 +90,5 @@ def test_num_decimals_is_what_the_value_shows_alone():
         (90_000, "25 h 0 min"),
     ],
 )
-def test_seconds(seconds, text):
+def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
-
-
-def test_labels_have_no_underscores():
-    assert label("expected_batch_size") == "expected batch size"

@@ -19,38 +19,48 @@ def measured(toy, plan):
     return plan
 
 
-def test_work_is_the_product_of_counts():
-    run = {"num_steps": 10, "repeats": 3, "seed": 0}
-    assert cost_ratio({**run, "num_steps": 50, "repeats": 6}, run) == 10
-    assert cost_ratio(run, run) == 1
-    chains = {"num_draws": 400, "num_warmup": 100}
-    assert cost_ratio({"num_draws": 900, "num_warmup": 100}, chains) == 2
+RUN = {"num_steps": 10, "repeats": 3, "network": "MLP"}
+CHAINS = {"num_draws": 400, "num_warmup": 100}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"network": "CNN"}, {"num_steps": 0}, {"num_steps": [1, 2]}, {"epochs": 3}]
+    ("row", "run", "ratio"),
+    [
+        (RUN, RUN, 1),
+        ({**RUN, "num_steps": 50, "repeats": 6}, RUN, 10),
+        ({**CHAINS, "num_draws": 900}, CHAINS, 2),
+        *(
+            ({**RUN, **changes}, RUN, None)
+            for changes in ({"network": "CNN"}, {"num_steps": 0}, {"num_steps": [1]}, {"epochs": 3})
+        ),
+    ],
 )
-def test_work_that_settings_do_not_give_is_unknown(changes):
-    run = {"num_steps": 10, "network": "MLP"}
-    assert cost_ratio({**run, **changes}, run) is None
-    assert cost_ratio(run, {**run, **changes}) is None
+def test_cost_ratio_is_the_product_of_counts_or_unknown(row, run, ratio):
+    assert cost_ratio(row, run) == ratio
+    assert cost_ratio(run, row) == (ratio and 1 / ratio)
 
 
-def test_open_rows_take_the_quick_seconds_times_the_work(toy, measured):
-    rows = forecast(toy.experiment, "paper", load_records(measured.results, "toy_table"))
+def test_forecast_takes_the_quick_seconds_times_the_work(toy, measured):
+    records = load_records(measured.results, "toy_table")
+    rows = forecast(toy.experiment, "paper", records)
     assert [row.seconds for row in rows] == [150.0, 150.0, None]
     assert rows[0].origin == "quick profile × 15"
     assert summary(rows) == "0 of 3 rows done, 0.08 hours left, 1 not measured"
 
-
-def test_done_rows_keep_their_seconds_and_leave_nothing(toy, measured):
-    records = load_records(measured.results, "toy_table")
+    # Rows that are done keep their seconds, and those with the settings of a quick one need none.
     rows = forecast(toy.experiment, "quick", records)
-    assert [row.is_done for row in rows] == [True, True, False]
-    assert [row.seconds for row in rows] == [10.0, 10.0, None]
+    assert [(row.is_done, row.seconds) for row in rows] == [
+        (True, 10.0),
+        (True, 10.0),
+        (False, None),
+    ]
+    same = replace(toy.experiment, rows=lambda profile: toy.rows("quick"))
+    rows = forecast(same, "paper", records)
+    assert [row.seconds for row in rows] == [0.0, 0.0, None]
+    assert rows[0].origin == "record of the quick profile"
 
 
-def test_stale_records_of_the_profile_come_first(toy, measured):
+def test_forecast_prefers_stale_records_of_the_profile(toy, measured):
     records = load_records(measured.results, "toy_table")
     longer = [
         replace(r, profile="paper", seconds=40.0, settings={**r.settings, "epochs": 5})
@@ -62,7 +72,7 @@ def test_stale_records_of_the_profile_come_first(toy, measured):
     assert forecast(toy.experiment, "paper", records)[0].seconds is None
 
 
-def test_the_command_lists_rows_and_hours(toy, measured, capsys):
+def test_plan_prints_rows_and_hours(toy, measured, capsys):
     arguments = ["plan", "--profile", "paper", "--results", str(measured.results)]
     assert main(arguments, [toy.experiment]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -78,14 +88,7 @@ def test_the_command_lists_rows_and_hours(toy, measured, capsys):
     assert "  1: done in 10 s\n" in capsys.readouterr().out
 
 
-def test_rows_with_the_settings_of_a_quick_record_need_no_time(toy, measured):
-    same = replace(toy.experiment, rows=lambda profile: toy.rows("quick"))
-    rows = forecast(same, "paper", load_records(measured.results, "toy_table"))
-    assert [row.seconds for row in rows] == [0.0, 0.0, None]
-    assert rows[0].origin == "record of the quick profile"
-
-
-def test_command_takes_committed_records_for_rows_without_a_result(measured, tmp_path, capsys, toy):
+def test_plan_takes_committed_records_for_rows_without_a_result(measured, tmp_path, capsys, toy):
     arguments = ["toy_table", "--results", str(measured.results), "--published", str(tmp_path)]
     main(["publish", *arguments], [toy.experiment])
     capsys.readouterr()

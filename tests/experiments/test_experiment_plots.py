@@ -1,9 +1,22 @@
+"""Figures, plots of records, and the rows and columns of sweeps."""
+
 from dataclasses import replace
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import (
+    CERTIFIED,
+    DPI,
+    MEASURED,
+    PALETTE,
+    SOURCE,
+    draw_figures,
+    new_figure,
+)
 from experiments.lib.plots import (
     draw_bars,
     draw_by_row,
@@ -15,7 +28,9 @@ from experiments.lib.plots import (
     set_log_ticks,
 )
 from experiments.lib.records import load_records
+from experiments.lib.registry import Record
 from experiments.lib.runner import run_experiment
+from experiments.lib.sweeps import column, grid, make_rows, mean_and_error, quantiles
 from experiments.lib.verdicts import group_by, join_row_names, largest_deviation, remarks_on_rows
 
 
@@ -31,13 +46,13 @@ def axes():
     return axes
 
 
-def test_cells_without_a_panel_are_blank():
+def test_panel_grid_blanks_cells_without_a_panel():
     figure, panels = panel_grid(4, 3, 9.0, 6.0)
     assert len(panels) == 4
     assert [cell.axison for cell in figure.axes] == [True] * 4 + [False] * 2
 
 
-def test_the_legend_below_has_each_label_once():
+def test_legend_below_has_each_label_once():
     figure, panels = panel_grid(2, 2, 9.0, 4.0)
     for panel in panels:
         panel.plot([0, 1], label="both")
@@ -46,7 +61,7 @@ def test_the_legend_below_has_each_label_once():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["both", "right"]
 
 
-def test_log_ticks_are_the_values_that_were_run(axes):
+def test_set_log_ticks(axes):
     axes.plot([0.1, 1_000], [1, 2])
     set_log_ticks(axes, [0.1, 1_000], "records")
     assert axes.get_xscale() == "log"
@@ -54,7 +69,7 @@ def test_log_ticks_are_the_values_that_were_run(axes):
     assert axes.get_xlabel() == "records"
 
 
-def test_series_with_errors_have_bands_and_records_without_are_left_out(axes, records):
+def test_draw_series_has_bands_of_errors_and_leaves_records_out(axes, records):
     first, second, third = records
     found = [
         replace(first, series={"s": [(1, 5.0, 0.5), (2, 6.0, 0.5)]}),
@@ -69,7 +84,7 @@ def test_series_with_errors_have_bands_and_records_without_are_left_out(axes, re
     assert (heights.min(), heights.max()) == (4.5, 6.5)
 
 
-def test_bars_stand_side_by_side(axes):
+def test_draw_bars_side_by_side(axes):
     draw_bars(axes, {"one": {"a": 1.0, "b": 2.0}, "other": {"a": 3.0, "b": 4.0}})
     centres = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
     np.testing.assert_allclose(centres, [-0.2, 0.8, 0.2, 1.2])
@@ -93,7 +108,7 @@ def test_draw_by_row_places_each_record_on_its_line(axes, records):
     assert low > high
 
 
-def test_draw_column_is_a_point_a_record_with_two_errors_as_bars(axes, records):
+def test_draw_column_has_bars_of_two_errors(axes, records):
     draw_column(axes, records, "l2_clip", "ε", "CLT ε", label="certified")
     (container,) = axes.containers
     line, _, (bars,) = container
@@ -102,7 +117,7 @@ def test_draw_column_is_a_point_a_record_with_two_errors_as_bars(axes, records):
     np.testing.assert_allclose([np.ptp(bar[:, 1]) for bar in bars.get_segments()], 4 * 0.8765)
 
 
-def test_source_and_measured_stand_beside_each_other(axes, records):
+def test_draw_source_and_measured_beside_each_other(axes, records):
     draw_source_and_measured(axes, records, "accuracy %", expected="CLT ε")
     source, measured = axes.lines
     assert list(source.get_ydata()) == [91.0, 92.0, 93.0]
@@ -111,7 +126,87 @@ def test_source_and_measured_stand_beside_each_other(axes, records):
     assert len(axes.patches) == 3
 
 
-def test_remarks_are_on_rows_that_are_all_there(records):
+def test_make_rows_merges_shared_and_own_settings():
+    points = grid(epsilon=[0.5, 1.0], n=[10, 20])
+    rows = make_rows("ε = {epsilon:g}, n = {n}", points, {"n": 5, "seed": 0}, {"error": 0.1})
+    assert [row.name for row in rows] == [
+        "ε = 0.5, n = 10",
+        "ε = 0.5, n = 20",
+        "ε = 1, n = 10",
+        "ε = 1, n = 20",
+    ]
+    assert rows[1].settings == {"n": 20, "seed": 0, "epsilon": 0.5}
+    assert all(row.source == {"error": 0.1} for row in rows)
+
+
+def test_column_is_certified_or_measured_or_a_setting():
+    records = [
+        Record(
+            "toy", "1", "quick", {"n": 1}, {"ε": 9.0}, {"accuracy": 0.9, "ε": 5.0}, {"ε": 1.0}, 1.0
+        ),
+        Record("toy", "2", "quick", {"n": 2}, {}, {"accuracy": 0.8, "ε": 2.0}, {}, 1.0),
+    ]
+    assert column(records, "ε") == [1.0, 2.0]
+    assert column(records, "accuracy") == [0.9, 0.8]
+    assert column(records, "n") == [1, 2]
+    with pytest.raises(KeyError):
+        column(records, "no such column")
+
+
+def test_mean_and_error_of_many_runs():
+    runs = np.random.default_rng(0).normal(3.0, 2.0, 10_000)
+    mean, error = mean_and_error(runs)
+    assert error == pytest.approx(2.0 / 100, rel=0.05)
+    assert abs(mean - 3.0) < 5 * error
+    assert quantiles(runs)[1] == pytest.approx(np.median(runs))
+
+
+def test_new_figure_returns_its_axes_row_by_row():
+    figure, axes = new_figure(rows=2, columns=3, width=7.0, height=5.0)
+    assert len(axes) == 6
+    assert list(figure.get_size_inches()) == [7.0, 5.0]
+    assert axes[1].get_position().x0 > axes[0].get_position().x0
+    assert axes[3].get_position().y0 < axes[0].get_position().y0
+
+
+def test_new_figure_leaves_no_style_behind():
+    before = dict(mpl.rcParams)
+    _, (axes,) = new_figure()
+    assert not axes.spines["top"].get_visible()
+    assert dict(mpl.rcParams) == before
+
+
+def test_draw_figures_writes_equal_files_named_by_profile_and_stem(toy, records, tmp_path):
+    (saved,) = draw_figures(toy.experiment, records, tmp_path / "figures")
+    assert saved.path == tmp_path / "figures" / "toy_table_quick_accuracy.png"
+    assert saved.caption == "accuracy per epoch, as a caption"
+    with Image.open(saved.path) as image:
+        assert image.size == (round(6.4 * DPI), round(4.0 * DPI))
+        assert len(np.unique(np.asarray(image.convert("L")))) > 2
+    (again,) = draw_figures(toy.experiment, records, tmp_path / "again")
+    assert again.path.read_bytes() == saved.path.read_bytes()
+
+
+def test_draw_figures_keeps_the_style_while_an_experiment_draws(toy, records, tmp_path):
+    frames = []
+
+    def figures(records):
+        figure, (axes,) = new_figure()
+        axes.plot([0, 1], label="line")
+        frames.append(axes.legend().get_frame_on())
+        return {"accuracy": figure}
+
+    draw_figures(replace(toy.experiment, figures=figures), records, tmp_path)
+    assert frames == [False]
+
+
+def test_draw_figures_refuses_a_figure_without_a_caption(toy, records, tmp_path):
+    experiment = replace(toy.experiment, figures=lambda records: {"loss": Figure()})
+    with pytest.raises(ValueError, match=r"figure must be one of 'accuracy', got 'loss'"):
+        draw_figures(experiment, records, tmp_path)
+
+
+def test_remarks_on_rows_needs_all_of_them(records):
     def say(*rows):
         return " and ".join(row.row for row in rows)
 
@@ -120,7 +215,7 @@ def test_remarks_are_on_rows_that_are_all_there(records):
     assert remarks_on_rows(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
 
 
-def test_records_by_setting_by_test_and_by_deviation(records):
+def test_group_by_join_row_names_and_largest_deviation(records):
     assert {key: len(group) for key, group in group_by(records, "epochs").items()} == {1: 3}
     assert group_by(records, "no such setting") == {}
     assert join_row_names(records, lambda record: record.measured["accuracy %"] > 72) == "2; 3"

@@ -26,7 +26,7 @@ def make(name="some_name", rows=lambda profile: [Row("1", {}, {"a": 1})]):
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "with space", "../up", "1st", "a-b", "name\n"])
-def test_page_refuses_names_that_do_not_suit_a_file(name):
+def test_page_refuses_names_that_are_no_file_stem(name):
     with pytest.raises(ValueError, match="name must be lower-case letters"):
         make(name)
     with pytest.raises(ValueError, match="name must be lower-case letters"):
@@ -80,31 +80,22 @@ def test_select_keeps_the_registry_order_and_names_each_once():
     assert select(["two", "one", "two"], [one, two]) == (one, two)
     assert select(["all"], [one, two]) == (one, two)
     assert select(["two"], [one, two]) == (two,)
-
-
-def test_select_lists_what_is_known():
     with pytest.raises(ValueError, match=r"experiment must be one of 'all', 'one', 'two', got 'x'"):
-        select(["x"], [make("one"), make("two")])
+        select(["x"], [one, two])
 
 
-@pytest.mark.parametrize("names", [[], ["1", "1"]])
-def test_rows_must_be_there_and_unique(names):
-    experiment = make(rows=lambda profile: [Row(name, {}, {}) for name in names])
-    with pytest.raises(ValueError, match="row names of some_name must be"):
-        profile_rows(experiment, "quick")
-
-
-def test_unknown_profiles_are_refused():
-    with pytest.raises(ValueError, match="profile must be one of 'quick', 'paper', got 'slow'"):
-        profile_rows(make(), "slow")
-
-
-def test_one_row_is_selected_by_its_name():
+def test_select_rows_refuses_unknown_names_and_profiles():
     experiment = make(rows=lambda profile: [Row(name, {}, {}) for name in ("a", "b")])
     assert [row.name for row in select_rows(experiment, "quick")] == ["a", "b"]
     assert [row.name for row in select_rows(experiment, "quick", "b")] == ["b"]
     with pytest.raises(ValueError, match="row must be one of 'a', 'b', got 'c'"):
         select_rows(experiment, "quick", "c")
+    with pytest.raises(ValueError, match="profile must be one of 'quick', 'paper', got 'slow'"):
+        select_rows(experiment, "slow")
+    for names in ([], ["1", "1"]):
+        experiment = make(rows=lambda profile, names=names: [Row(name, {}, {}) for name in names])
+        with pytest.raises(ValueError, match="row names of some_name must be"):
+            profile_rows(experiment, "quick")
 
 
 @pytest.mark.parametrize(
@@ -117,34 +108,27 @@ def test_one_row_is_selected_by_its_name():
         ("reproduced", "It is. It was.", "sentence"),
     ],
 )
-def test_findings_have_a_known_verdict_and_one_sentence(verdict, sentence, name):
+def test_finding_has_a_known_verdict_and_one_sentence(verdict, sentence, name):
     with pytest.raises(ValueError, match=f"^{name} must be"):
         Finding(verdict, sentence)
     assert Finding("reproduced; claim contradicted", "Both, by 0.5 points.")
 
 
-def test_figures_and_remarks_may_be_left_out():
-    assert make().figures([]) == {}
-    assert make().remarks([]) == ()
-
-
-def test_modules_are_imported_by_path_in_order(tmp_path, monkeypatch):
+def test_load_experiments_imports_modules_in_order(tmp_path, monkeypatch):
     for name in ("toy_b", "toy_a"):
         (tmp_path / f"{name}.py").write_text(f"EXPERIMENT = '{name}'")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_experiments(["toy_b", "toy_a"]) == ("toy_b", "toy_a")
-
-
-def test_registered_names_are_unique():
     names = [experiment.name for experiment in load_experiments()]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("module", MODULES)
-def test_registered_rows_are_well_formed(module, profile):
+def test_registered_experiments_have_a_page_and_rows_of_plain_json(module):
     (experiment,) = load_experiments([module])
-    for row in profile_rows(experiment, profile):
+    assert all((experiment.page.title, experiment.page.source, experiment.page.paragraphs))
+    quick, paper = (profile_rows(experiment, profile) for profile in PROFILES)
+    for row in (*quick, *paper):
         assert isinstance(row.name, str)
         assert row.name
         assert row.settings
@@ -152,16 +136,6 @@ def test_registered_rows_are_well_formed(module, profile):
             # Plain JSON, as it stands: what is encoded is what a stored record compares with.
             assert json.loads(json.dumps(encode(part), allow_nan=False)) == encode(part)
 
-
-@pytest.mark.parametrize("module", MODULES)
-def test_registered_experiments_say_what_they_are(module):
-    (experiment,) = load_experiments([module])
-    assert all((experiment.page.title, experiment.page.source, experiment.page.paragraphs))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_source_is_the_same_under_both_profiles(module):
-    (experiment,) = load_experiments([module])
-    quick, paper = (profile_rows(experiment, profile) for profile in PROFILES)
+    # Both profiles have the same source.
     sources = {row.name: row.source for row in paper}
     assert all(sources.get(row.name, row.source) == row.source for row in quick)

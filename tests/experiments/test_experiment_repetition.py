@@ -21,7 +21,7 @@ CHEAP = [
 
 
 @pytest.mark.parametrize(("module", "profile", "row"), CHEAP)
-def test_a_row_run_again_has_the_committed_figures(module, profile, row):
+def test_check_rows_agrees_with_the_committed_records(module, profile, row):
     (experiment,) = load_experiments([module])
     records = load_publication(PUBLISHED, experiment.name, profile).records
     said = []
@@ -30,7 +30,7 @@ def test_a_row_run_again_has_the_committed_figures(module, profile, row):
     assert said == [f"{experiment.name}, row {row}: agrees with the committed record"]
 
 
-def test_a_planted_difference_is_found():
+def test_check_rows_finds_a_planted_difference():
     (experiment,) = load_experiments(["experiments.gdp.curves"])
     records = copy.deepcopy(load_publication(PUBLISHED, "gdp_curves", "quick").records)
     (record,) = (record for record in records if record.row == "A.1")
@@ -71,23 +71,20 @@ def record(measured, certified=None, **changes):
         ({"kept": True}, {"kept": False}, False),
     ],
 )
-def test_each_kind_of_value_has_its_tolerance(old, new, agree):
+def test_compare_records_has_a_tolerance_for_each_kind_of_value(old, new, agree):
     assert (compare_records(record(old), record(new), Tolerance()) == []) == agree
 
 
-def test_certified_values_agree_to_rounding_error():
+def test_compare_records_reports_certified_values_other_data_and_errors():
     old, new = record({}, {"ε": 1.0, "bound %": 50.0}), record({}, {"ε": 1.0, "bound %": 50.1})
     (difference,) = compare_records(old, new, Tolerance())
     assert "certified bound %: 50.1, committed 50.0" in difference
-
-
-def test_other_data_and_errors_are_differences():
     old = record({"NLL": 1.0}, data="mnist")
     assert "mnist" in compare_records(old, record({"NLL": 1.0}, data="digits"), Tolerance())[0]
     assert "broken" in compare_records(old, record({}, error="broken"), Tolerance())[0]
 
 
-def test_rows_of_other_settings_or_without_a_record_do_not_pass(toy):
+def test_check_rows_fails_rows_of_other_settings_or_without_a_record(toy):
     rows, said = toy.rows("quick"), []
     assert not check_rows(toy.experiment, rows, [], said.append)
     assert said[0] == "toy_table, row 1: no committed record"

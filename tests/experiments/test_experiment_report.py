@@ -54,7 +54,7 @@ def page(experiments, plan):
     return Parsed(path.read_text(encoding="utf-8"))
 
 
-def test_the_table_shows_settings_source_measured_and_certified(toy, plan):
+def test_write_report_shows_finding_table_notes_and_figures(toy, plan):
     run_experiment(toy.experiment, plan)
     report = page([toy.experiment], plan)
     groups, names, first, *_ = report.rows
@@ -63,26 +63,11 @@ def test_the_table_shows_settings_source_measured_and_certified(toy, plan):
         "row", "l2 clip", "accuracy %", "accuracy %", "CLT ε", "ε", "time", "note",
     ]  # fmt: skip
     assert first[:6] == ["1", "1", "91.0", "71.5", "0.8765", "2.235"]
-    assert first[7] == "1"
-    assert "In every row step size 0.1 epochs 1" in report.text
+    assert [row[7] for row in report.body()] == ["1", "1", "1"]
+    assert report.text.count("toy data & more") == 2  # below the table, and under "Data" on top
 
-
-def test_the_finding_comes_before_the_table(toy, plan):
-    run_experiment(toy.experiment, plan)
-    text = page([toy.experiment], plan).text
     sentence = "Not reproduced. Rows 1, 2, 3 are 19.5 points below <90>."
-    assert text.index(sentence) < text.index("In every row")
-
-
-def test_every_row_of_a_table_has_as_many_cells(toy, plan):
-    toy.raises = {"2": RuntimeError("broken")}
-    run_experiment(toy.experiment, plan)
-    assert {len(row) for row in page([toy.experiment], plan).rows} == {8}
-
-
-def test_the_section_says_what_it_is(toy, plan):
-    run_experiment(toy.experiment, plan)
-    text = page([toy.experiment], plan).text
+    assert report.text.index(sentence) < report.text.index("In every row step size 0.1 epochs 1")
     for part in (
         "No Publication, Table 9",
         "A toy table",
@@ -90,36 +75,24 @@ def test_the_section_says_what_it_is(toy, plan):
         "Quick profile",
         "row 3 claims less than is certified",
         "accuracy per epoch, as a caption",
-        "toy data & more",
         "quick: 3 of 3 rows",
         "Python 3.",
         "JAX 0.",
         "dpjax 0.",
     ):
-        assert part in text
+        assert part in report.text
 
 
-def test_a_shared_note_stands_once_below_the_table(toy, plan):
-    run_experiment(toy.experiment, plan)
-    report = page([toy.experiment], plan)
-    assert [row[7] for row in report.body()] == ["1", "1", "1"]
-    assert report.text.count("toy data & more") == 2  # below the table, and under "Data" on top
-
-
-def test_a_failed_row_shows_its_message_and_no_value(toy, plan):
-    toy.raises = {"2": RuntimeError("loss is not finite")}
-    run_experiment(toy.experiment, plan)
-    report = page([toy.experiment], plan)
-    assert report.body()[1][2:4] == ["92.0", "failed: RuntimeError: loss is not finite"]
-    assert "quick: 2 of 3 rows, 1 failed" in report.text
-    assert "row 2 claims" not in report.text
-
-
-def test_stale_and_missing_rows_are_named(toy, plan):
-    toy.raises = {"2": KeyboardInterrupt()}
+def test_write_report_shows_failed_missing_and_stale_rows_without_values(toy, plan):
+    toy.raises = {"2": RuntimeError("loss is not finite"), "3": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         run_experiment(toy.experiment, plan)
-    assert page([toy.experiment], plan).body()[1][3] == "not run yet"
+    report = page([toy.experiment], plan)
+    assert {len(row) for row in report.rows} == {8}
+    assert report.body()[1][2:4] == ["92.0", "failed: RuntimeError: loss is not finite"]
+    assert report.body()[2][3] == "not run yet"
+    assert "quick: 1 of 3 rows, 1 failed" in report.text
+    assert "row 2 claims" not in report.text
     toy.step_size = 0.2
     report = page([toy.experiment], plan)
     assert report.body()[0][3] == "not run with these settings yet"
@@ -127,63 +100,44 @@ def test_stale_and_missing_rows_are_named(toy, plan):
     assert not [tag for tag, _ in report.tags if tag == "img"]
 
 
-def test_an_experiment_that_was_not_run_is_named(toy, plan):
-    other = replace(
-        toy.experiment, page=replace(toy.experiment.page, name="never_run", title="Never run")
-    )
-    run_experiment(toy.experiment, plan)
-    report = page([toy.experiment, other], plan)
-    assert "Never run not run yet" in report.text
-    assert "Not run yet: python -m experiments run never_run" in report.text
-
-
-def test_both_profiles_are_shown_and_labelled(toy, plan):
+def test_write_report_shows_every_experiment_and_profile(toy, plan):
+    never = replace(toy.experiment.page, name="never_run", title="Never run")
     for profile in ("paper", "quick"):
         run_experiment(toy.experiment, replace(plan, profile=profile))
-    text = page([toy.experiment], plan).text
+    text = page([toy.experiment, replace(toy.experiment, page=never)], plan).text
+    assert "Never run not run yet" in text
+    assert "Not run yet: python -m experiments run never_run" in text
     assert 0 < text.index("Quick profile") < text.index("Paper profile")
     assert "quick: 3 of 3 rows paper: 3 of 3 rows" in text
     figures = sorted(path.name for path in (plan.results / "figures").iterdir())
     assert figures == ["toy_table_paper_accuracy.png", "toy_table_quick_accuracy.png"]
 
 
-def test_images_are_inside_the_page(toy, plan):
-    run_experiment(toy.experiment, plan)
-    report = page([toy.experiment], plan)
-    (image,) = [attributes for tag, attributes in report.tags if tag == "img"]
-    kind, _, content = image["src"].partition(",")
-    assert kind == "data:image/png;base64"
-    (file,) = (plan.results / "figures").iterdir()
-    assert base64.b64decode(content) == file.read_bytes()
-
-
-def test_the_page_needs_nothing_from_outside(toy, plan):
+def test_write_report_needs_nothing_from_outside(toy, plan):
     run_experiment(toy.experiment, plan)
     path, _ = write_report([toy.experiment], plan.results)
     html = path.read_text(encoding="utf-8")
-    report = Parsed(html)
+    tags = Parsed(html).tags
     links = [
         attributes[name]
-        for _, attributes in report.tags
+        for _, attributes in tags
         for name in ("src", "href", "srcset")
         if name in attributes
     ]
-    assert links
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
     assert not re.search(r"url\(|@import|http", html)
-    assert not {tag for tag, _ in report.tags} & {"script", "link", "iframe", "object"}
+    assert not {tag for tag, _ in tags} & {"script", "link", "iframe", "object"}
 
-
-def test_inner_links_lead_somewhere(toy, plan):
-    run_experiment(toy.experiment, plan)
-    tags = page([toy.experiment], plan).tags
+    # Inner links lead somewhere, and the image is that of the figure's file.
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
-    targets = {attributes["href"][1:] for _, attributes in tags if "href" in attributes}
     assert len(ids) == len(set(ids))
-    assert targets <= set(ids)
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    (image,) = [attributes for tag, attributes in tags if tag == "img"]
+    (file,) = (plan.results / "figures").iterdir()
+    assert base64.b64decode(image["src"].partition(",")[2]) == file.read_bytes()
 
 
-def test_every_text_is_escaped(toy, plan):
+def test_write_report_escapes_every_text(toy, plan):
     evil = "<script>alert('x')</script>\"><img src=x onerror=y>"
 
     def run_row(row, context):
@@ -217,7 +171,7 @@ def test_every_text_is_escaped(toy, plan):
 
 
 @pytest.mark.parametrize("part", ["figures", "remarks"])
-def test_a_failing_figure_or_remark_costs_nothing_else(toy, plan, part, capsys):
+def test_write_report_goes_on_after_a_failing_figure_or_remark(toy, plan, part, capsys):
     def fail(records):
         raise RuntimeError("no such column")
 
@@ -235,7 +189,7 @@ def test_a_failing_figure_or_remark_costs_nothing_else(toy, plan, part, capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_figures_and_remarks_see_finished_rows_of_one_profile(toy, plan):
+def test_make_section_gives_remarks_the_finished_rows_of_a_profile(toy, plan):
     seen = []
 
     def remarks(records):
@@ -250,11 +204,8 @@ def test_figures_and_remarks_see_finished_rows_of_one_profile(toy, plan):
     assert seen == [[("quick", "1"), ("quick", "3")], [("paper", "1"), ("paper", "3")]]
 
 
-def test_the_page_depends_on_the_records_alone(toy, plan):
+def test_render_depends_on_the_records_alone(toy, plan):
     run_experiment(toy.experiment, plan)
     one, two = (render([make_section(toy.experiment, plan.results)]) for _ in range(2))
     assert one == two
-
-
-def test_a_page_without_any_experiment_is_still_a_page():
     assert "Reproduction of published results" in Parsed(render([])).text

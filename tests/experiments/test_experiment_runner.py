@@ -19,10 +19,11 @@ def records(plan):
     return load_records(plan.results, "toy_table")
 
 
-def test_every_row_runs_once_and_is_recorded(toy, plan):
+def test_run_experiment_records_each_row_once(toy, plan, said):
     assert run_experiment(toy.experiment, plan)
     assert toy.names == ["1", "2", "3"]
-    first, *_ = records(plan)
+    before = records(plan)
+    first, *_ = before
     assert (first.experiment, first.row, first.profile) == ("toy_table", "1", "quick")
     assert first.settings == {"step_size": 0.1, "epochs": 1, "l2_clip": 1.0}
     assert first.source == {"accuracy %": 91.0}
@@ -34,100 +35,69 @@ def test_every_row_runs_once_and_is_recorded(toy, plan):
     assert first.seconds >= 0
     assert datetime.date.fromisoformat(first.date)
     assert set(first.versions) == {"Python", "JAX", "dpjax"}
-
-
-def test_finished_rows_are_not_run_again(toy, plan, said):
-    run_experiment(toy.experiment, plan)
-    before = records(plan)
-    said.clear()
-    assert run_experiment(toy.experiment, plan)
-    assert toy.names == ["1", "2", "3"]
-    assert said == [f"toy_table (quick), row {row}: already there" for row in "123"]
-    assert records(plan) == before
-
-
-def test_progress_names_each_start_and_end_with_its_time(toy, plan, said):
-    run_experiment(toy.experiment, plan)
     assert said[0] == "toy_table (quick), row 1: started"
     assert re.fullmatch(r"toy_table \(quick\), row 1: done in \d+\.\d s", said[1])
     assert len(said) == 6
 
-
-def test_fresh_runs_everything_again(toy, plan):
-    run_experiment(toy.experiment, plan)
+    # Finished rows are not run again, unless the run is fresh.
+    assert run_experiment(toy.experiment, plan)
+    assert said[6:] == [f"toy_table (quick), row {row}: already there" for row in "123"]
+    assert records(plan) == before
     run_experiment(toy.experiment, replace(plan, fresh=True))
     assert toy.names == ["1", "2", "3"] * 2
     assert [context.fresh for _, context in toy.ran] == [False] * 3 + [True] * 3
     assert len(records(plan)) == 3
 
 
-def test_changed_settings_make_a_record_stale(toy, plan):
-    run_experiment(toy.experiment, plan)
-    toy.step_size = 0.2
-    run_experiment(toy.experiment, plan)
-    assert toy.names == ["1", "2", "3"] * 2
-    assert [record.settings["step_size"] for record in records(plan)] == [0.2] * 3
-
-
-def test_profiles_live_side_by_side(toy, plan):
-    run_experiment(toy.experiment, plan)
-    run_experiment(toy.experiment, replace(plan, profile="paper"))
+def test_run_experiment_reruns_rows_of_other_settings_profile_or_data(toy, plan):
+    stand_in, real = (replace(toy.experiment, data=lambda name=name: name) for name in "sr")
+    run_experiment(stand_in, plan)
+    run_experiment(stand_in, replace(plan, profile="paper"))
     assert [record.profile for record in records(plan)] == ["quick"] * 3 + ["paper"] * 3
     assert {context.profile for _, context in toy.ran} == {"quick", "paper"}
+    toy.step_size = 0.2
+    run_experiment(stand_in, plan)
+    assert toy.names == ["1", "2", "3"] * 3
+    run_experiment(real, plan)
+    run_experiment(real, plan)
+    assert toy.names == ["1", "2", "3"] * 4
+    found = [record for record in records(plan) if record.profile == "quick"]
+    assert {(record.settings["step_size"], record.data) for record in found} == {(0.2, "r")}
+    assert len(found) == 3
 
 
-def test_a_row_that_raises_is_recorded_as_failed_and_the_others_go_on(toy, plan, said):
+def test_run_experiment_records_a_failure_and_tries_it_again(toy, plan, said):
     toy.raises = {"2": RuntimeError("loss is not finite")}
     assert not run_experiment(toy.experiment, plan)
     assert toy.names == ["1", "2", "3"]
     first, second, third = records(plan)
-    assert first.finished
-    assert third.finished
+    assert [record.finished for record in (first, second, third)] == [True, False, True]
     assert second.error == "RuntimeError: loss is not finite"
-    assert not second.finished
     assert not second.measured
     assert not second.certified
-    traceback = next(line for line in said if "Traceback" in line)
-    assert "run_row" in traceback
+    assert "run_row" in next(line for line in said if "Traceback" in line)
     assert any("row 2: FAILED after" in line for line in said)
     assert not any("row 2: done" in line for line in said)
 
-
-def test_a_failed_row_is_tried_again(toy, plan):
-    toy.raises = {"2": RuntimeError()}
-    run_experiment(toy.experiment, plan)
     toy.raises = {}
     assert run_experiment(toy.experiment, plan)
     assert toy.names == ["1", "2", "3", "2"]
     assert all(record.finished for record in records(plan))
 
-
-def test_a_failure_takes_the_place_of_an_earlier_result(toy, plan):
-    run_experiment(toy.experiment, plan)
+    # A failure takes the place of an earlier result.
     toy.raises = {"1": RuntimeError("now broken")}
     run_experiment(toy.experiment, replace(plan, fresh=True))
     assert {record.row for record in records(plan) if not record.finished} == {"1"}
 
 
 @pytest.mark.parametrize("result", [None, Result({"a": object()}, {}), Result({1: 2.0}, {})])
-def test_a_result_that_cannot_be_kept_is_a_failure(toy, plan, result):
+def test_run_experiment_fails_results_that_json_cannot_hold(toy, plan, result):
     experiment = replace(toy.experiment, run_row=lambda row, context: result)
     assert not run_experiment(experiment, plan)
     assert all(record.error.startswith("TypeError: ") for record in records(plan))
 
 
-def test_an_interrupt_stops_at_once_and_keeps_what_is_finished(toy, plan):
-    toy.raises = {"2": KeyboardInterrupt()}
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(toy.experiment, plan)
-    assert toy.names == ["1", "2"]
-    assert [record.row for record in records(plan)] == ["1"]
-    toy.raises = {}
-    run_experiment(toy.experiment, plan)
-    assert toy.names == ["1", "2", "2", "3"]
-
-
-def test_an_infinite_result_is_kept(toy, plan):
+def test_run_experiment_keeps_infinite_results(toy, plan):
     result = Result({"loss": math.nan}, {"ε": math.inf})
     experiment = replace(toy.experiment, run_row=lambda row, context: result)
     assert run_experiment(experiment, plan)
@@ -146,56 +116,43 @@ def leave_a_file(toy, plan):
     return replace(toy.experiment, run_row=run_row), found
 
 
-def test_an_interrupted_row_finds_its_files_again_and_a_fresh_one_does_not(toy, plan):
+def test_run_experiment_resumes_an_interrupted_row_in_its_folder(toy, plan):
     experiment, found = leave_a_file(toy, plan)
-    toy.raises = {"1": KeyboardInterrupt()}
+    toy.raises = {"2": KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment, plan)
+    assert [record.row for record in records(plan)] == ["1"]
     toy.raises = {}
     run_experiment(experiment, plan)
-    assert found == [[], ["checkpoint"], [], []]
+    assert toy.names == ["1", "2", "2", "3"]
+    assert found == [[], [], ["checkpoint"], []]
     notes = [record.note for record in records(plan)]
-    assert ["Resumed" in note for note in notes] == [True, False, False]
-    assert notes[0].startswith("toy data & more Resumed from checkpoints")
+    assert ["Resumed" in note for note in notes] == [False, True, False]
+    assert notes[1].startswith("toy data & more Resumed from checkpoints")
     run_experiment(experiment, replace(plan, fresh=True))
     assert found[4:] == [[], [], []]
     assert not any("Resumed" in record.note for record in records(plan))
 
 
-def test_rows_settings_and_profiles_do_not_share_a_folder(toy, plan):
+def test_run_experiment_has_a_folder_for_each_row_settings_and_profile(toy, plan):
     experiment, found = leave_a_file(toy, plan)
     run_experiment(experiment, plan)
     run_experiment(experiment, replace(plan, profile="paper"))
     toy.step_size = 0.2
     run_experiment(experiment, plan)
     assert found == [[]] * 9
-    assert all(plan.results in context.folder.parents for _, context in toy.ran)
 
-
-def test_row_names_of_any_kind_have_a_folder_inside_the_results(toy, plan):
     names = ["../../up", "a/b", "a b", "σ = 0.5", "."]
     rows = [replace(toy.rows("quick")[0], name=name) for name in names]
-    folders = []
-
-    def run_row(row, context):
-        folders.append(context.folder.resolve())
-        return Result({}, {})
-
-    experiment = replace(toy.experiment, rows=lambda profile: rows, run_row=run_row)
-    assert run_experiment(experiment, plan)
-    assert len(set(folders)) == len(names)
+    toy.ran.clear()
+    toy.raises = {name: RuntimeError() for name in names}
+    run_experiment(replace(toy.experiment, rows=lambda profile: rows), plan)
+    folders = {context.folder.resolve() for _, context in toy.ran}
+    assert len(folders) == len(names)
     assert {folder.parent for folder in folders} == {plan.results / "work" / "toy_table"}
 
 
-def test_rows_that_ran_on_other_data_are_run_again(toy, plan):
-    run_experiment(replace(toy.experiment, data=lambda: "a stand-in"), plan)
-    run_experiment(replace(toy.experiment, data=lambda: "the real data"), plan)
-    run_experiment(replace(toy.experiment, data=lambda: "the real data"), plan)
-    assert toy.names == ["1", "2", "3"] * 2
-    assert {record.data for record in records(plan)} == {"the real data"}
-
-
-def test_data_that_cannot_be_read_fail_the_rows_and_nothing_else(toy, plan):
+def test_run_experiment_fails_rows_whose_data_cannot_be_read(toy, plan):
     def unreadable():
         raise ValueError("truncated")
 
@@ -204,22 +161,14 @@ def test_data_that_cannot_be_read_fail_the_rows_and_nothing_else(toy, plan):
     assert {record.data for record in records(plan)} == {"unreadable: truncated"}
 
 
-def test_one_row_runs_alone(toy, plan):
-    assert run_experiment(toy.experiment, plan, "2")
-    assert toy.names == ["2"]
-    with pytest.raises(ValueError, match="row must be one of '1', '2', '3', got '4'"):
-        run_experiment(toy.experiment, plan, "4")
-
-
-def test_a_row_with_the_same_settings_in_both_profiles_runs_once(toy, plan):
+def test_run_experiment_takes_over_a_record_of_the_other_profile(toy, plan):
     same = replace(toy.experiment, rows=lambda profile: toy.rows("quick"))
     run_experiment(same, plan)
     run_experiment(same, replace(plan, profile="paper"))
     assert toy.names == ["1", "2", "3"]
     assert [record.profile for record in records(plan)] == ["quick"] * 3 + ["paper"] * 3
-    first, *_, last = records(plan)
-    assert last.measured == {"accuracy %": 73.5, "CLT ε": 0.8765}
-    assert (first.seconds, first.date) == (records(plan)[3].seconds, records(plan)[3].date)
+    for quick, paper in zip(records(plan)[:3], records(plan)[3:], strict=True):
+        assert replace(paper, profile="quick") == quick
     run_experiment(same, replace(plan, profile="paper", fresh=True))
     assert toy.names == ["1", "2", "3"] * 2
 
@@ -247,7 +196,7 @@ run_experiment(experiment, Plan("quick", Path(sys.argv[1]), False, print))
 """
 
 
-def test_a_killed_run_keeps_its_rows_and_continues_inside_a_row(tmp_path):
+def test_run_experiment_continues_inside_a_row_after_a_kill(tmp_path):
     def run(row):
         arguments = [sys.executable, "-c", KILLED, str(tmp_path), row]
         return subprocess.run(arguments, capture_output=True, text=True, check=False)
@@ -262,7 +211,7 @@ def test_a_killed_run_keeps_its_rows_and_continues_inside_a_row(tmp_path):
     assert [record.measured for record in load_records(tmp_path, "killed")] == [{"steps": 3}] * 3
 
 
-def test_two_processes_save_to_one_folder_without_losing_records(tmp_path):
+def test_save_record_of_two_processes_loses_none(tmp_path):
     """Both replace the same file; each must keep what the other saved."""
     program = """
 import sys
@@ -279,7 +228,7 @@ for number in range(60):
     assert len(load_records(tmp_path, "e")) == 120
 
 
-def test_a_row_that_another_process_runs_is_waited_for(toy, plan):
+def test_run_experiment_waits_for_a_row_of_another_process(toy, plan):
     folder = plan.results / "work" / "toy_table"
     folder.mkdir(parents=True)
     with (folder / "quick_2.lock").open("w") as lock:
@@ -293,7 +242,7 @@ def test_a_row_that_another_process_runs_is_waited_for(toy, plan):
 
 
 @pytest.mark.slow
-def test_processes_share_the_experiments(tmp_path, capfd):
+def test_run_in_processes_shares_the_experiments(tmp_path, capfd):
     names = ["bayes_bob", "pate_analysis", "course_differencing"]
     assert run_in_processes(names, Plan("quick", tmp_path, fresh=False), 2)
     said = capfd.readouterr().out
@@ -304,5 +253,5 @@ def test_processes_share_the_experiments(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_an_error_in_a_process_is_a_failure(tmp_path):
+def test_run_in_processes_fails_with_an_error(tmp_path):
     assert not run_in_processes(["nonesuch"], Plan("quick", tmp_path, fresh=False), 1)

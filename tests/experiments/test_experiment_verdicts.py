@@ -25,7 +25,7 @@ def compare(*pairs, tolerance=0.5):
         ([(84.0, "about 84"), (84.0, None)], "not compared", "there are no published accuracies"),
     ],
 )
-def test_values_within_the_tolerance_count_as_reproduced(pairs, verdict, text):
+def test_compare_published_counts_values_within_the_tolerance(pairs, verdict, text):
     comparison = compare(*pairs)
     assert comparison.verdict == verdict
     assert re.search(text, str(comparison))
@@ -35,13 +35,7 @@ def test_values_within_the_tolerance_count_as_reproduced(pairs, verdict, text):
     assert finding.tolerance == ("" if verdict == "not compared" else "0.5 points")
 
 
-def test_relative_differences_are_in_percent():
-    comparison = Comparison("errors", ((1.02, 1.0), (0.5, 0.505)), 1.0, "%")
-    assert comparison.num_within == 1
-    assert "(largest difference +2 %)" in str(comparison)
-
-
-def test_shortened_runs_are_counted_and_not_compared():
+def test_compare_published_only_counts_shortened_runs():
     records = [Record("e", "1", p, {}, {"a": 1.0}, {"a": 1.0}, {}, 1.0) for p in ("quick", "paper")]
     part = compare_published(records, "a", 0.1, "values", "", lambda r: r.profile == "paper")
     assert part.verdict == "reproduced in part"
@@ -51,17 +45,20 @@ def test_shortened_runs_are_counted_and_not_compared():
     assert "shortened" in str(none)
 
 
-def test_a_contradicted_claim_is_a_verdict_of_its_own():
+def test_direction_finding_and_contradicted_claims():
     assert compare((95.0, 95.0)).finding("", True).verdict == "reproduced; claim contradicted"
     assert compare().finding("", True).verdict == "claim contradicted"
     assert direction_finding([True, False], "It is.").verdict == "not reproduced"
     assert direction_finding([True], "It is.").tolerance == "direction only"
     assert direction_finding([], "It is.").verdict == "not compared"
+    relative = Comparison("errors", ((1.02, 1.0), (0.5, 0.505)), 1.0, "%")
+    assert relative.num_within == 1
+    assert "(largest difference +2 %)" in str(relative)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("module", MODULES)
-def test_every_experiment_states_a_finding_of_any_of_its_rows(module, profile):
+def test_finding_of_every_experiment_needs_no_other_row(module, profile):
     """Findings must not depend on rows that an interrupted run lacks."""
     (experiment,) = load_experiments([module])
     records = load_publication(PUBLISHED, experiment.name, profile).records
