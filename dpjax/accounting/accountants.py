@@ -30,7 +30,7 @@ from dp_accounting import DpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpjax._checks import as_float64, check, check_choice, check_delta
-from dpjax.accounting import log_moments, lower_bounds
+from dpjax.accounting import gdp, log_moments, lower_bounds
 from dpjax.accounting.events import (
     AtomicEvent,
     Parts,
@@ -51,7 +51,6 @@ from dpjax.accounting.loss_distribution import (
     GridLosses,
     compose_grids,
 )
-from dpjax.accounting.tradeoff.gaussian import epsilon as gaussian_epsilon
 from dpjax.adjacency import Adjacency
 
 ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
@@ -298,17 +297,20 @@ def pld_epsilon(parts: Parts, delta: float) -> float:
     """
     parts = coarsen_noise_schedule(parts, "upper")
     check_supported(parts)
-    safe_delta = delta - _margin(parts)
-    value, deviation, least = math.inf, loss_deviation(parts), _least_interval(parts)
+
+    # What rounding may add to delta, and the finest grid of each loss that fits in memory.
+    safe_delta = delta - TRANSFORM_ROUNDING * sum(part.count for part in parts)
+    deviation, finest = loss_deviation(parts), _finest_interval(parts)
 
     # Refine the grid until that changes nothing, or memory does not allow it.
+    value = math.inf
     for share in _INTERVALS if safe_delta > 0 else ():
-        interval = _align(min(max(share * deviation, least), _COARSEST_INTERVAL), parts)
-        finer = _grid_losses(parts, interval).epsilon(safe_delta)
+        losses = _compose_losses(parts, max(share * deviation, finest))
+        finer = losses.epsilon(safe_delta)
         change, value = value - finer, min(value, finer)
         enough = max(_LEAST_CHANGE * finer, _LEAST_CHANGE_OF_DELTA * delta)
-        converged = change <= enough and 2 * interval <= enough
-        if converged or finer in _ENDS or share * deviation <= least:
+        converged = change <= enough and 2 * losses.remove.interval <= enough
+        if converged or finer in _ENDS or share * deviation <= finest:
             break
 
     if math.isinf(value):
@@ -329,12 +331,13 @@ def pld_profile(parts: Parts, epsilons: Array, direction: Direction | None) -> A
 
     # Every different part takes transforms of its own.
     share = _PROFILE_INTERVAL * min(max(len(parts), 1) ** 0.5, _COARSER)
-    wanted = max(share * loss_deviation(parts), _least_interval(parts))
-    losses = _grid_losses(parts, _align(min(wanted, _COARSEST_INTERVAL), parts))
+    wanted = max(share * loss_deviation(parts), _finest_interval(parts))
+    deltas = _compose_losses(parts, wanted).delta(epsilons, direction)
 
-    deltas = losses.delta(epsilons, direction)
+    # Rounded up, and at least what holds of any two distributions.
+    margin = TRANSFORM_ROUNDING * sum(part.count for part in parts)
     least = -np.expm1(np.minimum(epsilons, 0.0))
-    return np.clip(deltas * (1 + _SUMMATION) + _margin(parts), least, 1.0)
+    return np.clip(deltas * (1 + _SUMMATION) + margin, least, 1.0)
 
 
 def check_supported(parts: Parts) -> None:
@@ -367,11 +370,6 @@ def rdp_profile(parts: Parts, epsilons: Array) -> Array:
     return np.minimum(np.array(deltas), 1.0)
 
 
-def compute_mu(parts: Parts) -> float:
-    """Returns the mu of all ``parts`` together, exact or by the central limit."""
-    return math.sqrt(sum(part.count * part.atom.squared_mu() for part in parts))
-
-
 def _rdp_epsilon(parts: Parts, delta: float) -> float:
     return float(rdp_privacy_accountant.compute_epsilon(ORDERS, compute_rdp(parts), delta)[0])
 
@@ -389,7 +387,7 @@ def _moments_epsilon(parts: Parts, delta: float) -> float:
 
 
 def _gdp_epsilon(parts: Parts, delta: float) -> float:
-    return float(gaussian_epsilon(compute_mu(parts), delta))
+    return float(gdp.epsilon(gdp.compute_mu(parts), delta))
 
 
 _ACCOUNTANTS: dict[str, Callable[[Parts, float], float]] = {
@@ -401,29 +399,20 @@ _ACCOUNTANTS: dict[str, Callable[[Parts, float], float]] = {
 METHODS = tuple(_ACCOUNTANTS)
 
 
-def _least_interval(parts: Parts) -> float:
+def _finest_interval(parts: Parts) -> float:
     """Returns the interval that keeps the grid of every part's losses within memory."""
     return max((part.atom.loss_range() for part in parts), default=0.0) / _MOST_CELLS
 
 
-def _align(interval: float, parts: Parts) -> float:
-    """Returns an interval, no larger, that divides the aligned loss of the first part with one.
+def _compose_losses(parts: Parts, interval: float) -> GridLosses:
+    """Returns the losses of all ``parts`` together, on a grid of at most ``interval``."""
+    # The aligned loss of the first part with one is on the grid. Else every release would exceed
+    # its largest loss, or every atom be moved, by up to an interval.
+    interval = min(interval, _COARSEST_INTERVAL)
+    aligned = next((a for part in parts if (a := part.atom.aligned_loss) is not None), None)
+    if aligned is not None:
+        interval = aligned / math.ceil(aligned / interval)
 
-    Else every release would exceed its largest loss, or every atom be moved, by up to an interval.
-    """
-    for part in parts:
-        aligned = part.atom.aligned_loss
-        if aligned is not None:
-            return aligned / math.ceil(aligned / interval)
-    return interval
-
-
-def _margin(parts: Parts) -> float:
-    return TRANSFORM_ROUNDING * sum(part.count for part in parts)
-
-
-def _grid_losses(parts: Parts, interval: float) -> GridLosses:
-    """Returns the losses of all ``parts`` together, on multiples of ``interval``."""
     return compose_grids([(_build(part.atom, interval), part.count) for part in parts], interval)
 
 

@@ -26,8 +26,6 @@ import numpy.typing as npt
 import scipy.fft
 from scipy.special import logsumexp, ndtr, ndtri
 
-from dpjax.accounting.tradeoff.base import TradeOff
-
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
 # Which of two neighbours has the record: the second ("add") or the first ("remove").
@@ -37,6 +35,7 @@ DIRECTIONS: tuple[Direction, ...] = ("add", "remove")
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(20)
 # Larger losses count as this in sums weighted by e^-loss.
 _LARGEST = 700.0
+_LEAST_WEIGHT = math.exp(-_LARGEST)
 # Beyond this, 1 - rate + rate e^x is rate e^x to the last bit, unless the rate is below e^-60.
 _LARGE = 100.0
 # What rounding may do to a profile that falls.
@@ -124,14 +123,6 @@ class Segment:
         right = -np.diff(self.coordinate.above(z[middle - 1 :]))
         return first, np.concatenate([left, right])
 
-    def nodes(self) -> tuple[Array, Array]:
-        """Returns the nodes and weights of Gauss-Legendre quadrature over the privacy losses."""
-        count = max(1, math.ceil((self.high - self.low) / self.panel))
-        cuts = np.linspace(self.low, self.high, count + 1)
-        half = np.diff(cuts)[:, None] / 2
-        z = (cuts[:-1, None] + half * (1 + _NODES)).ravel()
-        return self.loss(z), (half * _NODE_WEIGHTS).ravel() * self.coordinate.density(z)
-
 
 @dataclass(frozen=True)
 class LossDistribution:
@@ -157,9 +148,17 @@ class LossDistribution:
     @functools.cached_property
     def nodes(self) -> tuple[Array, Array]:
         """Nodes and weights of quadrature over the privacy losses, the atoms included."""
-        parts = [segment.nodes() for segment in self.segments]
-        losses, weights = zip(*parts, np.reshape(self.atoms, (-1, 2)).T, strict=True)
-        return np.concatenate(losses), np.concatenate(weights)
+        losses, weights = [], []
+        for segment in self.segments:
+            # Gauss-Legendre nodes on panels over which loss and density are smooth.
+            count = max(1, math.ceil((segment.high - segment.low) / segment.panel))
+            cuts = np.linspace(segment.low, segment.high, count + 1)
+            half = np.diff(cuts)[:, None] / 2
+            z = (cuts[:-1, None] + half * (1 + _NODES)).ravel()
+            losses.append(segment.loss(z))
+            weights.append((half * _NODE_WEIGHTS).ravel() * segment.coordinate.density(z))
+        atoms = np.reshape(self.atoms, (-1, 2))
+        return np.concatenate([*losses, atoms[:, 0]]), np.concatenate([*weights, atoms[:, 1]])
 
 
 def subsampled_loss(x: Array, rate: float) -> Array:
@@ -232,49 +231,43 @@ class GridLosses:
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon >= 0 at ``delta`` in both directions; infinity if none is."""
-        return max(_least_epsilon(one, delta) for one in self.directions())
+        least = 0.0
+        for one in self.directions():
+            if one.infinite >= delta:
+                return math.inf
+            loss, excess, weight = crossing(one.losses, one.masses, delta - one.infinite)
+            # Where the weight of a loss vanishes, the loss itself is an upper bound.
+            if excess > 0:
+                least = max(least, loss if weight <= _LEAST_WEIGHT else math.log(excess / weight))
+        return least
 
 
 def grid_from_profiles(
-    removal: Function, addition: Function | None, largest: float, interval: float
+    removal: Function,
+    addition: Function | None,
+    losses: tuple[float, float],
+    interval: float,
 ) -> GridLosses:
     """Returns the losses on a grid of a pair with the given privacy profiles.
 
     Args:
-      removal: delta at an array of epsilons >= 0.
+      removal: delta at an array of epsilons >= 0, of P with the record.
       addition: the same of the other direction; ``None`` if the two are equal.
-      largest: a loss beyond which there is next to no mass.
+      losses: the least and the largest loss of removal; beyond them there is next to no mass.
       interval: the spacing of the losses.
     """
-    last = math.ceil(largest / interval)
-    epsilons = np.arange(last + 1, dtype=np.float64) * interval
-    removed = removal(epsilons)
-    added = removed if addition is None else addition(epsilons)
+    above = np.arange(math.ceil(losses[1] / interval) + 1, dtype=np.float64) * interval
+    below = np.arange(math.ceil(-losses[0] / interval) + 1, dtype=np.float64) * interval
+    removed = removal(above)
+    added = removed if addition is None else addition(below)
 
-    def masses(own: Array, other: Array) -> GridMasses:
+    def masses(own: Array, epsilons: Array, other: Array) -> GridMasses:
         # Delta at -epsilons follows from that of the other direction at epsilons.
         below_zero = np.exp(-epsilons) * other - np.expm1(-epsilons)
-        return connect_dots(interval, -last, np.concatenate([below_zero[:0:-1], own]))
+        return connect_dots(interval, 1 - epsilons.size, np.concatenate([below_zero[:0:-1], own]))
 
-    return GridLosses(masses(removed, added), None if addition is None else masses(added, removed))
-
-
-def grid_from_tradeoff(
-    removal: TradeOff, losses: tuple[float, float], interval: float
-) -> GridLosses:
-    """Returns the losses on a grid of both directions of a trade-off function T(P, Q).
-
-    Args:
-      removal: T(P, Q), with Q the output on data that have the record.
-      losses: the least and the largest loss of Q to P; beyond them there is next to no mass.
-      interval: the spacing of the losses.
-    """
-    first, last = math.floor(losses[0] / interval), math.ceil(losses[1] / interval)
-    grid = np.arange(first, last + 1) * interval
-    return GridLosses(
-        connect_dots(interval, first, removal.delta(grid)),
-        connect_dots(interval, -last, removal.inverse().delta(-grid[::-1])),
-    )
+    remove = masses(removed, below, added)
+    return GridLosses(remove, None if addition is None else masses(added, above, removed))
 
 
 def connect_dots(interval: float, first: int, deltas: Array) -> GridMasses:
@@ -303,29 +296,30 @@ def connect_dots(interval: float, first: int, deltas: Array) -> GridMasses:
 
 
 def compose_grids(parts: Sequence[tuple[GridLosses, int]], interval: float) -> GridLosses:
-    """Returns the losses of all ``parts`` together, each on the same grid and with a count."""
-    removed = _compose_masses([(part.remove, count) for part, count in parts], interval)
-    if all(part.add is None for part, _ in parts):
-        return GridLosses(removed)
-    added = [(part.directions("add")[0], count) for part, count in parts]
-    return GridLosses(removed, _compose_masses(added, interval))
+    """Returns the losses of all ``parts`` together, each on the same grid and with a count.
 
+    In each direction a mass of 1e-15 is left out, and counts as infinite.
+    """
+    is_symmetric = all(part.add is None for part, _ in parts)
+    composed: dict[Direction, GridMasses] = {}
+    for direction in DIRECTIONS[1:] if is_symmetric else DIRECTIONS:
+        factors = [(part.directions(direction)[0], count) for part, count in parts]
+        if sum(count for _, count in factors) <= 1:
+            nothing = GridMasses(interval, 0, np.ones(1), 0.0)
+            composed[direction] = factors[0][0] if factors else nothing
+            continue
 
-def _compose_masses(parts: Sequence[tuple[GridMasses, int]], interval: float) -> GridMasses:
-    """Returns the masses of the sum of all losses, but for 1e-15 that counts as infinite."""
-    if sum(count for _, count in parts) <= 1:
-        return parts[0][0] if parts else GridMasses(interval, 0, np.ones(1), 0.0)
+        # The window: what lies outside wraps around, and its mass counts as infinite besides.
+        low = sum(one.first * count for one, count in factors)
+        high = low + sum((one.masses.size - 1) * count for one, count in factors)
+        cells = [(np.arange(float(one.masses.size)), one.masses, count) for one, count in factors]
+        ends = chernoff_ends(cells, math.log(2 / _TRUNCATED), _SLOPES, least_deviation=1.0)
+        first, last = max(low, low + math.floor(ends[0])), min(high, low + math.ceil(ends[1]))
 
-    # The window: what lies outside wraps around, and its mass counts as infinite besides.
-    low = sum(part.first * count for part, count in parts)
-    high = low + sum((part.masses.size - 1) * count for part, count in parts)
-    cells = [(np.arange(float(part.masses.size)), part.masses, count) for part, count in parts]
-    ends = chernoff_ends(cells, math.log(2 / _TRUNCATED), _SLOPES, least_deviation=1.0)
-    first, last = max(low, low + math.floor(ends[0])), min(high, low + math.ceil(ends[1]))
-
-    finite = sum(count * math.log1p(-part.infinite) for part, count in parts)
-    total = convolve([(part.first, part.masses, count) for part, count in parts], first, last)
-    return GridMasses(interval, first, total, _TRUNCATED - math.expm1(finite))
+        finite = sum(count * math.log1p(-one.infinite) for one, count in factors)
+        total = convolve([(one.first, one.masses, count) for one, count in factors], first, last)
+        composed[direction] = GridMasses(interval, first, total, _TRUNCATED - math.expm1(finite))
+    return GridLosses(**composed)
 
 
 def chernoff_ends(
@@ -351,23 +345,20 @@ def chernoff_ends(
         variance += count * float(weights @ (losses - mean) ** 2)
     natural = math.sqrt(2 * log_mass) / max(math.sqrt(variance), least_deviation)
 
-    # Any slope gives a bound: the least of them on either side.
+    # Any slope gives a bound: the least of them on either side, some exponentials at a time.
     ends = []
     for sign in (-1, 1):
-        log_mgf = sum(
-            count * _log_mgf(losses, weights, sign * natural * slopes)
-            for losses, weights, count in parts
-        )
+        log_mgf = np.zeros(slopes.size)
+        for losses, weights, count in parts:
+            with np.errstate(divide="ignore"):
+                logs = np.log(weights)
+            chunks = np.array_split(
+                sign * natural * slopes, 1 + slopes.size * losses.size // _CHUNK
+            )
+            sums = [logsumexp(chunk[:, None] * losses + logs, axis=1) for chunk in chunks]
+            log_mgf += count * np.concatenate(sums)
         ends.append(sign * float(np.min((log_mgf + log_mass) / (natural * slopes))))
     return ends[0], ends[1]
-
-
-def _log_mgf(losses: Array, weights: Array, slopes: Array) -> Array:
-    """Returns the log of E[e^(slope Y)] at each of ``slopes``, a few of them at a time."""
-    with np.errstate(divide="ignore"):
-        logs = np.log(weights)
-    chunks = np.array_split(slopes, 1 + slopes.size * losses.size // _CHUNK)
-    return np.concatenate([logsumexp(chunk[:, None] * losses + logs, axis=1) for chunk in chunks])
 
 
 def convolve(parts: Iterable[tuple[int, Array, int]], first: int, last: int) -> Array:
@@ -418,14 +409,3 @@ def crossing(losses: Array, masses: Array, delta: float) -> tuple[float, float, 
     place = int(np.count_nonzero(at_losses > delta))
     loss = losses[min(place, losses.size - 1)]
     return float(loss), float(above[place] - delta), float(weighted[place])
-
-
-def _least_epsilon(one: GridMasses, delta: float) -> float:
-    """Returns the least epsilon >= 0 at ``delta`` in one direction."""
-    if one.infinite >= delta:
-        return math.inf
-    loss, excess, weight = crossing(one.losses, one.masses, delta - one.infinite)
-    if excess <= 0:
-        return 0.0
-    # Where the weight of a loss vanishes, the loss itself is an upper bound.
-    return max(0.0, loss if weight <= math.exp(-_LARGEST) else math.log(excess / weight))

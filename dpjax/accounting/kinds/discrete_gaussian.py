@@ -131,7 +131,7 @@ class DiscreteGaussianNoise(AtomicEvent):
             return np.max([hockey_stick(*each, epsilons) for each in exact], axis=0)
 
         largest = (1 / noise) * (1 / (2 * noise) + _FARTHEST_NORMAL)
-        return lambda interval: grid_from_profiles(profile, None, largest, interval)
+        return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact for one integer shift, or that of a Gaussian release which is a function of it.

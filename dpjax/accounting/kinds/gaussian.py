@@ -3,16 +3,14 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import dp_event
 from dp_accounting.dp_event import GaussianDpEvent
 from scipy.special import ndtr
 
-from dpjax._checks import as_finite, as_float64
 from dpjax.accounting.events import AtomicEvent, Compound, GridBuilder, TooLittleNoiseError
+from dpjax.accounting.gdp import poisson_clt_mu
 from dpjax.accounting.log_moments import log_ratio_moment
 from dpjax.accounting.loss_distribution import (
     Array,
@@ -20,19 +18,21 @@ from dpjax.accounting.loss_distribution import (
     LossDistribution,
     Segment,
     grid_from_profiles,
-    grid_from_tradeoff,
     normal_mixture,
     subsampled_loss,
     unsampled_loss,
 )
-from dpjax.accounting.tradeoff import gaussian as gaussian_tradeoff
-from dpjax.accounting.tradeoff.calculus import mixture
-from dpjax.accounting.tradeoff.gaussian import Gaussian
+from dpjax.accounting.tradeoff.families import Gaussian, gaussian_log_delta
 
 # The losses span about 1 / noise**2: their grid and their quadrature have to fit in memory.
 _LEAST_NOISE = 0.01
 # A normal variable is larger with probability 1e-23.
 _FARTHEST_NORMAL = 10.0
+# Beyond it exp overflows.
+_LARGEST_LOSS = 700.0
+# A width over which losses are smooth: of a complex coordinate they are singular no nearer than
+# pi / mu.
+_WIDEST_PANEL = 1.0
 
 
 class GaussianNoise(AtomicEvent):
@@ -48,17 +48,12 @@ class GaussianNoise(AtomicEvent):
         return gaussian_loss_distribution(mu, 1.0, tail, direction)
 
     def tradeoff(self) -> Gaussian:
-        """Returns the trade-off function G_mu, mu being the sensitivity over the noise's deviation.
-
-        Source: Dong, Roth & Su (2022), Definition 2.6 in the preprint's numbering.
-        """
         return Gaussian(float(1 / self.unit_sensitivity_event.noise_multiplier))
 
     def log_moments(self, orders: Sequence[float]) -> Array:
         return sampled_log_moments(orders, self.unit_sensitivity_event.noise_multiplier, 1.0)
 
     def squared_mu(self) -> float:
-        """mu^2 of Gaussian DP: the squared sensitivity over the variance, exact."""
         return float(self.unit_sensitivity_event.noise_multiplier) ** -2
 
 
@@ -75,14 +70,17 @@ class PoissonSampledGaussian(Compound):
     is_asymmetric = True
 
     def grid_builder(self) -> GridBuilder:
-        noise = check_noise(self.event.event.noise_multiplier)
+        mu = 1 / check_noise(self.event.event.noise_multiplier)
         rate = float(self.event.sampling_probability)
         if self.sensitivity_factor == 1:
-            removal, losses = mixture(Gaussian(1 / noise), rate), removal_losses(1 / noise, rate)
-            return functools.partial(grid_from_tradeoff, removal, losses)
-        profile = functools.partial(replacement_profile, 1 / noise, rate)
-        largest = largest_replacement_loss(1 / noise, rate, _FARTHEST_NORMAL)
-        return functools.partial(grid_from_profiles, profile, None, largest)
+            removal = functools.partial(sampled_removal_profile, mu, rate)
+            addition = functools.partial(sampled_addition_profile, mu, rate)
+            return functools.partial(
+                grid_from_profiles, removal, addition, removal_losses(mu, rate)
+            )
+        profile = functools.partial(replacement_profile, mu, rate)
+        largest = largest_replacement_loss(mu, rate, _FARTHEST_NORMAL)
+        return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         mu = 1 / check_noise(self.event.event.noise_multiplier)
@@ -125,12 +123,11 @@ class FixedSizeSampledGaussian(Compound):
             return super().grid_builder()
         mu = 1 / check_noise(self.unit_sensitivity_event.event.noise_multiplier)
         rate = float(self.event.sample_size / self.event.source_dataset_size)
-        largest = removal_losses(mu, rate)[1]
-
-        def profile(epsilons: Array) -> Array:
-            return np.asarray(rate * gaussian_tradeoff.delta(mu, unsampled_loss(epsilons, rate)))
-
-        return functools.partial(grid_from_profiles, profile, None, largest)
+        profile, (_, largest) = (
+            functools.partial(sampled_removal_profile, mu, rate),
+            removal_losses(mu, rate),
+        )
+        return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Returns the loss of the pair that the bound on the trade-off function is attained by.
@@ -145,8 +142,10 @@ class FixedSizeSampledGaussian(Compound):
             mu = 1 / check_noise(self.event.event.noise_multiplier)
             return gaussian_loss_distribution(mu, rate, tail, direction)
         mu = 1 / check_noise(self.unit_sensitivity_event.event.noise_multiplier)
-        above = gaussian_segment(mu, rate, tail, "remove", beyond=mu / 2)
-        below = gaussian_segment(mu, rate, tail, "add", beyond=mu / 2)
+        above, below = (
+            gaussian_loss_distribution(mu, rate, tail, side, beyond=mu / 2).segments[0]
+            for side in ("remove", "add")
+        )
         # What the mirror image, of e^y times the weight of the loss -y, leaves over.
         middle = (1 - rate) * math.erf(mu / math.sqrt(8))
         segments = tuple(segment for segment in (above, below) if segment.low < segment.high)
@@ -164,36 +163,6 @@ class FixedSizeSampledGaussian(Compound):
         with np.errstate(over="ignore"):
             constant = np.exp(noise**-2.0) * ndtr(1.5 / noise) + 3 * ndtr(-0.5 / noise) - 2
         return float(2 * rate**2 * float(constant))
-
-
-def poisson_clt_mu(
-    noise_multiplier: npt.ArrayLike, sampling_rate: npt.ArrayLike, num_steps: npt.ArrayLike
-) -> Any:
-    """Returns q sqrt(T (exp(1 / sigma^2) - 1)), the limit for Poisson-sampled Gaussian releases.
-
-    It holds under add/remove, in the limit of many steps T at a rate q of order 1 / sqrt(T); at
-    finite T it may err on either side.
-
-    Args:
-      noise_multiplier: sigma >= 0, over the clip bound.
-      sampling_rate: q in (0, 1].
-      num_steps: T; the three arguments broadcast.
-
-    Returns:
-      The mu of the limit, infinite where there is next to no noise; scalars give a scalar.
-
-    Source: Bu, Dong, Long & Su (2020), Theorem 5.
-
-    >>> round(poisson_clt_mu(noise_multiplier=1.3, sampling_rate=256 / 60_000, num_steps=3_515), 2)
-    0.23
-    """
-    noise_multiplier = as_float64(noise_multiplier, "noise_multiplier")
-    sampling_rate = as_float64(sampling_rate, "sampling_rate")
-    num_steps = as_finite(num_steps, "num_steps", "numbers >= 0", lambda steps: steps >= 0)
-    with np.errstate(over="ignore", divide="ignore"):
-        chi_square = np.expm1(np.square(np.divide(1.0, noise_multiplier)))
-        mu = np.multiply(sampling_rate, np.sqrt(np.multiply(num_steps, chi_square)))
-        return mu.item() if np.ndim(mu) == 0 else mu
 
 
 def removal_losses(mu: float, rate: float) -> tuple[float, float]:
@@ -226,42 +195,51 @@ def sampled_log_moments(orders: Sequence[float], noise: float, rate: float) -> A
 def gaussian_grid_builder(noise: float) -> GridBuilder:
     """Returns the constructor of the losses of a Gaussian release of this noise multiplier."""
     largest = (1 / noise) * (1 / (2 * noise) + _FARTHEST_NORMAL)
-    return functools.partial(grid_from_profiles, Gaussian(1 / noise).delta, None, largest)
+    profile = functools.partial(sampled_removal_profile, 1 / noise, 1.0)
+    return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
+
+
+def sampled_removal_profile(mu: float, rate: float, epsilons: Array) -> Array:
+    """Returns delta at ``epsilons`` of (1 - rate) N(0, 1) + rate N(mu, 1) against N(0, 1)."""
+    return rate * np.exp(gaussian_log_delta(mu, unsampled_loss(epsilons, rate)))
+
+
+def sampled_addition_profile(mu: float, rate: float, epsilons: Array) -> Array:
+    """Returns delta at ``epsilons`` of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1)."""
+    # The loss in this order ends where e^epsilon (1 - rate) reaches 1.
+    left = np.maximum(rate - (1 - rate) * np.expm1(np.minimum(epsilons, _LARGEST_LOSS)), 0.0)
+    return left * np.exp(gaussian_log_delta(mu, -unsampled_loss(-epsilons, rate)))
 
 
 def gaussian_loss_distribution(
-    mu: float, rate: float, tail: float, direction: Direction
+    mu: float, rate: float, tail: float, direction: Direction, beyond: float = -math.inf
 ) -> LossDistribution:
     """Returns the privacy loss distribution of a Poisson-subsampled Gaussian release.
 
-    ``mu`` is the shift that the record causes, ``rate`` the sampling rate.
     ``"remove"``: P is (1 - rate) N(0, 1) + rate N(mu, 1), with the record, and Q is N(0, 1),
-    without; ``"add"`` exchanges them. A mass of up to ``tail`` is left out on either side.
-    """
-    return LossDistribution((gaussian_segment(mu, rate, tail, direction),))
+    without; ``"add"`` exchanges them. The loss at z is log(1 - rate + rate e^(mu z - mu^2 / 2)) for
+    ``"remove"``, and the negative of that at -z for ``"add"``.
 
-
-def gaussian_segment(
-    mu: float, rate: float, tail: float, direction: Direction, beyond: float = -math.inf
-) -> Segment:
-    """Returns the segment of ``gaussian_loss_distribution`` whose coordinates pass ``beyond``.
-
-    They are those above ``beyond`` for ``"remove"``, where the loss at z is
-    log(1 - rate + rate e^(mu z - mu^2 / 2)), and below -``beyond`` for ``"add"``, where it is the
-    negative of that at -z.
+    Args:
+      mu: the shift that the record causes.
+      rate: the sampling rate.
+      tail: a mass of up to this is left out on either side.
+      direction: of the two.
+      beyond: only coordinates above this count for ``"remove"``, below its negative for ``"add"``.
     """
     removed, shift = direction == "remove", mu**2 / 2
     sign = 1 if removed else -1
     weights, means = ((1 - rate, rate), (0.0, mu)) if removed else ((1.0,), (0.0,))
     coordinate, low, high = normal_mixture(weights, means, tail)
-    return Segment(
+    segment = Segment(
         coordinate,
         lambda z: sign * subsampled_loss(mu * (sign * z) - shift, rate),
         lambda y: sign * ((unsampled_loss(sign * y, rate) + shift) / mu),
         max(low, beyond) if removed else low,
         high if removed else min(high, -beyond),
-        _panel(mu),
+        min(_WIDEST_PANEL, 2 / mu),
     )
+    return LossDistribution((segment,))
 
 
 def replacement_loss_distribution(mu: float, rate: float, tail: float) -> LossDistribution:
@@ -284,13 +262,14 @@ def replacement_loss_distribution(mu: float, rate: float, tail: float) -> LossDi
         return (y / 2 + np.sign(y) * away) / mu
 
     coordinate, low, high = normal_mixture((1 - rate, rate), (0.0, mu), tail)
-    return LossDistribution((Segment(coordinate, loss, inverse, low, high, _panel(mu)),))
+    panel = min(_WIDEST_PANEL, 2 / mu)
+    return LossDistribution((Segment(coordinate, loss, inverse, low, high, panel),))
 
 
 def replacement_profile(mu: float, rate: float, epsilons: Array) -> Array:
     """Returns delta of (1 - rate) N(0, 1) + rate N(mu, 1) against its mirror image."""
     if rate == 1:
-        return np.asarray(gaussian_tradeoff.delta(2 * mu, epsilons))
+        return sampled_removal_profile(2 * mu, 1.0, epsilons)
     segment = replacement_loss_distribution(mu, rate, tail=0.5).segments[0]
     threshold = segment.inverse(epsilons)
     above, mirrored = segment.coordinate.above(threshold), segment.coordinate.below(-threshold)
@@ -304,11 +283,3 @@ def largest_replacement_loss(mu: float, rate: float, deviations: float) -> float
     far = mu * (mu / 2 + deviations)
     low, high = subsampled_loss(np.array([-far - mu**2, far]), rate).tolist()
     return float(high - low)
-
-
-def _panel(mu: float) -> float:
-    """Returns a width over which a loss is smooth.
-
-    As a function of a complex coordinate it is singular no nearer than pi / mu.
-    """
-    return min(1.0, 2 / mu)

@@ -19,7 +19,6 @@ from dpjax.accounting.loss_distribution import (
     LossDistribution,
     Segment,
     grid_from_profiles,
-    grid_from_tradeoff,
     hockey_stick,
     subsampled_loss,
     unsampled_loss,
@@ -42,20 +41,14 @@ class LaplaceNoise(AtomicEvent):
         return float(1 / self.unit_sensitivity_event.noise_multiplier)
 
     def grid_builder(self) -> GridBuilder:
-        """Builds the privacy loss distribution by dp-accounting."""
         _check_loss(self.aligned_loss)
-        profile = self.tradeoff().delta
-        return functools.partial(grid_from_profiles, profile, None, self.aligned_loss)
+        losses = -self.aligned_loss, self.aligned_loss
+        return functools.partial(grid_from_profiles, self.tradeoff().delta, None, losses)
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact privacy loss distribution, with atoms at both ends."""
         return _loss_distribution(self.aligned_loss, 1.0, "remove")
 
     def tradeoff(self) -> Laplace:
-        """Returns the trade-off function of Laplace noise, exact.
-
-        Source: Dong, Roth & Su (2022), Proposition A.6 in the preprint's numbering.
-        """
         return Laplace(self.unit_sensitivity_event.noise_multiplier)
 
 
@@ -67,16 +60,16 @@ class PoissonSampledLaplace(Compound):
     is_asymmetric = True
 
     def grid_builder(self) -> GridBuilder:
-        """Builds the privacy loss distribution by dp-accounting."""
         if self.sensitivity_factor != 1:
             return super().grid_builder()
         noise, rate = self.event.event.noise_multiplier, self.event.sampling_probability
         _check_loss(1 / noise, _LARGEST_SAMPLED_LOSS)
         low, high = subsampled_loss(np.array([-1 / noise, 1 / noise]), rate).tolist()
-        return functools.partial(grid_from_tradeoff, mixture(Laplace(noise), rate), (low, high))
+        curve = mixture(Laplace(noise), rate)
+        profiles = curve.delta, curve.inverse().delta
+        return functools.partial(grid_from_profiles, *profiles, (low, high))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Exact privacy loss distribution, with atoms at both ends."""
         if self.sensitivity_factor != 1:
             return super().loss_distribution(direction, tail)
         bound = 1 / self.event.event.noise_multiplier
@@ -103,10 +96,9 @@ class DiscreteLaplaceNoise(AtomicEvent):
         return float(scaled.noise_parameter * scaled.sensitivity)
 
     def grid_builder(self) -> GridBuilder:
-        """Builds the privacy loss distribution by dp-accounting."""
         atoms = np.array(self.loss_distribution("remove", 0.0).atoms[::-1])
-        profile = functools.partial(hockey_stick, *atoms.T)
-        return functools.partial(grid_from_profiles, profile, None, self.aligned_loss)
+        profile, largest = functools.partial(hockey_stick, *atoms.T), self.aligned_loss
+        return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact privacy loss distribution: atoms at the multiples of the parameter."""

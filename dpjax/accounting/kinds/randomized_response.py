@@ -1,5 +1,6 @@
 """Randomized response: one of several answers, uniform with some probability."""
 
+import functools
 import math
 
 import numpy as np
@@ -49,7 +50,7 @@ class RandomizedResponse(AtomicEvent):
         def profile(epsilons: Array) -> Array:
             return np.maximum(0.0, 1 - noise + other - np.exp(epsilons) * other)
 
-        return lambda interval: grid_from_profiles(profile, None, largest, interval)
+        return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact: atoms at zero and at plus and minus the pure epsilon."""

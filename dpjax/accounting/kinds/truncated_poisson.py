@@ -48,6 +48,8 @@ from dpjax.accounting.kinds.gaussian import (
     largest_replacement_loss,
     replacement_loss_distribution,
     replacement_profile,
+    sampled_addition_profile,
+    sampled_removal_profile,
 )
 from dpjax.accounting.loss_distribution import (
     Array,
@@ -56,10 +58,7 @@ from dpjax.accounting.loss_distribution import (
     LossDistribution,
     grid_from_profiles,
     subsampled_loss,
-    unsampled_loss,
 )
-from dpjax.accounting.tradeoff.calculus import mixture
-from dpjax.accounting.tradeoff.gaussian import Gaussian, delta
 from dpjax.adjacency import Adjacency, is_size_public
 
 # Larger losses have this probability.
@@ -94,7 +93,7 @@ class TruncatedPoissonSampledGaussian(AtomicEvent):
         check_noise(self.event.noise_multiplier)
         removal, addition = profile_bounds(self.event, self.adjacency)
         largest = largest_loss(self.event, self.adjacency)
-        return lambda interval: grid_from_profiles(removal, addition, largest, interval)
+        return functools.partial(grid_from_profiles, removal, addition, (-largest, largest))
 
     def loss_range(self) -> float:
         return 2 * largest_loss(self.event, self.adjacency)
@@ -131,7 +130,7 @@ def profile_bounds(
         for cut, rate in cuts:
             # The curve C_rate(G_2mu): the record takes another one's place.
             exchanged = (
-                rate * delta(2 * mu, unsampled_loss(epsilons, rate))
+                sampled_removal_profile(2 * mu, rate, epsilons)
                 if rate > 0
                 else np.zeros_like(epsilons)
             )
@@ -141,10 +140,9 @@ def profile_bounds(
     if adjacency == "replace_one":
         replaced = functools.partial(bound, functools.partial(replacement_profile, mu, q))
         return replaced, replaced
-    removal = mixture(Gaussian(mu), q)
     return (
-        functools.partial(bound, removal.delta),
-        functools.partial(bound, removal.inverse().delta),
+        functools.partial(bound, functools.partial(sampled_removal_profile, mu, q)),
+        functools.partial(bound, functools.partial(sampled_addition_profile, mu, q)),
     )
 
 

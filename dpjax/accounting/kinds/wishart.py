@@ -9,6 +9,7 @@ variable shifted. A longer row shifts it farther, so that the test has a smaller
 row has the largest norm.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -29,7 +30,6 @@ from dpjax.accounting.loss_distribution import (
     LossDistribution,
     Segment,
     grid_from_profiles,
-    grid_from_tradeoff,
 )
 from dpjax.accounting.tradeoff.base import Symmetric, TradeOff, golden_section_max
 from dpjax.adjacency import Adjacency
@@ -72,7 +72,6 @@ class WishartNoise(AtomicEvent):
     is_asymmetric = True
 
     def grid_builder(self) -> GridBuilder:
-        """Builds the privacy loss distribution from the trade-off function, on a grid."""
         curve = self.event.add_remove_tradeoff
         revealed = curve.inverse().delta(LARGEST_EPSILON)
         if revealed > _MOST_REVEALED:
@@ -81,9 +80,10 @@ class WishartNoise(AtomicEvent):
             )
         losses = curve.losses(_RAREST)
         if self.sensitivity_factor == 1:
-            return lambda interval: grid_from_tradeoff(curve, losses, interval)
+            profiles = curve.delta, curve.inverse().delta
+            return functools.partial(grid_from_profiles, *profiles, losses)
         profile = wishart_curve(self.event, self.adjacency).delta
-        return lambda interval: grid_from_profiles(profile, None, -2 * losses[0], interval)
+        return functools.partial(grid_from_profiles, profile, None, (2 * losses[0], -2 * losses[0]))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
         """Exact under add/remove; under replace-one the row may be exchanged for zeros.
@@ -130,7 +130,6 @@ class WishartNoise(AtomicEvent):
         return LossDistribution((segment,), ((float(loss(np.array(high))), revealed),))
 
     def tradeoff(self) -> TradeOff | None:
-        """Trade-off function, exact under add/remove."""
         return wishart_curve(self.event, self.adjacency) if self.sensitivity_factor == 1 else None
 
 

@@ -25,14 +25,16 @@ from dpjax.accounting.tradeoff.composition import (
 )
 from dpjax.accounting.tradeoff.families import (
     ApproximateDP,
+    Gaussian,
     Identity,
     Laplace,
     from_distributions,
     from_log_likelihood_ratios,
     from_profile,
+    gaussian_delta,
+    gaussian_type_two,
     piecewise_linear,
 )
-from dpjax.accounting.tradeoff.gaussian import Gaussian, gaussian_delta, gaussian_type_two
 
 __all__ = [
     "ApproximateDP",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpjax._checks import check_count, check_non_negative, check_share
+from dpjax.accounting.loss_distribution import unsampled_loss
 from dpjax.accounting.tradeoff.base import (
     Array,
     Discrete,
@@ -12,8 +13,7 @@ from dpjax.accounting.tradeoff.base import (
     check_curve,
     golden_section_max,
 )
-from dpjax.accounting.tradeoff.families import Identity
-from dpjax.accounting.tradeoff.gaussian import Gaussian
+from dpjax.accounting.tradeoff.families import Gaussian, Identity
 
 # The logarithms of levels that are searched for the best event; larger levels by themselves.
 _LOGARITHMS = (-700.0, -20.0)
@@ -39,20 +39,15 @@ class Mixture(TradeOff):
         return pair and Discrete(pair.p, (1.0 - p) * pair.p + p * pair.q)
 
     def _delta_pq(self, epsilon: Array) -> Array:
-        # log(1 + (e^epsilon - 1) / p), without loss for small and large epsilon.
         p = self.sampling_rate
-        small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / p)
-        large = epsilon - np.log(p) + np.log1p((p - 1.0) * np.exp(-epsilon))
-        return p * self.curve._delta_pq(np.where(epsilon < 1.0, small, large))
+        return p * self.curve._delta_pq(unsampled_loss(epsilon, p))
 
     def _delta_qp(self, epsilon: Array) -> Array:
         # The loss in this order ends where e^epsilon (1 - p) reaches 1.
         p = self.sampling_rate
         left = p - (1.0 - p) * np.expm1(np.minimum(epsilon, 700.0))
-        inside = left > 0
-        loss = np.log(p) + epsilon - np.log(np.where(inside, left, 1.0))
-        deltas = self.curve._delta_qp(np.maximum(np.where(inside, loss, 0.0), 0.0))
-        return np.where(inside, left * deltas, 0.0)
+        loss = np.where(left > 0, -unsampled_loss(-epsilon, p), 0.0)
+        return np.maximum(left, 0.0) * self.curve._delta_qp(np.maximum(loss, 0.0))
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
         missed, detected = self.curve._errors(alpha)

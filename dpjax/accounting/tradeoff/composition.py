@@ -33,8 +33,7 @@ from dpjax.accounting.tradeoff.base import (
     check_curve,
     tangent_masses,
 )
-from dpjax.accounting.tradeoff.families import Identity
-from dpjax.accounting.tradeoff.gaussian import Gaussian
+from dpjax.accounting.tradeoff.families import Gaussian, Identity
 
 # Pairs of outcomes that an exact composition of discrete curves may make.
 _EXACT_PAIRS = 2**20

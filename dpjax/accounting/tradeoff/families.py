@@ -1,12 +1,30 @@
-"""Trade-off functions of perfect privacy, Laplace noise, (epsilon, delta)-DP and discrete pairs."""
+"""Trade-off functions of perfect privacy, Gaussian and Laplace noise, (epsilon, delta)-DP, pairs.
 
+``gaussian_type_two`` and ``gaussian_delta`` take JAX arrays and differentiate; they have the
+precision of their arguments, so for tails and small deltas call them with float64 arrays under
+``jax.enable_x64(True)``. All else is float64 on the host.
+"""
+
+import math
 from dataclasses import KW_ONLY, dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.scipy.special import log_ndtr, ndtr, ndtri
+from jax.typing import ArrayLike
+from scipy import special
 from scipy.special import expit
 
-from dpjax._checks import as_float64, check, check_non_negative, check_positive, check_share
+from dpjax._checks import (
+    as_float64,
+    as_floats,
+    check,
+    check_non_negative,
+    check_positive,
+    check_share,
+)
 from dpjax.accounting.tradeoff.base import (
     ROUNDING,
     Array,
@@ -20,6 +38,7 @@ from dpjax.accounting.tradeoff.base import (
 
 # The largest epsilon of a profile that is given.
 _LARGEST_EPSILON = 700.0
+_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,50 @@ class Identity(Symmetric):
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
         return 1.0 - alpha, alpha
+
+
+@dataclass(frozen=True)
+class Gaussian(Symmetric):
+    """G_mu = T(N(0, 1), N(mu, 1)): exact for a Gaussian release of noise multiplier 1 / mu.
+
+    Source: Dong, Roth, Su 2022, Definition 2.6 in the preprint's numbering.
+
+    Attributes:
+      mu: at least 0; the sensitivity over the standard deviation of the noise.
+
+    >>> curve = Gaussian(mu=1.0)
+    >>> round(curve(0.05), 3), round(curve.delta(1.0), 4)
+    (0.74, 0.1269)
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        check_non_negative("mu", self.mu)
+
+    def _delta_pq(self, epsilon: Array) -> Array:
+        return np.exp(gaussian_log_delta(self.mu, epsilon))
+
+    def _errors(self, alpha: Array) -> tuple[Array, Array]:
+        quantile = special.ndtri(alpha)
+        return special.ndtr(-quantile - self.mu), special.ndtr(quantile + self.mu)
+
+
+def gaussian_log_delta(mu: float | Array, epsilon: Array) -> Array:
+    """Returns log delta of mu-GDP through the Mills ratio R = (1 - Phi) / phi.
+
+    With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
+    """
+    with np.errstate(all="ignore"):
+        x, beyond = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+        here, shifted = (
+            math.sqrt(math.pi / 2) * special.erfcx(np.divide(at, math.sqrt(2)))
+            for at in (x, beyond)
+        )
+        log_density = -(x**2) / 2 - _LOG_SQRT_2_PI
+        tail = log_density + np.log(here - shifted)
+        body = np.log(special.ndtr(-x) - np.exp(log_density) * shifted)
+        return np.where(mu > 0, np.where(x > 0, tail, body), -np.inf)
 
 
 @dataclass(frozen=True)
@@ -237,3 +300,49 @@ def from_profile(epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Discrete:
     # The first segment of a symmetric curve ends at or before the fixed point.
     small, large = tangent_masses(losses, np.minimum.accumulate(slacks[first]), largest=errors / 2)
     return mirrored(small, large)
+
+
+def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
+    """Returns G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu), the type II error of mu-GDP.
+
+    Works under ``jit``, ``vmap`` and ``grad``.
+
+    Source: Dong, Roth, Su 2022, Equation 6 in the preprint's numbering.
+
+    Args:
+      mu: numbers >= 0, the sensitivity over the standard deviation of the noise.
+      alpha: type I errors in (0, 1); broadcasts against ``mu``.
+
+    Returns:
+      The least type II errors, in the arguments' precision.
+
+    >>> round(float(gaussian_type_two(1.0, 0.05)), 3)
+    0.74
+    """
+    # Through the lower quantile: 1 - alpha would round small levels away.
+    levels = as_floats(alpha, "alpha").astype(float)
+    return ndtr(-ndtri(levels) - as_floats(mu, "mu"))
+
+
+def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
+    """Returns the delta at which mu-GDP is (epsilon, delta)-DP, for ``mu`` above zero.
+
+    Works under ``jit``, ``vmap`` and ``grad``.
+
+    Source: Dong, Roth, Su 2022, Corollary 2.13 in the preprint's numbering.
+
+    Args:
+      mu: numbers > 0, the sensitivity over the standard deviation of the noise.
+      epsilon: any real numbers; broadcasts against ``mu``.
+
+    Returns:
+      Delta in [0, 1], in the arguments' precision.
+
+    >>> round(float(gaussian_delta(1.0, 1.0)), 4)
+    0.1269
+    """
+    mu = as_floats(mu, "mu").astype(float)
+    epsilon = as_floats(epsilon, "epsilon").astype(float)
+    first = log_ndtr(mu / 2 - epsilon / mu)
+    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return -jnp.exp(first) * jnp.expm1(second - first)
