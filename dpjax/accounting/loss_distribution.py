@@ -180,6 +180,28 @@ def unsampled_loss(y: Array, rate: float) -> Array:
     return np.select([y < -1, y <= _LARGE], [below, near], y - math.log(rate))
 
 
+def unsampled_removal(epsilon: Array, rate: float) -> Array:
+    """Returns log(1 + (e^epsilon - 1) / rate), the epsilon >= 0 without sampling, for removal.
+
+    With P after Poisson sampling and Q without the record, delta at ``epsilon`` is the rate times
+    that of the unsampled release at this.
+    """
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
+    large = epsilon - np.log(rate) + np.log1p((rate - 1.0) * np.exp(-epsilon))
+    return np.where(epsilon < 1.0, small, large)
+
+
+def unsampled_addition(epsilon: Array, rate: float) -> tuple[Array, Array]:
+    """Returns 1 - (1 - rate) e^epsilon, and the epsilon without sampling, in the order of addition.
+
+    With P without the record and Q after Poisson sampling, delta at ``epsilon`` >= 0 is the first
+    times that of the unsampled release at the second. It is zero where the first is not positive.
+    """
+    left = rate - (1 - rate) * np.expm1(np.minimum(epsilon, _LARGEST))
+    loss = np.log(rate) + epsilon - np.log(np.where(left > 0, left, 1.0))
+    return np.maximum(left, 0.0), np.where(left > 0, np.maximum(loss, 0.0), 0.0)
+
+
 @dataclass(frozen=True)
 class GridMasses:
     """The masses of a loss on a grid, in one direction.

@@ -20,7 +20,9 @@ from dpjax.accounting.loss_distribution import (
     grid_from_profiles,
     normal_mixture,
     subsampled_loss,
+    unsampled_addition,
     unsampled_loss,
+    unsampled_removal,
 )
 from dpjax.accounting.tradeoff.families import Gaussian, gaussian_log_delta
 
@@ -28,8 +30,6 @@ from dpjax.accounting.tradeoff.families import Gaussian, gaussian_log_delta
 _LEAST_NOISE = 0.01
 # A normal variable is larger with probability 1e-23.
 _FARTHEST_NORMAL = 10.0
-# Beyond it exp overflows.
-_LARGEST_LOSS = 700.0
 # A width over which losses are smooth: of a complex coordinate they are singular no nearer than
 # pi / mu.
 _WIDEST_PANEL = 1.0
@@ -123,10 +123,11 @@ class FixedSizeSampledGaussian(Compound):
             return super().grid_builder()
         mu = 1 / check_noise(self.unit_sensitivity_event.event.noise_multiplier)
         rate = float(self.event.sample_size / self.event.source_dataset_size)
-        profile, (_, largest) = (
-            functools.partial(sampled_removal_profile, mu, rate),
-            removal_losses(mu, rate),
-        )
+        largest = removal_losses(mu, rate)[1]
+
+        def profile(epsilons: Array) -> Array:
+            return rate * np.exp(gaussian_log_delta(mu, unsampled_loss(epsilons, rate)))
+
         return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
@@ -195,20 +196,23 @@ def sampled_log_moments(orders: Sequence[float], noise: float, rate: float) -> A
 def gaussian_grid_builder(noise: float) -> GridBuilder:
     """Returns the constructor of the losses of a Gaussian release of this noise multiplier."""
     largest = (1 / noise) * (1 / (2 * noise) + _FARTHEST_NORMAL)
-    profile = functools.partial(sampled_removal_profile, 1 / noise, 1.0)
-    return functools.partial(grid_from_profiles, profile, None, (-largest, largest))
+    return functools.partial(
+        grid_from_profiles,
+        lambda epsilons: np.exp(gaussian_log_delta(1 / noise, epsilons)),
+        None,
+        (-largest, largest),
+    )
 
 
 def sampled_removal_profile(mu: float, rate: float, epsilons: Array) -> Array:
-    """Returns delta at ``epsilons`` of (1 - rate) N(0, 1) + rate N(mu, 1) against N(0, 1)."""
-    return rate * np.exp(gaussian_log_delta(mu, unsampled_loss(epsilons, rate)))
+    """Returns delta at ``epsilons`` >= 0 of (1 - rate) N(0, 1) + rate N(mu, 1) against N(0, 1)."""
+    return rate * np.exp(gaussian_log_delta(mu, unsampled_removal(epsilons, rate)))
 
 
 def sampled_addition_profile(mu: float, rate: float, epsilons: Array) -> Array:
-    """Returns delta at ``epsilons`` of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1)."""
-    # The loss in this order ends where e^epsilon (1 - rate) reaches 1.
-    left = np.maximum(rate - (1 - rate) * np.expm1(np.minimum(epsilons, _LARGEST_LOSS)), 0.0)
-    return left * np.exp(gaussian_log_delta(mu, -unsampled_loss(-epsilons, rate)))
+    """Returns delta at ``epsilons`` >= 0 of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1)."""
+    left, losses = unsampled_addition(epsilons, rate)
+    return left * np.exp(gaussian_log_delta(mu, losses))
 
 
 def gaussian_loss_distribution(
@@ -269,7 +273,7 @@ def replacement_loss_distribution(mu: float, rate: float, tail: float) -> LossDi
 def replacement_profile(mu: float, rate: float, epsilons: Array) -> Array:
     """Returns delta of (1 - rate) N(0, 1) + rate N(mu, 1) against its mirror image."""
     if rate == 1:
-        return sampled_removal_profile(2 * mu, 1.0, epsilons)
+        return np.exp(gaussian_log_delta(2 * mu, epsilons))
     segment = replacement_loss_distribution(mu, rate, tail=0.5).segments[0]
     threshold = segment.inverse(epsilons)
     above, mirrored = segment.coordinate.above(threshold), segment.coordinate.below(-threshold)

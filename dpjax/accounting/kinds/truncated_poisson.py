@@ -58,7 +58,9 @@ from dpjax.accounting.loss_distribution import (
     LossDistribution,
     grid_from_profiles,
     subsampled_loss,
+    unsampled_loss,
 )
+from dpjax.accounting.tradeoff.families import gaussian_log_delta
 from dpjax.adjacency import Adjacency, is_size_public
 
 # Larger losses have this probability.
@@ -130,7 +132,7 @@ def profile_bounds(
         for cut, rate in cuts:
             # The curve C_rate(G_2mu): the record takes another one's place.
             exchanged = (
-                sampled_removal_profile(2 * mu, rate, epsilons)
+                rate * np.exp(gaussian_log_delta(2 * mu, unsampled_loss(epsilons, rate)))
                 if rate > 0
                 else np.zeros_like(epsilons)
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpjax._checks import check_count, check_non_negative, check_share
-from dpjax.accounting.loss_distribution import unsampled_loss
+from dpjax.accounting.loss_distribution import unsampled_addition, unsampled_removal
 from dpjax.accounting.tradeoff.base import (
     Array,
     Discrete,
@@ -40,14 +40,11 @@ class Mixture(TradeOff):
 
     def _delta_pq(self, epsilon: Array) -> Array:
         p = self.sampling_rate
-        return p * self.curve._delta_pq(unsampled_loss(epsilon, p))
+        return p * self.curve._delta_pq(unsampled_removal(epsilon, p))
 
     def _delta_qp(self, epsilon: Array) -> Array:
-        # The loss in this order ends where e^epsilon (1 - p) reaches 1.
-        p = self.sampling_rate
-        left = p - (1.0 - p) * np.expm1(np.minimum(epsilon, 700.0))
-        loss = np.where(left > 0, -unsampled_loss(-epsilon, p), 0.0)
-        return np.maximum(left, 0.0) * self.curve._delta_qp(np.maximum(loss, 0.0))
+        left, loss = unsampled_addition(epsilon, self.sampling_rate)
+        return left * self.curve._delta_qp(loss)
 
     def _errors(self, alpha: Array) -> tuple[Array, Array]:
         missed, detected = self.curve._errors(alpha)
