@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2)).astype(np.float32)
 Y = RNG.normal(size=40).astype(np.float32)
-BOUNDS = regression.RegressionBounds(x_norm=1.0, y_size=1.0)
+BOUNDS = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 PRIOR = {"prior_precision": 1.0, "noise_shape": 2.0, "noise_rate": 1.0}
 STATISTICS = {
     law: regression.PerturbedStatistics.from_epsilon(
@@ -161,7 +161,11 @@ def closed_forms():
 
 def private_bounds():
     mechanism = regression.PrivateBounds(
-        x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=1.0, adjacency="add_remove"
+        x_norm_bounds=(1.0, 2.0),
+        y_bounds=(1.0, 2.0),
+        quantile=0.9,
+        epsilon=1.0,
+        adjacency="add_remove",
     )
     return mechanism.release_positions(KEY, X, Y)
 
@@ -176,7 +180,7 @@ def adassp():
 def conjugate_posterior(aware):
     family = conjugate.BetaBinomial(alpha=1.0, beta=1.0)
     noise = dpjax.Laplace(family.sensitivity(norm="l1", adjacency="replace_one"), scale=2.0)
-    release = conjugate.StatisticRelease(family, noise)
+    release = conjugate.SufficientStatisticsMechanism(family, noise)
     fit = partial(conjugate.noise_aware_posterior, KEY) if aware else conjugate.naive_posterior
     return fit(release, [25.0], num_examples=40).interval(0.9)
 

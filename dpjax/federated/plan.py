@@ -214,11 +214,11 @@ class FederatedSum(Mechanism):
       TypeError: ``mechanism`` does not release a sum over records.
       ValueError: its noise is not Gaussian, or the sums do not fit into the range of the shares.
 
-    >>> from dpjax.bayes.conjugate import BetaBinomial, StatisticRelease
+    >>> from dpjax.bayes.conjugate import BetaBinomial, SufficientStatisticsMechanism
     >>> from dpjax.mechanisms import Gaussian
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> moves = family.sensitivity(norm="l2", adjacency="add_remove")
-    >>> trusted = StatisticRelease(family, Gaussian(moves, scale=4.0))
+    >>> trusted = SufficientStatisticsMechanism(family, Gaussian(moves, scale=4.0))
     >>> plan = FederatedSum(trusted, Parties(num_holders=10, num_nodes=3))
     >>> round(plan.certificate(1e-5).epsilon, 3) == round(trusted.certificate(1e-5).epsilon, 3)
     True

@@ -47,7 +47,7 @@ def scale_bounds(records: Records, which: str, factor: float) -> Records:
     of_x = factor if which in ("B_x", "both") else 1.0
     of_y = factor if which in ("B_y", "both") else 1.0
     bounds = RegressionBounds(
-        x_norm=of_x * records.bounds.x_norm, y_size=of_y * records.bounds.y_size
+        x_norm_bound=of_x * records.bounds.x_norm_bound, y_bound=of_y * records.bounds.y_bound
     )
     return records._replace(bounds=bounds)
 
@@ -62,7 +62,7 @@ def simulate(num_examples: int, num_features: int, seed: int) -> Records:
     direction = rng.standard_normal(num_features)
     signal = x @ direction / np.linalg.norm(direction)
     y = (signal + rng.standard_normal(num_examples)) / np.sqrt(2)
-    bounds = RegressionBounds(x_norm=float(np.sqrt(num_features)), y_size=1.0)
+    bounds = RegressionBounds(x_norm_bound=float(np.sqrt(num_features)), y_bound=1.0)
     return Records(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32), 1.0, bounds)
 
 

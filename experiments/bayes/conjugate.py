@@ -19,8 +19,8 @@ from dpjax.bayes.conjugate import (
     GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
-    StatisticRelease,
-    Sums,
+    SufficientStatistics,
+    SufficientStatisticsMechanism,
     naive_posterior,
     noise_aware_posterior,
 )
@@ -67,7 +67,7 @@ class Model(NamedTuple):
 class Data(NamedTuple):
     """Exact and noisy sums ``(repeats, m)`` of repeated data sets."""
 
-    sums: Sums
+    sums: SufficientStatistics
     released: npt.NDArray[np.float64]
 
 
@@ -102,20 +102,24 @@ MODELS = {
 }
 
 
-def make_release(family: str, noise: str, epsilon: float, adjacency: Any) -> StatisticRelease:
+def make_release(
+    family: str, noise: str, epsilon: float, adjacency: Any
+) -> SufficientStatisticsMechanism:
     """Returns the release of a family's sums with Laplace or Gaussian noise."""
     model = MODELS[family].family
     if noise == "Laplace":
         of_sums = model.sensitivity(norm="l1", adjacency=adjacency)
-        return StatisticRelease(model, Laplace.from_epsilon(of_sums, epsilon=epsilon))
+        return SufficientStatisticsMechanism(model, Laplace.from_epsilon(of_sums, epsilon=epsilon))
     of_sums = model.sensitivity(norm="l2", adjacency=adjacency)
-    return StatisticRelease(model, Gaussian.from_epsilon(of_sums, epsilon=epsilon, delta=DELTA))
+    return SufficientStatisticsMechanism(
+        model, Gaussian.from_epsilon(of_sums, epsilon=epsilon, delta=DELTA)
+    )
 
 
 def draw_data(
     key: jax.Array,
     model: Model,
-    release: StatisticRelease,
+    release: SufficientStatisticsMechanism,
     parameters: jax.Array,
     sizes: Sequence[int],
 ) -> list[Data]:
@@ -133,7 +137,10 @@ def draw_data(
     drawn = jax.jit(lambda inputs: jax.lax.map(one, inputs, batch_size=_BATCH))((keys, parameters))
     counts = [np.full(len(parameters), float(n)) for n in sizes]
     return [
-        Data(Sums(np.asarray(total, np.float64), count), np.asarray(noisy, np.float64))
+        Data(
+            SufficientStatistics(np.asarray(total, np.float64), count),
+            np.asarray(noisy, np.float64),
+        )
         for (total, noisy), count in zip(drawn, counts, strict=True)
     ]
 
@@ -185,7 +192,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 
 def _run_consistency(
-    release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
+    release: SufficientStatisticsMechanism, settings: Mapping[str, Any], key: jax.Array
 ) -> tuple[Any, Any]:
     """Returns log-log slopes of the errors, and root mean square errors by n."""
     sizes, model = settings["n"], MODELS[settings["family"]]
@@ -211,12 +218,12 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
 
 
 def _run_coverage(
-    release: StatisticRelease, settings: Mapping[str, Any], key: jax.Array
+    release: SufficientStatisticsMechanism, settings: Mapping[str, Any], key: jax.Array
 ) -> tuple[Any, Any]:
     """Returns the coverage of both posteriors' intervals, with parameters from the prior."""
     model, n = MODELS[settings["family"]], settings["n"]
     prior_key, data_key, particle_key = jax.random.split(key, 3)
-    nothing = Sums(np.zeros(len(model.family.statistic_bounds[0])), np.float64(0))
+    nothing = SufficientStatistics(np.zeros(len(model.family.statistic_bounds[0])), np.float64(0))
     parameters = model.family.posterior(nothing).sample(prior_key, settings["repeats"])
     (data,) = draw_data(data_key, model, release, parameters, (n,))
     public_n = n if release.adjacency == "replace_one" else None

@@ -74,7 +74,7 @@ class Settings:
 def _mechanism(
     num_features: int, y_size: float, epsilon: float, delta: float
 ) -> PerturbedStatistics:
-    bounds = RegressionBounds(x_norm=1.0, y_size=y_size)
+    bounds = RegressionBounds(x_norm_bound=1.0, y_bound=y_size)
     return PerturbedStatistics.from_epsilon(
         bounds, epsilon=epsilon, delta=delta, adjacency="replace_one", num_features=num_features
     )

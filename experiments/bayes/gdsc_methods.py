@@ -30,7 +30,7 @@ from dpjax.mechanisms import Composition, Gaussian
 from dpjax.sensitivity import Sensitivity
 
 # Rank correlation does not depend on the scale of the records.
-UNIT = RegressionBounds(x_norm=1.0, y_size=1.0)
+UNIT = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 _ONE = Sensitivity(1.0, "l2", "replace_one")
 # Public assumption, in units of the bounds, for which the budget split is optimised.
 _GUESS = AssumedModel(coefficient_norm=0.5, noise_std=0.7, noise_known=True)
@@ -58,7 +58,7 @@ class BallRidge:
     def gradient_bound(self) -> float:
         """G, the largest norm of a record's gradient within the ball."""
         bounds = self.bounds
-        return bounds.x_norm * (bounds.y_size + bounds.x_norm * self.radius)
+        return bounds.x_norm_bound * (bounds.y_bound + bounds.x_norm_bound * self.radius)
 
     @property
     def sensitivity(self) -> float:
@@ -73,7 +73,7 @@ class BallRidge:
     @property
     def log_determinant(self) -> float:
         """The largest change of the logarithm of the Hessian's determinant by one record."""
-        return math.log1p(self.bounds.x_norm**2 / self.ridge)
+        return math.log1p(self.bounds.x_norm_bound**2 / self.ridge)
 
     def solve(self, statistics: RegressionStatistics) -> jax.Array:
         """Returns the exact coefficients ``(d,)``, which are not private.

@@ -58,7 +58,7 @@ class Costs(NamedTuple):
 def make_mechanism(num_entries: int) -> PerturbedStatistics | ClippedGradientSum:
     """Returns the statistics of a regression on 11 features, else a clipped gradient."""
     if num_entries == _STATISTICS:
-        bounds = RegressionBounds(x_norm=2.0, y_size=1.0)
+        bounds = RegressionBounds(x_norm_bound=2.0, y_bound=1.0)
         return PerturbedStatistics.from_epsilon(
             bounds, epsilon=1.0, delta=_DELTA, adjacency="add_remove", num_features=11
         )

@@ -35,7 +35,7 @@ _PRIOR = {"prior_precision": 1.0, "noise_shape": 1.0, "noise_rate": 0.1}
 # Share of epsilon for private bounds, their quantile and candidates.
 _SHARE_FOR_BOUNDS, _QUANTILE = 0.2, 0.8
 _CANDIDATES = tuple(round(0.4 * 1.25**power, 3) for power in range(10))
-_UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
+_UNIT_BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 _EVEN = RegressionStatistics(1 / 3, 1 / 3, 1 / 3)
 
 
@@ -92,7 +92,7 @@ def scale_records(data: RegressionDataset) -> Records:
     features = (x - (low + high) / 2) / ((high - low) / 2)
     half_width = (data.target_range.high - data.target_range.low) / 2
     targets = (y - sum(data.target_range) / 2) / half_width
-    bounds = RegressionBounds(x_norm=math.sqrt(1 + len(low) / 3), y_size=math.sqrt(1 / 3))
+    bounds = RegressionBounds(x_norm_bound=math.sqrt(1 + len(low) / 3), y_bound=math.sqrt(1 / 3))
     with_constant = np.column_stack([np.ones(len(y)), features])
     return Records(
         jnp.asarray(with_constant, jnp.float32), jnp.asarray(targets), half_width, bounds
@@ -184,8 +184,8 @@ def private_bounds(task: Task) -> Fit:
     records, train = task.records, task.splits.train
     paid = _SHARE_FOR_BOUNDS * task.epsilon
     bounds = PrivateBounds(
-        x_norms=_CANDIDATES,
-        y_sizes=_CANDIDATES,
+        x_norm_bounds=_CANDIDATES,
+        y_bounds=_CANDIDATES,
         quantile=_QUANTILE,
         epsilon=paid,
         adjacency=ADJACENCY,
@@ -198,8 +198,10 @@ def private_bounds(task: Task) -> Fit:
     pairs, group = np.unique(np.stack(chosen, axis=1), axis=0, return_inverse=True)
     fits = []
     for pair in pairs:
-        x_norm, y_size = (_CANDIDATES[position] for position in pair)
-        bounded = records._replace(bounds=RegressionBounds(x_norm=x_norm, y_size=y_size))
+        x_norm_bound, y_bound = (_CANDIDATES[position] for position in pair)
+        bounded = records._replace(
+            bounds=RegressionBounds(x_norm_bound=x_norm_bound, y_bound=y_bound)
+        )
         rest = task._replace(records=bounded, key=for_noise, epsilon=task.epsilon - paid)
         mechanism = perturbation(rest)
         fits.append(release_statistics(mechanism, rest).posteriors)
@@ -225,13 +227,13 @@ def local_records(task: Task) -> Fit:
     # Under add/remove an absent holder sends noise.
     of_x, of_y = (
         Gaussian(Sensitivity(size, "l2", ADJACENCY), size / half, _UNIT)
-        for size in (bounds.x_norm, bounds.y_size)
+        for size in (bounds.x_norm_bound, bounds.y_bound)
     )
     x, y = bounds.clip(task.records.x, task.records.y)
     summed = _sum_noisy_records(of_x.scale, of_y.scale, task.run_keys(), x[train], y[train])
-    # Variance of noise times noise plus noise times features of mean square x_norm^2 / d.
+    # Variance of noise times noise plus noise times features of mean square x_norm_bound^2 / d.
     n, d = train.shape[1], x.shape[1]
-    variance = of_x.scale**4 + 2 * of_x.scale**2 * bounds.x_norm**2 / d
+    variance = of_x.scale**4 + 2 * of_x.scale**2 * bounds.x_norm_bound**2 / d
     noise = np.full((d, d), np.sqrt(n * variance))
     return Fit(posteriors(summed, task.splits, noise), Composition((of_x, of_y)))
 

@@ -48,7 +48,7 @@ _ATTACKED = {
 _FEATURES, _CLAIMS = 11, (0.1, 0.5, 0.99)
 HITS, ALARMS, ATTACKED = "true positives %", "false positives %", "ε of attack, at least"
 DEGREES = "degrees of freedom"
-_UNIT_BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
+_UNIT_BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 _STYLES = {
     PUBLISHED: (PALETTE[1], "o", "published Wishart(d + 1)"),
     "Laplace": (MEASURED, "s", "Laplace"),
@@ -65,7 +65,7 @@ def make_mechanism(noise: str, dimension: int) -> Any:
     """
     if noise == "Wishart":
         bounds = RegressionBounds(
-            x_norm=math.sqrt(1 - 1 / dimension), y_size=math.sqrt(1 / dimension)
+            x_norm_bound=math.sqrt(1 - 1 / dimension), y_bound=math.sqrt(1 / dimension)
         )
         return WishartNoise.from_epsilon(
             bounds, epsilon=EPSILON, delta=DELTA, adjacency="add_remove", num_features=dimension - 1
@@ -84,7 +84,7 @@ def noise_sampler(noise: str, dimension: int) -> Callable[[jax.Array], jax.Array
     """Returns a sampler of releases of an empty data set, ``(d, d)`` matrices."""
     if noise == PUBLISHED:
         return partial(
-            nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
+            nonprivate_wishart_noise, num_features=dimension, x_norm_bound=1.0, epsilon=EPSILON
         )
     mechanism = make_mechanism(noise, dimension)
     if noise != "Wishart":

@@ -42,8 +42,8 @@ adjacency = "{mechanism.adjacency}"
 unit = "{mechanism.unit}"
 [plan.mechanism.bounds]
 type = "dpjax.bayes.regression.RegressionBounds"
-x_norm = {mechanism.bounds.x_norm}
-y_size = {mechanism.bounds.y_size}
+x_norm_bound = {mechanism.bounds.x_norm_bound}
+y_bound = {mechanism.bounds.y_bound}
 [plan.mechanism.scales]
 type = "dpjax.bayes.regression.RegressionStatistics"
 xtx = {mechanism.scales.xtx}

@@ -47,7 +47,7 @@ def sheffet_degrees_of_freedom(dimension: int, *, epsilon: float, delta: float) 
 
 
 def nonprivate_wishart_noise(
-    key: PRNGKey, num_features: int, *, x_norm: float, epsilon: float
+    key: PRNGKey, num_features: int, *, x_norm_bound: float, epsilon: float
 ) -> jax.Array:
     """Draws Wishart(d + 1, 3 R^2 / (2 epsilon) I) noise, which was published as private.
 
@@ -59,7 +59,7 @@ def nonprivate_wishart_noise(
     Args:
       key: a JAX key.
       num_features: d.
-      x_norm: R, the bound on the norm of the features.
+      x_norm_bound: R, the bound on the norm of the features.
       epsilon: what is claimed.
 
     Returns:
@@ -70,13 +70,13 @@ def nonprivate_wishart_noise(
 
     Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
 
-    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm=1.0, epsilon=1.0).shape
+    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm_bound=1.0, epsilon=1.0).shape
     (3, 3)
     """
     check_count("num_features", num_features)
-    check_bound("x_norm", x_norm)
+    check_bound("x_norm_bound", x_norm_bound)
     check_positive("epsilon", epsilon)
-    return wishart_noise(key, num_features, num_features + 1, 3 * x_norm**2 / (2 * epsilon))
+    return wishart_noise(key, num_features, num_features + 1, 3 * x_norm_bound**2 / (2 * epsilon))
 
 
 def excludes_record(released: jax.Array, row: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.conjugate_cases import DRAW, FAMILIES, laplace_release
 
-from dpjax.bayes.conjugate import Sums, naive_posterior, noise_aware_posterior
+from dpjax.bayes.conjugate import SufficientStatistics, naive_posterior, noise_aware_posterior
 
 # Where the noise is about as large as what the data say, or larger; all at n = 100.
 COVERAGE = {
@@ -21,7 +21,7 @@ REPEATS = 1500
 def released_from_prior(name, release):
     """Parameters from the prior, and the releases of data sets that follow them."""
     prior_key, key = jax.random.split(jax.random.key(11))
-    nothing = Sums(np.zeros(len(release.family.statistic_bounds[0])), np.float64(0))
+    nothing = SufficientStatistics(np.zeros(len(release.family.statistic_bounds[0])), np.float64(0))
     parameters = release.family.posterior(nothing).sample(prior_key, REPEATS)
 
     def one(key, theta):

@@ -16,7 +16,7 @@ from dpjax.bayes.conjugate import (
     GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
-    Sums,
+    SufficientStatistics,
 )
 
 ORDERS = {"l1": 1, "l2": 2}
@@ -26,7 +26,7 @@ NASTY = [np.nan, np.inf, -np.inf, 1e30, -7.0, 0.4, 2.0**25]
 def contributions(family, records, adjacency):
     """What each record adds to the release."""
     statistics = np.asarray(family.statistic(jnp.array(records)), np.float64)
-    return family.encode(Sums(statistics, np.ones(len(records))), adjacency)
+    return family.encode(SufficientStatistics(statistics, np.ones(len(records))), adjacency)
 
 
 def farthest(family, records, norm, adjacency):
@@ -153,17 +153,17 @@ def assert_constant_offset(ours, reference):
 def test_evidence_is_the_distribution_of_the_sum():
     s = np.arange(13.0)
     for n in (12.0, 30.0):
-        sums = Sums(s[:, None], np.full(13, n))
+        sums = SufficientStatistics(s[:, None], np.full(13, n))
         ours = FAMILIES["beta-binomial"].log_evidence(sums)
         np.testing.assert_allclose(ours, stats.betabinom.logpmf(s, n, 1.0, 2.0), atol=1e-9)
         ours = FAMILIES["gamma-poisson"].log_evidence(sums)
         np.testing.assert_allclose(ours, stats.nbinom.logpmf(s, 6.0, 2 / (2 + n)), atol=1e-9)
-    impossible = Sums(np.array([[-1.0], [13.0]]), np.full(2, 12.0))
+    impossible = SufficientStatistics(np.array([[-1.0], [13.0]]), np.full(2, 12.0))
     with np.errstate(invalid="ignore"):
         assert np.all(FAMILIES["beta-binomial"].log_evidence(impossible) == -np.inf)
     counts = np.array([[3, 4, 5], [12, 0, 0], [1, 1, 10]])
     ours = FAMILIES["dirichlet-multinomial"].log_evidence(
-        Sums(counts[:, :2] * 1.0, np.full(3, 12.0))
+        SufficientStatistics(counts[:, :2] * 1.0, np.full(3, 12.0))
     )
     reference = stats.dirichlet_multinomial.logpmf(counts, [1.0, 2.0, 1.5], 12)
     np.testing.assert_allclose(ours, reference, atol=1e-9)
@@ -172,7 +172,7 @@ def test_evidence_is_the_distribution_of_the_sum():
 def test_evidence_of_normal_sums_with_either_number_of_records():
     x, n = np.meshgrid([-3.0, 10.0, 25.0], [5.0, 9.0])
     reference = stats.norm.logpdf(x, n, np.sqrt(n + n**2 * 0.5))  # means of one, in all
-    units = Sums(((x + 4 * n) / 10)[..., None], n)
+    units = SufficientStatistics(((x + 4 * n) / 10)[..., None], n)
     assert_constant_offset(FAMILIES["normal"].log_evidence(units), reference)
 
 
@@ -181,7 +181,7 @@ def test_evidence_of_sum_and_squares_by_the_candidates_formula():
     family, (mean, variance) = FAMILIES["normal-unknown"], (0.7, 1.3)
     n, x_bar, around = np.array([4.0, 9.0, 9.0]), np.array([0.2, 1.0, 3.0]), np.array([2.0, 9.0, 5])
     units = (x_bar - 1) / 5
-    sums = Sums(np.stack([n * units, around / 25 + n * units**2], axis=-1), n)
+    sums = SufficientStatistics(np.stack([n * units, around / 25 + n * units**2], axis=-1), n)
     after = family.posterior(sums)
     given = stats.norm.logpdf(n * x_bar, n * mean, np.sqrt(n * variance))
     given = given + stats.chi2.logpdf(around / variance, n - 1) - np.log(variance)
@@ -197,7 +197,7 @@ def test_repair_leaves_possible_sums_alone_and_makes_others_possible(name):
     kept = family.repair(sums)
     np.testing.assert_allclose(kept.total, sums.total, rtol=1e-12)
     rng = np.random.default_rng(0)
-    wild = Sums(rng.normal(0, 100, (500, len(sums.total))), rng.normal(0, 40, 500))
+    wild = SufficientStatistics(rng.normal(0, 100, (500, len(sums.total))), rng.normal(0, 40, 500))
     repaired = family.repair(wild)
     assert np.all(repaired.num_examples >= 1)
     assert np.all(np.isfinite(family.posterior(repaired).mean))

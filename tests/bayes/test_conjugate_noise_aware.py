@@ -14,7 +14,7 @@ from scipy import stats
 
 from dpjax.bayes.conjugate import (
     NormalKnownVariance,
-    StatisticRelease,
+    SufficientStatisticsMechanism,
     naive_posterior,
     noise_aware_posterior,
 )
@@ -51,7 +51,7 @@ def assert_same_cdf(aware, expected, rows=None):
 def test_beta_binomial_is_the_sum_over_all_counts(kind, noisy, scale):
     family, n = FAMILIES["beta-binomial"], 12
     sensitivity = family.sensitivity(norm=kind.norm, adjacency="replace_one")
-    release = StatisticRelease(family, kind(sensitivity, scale))
+    release = SufficientStatisticsMechanism(family, kind(sensitivity, scale))
     aware = noise_aware_posterior(
         KEY, release, [float(noisy)], num_examples=n, num_particles=PARTICLES
     )
@@ -94,7 +94,7 @@ def test_histograms_are_summed_over_all_counts_of_n(epsilon):
 def test_gaussian_noise_on_normal_sums_adds_to_their_variance():
     family = NormalKnownVariance((-50.0, 50.0), variance=4.0, prior_mean=1.0, prior_variance=9.0)
     sensitivity = family.sensitivity(norm="l2", adjacency="replace_one")
-    release = StatisticRelease(family, Gaussian(sensitivity, 0.3))
+    release = SufficientStatisticsMechanism(family, Gaussian(sensitivity, 0.3))
     noisy, n = np.array([10.4]), 20  # of a sum in units of 100, from -50
     aware = noise_aware_posterior(KEY, release, noisy, num_examples=n, num_particles=PARTICLES)
     precision = 1 / 9 + n**2 / (n * 4 + (0.3 * 100) ** 2)
@@ -187,6 +187,6 @@ class Unheard(DiscreteNoise):
 def test_other_noise_is_refused():
     family = FAMILIES["beta-binomial"]
     sensitivity = family.sensitivity(norm="l1", adjacency="replace_one")
-    release = StatisticRelease(family, Unheard(sensitivity, 1.0))
+    release = SufficientStatisticsMechanism(family, Unheard(sensitivity, 1.0))
     with pytest.raises(TypeError, match="mechanism must add Laplace or Gaussian noise"):
         noise_aware_posterior(KEY, release, [1.0], num_examples=4)

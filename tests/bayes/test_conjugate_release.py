@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import dp_event
 from helpers.conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
 
-from dpjax.bayes.conjugate import BetaBinomial, StatisticRelease, naive_posterior
+from dpjax.bayes.conjugate import BetaBinomial, SufficientStatisticsMechanism, naive_posterior
 from dpjax.mechanisms import DiscreteLaplace, Gaussian, Laplace, RandomizedResponse
 
 BETA = FAMILIES["beta-binomial"]
@@ -57,7 +57,7 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
     gaussian = Gaussian.from_epsilon(
         BETA.sensitivity(norm="l2", adjacency="add_remove"), epsilon=1.0, delta=1e-6
     )
-    release = StatisticRelease(BETA, gaussian)
+    release = SufficientStatisticsMechanism(BETA, gaussian)
     assert release.certificate(1e-6).epsilon == pytest.approx(1.0, rel=5e-3)
     louder = release.with_privacy_factor(2.0)
     assert louder.mechanism.scale == 2 * gaussian.scale
@@ -67,7 +67,9 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
 
 def test_discrete_noise_of_whole_numbers():
     sensitivity = BETA.sensitivity(norm="l1", adjacency="add_remove")
-    release = StatisticRelease(BETA, DiscreteLaplace.from_epsilon(sensitivity, epsilon=0.5))
+    release = SufficientStatisticsMechanism(
+        BETA, DiscreteLaplace.from_epsilon(sensitivity, epsilon=0.5)
+    )
     records = jnp.array([1, 1, 0, np.nan])
     noisy = release.release(jax.random.key(0), records)
     assert noisy.dtype == np.int64
@@ -82,14 +84,14 @@ def test_a_mechanism_that_understates_the_sensitivity_is_refused():
     normal = FAMILIES["normal-unknown"]
     replaced = normal.sensitivity(norm="l1", adjacency="replace_one")
     corners = dataclasses.replace(replaced, value=2.0)  # the distance of the two ends
-    StatisticRelease(normal, Laplace(replaced, 1.0))
+    SufficientStatisticsMechanism(normal, Laplace(replaced, 1.0))
     with pytest.raises(ValueError, match=r"mechanism's sensitivity must be at least 2\.25"):
-        StatisticRelease(normal, Laplace(corners, 1.0))
+        SufficientStatisticsMechanism(normal, Laplace(corners, 1.0))
     whole = dataclasses.replace(replaced, value=3.0)
     with pytest.raises(ValueError, match="the statistics are not integers"):
-        StatisticRelease(normal, DiscreteLaplace(whole, 1.0))
+        SufficientStatisticsMechanism(normal, DiscreteLaplace(whole, 1.0))
     with pytest.raises(TypeError, match="mechanism must add noise"):
-        StatisticRelease(
+        SufficientStatisticsMechanism(
             BETA, RandomizedResponse.from_epsilon(2, epsilon=1.0, adjacency="replace_one")
         )
 

@@ -11,7 +11,7 @@ from scipy import stats
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import AdaSSP, RegressionBounds, sufficient_statistics
 
-BOUNDS = RegressionBounds(x_norm=2.0, y_size=3.0)
+BOUNDS = RegressionBounds(x_norm_bound=2.0, y_bound=3.0)
 D = 4
 FALSE_ALARM = 1e-6
 

@@ -28,12 +28,12 @@ from dpjax.bayes.regression import (
 )
 
 PRIOR = {"prior_precision": 1.0, "noise_shape": 10.0, "noise_rate": 2.25}
-BOUNDS = RegressionBounds(x_norm=1.0, y_size=2.5)
+BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=2.5)
 GAUSSIAN = PerturbedStatistics.from_epsilon(
     BOUNDS, epsilon=1.0, delta=1e-5, adjacency="replace_one", num_features=2
 )
 PRIVATE_BOUNDS = PrivateBounds(
-    x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=1.0, adjacency="add_remove"
+    x_norm_bounds=(1.0, 2.0), y_bounds=(1.0, 2.0), quantile=0.9, epsilon=1.0, adjacency="add_remove"
 )
 LAPLACE = PerturbedStatistics.from_epsilon(
     BOUNDS, epsilon=2.0, delta=0.0, adjacency="replace_one", num_features=2

@@ -19,7 +19,7 @@ from dpjax.bayes.regression import (
 
 NUM_RECORDS, NUM_DRAWS = 2_000, 700
 PRIOR = {"prior_precision": 1.0, "noise_shape": 5.0, "noise_rate": 1.0}
-BOUNDS = RegressionBounds(x_norm=1.0, y_size=2.5)
+BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=2.5)
 MECHANISMS = {
     "gaussian": PerturbedStatistics.from_epsilon(
         BOUNDS, epsilon=1.0, delta=1e-5, adjacency="replace_one", num_features=1

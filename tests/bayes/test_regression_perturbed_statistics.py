@@ -26,7 +26,7 @@ from dpjax.bayes.regression import (
 
 FALSE_ALARM = 1e-6
 R, B = 2.0, 3.0
-BOUNDS = RegressionBounds(x_norm=R, y_size=B)
+BOUNDS = RegressionBounds(x_norm_bound=R, y_bound=B)
 ADJACENCIES = ("add_remove", "replace_one")
 
 
@@ -223,7 +223,7 @@ def test_the_optimal_split_is_where_the_stated_loss_is_least(distribution):
         optimal_budget_shares(
             sizes,
             AssumedModel(coefficient_norm=b, noise_std=math.sqrt(v)),
-            x_norm=R,
+            x_norm_bound=R,
             num_features=d,
             noise_distribution=distribution,
         )
@@ -246,7 +246,7 @@ def test_the_optimal_split_is_where_the_stated_loss_is_least(distribution):
 def test_the_default_split_has_a_smaller_error_than_an_even_one():
     def error(split):
         d, n = 10, 3_000
-        bounds = RegressionBounds(x_norm=math.sqrt(d), y_size=2.0)
+        bounds = RegressionBounds(x_norm_bound=math.sqrt(d), y_bound=2.0)
         made = PerturbedStatistics.from_epsilon(
             bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=d, split=split
         )
@@ -309,17 +309,17 @@ def test_bad_arguments_are_refused(change, message):
 
 
 @pytest.mark.parametrize("bound", [1e200, 1e-200])
-@pytest.mark.parametrize("name", ["x_norm", "y_size"])
+@pytest.mark.parametrize("name", ["x_norm_bound", "y_bound"])
 def test_bounds_whose_powers_are_no_numbers_are_refused(name, bound):
     with pytest.raises(ValueError, match=rf"{name} must be between 1e-37 and 1e\+37, .* got 1e"):
-        RegressionBounds(**{"x_norm": 1.0, "y_size": 1.0, name: bound})
+        RegressionBounds(**{"x_norm_bound": 1.0, "y_bound": 1.0, name: bound})
 
 
 @pytest.mark.parametrize("delta", [1e-4, 0.0])
-@pytest.mark.parametrize(("x_norm", "y_size"), [(1e37, 1e-37), (1e-37, 1e37), (1e37, 1e37)])
-def test_extreme_bounds_have_a_split(x_norm, y_size, delta):
+@pytest.mark.parametrize(("x_norm_bound", "y_bound"), [(1e37, 1e-37), (1e-37, 1e37), (1e37, 1e37)])
+def test_extreme_bounds_have_a_split(x_norm_bound, y_bound, delta):
     made = PerturbedStatistics.from_epsilon(
-        RegressionBounds(x_norm=x_norm, y_size=y_size),
+        RegressionBounds(x_norm_bound=x_norm_bound, y_bound=y_bound),
         epsilon=1.0,
         delta=delta,
         adjacency="add_remove",

@@ -15,8 +15,8 @@ CANDIDATES = (0.5, 1.0, 2.0, 4.0)
 
 def mechanism(epsilon=1.0, adjacency="add_remove", quantile=0.8):
     return PrivateBounds(
-        x_norms=CANDIDATES,
-        y_sizes=CANDIDATES,
+        x_norm_bounds=CANDIDATES,
+        y_bounds=CANDIDATES,
         quantile=quantile,
         epsilon=epsilon,
         adjacency=adjacency,
@@ -55,7 +55,7 @@ def records(n=2_000):
 
 def test_the_released_bounds_are_near_the_quantile():
     assert mechanism().release(jax.random.key(0), *records()) == RegressionBounds(
-        x_norm=2.0, y_size=1.0
+        x_norm_bound=2.0, y_bound=1.0
     )
 
 
@@ -70,8 +70,8 @@ def test_records_that_are_no_numbers_are_above_every_candidate():
     made = mechanism(epsilon=1e6, quantile=0.5)
     x = jnp.array([[0.1], [jnp.nan], [jnp.inf], [jnp.nan], [3.0]])
     y = jnp.array([0.1, 0.2, 0.3, jnp.nan, jnp.inf])
-    assert made.release(jax.random.key(0), x, y) == RegressionBounds(x_norm=4.0, y_size=0.5)
-    assert made.release(jax.random.key(0), x[:0], y[:0]).x_norm in CANDIDATES
+    assert made.release(jax.random.key(0), x, y) == RegressionBounds(x_norm_bound=4.0, y_bound=0.5)
+    assert made.release(jax.random.key(0), x[:0], y[:0]).x_norm_bound in CANDIDATES
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
@@ -88,8 +88,8 @@ def test_the_certificate_holds_bounds_and_statistics_together(adjacency):
             )
         )
         for bounds in (
-            RegressionBounds(x_norm=1.0, y_size=1.0),
-            RegressionBounds(x_norm=4.0, y_size=0.5),
+            RegressionBounds(x_norm_bound=1.0, y_bound=1.0),
+            RegressionBounds(x_norm_bound=4.0, y_bound=0.5),
         )
     ]
     epsilons = [made.certificate(1e-4).epsilon for made in whole]
@@ -105,16 +105,16 @@ def test_twice_the_noise_is_half_of_epsilon():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_norms": ()}, "x_norms must be at least one candidate"),
-        ({"y_sizes": (2.0, 1.0)}, "y_sizes must be increasing"),
-        ({"x_norms": (0.0, 1.0)}, "x_norms must be a finite number > 0"),
-        ({"y_sizes": (1.0, 1e200)}, "y_sizes must be between 1e-37"),
+        ({"x_norm_bounds": ()}, "x_norm_bounds must be at least one candidate"),
+        ({"y_bounds": (2.0, 1.0)}, "y_bounds must be increasing"),
+        ({"x_norm_bounds": (0.0, 1.0)}, "x_norm_bounds must be a finite number > 0"),
+        ({"y_bounds": (1.0, 1e200)}, "y_bounds must be between 1e-37"),
         ({"quantile": 1.0}, "quantile must be in"),
         ({"epsilon": 0.0}, "epsilon must be a finite number > 0"),
         ({"adjacency": "both"}, "adjacency must be"),
     ],
 )
 def test_bad_arguments_are_refused(change, message):
-    arguments = {"x_norms": CANDIDATES, "y_sizes": CANDIDATES, "quantile": 0.5}
+    arguments = {"x_norm_bounds": CANDIDATES, "y_bounds": CANDIDATES, "quantile": 0.5}
     with pytest.raises(ValueError, match=message):
         PrivateBounds(**{**arguments, "epsilon": 1.0, "adjacency": "add_remove", **change})

@@ -24,7 +24,7 @@ from experiments.published.regression import sheffet_degrees_of_freedom, wishart
 
 FALSE_ALARM = 1e-6  # of one assertion
 _FARTHEST = -stats.norm.ppf(FALSE_ALARM / 2)
-BOUNDS = RegressionBounds(x_norm=1.2, y_size=0.9)  # rows of norm at most 1.5
+BOUNDS = RegressionBounds(x_norm_bound=1.2, y_bound=0.9)  # rows of norm at most 1.5
 SQUARE = 2.25
 NUM_DRAWS = 20_000
 ADJACENCIES = ("add_remove", "replace_one")
@@ -201,7 +201,7 @@ def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
 @pytest.mark.parametrize("num_features", [1, 2, 7])
 def test_rows_are_within_their_bounds_after_rounding(num_features):
     """Exactly, as sums of one record: of rows at the bound and far above, in 500 directions."""
-    bounds = RegressionBounds(x_norm=0.7, y_size=0.3)
+    bounds = RegressionBounds(x_norm_bound=0.7, y_bound=0.3)
     used = WishartNoise(
         bounds, num_features, degrees_of_freedom=12, scale=0.7**2 + 0.3**2, adjacency="replace_one"
     )

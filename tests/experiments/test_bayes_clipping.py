@@ -37,7 +37,7 @@ def test_one_bound_changes_at_a_time():
     records = clipping.simulate(50, 4, seed=0)
     for which, expected in (("B_x", (1.0, 1.0)), ("B_y", (2.0, 0.5)), ("both", (1.0, 0.5))):
         bounds = clipping.scale_bounds(records, which, 0.5).bounds
-        assert (bounds.x_norm, bounds.y_size) == expected
+        assert (bounds.x_norm_bound, bounds.y_bound) == expected
 
 
 def test_simulated_targets_are_half_noise():

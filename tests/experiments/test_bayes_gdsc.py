@@ -18,7 +18,7 @@ from experiments.bayes.gdsc_methods import BallRidge, ObjectivePerturbation, out
 from experiments.data import Split, load_stand_in
 
 # Two features keep the examples quick; the bounds are asymmetric on purpose.
-BOUNDS = RegressionBounds(x_norm=1.5, y_size=2.0)
+BOUNDS = RegressionBounds(x_norm_bound=1.5, y_bound=2.0)
 solve = jax.jit(BallRidge.solve, static_argnums=0)
 
 

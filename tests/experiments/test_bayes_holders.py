@@ -53,7 +53,7 @@ def simulated_task(*, num_repeats=400, epsilon=2.0):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(600, 4)) / 2, float)
     y = jnp.asarray(x @ np.array([1.0, -0.5, 0.25, 0.0]) + 0.5 * rng.normal(size=600), float)
-    bounds = RegressionBounds(x_norm=1.5, y_size=1.5)
+    bounds = RegressionBounds(x_norm_bound=1.5, y_bound=1.5)
     records = wine_fits.Records(x, y, 1.0, bounds)
     splits = wine_fits.draw_splits(records, 400, num_repeats, seed=0)
     return wine_fits.Task(records, splits, jax.random.key(0), epsilon, 1e-4)

@@ -40,7 +40,9 @@ def test_privacy_costs_less_than_two_percent_at_epsilon_one(records):
 def some_records(n=400, d=3):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(n, d)), float)
-    return wine_fits.Records(x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(x_norm=2.0, y_size=1.0))
+    return wine_fits.Records(
+        x, x @ jnp.ones(d) / d, 2.0, RegressionBounds(x_norm_bound=2.0, y_bound=1.0)
+    )
 
 
 def some_task(records, splits, epsilon=1.0):
@@ -94,7 +96,7 @@ NEAR_THE_EXACT_FIT = sorted(set(wine_fits.METHODS) - {"trusted, Gaussian, bounds
 def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
     records = some_records()
     task = some_task(records, wine_fits.draw_splits(records, 300, 3, seed=0), epsilon=1e9)
-    wide = records._replace(bounds=RegressionBounds(x_norm=6.0, y_size=3.0))
+    wide = records._replace(bounds=RegressionBounds(x_norm_bound=6.0, y_bound=3.0))
     exact = wine_fits.non_private(task).posteriors.mean
     found = wine_fits.METHODS[name](task._replace(records=wide)).posteriors.mean
     np.testing.assert_allclose(found, exact, atol=0.02)

@@ -22,7 +22,7 @@ from experiments.federated.__main__ import (
 )
 from experiments.federated.loopback import write_study
 
-BOUNDS = RegressionBounds(x_norm=2.16, y_size=0.5773502691896258)
+BOUNDS = RegressionBounds(x_norm_bound=2.16, y_bound=0.5773502691896258)
 
 
 @pytest.fixture(scope="module")

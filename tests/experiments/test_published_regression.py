@@ -42,7 +42,7 @@ def beats(rates, epsilon, delta=0.0):
 
 def published(dimension):
     return functools.partial(
-        nonprivate_wishart_noise, num_features=dimension, x_norm=1.0, epsilon=EPSILON
+        nonprivate_wishart_noise, num_features=dimension, x_norm_bound=1.0, epsilon=EPSILON
     )
 
 
@@ -66,7 +66,7 @@ def test_the_published_noise_lets_a_row_out_for_sure(dimension):
 
 @pytest.mark.parametrize("dimension", [2, 4])
 def test_the_same_attack_does_not_beat_our_noise(dimension):
-    bounds = RegressionBounds(x_norm=math.sqrt(0.5), y_size=math.sqrt(0.5))
+    bounds = RegressionBounds(x_norm_bound=math.sqrt(0.5), y_bound=math.sqrt(0.5))
     used = WishartNoise.from_epsilon(
         bounds, epsilon=EPSILON, delta=1e-4, adjacency="add_remove", num_features=dimension - 1
     )
@@ -95,8 +95,8 @@ def test_it_is_no_mechanism():
 def test_bad_input_is_refused():
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="num_features must be a whole number >= 1"):
-        nonprivate_wishart_noise(key, 0, x_norm=1.0, epsilon=1.0)
-    with pytest.raises(ValueError, match="x_norm must be a finite number > 0"):
-        nonprivate_wishart_noise(key, 2, x_norm=-1.0, epsilon=1.0)
+        nonprivate_wishart_noise(key, 0, x_norm_bound=1.0, epsilon=1.0)
+    with pytest.raises(ValueError, match="x_norm_bound must be a finite number > 0"):
+        nonprivate_wishart_noise(key, 2, x_norm_bound=-1.0, epsilon=1.0)
     with pytest.raises(ValueError, match="epsilon must be a finite number > 0"):
-        nonprivate_wishart_noise(key, 2, x_norm=1.0, epsilon=0.0)
+        nonprivate_wishart_noise(key, 2, x_norm_bound=1.0, epsilon=0.0)

@@ -141,7 +141,7 @@ def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
     Power: with the trusted aggregator's noise from each holder it is not.
     """
     trusted = PerturbedStatistics.from_epsilon(
-        RegressionBounds(x_norm=1.5, y_size=2.5),
+        RegressionBounds(x_norm_bound=1.5, y_bound=2.5),
         epsilon=2.0,
         delta=1e-4,
         adjacency="replace_one",
@@ -167,8 +167,8 @@ def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
 
 def histogram_bounds(**options):
     defaults = {
-        "x_norms": (0.5, 1.0, 2.0, 4.0),
-        "y_sizes": (1.0, 2.0, 4.0),
+        "x_norm_bounds": (0.5, 1.0, 2.0, 4.0),
+        "y_bounds": (1.0, 2.0, 4.0),
         "quantile": 0.95,
         "scale": 5.0,
         "adjacency": "add_remove",
@@ -181,7 +181,7 @@ def test_bounds_are_bought_by_the_same_protocol():
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(5000, 3)), 0.3 * rng.normal(size=5000)
     bounds = released(plan_of(histogram_bounds()), (x, y)).released
-    assert bounds == RegressionBounds(x_norm=4.0, y_size=1.0)
+    assert bounds == RegressionBounds(x_norm_bound=4.0, y_bound=1.0)
     second = PerturbedStatistics.from_epsilon(
         bounds, epsilon=0.7, delta=1e-5, adjacency="add_remove", num_features=3
     )
@@ -221,7 +221,7 @@ def test_one_record_moves_a_clipped_sum_by_the_sensitivity(adjacency):
 def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
     """The smallest eigenvalue is not overestimated, and the ridged matrix is positive definite."""
     used = PerturbedStatistics.from_epsilon(
-        RegressionBounds(x_norm=1.0, y_size=1.0),
+        RegressionBounds(x_norm_bound=1.0, y_bound=1.0),
         epsilon=1.0,
         delta=1e-5,
         adjacency="add_remove",

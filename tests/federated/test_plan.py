@@ -21,7 +21,7 @@ from helpers.federated_cases import (
 from scipy.stats import norm
 
 from dpjax.accounting import calibrate, gdp
-from dpjax.bayes.conjugate import StatisticRelease
+from dpjax.bayes.conjugate import SufficientStatisticsMechanism
 from dpjax.federated import (
     FederatedSum,
     NodeState,
@@ -363,7 +363,7 @@ def test_other_mechanisms_are_refused():
     l1 = family.sensitivity(norm="l1", adjacency="add_remove")
     for noise in (Laplace(l1, 3.0), DiscreteLaplace(l1, 3.0)):
         with pytest.raises(ValueError, match="must be Gaussian"):
-            plan_of(StatisticRelease(family, noise))
+            plan_of(SufficientStatisticsMechanism(family, noise))
     with pytest.raises(TypeError, match="a RecordSum"):
         FederatedSum(Gaussian(Sensitivity(1.0, "l2", "add_remove"), 1.0), None)
 

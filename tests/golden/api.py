@@ -96,7 +96,7 @@ def statistic_sensitivities(adjacency):
             (-1.0, 3.0), norm="l2", adjacency=adjacency
         ),
     }
-    bounds = regression.RegressionBounds(x_norm=2.0, y_size=3.0)
+    bounds = regression.RegressionBounds(x_norm_bound=2.0, y_bound=3.0)
     for norm in ("l1", "l2"):
         found = regression.statistics_sensitivities(bounds, 4, norm=norm, adjacency=adjacency)
         plain |= {f"regression {name} {norm}": one for name, one in found._asdict().items()}
@@ -190,8 +190,8 @@ def hybrid(start, steps, *, epsilon, delta, keep_steps):
     return sgmcmc.hybrid(start, steps, epsilon=epsilon, delta=delta, keep_steps=keep_steps)
 
 
-def regression_mechanism(kind, *, epsilon, delta, adjacency, d=3, x_norm=1.5, y_size=2.0):
-    bounds = regression.RegressionBounds(x_norm=x_norm, y_size=y_size)
+def regression_mechanism(kind, *, epsilon, delta, adjacency, d=3, x_norm_bound=1.5, y_bound=2.0):
+    bounds = regression.RegressionBounds(x_norm_bound=x_norm_bound, y_bound=y_bound)
     kinds = {
         "perturbed": regression.PerturbedStatistics,
         "adassp": regression.AdaSSP,
@@ -204,7 +204,7 @@ def regression_mechanism(kind, *, epsilon, delta, adjacency, d=3, x_norm=1.5, y_
 
 def perturbed_known_noise(*, epsilon, delta, adjacency):
     """Perturbed statistics without y^T y: the variance of the targets' noise is known."""
-    bounds = regression.RegressionBounds(x_norm=1.5, y_size=2.0)
+    bounds = regression.RegressionBounds(x_norm_bound=1.5, y_bound=2.0)
     split = regression.RegressionStatistics(0.4, 0.6, None)
     return regression.PerturbedStatistics.from_epsilon(
         bounds, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=3, split=split
@@ -212,7 +212,7 @@ def perturbed_known_noise(*, epsilon, delta, adjacency):
 
 
 def wishart(*, degrees_of_freedom, scale, adjacency, d=3):
-    bounds = regression.RegressionBounds(x_norm=1.0, y_size=1.0)
+    bounds = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     return regression.WishartNoise(
         bounds, d, degrees_of_freedom=degrees_of_freedom, scale=scale, adjacency=adjacency
     )
@@ -220,8 +220,8 @@ def wishart(*, degrees_of_freedom, scale, adjacency, d=3):
 
 def private_bounds(*, epsilon, adjacency):
     return regression.PrivateBounds(
-        x_norms=(0.5, 1.0, 2.0),
-        y_sizes=(1.0, 2.0, 4.0),
+        x_norm_bounds=(0.5, 1.0, 2.0),
+        y_bounds=(1.0, 2.0, 4.0),
         quantile=0.9,
         epsilon=epsilon,
         adjacency=adjacency,
@@ -251,7 +251,9 @@ def conjugate_release(family, noise, *, scale, adjacency):
         "discrete laplace": discrete_laplace,
         "discrete gaussian": discrete_gaussian,
     }
-    return conjugate.StatisticRelease(family, make[noise](moves, scale=scale * moves.value))
+    return conjugate.SufficientStatisticsMechanism(
+        family, make[noise](moves, scale=scale * moves.value)
+    )
 
 
 # Accounting.

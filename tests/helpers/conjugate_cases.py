@@ -10,8 +10,8 @@ from dpjax.bayes.conjugate import (
     GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
-    StatisticRelease,
-    Sums,
+    SufficientStatistics,
+    SufficientStatisticsMechanism,
 )
 from dpjax.mechanisms import Laplace
 
@@ -38,12 +38,12 @@ DRAW = {
 
 def laplace_release(family, adjacency, epsilon):
     sensitivity = family.sensitivity(norm="l1", adjacency=adjacency)
-    return StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon=epsilon))
+    return SufficientStatisticsMechanism(family, Laplace.from_epsilon(sensitivity, epsilon=epsilon))
 
 
 def exact_sums(family, records):
     statistics = np.asarray(family.statistic(records), np.float64)
-    return Sums(statistics.sum(axis=0), np.float64(len(statistics)))
+    return SufficientStatistics(statistics.sum(axis=0), np.float64(len(statistics)))
 
 
 def records_of(name, seed=0, n=40):

@@ -6,7 +6,7 @@ from dpjax.bayes.conjugate import (
     BetaBinomial,
     DirichletMultinomial,
     NormalUnknownVariance,
-    StatisticRelease,
+    SufficientStatisticsMechanism,
 )
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
 from dpjax.federated import ClippedGradientSum, FederatedSum, Parties, received_draws
@@ -18,7 +18,7 @@ ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 
 def statistic_release(family, *, scale=4.0, adjacency="add_remove"):
     moves = family.sensitivity(norm="l2", adjacency=adjacency)
-    return StatisticRelease(family, Gaussian(moves, scale=scale * moves.value))
+    return SufficientStatisticsMechanism(family, Gaussian(moves, scale=scale * moves.value))
 
 
 def count_release(**options):
@@ -38,7 +38,7 @@ def moments_release(**options):
 
 def regression_release(*, epsilon=1.0, adjacency="replace_one", num_features=3, split=None):
     return PerturbedStatistics.from_epsilon(
-        RegressionBounds(x_norm=1.5, y_size=2.0),
+        RegressionBounds(x_norm_bound=1.5, y_bound=2.0),
         epsilon=epsilon,
         delta=1e-5,
         adjacency=adjacency,

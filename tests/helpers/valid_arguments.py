@@ -68,10 +68,10 @@ def gaussian() -> dpjax.Gaussian:
 
 
 @functools.cache
-def statistic_release() -> conjugate.StatisticRelease:
+def statistic_release() -> conjugate.SufficientStatisticsMechanism:
     family = conjugate.BetaBinomial(alpha=1.0, beta=1.0)
     moves = family.sensitivity(norm="l2", adjacency="zero_out")
-    return conjugate.StatisticRelease(family, dpjax.Gaussian(moves, scale=4.0))
+    return conjugate.SufficientStatisticsMechanism(family, dpjax.Gaussian(moves, scale=4.0))
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def openings() -> dict[int, bytes]:
 
 @functools.cache
 def regression_bounds() -> regression.RegressionBounds:
-    return regression.RegressionBounds(x_norm=1.0, y_size=1.0)
+    return regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 
 
 @functools.cache
@@ -290,7 +290,7 @@ VALUES: dict[str, Any] = {
     "mechanisms.record_sum.RecordSum.sum_records: records": (np.ones(4),),
     "mechanisms.record_sum.GaussianSum.release: records": (np.ones((4, 2)),),
     "mechanisms.ClippedSum.sum_records: records": (np.ones((4, 2)),),
-    "bayes.conjugate.StatisticRelease.sum_records: records": (np.ones(4),),
+    "bayes.conjugate.SufficientStatisticsMechanism.sum_records: records": (np.ones(4),),
     "bayes.regression.HistogramBounds.sum_records: records": lambda: (np.ones((4, 2)), np.ones(4)),
     "bayes.regression.PerturbedStatistics.sum_records: records": lambda: (
         np.ones((4, 2)),
@@ -336,19 +336,19 @@ VALUES: dict[str, Any] = {
     "accounting.calibrate: mechanism": steps,
     "accounting.tradeoff.base.TradeOff.epsilon: delta": 0.1,
     # Conjugate families.
-    "sums": lambda: conjugate.Sums(np.array([3.0]), np.array(5.0)),
-    "bayes.conjugate.DirichletMultinomial.posterior: sums": lambda: conjugate.Sums(
+    "sums": lambda: conjugate.SufficientStatistics(np.array([3.0]), np.array(5.0)),
+    "bayes.conjugate.DirichletMultinomial.posterior: sums": lambda: conjugate.SufficientStatistics(
         np.array([3.0, 2.0]), np.array(5.0)
     ),
-    "bayes.conjugate.DirichletMultinomial.log_evidence: sums": lambda: conjugate.Sums(
-        np.array([3.0, 2.0]), np.array(5.0)
+    "bayes.conjugate.DirichletMultinomial.log_evidence: sums": lambda: (
+        conjugate.SufficientStatistics(np.array([3.0, 2.0]), np.array(5.0))
     ),
-    "bayes.conjugate.DirichletMultinomial.repair: sums": lambda: conjugate.Sums(
+    "bayes.conjugate.DirichletMultinomial.repair: sums": lambda: conjugate.SufficientStatistics(
         np.array([3.0, 2.0]), np.array(5.0)
     ),
     **{
-        f"bayes.conjugate.NormalUnknownVariance.{name}: sums": lambda: conjugate.Sums(
-            np.array([3.0, 4.0]), np.array(5.0)
+        f"bayes.conjugate.NormalUnknownVariance.{name}: sums": lambda: (
+            conjugate.SufficientStatistics(np.array([3.0, 4.0]), np.array(5.0))
         )
         for name in ["posterior", "log_evidence", "repair"]
     },
@@ -367,19 +367,21 @@ VALUES: dict[str, Any] = {
     "parameters": np.array([0.25, 0.5]),
     "probability": 0.5,
     "num_samples": 3,
-    "bayes.conjugate.StatisticRelease: mechanism": lambda: statistic_release().mechanism,
+    "bayes.conjugate.SufficientStatisticsMechanism: mechanism": lambda: (
+        statistic_release().mechanism
+    ),
     "bayes.conjugate.naive_posterior: released": np.array([3.0]),
     "bayes.conjugate.noise_aware_posterior: released": np.array([3.0]),
-    "bayes.conjugate.StatisticRelease.check_released: released": np.array([3.0]),
+    "bayes.conjugate.SufficientStatisticsMechanism.check_released: released": np.array([3.0]),
     "bayes.conjugate.of_first_two_moments: bounds": (-1.0, 1.0),
     "bayes.conjugate.noise_aware_posterior: num_particles": 100,
     # Regression.
     "x": np.full((4, 2), 0.5),
     "y": np.ones(4),
-    "x_norm": 1.0,
-    "y_size": 1.0,
-    "x_norms": (0.5, 1.0, 2.0),
-    "y_sizes": (0.5, 1.0, 2.0),
+    "x_norm_bound": 1.0,
+    "y_bound": 1.0,
+    "x_norm_bounds": (0.5, 1.0, 2.0),
+    "y_bounds": (0.5, 1.0, 2.0),
     "quantile": 0.9,
     "num_features": 2,
     "dimension": 3,
@@ -624,10 +626,14 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         bounds=(-1.0, 1.0), prior_mean=0.0, prior_strength=1.0, prior_shape=2.0, prior_scale=1.0
     ),
     "bayes.regression.HistogramBounds": lambda: regression.HistogramBounds(
-        x_norms=(0.5, 1.0), y_sizes=(0.5, 1.0), quantile=0.9, scale=4.0, adjacency="zero_out"
+        x_norm_bounds=(0.5, 1.0), y_bounds=(0.5, 1.0), quantile=0.9, scale=4.0, adjacency="zero_out"
     ),
     "bayes.regression.PrivateBounds": lambda: regression.PrivateBounds(
-        x_norms=(0.5, 1.0), y_sizes=(0.5, 1.0), quantile=0.9, epsilon=1.0, adjacency="zero_out"
+        x_norm_bounds=(0.5, 1.0),
+        y_bounds=(0.5, 1.0),
+        quantile=0.9,
+        epsilon=1.0,
+        adjacency="zero_out",
     ),
     "bayes.regression.Prediction": lambda: regression.Prediction(
         jnp.ones(2), jnp.ones(2), jnp.asarray(5.0)
@@ -652,7 +658,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "training.TrainResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), seeded=False),
     "certificates.Certificate": lambda: steps().certificate(1e-5),
     "federated.ClippedGradientSum": lambda: federated.ClippedGradientSum(steps(), 2),
-    "bayes.conjugate.StatisticRelease": statistic_release,
+    "bayes.conjugate.SufficientStatisticsMechanism": statistic_release,
     "mechanisms.record_sum.RecordSum": statistic_release,
     "bayes.regression.AdaSSP": lambda: regression.AdaSSP.from_epsilon(
         regression_bounds(), epsilon=1.0, delta=1e-5, adjacency="zero_out", num_features=2
@@ -713,7 +719,7 @@ RESULTS = {
             "Mixture",
             "NormalInverseGammaPosterior",
             "NormalPosterior",
-            "Sums",
+            "SufficientStatistics",
         ],
         "bayes.regression": [
             "AdaSSPRelease",
@@ -842,7 +848,7 @@ NOT_CALLED: dict[str, str] = {
         [
             "mechanisms.record_sum.RecordSum.from_sum",
             "mechanisms.ClippedSum.from_sum",
-            "bayes.conjugate.StatisticRelease.from_sum",
+            "bayes.conjugate.SufficientStatisticsMechanism.from_sum",
             "bayes.regression.HistogramBounds.from_sum",
             "bayes.regression.PerturbedStatistics.from_sum",
             "federated.ClippedGradientSum.from_sum",

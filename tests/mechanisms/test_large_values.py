@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.noise_checks import attacked_epsilon
 
-from dpjax.bayes.conjugate import GammaPoisson, StatisticRelease
+from dpjax.bayes.conjugate import GammaPoisson, SufficientStatisticsMechanism
 from dpjax.bayes.regression import (
     AdaSSP,
     PerturbedStatistics,
@@ -30,7 +30,7 @@ from dpjax.mechanisms import (
 from dpjax.sensitivity import Sensitivity
 
 MANY = 3_000
-UNIT = RegressionBounds(x_norm=1.0, y_size=1.0)
+UNIT = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 # A lower confidence bound on epsilon of Gaussian noise of mu = 1/2 is far below this at MANY draws.
 GAUSSIAN_LIMIT = 2.0
 V = 330_000_016
@@ -175,7 +175,7 @@ def test_regression_releases_hide_a_unit_in_large_statistics(name, dtype):
 def test_a_conjugate_release_hides_a_record_among_large_counts():
     family = GammaPoisson(shape=1.0, rate=1.0, largest_count=2**30)
     moves = family.sensitivity(norm="l1", adjacency="replace_one")
-    used = StatisticRelease(family, Laplace(moves, moves.value))
+    used = SufficientStatisticsMechanism(family, Laplace(moves, moves.value))
     ones = np.full(64, 2.0**30)
     others = np.append(ones[1:], 0.0)
     assert attack_neighbours(lambda key, x: used.release(key, x)[0], ones, others) <= 1.0
@@ -191,9 +191,13 @@ def test_no_record_is_too_large_for_a_regression(name):
 
 def test_no_record_is_too_large_for_private_bounds():
     bounds = PrivateBounds(
-        x_norms=(1.0, 2.0), y_sizes=(1.0, 2.0), quantile=0.9, epsilon=50.0, adjacency="add_remove"
+        x_norm_bounds=(1.0, 2.0),
+        y_bounds=(1.0, 2.0),
+        quantile=0.9,
+        epsilon=50.0,
+        adjacency="add_remove",
     )
     sizes = np.array([2] * 99 + [10**400], object)
     assert bounds.release(jax.random.key(0), sizes[:, None], -sizes) == RegressionBounds(
-        x_norm=2.0, y_size=2.0
+        x_norm_bound=2.0, y_bound=2.0
     )

@@ -13,7 +13,11 @@ import pytest
 from helpers.noise_checks import FALSE_ALARM, chi_square_p
 from scipy import stats
 
-from dpjax.bayes.conjugate import DirichletMultinomial, NormalUnknownVariance, StatisticRelease
+from dpjax.bayes.conjugate import (
+    DirichletMultinomial,
+    NormalUnknownVariance,
+    SufficientStatisticsMechanism,
+)
 from dpjax.bayes.regression import (
     AdaSSP,
     PerturbedStatistics,
@@ -28,7 +32,7 @@ from dpjax.mechanisms import DiscreteGaussian, Gaussian, Laplace, _exact_noise, 
 from dpjax.sensitivity import Sensitivity
 
 MANY = 4_000
-BOUNDS = RegressionBounds(x_norm=1.5, y_size=2.0)
+BOUNDS = RegressionBounds(x_norm_bound=1.5, y_bound=2.0)
 SHAPES = RegressionStatistics(jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(()))
 UPPER = np.triu_indices(2)
 
@@ -91,7 +95,7 @@ def symmetric(cls):
 
 def conjugate(family, cls):
     moves = family.sensitivity(norm=cls.norm, adjacency="add_remove")
-    used = StatisticRelease(family, cls(moves, 4.0))
+    used = SufficientStatisticsMechanism(family, cls(moves, 4.0))
     size = len(family.encoding("add_remove").offset)
     return lambda key: used.release(key, jnp.zeros(0)), [std_of(used.mechanism)] * size
 
@@ -200,7 +204,11 @@ CANDIDATES = (0.25, 0.5, 0.75, 1.0)
 def positions():
     """Both choices for equal sizes of x and y, so that equal noise would mean equal choices."""
     bounds = PrivateBounds(
-        x_norms=CANDIDATES, y_sizes=CANDIDATES, quantile=0.5, epsilon=0.5, adjacency="add_remove"
+        x_norm_bounds=CANDIDATES,
+        y_bounds=CANDIDATES,
+        quantile=0.5,
+        epsilon=0.5,
+        adjacency="add_remove",
     )
     keys = jax.random.split(jax.random.key(12), MANY)
     release = jax.vmap(lambda key: bounds.release_positions(key, SIZES[:, None], -SIZES))

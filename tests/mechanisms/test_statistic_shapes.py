@@ -43,7 +43,7 @@ from dpjax.sensitivity import (
 KEY = jax.random.key(0)
 AGES = np.array([31, 47, 25, 62, 58])  # the records
 BOX = (np.zeros(3), np.full(3, 2.0))
-UNIT = regression.RegressionBounds(x_norm=1.0, y_size=1.0)
+UNIT = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 BY_NORM = {
     "l1": (Laplace, DiscreteLaplace),
     "l2": (Gaussian, DiscreteGaussian),
@@ -191,7 +191,7 @@ class Columns(GaussianSum):
 
 def conjugate_release(shape):
     moves = Sensitivity(1.0, "l2", "add_remove", shape=shape)
-    return conjugate.StatisticRelease(conjugate.BetaBinomial(), Gaussian(moves, 1.0))
+    return conjugate.SufficientStatisticsMechanism(conjugate.BetaBinomial(), Gaussian(moves, 1.0))
 
 
 def statistics(d):
@@ -228,8 +228,8 @@ ENTRY_POINTS = {
     "ClippedSum of columns": (lambda x: SUM.release(KEY, x), AGES[:, None], np.ones((5, 2))),
     "GaussianSum": (lambda x: Columns().release(KEY, x), np.float64(4), AGES),
     "SumPart": (lambda x: SumPart(SUM.mechanism, x), np.ones(1), np.ones(5)),
-    "StatisticRelease": (conjugate_release, (2,), ()),
-    "StatisticRelease, replaced": (conjugate_release, (2,), (5,)),
+    "SufficientStatisticsMechanism": (conjugate_release, (2,), ()),
+    "SufficientStatisticsMechanism, replaced": (conjugate_release, (2,), (5,)),
     "PerturbedStatistics": (lambda d: perturbed().release(KEY, statistics(d)), 2, 3),
     "PerturbedStatistics of records": (
         lambda d: perturbed().release_records(KEY, np.ones((5, d)), np.ones(5)), 2, 3,

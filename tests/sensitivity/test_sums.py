@@ -13,7 +13,7 @@ from dpjax.bayes.conjugate import (
     BetaBinomial,
     NormalKnownVariance,
     NormalUnknownVariance,
-    StatisticRelease,
+    SufficientStatisticsMechanism,
 )
 from dpjax.bayes.regression import (
     AdaSSP,
@@ -45,7 +45,7 @@ def excess(sums, n):
     return np.linalg.norm((with_it - without)[upper]) - np.linalg.norm(own[upper])
 
 
-BOUNDS = RegressionBounds(x_norm=1.0, y_size=1.0)
+BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 
 
 def test_a_record_moves_the_statistics_by_its_own_size():
@@ -73,7 +73,7 @@ def test_sums_in_blocks_have_hardly_any_error():
 
 
 def test_clipped_statistics_take_any_record_and_any_batch():
-    bounds = RegressionBounds(x_norm=2.0, y_size=3.0)
+    bounds = RegressionBounds(x_norm_bound=2.0, y_bound=3.0)
     x = np.array([[3e200, 4e200], [np.nan, 1.0], [np.inf, 0.0], [0.3, 0.4], [0.0, 0.0]])
     y = np.array([np.nan, np.inf, -np.inf, 1.0, 0.0])
     found = clipped_statistics(bounds, x, y)
@@ -86,7 +86,7 @@ def test_clipped_statistics_take_any_record_and_any_batch():
 
 
 def test_records_on_a_grid_stay_within_their_bounds():
-    bounds, unit = RegressionBounds(x_norm=1.0, y_size=0.5), 2.0**-6
+    bounds, unit = RegressionBounds(x_norm_bound=1.0, y_bound=0.5), 2.0**-6
     x, y = np.random.default_rng(1).normal(size=(500, 3)), np.linspace(-2, 2, 500)
     for one, target in zip(x, y, strict=True):
         found = clipped_statistics(bounds, one[None], target[None], unit)
@@ -98,7 +98,7 @@ def test_records_on_a_grid_stay_within_their_bounds():
 def test_released_records_are_the_clipped_statistics_plus_noise_under_jit_too():
     scales = RegressionStatistics(1e-3, 1e-3, 1e-3)
     used = PerturbedStatistics(
-        RegressionBounds(x_norm=1.0, y_size=0.5), 2, scales, "gaussian", "add_remove"
+        RegressionBounds(x_norm_bound=1.0, y_bound=0.5), 2, scales, "gaussian", "add_remove"
     )
     x, y = rows(300)
     exact = clipped_statistics(used.bounds, x, y)
@@ -116,14 +116,16 @@ def test_conjugate_sums_are_those_of_the_records_whatever_their_number():
     records = np.random.default_rng(2).uniform(size=MANY)
     normal = NormalKnownVariance((0.0, 1.0), variance=1.0, prior_mean=0.0, prior_variance=1.0)
     moves = normal.sensitivity(norm="l1", adjacency="replace_one")
-    released = StatisticRelease(normal, Laplace(moves, 1e-9)).release(jax.random.key(0), records)
+    released = SufficientStatisticsMechanism(normal, Laplace(moves, 1e-9)).release(
+        jax.random.key(0), records
+    )
     exact = np.asarray(records, np.float32).sum(dtype=np.float64)
     assert abs(released[0] - exact) < 1e-6
     # power: in float32 it would be rounded to a multiple of 2^-7
     assert abs(np.float32(exact) - exact) > 1e-6
     coin = BetaBinomial()
     count = coin.sensitivity(norm="l1", adjacency="replace_one")
-    ones = StatisticRelease(coin, DiscreteLaplace(count, 1 / 64)).release(
+    ones = SufficientStatisticsMechanism(coin, DiscreteLaplace(count, 1 / 64)).release(
         jax.random.key(0), records > 0.5
     )
     assert ones.tolist() == [int((records > 0.5).sum())]
@@ -138,7 +140,7 @@ MOMENTS = NormalUnknownVariance(
 
 def conjugate(family, cls, adjacency):
     moves = family.sensitivity(norm=cls.norm, adjacency=adjacency)
-    return StatisticRelease(family, cls(moves, 3.0))
+    return SufficientStatisticsMechanism(family, cls(moves, 3.0))
 
 
 def releases_of_sums(adjacency):
@@ -147,7 +149,7 @@ def releases_of_sums(adjacency):
     box, sizes = ((0.0, 0.0), (1.0, 7.0)), (1.0, 2.0)
     total = ClippedSum(box, scale=3.0, adjacency=adjacency)
     histograms = HistogramBounds(
-        x_norms=sizes, y_sizes=sizes, quantile=0.5, scale=3.0, adjacency=adjacency
+        x_norm_bounds=sizes, y_bounds=sizes, quantile=0.5, scale=3.0, adjacency=adjacency
     )
     ridge = AdaSSP(BOUNDS, 2, mu=1.0, delta=1e-5, adjacency=adjacency)
     found = {

@@ -9,7 +9,7 @@ from dpjax.bayes.conjugate.families import (
     GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
-    Sums,
+    SufficientStatistics,
     of_first_two_moments,
 )
 from dpjax.bayes.conjugate.noise_aware import noise_aware_posterior
@@ -22,7 +22,7 @@ from dpjax.bayes.conjugate.posteriors import (
     NormalPosterior,
     Posterior,
 )
-from dpjax.bayes.conjugate.release import StatisticRelease, naive_posterior
+from dpjax.bayes.conjugate.release import SufficientStatisticsMechanism, naive_posterior
 
 __all__ = [
     "BetaBinomial",
@@ -40,8 +40,8 @@ __all__ = [
     "NormalPosterior",
     "NormalUnknownVariance",
     "Posterior",
-    "StatisticRelease",
-    "Sums",
+    "SufficientStatistics",
+    "SufficientStatisticsMechanism",
     "naive_posterior",
     "noise_aware_posterior",
     "of_first_two_moments",

@@ -42,7 +42,7 @@ from dpjax.sensitivity import (
 )
 
 
-class Sums(NamedTuple):
+class SufficientStatistics(NamedTuple):
     """Sufficient statistics of a posterior: sums over the records, private until released.
 
     Attributes:
@@ -131,7 +131,7 @@ class ConjugateFamily(abc.ABC):
         """
 
     @abc.abstractmethod
-    def posterior(self, sums: Sums) -> Posterior:
+    def posterior(self, sums: SufficientStatistics) -> Posterior:
         """Returns the conjugate posterior of attainable sums, for each entry of their batch.
 
         Args:
@@ -139,7 +139,7 @@ class ConjugateFamily(abc.ABC):
         """
 
     @abc.abstractmethod
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the log probability of the total under the prior, given the number of records.
 
         Up to a constant that depends on neither; minus infinity where the total is impossible.
@@ -150,7 +150,7 @@ class ConjugateFamily(abc.ABC):
           sums: attainable sums.
         """
 
-    def repair(self, sums: Sums) -> Sums:
+    def repair(self, sums: SufficientStatistics) -> SufficientStatistics:
         """Returns noisy sums projected to attainable ones: at least one record, within bounds.
 
         Args:
@@ -158,7 +158,7 @@ class ConjugateFamily(abc.ABC):
         """
         n = np.maximum(sums.num_examples, 1.0)
         low, high = (n[..., None] * bound for bound in self.statistic_bounds)
-        return Sums(np.clip(sums.total, low, high), n)
+        return SufficientStatistics(np.clip(sums.total, low, high), n)
 
     def encoding(self, adjacency: Adjacency) -> Encoding:
         """Returns the released entries: the total and, where it is private, the count.
@@ -181,11 +181,11 @@ class ConjugateFamily(abc.ABC):
         """
         return of_sum(self.contribution_bounds(adjacency), norm=norm, adjacency=adjacency)
 
-    def sums(self, records: npt.ArrayLike) -> Sums:
+    def sums(self, records: npt.ArrayLike) -> SufficientStatistics:
         """Returns the exact sums of ``records``; works under jit and vmap.
 
         Summed in float64 or int64 on the host; under jit in JAX's default dtypes, whose rounding
-        adds to the sensitivity. ``StatisticRelease`` sums on the host always.
+        adds to the sensitivity. ``SufficientStatisticsMechanism`` sums on the host always.
 
         Args:
           records: as for ``statistic``; no records give zeros.
@@ -198,13 +198,15 @@ class ConjugateFamily(abc.ABC):
         """
         statistics = self.statistic(records)
         if not is_traced(statistics):
-            return Sums(sum_in_blocks(statistics), np.float64(statistics.shape[0]))
+            return SufficientStatistics(sum_in_blocks(statistics), np.float64(statistics.shape[0]))
         largest = max(np.abs(bound).max(initial=0.0) for bound in self.statistic_bounds)
         fits = not self.integer_valued or statistics.shape[0] * largest < 2**31
         allowed = "so few that their sum is below 2^31 under jit"
         check(bool(fits), "records", f"{statistics.shape[0]} of them", allowed)
         dtype = accumulator(statistics) if jnp.issubdtype(statistics.dtype, jnp.floating) else None
-        return Sums(statistics.sum(axis=0, dtype=dtype), np.float64(statistics.shape[0]))
+        return SufficientStatistics(
+            statistics.sum(axis=0, dtype=dtype), np.float64(statistics.shape[0])
+        )
 
     def exact_posterior(self, records: npt.ArrayLike) -> Posterior:
         """Returns the posterior of clipped records, summed in float64.
@@ -216,7 +218,9 @@ class ConjugateFamily(abc.ABC):
           Not private: a function of the exact sums.
         """
         statistics = np.asarray(self.statistic(records), np.float64)
-        return self.posterior(Sums(statistics.sum(axis=0), np.float64(len(statistics))))
+        return self.posterior(
+            SufficientStatistics(statistics.sum(axis=0), np.float64(len(statistics)))
+        )
 
     def contribution_bounds(self, adjacency: Adjacency) -> tuple[Array, Array]:
         """Returns lower and upper bounds ``(m,)`` on one record's released entries.
@@ -229,7 +233,7 @@ class ConjugateFamily(abc.ABC):
         lows, highs = (end.sum(axis=1) + encoding.offset for end in (ends.min(0), ends.max(0)))
         return lows, highs
 
-    def encode(self, sums: Sums, adjacency: Adjacency) -> npt.NDArray[Any]:
+    def encode(self, sums: SufficientStatistics, adjacency: Adjacency) -> npt.NDArray[Any]:
         """Returns the entries to release ``(..., m)``, without noise.
 
         Args:
@@ -244,7 +248,7 @@ class ConjugateFamily(abc.ABC):
 
     def decode(
         self, released: Array, num_examples: np.float64 | Array | int | None, adjacency: Adjacency
-    ) -> Sums:
+    ) -> SufficientStatistics:
         """Returns the sums that the released entries determine, noise included, in float64.
 
         Args:
@@ -257,10 +261,10 @@ class ConjugateFamily(abc.ABC):
         if num_examples is None:
             inverse = np.linalg.inv(np.column_stack([matrix, offset])[: size + 1])
             solved = released[..., : size + 1] @ inverse.T
-            return Sums(solved[..., :-1], solved[..., -1])
+            return SufficientStatistics(solved[..., :-1], solved[..., -1])
         n = np.broadcast_to(np.asarray(num_examples, np.float64), released.shape[:-1])
         total = released[..., :size] - n[..., None] * offset[:size]
-        return Sums(total @ np.linalg.inv(matrix[:size]).T, n)
+        return SufficientStatistics(total @ np.linalg.inv(matrix[:size]).T, n)
 
 
 class BoundedSum(ConjugateFamily):
@@ -338,12 +342,12 @@ class BetaBinomial(BoundedSum):
         """Returns the records as int32 ``(n, 1)``."""
         return _as_counts(records, 1)[:, None]
 
-    def posterior(self, sums: Sums) -> BetaPosterior:
+    def posterior(self, sums: SufficientStatistics) -> BetaPosterior:
         """Returns Beta(alpha + ones, beta + zeros)."""
         ones, n = sums.total[..., 0], sums.num_examples
         return BetaPosterior(self.alpha + ones, self.beta + n - ones)
 
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the beta-binomial log probability."""
         return _dirichlet_multinomial(_all_counts(sums), np.array([self.alpha, self.beta]))
 
@@ -399,18 +403,18 @@ class DirichletMultinomial(ConjugateFamily):
     def sensitivity(self, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
         return of_histogram(len(self.concentration), norm=norm, adjacency=adjacency)
 
-    def repair(self, sums: Sums) -> Sums:
+    def repair(self, sums: SufficientStatistics) -> SufficientStatistics:
         """Returns sums whose negative counts are clipped to zero, and all scaled to the sum n."""
         n = np.maximum(sums.num_examples, 1.0)
         counts = np.maximum(_all_counts(sums), 0.0)
         all_counts = np.maximum(counts.sum(axis=-1, keepdims=True), 1e-300)
-        return Sums((counts * (n[..., None] / all_counts))[..., :-1], n)
+        return SufficientStatistics((counts * (n[..., None] / all_counts))[..., :-1], n)
 
-    def posterior(self, sums: Sums) -> DirichletPosterior:
+    def posterior(self, sums: SufficientStatistics) -> DirichletPosterior:
         """Returns Dirichlet(concentration + counts)."""
         return DirichletPosterior(np.array(self.concentration) + _all_counts(sums))
 
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the Dirichlet-multinomial log probability."""
         return _dirichlet_multinomial(_all_counts(sums), np.array(self.concentration))
 
@@ -459,11 +463,11 @@ class GammaPoisson(BoundedSum):
         """Returns the clipped counts, int32 ``(n, 1)``."""
         return _as_counts(records, self.largest_count)[:, None]
 
-    def posterior(self, sums: Sums) -> GammaPosterior:
+    def posterior(self, sums: SufficientStatistics) -> GammaPosterior:
         """Returns Gamma(shape + sum, rate + n)."""
         return GammaPosterior(self.shape + sums.total[..., 0], self.rate + sums.num_examples)
 
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the negative binomial log probability."""
         total, n = sums.total[..., 0], sums.num_examples
         coefficient = gammaln(self.shape + total) - gammaln(self.shape) - gammaln(total + 1)
@@ -477,7 +481,7 @@ def _as_counts(records: npt.ArrayLike, largest: int) -> jax.Array:
     return jnp.rint(clip_records(records, (0, largest))).astype(jnp.int32)
 
 
-def _all_counts(sums: Sums) -> Array:
+def _all_counts(sums: SufficientStatistics) -> Array:
     """The counts of all categories, the last one included, which the statistic omits."""
     last = sums.num_examples - sums.total.sum(axis=-1)
     return np.concatenate([sums.total, last[..., None]], axis=-1)
@@ -539,7 +543,7 @@ class NormalKnownVariance(BoundedSum):
         units = (clip_records(records, self.bounds) - low) / (high - low)
         return jnp.clip(units, 0, 1)[:, None]
 
-    def posterior(self, sums: Sums) -> NormalPosterior:
+    def posterior(self, sums: SufficientStatistics) -> NormalPosterior:
         """Returns the normal posterior, by adding precisions."""
         (low, high), n = self.bounds, sums.num_examples
         total = (high - low) * sums.total[..., 0] + n * low
@@ -547,7 +551,7 @@ class NormalKnownVariance(BoundedSum):
         weighted = self.prior_mean / self.prior_variance + total / self.variance
         return NormalPosterior(weighted / precision, 1 / precision)
 
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the normal log density."""
         (low, high), n = self.bounds, sums.num_examples
         mean = n * (self.prior_mean - low) / (high - low)
@@ -627,13 +631,15 @@ class NormalUnknownVariance(ConjugateFamily):
             return Sensitivity(value, norm, adjacency, shape=(3,))
         return of_first_two_moments((-1, 1), norm=cast(MomentNorm, norm), adjacency=adjacency)
 
-    def repair(self, sums: Sums) -> Sums:
+    def repair(self, sums: SufficientStatistics) -> SufficientStatistics:
         """Returns sums within the bounds, whose second moment is at least the squared mean."""
         total, n = super().repair(sums)
         least = total[..., 0] ** 2 / n
-        return Sums(np.stack([total[..., 0], np.maximum(total[..., 1], least)], axis=-1), n)
+        return SufficientStatistics(
+            np.stack([total[..., 0], np.maximum(total[..., 1], least)], axis=-1), n
+        )
 
-    def posterior(self, sums: Sums) -> NormalInverseGammaPosterior:
+    def posterior(self, sums: SufficientStatistics) -> NormalInverseGammaPosterior:
         """Returns the posterior from the sum and the sum of squared deviations from the mean."""
         total, squares, n = self._in_record_units(sums)
         strength = self.prior_strength + n
@@ -646,7 +652,7 @@ class NormalUnknownVariance(ConjugateFamily):
             scale=self.prior_scale + (squares + shrunk) / 2,
         )
 
-    def log_evidence(self, sums: Sums) -> Array:
+    def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the log density of sum and squares: of the records, times that of equal sums.
 
         The volume is proportional to the sum of squared deviations to the power (n - 3) / 2. Fewer
@@ -660,7 +666,7 @@ class NormalUnknownVariance(ConjugateFamily):
         volume = xlogy((n - 3) / 2, squares) - gammaln((n - 1) / 2) - np.log(n) / 2
         return np.where((squares > 0) & (n > 1), update + volume, -math.inf)
 
-    def _in_record_units(self, sums: Sums) -> tuple[Array, Array, Array]:
+    def _in_record_units(self, sums: SufficientStatistics) -> tuple[Array, Array, Array]:
         """The sum of the records, the sum of squares around their mean, and their number."""
         first, second, n = sums.total[..., 0], sums.total[..., 1], sums.num_examples
         around = second - first**2 / np.maximum(n, 1e-300)

@@ -9,9 +9,9 @@ from scipy.stats import laplace
 
 from dpjax._checks import as_key, check, check_count, check_type
 from dpjax._typing import PRNGKey
-from dpjax.bayes.conjugate.families import Sums
+from dpjax.bayes.conjugate.families import SufficientStatistics
 from dpjax.bayes.conjugate.posteriors import Array, Mixture
-from dpjax.bayes.conjugate.release import StatisticRelease, estimate_sums
+from dpjax.bayes.conjugate.release import SufficientStatisticsMechanism, estimate_sums
 from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
 
 # Iterations of adaptive importance sampling; the last one's particles are returned.
@@ -24,7 +24,7 @@ _WIDER = 1.3
 
 def noise_aware_posterior(
     key: PRNGKey,
-    release: StatisticRelease,
+    release: SufficientStatisticsMechanism,
     released: npt.ArrayLike,
     *,
     num_examples: int | None = None,
@@ -68,14 +68,14 @@ def noise_aware_posterior(
     >>> from dpjax.mechanisms import Laplace
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> noise = Laplace(family.sensitivity(norm="l1", adjacency="replace_one"), scale=10.0)
-    >>> release = StatisticRelease(family, noise)
+    >>> release = SufficientStatisticsMechanism(family, noise)
     >>> aware = noise_aware_posterior(jax.random.key(0), release, [25.0], num_examples=40)
     >>> naive = naive_posterior(release, [25.0], num_examples=40)
     >>> [round(float(end), 1) for end in (*naive.interval(0.9), *aware.interval(0.9))]
     [0.5, 0.7, 0.3, 0.9]
     """
     check_count("num_particles", num_particles)
-    check_type("release", release, StatisticRelease, "a StatisticRelease")
+    check_type("release", release, SufficientStatisticsMechanism, "a SufficientStatisticsMechanism")
     entries, n = release.check_released(released, num_examples)
 
     # Adaptive importance sampling of the exact sums, from the entries nearest to the released ones.
@@ -160,7 +160,9 @@ def normalize_weights(log_weights: Array) -> Array:
     return weights / weights.sum(axis=0)
 
 
-def _log_target(release: StatisticRelease, entries: Array, sums: Sums) -> Array:
+def _log_target(
+    release: SufficientStatisticsMechanism, entries: Array, sums: SufficientStatistics
+) -> Array:
     """Log density, up to a constant, of the exact sums given the released entries."""
     family, mechanism = release.family, release.mechanism
     with np.errstate(all="ignore"):
@@ -176,7 +178,7 @@ def _log_target(release: StatisticRelease, entries: Array, sums: Sums) -> Array:
 
 
 def _initial_proposal(
-    release: StatisticRelease, entries: Array, num_examples: np.float64 | None
+    release: SufficientStatisticsMechanism, entries: Array, num_examples: np.float64 | None
 ) -> Proposal:
     """Laplace distributions at the attainable entries nearest to y, of the noise's scale."""
     family = release.family

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dpjax._checks import as_float64, as_numbers, check, check_count, check_type
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
-from dpjax.bayes.conjugate.families import ConjugateFamily, Sums
+from dpjax.bayes.conjugate.families import ConjugateFamily, SufficientStatistics
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import call_on_host
@@ -23,7 +23,7 @@ from dpjax.sensitivity import SUM_ROUNDING, sum_in_blocks
 
 
 @dataclass(frozen=True)
-class StatisticRelease(RecordSum):
+class SufficientStatisticsMechanism(RecordSum):
     """Releases the summed sufficient statistics of a conjugate family once, with noise.
 
     Clipping, sums, noise, event and posteriors are all derived from family and mechanism.
@@ -49,7 +49,8 @@ class StatisticRelease(RecordSum):
     >>> from dpjax.mechanisms import Laplace
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> sensitivity = family.sensitivity(norm="l1", adjacency="replace_one")
-    >>> release = StatisticRelease(family, Laplace.from_epsilon(sensitivity, epsilon=0.5))
+    >>> noise = Laplace.from_epsilon(sensitivity, epsilon=0.5)
+    >>> release = SufficientStatisticsMechanism(family, noise)
     >>> noisy = release.release(jax.random.key(0), jnp.array([1, 0, 1, 1]))
     >>> noisy.shape, release.certificate(1e-6).epsilon <= 0.5 + 1e-6
     ((1,), True)
@@ -87,7 +88,7 @@ class StatisticRelease(RecordSum):
             {"records": records, "number of records": count}
         )
 
-    def with_privacy_factor(self, factor: float) -> "StatisticRelease":
+    def with_privacy_factor(self, factor: float) -> "SufficientStatisticsMechanism":
         """Returns the same release with the noise's scale times ``factor``."""
         return dataclasses.replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
 
@@ -133,7 +134,7 @@ class StatisticRelease(RecordSum):
 
     def _encoded_sums(self, statistics: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = sum_in_blocks(statistics, axis=-2)
-        return self.family.encode(Sums(total, statistics.shape[-2]), self.adjacency)
+        return self.family.encode(SufficientStatistics(total, statistics.shape[-2]), self.adjacency)
 
     def _noisy_sums(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         exact = self._encoded_sums(arrays[0])
@@ -168,7 +169,7 @@ class StatisticRelease(RecordSum):
 
 
 def naive_posterior(
-    release: StatisticRelease, released: npt.ArrayLike, num_examples: int | None = None
+    release: SufficientStatisticsMechanism, released: npt.ArrayLike, num_examples: int | None = None
 ) -> Posterior:
     """Returns the posterior that treats noisy sums, projected to attainable ones, as exact.
 
@@ -192,17 +193,18 @@ def naive_posterior(
     >>> from dpjax.mechanisms import Laplace
     >>> family = BetaBinomial(alpha=1.0, beta=1.0)
     >>> noise = Laplace(family.sensitivity(norm="l1", adjacency="replace_one"), scale=2.0)
-    >>> float(naive_posterior(StatisticRelease(family, noise), [-1.7], num_examples=8).mean)
+    >>> release = SufficientStatisticsMechanism(family, noise)
+    >>> float(naive_posterior(release, [-1.7], num_examples=8).mean)
     0.1
     """
-    check_type("release", release, StatisticRelease, "a StatisticRelease")
+    check_type("release", release, SufficientStatisticsMechanism, "a SufficientStatisticsMechanism")
     entries, n = release.check_released(released, num_examples)
     return release.family.posterior(estimate_sums(release, entries, n))
 
 
 def estimate_sums(
-    release: StatisticRelease, entries: Array, num_examples: np.float64 | None
-) -> Sums:
+    release: SufficientStatisticsMechanism, entries: Array, num_examples: np.float64 | None
+) -> SufficientStatistics:
     """Returns the sums that checked entries determine, projected to attainable ones."""
     family = release.family
     return family.repair(family.decode(entries, num_examples, release.adjacency))

@@ -79,20 +79,23 @@ class AssumedModel:
           bounds: public.
           num_features: d, with the intercept.
 
-        >>> AssumedModel.from_bounds(RegressionBounds(x_norm=2.0, y_size=1.0), num_features=4)
+        >>> bounds = RegressionBounds(x_norm_bound=2.0, y_bound=1.0)
+        >>> AssumedModel.from_bounds(bounds, num_features=4)
         AssumedModel(coefficient_norm=0.5, noise_std=0.5, noise_known=False)
         """
         check_type("bounds", bounds, RegressionBounds, "RegressionBounds")
         check_count("num_features", num_features)
-        half = bounds.y_size / 2
-        return cls(coefficient_norm=math.sqrt(num_features) * half / bounds.x_norm, noise_std=half)
+        half = bounds.y_bound / 2
+        return cls(
+            coefficient_norm=math.sqrt(num_features) * half / bounds.x_norm_bound, noise_std=half
+        )
 
 
 def optimal_budget_shares(
     sensitivities: RegressionStatistics,
     model: AssumedModel,
     *,
-    x_norm: float,
+    x_norm_bound: float,
     num_features: int,
     noise_distribution: NoiseDistribution,
 ) -> RegressionStatistics:
@@ -100,8 +103,8 @@ def optimal_budget_shares(
 
     The loss is the expected increase of the Kullback-Leibler divergence between the distribution of
     the data and the fitted normal one, to second order in the noise, for isotropic features of norm
-    ``x_norm``. With d features of norm R, coefficients of norm b, noise of variance v and n records
-    it is
+    ``x_norm_bound``. With d features of norm R, coefficients of norm b, noise of variance v and n
+    records it is
 
         d^2 (s_xty^2 + b^2 s_xtx^2) / (2 R^2 v) + (s_yty^2 + 4 b^2 s_xty^2 + b^4 s_xtx^2) / (4 v^2)
 
@@ -111,7 +114,7 @@ def optimal_budget_shares(
     Args:
       sensitivities: one number for each statistic.
       model: the assumed model.
-      x_norm: R.
+      x_norm_bound: R.
       num_features: d.
       noise_distribution: the shares are of mu^2 for ``"gaussian"`` and of epsilon for
         ``"laplace"``.
@@ -121,21 +124,21 @@ def optimal_budget_shares(
 
     >>> ones = RegressionStatistics(1.0, 1.0, 1.0)
     >>> shares = optimal_budget_shares(
-    ...     ones, AssumedModel(coefficient_norm=0.5, noise_std=0.5), x_norm=1.0, num_features=12,
-    ...     noise_distribution="gaussian"
+    ...     ones, AssumedModel(coefficient_norm=0.5, noise_std=0.5), x_norm_bound=1.0,
+    ...     num_features=12, noise_distribution="gaussian"
     ... )
     >>> [round(share, 2) for share in shares]
     [0.25, 0.67, 0.08]
     """
     check_type("sensitivities", sensitivities, RegressionStatistics, "RegressionStatistics")
     check_type("model", model, AssumedModel, "an AssumedModel")
-    check_positive("x_norm", x_norm)
+    check_positive("x_norm_bound", x_norm_bound)
     check_count("num_features", num_features)
     check_choice("noise_distribution", noise_distribution, tuple(_POWERS))
 
     # Increase of the loss per unit of noise variance in each statistic, times n^2.
     variance, signal = model.noise_std**2, model.coefficient_norm**2
-    of_coefficients = num_features**2 / (2 * x_norm**2 * variance)
+    of_coefficients = num_features**2 / (2 * x_norm_bound**2 * variance)
     of_variance = 0.0 if model.noise_known else 1 / (4 * variance**2)
     costs = np.array(
         [
@@ -195,7 +198,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
     noise; Gaussian releases compose exactly, by adding mu^2.
 
     >>> import jax, jax.numpy as jnp
-    >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
+    >>> bounds = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     >>> mechanism = PerturbedStatistics.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=3
     ... )
@@ -274,7 +277,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
             split = optimal_budget_shares(
                 sizes,
                 model,
-                x_norm=bounds.x_norm,
+                x_norm_bound=bounds.x_norm_bound,
                 num_features=num_features,
                 noise_distribution=noise_distribution,
             )
@@ -445,7 +448,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
 
     Privacy:
       The result of ``release`` is released; the ridge is post-processing. One record changes the
-      smallest eigenvalue by at most ``x_norm``^2 under every adjacency (Weyl).
+      smallest eigenvalue by at most ``x_norm_bound``^2 under every adjacency (Weyl).
 
     Raises:
       ValueError: a number out of range.
@@ -453,7 +456,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     Source: Wang (2018), Algorithm 2. There each part has a third of epsilon and of delta, by the
     classical Gaussian calibration; here a third of mu^2, which is as private with less noise.
 
-    >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
+    >>> bounds = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     >>> mechanism = AdaSSP.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=3
     ... )
@@ -513,7 +516,7 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
         found = statistics_sensitivities(
             self.bounds, self.num_features, norm="l2", adjacency=self.adjacency
         )
-        eigenvalue = Sensitivity(self.bounds.x_norm**2, "l2", self.adjacency)
+        eigenvalue = Sensitivity(self.bounds.x_norm_bound**2, "l2", self.adjacency)
         xtx, xty, smallest = (
             Gaussian(moves, math.sqrt(3) * moves.value / self.mu, self.unit)
             for moves in (found.xtx, found.xty, eigenvalue)
@@ -597,7 +600,7 @@ def adaptive_ridge(
     Raises:
       ValueError: Laplace noise, or a probability out of range.
 
-    >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
+    >>> bounds = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     >>> mechanism = PerturbedStatistics.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=2
     ... )

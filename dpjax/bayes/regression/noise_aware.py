@@ -173,14 +173,14 @@ def second_moment_prior(
 ) -> SecondMoment:
     """Returns the prior of X^T X / n: under Gaussian features given ``features``, or a vague one.
 
-    The vague one has k = d and m = d + 2, and the mean square x_norm^2 / d of every feature for
+    The vague one has k = d, m = d + 2 and the mean square x_norm_bound^2 / d of every feature for
     mean. Its density does not vanish at singular matrices: collinear and constant features are as
     likely as others.
     """
     dim, dtype = mechanism.num_features, observation.average.dtype
     identity = jnp.eye(dim, dtype=dtype)
     if features is None:
-        scale = (mechanism.bounds.x_norm / dim) ** 2 * identity
+        scale = (mechanism.bounds.x_norm_bound / dim) ** 2 * identity
         return SecondMoment(jnp.asarray(dim, dtype), jnp.asarray(dim + 2, dtype), scale)
     mean = jnp.asarray(features.second_moment, dtype)
     matrix = mean if mean.ndim == 2 else mean * identity
@@ -223,7 +223,7 @@ def released_regression(
 
     >>> from dpjax.bayes.regression import RegressionBounds
     >>> mechanism = PerturbedStatistics.from_epsilon(
-    ...     RegressionBounds(x_norm=1.0, y_size=1.0), epsilon=1.0, delta=1e-5,
+    ...     RegressionBounds(x_norm_bound=1.0, y_bound=1.0), epsilon=1.0, delta=1e-5,
     ...     adjacency="replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
@@ -327,7 +327,7 @@ def make_coordinates(
     """Returns coordinates in which the posterior is near zero and of deviations near one."""
     average, noise = observation.average, observation.scale
     d = len(average) - 1
-    largest_x, largest_y = mechanism.bounds.x_norm**2 / d, mechanism.bounds.y_size**2
+    largest_x, largest_y = mechanism.bounds.x_norm_bound**2 / d, mechanism.bounds.y_bound**2
 
     # The origin: the released averages, raised to the noise and no larger than the bounds allow.
     values, vectors = jnp.linalg.eigh(average[:d, :d])
@@ -516,7 +516,7 @@ def noise_aware_posterior(
       noise_shape: of the inverse-gamma prior of v, above zero.
       noise_rate: likewise.
       features: prior of E[x x^T]. By default a vague one of X^T X / n (matrix-F) with the mean
-        x_norm^2 / d of every feature's square, which does not exclude collinear features.
+        x_norm_bound^2 / d of every feature's square, which does not exclude collinear features.
       num_draws: kept, a multiple of ``num_chains``, and at least four times as many.
       num_warmup: iterations of each chain before them, which adapt step size and scales.
       num_chains: independent ones.
@@ -535,7 +535,7 @@ def noise_aware_posterior(
 
     >>> from dpjax.bayes.regression import RegressionBounds
     >>> mechanism = PerturbedStatistics.from_epsilon(
-    ...     RegressionBounds(x_norm=1.0, y_size=1.0), epsilon=1.0, delta=1e-5,
+    ...     RegressionBounds(x_norm_bound=1.0, y_bound=1.0), epsilon=1.0, delta=1e-5,
     ...     adjacency="replace_one", num_features=1
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))

@@ -47,8 +47,8 @@ class PrivateBounds(Mechanism):
     and by one under replace-one.
 
     Attributes:
-      x_norms: candidates for ``x_norm``, increasing.
-      y_sizes: candidates for ``y_size``, increasing.
+      x_norm_bounds: candidates for ``x_norm_bound``, increasing.
+      y_bounds: candidates for ``y_bound``, increasing.
       quantile: target share of the records within each bound, in (0, 1).
       epsilon: of both choices together, half each.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
@@ -66,16 +66,16 @@ class PrivateBounds(Mechanism):
     Source: Smith (2011), for the private quantile.
 
     >>> mechanism = PrivateBounds(
-    ...     x_norms=(1.0, 2.0, 4.0), y_sizes=(1.0, 2.0, 4.0), quantile=0.9, epsilon=1.0,
+    ...     x_norm_bounds=(1.0, 2.0, 4.0), y_bounds=(1.0, 2.0, 4.0), quantile=0.9, epsilon=1.0,
     ...     adjacency="add_remove"
     ... )
     >>> x, y = jnp.linspace(0, 1.5, 500)[:, None], jnp.linspace(-3, 3, 500)
     >>> mechanism.release(jax.random.key(0), x, y)
-    RegressionBounds(x_norm=2.0, y_size=4.0)
+    RegressionBounds(x_norm_bound=2.0, y_bound=4.0)
     """
 
-    x_norms: tuple[float, ...]
-    y_sizes: tuple[float, ...]
+    x_norm_bounds: tuple[float, ...]
+    y_bounds: tuple[float, ...]
     quantile: float
     epsilon: float
     adjacency: Adjacency
@@ -87,7 +87,7 @@ class PrivateBounds(Mechanism):
 
     @property
     def choices(self) -> tuple[ExponentialMechanism, ExponentialMechanism]:
-        """The exponential mechanisms of ``x_norm`` and ``y_size``."""
+        """The exponential mechanisms of ``x_norm_bound`` and ``y_bound``."""
         largest = max(self.quantile, 1 - self.quantile) if self.adjacency == "add_remove" else 1.0
         of_x, of_y = (
             ExponentialMechanism.from_epsilon(
@@ -95,7 +95,7 @@ class PrivateBounds(Mechanism):
                 epsilon=self.epsilon / 2,
                 unit=self.unit,
             )
-            for candidates in (self.x_norms, self.y_sizes)
+            for candidates in (self.x_norm_bounds, self.y_bounds)
         )
         return of_x, of_y
 
@@ -108,7 +108,9 @@ class PrivateBounds(Mechanism):
           y: targets ``(n,)``.
         """
         at_x, at_y = self.release_positions(key, x, y)
-        return RegressionBounds(x_norm=self.x_norms[int(at_x)], y_size=self.y_sizes[int(at_y)])
+        return RegressionBounds(
+            x_norm_bound=self.x_norm_bounds[int(at_x)], y_bound=self.y_bounds[int(at_y)]
+        )
 
     def release_positions(
         self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike
@@ -123,7 +125,7 @@ class PrivateBounds(Mechanism):
           y: targets ``(n,)``.
 
         Returns:
-          Positions in ``x_norms`` and in ``y_sizes``, of shape ``()``.
+          Positions in ``x_norm_bounds`` and in ``y_bounds``, of shape ``()``.
 
         Raises:
           ValueError: not real numbers, or of other shapes.
@@ -138,8 +140,8 @@ class PrivateBounds(Mechanism):
         norms, sizes = _sizes(*arrays)
         (x_key, y_key), (of_x, of_y) = derive(key_bits, 2), self.choices
         return [
-            of_x.select(x_key, self._utilities(norms, self.x_norms)),
-            of_y.select(y_key, self._utilities(sizes, self.y_sizes)),
+            of_x.select(x_key, self._utilities(norms, self.x_norm_bounds)),
+            of_y.select(y_key, self._utilities(sizes, self.y_bounds)),
         ]
 
     def _utilities(self, sizes: Array, candidates: tuple[float, ...]) -> Array:
@@ -171,8 +173,8 @@ class HistogramBounds(GaussianSum):
     holders can add them up.
 
     Attributes:
-      x_norms: candidates for ``x_norm``, increasing.
-      y_sizes: candidates for ``y_size``, increasing.
+      x_norm_bounds: candidates for ``x_norm_bound``, increasing.
+      y_bounds: candidates for ``y_bound``, increasing.
       quantile: target share of the records within each bound, in (0, 1).
       scale: of the noise on every count, its standard deviation.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
@@ -186,16 +188,16 @@ class HistogramBounds(GaussianSum):
       ValueError: candidates or a quantile as in `PrivateBounds`, or a scale out of range.
 
     >>> mechanism = HistogramBounds(
-    ...     x_norms=(1.0, 2.0, 4.0), y_sizes=(1.0, 2.0, 4.0), quantile=0.9, scale=3.0,
+    ...     x_norm_bounds=(1.0, 2.0, 4.0), y_bounds=(1.0, 2.0, 4.0), quantile=0.9, scale=3.0,
     ...     adjacency="add_remove"
     ... )
     >>> x, y = jnp.linspace(0, 1.5, 500)[:, None], jnp.linspace(-3, 3, 500)
     >>> mechanism.release(jax.random.key(0), x, y)
-    RegressionBounds(x_norm=2.0, y_size=4.0)
+    RegressionBounds(x_norm_bound=2.0, y_bound=4.0)
     """
 
-    x_norms: tuple[float, ...]
-    y_sizes: tuple[float, ...]
+    x_norm_bounds: tuple[float, ...]
+    y_bounds: tuple[float, ...]
     quantile: float
     scale: float
     adjacency: Adjacency
@@ -211,7 +213,7 @@ class HistogramBounds(GaussianSum):
 
         A histogram has a bin below each candidate, and one above the last.
         """
-        size = len(self.x_norms) + len(self.y_sizes) + 2
+        size = len(self.x_norm_bounds) + len(self.y_bounds) + 2
         one = of_histogram(size, norm="l2", adjacency=self.adjacency)
         return replace(one, value=math.sqrt(2) * one.value)
 
@@ -239,12 +241,12 @@ class HistogramBounds(GaussianSum):
           noisy: ``(size,)``.
         """
         chosen = []
-        parts = np.split(noisy, [len(self.x_norms) + 1])
+        parts = np.split(noisy, [len(self.x_norm_bounds) + 1])
         for candidates, counts in zip(self._candidates, parts, strict=True):
             below = np.cumsum(counts)
             enough = np.flatnonzero(below[:-1] >= self.quantile * below[-1])
             chosen.append(candidates[enough[0] if enough.size else -1])
-        return RegressionBounds(x_norm=chosen[0], y_size=chosen[1])
+        return RegressionBounds(x_norm_bound=chosen[0], y_bound=chosen[1])
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
@@ -252,11 +254,11 @@ class HistogramBounds(GaussianSum):
 
     @property
     def _candidates(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.x_norms, self.y_sizes
+        return self.x_norm_bounds, self.y_bounds
 
 
 def _check_candidates(bounds: PrivateBounds | HistogramBounds) -> None:
-    for name in ("x_norms", "y_sizes"):
+    for name in ("x_norm_bounds", "y_bounds"):
         candidates = getattr(bounds, name)
         check_type(name, candidates, tuple, "a tuple of numbers")
         check(len(candidates) > 0, name, candidates, "at least one candidate")
@@ -277,5 +279,5 @@ def _sizes(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Array, Array]:
 
 
 def _aim(bounds: PrivateBounds | HistogramBounds) -> str:
-    candidates = f"{len(bounds.x_norms)} candidates for |x|, {len(bounds.y_sizes)} for |y|"
+    candidates = f"{len(bounds.x_norm_bounds)} candidates for |x|, {len(bounds.y_bounds)} for |y|"
     return f"the {100 * bounds.quantile:.4g} % quantiles of |x| and |y|, {candidates}"

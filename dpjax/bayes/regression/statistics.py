@@ -62,29 +62,29 @@ class RegressionBounds:
     """Public clipping bounds on one record of a regression.
 
     Attributes:
-      x_norm: bound on the L2 norm of the features, an intercept's constant included.
-      y_size: bound on the absolute value of the target.
+      x_norm_bound: bound on the L2 norm of the features, an intercept's constant included.
+      y_bound: bound on the absolute value of the target.
 
     Raises:
       ValueError: a bound that is not a number between 1e-37 and 1e+37.
 
-    >>> bounds = RegressionBounds(x_norm=1.0, y_size=2.0)
+    >>> bounds = RegressionBounds(x_norm_bound=1.0, y_bound=2.0)
     >>> x, y = bounds.clip(jnp.array([[3.0, 4.0]]), jnp.array([-9.0]))
     >>> x.round(3).tolist(), y.tolist()
     ([[0.6, 0.8]], [-2.0])
     """
 
-    x_norm: float
-    y_size: float
+    x_norm_bound: float
+    y_bound: float
 
     def __post_init__(self) -> None:
-        check_bound("x_norm", self.x_norm)
-        check_bound("y_size", self.y_size)
+        check_bound("x_norm_bound", self.x_norm_bound)
+        check_bound("y_bound", self.y_bound)
 
     def clip(self, x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Returns clipped features ``(n, d)`` and targets ``(n,)``.
 
-        A row that is not finite becomes zero, a NaN target ``-y_size``.
+        A row that is not finite becomes zero, a NaN target ``-y_bound``.
 
         Args:
           x: features ``(n, d)``.
@@ -95,7 +95,7 @@ class RegressionBounds:
         """
         x, y = as_floats(x, "x"), as_floats(y, "y")
         check_records(x.shape, y.shape)
-        return clip_norm_to(x, self.x_norm), clip_to(y, (-self.y_size, self.y_size))
+        return clip_norm_to(x, self.x_norm_bound), clip_to(y, (-self.y_bound, self.y_bound))
 
 
 def check_bound(name: str, bound: float) -> None:
@@ -116,7 +116,7 @@ def clipped_statistics(
     Args:
       bounds: public.
       x: features ``(..., n, d)``; a row that is not finite becomes zero.
-      y: targets ``(..., n)``; NaN becomes ``-y_size``.
+      y: targets ``(..., n)``; NaN becomes ``-y_bound``.
       unit: if above zero, a power of two: clipped records are rounded to its multiples and stay
         within bounds, so that the sums are exact.
     """
@@ -129,11 +129,11 @@ def clipped_statistics(
         size = np.abs(x).max(axis=-1, keepdims=True, initial=0.0)
         directions = x / np.where(size > 0, size, 1.0)
         norms = np.linalg.norm(directions, axis=-1, keepdims=True)
-        longest = (bounds.x_norm - slack) / np.where(norms > 0, norms, 1.0)
+        longest = (bounds.x_norm_bound - slack) / np.where(norms > 0, norms, 1.0)
         clipped = np.where(np.isfinite(size), directions * np.minimum(size, longest), 0.0)
 
     # Targets by their absolute value.
-    low = bounds.y_size - unit
+    low = bounds.y_bound - unit
     target = np.where(np.isnan(y), -low, np.clip(y, -low, low))[..., None]
     if unit:
         clipped, target = np.rint(clipped / unit) * unit, np.rint(target / unit) * unit
@@ -215,8 +215,8 @@ def statistics_sensitivities(
 ) -> RegressionStatistics:
     """Returns the `Sensitivity` of each statistic of records clipped to ``bounds``.
 
-    With R for ``x_norm``, B for ``y_size`` and d for ``num_features``, that of xtx counts the upper
-    triangle once, whose shape it states, and is
+    With R for ``x_norm_bound``, B for ``y_bound`` and d for ``num_features``, that of xtx counts
+    the upper triangle once, whose shape it states, and is
 
     - in L2, R^2 under add/remove and zero-out, and sqrt(2) R^2 under replace-one
       (`of_second_moment`), also with the entries off the diagonal counted twice, as the Frobenius
@@ -240,7 +240,7 @@ def statistics_sensitivities(
     Raises:
       ValueError: another norm or adjacency, or a ``num_features`` below one.
 
-    >>> bounds = RegressionBounds(x_norm=2.0, y_size=3.0)
+    >>> bounds = RegressionBounds(x_norm_bound=2.0, y_bound=3.0)
     >>> found = statistics_sensitivities(bounds, 4, norm="l1", adjacency="add_remove")
     >>> found.xtx.value, found.xty.value, found.yty.value
     (10.0, 12.0, 9.0)
@@ -251,24 +251,24 @@ def statistics_sensitivities(
     check_adjacency(adjacency)
 
     # Of xtx, whose upper triangle is counted once.
-    xtx = of_second_moment(bounds.x_norm, num_features=num_features, adjacency=adjacency)
+    xtx = of_second_moment(bounds.x_norm_bound, num_features=num_features, adjacency=adjacency)
     if norm == "l1":
         factor = (num_features + 1) / 2
         if adjacency == "replace_one" and num_features > 1:
             factor = math.sqrt(num_features * (num_features + 3) / 2)
-        xtx = replace(xtx, value=factor * bounds.x_norm**2, norm=norm)
+        xtx = replace(xtx, value=factor * bounds.x_norm_bound**2, norm=norm)
 
     # Of xty and yty.
     spread = math.sqrt(num_features) if norm == "l1" else 1.0
-    of_xty = sensitivity_factor(adjacency) * spread * bounds.x_norm * bounds.y_size
+    of_xty = sensitivity_factor(adjacency) * spread * bounds.x_norm_bound * bounds.y_bound
     xty = Sensitivity(of_xty, norm, adjacency, shape=(num_features,))
-    yty = of_sum((0, bounds.y_size**2), norm=norm, adjacency=adjacency)
+    yty = of_sum((0, bounds.y_bound**2), norm=norm, adjacency=adjacency)
     return RegressionStatistics(xtx, xty, yty)
 
 
 def describe_clipping(bounds: RegressionBounds, num_features: int) -> str:
     """Returns records and clipping as text for certificates."""
-    clipped = f"x to L2 norm {bounds.x_norm:.4g}, |y| to {bounds.y_size:.4g}"
+    clipped = f"x to L2 norm {bounds.x_norm_bound:.4g}, |y| to {bounds.y_bound:.4g}"
     return f"{num_features} features and a target each, clipped: {clipped}"
 
 

@@ -68,7 +68,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     Source: Sheffet (2019), additive Wishart noise; the published number of degrees of freedom is
     private and many times larger than needed.
 
-    >>> bounds = RegressionBounds(x_norm=1.0, y_size=1.0)
+    >>> bounds = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     >>> mechanism = WishartNoise.from_epsilon(
     ...     bounds, epsilon=1.0, delta=1e-4, adjacency="add_remove", num_features=11)
     >>> mechanism.degrees_of_freedom
@@ -254,4 +254,4 @@ def draw_wishart(
 
 def _largest_square(bounds: RegressionBounds) -> float:
     """The largest squared norm of a row of features and target."""
-    return bounds.x_norm**2 + bounds.y_size**2
+    return bounds.x_norm_bound**2 + bounds.y_bound**2

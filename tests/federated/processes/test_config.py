@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.federated_cases import RECORDS, plan_of, regression_release
 
-from dpjax.bayes.conjugate import DirichletMultinomial, StatisticRelease
+from dpjax.bayes.conjugate import DirichletMultinomial, SufficientStatisticsMechanism
 from dpjax.federated.processes import read_study
 from dpjax.federated.processes.__main__ import main
 from dpjax.federated.processes.config import read_settings
@@ -40,12 +40,12 @@ adjacency = "replace_one"
 num_features = 3
 [plan.mechanism.bounds]
 type = "dpjax.bayes.regression.RegressionBounds"
-x_norm = 1.5
-y_size = 2.0
+x_norm_bound = 1.5
+y_bound = 2.0
 """
 HISTOGRAM = """
 [plan.mechanism]
-type = "dpjax.bayes.conjugate.StatisticRelease"
+type = "dpjax.bayes.conjugate.SufficientStatisticsMechanism"
 [plan.mechanism.family]
 type = "dpjax.bayes.conjugate.DirichletMultinomial"
 concentration = [1.0, 1.0, 1.0]
@@ -70,7 +70,7 @@ def study_of(tmp_path, text):
 def test_a_study_is_the_plan_that_python_builds(tmp_path):
     family = DirichletMultinomial((1.0,) * 3)
     moves = Sensitivity(1.0, "l2", "add_remove", shape=(3,))
-    histogram = StatisticRelease(family, Gaussian(moves, scale=4.0))
+    histogram = SufficientStatisticsMechanism(family, Gaussian(moves, scale=4.0))
     cases = {
         SUM: ClippedSum((0.0, 100.0), scale=50.0, adjacency="add_remove"),
         REGRESSION: regression_release(),
