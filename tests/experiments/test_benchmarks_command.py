@@ -49,7 +49,7 @@ def no_peers(monkeypatch):
     monkeypatch.setattr("experiments.benchmarks.steps.importlib.util.find_spec", lambda name: None)
 
 
-def test_a_small_run_writes_what_it_prints(tmp_path, capsys, no_peers):
+def test_main_writes_what_it_prints(tmp_path, capsys, no_peers):
     argv = "steps --only 784-256-10,\xa0batch --batches 4 --repetitions 3 --seconds 0.01".split(" ")
     argv = [argument.replace("\xa0", " ") for argument in argv]
     assert command.main([*argv, "--results", str(tmp_path)]) == 0
@@ -70,14 +70,14 @@ def test_a_small_run_writes_what_it_prints(tmp_path, capsys, no_peers):
 
 
 @pytest.mark.parametrize("argv", [["nothing"], ["steps", "--unknown"], ["steps", "nothing"]])
-def test_unknown_arguments_are_refused(argv, capsys):
+def test_main_refuses_unknown_arguments(argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(argv)
     assert stopped.value.code == 2
     capsys.readouterr()
 
 
-def test_without_a_part_all_are_run(monkeypatch, tmp_path, capsys):
+def test_main_runs_all_parts_by_default(monkeypatch, tmp_path, capsys):
     ran = []
     monkeypatch.setattr(
         command, "run", lambda name, _: ran.append(name) or Benchmark("", {}, "", {})
@@ -88,7 +88,7 @@ def test_without_a_part_all_are_run(monkeypatch, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_an_interrupted_run_keeps_the_groups_before(tmp_path, monkeypatch, capsys):
+def test_main_keeps_finished_groups_when_interrupted(tmp_path, monkeypatch, capsys):
     def groups(batches):
         def interrupted():
             raise KeyboardInterrupt
@@ -102,27 +102,21 @@ def test_an_interrupted_run_keeps_the_groups_before(tmp_path, monkeypatch, capsy
     assert "the groups finished so far are kept" in capsys.readouterr().err
 
 
-def test_ratios_are_to_the_plain_steps_of_the_group():
+def test_measure_of_steps_has_ratios_to_the_plain_one():
     plain, noisy, skipped = measure(GROUP, THREE).rows
     ratios = [m.values[name] for m in (plain, noisy) for name in ("× plain", "× noisy")]
     assert ratios == [1, 0.5, 2, 1]
     assert [noisy.values[name] for name in ("ms", "examples/s", "peak MiB")] == [1000, 8, 10]
     assert skipped == Row("vmap", note="too large")
 
-
-def test_without_the_plain_step_there_is_no_ratio():
-    group = GROUP._replace(cases=[SKIPPED._replace(name=PLAIN), case(PRIVATE, 0.5)])
-    _, private = measure(group, THREE).rows
-    assert private.values["ms"] == 500
+    # Without the plain step there is no ratio, and a slow case is timed once.
+    group = GROUP._replace(cases=[SKIPPED._replace(name=PLAIN), case(PRIVATE, 20.0)])
+    _, private = measure(group).rows
     assert private.values["× plain"] is private.values["× noisy"] is None
+    assert (private.repetitions, private.note) == (1, "slow: only its first call was timed")
 
 
-def test_the_note_of_a_slow_case_is_that_it_was_timed_once():
-    (slow,) = measure(GROUP._replace(cases=[case(PLAIN, 20.0)])).rows
-    assert (slow.repetitions, slow.note) == (1, "slow: only its first call was timed")
-
-
-def test_the_terminals_table():
+def test_format_text_and_save(tmp_path):
     found = (measure(GROUP, THREE),)
     benchmark = Benchmark("steps", {}, "", {"torch": "not there"}, found)
     assert format_text(benchmark).splitlines() == [
@@ -134,23 +128,18 @@ def test_the_terminals_table():
         "",
         "not measured: torch (not there)",
     ]
-
-
-def test_saved_and_loaded_again(tmp_path):
-    found = (measure(GROUP, THREE),)
-    benchmark = Benchmark("steps", {"JAX": "1"}, "2 CPU cores", {}, found)
     save(tmp_path, benchmark)
     assert load(tmp_path, "steps") == benchmark
 
 
-@pytest.mark.parametrize("content", ["nothing", "[]", "{}", json.dumps({"tables": [1]})])
-def test_another_file_of_this_name_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", ["nothing", "[]", json.dumps({"tables": [1]})])
+def test_load_names_a_broken_file(tmp_path, content):
     results_path(tmp_path, "steps").write_text(content)
     with pytest.raises(ValueError, match="must be a benchmark's results"):
         load(tmp_path, "steps")
 
 
-def test_loops_are_compared(no_peers):
+def test_loop_group_compares_two_loops(no_peers):
     titles = [title for title, _ in step_groups([4])]
     assert titles[-2:] == ["MLP 784-256-10, loops", "tutorial CNN, loops"]
     loops = loop_group(MODELS["mlp"])
@@ -160,7 +149,7 @@ def test_loops_are_compared(no_peers):
     assert device.values["× host"] == pytest.approx(device.values["ms"] / host.values["ms"])
 
 
-def test_a_failed_import_is_reported_with_its_reason(tmp_path, monkeypatch):
+def test_import_error_has_the_reason(tmp_path, monkeypatch):
     (tmp_path / "broken_peer.py").write_text("raise OSError('libfoo.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     assert import_error("broken_peer") == "libfoo.so is missing"
@@ -168,7 +157,7 @@ def test_a_failed_import_is_reported_with_its_reason(tmp_path, monkeypatch):
     assert set(missing) <= {"jax-privacy", "torch", "opacus"}
 
 
-def test_the_last_output_of_a_worker_that_ends_is_reported(monkeypatch, tmp_path):
+def test_torch_worker_reports_its_last_output(monkeypatch, tmp_path):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho 'no such library' >&2\nexec {sys.executable} -c ''\n")
     script.chmod(0o755)
@@ -179,7 +168,7 @@ def test_the_last_output_of_a_worker_that_ends_is_reported(monkeypatch, tmp_path
                 worker.forget()
 
 
-def test_imports_are_timed_in_fresh_processes(monkeypatch):
+def test_import_group_times_new_processes(monkeypatch):
     group = import_group()
     assert [case.name for case in group.cases] == [BASELINE, *STATEMENTS]
     assert 0.01 < group.cases[1].seconds() < 600
@@ -189,7 +178,7 @@ def test_imports_are_timed_in_fresh_processes(monkeypatch):
     assert dpjax.values[f"× {BASELINE}"] == 1.0
 
 
-def test_inference_has_a_table_for_each_comparison(monkeypatch):
+def test_inference_groups(monkeypatch):
     titles = [title for title, _ in inference_groups()]
     assert len(titles) == len(set(titles)) == 8
     monkeypatch.setattr("experiments.benchmarks.inference.ACCOUNT_STEPS", 200)
@@ -203,7 +192,7 @@ def test_inference_has_a_table_for_each_comparison(monkeypatch):
     assert all(m.values["least ms"] <= m.values["ms"] for m in found)
 
 
-def test_teachers_are_compared_with_loops():
+def test_teacher_groups_compare_with_loops():
     """The loops and the call take as many steps; a small network and two teachers."""
     titles = [title for title, _ in teacher_groups(2)]
     assert titles[:2] == [
@@ -217,7 +206,7 @@ def test_teachers_are_compared_with_loops():
         assert rows[0].values[f"× {rows[0].case}"] == 1
 
 
-def test_images_from_files_are_compared_with_those_on_the_device(monkeypatch):
+def test_source_groups_compare_with_the_device(monkeypatch):
     monkeypatch.setattr("experiments.benchmarks.sources._BLOCK", 3)
     groups = source_groups()  # its files are there until it ends
     title, make = next(groups)

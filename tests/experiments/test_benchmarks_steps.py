@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,12 +46,6 @@ def keep(monkeypatch):
     return only
 
 
-def close(one, other):
-    return all(
-        jax.tree.leaves(jax.tree.map(lambda a, b: jnp.allclose(a, b, atol=1e-4), one, other))
-    )
-
-
 class FakeWorker:
     """Prepares everything but ghost clipping."""
 
@@ -64,7 +59,7 @@ class FakeWorker:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
-def test_the_networks_have_the_sizes_they_are_named_for(model):
+def test_models_have_the_sizes_they_are_named_for(model):
     sizes = {
         "mlp": 784 * 256 + 256 + 2570,
         "wide_mlp": 784 * 1024 + 1024 + 1024 * 1024 + 1024 + 10_250,
@@ -84,7 +79,7 @@ def test_the_networks_have_the_sizes_they_are_named_for(model):
     assert loss.shape == (3,)
 
 
-def test_the_transformer_sees_no_later_token():
+def test_transformer_sees_no_later_token():
     tokens = np.arange(8)[None]
     network = Transformer(width=8)
     params = jax.jit(network.init)(jax.random.key(0), tokens)
@@ -92,15 +87,11 @@ def test_the_transformer_sees_no_later_token():
     changed = logits(params, np.where(tokens == 5, 99, tokens))
     same = np.isclose(changed, logits(params, tokens), atol=1e-6).all(axis=(0, 2))
     assert same.tolist() == [True] * 5 + [False] * 3
-
-
-def test_texts_predict_their_next_token():
     inputs, labels = MODELS["transformer"].data(2)
-    assert inputs.shape == labels.shape == (2, 128)
     assert (inputs[:, 1:] == labels[:, :-1]).all()
 
 
-def test_the_private_methods_compute_the_same_clipped_sum(small):
+def test_jax_methods_compute_the_same_clipped_sum(small):
     params, batch = small.init(), small.batch(6)
     methods = {method.name: method for method in jax_methods(small.loss, jax.random.key(0))}
     clipped = [name for name in methods if name.startswith(("dpjax", "jax-privacy"))]
@@ -111,19 +102,20 @@ def test_the_private_methods_compute_the_same_clipped_sum(small):
     assert (norms > L2_CLIP).any()
     scale = jnp.minimum(1, L2_CLIP / norms)
     expected = jax.tree.map(lambda g: jnp.tensordot(scale, g, 1), each)
-    assert all(close(found, expected) for found in sums.values())
+    for name in clipped:
+        chex.assert_trees_all_close(sums[name], expected, atol=1e-4)
 
 
-def test_the_plain_method_is_the_mean_gradient(small):
+def test_plain_method_is_the_mean_gradient(small):
     params, batch = small.init(), small.batch(6)
     method = next(jax_methods(small.loss, jax.random.key(0)))
     each = jax.jit(jax.vmap(jax.grad(small.loss), (None, 0)))(params, batch)
     assert method.name == PLAIN
     found = jax.jit(method.gradient)(params, batch)
-    assert close(found, jax.tree.map(lambda g: g.mean(axis=0), each))
+    chex.assert_trees_all_close(found, jax.tree.map(lambda g: g.mean(axis=0), each), atol=1e-4)
 
 
-def test_only_what_is_named_so_is_without_noise(small):
+def test_jax_methods_add_the_noise(small):
     def deviation(method):
         shape = (64, 4096) if method.name == "optax.contrib" else (4096,)  # it sums, and averages
         transform = method.transform
@@ -138,7 +130,7 @@ def test_only_what_is_named_so_is_without_noise(small):
     assert noisy == pytest.approx([NOISE_MULTIPLIER * L2_CLIP] * len(noisy), rel=0.08)
 
 
-def test_every_case_runs_and_has_its_memory_measured(small, cases):
+def test_step_cases_run_and_measure_memory(small, cases):
     assert [case.name for case in cases][:3] == [PLAIN, NOISY, PRIVATE]
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(small.init())) / 2**20
     for case in cases[: -len(TORCH_METHODS)]:
@@ -146,14 +138,14 @@ def test_every_case_runs_and_has_its_memory_measured(small, cases):
         assert case.values["peak MiB"] > params
 
 
-def test_torchs_methods_come_last_with_the_reason_for_a_missing_one(cases):
+def test_step_cases_end_with_torch(cases):
     *_, plain, hooks, ew, ghost = cases
     assert (plain.name, hooks.name, ew.name, ghost.name) == TORCH_METHODS
     assert (plain.seconds(), plain.values) == (0.5, {"peak MiB": 7.0})
     assert ghost == Case("Opacus, ghost", None, note="NotImplementedError: no such layer")
 
 
-def test_forming_gradients_costs_memory_that_is_counted(keep):
+def test_step_cases_count_per_example_gradients(keep):
     keep("dpjax, vmap reference", "dpjax, clipping alone")
     model = MODELS["mlp"]
     lean, forming = (case.values["peak MiB"] for case in step_cases(model, 16, LARGE, None))
@@ -161,7 +153,7 @@ def test_forming_gradients_costs_memory_that_is_counted(keep):
     assert lean < per_example < forming
 
 
-def test_gradients_over_the_limit_are_not_formed(small, keep):
+def test_step_cases_skip_what_exceeds_the_limits(small, keep):
     keep(PLAIN, "dpjax, vmap reference", "optax.contrib")
     plain, *cases = step_cases(small, 4, Limits(0.0, math.inf), FakeWorker())
     assert plain.seconds
@@ -170,14 +162,9 @@ def test_gradients_over_the_limit_are_not_formed(small, keep):
     assert skipped == named | {"Opacus, ghost"}  # ghost for another reason
     assert cases[0].note == "its per-example gradients take 0.0 GiB, the limit is 0.0"
 
-
-def test_a_step_over_the_limit_is_not_run(small, keep):
+    # Nor is a step over the limit run.
     keep(PLAIN)
     first, *others = step_cases(small, 4, Limits(math.inf, 0.0), FakeWorker())
     assert first == Case(PLAIN, None, note="a step takes 0.0 GiB, the limit is 0.0")
     assert {case.note for case in others} == {"the plain step is skipped too"}
-
-
-def test_the_limit_of_memory_is_this_machines():
-    gradients, memory = default_limits()
-    assert 100 < 3 * gradients <= memory < 10**7
+    assert 100 < 3 * default_limits().gradients <= default_limits().memory < 10**7
