@@ -2,11 +2,11 @@
 
 `UnclippedGaussian` has a finite BDP epsilon and no DP epsilon.
 
-The functions bound the Rényi divergence of the estimator's mean and variance when one sample
-changes. A BDP epsilon is computed from the mean M and the standard deviation S of N samples, one
-for each record, so publishing it leaks about each record. Section 4.4.3 bounds this leakage *under
-an assumption*: that M and S are distributed as those of N normal samples with the mean and the
-variance of the given ones. Then M is normal with variance S^2 / N, N S^2 is a scaled chi-square
+`worst_case_log_moments` bounds the Rényi divergence of the estimator's mean and variance when one
+sample changes. A BDP epsilon is computed from the mean M and the standard deviation S of N samples,
+one for each record, so publishing it leaks about each record. Section 4.4.3 bounds this leakage
+*under an assumption*: that M and S are distributed as those of N normal samples with the mean and
+the variance of the given ones. Then M is normal with variance S^2 / N, N S^2 is a scaled chi-square
 with N - 1 degrees of freedom, and both are independent. No noise is added, so **without the
 assumption there is no bound**: the other N - 1 samples and M determine the last sample exactly. A
 BDP epsilon should therefore not be published, or only with added noise.
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dp_accounting import NonPrivateDpEvent
 
 from dpjax._checks import check, check_count, check_positive, check_text, check_type
-from dpjax.accounting.log_moments import check_finite, check_scales, diagonal_gaussian_log_moments
+from dpjax.accounting.log_moments import check_scales, diagonal_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
@@ -88,69 +88,6 @@ class UnclippedGaussian(Mechanism):
         return dataclasses.replace(self, noise_std=factor * self.noise_std)
 
 
-def mean_log_moments(
-    orders: Sequence[int],
-    num_draws: int,
-    shift: npt.ArrayLike,
-    std: npt.ArrayLike,
-    other_std: npt.ArrayLike,
-) -> Array:
-    """Returns the log moments of the means of two samples that differ in one value.
-
-    It assumes that both means are normal; see this module.
-
-    Args:
-      orders: whole numbers lambda >= 1.
-      num_draws: N, at least 2.
-      shift: difference of the one value; the means differ by ``shift / num_draws``.
-      std: standard deviation > 0 of the first sample.
-      other_std: standard deviation > 0 of the second sample; the three arrays broadcast.
-
-    Returns:
-      Numbers >= 0 or infinity, orders on a last axis behind those of the arrays.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Source: Triastcyn & Faltings (2020), Section 4.4.3; Gil, Alajaji & Linder (2013), Table 2.
-
-    >>> mean_log_moments((1, 2), num_draws=100, shift=5.0, std=1.0, other_std=1.0)
-    array([0.25, 0.75])
-    """
-    check_count("num_draws", num_draws, 2)
-    distance = check_finite("shift", shift) / np.sqrt(num_draws)
-    return _normal_log_moments(orders, distance, std, other_std)
-
-
-def variance_log_moments(
-    orders: Sequence[int], num_draws: int, std: npt.ArrayLike, other_std: npt.ArrayLike
-) -> Array:
-    """Returns the log moments of the variances of two samples of these standard deviations.
-
-    It assumes that both are scaled chi-squares; see this module. Their divergence is that of the
-    N - 1 normal variables whose squares they sum.
-
-    Args:
-      orders: whole numbers lambda >= 1.
-      num_draws: N, at least 2.
-      std: standard deviation > 0 of the first sample.
-      other_std: standard deviation > 0 of the second sample; the two arrays broadcast.
-
-    Returns:
-      Numbers >= 0 or infinity, orders on a last axis behind those of the arrays.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Source: Triastcyn & Faltings (2020), Section 4.4.3; Gil, Alajaji & Linder (2013), Table 2.
-
-    >>> variance_log_moments((1, 4), num_draws=101, std=1.0, other_std=1.05)
-    array([0.4340..., ...])
-    """
-    check_count("num_draws", num_draws, 2)
-    return (num_draws - 1) * _normal_log_moments(orders, 0.0, std, other_std)
-
-
 def worst_case_log_moments(
     orders: Sequence[int], num_draws: int, width: npt.ArrayLike, std: npt.ArrayLike
 ) -> Array:
@@ -174,7 +111,7 @@ def worst_case_log_moments(
     Raises:
       ValueError: an argument is out of range.
 
-    Source: Triastcyn & Faltings (2020), Section 4.4.3.
+    Source: Triastcyn & Faltings (2020), Section 4.4.3; Gil, Alajaji & Linder (2013), Table 2.
 
     >>> worst_case_log_moments((1, 4), num_draws=10_000, width=5.0, std=1.0)
     array([0.0339..., 0.3409...])
@@ -184,19 +121,18 @@ def worst_case_log_moments(
     change = np.square(reach) * (num_draws - 1) / num_draws**2
     one, wide = np.ones_like(reach), np.sqrt(1 + change)
     narrow = np.sqrt(np.where(change < 1, 1 - change, 1.0))
+
+    # N S^2 is the sum of the squares of N - 1 normal variables.
     cases = [
-        mean_log_moments(orders, num_draws, reach, first, second)
-        + variance_log_moments(orders, num_draws, first, second)
+        _normal_log_moments(orders, reach / np.sqrt(num_draws), first, second)
+        + (num_draws - 1) * _normal_log_moments(orders, np.zeros_like(reach), first, second)
         for first, second in ((one, narrow), (narrow, one), (one, wide), (wide, one))
     ]
     return np.where((change < 1)[..., None], np.max(cases, axis=0), np.inf)
 
 
-def _normal_log_moments(
-    orders: Sequence[int], shift: npt.ArrayLike, std: npt.ArrayLike, other_std: npt.ArrayLike
-) -> Array:
-    first, second = check_scales("std", std), check_scales("other_std", other_std)
-    distance, zero = np.asarray(shift, float)[..., None], np.zeros(1)
+def _normal_log_moments(orders: Sequence[int], shift: Array, std: Array, other_std: Array) -> Array:
+    """Returns the log moments of two normal variables whose means differ by ``shift``."""
     return diagonal_gaussian_log_moments(
-        orders, zero, first[..., None], distance, second[..., None]
+        orders, np.zeros(1), std[..., None], shift[..., None], other_std[..., None]
     )
