@@ -9,7 +9,7 @@ from experiments.distributed.worker import NUM_EXAMPLES, Config, all_records, ow
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_every_record_has_one_process(num_processes):
+def test_own_part_splits_the_records(num_processes):
     configs = [
         Config((), "127.0.0.1:1", num_processes, process, "") for process in range(num_processes)
     ]
@@ -28,7 +28,7 @@ def released(noise=0.0, weight=0.0):
     }
 
 
-def test_noise_must_agree_exactly_and_parameters_nearly(capsys):
+def test_compare_needs_equal_noise_and_close_parameters(capsys):
     assert compare(released(weight=1e-8), released())
     assert not compare(released(weight=1e-5), released())
     assert not compare(released(noise=1e-8), released())
@@ -46,5 +46,5 @@ def test_noise_must_agree_exactly_and_parameters_nearly(capsys):
         (-9, "", ""),
     ],
 )
-def test_a_process_must_end_with_a_message(status, output, end):
+def test_describe_end(status, output, end):
     assert describe_end(Outcome(status, output, 1.0)) == end

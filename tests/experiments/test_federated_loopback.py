@@ -31,7 +31,7 @@ def records():
     return Records(rng.normal(size=(103, 12)), rng.normal(size=103), 2.0, BOUNDS)
 
 
-def test_the_files_are_those_of_the_plan(tmp_path, records):
+def test_write_study_files_are_those_of_the_plan(tmp_path, records):
     mechanism = PerturbedStatistics.from_epsilon(
         BOUNDS, epsilon=1.0, delta=1e-4, adjacency="zero_out", num_features=12
     )
@@ -47,7 +47,7 @@ def test_the_files_are_those_of_the_plan(tmp_path, records):
     assert read_settings(tmp_path / "analyst.toml", "analyst").delta == 1e-4
 
 
-def test_every_record_has_one_holder(records):
+def test_split_records(records):
     parts = split_records(records, 10)
     assert [len(part["y"]) for part in parts] == [11] * 3 + [10] * 7
     together = np.concatenate([part["x"] for part in parts])
@@ -55,7 +55,7 @@ def test_every_record_has_one_holder(records):
 
 
 @pytest.mark.slow
-def test_the_program_trains_by_the_plans_mechanism(tmp_path, records):
+def test_write_study_with_a_program_trains_by_the_mechanism(tmp_path, records):
     mechanism = SubsampledGaussian(
         PoissonSampling(103, 0.1),
         l2_clip=1.0,

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from experiments.lib.scattering import NUM_CHANNELS, scattering, wavelet_moduli, wavelets
 
@@ -29,12 +28,8 @@ def order_of_kymatio():
     return np.concatenate([[0], 1 + angles, 9 + angles, 17 + pairs.ravel()])
 
 
-@pytest.fixture(scope="module")
-def coefficients():
-    return scattering(pattern())
-
-
-def test_coefficients_are_those_of_kymatio(coefficients):
+def test_scattering_coefficients_are_those_of_kymatio():
+    coefficients = scattering(pattern())
     published = json.loads(KYMATIO.read_text("utf-8"))
     stages = np.repeat([1, 2, 3], [1, 16, 64])
     found = coefficients[0, order_of_kymatio()] * PI ** stages[:, None, None]
@@ -42,20 +37,17 @@ def test_coefficients_are_those_of_kymatio(coefficients):
     values = {"corner": found[:, 0, 0], "inside": found[:, 4, 2], "mean": found.mean((1, 2))}
     for name, value in values.items():
         np.testing.assert_allclose(value, published[name], rtol=2e-5, atol=1e-7)
-
-
-def test_another_channel_order_is_not_kymatio_s(coefficients):
-    published = json.loads(KYMATIO.read_text("utf-8"))
+    # The power check: another order of the channels is not kymatio's.
     assert np.abs(coefficients[0].mean((1, 2)) - published["mean"]).max() > 1e-3
 
 
-def test_order_0_is_the_mean_of_a_constant_and_the_rest_is_zero():
+def test_scattering_of_a_constant():
     constant = scattering(np.full((1, 28, 32, 1), 0.3, np.float32))[0]
     np.testing.assert_allclose(constant[0], 0.3, atol=1e-6)
     assert np.abs(constant[1:]).max() < 1e-6
 
 
-def test_an_image_s_coefficients_are_its_own_and_each_colour_s():
+def test_scattering_of_an_image_depends_on_it_alone():
     images = RNG.random((103, 28, 32, 2), dtype=np.float32)
     together = scattering(images)
     assert together.shape == (103, 2 * NUM_CHANNELS, 7, 8)
@@ -64,7 +56,7 @@ def test_an_image_s_coefficients_are_its_own_and_each_colour_s():
     np.testing.assert_allclose(together[101:, NUM_CHANNELS:], one, atol=1e-6)
 
 
-def test_moduli_are_circular_convolutions_with_morlet_wavelets():
+def test_wavelet_moduli_are_circular_convolutions():
     """Against a convolution in space, of the first angle at the larger scale."""
     image = RNG.random((1, 1, 8, 8)).astype(np.float32)
     filters = np.fft.ifft2(wavelets((8, 8), 2.0)[0])

@@ -26,7 +26,7 @@ def a_photograph():
     return levels.astype(np.uint8)
 
 
-def test_a_second_encoding_on_the_same_grid_loses_nothing_and_on_another_grid_much():
+def test_encode_again_loses_much_on_another_grid_alone():
     first = encode(a_photograph())
     lost = np.abs(first.astype(int) - a_photograph()).mean()
     assert np.abs(encode(first).astype(int) - first).mean() < 0.2 * lost
@@ -34,7 +34,7 @@ def test_a_second_encoding_on_the_same_grid_loses_nothing_and_on_another_grid_mu
     assert np.abs(encode(rolled).astype(int) - rolled).mean() > 0.5 * lost
 
 
-def test_images_are_shifted_and_then_encoded():
+def test_transform_shifts_and_then_encodes():
     images = np.stack([a_photograph(), a_photograph()[::-1]]).astype(np.float32) / 255
     plain, shifted, encoded, *_ = (PlainSettings(**settings) for settings in ROWS.values())
     np.testing.assert_array_equal(plain.transform(images), images)
@@ -48,14 +48,14 @@ def test_images_are_shifted_and_then_encoded():
     assert found.shape == images.shape
 
 
-def test_the_rows_are_in_the_paper_profile_alone():
+def test_plain_rows_are_in_the_paper_profile_alone():
     names = [row.name for row in linear.EXPERIMENT.rows("paper")]
     assert names[-5:] == list(ROWS)
     assert not {row.name for row in linear.EXPERIMENT.rows("quick")} & set(ROWS)
 
 
 @pytest.mark.slow
-def test_a_row_learns(tmp_path):
+def test_run_plain_learns(tmp_path):
     images = load_stand_in("cifar10")
     small = Split(images.train.x[:600], images.train.y[:600])
     images = dataclasses.replace(images, train=small, test=small)
@@ -68,7 +68,7 @@ def test_a_row_learns(tmp_path):
     assert len(curve) == 20
 
 
-def test_the_remark_states_the_loss():
+def test_cost_of_encoding_states_the_loss():
     accuracies = (68.7, 67.4, 66.3, 68.0, 66.0)
     records = [
         Record("scattering_linear", row, "paper", settings, {}, {"test accuracy %": found}, {}, 1.0)

@@ -33,7 +33,7 @@ def settings(name, **changes):
     return Settings(**chosen)
 
 
-def test_features_are_kept_on_disk_by_the_images_content(digits, cache):
+def test_load_features_keeps_them_by_the_images_content(digits, cache):
     kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     again = features.load_features(load_data("digits"), 300, 100, cache)
     np.testing.assert_array_equal(again.train.x, digits.train.x)
@@ -44,7 +44,7 @@ def test_features_are_kept_on_disk_by_the_images_content(digits, cache):
     assert len(list(cache.iterdir())) == len(kept) + 1
 
 
-def test_groups_have_mean_0_and_variance_1_in_each_image(digits):
+def test_normalize_groups_has_mean_0_and_variance_1_in_each_image(digits):
     raw = digits.train.x[:20].astype(float).reshape(20, 27, -1)
     found = features.normalize_groups(digits.train.x[:20], 27).astype(float)
     groups = found.reshape(20, 27, -1)
@@ -61,7 +61,7 @@ def moments_of(x, noise_multiplier, key=0):
     return features.release_moments(jax.random.key(key), mechanism, x)
 
 
-def test_moments_without_noise_standardise_the_channels(digits):
+def test_normalize_channels_without_noise_standardises(digits):
     """Records of these digits are below the clip bound, but for a few."""
     moments = moments_of(digits.train.x, 1e-6)
     found = features.normalize_channels(digits.train.x, moments).astype(float)
@@ -77,7 +77,7 @@ def sums_of(x, noise_multiplier=1e-9):
 
 
 @pytest.mark.parametrize("extreme", [0.0, 50.0, np.nan, np.inf])
-def test_one_image_moves_the_sum_by_at_most_the_clip_bound(digits, extreme, monkeypatch):
+def test_release_moments_changes_by_at_most_the_clip_bound(digits, extreme, monkeypatch):
     monkeypatch.setattr(features, "_LEAST_VARIANCE", -np.inf)
     bound = features.moments_mechanism(CHANNELS_OF_GREY, 1.0, "one image").sensitivity.value
     x = np.array(digits.train.x[:10], np.float32)
@@ -88,7 +88,7 @@ def test_one_image_moves_the_sum_by_at_most_the_clip_bound(digits, extreme, monk
     assert moved > 0.9 * bound if extreme == 50.0 else moved < 1e-3
 
 
-def test_the_noise_of_the_moments_has_the_stated_scale(digits):
+def test_release_moments_has_noise_of_the_stated_scale(digits):
     """162 normal draws: the sample deviation is off by 20 % with probability below 1e-3."""
     mechanism = features.moments_mechanism(CHANNELS_OF_GREY, 100.0, "one image")
     blank = np.zeros((1, CHANNELS_OF_GREY, 7, 7), np.float16)
@@ -101,7 +101,7 @@ def test_the_noise_of_the_moments_has_the_stated_scale(digits):
 
 
 @pytest.mark.parametrize("name", ["MNIST, private normalisation, ε = 1", *list(PAPER)[-1:]])
-def test_noise_is_calibrated_with_the_normalisation_included(name):
+def test_mechanism_is_calibrated_with_the_normalisation(name):
     chosen = settings(name)
     channels = CHANNELS_OF_GREY * (3 if chosen.data == "CIFAR-10" else 1)
     mechanism = chosen.mechanism(chosen.num_train, channels)
@@ -111,23 +111,14 @@ def test_noise_is_calibrated_with_the_normalisation_included(name):
     assert mechanism.parts[1].certificate(chosen.delta).epsilon < 0.99 * epsilon
     guarantee = mechanism.guarantee
     assert (guarantee.adjacency, guarantee.unit) == ("zero_out", "one image")
-
-
-def test_group_normalisation_costs_nothing():
-    mechanism = settings("Fashion-MNIST, group normalisation, ε = 3").mechanism(60_000, 81)
-    assert [type(part) for part in mechanism.parts] == [dpjax.SubsampledGaussian]
+    # Group normalisation costs nothing.
+    groups = settings("Fashion-MNIST, group normalisation, ε = 3").mechanism(60_000, 81)
+    assert [type(part) for part in groups.parts] == [dpjax.SubsampledGaussian]
 
 
 @pytest.mark.parametrize("name", [name for name, row in PAPER.items() if row.source])
-def test_the_source_s_noise_has_a_pld_epsilon_of_2_38(name):
+def test_published_epsilon_by_pld(name):
     assert linear.published_epsilon(settings(name)) == pytest.approx(2.38, abs=0.005)
-
-
-def test_paper_has_three_epsilons_and_both_normalisations_and_quick_one_row_each():
-    assert len(PAPER) == 18
-    quick = linear.EXPERIMENT.rows("quick")
-    assert [row.settings["data"] for row in quick] == ["MNIST", "Fashion-MNIST", "CIFAR-10"]
-    assert all(row.source and row.settings["num_train"] <= 6000 for row in quick)
 
 
 def run_row(tmp_path, monkeypatch, **changes):
@@ -143,7 +134,7 @@ def run_row(tmp_path, monkeypatch, **changes):
 
 
 @pytest.mark.slow
-def test_a_row_learns_resumes_and_is_certified_with_its_normalisation(tmp_path, monkeypatch):
+def test_run_row_learns_resumes_and_certifies_the_normalisation(tmp_path, monkeypatch):
     result = run_row(tmp_path, monkeypatch, epsilon=100.0)
     again = run_row(tmp_path, monkeypatch, epsilon=100.0)  # from its last checkpoint
     assert again.measured == result.measured
@@ -181,5 +172,3 @@ def test_remarks_name_the_best_normalisation_at_each_epsilon():
     )
     assert "98.6 % against the source's 98.7 % at a claimed ε of 3" in against
     assert "2.38" in against
-    figures = linear.EXPERIMENT.figures(records)
-    assert list(figures) == ["accuracy"]
