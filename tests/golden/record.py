@@ -7,7 +7,7 @@ that changed, old and new; ``--check`` prints and writes nothing. Where a change
 is recorded in the commit that makes it and **named in the CHANGELOG**, with its reason.
 
 Numbers are compared within a tolerance relative to the largest number of their array. Accounting
-on the host is in float64 and compared to 1e-12 on a CPU with the vector instructions of the one
+on the host is in float64 and compared to 1e-10 on a CPU with the vector instructions of the one
 that recorded: others round exp and log otherwise, which the tails of Fourier transforms enlarge to
 1e-9 of an epsilon at delta = 1e-5, and to 4e-8 at delta = 1e-9. There the tolerance is 1e-6.
 Float32 results of a device are compared to 1e-5, integers, booleans and text exactly. What differs
@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-HOST, ELSEWHERE, DOUBLE, SINGLE = 1e-12, 1e-6, 1e-10, 1e-5
+HOST, ELSEWHERE, DOUBLE, SINGLE = 1e-10, 1e-6, 1e-10, 1e-5
 _ROUNDING = 1e-14
 # The relative tolerance of each group.
 GROUPS = {
