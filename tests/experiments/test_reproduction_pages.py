@@ -39,7 +39,7 @@ def cells(text):
     return rows
 
 
-def test_a_page_has_the_finding_and_the_table_first(toy, folder):
+def test_render_page_has_the_finding_and_the_table_first(toy, folder):
     text = render(toy, folder)
     finding = "**Quick profile: not reproduced.** Rows 1, 2, 3 are 19.5 points below \\<90\\>."
     assert text.index(finding) < text.index("{list-table}") < text.index("First paragraph")
@@ -65,7 +65,7 @@ def longer(toy):
     return replace(toy.experiment, run_row=run_row)
 
 
-def test_profiles_are_side_by_side_where_they_differ(toy, longer, plan, folder):
+def test_render_page_has_both_profiles_where_they_differ(toy, longer, plan, folder):
     run_experiment(longer, replace(plan, profile="paper"))
     publish(longer, "paper", plan.results, folder)
     _, names, first, second, _ = cells(render(toy, folder))
@@ -76,7 +76,7 @@ def test_profiles_are_side_by_side_where_they_differ(toy, longer, plan, folder):
     assert second[1:5] == ["92.0", "72.5", "90.0", "0.8765"]
 
 
-def test_rows_without_a_record_are_named_and_have_no_values(toy, longer, plan, folder):
+def test_render_page_names_rows_without_a_record(toy, longer, plan, folder):
     run_experiment(longer, replace(plan, profile="paper"), "2")
     publish(longer, "paper", plan.results, folder)
     text = render(toy, folder)
@@ -91,7 +91,7 @@ def test_rows_without_a_record_are_named_and_have_no_values(toy, longer, plan, f
     assert "the paper profile of 0 in full and of 1 in part" in table
 
 
-def test_rows_of_one_profile_do_not_separate_the_columns(toy, plan, folder):
+def test_render_page_joins_columns_of_rows_of_one_profile(toy, plan, folder):
     def rows(profile):
         return toy.rows("quick")[: 3 if profile == "quick" else 2]
 
@@ -106,14 +106,14 @@ def test_rows_of_one_profile_do_not_separate_the_columns(toy, plan, folder):
     assert last[-1] == "no row"
 
 
-def test_stale_records_are_not_shown(toy, folder):
+def test_render_page_shows_no_stale_record(toy, folder):
     toy.step_size = 0.2
     text = render(toy, folder)
     assert "**Quick profile: not run.**" in text
     assert "71.5" not in text
 
 
-def test_pages_of_removed_experiments_disappear_and_others_stay_as_they_are(toy, folder):
+def test_write_pages_removes_pages_of_removed_experiments(toy, folder):
     for name in ("index.md", "removed.md"):
         (folder / name).write_text("text")
     contents = pages.write_pages({"experiments.toy": toy.experiment}, folder)

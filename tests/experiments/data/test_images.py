@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 from helpers.raw_files import (
@@ -86,7 +87,7 @@ def test_parse_idx_names_what_was_found(data: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"\x1f\x8bnot gzip at all", b"hello"])
-def test_images_that_cannot_be_read_are_an_error(places: Any, damaged: bytes) -> None:
+def test_load_data_refuses_unreadable_images(places: Any, damaged: bytes) -> None:
     tiny = Tiny({**MNIST.contents, "t10k-images-idx3-ubyte.gz": damaged})
     places.publish("mnist", tiny)
     write(places.data / "mnist", tiny.contents)
@@ -94,7 +95,7 @@ def test_images_that_cannot_be_read_are_an_error(places: Any, damaged: bytes) ->
         load_data("mnist")
 
 
-def test_digits_are_scikit_learns_enlarged() -> None:
+def test_load_digits_are_scikit_learns_enlarged() -> None:
     """Reducing the images gives back the source's, so enlarging and splitting lost nothing."""
     digits = dpjax.datasets.load_digits()
     assert (digits.train.x.shape, digits.test.x.shape) == ((1437, 28, 28, 1), (360, 28, 28, 1))
@@ -108,17 +109,15 @@ def test_digits_are_scikit_learns_enlarged() -> None:
     again = np.kron(pixels, np.ones((1, 3, 3)))
     np.testing.assert_array_equal(np.pad(again, ((0, 0), (2, 2), (2, 2))), x[..., 0])
 
-
-def test_digits_have_equal_class_shares_and_one_split() -> None:
-    digits, found = dpjax.datasets.load_digits(), load_data("digits")
+    # Both parts have the same shares of the classes, and `load_data` has the same split.
     train, test = np.bincount(digits.train.y), np.bincount(digits.test.y)
     np.testing.assert_allclose(test, 0.2 * (train + test), atol=1)
+    found = load_data("digits")
     assert (found.name, found.is_stand_in, found.num_classes) == ("digits", False, 10)
-    for part, other in zip((*digits.train, *digits.test), (*found.train, *found.test), strict=True):
-        np.testing.assert_array_equal(part, other, strict=True)
+    chex.assert_trees_all_equal((found.train, found.test), tuple(digits))
 
 
-def test_the_digits_that_stand_in(places: Any, offline: None) -> None:
+def test_stand_ins_of_images_are_digits(places: Any, offline: None) -> None:
     digits = dpjax.datasets.load_digits()
     for name in ("mnist", "fashion_mnist"):
         np.testing.assert_array_equal(load_data(name).train.x, digits.train.x)
@@ -133,7 +132,7 @@ def test_the_digits_that_stand_in(places: Any, offline: None) -> None:
     assert {x.tobytes() for x in faces.train.x} <= {x.tobytes() for x in digits.train.x}
 
 
-def test_jpeg_files_are_shuffled_and_called_a_re_encoding(places: Any, put: Any) -> None:
+def test_jpegs_are_shuffled_and_called_a_re_encoding(places: Any, put: Any) -> None:
     put(places.data, "cifar10", 1)
     found = load_data("cifar10")
     assert found.note.startswith("CIFAR-10 (JPEG re-encoding): 20 training and 10 test images")
@@ -163,7 +162,7 @@ def test_sorted_images_are_shuffled_with_their_labels(places: Any, put: Any) -> 
     np.testing.assert_array_equal(load_data("fashion_mnist").train.x, found.train.x)
 
 
-def test_files_of_mnists_names_beside_the_folder_are_mnists(places: Any, put: Any) -> None:
+def test_fashion_mnist_is_not_read_from_files_of_mnist(places: Any, put: Any) -> None:
     others = {name: b"MNIST " + data for name, data in MNIST.contents.items()}
     write(places.data, {**others, **SORTED_FASHION.contents})
     assert load_data("fashion_mnist").source == "raw files in DPJAX_DATA_DIR"
@@ -171,7 +170,7 @@ def test_files_of_mnists_names_beside_the_folder_are_mnists(places: Any, put: An
         load_data("mnist")
 
 
-def test_the_subset_of_svhn_is_split_in_order_and_named(places: Any, put: Any) -> None:
+def test_svhn_subset_is_split_in_order_and_named(places: Any, put: Any) -> None:
     put(places.data, "svhn", 1)
     found = load_data("svhn")
     np.testing.assert_array_equal(found.train.x, HOUSES[:8] / np.float32(255), strict=True)
@@ -235,7 +234,7 @@ def use_sizes(monkeypatch: pytest.MonkeyPatch, name: str, sizes: tuple[int, int]
     monkeypatch.setitem(DATA_SETS, name, replace(data_set, tfds=tfds))
 
 
-def test_a_prepared_copy_comes_before_the_host(
+def test_load_data_prefers_a_prepared_copy_to_the_host(
     places: Any, put: Any, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(places.host, "mnist")
@@ -249,13 +248,13 @@ def test_a_prepared_copy_comes_before_the_host(
     assert load_data("mnist").source == "raw files in DPJAX_DATA_DIR"
 
 
-def test_a_prepared_copy_of_a_part_is_an_error(prepared: Path) -> None:
+def test_read_prepared_refuses_other_sizes(prepared: Path) -> None:
     with pytest.raises(CorruptedFileError, match=r"holds 7 \+ 3 records, 60000 \+ 10000 expected"):
         load_data("mnist")
 
 
 @pytest.mark.parametrize("damage", ["first half", "reversed", "missing"])
-def test_a_damaged_prepared_copy_is_an_error(prepared: Path, damage: str) -> None:
+def test_read_prepared_refuses_a_damaged_copy(prepared: Path, damage: str) -> None:
     (path,) = prepared.glob("mnist-train*")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] if damage == "first half" else data[::-1])
@@ -265,7 +264,7 @@ def test_a_damaged_prepared_copy_is_an_error(prepared: Path, damage: str) -> Non
         load_data("mnist")
 
 
-def test_other_prepared_copies_are_a_reason_to_look_elsewhere(places: Any) -> None:
+def test_is_prepared_of_other_copies(places: Any) -> None:
     assert not is_prepared("mnist")
     places.tfds.mkdir()
     assert not is_prepared("mnist")
@@ -279,7 +278,7 @@ def test_other_prepared_copies_are_a_reason_to_look_elsewhere(places: Any) -> No
     assert not is_prepared("mnist")
 
 
-def test_with_tensorflow_a_copy_is_prepared_from_the_hosts_files(
+def test_load_data_prepares_a_copy_with_tensorflow(
     places: Any, put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TensorFlow is not here: what TFDS writes with it is written by hand."""
@@ -299,7 +298,7 @@ def test_with_tensorflow_a_copy_is_prepared_from_the_hosts_files(
 
 
 @pytest.mark.parametrize("tensorflow", [False, True])
-def test_without_a_host_nothing_is_prepared(
+def test_load_data_prepares_nothing_offline(
     places: Any, offline: None, tensorflow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "can_prepare", lambda: tensorflow)
@@ -308,16 +307,8 @@ def test_without_a_host_nothing_is_prepared(
     assert ("TensorFlow, which would prepare one, is not" in found.note) is not tensorflow
 
 
-def test_preparing_is_offered_only_with_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    present = {"tensorflow": object()}
-    monkeypatch.setattr("importlib.util.find_spec", present.get)
-    assert sources.can_prepare()
-    present.clear()
-    assert not sources.can_prepare()
-
-
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist", "imdb", "svhn"])
-def test_prepared_records_are_read_as_the_raw_files_are(
+def test_prepared_records_are_those_of_the_raw_files(
     places: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = FORMS[name][0]
@@ -339,7 +330,7 @@ def test_prepared_records_are_read_as_the_raw_files_are(
     assert (found.name, found.source, found.is_stand_in) == (name, "TFDS copy 1.0.0", False)
 
 
-def test_the_real_mnist(real: Any) -> None:
+def test_real_mnist(real: Any) -> None:
     found = real("mnist", "train-images-idx3-ubyte.gz")
     assert (found.train.x.shape, found.test.x.shape) == ((60_000, 28, 28, 1), (10_000, 28, 28, 1))
     assert (found.train.x.min(), found.train.x.max()) == (0, 1)
@@ -352,7 +343,7 @@ def test_the_real_mnist(real: Any) -> None:
     assert found.test.y[:5].tolist() == [7, 2, 1, 0, 4]
 
 
-def test_the_real_fashion_mnist(real: Any) -> None:
+def test_real_fashion_mnist(real: Any) -> None:
     found = real("fashion_mnist", "fashion_mnist.npz")
     assert found.train.x.shape == (60_000, 28, 28, 1)
     assert np.bincount(found.train.y).tolist() == [6000] * 10
@@ -362,7 +353,7 @@ def test_the_real_fashion_mnist(real: Any) -> None:
     assert len(np.unique(found.train.y[:100])) == 10
 
 
-def test_the_real_test_images_of_cifar10(real_file: Any) -> None:
+def test_real_cifar10(real_file: Any) -> None:
     arrays = np.load(real_file("cifar10", "cifar10_jpeg.npz"))
     test = split_of_jpegs(arrays, "test")
     assert test.x.shape == (10_000, 32, 32, 3)
@@ -373,7 +364,7 @@ def test_the_real_test_images_of_cifar10(real_file: Any) -> None:
     assert len(arrays["train_offsets"]) == 50_001
 
 
-def test_the_real_faces_are_upright_and_of_one_person_each(real: Any) -> None:
+def test_real_faces_are_upright_and_of_one_person_each(real: Any) -> None:
     found = real("olivetti_faces", "olivettifaces.mat")
     assert (found.train.x.shape, found.test.x.shape) == ((280, 64, 64, 1), (120, 64, 64, 1))
     mean = found.train.x.mean(axis=0)[..., 0]
@@ -388,7 +379,7 @@ def test_the_real_faces_are_upright_and_of_one_person_each(real: Any) -> None:
     assert (found.train.y[nearest] == found.test.y).mean() > 0.8
 
 
-def test_the_real_house_numbers(real: Any) -> None:
+def test_real_svhn(real: Any) -> None:
     found = real("svhn", "svhn_test_first10000_rgb.npz")
     assert (found.train.x.shape, found.test.x.shape) == ((8_000, 32, 32, 3), (2_000, 32, 32, 3))
     assert found.name == "svhn (10,000 test images)"

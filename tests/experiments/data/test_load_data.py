@@ -29,7 +29,7 @@ def raw_forms(name: str) -> tuple[Form, ...]:
     return tuple(form for form in DATA_SETS[name].forms if list(form.files) != ["ratings.dat"])
 
 
-def test_the_table_of_the_tests_is_whole() -> None:
+def test_forms_are_those_of_the_data_sets() -> None:
     assert set(FORMS) == set(DATA_SETS)
     for name, forms in FORMS.items():
         assert [list(form.files) for form in raw_forms(name)] == [list(t.contents) for t in forms]
@@ -37,7 +37,7 @@ def test_the_table_of_the_tests_is_whole() -> None:
 
 @pytest.mark.parametrize(("name", "form"), ALL)
 @pytest.mark.parametrize("below", [None, ""])
-def test_raw_files_come_first(
+def test_load_data_prefers_raw_files(
     places: Any, put: Any, offline: None, name: str, form: int, below: str | None
 ) -> None:
     if below == "" and raw_forms(name)[form].folders == (DATA_SETS[name].folder,):
@@ -50,7 +50,7 @@ def test_raw_files_come_first(
 
 
 @pytest.mark.parametrize("name", [name for name, forms in FORMS.items() if len(forms) > 1])
-def test_the_first_form_comes_first(places: Any, put: Any, name: str) -> None:
+def test_load_data_prefers_the_first_form(places: Any, put: Any, name: str) -> None:
     for form in range(len(FORMS[name])):
         put(places.data, name, form)
     (places.data / DATA_SETS[name].folder / next(iter(FORMS[name][1].contents))).write_bytes(b"?")
@@ -62,7 +62,7 @@ def test_the_first_form_comes_first(places: Any, put: Any, name: str) -> None:
     [(n, f, i) for n, f in ALL for i in range(len(FORMS[n][f].contents))],
 )
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-9] + b"?" * 9])
-def test_other_bytes_are_an_error(
+def test_load_data_refuses_other_bytes(
     places: Any, put: Any, name: str, form: int, number: int, damage: Any
 ) -> None:
     """A host with good files, and other sources, are not asked then."""
@@ -80,7 +80,7 @@ def test_other_bytes_are_an_error(
     ("name", "number"),
     [(n, i) for n, f in ALL if f == 0 for i in range(len(FORMS[n][0].contents))],
 )
-def test_a_missing_raw_file_is_an_error(places: Any, put: Any, name: str, number: int) -> None:
+def test_load_data_names_a_missing_raw_file(places: Any, put: Any, name: str, number: int) -> None:
     contents = FORMS[name][0].contents
     if len(contents) == 1:
         pytest.skip("it is one file")
@@ -90,14 +90,14 @@ def test_a_missing_raw_file_is_an_error(places: Any, put: Any, name: str, number
         load_data(name)
 
 
-def test_a_whole_set_is_taken_before_a_part_of_one(places: Any, put: Any) -> None:
+def test_load_data_prefers_a_folder_of_all_files(places: Any, put: Any) -> None:
     put(places.data, "mnist", below="")
     (put(places.data, "mnist") / "train-images-idx3-ubyte.gz").unlink()
     assert_read(load_data("mnist"), FORMS["mnist"][0])
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
-def test_the_host_comes_after_the_other_sources(
+def test_load_data_downloads_after_the_other_sources(
     places: Any, put: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = put(places.host, name, downloaded_form(name))
@@ -122,7 +122,7 @@ def kept(places: Any) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", DOWNLOADED)
 @pytest.mark.parametrize("fault", ["altered", "cut"])
-def test_other_bytes_of_the_host_are_an_error_and_not_kept(
+def test_load_data_refuses_other_bytes_of_the_host(
     places: Any, put: Any, name: str, fault: str
 ) -> None:
     file = next(iter(FORMS[name][downloaded_form(name)].contents))
@@ -137,27 +137,27 @@ def test_other_bytes_of_the_host_are_an_error_and_not_kept(
     assert kept(places) == {}
 
 
-def test_only_what_is_missing_is_downloaded(places: Any, put: Any) -> None:
+def test_load_data_downloads_missing_files_alone(places: Any, put: Any) -> None:
     put(places.host, "mnist")
     fetch_file("mnist/train-images-idx3-ubyte.gz")
     (places.host / "mnist" / "train-images-idx3-ubyte.gz").unlink()
     assert_read(load_data("mnist"), FORMS["mnist"][0])
 
 
-def test_a_cached_file_is_checked_each_time(places: Any, put: Any, offline: None) -> None:
+def test_load_data_checks_a_cached_file_each_time(places: Any, put: Any, offline: None) -> None:
     (put(places.cache, "mnist") / "t10k-images-idx3-ubyte.gz").write_bytes(b"rotten")
     with pytest.raises(CorruptedFileError, match=r"t10k-images-idx3-ubyte\.gz .*6 bytes.*delete"):
         load_data("mnist")
 
 
-def test_a_cached_file_of_other_bytes_is_downloaded_again(places: Any, put: Any) -> None:
+def test_load_data_downloads_a_damaged_cached_file_again(places: Any, put: Any) -> None:
     put(places.host, "mnist")
     (put(places.cache, "mnist") / "t10k-images-idx3-ubyte.gz").write_bytes(b"rotten")
     assert_read(load_data("mnist"), FORMS["mnist"][0])
     assert kept(places) == FORMS["mnist"][0].contents
 
 
-def test_a_crash_while_a_file_is_moved_leaves_none(
+def test_load_data_leaves_no_file_after_a_crash(
     places: Any, put: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(places.host, "wine")
@@ -171,7 +171,9 @@ def test_a_crash_while_a_file_is_moved_leaves_none(
     assert kept(places) == {}
 
 
-def test_reasons_for_a_failed_download(places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_file_has_the_reason_of_a_failure(
+    places: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnavailableError, match=r"a9a could not be downloaded: .*404"):
         fetch_file("a9a/a9a")
     monkeypatch.setattr(sources, "_TIMEOUT", (0.2, 0.2))
@@ -182,7 +184,7 @@ def test_reasons_for_a_failed_download(places: Any, monkeypatch: pytest.MonkeyPa
             fetch_file("a9a/a9a")
 
 
-def test_a_cache_that_cannot_be_written_is_a_reason(places: Any, put: Any) -> None:
+def test_fetch_file_into_a_cache_that_cannot_be_written(places: Any, put: Any) -> None:
     put(places.host, "wine")
     places.cache.parent.mkdir(parents=True)
     places.cache.write_text("a file where the folder should be")
@@ -191,7 +193,7 @@ def test_a_cache_that_cannot_be_written_is_a_reason(places: Any, put: Any) -> No
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_offline_other_data_stand_in_and_say_so(
+def test_load_data_offline_is_a_stand_in_that_says_so(
     places: Any, offline: None, caplog: Any, name: str
 ) -> None:
     found = load_data(name)
@@ -205,15 +207,8 @@ def test_offline_other_data_stand_in_and_say_so(
     assert {len(part.x) == len(part.y) > 0 for part in (found.train, found.test)} == {True}
 
 
-def test_an_unset_variable_is_among_the_reasons(
-    places: Any, offline: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DPJAX_DATA_DIR", "")
-    assert "DPJAX_DATA_DIR is not set" in load_data("wine").note
-
-
-def test_the_home_folder_may_be_written_as_a_tilde(
-    places: Any, put: Any, monkeypatch: pytest.MonkeyPatch
+def test_load_data_expands_the_home_folder(
+    places: Any, put: Any, offline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(places.data, "wine")
     monkeypatch.setenv("HOME", str(places.data.parent))
@@ -222,12 +217,12 @@ def test_the_home_folder_may_be_written_as_a_tilde(
     monkeypatch.delenv("XDG_CACHE_HOME")
     cache = Path(sources.published_files().path)
     assert cache == places.data.parent / ".cache" / "dpjax"
+    monkeypatch.setenv("DPJAX_DATA_DIR", "")
+    assert "DPJAX_DATA_DIR is not set" in load_data("wine").note
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), EOFError("odd")])
-def test_what_a_reader_refuses_is_an_error_that_names_the_files(
-    places: Any, error: Exception
-) -> None:
+def test_load_names_the_files_that_a_reader_refuses(places: Any, error: Exception) -> None:
     def read(paths: list[Path], source: str) -> Dataset:
         raise error
 
@@ -237,17 +232,16 @@ def test_what_a_reader_refuses_is_an_error_that_names_the_files(
         data_set.load()
 
 
-@pytest.mark.parametrize("name", ["MNIST", "", None, ["mnist"]])
-def test_other_names_are_refused_with_those_known(name: Any) -> None:
-    known = ", ".join(map(repr, ["digits", *DATA_SETS]))
-    with pytest.raises(ValueError, match=f"name must be one of {known}, got"):
-        load_data(name)
-
-
-@pytest.mark.parametrize("name", ["abalone", "adult_attributes"])
-def test_an_unknown_scaling_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="scaling must be one of 'published', 'public'"):
-        load_data(name, scaling="robust")  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, {}, "name must be one of 'digits', 'abalone'") for name in ("MNIST", None, [])),
+        ("abalone", {"scaling": "robust"}, "scaling must be one of 'published', 'public'"),
+    ],
+)
+def test_load_data_refuses(name: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_data(name, **options)
 
 
 # Where TFDS, or scikit-learn, registers the files: the checksums, and the addresses, are theirs.
@@ -262,7 +256,7 @@ LISTINGS = {
 
 
 @pytest.mark.parametrize("name", LISTINGS)
-def test_checksums_are_those_registered_with_tfds(name: str) -> None:
+def test_registry_has_the_checksums_of_tfds(name: str) -> None:
     import tensorflow_datasets
 
     lines = (Path(tensorflow_datasets.__file__).parent / LISTINGS[name]).read_text().splitlines()
@@ -274,16 +268,12 @@ def test_checksums_are_those_registered_with_tfds(name: str) -> None:
         assert registered[url.partition("://")[2]] == files.registry[key]
 
 
-def test_the_checksum_of_the_faces_is_that_of_scikit_learn() -> None:
+def test_registry_has_a_checksum_for_every_file_and_a_host_for_every_set() -> None:
     from sklearn.datasets._olivetti_faces import FACES
 
     files = sources.published_files()
     assert files.registry["faces/5976027"] == FACES.checksum
     assert files.urls["faces/5976027"] == FACES.url
-
-
-def test_every_published_file_has_a_checksum_and_every_set_a_host() -> None:
-    files = sources.published_files()
     assert all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in files.registry.values())
     for data_set in DATA_SETS.values():
         forms = [{f"{data_set.folder}/{n}" for n in form.files} for form in data_set.forms]
@@ -292,7 +282,7 @@ def test_every_published_file_has_a_checksum_and_every_set_a_host() -> None:
         assert len(data_set.about) > 50
 
 
-def test_two_threads_load_the_same(places: Any, put: Any) -> None:
+def test_load_data_in_two_threads(places: Any, put: Any) -> None:
     """Rows of an experiment may load the same data set at once."""
     put(places.host, "wine")
     found: list[Dataset] = []

@@ -1,5 +1,6 @@
 """What is peculiar to texts and ratings: words, vocabulary, damaged ratings, the stand-ins."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,7 @@ from experiments.data.reviews import build_vocabulary, encode_texts, split_words
 def test_split_words_parts_at_punctuation_but_not_at_apostrophes() -> None:
     assert split_words("Don't (really)\tsee-it\n5/10...") == "don't really see it 5 10".split()
     assert split_words(" ... ") == []
-
-
-def test_split_words_parts_at_blanks_only_as_keras() -> None:
-    """Other white space belongs to a word: so the vocabulary has as many words as Keras'."""
+    # As for Keras, other white space belongs to a word.
     assert split_words("a\x85b c\u00a0d") == ["a\x85b", "c\u00a0d"]
 
 
@@ -43,14 +41,14 @@ def test_encode_texts_pads_in_front_and_keeps_the_end() -> None:
     np.testing.assert_array_equal(tokens, np.array(expected, np.int32), strict=True)
 
 
-def test_the_vocabulary_is_said_to_be_private(places: Any, put: Any) -> None:
-    put(places.data, "imdb")
-    found = load_data("imdb")
-    assert (found.name, found.num_classes) == ("imdb", 2)
-    assert "computed from the private training reviews" in found.note
-
-
-def test_the_digits_that_stand_in_for_texts(places: Any, offline: None) -> None:
+def test_imdb_says_that_its_vocabulary_is_private_and_has_a_stand_in(
+    places: Any, put: Any, offline: None
+) -> None:
+    imdb_folder = put(places.data, "imdb")
+    imdb = load_data("imdb")
+    assert (imdb.name, imdb.num_classes) == ("imdb", 2)
+    assert "computed from the private training reviews" in imdb.note
+    shutil.rmtree(imdb_folder)
     found, digits = load_data("imdb"), dpjax.datasets.load_digits()
     assert found.name == "digits as tokens"
     assert "not even text" in found.note
@@ -64,7 +62,7 @@ def test_the_digits_that_stand_in_for_texts(places: Any, offline: None) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_reviews(real: Any) -> None:
+def test_real_imdb(real: Any) -> None:
     found = real("imdb", "imdb_train.jsonl.xz")
     for part in (found.train, found.test):
         assert part.x.shape == (25_000, 256)
@@ -84,7 +82,7 @@ def rows_of(dataset: RatingsDataset) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("folder", ["movielens", "ml-1m", "."])
 @pytest.mark.parametrize("archive", [True, False])
-def test_ratings_are_read_by_themselves_or_in_their_archive(
+def test_read_movielens_from_file_or_archive(
     places: Any, offline: None, folder: str, archive: bool
 ) -> None:
     contents = MOVIELENS.contents if archive else {"ratings.dat": ratings_file(RATINGS)}
@@ -98,7 +96,7 @@ def test_ratings_are_read_by_themselves_or_in_their_archive(
     assert (found.name, found.source) == ("movielens", "raw files in DPJAX_DATA_DIR")
 
 
-def test_the_split_of_ratings_depends_on_the_ratings_alone(places: Any) -> None:
+def test_split_of_ratings_depends_on_the_ratings_alone(places: Any) -> None:
     write(places.data, {"ratings.dat": ratings_file(RATINGS)})
     first = load_data("movielens")
     write(places.data, {"ratings.dat": ratings_file(RATINGS[::-1])})
@@ -107,7 +105,7 @@ def test_the_split_of_ratings_depends_on_the_ratings_alone(places: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_split_of_ratings_is_random_and_of_the_published_sizes() -> None:
+def test_split_ratings_is_random_and_of_the_published_sizes() -> None:
     num = 1_000_209
     pairs = np.column_stack([np.arange(num) // 1000, np.arange(num) % 1000])
     train, test = split_ratings(pairs, np.zeros(num))
@@ -132,13 +130,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("reason", "lines"), BROKEN.items())
-def test_broken_ratings_are_an_error(places: Any, reason: str, lines: list[str]) -> None:
+def test_parse_ratings_refuses_broken_ratings(places: Any, reason: str, lines: list[str]) -> None:
     write(places.data / "ml-1m", {"ratings.dat": ratings_file(lines)})
     with pytest.raises(CorruptedFileError, match=rf"ml-1m/ratings.dat cannot be read: .*{reason}"):
         load_data("movielens")
 
 
-def test_restaurants_stand_in_and_are_those_published(places: Any, offline: None) -> None:
+def test_load_restaurants_is_the_published_stand_in(places: Any, offline: None) -> None:
     found = load_restaurants()
     assert rows_of(load_data("movielens")) == rows_of(found)
     rows = np.array(rows_of(found))
@@ -151,9 +149,6 @@ def test_restaurants_stand_in_and_are_those_published(places: Any, offline: None
     assert most.tolist() == [36, 32, 28, 25, 25]
     grades = rows[rows[:, 1] == np.bincount(rows[:, 1]).argmax(), 2]
     assert grades.mean() == pytest.approx(4 / 3)
-
-
-def test_the_restaurants_file_names_its_authors_and_licence() -> None:
     text = Path(ratings.__file__).with_name("restaurants.csv").read_text(encoding="utf-8")
     assert "10.24432/C5DP41" in text
     assert "CC BY 4.0" in text

@@ -14,6 +14,7 @@ from experiments.data import (
     Dataset,
     RegressionDataset,
     load_data,
+    load_stand_in,
     tables,
 )
 from experiments.data.tables import parse_libsvm
@@ -42,7 +43,7 @@ def together(found: Dataset) -> np.ndarray:
         ("gdsc", "IC50_v17.csv.gz", b"no gzip", "Not a gzipped file"),
     ],
 )
-def test_a_file_that_is_no_such_table_is_an_error(
+def test_load_data_refuses_other_tables(
     places: Any, put: Any, name: str, file: str, damaged: bytes, fault: str
 ) -> None:
     folder = put(places.data, name)
@@ -96,7 +97,7 @@ def test_parse_libsvm_names_a_damaged_line(line: bytes, fault: str) -> None:
     assert str(error.value).startswith(f"line 2: {fault}")
 
 
-def test_octaves_are_the_powers_of_two_below(places: Any, offline: None) -> None:
+def test_encode_exponents(places: Any, offline: None) -> None:
     values = np.array([[0.0, 0.003, 0.3, 1.0, 1.99, 2.0, 5000.0, 1e9]])
     octaves = tables.encode_exponents(values).reshape(8, 21).argmax(axis=1) - 8
     assert octaves.tolist() == [-8, -8, -2, 0, 0, 1, 12, 12]
@@ -106,7 +107,7 @@ def test_octaves_are_the_powers_of_two_below(places: Any, offline: None) -> None
     assert (together(found).sum(axis=1) == 30).all()
 
 
-def test_attributes_of_adult_are_numbered_and_scaled(places: Any, put: Any) -> None:
+def test_adult_attributes_are_numbered_and_scaled(places: Any, put: Any) -> None:
     put(places.data, "adult_attributes")
     found = load_data("adult_attributes")
     x = together(found)
@@ -135,7 +136,7 @@ def test_abalone_is_coded_and_scaled(places: Any, put: Any) -> None:
     np.testing.assert_allclose(x[:, 1], (length - length.mean()) / length.std(), rtol=1e-5)
 
 
-def test_public_ranges_look_at_no_other_record(places: Any, put: Any) -> None:
+def test_public_scaling_depends_on_no_other_record(places: Any, put: Any) -> None:
     folder = put(places.data, "abalone")
     whole = together(load_data("abalone", scaling="public"))
     sexes = [-np.sqrt(3), 0.0, np.sqrt(3)]
@@ -167,9 +168,7 @@ def common_share(found: RegressionDataset) -> np.ndarray:
     return ((found.train.x >= low) & (found.train.x <= high)).mean(axis=0)
 
 
-def test_wine_is_split_and_its_stand_in_is_commonly_in_its_ranges(
-    places: Any, put: Any, offline: None
-) -> None:
+def test_wine_and_its_stand_in_are_in_their_ranges(places: Any, put: Any, offline: None) -> None:
     stand_in = load_data("wine")
     assert (stand_in.train.x.shape, stand_in.test.x.shape) == ((354, 10), (88, 10))
     assert len(stand_in.feature_names) == len(stand_in.feature_ranges) == 10
@@ -185,7 +184,7 @@ def test_wine_is_split_and_its_stand_in_is_commonly_in_its_ranges(
     assert (found.num_classes, found.target_range) == (0, (4.0, 8.0))
 
 
-def test_cell_lines_are_matched_with_their_responses(places: Any, put: Any) -> None:
+def test_gdsc_matches_cell_lines_with_responses(places: Any, put: Any) -> None:
     put(places.data, "gdsc")
     found = load_data("gdsc")
     names = ("MSI_FACTOR", "TP53_mut", "gain_A", "tissue_bone", "tissue_lung", "tissue_skin")
@@ -202,17 +201,15 @@ def test_cell_lines_are_matched_with_their_responses(places: Any, put: Any) -> N
     assert {tuple(row) for row in x} == set(records)
     for features, responses in zip(x, y, strict=True):
         np.testing.assert_array_equal(responses, records[tuple(features)])
+    stand_in = load_stand_in("gdsc")
+    shapes = stand_in.train.x.shape, stand_in.test.y.shape
+    assert (stand_in.name, *shapes) == ("diabetes", (354, 10), (88, 1))
+    assert len(stand_in.feature_names) == 10
+    assert set(np.unique(stand_in.train.x)) == {0, 1}
+    assert np.isfinite(stand_in.train.y).all()
 
 
-def test_the_stand_in_of_gdsc(places: Any, offline: None) -> None:
-    found = load_data("gdsc")
-    assert (found.name, found.train.x.shape, found.test.y.shape) == ("diabetes", (354, 10), (88, 1))
-    assert len(found.feature_names) == 10
-    assert set(np.unique(found.train.x)) == {0, 1}
-    assert np.isfinite(found.train.y).all()
-
-
-def test_the_real_adult(real: Any) -> None:
+def test_real_adult(real: Any) -> None:
     found = real("adult", "a9a.t")
     assert (found.train.x.shape, found.test.x.shape) == ((32_561, 123), (16_281, 123))
     assert found.train.x.sum(dtype=float) == 451_592
@@ -220,7 +217,7 @@ def test_the_real_adult(real: Any) -> None:
     assert (found.train.y.sum(), found.test.y.sum()) == (7_841, 3_846)
 
 
-def test_the_real_attributes_of_adult(real: Any) -> None:
+def test_real_adult_attributes(real: Any) -> None:
     found = real("adult_attributes", "adult.data")
     assert (found.train.x.shape, found.test.x.shape) == ((26_048, 14), (6_513, 14))
     assert found.train.y.sum() + found.test.y.sum() == 7_841
@@ -229,7 +226,7 @@ def test_the_real_attributes_of_adult(real: Any) -> None:
     assert {column: len(np.unique(x[:, column])) for column in categories} == categories
 
 
-def test_the_real_abalone(real: Any) -> None:
+def test_real_abalone(real: Any) -> None:
     found = real("abalone", "abalone.data")
     assert (found.train.x.shape, found.test.x.shape) == ((3_341, 8), (836, 8))
     assert (found.train.y.sum(), found.test.y.sum()) == (1_689, 392)
@@ -239,7 +236,7 @@ def test_the_real_abalone(real: Any) -> None:
     np.testing.assert_allclose(np.diff(codes), 1 / sex.std(), rtol=1e-5)
 
 
-def test_the_real_wine(real: Any) -> None:
+def test_real_wine(real: Any) -> None:
     found = real("wine", "winequality-white.csv")
     assert (found.train.x.shape, found.test.x.shape) == ((3_918, 11), (980, 11))
     grades = np.concatenate([found.train.y, found.test.y])
@@ -247,7 +244,7 @@ def test_the_real_wine(real: Any) -> None:
     assert common_share(found).min() > 0.8
 
 
-def test_the_real_cell_lines(real: Any) -> None:
+def test_real_gdsc(real: Any) -> None:
     found = real("gdsc", "IC50_v17.csv.gz")
     x, y = (np.concatenate(parts) for parts in zip(found.train, found.test, strict=True))
     assert (x.shape, y.shape) == ((988, 705), (988, 265))
