@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Collection
 from fractions import Fraction
-from typing import Any, TypeGuard, cast
+from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -70,50 +70,51 @@ def is_traced(value: object) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a finite number above zero (tracers pass)."""
     if not is_traced(value):
         check(_is_number(value) and float(value) > 0, name, value, "a finite number > 0")
 
 
-def check_normal(name: str, value: Any) -> None:
+def check_normal(name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a finite number that has not lost digits near zero.
 
     Tracers pass.
     """
     check_positive(name, value)
-    normal = is_traced(value) or float(value) >= _LEAST_NORMAL
+    normal = not _is_number(value) or float(value) >= _LEAST_NORMAL
     check(normal, name, value, f"at least {_LEAST_NORMAL:.3g}, a normal float64")
 
 
-def check_non_negative(name: str, value: Any) -> None:
+def check_non_negative(name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a finite number of at least zero (tracers pass)."""
     if not is_traced(value):
         check(_is_number(value) and float(value) >= 0, name, value, "a finite number >= 0")
 
 
-def check_rate(name: str, value: Any) -> None:
+def check_rate(name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is a probability in (0, 1]."""
     check(_is_number(value) and 0 < float(value) <= 1, name, value, "in (0, 1]")
 
 
-def check_share(name: str, value: Any) -> None:
+def check_share(name: str, value: object) -> None:
     """Raises ValueError unless ``value`` is in the closed interval [0, 1]."""
     check(_is_number(value) and 0 <= float(value) <= 1, name, value, "in [0, 1]")
 
 
-def check_delta(value: Any, name: str = "delta") -> None:
+def check_delta(value: object, name: str = "delta") -> None:
     """Raises ValueError unless ``value`` is in the open interval (0, 1)."""
     check(_is_number(value) and 0 < float(value) < 1, name, value, "in (0, 1)")
 
 
-def check_count(name: str, value: Any, minimum: int = 1) -> None:
+def check_count(name: str, value: object, minimum: int = 1) -> None:
     """Raises ValueError unless ``value`` is a whole number of at least ``minimum``."""
-    check(_is_integer(value) and value >= minimum, name, value, f"a whole number >= {minimum}")
-    check(operator.index(value) < 2**63, name, value, "below 2^63")
+    count = operator.index(value) if _is_integer(value) else minimum - 1
+    check(count >= minimum, name, value, f"a whole number >= {minimum}")
+    check(count < 2**63, name, value, "below 2^63")
 
 
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raises ValueError unless ``value`` is one of ``choices``."""
     known = isinstance(value, str) and value in choices
     check(known, name, value, "one of " + ", ".join(map(repr, choices)))
@@ -155,7 +156,7 @@ def check_unmasked(name: str, value: object) -> None:
         )
 
 
-def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
+def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
     """Returns ``value`` as an array of real numbers, without rounding.
 
     Args:
@@ -204,7 +205,7 @@ def as_numbers(value: Any, name: str = "value") -> np.ndarray | jax.Array:
     return array
 
 
-def as_floats(value: Any, name: str = "value") -> jax.Array:
+def as_floats(value: object, name: str = "value") -> jax.Array:
     """Returns ``value`` as a JAX array of floats; float dtypes are kept.
 
     Integers of numpy and Python become floats first: JAX would wrap or reject those beyond 32 bits,
@@ -220,7 +221,7 @@ def as_floats(value: Any, name: str = "value") -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
-def as_float64(value: Any, name: str = "value") -> npt.NDArray[np.float64]:
+def as_float64(value: object, name: str = "value") -> npt.NDArray[np.float64]:
     """Returns ``value`` as a numpy array of float64, infinite where it is too large for that.
 
     Raises:
@@ -230,7 +231,7 @@ def as_float64(value: Any, name: str = "value") -> npt.NDArray[np.float64]:
 
 
 def as_finite(
-    value: Any,
+    value: object,
     name: str,
     allowed: str = "finite numbers",
     fits: Callable[[np.ndarray], np.ndarray] = np.isfinite,
@@ -268,7 +269,7 @@ def as_mask(mask: npt.ArrayLike | None, shape: tuple[int, ...]) -> np.ndarray | 
     return mask
 
 
-def as_seed(seed: Any, name: str = "seed") -> int:
+def as_seed(seed: object, name: str = "seed") -> int:
     """Returns ``seed`` as an ``int``; raises ValueError for a key."""
     if not _is_integer(seed):
         raise ValueError(
@@ -293,7 +294,7 @@ def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     return next(iter(lengths.values()))
 
 
-def check_arrays(name: str, tree: Any) -> None:
+def check_arrays(name: str, tree: object) -> None:
     """Raises ValueError unless ``tree`` has leaves, all numbers or arrays of numbers or keys."""
     leaves = jax.tree.leaves(tree)
     check(bool(leaves), name, tree, "a tree with at least one array")
@@ -331,19 +332,19 @@ def _without_secrets(value: object) -> str:
     return repr(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[SupportsFloat]:
     try:
         number = not isinstance(value, bool | np.bool_ | str | bytes)
-        return number and math.isfinite(float(value))
+        return number and math.isfinite(float(cast(SupportsFloat, value)))
     except (TypeError, ValueError, OverflowError):
         return False
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> TypeGuard[SupportsIndex]:
     if isinstance(value, bool):
         return False
     try:
-        operator.index(value)
+        operator.index(cast(SupportsIndex, value))
     except TypeError:
         return False
     return True

@@ -21,7 +21,6 @@ that the rounding margin needs.
 import contextlib
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +38,6 @@ from dpjax.accounting.events import (
     coarsen_noise_schedule,
     decompose,
     event_name,
-    has_unsampled_nonprivate_part,
     is_nonprivate,
     loss_deviation,
 )
@@ -53,6 +51,7 @@ from dpjax.accounting.loss_distribution import (
 )
 from dpjax.adjacency import Adjacency
 
+METHODS = ("pld", "rdp", "moments", "gdp_clt")
 ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 
 # Intervals of a grid over the standard deviation of one step's loss.
@@ -230,7 +229,21 @@ def compute_epsilon(parts: Parts, delta: float, method: str) -> float:
       ValueError: ``delta`` is not in (0, 1).
     """
     check_delta(delta)
-    return math.inf if is_nonprivate(parts) else float(_ACCOUNTANTS[method](parts, delta))
+    if is_nonprivate(parts):
+        return math.inf
+    match method:
+        case "rdp":
+            rdp = compute_rdp(parts)
+            return float(rdp_privacy_accountant.compute_epsilon(ORDERS, rdp, delta)[0])
+        case "moments":
+            orders = np.array(log_moments.ORDERS)
+            moments = sum(part.count * part.atom.log_moments(log_moments.ORDERS) for part in parts)
+            total = moments + np.zeros(orders.size)  # of no part at all
+            return float(log_moments.epsilon_from_moments(total, orders, np.asarray(delta)))
+        case "gdp_clt":
+            return float(gdp.epsilon(gdp.compute_mu(parts), delta))
+        case _:
+            return pld_epsilon(parts, delta)
 
 
 def certified_epsilon(parts: Parts, delta: float) -> tuple[str, float]:
@@ -274,7 +287,9 @@ def epsilon_lower_bound(parts: Parts, delta: float, upper_bound: float) -> float
       UnsupportedEventError: a part whose loss has no known distribution, or too large a one.
     """
     if is_nonprivate(parts):
-        return math.inf if has_unsampled_nonprivate_part(parts) else 0.0
+        # At a delta above the rate of a sample without noise some epsilon may be finite.
+        atoms = [part.atom for part in parts if not part.atom.is_sampled]
+        return math.inf if any(atom.noise(atom.event) == 0 for atom in atoms) else 0.0
     if upper_bound == 0:
         return 0.0
     return lower_bounds.epsilon_lower_bound(parts, delta, upper_bound)
@@ -368,35 +383,6 @@ def rdp_profile(parts: Parts, epsilons: Array) -> Array:
     rdp = compute_rdp(parts)
     deltas = [rdp_privacy_accountant.compute_delta(ORDERS, rdp, e)[0] for e in epsilons.tolist()]
     return np.minimum(np.array(deltas), 1.0)
-
-
-def _rdp_epsilon(parts: Parts, delta: float) -> float:
-    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, compute_rdp(parts), delta)[0])
-
-
-def _moments_epsilon(parts: Parts, delta: float) -> float:
-    """Returns the looser epsilon of the moments accountant.
-
-    Gaussian releases, and Poisson-sampled ones under add/remove, have exact moments; other parts
-    have those of dp-accounting's Rényi divergences.
-    """
-    orders = log_moments.ORDERS
-    moments = (part.count * part.atom.log_moments(orders) for part in parts)
-    total = sum(moments, np.zeros(len(orders)))
-    return float(log_moments.epsilon_from_moments(total, np.array(orders), np.asarray(delta)))
-
-
-def _gdp_epsilon(parts: Parts, delta: float) -> float:
-    return float(gdp.epsilon(gdp.compute_mu(parts), delta))
-
-
-_ACCOUNTANTS: dict[str, Callable[[Parts, float], float]] = {
-    "pld": pld_epsilon,
-    "rdp": _rdp_epsilon,
-    "moments": _moments_epsilon,
-    "gdp_clt": _gdp_epsilon,
-}
-METHODS = tuple(_ACCOUNTANTS)
 
 
 def _finest_interval(parts: Parts) -> float:

@@ -12,8 +12,8 @@ from scipy.special import ndtri
 from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import certified_epsilon
-from dpjax.accounting.event_tradeoff import tradeoff_curve
-from dpjax.accounting.events import TooLittleNoiseError, decompose
+from dpjax.accounting.event_tradeoff import guaranteed_curve
+from dpjax.accounting.events import Parts, TooLittleNoiseError, decompose
 from dpjax.guarantee import Guarantee
 
 # Noise is scaled by at most e^60 up or down.
@@ -54,115 +54,103 @@ _M = TypeVar("_M", bound=Calibratable)
 
 
 @dataclass(frozen=True)
-class Target:
+class _Target:
     """The most that one measure of privacy loss may be.
 
     Attributes:
       name: of the measure, for errors.
       value: what it may be at most.
-      measure: the measure of a mechanism, an upper bound like the certificate's; its largest value
-        where there is too little noise for a bound.
+      measure: the measure of a decomposed event, an upper bound like the certificate's.
       strength: a function of the measure that falls about as one over the noise.
       floor: the measure of perfect privacy.
+      largest: the measure where there is too little noise for a bound.
     """
 
     name: str
     value: float
-    measure: Callable[[Accountable], float]
+    measure: Callable[[Parts], float]
     strength: Callable[[float], float]
-    floor: float = 0.0
+    floor: float
+    largest: float
 
-    @classmethod
-    def create(
-        cls,
-        epsilon: float | None,
-        delta: float | None,
-        advantage: float | None,
-        true_positive_rate: float | None,
-        false_positive_rate: float | None,
-    ) -> "Target":
-        """Returns the one target that is given.
-
-        Raises:
-          ValueError: not exactly one is given, its companion is missing or one that belongs to
-            another is given, or a number is out of range.
-        """
-        # Exactly one target, with its companion and no other.
-        given = {
-            "epsilon": epsilon,
-            "advantage": advantage,
-            "true_positive_rate": true_positive_rate,
-        }
-        names = [name for name, value in given.items() if value is not None]
-        check(len(names) == 1, "the target", names, f"exactly one of {str(list(given))[1:-1]}")
-        with_epsilon = (delta is not None) == (epsilon is not None)
-        check(with_epsilon, "delta", delta, "given with epsilon only")
-        with_rate = (false_positive_rate is not None) == (true_positive_rate is not None)
-        check(
-            with_rate,
-            "false_positive_rate",
-            false_positive_rate,
-            "given with true_positive_rate, and with it only",
-        )
-
-        # Its measure.
-        if epsilon is not None and delta is not None:
-            return cls._of_epsilon(epsilon, delta)
-        if advantage is not None:
-            return cls._of_attack("advantage", advantage, 0.0)
-        assert true_positive_rate is not None
-        assert false_positive_rate is not None
-        check_delta(false_positive_rate, "false_positive_rate")
-        return cls._of_attack("true_positive_rate", true_positive_rate, false_positive_rate)
-
-    @classmethod
-    def _of_epsilon(cls, epsilon: float, delta: float) -> "Target":
-        check_positive("epsilon", epsilon)
-        check_delta(delta)
-
-        def measure(mechanism: Accountable) -> float:
-            try:
-                guarantee = mechanism.guarantee
-                parts = decompose(guarantee.event, guarantee.adjacency)
-                return certified_epsilon(parts, delta)[1]
-            except TooLittleNoiseError:
-                return math.inf
-
-        return cls("epsilon", epsilon, measure, strength=lambda measured: measured)
-
-    @classmethod
-    def _of_attack(cls, name: str, value: float, level: float) -> "Target":
-        """Returns the target for the advantage, or for the true positive rate at ``level``."""
-        check_delta(value, name)
-        check(value > level, name, value, f"above false_positive_rate = {level:g}")
-
-        def measure(mechanism: Accountable) -> float:
-            try:
-                guarantee = mechanism.guarantee
-                curve = tradeoff_curve(guarantee.event, adjacency=guarantee.adjacency)
-            except TooLittleNoiseError:
-                return 1.0
-            if name == "advantage":
-                return risk.advantage(curve)
-            return float(risk.true_positive_rate(curve, level))
-
-        # The mu of the Gaussian trade-off function of that advantage, or of that rate.
-        def strength(measured: float) -> float:
-            measured = min(measured, _CERTAIN)
-            if name == "advantage":
-                return 2 * float(ndtri((1 + measured) / 2))
-            return float(ndtri(measured) - ndtri(level))
-
-        return cls(name, value, measure, strength, floor=level)
+    def measured(self, mechanism: Accountable) -> float:
+        """Returns the measure of ``mechanism``."""
+        guarantee = mechanism.guarantee
+        try:
+            return self.measure(decompose(guarantee.event, guarantee.adjacency))
+        except TooLittleNoiseError:
+            return self.largest
 
     def excess(self, mechanism: Accountable) -> float:
         """Returns the log of the measured over the targeted strength; zero if close below."""
-        measured = self.measure(mechanism)
+        measured = self.measured(mechanism)
         room = self.value - self.floor
         if _LEAST_SHARE * room <= measured - self.floor <= room:
             return 0.0
         share = self.strength(measured) / self.strength(self.floor + _AIM * room)
         return math.log(min(max(share, 1e-9), 1e9))
+
+
+def _only_target(
+    epsilon: float | None,
+    delta: float | None,
+    advantage: float | None,
+    true_positive_rate: float | None,
+    false_positive_rate: float | None,
+) -> _Target:
+    """Returns the one target among the arguments of ``calibrate``."""
+    # Exactly one target, with its companion and no other.
+    targets = {
+        "epsilon": epsilon,
+        "advantage": advantage,
+        "true_positive_rate": true_positive_rate,
+    }
+    names = [name for name, value in targets.items() if value is not None]
+    check(len(names) == 1, "the target", names, f"exactly one of {str(list(targets))[1:-1]}")
+    with_epsilon = (delta is None) == (epsilon is None)
+    check(with_epsilon, "delta", delta, "given with epsilon only")
+    with_rate, allowed = (
+        (false_positive_rate is None) == (true_positive_rate is None),
+        "given with true_positive_rate, and with it only",
+    )
+    check(with_rate, "false_positive_rate", false_positive_rate, allowed)
+
+    # Epsilon itself falls about as one over the noise.
+    if epsilon is not None and delta is not None:
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        return _Target(
+            "epsilon",
+            epsilon,
+            measure=lambda parts: certified_epsilon(parts, delta)[1],
+            strength=lambda measured: measured,
+            floor=0.0,
+            largest=math.inf,
+        )
+
+    # Of an attack it is the mu of the Gaussian trade-off function of that advantage or rate.
+    level = 0.0
+    if false_positive_rate is not None:
+        check_delta(false_positive_rate, "false_positive_rate")
+        level = false_positive_rate
+    (name,) = names
+    check_delta(targets[name], name)
+    value = float(targets[name] or 0.0)
+    check(value > level, name, value, f"above false_positive_rate = {level:g}")
+
+    def measure(parts: Parts) -> float:
+        curve = guaranteed_curve(parts)
+        if name == "advantage":
+            return risk.advantage(curve)
+        return float(risk.true_positive_rate(curve, level))
+
+    def strength(measured: float) -> float:
+        measured = min(measured, _CERTAIN)
+        if name == "advantage":
+            return 2 * float(ndtri((1 + measured) / 2))
+        return float(ndtri(measured) - ndtri(level))
+
+    return _Target(name, value, measure, strength, floor=level, largest=1.0)
 
 
 def calibrate(
@@ -209,7 +197,7 @@ def calibrate(
     """
     scalable = hasattr(mechanism, "with_privacy_factor")
     check(scalable, "mechanism", mechanism, "a mechanism such as SubsampledGaussian")
-    target = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
+    target = _only_target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
 
     @functools.cache
     def excess(log_scale: float) -> float:
@@ -251,16 +239,16 @@ def max_num_steps(
     """
     stoppable = hasattr(mechanism, "first_steps")
     check(stoppable, "mechanism", mechanism, "a mechanism of steps such as SubsampledGaussian")
-    budget = Target.create(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
+    budget = _only_target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
     within, beyond, middle = 0, mechanism.num_steps + 1, mechanism.num_steps
     while beyond - within > 1:
-        is_met = budget.measure(mechanism.first_steps(middle)) <= budget.value
+        is_met = budget.measured(mechanism.first_steps(middle)) <= budget.value
         within, beyond = (middle, beyond) if is_met else (within, middle)
         middle = (within + beyond) // 2
     return within
 
 
-def _enclose_root(excess: Callable[[float], float], target: Target) -> tuple[float, float]:
+def _enclose_root(excess: Callable[[float], float], target: _Target) -> tuple[float, float]:
     """Returns two log scales of the noise between which the measure passes the target."""
     near, start = 0.0, excess(0.0)
     # The strength falls about as one over the noise; overshoot a little.
@@ -273,7 +261,7 @@ def _enclose_root(excess: Callable[[float], float], target: Target) -> tuple[flo
     raise _unreachable(target, f"scaling the noise by {math.exp(near):.0e} does not pass it")
 
 
-def _unreachable(target: Target, reason: str) -> ValueError:
+def _unreachable(target: _Target, reason: str) -> ValueError:
     return ValueError(
         f"{target.name} = {target.value:g} cannot be reached by scaling the noise: {reason}"
     )

@@ -174,20 +174,17 @@ def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:
 
     # From the profile at zero to the end, of which only what is above zero counts.
     last = min(deltas[-2] + slopes[-2] * widths[-1], 0.0)
-    return _above_zero(
-        np.concatenate([[0.0], knots, epsilons[-1:]]), np.concatenate([deltas[1:2], values, [last]])
-    )
+    epsilons = np.concatenate([[0.0], knots, epsilons[-1:]])
+    values = np.concatenate([deltas[1:2], values, [last]])
 
-
-def _above_zero(epsilons: Array, values: Array) -> tuple[Array, Array]:
-    """Returns the knots of a falling polygon up to where it passes zero, at the latest its end."""
+    # Up to where the polygon passes zero, at the latest its end.
     end = int(np.argmax(values <= 0))
     if end == 0:
         return np.zeros(1), np.zeros(1)
     above, below = values[end - 1], values[end]
     width = np.expm1(epsilons[end] - epsilons[end - 1])
-    crossing = epsilons[end - 1] + np.log1p(above / (above - below) * width)
-    return np.append(epsilons[:end], crossing), np.append(values[:end], 0.0)
+    zero = epsilons[end - 1] + np.log1p(above / (above - below) * width)
+    return np.append(epsilons[:end], zero), np.append(values[:end], 0.0)
 
 
 def _epsilons(parts: Parts) -> Array:

@@ -276,15 +276,6 @@ def is_nonprivate(parts: Parts) -> bool:
     return any(part.atom.noise(part.atom.event) < _LEAST_NOISE for part in parts)
 
 
-def has_unsampled_nonprivate_part(parts: Parts) -> bool:
-    """Whether some part has no noise at all and is computed on all records, not on a sample.
-
-    Then no accountant has a finite epsilon at any delta below one.
-    """
-    atoms = [part.atom for part in parts]
-    return any(atom.noise(atom.event) == 0 and not atom.is_sampled for atom in atoms)
-
-
 def loss_deviation(parts: Parts) -> float:
     """Returns the standard deviation of one release's loss, its square averaged over them all."""
     if not parts:

@@ -489,7 +489,7 @@ def diagonal_gaussian_log_moments(
     array([0.68152, 2.60009, inf])
     """
     numbers = check_orders(orders)
-    means, other_means = check_finite("mean", mean), check_finite("other_mean", other_mean)
+    means, other_means = as_finite(mean, "mean"), as_finite(other_mean, "other_mean")
     first, second = check_scales("std", std), check_scales("other_std", other_std)
     shift = np.square((means - other_means) / second)
     excess = (first - second) / second * ((first + second) / second)
@@ -503,11 +503,6 @@ def check_orders(orders: Sequence[int]) -> Array:
     values = as_finite(orders, "orders", allowed, lambda n: (n >= 1) & (n == np.round(n)))
     check(values.ndim == 1 and values.size > 0, "orders", orders, allowed)
     return values
-
-
-def check_finite(name: str, value: npt.ArrayLike) -> Array:
-    """Returns ``value`` as an array of floats; refuses what is not finite numbers."""
-    return as_finite(value, name)
 
 
 def check_lengths(name: str, value: npt.ArrayLike) -> Array:

@@ -162,10 +162,12 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
 
     # Round each loss to the lattice, and shift it so that its mean is kept.
     lattices = [step.masses(interval) for step, _ in steps]
-    shift = sum(
-        count * _shift(*lattice, step.nodes, interval)
-        for lattice, (step, count) in zip(lattices, steps, strict=True)
-    )
+    shift = 0.0
+    for (least, masses), (step, count) in zip(lattices, steps, strict=True):
+        losses, weights = step.nodes
+        mean = weights @ losses - _QUADRATURE * (weights @ np.abs(losses))
+        rounded = interval * (masses @ np.arange(least, least + masses.size))
+        shift += count * float((mean - rounded) / np.sum(masses))  # never too large
 
     # Convolve within the window.
     first = math.floor((low - slack - shift) / interval)
@@ -178,11 +180,3 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     start = np.searchsorted(losses, -_LARGEST)
     margin = 5 * eta + TRANSFORM_ROUNDING * (sum(count for _, count in steps) + len(steps))
     return LowerProfile(losses[start:], masses[start:], slack, margin)
-
-
-def _shift(first: int, masses: Array, nodes: tuple[Array, Array], interval: float) -> float:
-    """Returns the mean of the loss less the rounded loss, never too large."""
-    losses, weights = nodes
-    mean = weights @ losses - _QUADRATURE * (weights @ np.abs(losses))
-    rounded = interval * (masses @ np.arange(first, first + masses.size))
-    return float((mean - rounded) / np.sum(masses))

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from scipy.special import expit, logit
 
 from dpjax._checks import (
+    as_finite,
     as_key,
     batch_length,
     check,
@@ -43,7 +44,6 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.accounting.log_moments import (
-    check_finite,
     check_lengths,
     check_orders,
     check_scales,
@@ -204,7 +204,7 @@ def replace_one_log_moments(
     check_rate("sampling_rate", sampling_rate)
     noise = check_scales("noise_std", noise_std)
     first, second = check_lengths("norms", norms), check_lengths("other_norms", other_norms)
-    angles = check_finite("cosines", cosines)
+    angles = as_finite(cosines, "cosines")
     check(bool(np.all(np.abs(angles) <= 1 + _ROUNDING)), "cosines", cosines, "in [-1, 1]")
 
     # Norms in units of the noise, as flat arrays.

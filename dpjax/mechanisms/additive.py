@@ -39,7 +39,7 @@ from dpjax.mechanisms._exact_noise import (
     grid_for,
     to_units,
 )
-from dpjax.mechanisms.base import NoisyStatistic, check_level, format_pure_dp
+from dpjax.mechanisms.base import NoisyStatistic, format_pure_dp
 from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity, check_shapes
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class Gaussian(AdditiveNoise):
 
     def half_width(self, level: float) -> float:
         """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
-        check_level(level)
+        check_delta(level, "level")
         return -self.scale * float(ndtri((1 - level) / 2))
 
 
@@ -406,7 +406,7 @@ class DiscreteGaussian(DiscreteNoise):
 
         The tail beyond m is at most that of the normal distribution beyond m - 1.
         """
-        check_level(level)
+        check_delta(level, "level")
         return float(math.ceil(-float(self.scale) * float(ndtri((1 - level) / 2))))
 
 
@@ -499,7 +499,7 @@ class Laplace(AdditiveNoise):
 
     def half_width(self, level: float) -> float:
         """Returns a bound on one entry's absolute noise that holds with probability ``level``."""
-        check_level(level)
+        check_delta(level, "level")
         return -self.scale * math.log1p(-level)
 
 
@@ -578,7 +578,7 @@ class DiscreteLaplace(DiscreteNoise):
 
     def half_width(self, level: float) -> float:
         """Returns the least integer that noise exceeds with probability at most 1 - ``level``."""
-        check_level(level)
+        check_delta(level, "level")
         ratio = math.exp(-1 / float(self.scale))
         beyond = float(self.scale) * math.log(2 / ((1 - level) * (1 + ratio)))
         return float(max(0, math.ceil(beyond - 1)))

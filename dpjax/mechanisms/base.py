@@ -11,7 +11,6 @@ import jax
 from dpjax._checks import (
     as_numbers,
     check_arrays,
-    check_delta,
     check_normal,
     check_positive,
     check_text,
@@ -181,11 +180,6 @@ class NoisyStatistic(OneStatistic):
         width = self.half_width(level)
         low = jax.tree.map(lambda leaf: leaf - width, released)
         return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
-
-
-def check_level(level: float) -> None:
-    """Raises ValueError for a confidence level outside (0, 1)."""
-    check_delta(level, "level")
 
 
 def format_pure_dp(epsilon: float) -> str:

@@ -24,7 +24,7 @@ from dpjax.mechanisms._exact_noise import (
     call_on_host,
     fit_integers,
 )
-from dpjax.mechanisms.base import Interval, Mechanism, check_level, format_pure_dp
+from dpjax.mechanisms.base import Interval, Mechanism, format_pure_dp
 
 
 class Frequencies(NamedTuple):
@@ -194,7 +194,7 @@ class RandomizedResponse(Mechanism):
           released: what ``release`` returned.
           level: the probability, in (0, 1), with which each interval covers; not all together.
         """
-        check_level(level)
+        check_delta(level, "level")
         estimate, error = self.frequencies(released)
         width = -float(ndtri((1 - level) / 2)) * error
         return Interval(estimate - width, estimate + width)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from dpjax._checks import as_float64, as_key, check, check_count, check_delta, check_share
 from dpjax._typing import PRNGKey
-from dpjax.mechanisms.base import Interval, check_level
+from dpjax.mechanisms.base import Interval
 
 Array = npt.NDArray[np.float64]
 
@@ -86,7 +86,7 @@ class Posterior:
         Raises:
           ValueError: ``level`` is not in (0, 1).
         """
-        check_level(level)
+        check_delta(level, "level")
         return Interval(self.quantile((1 - level) / 2), self.quantile((1 + level) / 2))
 
 
