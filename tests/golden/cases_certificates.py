@@ -3,9 +3,13 @@
 from functools import partial
 from itertools import product
 
+import numpy as np
 from dp_accounting import dp_event
 
-from golden import api
+import dpjax
+from dpjax import accounting
+from dpjax.accounting import UnsupportedEventError
+from dpjax.bayes import conjugate, regression, sgmcmc
 
 ADD, REPLACE = "add_remove", "replace_one"
 BOTH = (ADD, REPLACE)
@@ -55,39 +59,36 @@ NOISES = {
 }
 
 
-def poisson(noise, rate, steps, adjacency, n=60_000):
-    return api.subsampled_gaussian(
-        api.poisson(n, rate), noise=noise, steps=steps, adjacency=adjacency
+def subsampled(sampling, noise, steps, adjacency, clip=1.0):
+    return dpjax.SubsampledGaussian(
+        sampling, l2_clip=clip, noise_multiplier=noise, num_steps=steps, adjacency=adjacency
     )
+
+
+def poisson(noise, rate, steps, adjacency, n=60_000):
+    return subsampled(dpjax.PoissonSampling(n, rate), noise, steps, adjacency)
 
 
 def truncated(n, rate, cut, noise, steps, adjacency):
-    sampling = api.truncated_poisson(n, rate, cut)
-    return api.subsampled_gaussian(sampling, noise=noise, steps=steps, adjacency=adjacency)
+    sampling = dpjax.TruncatedPoissonSampling(n, rate, truncated_batch_size=cut)
+    return subsampled(sampling, noise, steps, adjacency)
 
 
 def fixed(n, size, noise, steps):
-    sampling = api.fixed_size(n, size)
-    return api.subsampled_gaussian(sampling, noise=noise, steps=steps, adjacency=REPLACE)
+    return subsampled(dpjax.FixedSizeSampling(n, size), noise, steps, REPLACE)
 
 
 def shuffled(n, size, noise, steps):
-    sampling = api.shuffled(n, size)
-    return api.subsampled_gaussian(sampling, noise=noise, steps=steps, adjacency=REPLACE)
+    return subsampled(dpjax.ShuffledEpochs(n, size), noise, steps, REPLACE)
 
 
 def scheduled(noises, sampling, adjacency):
-    return api.subsampled_gaussian(sampling, noise=noises, steps=len(noises), adjacency=adjacency)
+    return subsampled(sampling, noises, len(noises), adjacency)
 
 
 def per_layer(adjacency):
-    return api.subsampled_gaussian(
-        api.poisson(1000, 0.1),
-        noise=2.0,
-        steps=20,
-        adjacency=adjacency,
-        clip={"a": 0.6, "b": 0.8},
-    )
+    clip = {"a": 0.6, "b": 0.8}
+    return subsampled(dpjax.PoissonSampling(1000, 0.1), 2.0, 20, adjacency, clip)
 
 
 def sampled():
@@ -108,10 +109,13 @@ def sampled():
         found["shuffled n={} B={} sigma={} T={}".format(*row)] = partial(shuffled, *row), 1e-5
     for (name, noises), adjacency in product(NOISES.items(), BOTH):
         found[f"poisson {name} noise {adjacency}"] = (
-            partial(scheduled, noises, api.poisson(1000, 0.1), adjacency),
+            partial(scheduled, noises, dpjax.PoissonSampling(1000, 0.1), adjacency),
             1e-5,
         )
-    samplers = {"fixed": api.fixed_size(1000, 100), "shuffled": api.shuffled(1000, 500)}
+    samplers = {
+        "fixed": dpjax.FixedSizeSampling(1000, 100),
+        "shuffled": dpjax.ShuffledEpochs(1000, 500),
+    }
     for (name, noises), (kind, sampling) in product(NOISES.items(), samplers.items()):
         found[f"{kind} {name} noise"] = partial(scheduled, noises, sampling, REPLACE), 1e-5
     for adjacency in BOTH:
@@ -119,77 +123,82 @@ def sampled():
     return found
 
 
-# Kind, norm, (sensitivity, scale), delta.
-STATISTICS = (
-    (api.gaussian, "l2", ((1.0, 1.0), (1.0, 4.0), (2.5, 1.0), (1.0, 0.2)), 1e-5),
-    (api.laplace, "l1", ((1.0, 1.0), (1.0, 8.0), (3.0, 1.0), (1.0, 0.25)), 1e-6),
-    (api.discrete_laplace, "l1", ((1.0, 2.0), (2.0, 2.0), (4.0, 1.5), (2.0, 12.5)), 1e-6),
-    (api.discrete_gaussian, "l2", ((1.0, 2.0), (2.0, 3.0), (1.0, 0.7), (30.0, 40.0)), 1e-6),
-    (api.exponential_mechanism, "linf", ((1.0, 2.0), (1.0, 10.0), (0.5, 0.4)), 1e-6),
-    (api.noisy_max, "linf", ((1.0, 2.0), (1.0, 10.0), (0.5, 0.4)), 1e-6),
-)
+KINDS = {
+    "gaussian": dpjax.Gaussian,
+    "laplace": dpjax.Laplace,
+    "discrete_laplace": dpjax.DiscreteLaplace,
+    "discrete_gaussian": dpjax.DiscreteGaussian,
+    "exponential_mechanism": dpjax.ExponentialMechanism,
+    "noisy_max": dpjax.NoisyMax,
+}
+# Kind: (sensitivity, scale) of each, delta.
+STATISTICS = {
+    "gaussian": (((1.0, 1.0), (1.0, 4.0), (2.5, 1.0), (1.0, 0.2)), 1e-5),
+    "laplace": (((1.0, 1.0), (1.0, 8.0), (3.0, 1.0), (1.0, 0.25)), 1e-6),
+    "discrete_laplace": (((1.0, 2.0), (2.0, 2.0), (4.0, 1.5), (2.0, 12.5)), 1e-6),
+    "discrete_gaussian": (((1.0, 2.0), (2.0, 3.0), (1.0, 0.7), (30.0, 40.0)), 1e-6),
+    "exponential_mechanism": (((1.0, 2.0), (1.0, 10.0), (0.5, 0.4)), 1e-6),
+    "noisy_max": (((1.0, 2.0), (1.0, 10.0), (0.5, 0.4)), 1e-6),
+}
 
 
-def statistic(kind, norm, value, scale, adjacency, monotone=False):
-    return kind(api.sensitivity(value, norm, adjacency, monotone=monotone), scale=scale)
+def statistic(kind, value, scale, adjacency, monotone=False):
+    cls = KINDS[kind]
+    shape = (2,) if cls.norm == "linf" else ()
+    return cls(dpjax.Sensitivity(value, cls.norm, adjacency, monotone, shape), scale)
 
 
 def statistics():
     found = {}
-    for kind, norm, sizes, delta in STATISTICS:
+    for kind, (sizes, delta) in STATISTICS.items():
         for (value, scale), adjacency in product(sizes, BOTH):
-            name = f"{kind.__name__} {value} over {scale} {adjacency}"
-            found[name] = partial(statistic, kind, norm, value, scale, adjacency), delta
-    for kind, adjacency in product((api.exponential_mechanism, api.noisy_max), BOTH):
-        name = f"{kind.__name__} monotone {adjacency}"
-        found[name] = partial(statistic, kind, "linf", 1.0, 2.0, adjacency, True), 1e-6
+            name = f"{kind} {value} over {scale} {adjacency}"
+            found[name] = partial(statistic, kind, value, scale, adjacency), delta
+    for kind, adjacency in product(("exponential_mechanism", "noisy_max"), BOTH):
+        name = f"{kind} monotone {adjacency}"
+        found[name] = partial(statistic, kind, 1.0, 2.0, adjacency, True), 1e-6
     for categories, keep in ((2, 0.5), (2, 0.9), (5, 0.3), (10, 0.75), (100, 0.05)):
-        found[f"randomized_response k={categories} p={keep}"] = (
-            partial(api.randomized_response, categories, keep=keep),
-            1e-6,
-        )
+        make = partial(dpjax.RandomizedResponse, categories, keep, REPLACE)
+        found[f"randomized_response k={categories} p={keep}"] = make, 1e-6
     return found
 
 
 def many_counts(adjacency):
     """Laplace and discrete Laplace counts, and one selection."""
-    one = api.sensitivity(1.0, "l1", adjacency)
-    two = api.sensitivity(2.0, "l1", adjacency)
-    best = api.exponential_mechanism(api.sensitivity(1.0, "linf", adjacency), scale=8.0)
-    return api.composition(
-        *[api.laplace(one, scale=5.0)] * 4, *[api.discrete_laplace(two, scale=9.0)] * 3, best
-    )
+    laplace = statistic("laplace", 1.0, 5.0, adjacency)
+    discrete = statistic("discrete_laplace", 2.0, 9.0, adjacency)
+    best = statistic("exponential_mechanism", 1.0, 8.0, adjacency)
+    return dpjax.Composition((*[laplace] * 4, *[discrete] * 3, best))
 
 
 def training_and_count(adjacency):
-    count = api.laplace(api.sensitivity(1.0, "l1", adjacency), scale=4.0)
-    return api.composition(poisson(1.5, 0.01, 200, adjacency), count)
+    count = statistic("laplace", 1.0, 4.0, adjacency)
+    return dpjax.Composition((poisson(1.5, 0.01, 200, adjacency), count))
 
 
 def two_trainings(adjacency):
-    return api.composition(
-        poisson(1.5, 0.01, 200, adjacency),
-        poisson(2.0, 0.05, 50, adjacency),
-        api.gaussian(api.sensitivity(1.0, "l2", adjacency), scale=5.0),
-    )
+    trainings = poisson(1.5, 0.01, 200, adjacency), poisson(2.0, 0.05, 50, adjacency)
+    return dpjax.Composition((*trainings, statistic("gaussian", 1.0, 5.0, adjacency)))
 
 
 def concentrated_and_gaussian(adjacency):
-    moves = api.sensitivity(1.0, "l2", adjacency)
-    return api.composition(api.discrete_gaussian(moves, scale=3.0), api.gaussian(moves, scale=3.0))
+    kinds = "discrete_gaussian", "gaussian"
+    return dpjax.Composition(tuple(statistic(kind, 1.0, 3.0, adjacency) for kind in kinds))
 
 
 def gaussians(adjacency):
-    moves = api.sensitivity(1.0, "l2", adjacency)
-    return api.composition(*(api.gaussian(moves, scale=scale) for scale in (2.0, 3.0, 7.0)))
+    scales = 2.0, 3.0, 7.0
+    return dpjax.Composition(
+        tuple(statistic("gaussian", 1.0, scale, adjacency) for scale in scales)
+    )
 
 
 def answers(_):
-    return api.composition(*[api.randomized_response(4, keep=0.2)] * 10)
+    return dpjax.Composition((dpjax.RandomizedResponse(4, 0.2, REPLACE),) * 10)
 
 
 def fixed_and_shuffled(_):
-    return api.composition(fixed(1000, 100, 3.0, 20), shuffled(1000, 100, 6.0, 20))
+    return dpjax.Composition((fixed(1000, 100, 3.0, 20), shuffled(1000, 100, 6.0, 20)))
 
 
 def compositions():
@@ -203,27 +212,75 @@ def compositions():
     return found
 
 
+REGRESSIONS = {
+    "perturbed": regression.PerturbedStatistics,
+    "adassp": regression.AdaSSP,
+    "wishart": regression.WishartNoise,
+}
+
+
+def regression_mechanism(kind, epsilon, delta, adjacency, **options):
+    bounds = regression.RegressionBounds(x_norm_bound=1.5, y_bound=2.0)
+    return REGRESSIONS[kind].from_epsilon(
+        bounds, epsilon=epsilon, delta=delta, adjacency=adjacency, num_features=3, **options
+    )
+
+
+def private_bounds(epsilon, adjacency):
+    return regression.PrivateBounds(
+        x_norm_bounds=(0.5, 1.0, 2.0),
+        y_bounds=(1.0, 2.0, 4.0),
+        quantile=0.9,
+        epsilon=epsilon,
+        adjacency=adjacency,
+    )
+
+
+def wishart(adjacency):
+    bounds = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
+    return regression.WishartNoise(bounds, 3, degrees_of_freedom=60, scale=1.5, adjacency=adjacency)
+
+
 def regressions():
     found = {}
+    known = regression.RegressionStatistics(0.4, 0.6, None)  # no y^T y: its noise is known
     for adjacency in BOTH:
-        for kind, epsilon in product(("perturbed", "adassp", "wishart"), (0.3, 2.0)):
-            make = partial(
-                api.regression_mechanism, kind, epsilon=epsilon, delta=1e-5, adjacency=adjacency
-            )
+        for kind, epsilon in product(REGRESSIONS, (0.3, 2.0)):
+            make = partial(regression_mechanism, kind, epsilon, 1e-5, adjacency)
             found[f"{kind} epsilon={epsilon} {adjacency}"] = make, 1e-5
-        laplace = partial(
-            api.regression_mechanism, "perturbed", epsilon=1.0, delta=0.0, adjacency=adjacency
-        )
-        found[f"perturbed by laplace noise {adjacency}"] = laplace, 1e-6
-        known = partial(api.perturbed_known_noise, epsilon=1.0, delta=1e-5, adjacency=adjacency)
-        found[f"perturbed, known noise {adjacency}"] = known, 1e-5
-        found[f"wishart k=60 {adjacency}"] = (
-            partial(api.wishart, degrees_of_freedom=60, scale=1.5, adjacency=adjacency),
-            1e-4,
-        )
-        bounds = partial(api.private_bounds, epsilon=0.5, adjacency=adjacency)
-        found[f"private bounds {adjacency}"] = bounds, 1e-6
+        perturbed = partial(regression_mechanism, "perturbed", 1.0)
+        found |= {
+            f"perturbed by laplace noise {adjacency}": (partial(perturbed, 0.0, adjacency), 1e-6),
+            f"perturbed, known noise {adjacency}": (
+                partial(perturbed, 1e-5, adjacency, split=known),
+                1e-5,
+            ),
+            f"wishart k=60 {adjacency}": (partial(wishart, adjacency), 1e-4),
+            f"private bounds {adjacency}": (partial(private_bounds, 0.5, adjacency), 1e-6),
+        }
     return found
+
+
+FAMILIES = {
+    "beta-binomial": conjugate.BetaBinomial(1.0, 2.0),
+    "dirichlet-multinomial": conjugate.DirichletMultinomial((1.0, 2.0, 1.5)),
+    "gamma-poisson": conjugate.GammaPoisson(shape=6.0, rate=2.0, largest_count=12),
+    "normal": conjugate.NormalKnownVariance(
+        (-4.0, 6.0), variance=1.0, prior_mean=1.0, prior_variance=0.5
+    ),
+    "normal-unknown": conjugate.NormalUnknownVariance(
+        (-4.0, 6.0), prior_mean=1.0, prior_strength=10.0, prior_shape=10.0, prior_scale=9.0
+    ),
+}
+
+
+def conjugate_release(family, noise, scale, adjacency):
+    """The release of a family's sums with one kind of noise, ``scale`` times the sensitivity."""
+    cls = KINDS[noise.replace(" ", "_")]
+    moves = FAMILIES[family].sensitivity(norm=cls.norm, adjacency=adjacency)
+    return conjugate.SufficientStatisticsMechanism(
+        FAMILIES[family], cls(moves, scale * moves.value)
+    )
 
 
 def conjugates():
@@ -237,51 +294,56 @@ def conjugates():
         ("normal-unknown", "laplace"),
     )
     for (family, noise), adjacency in product(rows, BOTH):
-        make = partial(api.conjugate_release, family, noise, scale=2.0, adjacency=adjacency)
+        make = partial(conjugate_release, family, noise, 2.0, adjacency)
         found[f"{family} {noise} {adjacency}"] = make, 1e-6
     return found
 
 
-def chain(kind, adjacency, step_size=0.1, n=5000, rate=0.02, steps=40, **more):
-    return api.chain(
-        kind,
-        api.poisson(n, rate),
-        clip=2.0,
+CHAINS = {"sgld": sgmcmc.SGLD, "sghmc": sgmcmc.SGHMC, "psgld": sgmcmc.PSGLD}
+
+
+def chain(kind, adjacency, step_size=0.1, sampling=None, steps=40, clip=2.0, **more):
+    return CHAINS[kind](
+        sampling or dpjax.PoissonSampling(5000, 0.02),
+        l2_clip=clip,
         step_size=step_size,
-        steps=steps,
+        num_steps=steps,
         adjacency=adjacency,
         **more,
     )
 
 
+def one_posterior_sample(epsilon, low, high, adjacency):
+    return sgmcmc.OnePosteriorSample(epsilon, low=low, high=high, adjacency=adjacency)
+
+
 def hybrid(adjacency, keep_steps):
-    return api.hybrid(
-        api.one_posterior_sample(1.0, -2.0, 0.0, adjacency),
-        chain("sgld", adjacency, steps=20),
-        epsilon=1.0,
-        delta=1e-5,
-        keep_steps=keep_steps,
-    )
+    start = one_posterior_sample(1.0, -2.0, 0.0, adjacency)
+    steps = chain("sgld", adjacency, steps=20)
+    return sgmcmc.hybrid(start, steps, epsilon=1.0, delta=1e-5, keep_steps=keep_steps)
 
 
 def chains():
+    decreasing = sgmcmc.PolynomialDecay(0.2, exponent=0.33)
+    cyclical = sgmcmc.CyclicalCosine(0.2, period=4)
+    gains = sgmcmc.RMSProp(min_value=0.1, max_value=5.0)
     rows = {
         "sgld": {"kind": "sgld"},
         "sgld printed temperature": {"kind": "sgld", "temperature": 0.5},
-        "sgld floor": {"kind": "sgld", "floor": 3.0},
-        "sgld decreasing": {"kind": "sgld", "step_size": api.decreasing(0.2, 0.33), "steps": 4},
-        "sgld cyclical": {"kind": "sgld", "step_size": api.cyclical(0.2, 4), "steps": 8},
+        "sgld floor": {"kind": "sgld", "min_noise_multiplier": 3.0},
+        "sgld decreasing": {"kind": "sgld", "step_size": decreasing, "steps": 4},
+        "sgld cyclical": {"kind": "sgld", "step_size": cyclical, "steps": 8},
         "sgld 3 chains, own batches": {"kind": "sgld", "num_chains": 3},
         "sgld 3 chains, shared batches": {"kind": "sgld", "num_chains": 3, "batches": "shared"},
         "sghmc": {"kind": "sghmc", "friction": 0.2},
-        "psgld": {"kind": "psgld", "gains": (0.1, 5.0)},
+        "psgld": {"kind": "psgld", "preconditioner": gains},
     }
     found = {
         f"{name} {adjacency}": (partial(chain, adjacency=adjacency, **row), 1e-5)
         for (name, row), adjacency in product(rows.items(), BOTH)
     }
     for adjacency in BOTH:
-        one = partial(api.one_posterior_sample, 0.7, -2.0, 0.0, adjacency)
+        one = partial(one_posterior_sample, 0.7, -2.0, 0.0, adjacency)
         found[f"one posterior sample {adjacency}"] = one, 1e-6
     for keep_steps in (False, True):
         found[f"hybrid keep_steps={keep_steps}"] = partial(hybrid, ADD, keep_steps), 1e-5
@@ -336,29 +398,71 @@ EVENTS = {
 }
 
 
-def events():
-    found = {}
-    for (name, event), adjacency in product(EVENTS.items(), BOTH):
-        found[f"event {name} {adjacency}"] = partial(api.certified_event, event, 1e-5, adjacency)
-    steps = dp_event.SelfComposedDpEvent(_SAMPLED, 30)
-    for adjacency, direction in ((ADD, None), (ADD, "add"), (ADD, "remove"), (REPLACE, None)):
-        found[f"profile {adjacency} {direction}"] = partial(
-            api.profiles, steps, (-1.0, 0.0, 0.5, 2.0), adjacency, direction
-        )
-    return found
+METHODS = "pld", "rdp", "moments", "gdp_clt"
+
+
+def _or_none(compute, *arguments, **options):
+    try:
+        return compute(*arguments, **options)
+    except UnsupportedEventError:
+        return None
 
 
 def _certified(make, delta):
-    return api.certified(make(), delta)
+    """Every accountant's epsilon (``None``: not taken), which one certifies, and the lower end."""
+    found = make().certificate(delta)
+    values = {estimate.method: estimate.epsilon for estimate in found.estimates}
+    event, adjacency = found.guarantee.event, found.guarantee.adjacency
+    return {
+        **{method: values[method] for method in METHODS},
+        "certified by": found.accountant,
+        "epsilon": found.epsilon,
+        "lower": found.epsilon_lower,
+        "releases": found.guarantee.num_releases,
+        "mu": _or_none(accounting.gdp.mu_of_event, event, adjacency),
+    }
+
+
+def _certified_event(event, delta, adjacency):
+    """As ``_certified``, for an event that no mechanism describes."""
+    epsilon = partial(_or_none, accounting.epsilon, event, delta, adjacency=adjacency)
+    bounds = _or_none(accounting.epsilon_bounds, event, delta, adjacency=adjacency)
+    return {**{m: epsilon(method=m) for m in METHODS}, "lower": bounds and bounds.lower}
 
 
 def _risks(make):
-    return api.risks(make())
+    """Attack risks by the guaranteed curve, and both curves at a few levels."""
+    mechanism, alphas = make(), np.array([1e-4, 1e-2, 0.1, 0.5])
+    event, adjacency = mechanism.event, mechanism.guarantee.adjacency
+    curve = accounting.tradeoff_curve(event, adjacency=adjacency)
+    bounds = _or_none(accounting.tradeoff_bounds, event, adjacency=adjacency)
+    return {
+        "advantage": accounting.risk.advantage(curve),
+        "true positives at 1e-3": accounting.risk.true_positive_rate(curve, 1e-3),
+        "accuracy at 1/2": accounting.risk.bayes_accuracy(curve, 0.5),
+        "delta at 1": curve.delta(1.0),
+        "f": curve(alphas),
+        "upper f": bounds and bounds.upper(alphas),
+    }
+
+
+def _profile(adjacency, direction):
+    steps, epsilons = dp_event.SelfComposedDpEvent(_SAMPLED, 30), (-1.0, 0.0, 0.5, 2.0)
+    return accounting.profile_bounds(
+        steps, epsilons, adjacency=adjacency, direction=direction
+    )._asdict()
 
 
 _MECHANISMS = mechanisms()
 CASES = {
     **{name: partial(_certified, make, delta) for name, (make, delta) in _MECHANISMS.items()},
     **{f"risks of {name}": partial(_risks, _MECHANISMS[name][0]) for name in CURVES},
-    **events(),
+    **{
+        f"event {name} {adjacency}": partial(_certified_event, event, 1e-5, adjacency)
+        for (name, event), adjacency in product(EVENTS.items(), BOTH)
+    },
+    **{
+        f"profile {adjacency} {direction}": partial(_profile, adjacency, direction)
+        for adjacency, direction in ((ADD, None), (ADD, "add"), (ADD, "remove"), (REPLACE, None))
+    },
 }

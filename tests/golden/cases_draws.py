@@ -1,13 +1,23 @@
 """What fixed keys draw: random bits, batches, noise, and the releases of every mechanism."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from golden import api
-from golden.cases_certificates import ADD, BOTH, REPLACE
+import dpjax
+from dpjax.transforms.noise import gaussian_like
+from golden.cases_certificates import (
+    ADD,
+    BOTH,
+    REPLACE,
+    conjugate_release,
+    private_bounds,
+    statistic,
+    subsampled,
+)
 
 KEY = jax.random.key(2024)
 TREE = {
@@ -17,12 +27,12 @@ TREE = {
     "scalar": jnp.array(3.0),
 }
 SAMPLERS = {
-    "poisson": api.poisson(100, 0.1),
-    "poisson in parts": api.poisson(70, 0.3, 8),
-    "poisson, all": api.poisson(10, 1.0),
-    "truncated poisson": api.truncated_poisson(100, 0.2, 15),
-    "fixed size": api.fixed_size(100, 12),
-    "shuffled": api.shuffled(17, 5),
+    "poisson": dpjax.PoissonSampling(100, 0.1),
+    "poisson in parts": dpjax.PoissonSampling(70, 0.3, physical_batch_size=8),
+    "poisson, all": dpjax.PoissonSampling(10, 1.0),
+    "truncated poisson": dpjax.TruncatedPoissonSampling(100, 0.2, truncated_batch_size=15),
+    "fixed size": dpjax.FixedSizeSampling(100, 12),
+    "shuffled": dpjax.ShuffledEpochs(17, 5),
 }
 EXAMPLES = {"w": jnp.arange(20.0).reshape(4, 5) - 8, "b": jnp.array([[0.1], [0.2], [30.0], [-1.0]])}
 PARAMS = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:]), EXAMPLES)
@@ -50,76 +60,105 @@ def _updates(optimizer, params, gradients, count=3):
 
 
 def _add_noise(noise):
-    return _updates(api.add_noise(noise=noise, clip=0.5, key=KEY), TREE, SUMS)
+    transform = dpjax.add_gaussian_noise(noise_multiplier=noise, l2_clip=0.5, key=KEY)
+    return _updates(transform, TREE, SUMS)
 
 
 def _mechanism_noise():
-    mechanism = api.subsampled_gaussian(
-        api.poisson(100, 0.1), noise=(2.0, 0.5), steps=2, adjacency=ADD, clip={"a": 3.0, "b": 4.0}
-    )
-    return _updates(api.mechanism_noise(mechanism, KEY), TREE, SUMS)
+    sampling, clip = dpjax.PoissonSampling(100, 0.1), {"a": 3.0, "b": 4.0}
+    mechanism = subsampled(sampling, (2.0, 0.5), 2, ADD, clip)
+    return _updates(mechanism.noise(KEY), TREE, SUMS)
 
 
-def _optimizer(kind):
-    options = {"clip": 2.0, "noise": 1.5, "batch_size": 4.0, "key": KEY}
-    return _updates(api.noisy_optimizer(kind, 0.1, **options), PARAMS, EXAMPLES)
+def _optimizer(make):
+    optimizer = make(0.1, l2_clip=2.0, noise_multiplier=1.5, expected_batch_size=4.0, key=KEY)
+    return _updates(optimizer, PARAMS, EXAMPLES)
 
 
 def _noisy_mean():
-    return _updates(api.noisy_mean(clip=2.0, noise=1.5, key=KEY), PARAMS, EXAMPLES)
+    transform = dpjax.differentially_private_aggregate(2.0, 1.5, KEY)
+    return _updates(transform, PARAMS, EXAMPLES)
 
 
-def _statistic(kind, norm, value):
-    mechanism = kind(api.sensitivity(2.0, norm, ADD), scale=3.0)
-    return api.release(mechanism, KEY, value)
+def _draws(sampling):
+    """The records of the first draws, as masked physical batches."""
+    state, found = sampling.init(KEY), []
+    for _ in range(6):
+        draw, state = sampling.draw(state)
+        batches = [sampling.batch(draw, part) for part in range(int(sampling.num_batches(draw)))]
+        found.append([np.asarray(b.indices)[np.asarray(b.mask)].tolist() for b in batches])
+    return found
 
 
-def _symmetric(kind, norm):
-    mechanism = kind(api.sensitivity(2.0, norm, ADD), scale=3.0)
+def _of_shape(mechanism, value):
+    """The mechanism of a statistic of the value's shape."""
+    shape = tuple(np.shape(leaf) for leaf in jax.tree.leaves(value))
+    return replace(mechanism, sensitivity=replace(mechanism.sensitivity, shape=shape))
+
+
+def _statistic(kind, value):
+    return _of_shape(statistic(kind, 2.0, 3.0, ADD), value).release(KEY, value)
+
+
+def _symmetric(kind):
     matrix = jnp.arange(9.0).reshape(3, 3)
-    return api.release_symmetric(mechanism, KEY, {"a": matrix, "b": matrix[:2, :2]})
+    value = {"a": matrix, "b": matrix[:2, :2]}
+    triangles = jax.tree.map(lambda one: one[np.triu_indices(len(one))], value)
+    return _of_shape(statistic(kind, 2.0, 3.0, ADD), triangles).release_symmetric(KEY, value)
 
 
-def _whole_numbers(kind, norm):
-    mechanism = kind(api.sensitivity(2.0, norm, ADD), scale=3.0)
-    return [api.release_whole_numbers(mechanism, seed, COUNTS) for seed in range(5)]
+def _whole_numbers(kind):
+    mechanism = _of_shape(statistic(kind, 2.0, 3.0, ADD), COUNTS)
+    return [mechanism.release(jax.random.key(seed), COUNTS) for seed in range(5)]
 
 
 def _selection(kind):
-    mechanism = kind(api.sensitivity(1.0, "linf", ADD), scale=2.0)
-    return [int(api.release(mechanism, key, UTILITIES)) for key in jax.random.split(KEY, 20)]
+    mechanism = _of_shape(statistic(kind, 1.0, 2.0, ADD), UTILITIES)
+    return [int(mechanism.release(key, UTILITIES)) for key in jax.random.split(KEY, 20)]
 
 
 def _randomized_response():
-    mechanism = api.randomized_response(5, keep=0.4)
-    released = api.release(mechanism, KEY, jnp.arange(40) % 5)
-    return {"released": released, **api.frequencies(mechanism, released)}
+    mechanism = dpjax.RandomizedResponse(5, 0.4, REPLACE)
+    released = mechanism.release(KEY, jnp.arange(40) % 5)
+    return {"released": released, **mechanism.frequencies(released)._asdict()}
 
 
 def _conjugate(family, noise, adjacency):
-    mechanism = api.conjugate_release(family, noise, scale=2.0, adjacency=adjacency)
-    return api.conjugate_noisy(mechanism, 3, RECORDS[family])
+    mechanism = conjugate_release(family, noise, 2.0, adjacency)
+    return mechanism.release(jax.random.key(3), RECORDS[family])
+
+
+def _bounds():
+    x = jax.random.normal(jax.random.key(1), (30, 3))
+    y = 2 * jax.random.normal(jax.random.key(2), (30,))
+    release = private_bounds(0.2, REPLACE).release_positions
+    return [[int(place) for place in release(key, x, y)] for key in jax.random.split(KEY, 10)]
+
+
+def _in_double():
+    with jax.enable_x64(True):
+        return gaussian_like(KEY, {"w": jnp.zeros(6, jnp.float64)}, 1.0)
 
 
 CASES = {
-    "noise on a tree": lambda: api.gaussian_noise(KEY, TREE, 1.5),
-    "noise in float64": lambda: _in_double(api.gaussian_noise),
+    "noise on a tree": lambda: gaussian_like(KEY, TREE, 1.5),
+    "noise in float64": _in_double,
     "add noise": partial(_add_noise, 2.0),
     "add scheduled noise": partial(_add_noise, lambda step: 1.0 / (1.0 + step)),
     "noise of a mechanism, and past its steps": _mechanism_noise,
-    "noisy sgd": partial(_optimizer, "sgd"),
-    "noisy adam": partial(_optimizer, "adam"),
+    "noisy sgd": partial(_optimizer, dpjax.noisy_sgd),
+    "noisy adam": partial(_optimizer, dpjax.noisy_adam),
     "noisy mean": _noisy_mean,
-    **{name: partial(api.draws, sampler, KEY, 6) for name, sampler in SAMPLERS.items()},
-    "gaussian": partial(_statistic, api.gaussian, "l2", TREE),
-    "laplace": partial(_statistic, api.laplace, "l1", TREE),
-    "gaussian on whole numbers": partial(_statistic, api.gaussian, "l2", jnp.arange(4)),
-    "gaussian, symmetric": partial(_symmetric, api.gaussian, "l2"),
-    "laplace, symmetric": partial(_symmetric, api.laplace, "l1"),
-    "discrete gaussian": partial(_whole_numbers, api.discrete_gaussian, "l2"),
-    "discrete laplace": partial(_whole_numbers, api.discrete_laplace, "l1"),
-    "exponential mechanism": partial(_selection, api.exponential_mechanism),
-    "noisy max": partial(_selection, api.noisy_max),
+    **{name: partial(_draws, sampler) for name, sampler in SAMPLERS.items()},
+    "gaussian": partial(_statistic, "gaussian", TREE),
+    "laplace": partial(_statistic, "laplace", TREE),
+    "gaussian on whole numbers": partial(_statistic, "gaussian", jnp.arange(4)),
+    "gaussian, symmetric": partial(_symmetric, "gaussian"),
+    "laplace, symmetric": partial(_symmetric, "laplace"),
+    "discrete gaussian": partial(_whole_numbers, "discrete_gaussian"),
+    "discrete laplace": partial(_whole_numbers, "discrete_laplace"),
+    "exponential mechanism": partial(_selection, "exponential_mechanism"),
+    "noisy max": partial(_selection, "noisy_max"),
     "randomized response": _randomized_response,
     **{
         f"{family} {noise} {adjacency}": partial(_conjugate, family, noise, adjacency)
@@ -132,18 +171,5 @@ CASES = {
         )
         for adjacency in BOTH
     },
-    "bounds": lambda: [
-        api.release_bounds(api.private_bounds(epsilon=0.2, adjacency=REPLACE), key, *_records())
-        for key in jax.random.split(KEY, 10)
-    ],
+    "bounds": _bounds,
 }
-
-
-def _records():
-    x = jax.random.normal(jax.random.key(1), (30, 3))
-    return x, 2 * jax.random.normal(jax.random.key(2), (30,))
-
-
-def _in_double(noise):
-    with jax.enable_x64(True):
-        return noise(KEY, {"w": jnp.zeros(6, jnp.float64)}, 1.0)

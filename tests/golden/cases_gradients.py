@@ -3,6 +3,7 @@
 That the other ways to a clipped sum agree with these is tested beside the zoo itself.
 """
 
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -10,10 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 from helpers.zoo import ZOO, build, compiler_options
 
-from golden import api
+import dpjax
+from dpjax.gradients.bookkeeping import routes
 
 MASK = np.array([True, True, True, False])
 LARGE = 256
+# What the recorded numbers call each route to a clipped sum.
+ROUTES = {
+    "ghost": "ghost",
+    "instantiate": "per-example",
+    "sequential": "sequential",
+    "vmap": "reference",
+    "unused": "unused",
+}
+
+
+@contextmanager
+def _preferring_ghost_norms():
+    """Inside, every leaf takes the route of ghost norms wherever it can."""
+    before = routes._WORK_PER_FLOAT, routes._LARGE
+    routes._WORK_PER_FLOAT, routes._LARGE = 10**18, 10**18
+    try:
+        yield
+    finally:
+        routes._WORK_PER_FLOAT, routes._LARGE = before
 
 
 def _sums(name):
@@ -24,28 +45,33 @@ def _sums(name):
 
         @partial(jax.jit, compiler_options=compiler_options(case))
         def compute(clip, *arguments):
-            by_usual = api.clipped_sum(case.loss, clip, *arguments)
+            by_usual = dpjax.clipped_grad(case.loss, clip)(*arguments)
             if ghost == usual:
                 return by_usual, None
-            with api.preferring_ghost_norms():
-                return by_usual, api.clipped_sum(case.loss, clip, *arguments)
+            with _preferring_ghost_norms():
+                return by_usual, dpjax.clipped_grad(case.loss, clip)(*arguments)
 
         arguments = case.params, case.batch, MASK
-        norms = np.asarray(compute(1.0, *arguments)[0][1])
+        norms = np.asarray(compute(1.0, *arguments)[0][1].norms)
         clip = float(np.median(norms[norms > 0])) if np.any(norms > 0) else 1.0
         first, second = compute(clip, *arguments)
         found = {"clip": clip, "routes": usual, "sum": _leaves(first[0], LARGE)}
-        found |= {"norms": first[1], "losses": first[2]}
+        found |= {"norms": first[1].norms, "losses": first[1].losses}
         if second is not None:
-            found |= {"ghost routes": ghost, "ghost norms": second[1]}
+            found |= {"ghost routes": ghost, "ghost norms": second[1].norms}
             found |= {"ghost sum": _leaves(second[0], 3)}
         return found
 
 
 def _routes(case):
-    usual = api.routes_of(*case)
-    with api.preferring_ghost_norms():
-        return usual, api.routes_of(*case)
+    """The route of each leaf, by default and where ghost norms are preferred."""
+
+    def names():
+        return [ROUTES[leaf.route.name] for leaf in dpjax.explain(*case).leaves]
+
+    usual = names()
+    with _preferring_ghost_norms():
+        return usual, names()
 
 
 def _leaves(tree, most):

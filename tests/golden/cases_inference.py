@@ -1,5 +1,6 @@
 """Training, Markov chains, variational inference and posteriors, a few steps each by fixed keys."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -10,8 +11,21 @@ import numpyro.distributions as dist
 import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, autoguide
 
-from golden import api
-from golden.cases_certificates import ADD, BOTH, REPLACE
+import dpjax
+from dpjax import bdp
+from dpjax.bayes import DPSVI, conjugate, regression, sgmcmc
+from golden.cases_bdp import account_numbers
+from golden.cases_certificates import (
+    ADD,
+    BOTH,
+    FAMILIES,
+    REPLACE,
+    chain,
+    conjugate_release,
+    one_posterior_sample,
+    regression_mechanism,
+    subsampled,
+)
 from golden.cases_draws import RECORDS
 
 KEY = jax.random.key(7)
@@ -35,72 +49,74 @@ def log_prior(params):
     return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
 
 
+POISSON = dpjax.PoissonSampling(40, 0.3)
 SAMPLINGS = {
-    "poisson": (api.poisson(40, 0.3), ADD),
-    "poisson in parts": (api.poisson(40, 0.5, 8), REPLACE),
-    "truncated poisson": (api.truncated_poisson(40, 0.3, 10), ADD),
-    "fixed size": (api.fixed_size(40, 10), REPLACE),
-    "shuffled": (api.shuffled(40, 15), REPLACE),
+    "poisson": (POISSON, ADD),
+    "poisson in parts": (dpjax.PoissonSampling(40, 0.5, physical_batch_size=8), REPLACE),
+    "truncated poisson": (dpjax.TruncatedPoissonSampling(40, 0.3, truncated_batch_size=10), ADD),
+    "fixed size": (dpjax.FixedSizeSampling(40, 10), REPLACE),
+    "shuffled": (dpjax.ShuffledEpochs(40, 15), REPLACE),
 }
 
 
-def _mechanism(sampling, steps=3, noise=0.7):
-    sampler, adjacency = SAMPLINGS[sampling]
-    return api.subsampled_gaussian(sampler, noise=noise, steps=steps, adjacency=adjacency, clip=0.5)
+def _train(optimizer, mechanism, on_report=None):
+    return dpjax.train(
+        KEY,
+        loss,
+        PARAMS,
+        (X, Y),
+        optimizer,
+        mechanism=mechanism,
+        on_report=on_report,
+        progress=False,
+    ).params
 
 
-def _train(optimizer, sampling="poisson"):
-    mechanism = _mechanism(sampling)
-    return api.train(loss, PARAMS, (X, Y), mechanism, optimizer, KEY)
-
-
-def _train_per_layer():
-    mechanism = api.subsampled_gaussian(
-        api.poisson(40, 0.3), noise=0.7, steps=3, adjacency=ADD, clip={"w": 0.3, "b": 0.4}
-    )
-    return api.train(loss, PARAMS, (X, Y), mechanism, optax.sgd(0.5), KEY)
-
-
-def _step(sampling):
+def _step(name):
     """Two steps by hand, with what they saw."""
-    step = api.private_step(loss, optax.sgd(0.5), mechanism=_mechanism(sampling), key=KEY)
+    sampling, adjacency = SAMPLINGS[name]
+    mechanism = subsampled(sampling, 0.7, 3, adjacency, 0.5)
+    step = dpjax.private_step(loss, optax.sgd(0.5), mechanism=mechanism, key=KEY)
     state, update, found = step.init(PARAMS), jax.jit(step.update), []
     for _ in range(2):
         state, info = update(state, (X, Y))
-        found.append(api.step_numbers(state, info))
+        found.append(
+            {
+                "params": state.params,
+                "releases": int(state.num_releases),
+                "drawn": int(info.batch_size),
+                "norms": np.asarray(info.norms)[np.asarray(info.mask)],
+                "loss": info.loss_sum,
+            }
+        )
     return found
 
 
 def _train_with_account():
-    mechanism = _mechanism("poisson", steps=6, noise=2.0)
-    accountant = api.bdp_training_accountant(mechanism)
-    api.train(loss, PARAMS, (X, Y), mechanism, optax.sgd(0.5), KEY, on_report=accountant)
-    return api.bdp_numbers(accountant.state, 1e-3)
+    mechanism = subsampled(POISSON, 2.0, 6, ADD, 0.5)
+    accountant = bdp.TrainingAccountant(bdp.init(mechanism))
+    _train(optax.sgd(0.5), mechanism, accountant)
+    return account_numbers(accountant.state)
 
 
-KINDS = {"sgld": {}, "sghmc": {"friction": 0.3}, "psgld": {"gains": (0.5, 3.0)}}
+GAINS = sgmcmc.RMSProp(min_value=0.5, max_value=3.0)
+KINDS = {"sgld": {}, "sghmc": {"friction": 0.3}, "psgld": {"preconditioner": GAINS}}
+TRANSFORMS = {"sgld": sgmcmc.sgld, "sghmc": sgmcmc.sghmc, "psgld": sgmcmc.psgld}
 
 
 def _chain(kind, step_size=0.4, **more):
     """Two kept states of each chain."""
-    mechanism = api.chain(
-        kind,
-        api.poisson(40, 0.3),
-        clip=1.0,
-        step_size=step_size,
-        steps=4,
-        adjacency=ADD,
-        **more,
-    )
-    arguments = log_likelihood, log_prior, PARAMS, (X, Y), mechanism, KEY
-    return api.sample_chain(*arguments, burn_in=2, thinning=1)
+    mechanism = chain(kind, ADD, step_size, POISSON, steps=4, clip=1.0, **more)
+    target = log_likelihood, log_prior, PARAMS, (X, Y)
+    return sgmcmc.sample(
+        KEY, *target, mechanism=mechanism, burn_in=2, thinning=1, progress=False
+    ).samples
 
 
 def _transformation(kind, **more):
     """Two updates of a chain as an optax transformation."""
-    optimizer = api.chain_transformation(
-        kind, 0.4, n=40, batch_size=12.0, clip=1.0, key=KEY, log_prior=log_prior, **more
-    )
+    scale = {"num_examples": 40, "expected_batch_size": 12.0, "l2_clip": 1.0}
+    optimizer = TRANSFORMS[kind](0.4, **scale, key=KEY, log_prior=log_prior, **more)
     params, found = PARAMS, []
     state = optimizer.init(params)
     for _ in range(2):
@@ -111,15 +127,14 @@ def _transformation(kind, **more):
 
 
 def _rejection(adjacency):
-    mechanism = api.one_posterior_sample(1.0, -2.0, 0.0, adjacency)
-    return api.rejection_sample(
-        lambda w, x: -((w - x) ** 2), jax.random.uniform, 0.4 + 0.2 * X[:8, 0], mechanism, KEY
-    )
+    mechanism = one_posterior_sample(1.0, -2.0, 0.0, adjacency)
+    target = lambda w, x: -((w - x) ** 2), jax.random.uniform, 0.4 + 0.2 * X[:8, 0]
+    return sgmcmc.rejection_sample(KEY, *target, mechanism).params
 
 
 def _beta():
-    mechanism = api.one_posterior_sample(1.0, -3.0, 0.0, REPLACE)
-    return api.beta_sample(RECORDS["beta-binomial"], mechanism, KEY)
+    mechanism, family = one_posterior_sample(1.0, -3.0, 0.0, REPLACE), "beta-binomial"
+    return sgmcmc.beta_sample(KEY, FAMILIES[family], RECORDS[family], mechanism).params
 
 
 def model(x, y=None):
@@ -136,73 +151,101 @@ GUIDES = {
 
 
 def _dpsvi(guide, objective):
-    return api.dpsvi(
-        model,
-        GUIDES[guide](model),
-        optax.adam(0.1),
-        objective,
-        sampling=api.poisson(40, 0.3),
-        steps=4,
-        clip=1.0,
-        noise=0.8,
-        adjacency=ADD,
-    )
+    mechanism = subsampled(POISSON, 0.8, 4, ADD)
+    return DPSVI(model, GUIDES[guide](model), optax.adam(0.1), objective, mechanism=mechanism)
 
 
 def _dpsvi_steps(guide, objective):
-    return api.dpsvi_steps(_dpsvi(guide, objective), KEY, 2, X, Y)
+    """The parameters at the start and after two steps."""
+    svi = _dpsvi(guide, objective)
+    state = svi.init(KEY, X, Y)
+    start, update = svi.get_params(state), jax.jit(svi.update)
+    for _ in range(2):
+        state, _ = update(state, X, Y)
+    return {"start": start, "after": svi.get_params(state)}
 
 
 def _dpsvi_run():
-    return api.dpsvi_run(_dpsvi("normal", Trace_ELBO()), KEY, 4, X, Y)
+    return _dpsvi("normal", Trace_ELBO()).run(KEY, X, Y, num_steps=4, progress_bar=False).params
+
+
+def _without_none(released):
+    return {name: value for name, value in released._asdict().items() if value is not None}
 
 
 def _regression(kind, adjacency):
-    delta = 0.0 if kind == "laplace" else 1e-5
-    mechanism = api.regression_mechanism(
-        "perturbed" if kind == "laplace" else kind, epsilon=4.0, delta=delta, adjacency=adjacency
-    )
-    released = api.regression_release(mechanism, KEY, X, TARGETS)
-    return api.adassp_numbers(released) if kind == "adassp" else api.statistics(released)
+    delta, cls = (0.0, "perturbed") if kind == "laplace" else (1e-5, kind)
+    mechanism = regression_mechanism(cls, 4.0, delta, adjacency)
+    released = mechanism.release_records(KEY, X, TARGETS)
+    if kind != "adassp":
+        return _without_none(released)
+    return {
+        "statistics": _without_none(released.statistics),
+        "eigenvalue": released.smallest_eigenvalue,
+        "ridge": released.ridge,
+    }
+
+
+PRIOR = {"prior_precision": 1.0, "noise_shape": 2.0, "noise_rate": 0.5}
 
 
 def _posteriors():
-    mechanism = api.regression_mechanism("perturbed", epsilon=50.0, delta=1e-5, adjacency=REPLACE)
-    released = api.repair(api.regression_release(mechanism, KEY, X, TARGETS), 0.5)
+    mechanism = regression_mechanism("perturbed", 50.0, 1e-5, REPLACE)
+    released = regression.repair(mechanism.release_records(KEY, X, TARGETS), 0.5)
+    known = regression.known_noise_posterior(released, prior_precision=1.0, noise_precision=4.0)
+    unknown = regression.unknown_noise_posterior(released, 40, **PRIOR)
     return {
-        "repaired": api.statistics(released),
-        **api.regression_posteriors(released, 40),
+        "repaired": _without_none(released),
+        "known": known._asdict(),
+        "unknown": unknown._asdict(),
     }
 
 
 def _noise_aware_regression():
-    mechanism = api.regression_mechanism("perturbed", epsilon=50.0, delta=1e-5, adjacency=REPLACE)
-    released = api.regression_release(mechanism, KEY, X, TARGETS)
-    return api.noise_aware_regression(KEY, mechanism, released, 40, draws=16, warmup=2)
+    mechanism = regression_mechanism("perturbed", 50.0, 1e-5, REPLACE)
+    released = mechanism.release_records(KEY, X, TARGETS)
+    chains = {"num_draws": 16, "num_warmup": 2, "num_chains": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # so few draws do not mix
+        found = regression.noise_aware_posterior(
+            KEY, mechanism, released, num_examples=40, **PRIOR, **chains
+        )
+    return {"beta": found.beta, "sigma2": found.sigma2}
 
 
 def _conjugate(family, adjacency):
     """The three posteriors: of the records, and of a release without and with its noise."""
-    mechanism = api.conjugate_release(family, "laplace", scale=0.5, adjacency=adjacency)
+    mechanism = conjugate_release(family, "laplace", 0.5, adjacency)
     records = RECORDS[family]
-    released = api.conjugate_noisy(mechanism, 3, records)
+    released = mechanism.release(jax.random.key(3), records)
     n = len(records) if adjacency == REPLACE else None
+    exact = FAMILIES[family].exact_posterior(records)
+    naive = conjugate.naive_posterior(mechanism, released, n)
+    aware = conjugate.noise_aware_posterior(
+        KEY, mechanism, released, num_examples=n, num_particles=200
+    )
     return {
-        "exact": api.exact_conjugate(family, records),
-        "naive": api.naive_conjugate(mechanism, released, n),
-        "noise-aware": api.noise_aware_conjugate(KEY, mechanism, released, n),
+        "exact": {"mean": exact.mean, "interval": tuple(exact.interval(0.9))},
+        "naive": {"mean": naive.mean, "interval": tuple(naive.interval(0.9))},
+        "noise-aware": {"mean": aware.mean, "effective size": aware.effective_sample_size},
     }
 
 
 CASES = {
-    "train sgd": partial(_train, optax.sgd(0.5)),
-    "train adam": partial(_train, optax.adam(0.1)),
-    "train per layer": _train_per_layer,
+    "train sgd": partial(_train, optax.sgd(0.5), subsampled(POISSON, 0.7, 3, ADD, 0.5)),
+    "train adam": partial(_train, optax.adam(0.1), subsampled(POISSON, 0.7, 3, ADD, 0.5)),
+    "train per layer": partial(
+        _train, optax.sgd(0.5), subsampled(POISSON, 0.7, 3, ADD, {"w": 0.3, "b": 0.4})
+    ),
     "train with a Bayesian account": _train_with_account,
     **{f"steps {name}": partial(_step, name) for name in SAMPLINGS},
     **{kind: partial(_chain, kind, **options) for kind, options in KINDS.items()},
-    "sgld decreasing": partial(_chain, "sgld", step_size=api.decreasing(0.4, 0.33)),
-    "sgld at half temperature, floor": partial(_chain, "sgld", temperature=0.5, floor=9.0),
+    "sgld decreasing": partial(
+        _chain, "sgld", step_size=sgmcmc.PolynomialDecay(0.4, exponent=0.33)
+    ),
+    "sgld at half temperature, floor": partial(
+        _chain, "sgld", temperature=0.5, min_noise_multiplier=9.0
+    ),
     "sgld 2 chains, own batches": partial(_chain, "sgld", num_chains=2),
     "sgld 2 chains, shared batches": partial(_chain, "sgld", num_chains=2, batches="shared"),
     **{f"{k} transformation": partial(_transformation, k, **o) for k, o in KINDS.items()},
