@@ -30,7 +30,7 @@ class TestNumbers:
         validation.check_non_negative("level", value)
 
     @pytest.mark.parametrize("value", [*NOT_NUMBERS, *NOT_FINITE, -1, -0.5], ids=repr)
-    def test_the_rest_is_refused(self, value):
+    def test_rest_is_refused(self, value):
         with refused(value, "a finite number > 0"):
             validation.check_positive("level", value)
         with refused(value, "a finite number >= 0"):
@@ -41,7 +41,7 @@ class TestNumbers:
         with refused(0.0, "> 0"):
             validation.check_positive("level", 0.0)
 
-    def test_the_value_of_a_tracer_is_not_looked_at(self):
+    def test_value_of_a_tracer_is_not_looked_at(self):
         @jax.jit
         def checked(value):
             validation.check_positive("level", value)
@@ -76,11 +76,11 @@ class TestNumbers:
         with refused(value, "a whole number >= 1"):
             validation.check_count("level", value)
 
-    def test_a_count_fits_into_64_bits(self):
+    def test_count_fits_into_64_bits(self):
         with refused(2**63, r"below 2\^63"):
             validation.check_count("level", 2**63)
 
-    def test_a_count_has_its_own_minimum(self):
+    def test_count_has_its_own_minimum(self):
         validation.check_count("level", 0, minimum=0)
         with refused(1, ">= 2"):
             validation.check_count("level", 1, minimum=2)
@@ -93,7 +93,7 @@ class TestNumbers:
 
 
 class TestKeys:
-    def test_a_typed_key_is_returned_as_it_is(self):
+    def test_typed_key_is_returned_as_it_is(self):
         key = jax.random.key(3)
         assert validation.as_key(key) is key
 
@@ -102,13 +102,13 @@ class TestKeys:
         assert validation.as_key(key) is key
 
     @pytest.mark.parametrize("convert", [jnp.asarray, np.asarray])
-    def test_a_raw_key_draws_what_the_typed_one_draws(self, convert):
+    def test_raw_key_draws_what_the_typed_one_draws(self, convert):
         raw = convert(jax.random.PRNGKey(3))
         key = validation.as_key(raw)
         assert validation.is_key(key)
         assert jax.random.normal(key) == jax.random.normal(jax.random.key(3))
 
-    def test_a_raw_key_of_two_words_is_threefry_whatever_the_default_generator(self):
+    def test_raw_key_of_two_words_is_threefry_whatever_the_default_generator(self):
         raw = jax.random.PRNGKey(3)
         with jax.default_prng_impl("rbg"):
             assert jax.random.key_impl(validation.as_key(raw)) == "threefry2x32"
@@ -125,7 +125,7 @@ class TestKeys:
         [0, np.int64(3), 1.0, True, None, "seed", (0, 3), np.array([0, 3]), np.zeros(3, np.uint32)],
         ids=repr,
     )
-    def test_the_rest_is_refused(self, value):
+    def test_rest_is_refused(self, value):
         with pytest.raises(TypeError, match=r"^secret must be a scalar JAX key .* got") as error:
             validation.as_key(value, "secret")
         for remedy in ("jax.random.key(", "dpjax.release_key()"):
@@ -158,33 +158,33 @@ class TestSeeds:
         assert seed == int(value)
 
     @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
-    def test_the_rest_is_refused(self, value):
+    def test_rest_is_refused(self, value):
         with refused(value, r"a whole number \(a seed, not a key\)", name="seed"):
             validation.as_seed(value)
 
-    def test_a_key_is_no_seed(self):
+    def test_key_is_no_seed(self):
         with pytest.raises(ValueError, match=r"^shuffle must be a whole .*not a key"):
             validation.as_seed(jax.random.key(0), "shuffle")
 
 
 class TestBatchLength:
-    def test_the_common_leading_axis(self):
+    def test_common_leading_axis(self):
         keys = jax.random.split(jax.random.key(0), 3)
         batch = {"x": jnp.ones((3, 2)), "more": (np.ones(3), keys), "none": None}
         assert validation.batch_length(batch) == 3
         assert validation.batch_length(np.ones((0, 4))) == 0
 
     @pytest.mark.parametrize("batch", [{}, [], None, {"x": None}])
-    def test_a_tree_without_arrays(self, batch):
+    def test_tree_without_arrays(self, batch):
         with pytest.raises(ValueError, match=r"^records must be a tree with at least one array"):
             validation.batch_length(batch, "records")
 
     @pytest.mark.parametrize("scalar", [1.0, jnp.ones(()), jax.random.key(0)])
-    def test_a_scalar_leaf_is_named(self, scalar):
+    def test_scalar_leaf_is_named(self, scalar):
         with pytest.raises(ValueError, match=r"^batch must have .* every leaf; \[\"\['y'\]\"\]"):
             validation.batch_length({"x": jnp.ones(2), "y": scalar})
 
-    def test_a_list_of_numbers_is_a_tree_of_scalars(self):
+    def test_list_of_numbers_is_a_tree_of_scalars(self):
         with pytest.raises(ValueError, match="leading example axis on every leaf"):
             validation.batch_length([1.0, 2.0])
 
@@ -193,7 +193,7 @@ class TestBatchLength:
             validation.batch_length({"x": jnp.ones(2), "y": jnp.ones((3, 2))})
 
 
-def test_the_general_check_names_argument_value_and_what_is_allowed():
+def test_general_check_names_argument_value_and_what_is_allowed():
     validation.check(True, "level", 3, "a vowel")
     with pytest.raises(ValueError, match=r"^level must be a vowel, got 'x'$"):
         validation.check(False, "level", "x", "a vowel")

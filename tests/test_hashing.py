@@ -45,7 +45,7 @@ def test_is_the_same_in_another_process() -> None:
 
 
 @given(arrays)
-def test_a_copy_has_the_same(array: np.ndarray) -> None:
+def test_copy_has_the_same(array: np.ndarray) -> None:
     expected = hash_arrays((array, {"k": array}))
     assert hash_arrays((array.copy(), {"k": array.copy(order="F")})) == expected
     swapped = array.astype(array.dtype.newbyteorder("S"))
@@ -106,7 +106,7 @@ def test_equal_bits_of_other_types_differ() -> None:
     assert len({hash_arrays(kind) for kind in kinds}) == 4
 
 
-def test_a_nan_equals_itself() -> None:
+def test_nan_equals_itself() -> None:
     assert hash_arrays(np.array([np.nan, 1])) == hash_arrays(np.array([np.nan, 1]))
 
 

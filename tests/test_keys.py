@@ -17,7 +17,7 @@ def words(key):
     return np.asarray(jax.random.key_data(key))
 
 
-def test_a_release_key_is_a_typed_key_that_draws():
+def test_release_key_is_a_typed_key_that_draws():
     key = release_key()
     assert is_key(key)
     assert jax.random.normal(key, (3,)).shape == (3,)
@@ -39,7 +39,7 @@ def test_every_bit_of_a_release_key_varies():
     assert (bits.max(axis=0) == 1).all()
 
 
-def test_the_bits_are_those_of_the_operating_system(monkeypatch):
+def test_bits_are_those_of_the_operating_system(monkeypatch):
     asked = []
     monkeypatch.setattr(os, "urandom", lambda count: asked.append(count) or bytes(range(1, 9)))
     np.testing.assert_array_equal(
@@ -55,7 +55,7 @@ def test_what_looks_like_a_seed_is_drawn_again(monkeypatch):
     assert not draws
 
 
-def test_a_release_key_is_threefry_whatever_the_default_generator():
+def test_release_key_is_threefry_whatever_the_default_generator():
     with jax.default_prng_impl("rbg"):
         assert jax.random.key_impl(release_key()) == "threefry2x32"
 

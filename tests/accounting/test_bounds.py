@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from helpers.accounting_cases import (
-    MNIST_RATE,
-    MNIST_ROWS,
     fixed_size,
     gaussian,
     laplace,
-    mnist_steps,
     poisson,
     response,
 )
@@ -48,17 +45,12 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta", "estimate", "half_width"), ROWS)
-def test_the_rows_of_the_tables(noise, rate, steps, delta, estimate, half_width):
+def test_rows_of_the_tables(noise, rate, steps, delta, estimate, half_width):
     lower, upper = epsilon_bounds(poisson(noise, rate, steps), delta, adjacency="add_remove")
     assert lower < estimate < upper
     assert estimate - half_width < lower
     assert upper < estimate + half_width
     assert upper < 1.003 * lower
-
-
-def test_the_rows_are_those_of_the_table():
-    for row, (noise, epochs, *_) in zip(ROWS, MNIST_ROWS, strict=False):
-        assert row[:3] == (noise, MNIST_RATE, mnist_steps(epochs))
 
 
 CASES = {
@@ -95,20 +87,14 @@ def test_narrow_for_every_kind_of_release(name):
     assert upper == epsilon(event, DELTA, adjacency=adjacency)
 
 
-@pytest.mark.parametrize(("noise", "count"), [(0.1, 1), (2.0, 1), (30.0, 1_000)])
-@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-9])
+@pytest.mark.parametrize(("noise", "count"), [(0.1, 1), (2.0, 1), (30.0, 1_000), (200.0, 3)])
+@pytest.mark.parametrize("delta", [0.1, 1e-2, 1e-5, 1e-9])
 def test_gaussians_against_the_closed_form(noise, count, delta):
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         exact = gdp.epsilon(clips * math.sqrt(count) / noise, delta)
         lower, upper = epsilon_bounds(gaussian(noise, count), delta, adjacency=adjacency)
         assert lower <= exact <= upper * (1 + 1e-12)
         assert upper - lower <= 0.003 * max(upper, delta)
-
-
-def test_laplace_against_the_closed_form():
-    exact = 0.5 + 2 * math.log1p(-DELTA)
-    lower, upper = epsilon_bounds(laplace(2.0), DELTA, adjacency="add_remove")
-    assert 0.995 * exact < lower <= exact <= upper < 1.005 * exact
 
 
 @functools.cache
@@ -127,7 +113,7 @@ def test_profiles_enclose_little(name):
 
 
 @pytest.mark.parametrize("name", ["poisson", "poisson laplace"])
-def test_the_directions_are_dual(name):
+def test_directions_are_dual(name):
     """delta of one at epsilon is 1 - e^epsilon (1 - delta of the other at -epsilon)."""
     epsilons = np.linspace(-2, 2, 21)
     event, adjacency = CASES[name]
@@ -173,7 +159,7 @@ def _attacked_delta(simulated_noise, epsilons):
     )
 
 
-def test_the_likelihood_ratio_attack_attains_the_curve_and_no_more():
+def test_likelihood_ratio_attack_attains_the_curve_and_no_more():
     """Fails falsely with probability 1e-6 at most (Hoeffding, over five epsilons and two sides)."""
     epsilons = np.array([-0.5, 0.0, 0.5, 1.0, 2.0])
     lower, upper = profile_bounds(
@@ -238,13 +224,13 @@ def test_bad_arguments_are_refused(changed, text):
         profile_bounds(**arguments)
 
 
-def test_the_window_of_a_rare_and_large_loss_is_no_wider_than_needed():
+def test_window_of_a_rare_and_large_loss_is_no_wider_than_needed():
     step = dp_event.PoissonSampledDpEvent(1e-7, dp_event.GaussianDpEvent(0.2))
     event = dp_event.SelfComposedDpEvent(step, 1_000)
     assert epsilon_lower_bound(decompose(event, "add_remove"), 1e-5, 2.0447798) > 2.04
 
 
-def test_a_loss_that_is_all_but_certain():
+def test_loss_that_is_all_but_certain():
     """Rarely a bucket is drawn at random; the loss is log(1 + 4 (1 - p) / p) else."""
     lower, upper = epsilon_bounds(response(1e-30, 4, 1), DELTA, adjacency="replace_one")
     truth = math.log(4) + 30 * math.log(10) + math.log1p(-DELTA)

@@ -81,7 +81,7 @@ def test_epsilon_is_one_reading(name):
 NEARLY_ALL = poisson(10.0, 1 - 1e-12, 100)
 
 
-def test_a_gaussian_lies_between():
+def test_gaussian_lies_between():
     exact = tradeoff.Gaussian(1.0)
     lower, upper = tradeoff_bounds(NEARLY_ALL, adjacency="add_remove")
     for levels in (LEVELS, 1 - LEVELS, np.geomspace(1e-12, 1e-5, 20)):
@@ -90,7 +90,7 @@ def test_a_gaussian_lies_between():
     assert tradeoff.distance(lower, upper) < 1e-3
 
 
-def test_a_curve_through_the_points_of_a_lower_profile_would_be_caught():
+def test_curve_through_the_points_of_a_lower_profile_would_be_caught():
     # Chords of a convex profile lie above it: they are a broken twin of the polygon below.
     exact = tradeoff.Gaussian(1.0)
     epsilons = np.append(-0.4, np.linspace(0.0, 8.0, 21))
@@ -109,7 +109,7 @@ def test_a_curve_through_the_points_of_a_lower_profile_would_be_caught():
     st.lists(st.floats(-3.0, 5.0), min_size=1, max_size=4),
     st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
 )
-def test_the_polygon_is_below_any_convex_profile(steps, losses, weights):
+def test_polygon_is_below_any_convex_profile(steps, losses, weights):
     """Of finitely many losses, whose profiles have kinks anywhere."""
     weights = np.array(weights[: len(losses)]) / len(losses)
 
@@ -127,7 +127,7 @@ def test_the_polygon_is_below_any_convex_profile(steps, losses, weights):
 
 
 @pytest.mark.parametrize("name", ["row", "one step"])
-def test_the_grid_costs_nothing(name, monkeypatch):
+def test_grid_costs_nothing(name, monkeypatch):
     """Four times as many epsilons change neither end by a thousandth of what it says."""
     before = _bracket(name)
     monkeypatch.setattr(event_tradeoff, "_NEAR_POINTS", 8_000)
@@ -139,7 +139,7 @@ def test_the_grid_costs_nothing(name, monkeypatch):
         assert risk.advantage(coarse) == pytest.approx(risk.advantage(fine), rel=1e-3)
 
 
-def test_a_response_against_the_binomial():
+def test_response_against_the_binomial():
     """Two buckets, so that the loss counts the answers that are kept."""
     kept, count = 0.6, 30
     successes = np.arange(count + 1)
@@ -163,7 +163,7 @@ def test_neighbours_in_both_orders():
         assert np.max(one(LEVELS) - upper(LEVELS)) > 1e-3
 
 
-def test_the_profile_is_that_of_profiles():
+def test_profile_is_that_of_profiles():
     epsilons = np.linspace(0.0, 4.0, 30)
     lower, upper = _bracket("replaced")
     ends = profile_bounds(CASES["replaced"][0], epsilons, adjacency="replace_one")

@@ -1,17 +1,25 @@
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
 from helpers.accounting_cases import fixed_size, gaussian, laplace, poisson, response, truncated
 
+from dpjax.accounting import epsilon, epsilon_bounds, events, gdp, tradeoff_bounds
 from dpjax.accounting.events import (
+    RepeatedEvent,
     UnsupportedEventError,
+    coarsen_noise_schedule,
     decompose,
     event_name,
     is_nonprivate,
 )
+from dpjax.accounting.kinds.gaussian import gaussian_grid_builder, gaussian_loss_distribution
+from dpjax.accounting.tradeoff import Gaussian
 
-Gaussian, Composed = dp_event.GaussianDpEvent, dp_event.ComposedDpEvent
+GaussianDpEvent, Composed = dp_event.GaussianDpEvent, dp_event.ComposedDpEvent
 
 
 def _over_sensitivity(event, adjacency):
@@ -25,9 +33,9 @@ def test_replacing_halves_the_noise_over_the_sensitivity(event):
     assert _over_sensitivity(event, "replace_one").noise_multiplier == 1.5
 
 
-def test_the_factor_reaches_the_inside_of_every_event():
-    assert _over_sensitivity(poisson(3.0, 0.1, 4), "replace_one").event == Gaussian(1.5)
-    assert _over_sensitivity(fixed_size(3.0, 2, 9, 4), "replace_one").event == Gaussian(1.5)
+def test_factor_reaches_the_inside_of_every_event():
+    assert _over_sensitivity(poisson(3.0, 0.1, 4), "replace_one").event == GaussianDpEvent(1.5)
+    assert _over_sensitivity(fixed_size(3.0, 2, 9, 4), "replace_one").event == GaussianDpEvent(1.5)
     assert _over_sensitivity(truncated(3.0, 30), "replace_one").noise_multiplier == 1.5
     discrete = dp_event.DiscreteLaplaceDpEvent(0.5, 3)
     assert _over_sensitivity(discrete, "replace_one").sensitivity == 6
@@ -41,7 +49,7 @@ def test_parameters_stated_for_neighbours_are_not_halved():
         assert _over_sensitivity(event, "replace_one") == event
 
 
-def test_the_event_over_the_clip_bound_is_kept():
+def test_event_over_the_clip_bound_is_kept():
     (part,) = decompose(poisson(3.0, 0.1, 4), "replace_one")
     assert part.atom.event == poisson(3.0, 0.1, 4).event
     assert part.count == 4
@@ -61,11 +69,11 @@ def test_nested_compositions_are_flattened_and_counted():
 
 
 def test_gaussians_on_the_same_data_are_one_gaussian():
-    event = Composed([gaussian(2.0, 4), gaussian(3.0), Gaussian(6)])
+    event = Composed([gaussian(2.0, 4), gaussian(3.0), GaussianDpEvent(6)])
     (part,) = decompose(event, "add_remove")
     assert part.count == 1
     assert part.atom.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
-    joint = dp_event.PoissonSampledDpEvent(0.1, Composed([Gaussian(2.0), gaussian(2.0, 3)]))
+    joint = dp_event.PoissonSampledDpEvent(0.1, Composed([GaussianDpEvent(2.0), gaussian(2.0, 3)]))
     (part,) = decompose(joint, "add_remove")
     assert part.atom.event.event.noise_multiplier == pytest.approx(1.0)
 
@@ -126,3 +134,118 @@ def test_samples_of_what_depends_on_no_record_are_left_out(event):
     assert decompose(Composed([event, gaussian(2.0)]), "replace_one") == decompose(
         gaussian(2.0), "replace_one"
     )
+
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class PairDpEvent(DpEvent):
+    """Gaussian noise, stated by its variance: what the test registers."""
+
+    variance: float
+
+
+@pytest.fixture
+def kind(monkeypatch):
+    monkeypatch.setattr(events, "_KINDS", [*events._KINDS])
+
+    class PairNoise(events.AtomicEvent):
+        event_types = (PairDpEvent,)
+        is_stated_for_neighbors = True
+
+        @property
+        def mu(self):
+            return float(self.event.variance**-0.5)
+
+        def grid_builder(self):
+            return gaussian_grid_builder(1 / self.mu)
+
+        def loss_distribution(self, direction, tail):
+            return gaussian_loss_distribution(self.mu, 1.0, tail, direction)
+
+        def rdp(self, orders):
+            return np.asarray(orders, float) * self.mu**2 / 2
+
+        def tradeoff(self):
+            return Gaussian(self.mu)
+
+        def squared_mu(self):
+            return self.mu**2
+
+    return PairNoise
+
+
+def test_every_accountant_supports_it(kind):
+    event = dp_event.SelfComposedDpEvent(PairDpEvent(36.0), 4)
+    exact = gdp.epsilon(2 / 6, DELTA)
+    lower, upper = epsilon_bounds(event, DELTA, adjacency="add_remove")
+    assert lower <= exact <= upper < 1.01 * exact
+    assert epsilon(event, DELTA, adjacency="zero_out", method="gdp_clt") == pytest.approx(exact)
+    for method in ("rdp", "moments"):
+        assert upper < epsilon(event, DELTA, adjacency="add_remove", method=method) < 2 * upper
+    curve = tradeoff_bounds(PairDpEvent(36.0), adjacency="replace_one").lower
+    assert curve == Gaussian(1 / 6)
+
+
+def test_without_its_class_it_is_refused():
+    with pytest.raises(UnsupportedEventError, match="no privacy loss distribution of PairDpEvent"):
+        epsilon(PairDpEvent(36.0), DELTA, adjacency="add_remove")
+
+
+NOISES = np.linspace(0.8, 1.6, 24)
+EVENT = dp_event.ComposedDpEvent([poisson(float(noise), 0.05, 3) for noise in NOISES])
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(events, "MOST_NOISES", 6)
+
+
+def _noises(parts):
+    return [(part.atom.event.event.noise_multiplier, part.count) for part in parts]
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_noises_are_merged_to_one_side(few, adjacency):
+    parts = decompose(EVENT, adjacency)
+    for side, first, last in (("upper", 0.8, NOISES[20]), ("lower", NOISES[2], 1.6)):
+        merged = coarsen_noise_schedule(parts, side)
+        assert len(merged) == 6
+        assert sum(part.count for part in merged) == 72
+        assert set(merged) <= {
+            RepeatedEvent(part.atom, other.count) for part in parts for other in merged
+        }
+        assert merged[0].atom.event.event.noise_multiplier == pytest.approx(first)
+        assert merged[-1].atom.event.event.noise_multiplier == pytest.approx(last, rel=0.05)
+        for (noise, count), least, largest in zip(
+            _noises(merged), *_cumulative_range(merged), strict=True
+        ):
+            assert noise == (least if side == "upper" else largest)
+            assert count % 3 == 0
+
+
+def _cumulative_range(merged):
+    """The least and the largest of the noises, in order, that each merged release stands for."""
+    ends = np.cumsum([part.count // 3 for part in merged])
+    return NOISES[[0, *ends[:-1]]], NOISES[ends - 1]
+
+
+def test_ends_move_apart_and_not_across(monkeypatch):
+    upper = epsilon(EVENT, 1e-5, adjacency="add_remove")
+    lower = epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower
+    monkeypatch.setattr(events, "MOST_NOISES", 6)
+    assert upper < epsilon(EVENT, 1e-5, adjacency="add_remove") < 1.15 * upper
+    assert lower > epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower > 0.85 * lower
+
+
+def test_what_is_few_or_of_another_kind_stays(few):
+    event = dp_event.ComposedDpEvent(
+        [poisson(1.0, 0.1, 2), poisson(2.0, 0.2, 1), gaussian(3.0)]
+        + [
+            dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(noise))
+            for noise in (1.0, 2.0)
+        ]
+    )
+    parts = decompose(event, "add_remove")
+    assert set(coarsen_noise_schedule(parts, "upper")) == set(parts)

@@ -26,7 +26,7 @@ def _exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize(("noise", "epochs", "mu", "epsilon", "_moments", "_tight"), MNIST_ROWS)
-def test_the_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
+def test_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
     limit = gdp.poisson_clt_mu(noise, MNIST_RATE, mnist_steps(epochs))
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, 1e-5), 2) == epsilon
@@ -39,7 +39,7 @@ def test_the_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tigh
         (0.60, 1 / 80, 1_600, 1e-6, 1.94, 10.61),  # MovieLens
     ],
 )
-def test_the_other_published_figures(noise, rate, steps, delta, mu, epsilon):
+def test_other_published_figures(noise, rate, steps, delta, mu, epsilon):
     limit = gdp.poisson_clt_mu(noise, rate, steps)
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, delta), 2) == epsilon
@@ -63,7 +63,7 @@ def test_epsilon_against_high_precision(mu, delta):
         assert float(_exact_delta(mu, value) / mpmath.mpf(delta)) == pytest.approx(1, rel=1e-9)
 
 
-def test_the_ends_of_the_range():
+def test_ends_of_the_range():
     assert gdp.epsilon(0.0, 1e-5) == 0
     assert gdp.epsilon(math.inf, 1e-5) == math.inf
     assert gdp.epsilon(1.0, gdp.delta(1.0, 0.0)) == 0
@@ -95,7 +95,7 @@ def test_bad_arguments_are_refused(mu, delta):
         gdp.epsilon(mu, delta)
 
 
-def test_the_mu_of_events():
+def test_mu_of_events():
     assert gdp.mu_of_event(gaussian(2.0, 9), "add_remove") == pytest.approx(1.5)
     assert gdp.mu_of_event(gaussian(2.0, 9), "replace_one") == pytest.approx(3.0)
     sampled = gdp.mu_of_event(poisson(1.1, MNIST_RATE, 14_062), "add_remove")

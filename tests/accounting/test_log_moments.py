@@ -61,7 +61,7 @@ def exact_whole(power, noise, rate):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("power", [1.25, 8.5, -0.25, -4.0, -20.0])
-def test_the_integrals_against_forty_digits(power):
+def test_integrals_against_forty_digits(power):
     noises, rates = (np.array(axis) for axis in zip(*POINTS, strict=True))
     expected = [exact(power, *point) for point in POINTS]
     np.testing.assert_allclose(log_ratio_moment(power, noises, rates), expected, rtol=1e-11)
@@ -69,13 +69,13 @@ def test_the_integrals_against_forty_digits(power):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.3), (3.4, 1 - 1e-12), (50.0, 1e-6)])
-def test_the_largest_order_against_forty_digits(noise, rate):
+def test_largest_order_against_forty_digits(noise, rate):
     values = log_ratio_moment(-511.0, np.array([noise]), np.array([rate]))
     assert values[0] == pytest.approx(exact(-511, noise, rate), rel=1e-11)
 
 
 @pytest.mark.parametrize("power", [2, 3, 17, 64, 512])
-def test_the_sums_against_sixty_digits(power):
+def test_sums_against_sixty_digits(power):
     expected = [exact_whole(power, *point) for point in zip(*GRID, strict=True)]
     np.testing.assert_allclose(log_ratio_moment(power, *GRID), expected, rtol=1e-11)
 
@@ -87,7 +87,7 @@ def test_integrals_and_sums_agree_where_both_exist(power):
 
 
 @pytest.mark.parametrize("power", [1.25, 2.0, 31.0, -0.25, -1.0, -30.0])
-def test_a_moment_of_few_samples_is_the_chi_square_term(power):
+def test_moment_of_few_samples_is_the_chi_square_term(power):
     noise, rate = np.array([1.0, 5.0, 50.0]), np.full(3, 1e-9)
     leading = power * (power - 1) / 2 * rate**2 * np.expm1(noise**-2)
     np.testing.assert_allclose(log_ratio_moment(power, noise, rate), leading, rtol=1e-6)
@@ -101,7 +101,7 @@ def test_without_sampling_a_moment_is_the_gaussians(power):
 
 
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
-def test_the_bound_for_little_noise_meets_the_integral(power):
+def test_bound_for_little_noise_meets_the_integral(power):
     noise, rate = np.full(4, 0.05), np.array([1e-6, 0.01, 0.5, 0.99])
     integral = log_moments._integral(power, noise, rate)
     bound = log_moments._small_noise_bound(power, noise, rate)
@@ -109,7 +109,7 @@ def test_the_bound_for_little_noise_meets_the_integral(power):
 
 
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
-def test_the_bound_for_little_noise_is_one_everywhere(power):
+def test_bound_for_little_noise_is_one_everywhere(power):
     integral = log_moments._integral(power, *GRID)
     bound = log_moments._small_noise_bound(power, *GRID)
     assert np.all(integral <= bound * (1 + 1e-11))

@@ -152,7 +152,7 @@ def test_discrete_losses_are_those_of_the_definition():
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.3, 0.9, 1 - 1e-9, 1.0])
-def test_the_loss_and_its_inverse_undo_each_other(rate):
+def test_loss_and_its_inverse_undo_each_other(rate):
     x = np.concatenate([np.linspace(-8, 8, 101), [50.0, 99.0, 150.0, 1e4]])
     y = subsampled_loss(x, rate)
     np.testing.assert_allclose(unsampled_loss(y, rate), x, rtol=1e-6, atol=2e-16 / rate**2 * 3e3)
@@ -244,7 +244,7 @@ def test_grids_have_the_profiles_of_dp_accounting(kind):
     )
 
 
-def test_the_largest_losses_do_not_overflow():
+def test_largest_losses_do_not_overflow():
     grid = atomic_event(dp_event.GaussianDpEvent(0.02), "add_remove").grid_builder()(1.0)
     found = grid.delta([-2_000.0, 0.0, 1_250.0, 2_000.0], None)
     assert np.all(np.isfinite(found))

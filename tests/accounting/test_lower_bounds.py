@@ -137,7 +137,7 @@ def test_two_laplace_releases_against_convolution():
         assert exact - 2e-3 <= float(profile.delta(epsilon)) <= exact
 
 
-def test_the_margin_covers_the_rounding_of_the_transform():
+def test_margin_covers_the_rounding_of_the_transform():
     """Many steps and a small delta: what is reported stays below the closed form."""
     count = 100_000
     step = gaussian_loss_distribution(1 / math.sqrt(count), 1.0, 1e-22, "remove")

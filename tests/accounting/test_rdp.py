@@ -15,14 +15,14 @@ from dpjax.accounting import epsilon, gdp
 DELTA = 1e-5
 
 
-def test_the_first_row_by_both_conversions():
+def test_first_row_by_both_conversions():
     event = poisson(1.3, MNIST_RATE, mnist_steps(15))
     assert round(epsilon(event, DELTA, adjacency="add_remove", method="moments"), 2) == 1.19
     assert round(epsilon(event, DELTA, adjacency="add_remove", method="rdp"), 2) == 0.95
 
 
 @pytest.mark.parametrize(("adjacency", "clips"), [("add_remove", 1), ("replace_one", 2)])
-def test_the_gaussian_is_between_its_curve_and_the_classical_conversion(adjacency, clips):
+def test_gaussian_is_between_its_curve_and_the_classical_conversion(adjacency, clips):
     noise, count = 10.0, 30
     mu = clips * math.sqrt(count) / noise
     classical = epsilon(gaussian(noise, count), DELTA, adjacency=adjacency, method="moments")

@@ -35,7 +35,7 @@ def test_gaussians_against_the_closed_forms(mu):
     assert risk.epsilon(curve, 1e-5) == pytest.approx(gdp.epsilon(mu, 1e-5), rel=1e-9, abs=1e-12)
 
 
-def test_the_row_of_the_table():
+def test_row_of_the_table():
     assert 100 * risk.minimum_error_sum(Gaussian(0.57)) == pytest.approx(77.6, abs=0.05)
     assert 100 * risk.minimum_error_sum(ApproximateDP(3.01, slack=1e-5)) == pytest.approx(
         9.4, abs=0.05

@@ -46,7 +46,7 @@ def test_sampling_against_brute_force(mu, rate):
 
 
 @given(closed_forms(), st.sampled_from([1e-6, 0.01, 0.5, 1.0]))
-def test_the_profile_of_a_sampled_curve(curve, rate):
+def test_profile_of_a_sampled_curve(curve, rate):
     sampled, losses = subsample(curve, rate), np.geomspace(1e-6, 5, 20)
     expected = rate * np.asarray(curve.delta(np.log1p(np.expm1(losses) / rate)))
     np.testing.assert_allclose(sampled.delta(losses), expected, rtol=1e-9, atol=1e-15)
@@ -54,7 +54,7 @@ def test_the_profile_of_a_sampled_curve(curve, rate):
     np.testing.assert_allclose(sampled.delta(-losses), mirrored, atol=1e-12)
 
 
-def test_a_sampled_curve_keeps_its_tails():
+def test_sampled_curve_keeps_its_tails():
     mu, rate = 2.0, 1e-3
     curve = subsample(Gaussian(mu), rate)
     exact = rate * Gaussian(mu).true_positive_rate(1e-12) + (1 - rate) * 1e-12
@@ -63,14 +63,14 @@ def test_a_sampled_curve_keeps_its_tails():
     assert curve.delta(curve.epsilon(1e-12)) == pytest.approx(1e-12, rel=1e-9)
 
 
-def test_the_ends_of_the_rates():
+def test_ends_of_the_rates():
     curve = Laplace(1.0)
     assert mixture(curve, 0.0) == subsample(curve, 0) == Identity()
     assert mixture(curve, 1.0) is subsample(curve, 1) is curve
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_out_of_range_is_refused(rate):
+def test_rate_out_of_range_is_refused(rate):
     for operator in (mixture, subsample):
         with pytest.raises(ValueError, match=r"rate must be in \[0, 1\], got"):
             operator(Gaussian(1.0), rate)
@@ -101,7 +101,7 @@ def test_groups_of_laplace_are_the_shift_of_the_whole_group(scale):
     np.testing.assert_allclose(found.delta(LOSSES), exact.delta(LOSSES), rtol=1e-9, atol=1e-14)
 
 
-def test_an_asymmetric_group_against_its_definition():
+def test_asymmetric_group_against_its_definition():
     curve = mixture(Gaussian(2.0), 0.3)
     twice = group(curve, 2)
     np.testing.assert_allclose(twice(LEVELS), curve(1 - curve(LEVELS)), rtol=1e-9, atol=1e-14)
@@ -110,7 +110,7 @@ def test_an_asymmetric_group_against_its_definition():
     assert not twice.is_symmetric
 
 
-def test_a_group_with_detection_for_free():
+def test_group_with_detection_for_free():
     pair = Discrete([0.0, 2 / 3, 1 / 3], [0.5, 0.5, 0.0])
     assert group(pair, 2)(0.0) == pair(0.5)
     assert group(pair, 2).delta(100.0) == pytest.approx(1 - pair(0.5))
@@ -119,7 +119,7 @@ def test_a_group_with_detection_for_free():
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_a_size_that_is_no_count_is_refused(size):
+def test_size_that_is_no_count_is_refused(size):
     with pytest.raises(ValueError, match="size must be a whole number >= 1, got"):
         group(Gaussian(1.0), size)
 
@@ -138,7 +138,7 @@ def test_curves_of_one_family_are_ordered():
 
 
 @pytest.mark.parametrize("budget", [20.0, 25.0])
-def test_a_difference_in_the_far_tail_alone_is_seen(budget):
+def test_difference_in_the_far_tail_alone_is_seen(budget):
     # Both are the same curve to within 1e-8, but at the least levels.
     rare = Discrete([np.exp(-budget) * 1e-9, 1 - np.exp(-budget) * 1e-9], [1e-9, 1 - 1e-9])
     assert distance(rare, Identity()) < 1e-8
@@ -156,7 +156,7 @@ def test_curves_that_cross_are_not_ordered():
     assert not is_at_least(h.inverse(), h)
 
 
-def test_the_distance_of_gaussians():
+def test_distance_of_gaussians():
     mu = 0.8
     # The slopes agree where the quantile is half of mu, as for the total variation distance.
     assert distance(Gaussian(mu), Identity()) == pytest.approx(Gaussian(mu).delta(0.0), rel=1e-5)

@@ -92,7 +92,7 @@ def test_losses_without_end_are_infinite_where_they_have_mass():
         composition_clt_mu(privacy_loss_moments(ApproximateDP(1.0, slack=0.1)), 5)
 
 
-def test_the_published_limit_by_the_general_theorem():
+def test_published_limit_by_the_general_theorem():
     step = privacy_loss_moments(mixture(Gaussian(1 / 1.1), MNIST_RATE))
     assert round(composition_clt_mu(step, 14_062), 4) == 0.5735
     # The limit in closed form is near, and the symmetrised curve is another one.
@@ -104,6 +104,6 @@ def test_the_published_limit_by_the_general_theorem():
 
 
 @pytest.mark.parametrize("count", [0, 1.5])
-def test_a_count_that_is_none_is_refused(count):
+def test_count_that_is_none_is_refused(count):
     with pytest.raises(ValueError, match="count must be a whole number >= 1, got"):
         composition_clt_mu(privacy_loss_moments(Gaussian(1.0)), count)

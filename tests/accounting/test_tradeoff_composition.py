@@ -60,7 +60,7 @@ def _on_grids(curve, count, grid_size=1024):
 
 
 @pytest.mark.parametrize(("mu", "count"), [(0.3, 1), (0.3, 20), (3.0, 4), (1e-3, 7)])
-def test_the_bracket_holds_the_gaussian_and_is_narrow(mu, count):
+def test_bracket_holds_the_gaussian_and_is_narrow(mu, count):
     exact = Gaussian(mu * np.sqrt(count))
     lower, upper = _on_grids(Gaussian(mu), count)
     for curve in (lower, upper):
@@ -74,7 +74,7 @@ def test_the_bracket_holds_the_gaussian_and_is_narrow(mu, count):
     assert np.all(upper.delta(losses) <= exact.delta(losses) + 1e-12)
 
 
-def test_the_bracket_narrows_as_the_square_of_the_spacing():
+def test_bracket_narrows_as_the_square_of_the_spacing():
     exact = Gaussian(1.0)
     gaps = [[distance(c, exact) for c in _on_grids(Gaussian(0.5), 4, size)] for size in (128, 512)]
     for coarse, fine in zip(*gaps, strict=True):
@@ -93,7 +93,7 @@ def test_rounding_the_wrong_way_would_be_seen():
 
 
 @pytest.mark.parametrize("rate", [256 / 60_000, 0.2])
-def test_an_asymmetric_step_composed_against_a_fine_product(rate):
+def test_asymmetric_step_composed_against_a_fine_product(rate):
     step = mixture(Gaussian(1.0), rate)
     lower, upper = compose(step, step)
     assert is_at_least(upper, lower, 1e-9)

@@ -21,7 +21,7 @@ from dpjax.accounting.tradeoff import (
 
 
 @given(st.integers(1, 6).flatmap(lambda size: st.tuples(masses(size), masses(size))))
-def test_the_curve_of_a_pair_is_the_best_of_all_tests(pair):
+def test_curve_of_a_pair_is_the_best_of_all_tests(pair):
     p, q = pair
     events = np.array(list(itertools.product([0, 1], repeat=p.size)))
     curve = from_distributions(p, q)
@@ -32,7 +32,7 @@ def test_the_curve_of_a_pair_is_the_best_of_all_tests(pair):
 
 
 @given(pairs())
-def test_a_pair_from_its_losses_and_from_its_knots(pair):
+def test_pair_from_its_losses_and_from_its_knots(pair):
     finite = pair.p > 0
     by_losses = from_log_likelihood_ratios(pair.losses[finite], pair.p[finite])
     np.testing.assert_allclose(by_losses(LEVELS), pair(LEVELS), rtol=1e-9, atol=1e-14)
@@ -51,7 +51,7 @@ def test_tails_keep_their_accuracy():
 
 
 @given(st.lists(st.tuples(st.floats(0, 6), st.floats(0, 1)), min_size=1, max_size=6))
-def test_the_envelope_is_the_least_convex_curve_above_every_pair(budgets):
+def test_envelope_is_the_least_convex_curve_above_every_pair(budgets):
     curve = from_profile(*np.transpose(budgets))
     assert curve.is_symmetric
     assert_is_trade_off(curve)
@@ -61,7 +61,7 @@ def test_the_envelope_is_the_least_convex_curve_above_every_pair(budgets):
         assert curve.delta(budget) <= slack + 1e-9
 
 
-def test_the_envelope_of_a_gaussian_comes_close_from_below():
+def test_envelope_of_a_gaussian_comes_close_from_below():
     exact, losses = Gaussian(1.0), np.linspace(0, 7, 400)
     below = from_profile(losses, exact.delta(losses))
     assert is_at_least(exact, below)

@@ -25,7 +25,7 @@ def without_replacement():
     return mechanism.certificate(DELTA)
 
 
-def test_the_guarantee_is_the_privacy_loss_distribution(certificate):
+def test_guarantee_is_the_privacy_loss_distribution(certificate):
     event = FakeMechanism(1.0).event
     assert certificate.accountant == "pld"
     assert certificate.epsilon == epsilon(event, DELTA, adjacency="add_remove")
@@ -67,13 +67,13 @@ def test_where_there_is_no_distribution_the_renyi_bound_is_the_guarantee_and_is_
 
 
 @pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
-def test_the_lower_bound_is_close(fixture, request):
+def test_lower_bound_is_close(fixture, request):
     certificate = request.getfixturevalue(fixture)
     assert 0.997 * certificate.epsilon < certificate.epsilon_lower < certificate.epsilon
     assert "not a guarantee" in certificate.epsilon_lower_note
 
 
-def test_the_approximation_is_compared_to_the_bounds(certificate):
+def test_approximation_is_compared_to_the_bounds(certificate):
     limit = certificate.estimates[-1]
     bounds = f"[{round_down(certificate.epsilon_lower)}, {round_up(certificate.epsilon)}]"
     share = 1 - limit.epsilon / certificate.epsilon_lower
@@ -87,7 +87,7 @@ def test_the_approximation_is_compared_to_the_bounds(certificate):
     assert "; within the bounds [" in exact.note
 
 
-def test_the_risks_are_those_of_the_trade_off_functions(certificate):
+def test_risks_are_those_of_the_trade_off_functions(certificate):
     found = {one.name: one for one in certificate.risks}
     assert list(found) == [
         "advantage",
@@ -143,7 +143,7 @@ def test_more_caveats_keep_the_curve(certificate):
     assert (changed.to_dict()["num_steps_run"], changed.to_dict()["seeded"]) == (100, True)
 
 
-def test_the_text_names_everything(certificate):
+def test_text_names_everything(certificate):
     text = " ".join(str(certificate).split())
     for part in (
         "pld (privacy loss distribution",
@@ -208,5 +208,5 @@ def test_bad_deltas_are_refused(delta):
         certify(FakeMechanism(1.0).guarantee, delta)
 
 
-def test_the_mechanisms_can_be_imported_before_the_accounting():
+def test_mechanisms_can_be_imported_before_the_accounting():
     subprocess.run([sys.executable, "-c", "import dpjax.mechanisms.base"], check=True)

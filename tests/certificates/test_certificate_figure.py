@@ -25,7 +25,7 @@ def drawn(certificate):
     return figure
 
 
-def test_the_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn):
+def test_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn):
     lines = _lines(drawn.axes[0])
     x, y = lines["certified trade-off function"].get_data()
     np.testing.assert_array_equal(y, certificate.curve(x))
@@ -37,7 +37,7 @@ def test_the_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn
     assert 2 * least.get_xdata()[0] == pytest.approx(certificate.risks[-1].lower)
 
 
-def test_the_roc_curve(certificate, drawn):
+def test_roc_curve(certificate, drawn):
     axes = drawn.axes[1]
     lines = _lines(axes)
     x, y = lines["certified upper bound"].get_data()
@@ -49,7 +49,7 @@ def test_the_roc_curve(certificate, drawn):
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
-def test_the_area_between_the_bounds_is_shaded(drawn):
+def test_area_between_the_bounds_is_shaded(drawn):
     for axes in drawn.axes:
         assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == 1
 

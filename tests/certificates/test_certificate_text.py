@@ -43,11 +43,11 @@ def test_bounds_are_never_printed_too_small(value, text):
         (0.5, 0.0, "within the bounds [0, 2]"),
     ],
 )
-def test_an_approximation_is_compared_to_the_bounds(value, lower, text):
+def test_approximation_is_compared_to_the_bounds(value, lower, text):
     assert compare_to_bounds(value, lower, 2.0) == text
 
 
-def test_the_risks_are_rounded_outward(certificate):
+def test_risks_are_rounded_outward(certificate):
     lines = {line.split("  ")[1]: line for line in str(certificate).splitlines() if "guess" in line}
     assert len(lines) == 7
     for one in certificate.risks:
@@ -62,7 +62,7 @@ def test_the_risks_are_rounded_outward(certificate):
     assert "any attack that decides which of two values one <image> has" in str(other)
 
 
-def test_the_paragraph_has_the_numbers(certificate):
+def test_paragraph_has_the_numbers(certificate):
     found = certificate.paragraph()
     assert "\n" not in found
     risks = {one.name: one for one in certificate.risks}
@@ -86,7 +86,7 @@ def test_the_paragraph_has_the_numbers(certificate):
         assert part in found
 
 
-def test_the_paragraph_without_a_lower_bound():
+def test_paragraph_without_a_lower_bound():
     found = Selection(4.0).certificate(1e-5).paragraph()
     assert "accountant 'rdp' (Rényi DP" in found
     assert "a lower bound is not available (the loss of RepeatAndSelect" in found

@@ -55,7 +55,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("key", list(RECORDED))
-def test_a_change_is_found(key):
+def test_change_is_found(key):
     new = copy.deepcopy(RECORDED)
     assert not list(record.differences(RECORDED, new, record.HOST))
     new[key] = CHANGES[key]

@@ -73,7 +73,7 @@ def test_laplace_noise_has_the_mean_size_of_its_scale():
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_the_event_is_that_of_the_noise_that_is_added(kind, adjacency):
+def test_event_is_that_of_the_noise_that_is_added(kind, adjacency):
     used = mechanism(kind, adjacency=adjacency)
     doubled = {"add_remove": 1, "replace_one": 2}[adjacency]
     # What accountants make of the event is noise over the sensitivity, 4, and nothing else.
@@ -89,7 +89,7 @@ def test_the_event_is_that_of_the_noise_that_is_added(kind, adjacency):
     assert noise(kind).std() == pytest.approx(used.standard_deviation, rel=0.02)
 
 
-def test_the_same_key_gives_the_same_noise_and_another_does_not(kind):
+def test_same_key_gives_the_same_noise_and_another_does_not(kind):
     used = mechanism(kind)
     first, again = release(used, KEY, TREE), release(used, KEY, TREE)
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), first, again))
@@ -181,7 +181,7 @@ def test_confidence_intervals_have_their_nominal_coverage(kind, level):
     assert not coverage_is_at_least(level, narrow)
 
 
-def test_the_mechanism_has_the_sensitivitys_adjacency_and_one_release(kind):
+def test_mechanism_has_the_sensitivitys_adjacency_and_one_release(kind):
     used = mechanism(kind, adjacency="replace_one")
     assert (used.adjacency, used.num_releases, used.unit) == ("replace_one", 1, "one record")
     assert used.with_privacy_factor(2.0) == mechanism(kind, adjacency="replace_one", scale=5.0)
@@ -204,7 +204,7 @@ def test_scales_that_make_no_noise_are_refused(kind, scale):
         mechanism(kind, scale=scale)
 
 
-def test_a_seed_is_no_key(kind):
+def test_seed_is_no_key(kind):
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
         release(mechanism(kind), 0, jnp.zeros(2))
 

@@ -4,25 +4,16 @@ import dataclasses
 
 import pytest
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
+from helpers.inputs import gaussian_mechanism
 
 from dpjax.accounting.events import UnsupportedEventError
 from dpjax.mechanisms import Composition, SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 
 DELTA = 1e-5
-FULL = SubsampledGaussian(
-    PoissonSampling(100, 1.0),
-    l2_clip=1.0,
-    noise_multiplier=4.0,
-    num_steps=2,
-    adjacency="add_remove",
-)
-SAMPLED = SubsampledGaussian(
-    PoissonSampling(100, 0.1),
-    l2_clip=2.0,
-    noise_multiplier=1.5,
-    num_steps=30,
-    adjacency="add_remove",
+FULL = gaussian_mechanism(PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2)
+SAMPLED = gaussian_mechanism(
+    PoissonSampling(100, 0.1), l2_clip=2.0, noise_multiplier=1.5, num_steps=30
 )
 
 
@@ -35,14 +26,14 @@ class Selection(SubsampledGaussian):
         return dataclasses.replace(FULL.guarantee, event=event, adjacency=self.adjacency)
 
 
-def test_a_composition_is_all_of_its_parts():
+def test_composition_is_all_of_its_parts():
     both = Composition((FULL, SAMPLED))
     assert both.num_releases == 32
     assert both.event == ComposedDpEvent([FULL.event, SAMPLED.event])
     assert (both.guarantee.adjacency, both.guarantee.unit) == ("add_remove", "one record")
 
 
-def test_a_composition_costs_more_than_each_part_and_at_most_their_sum():
+def test_composition_costs_more_than_each_part_and_at_most_their_sum():
     parts = [part.certificate(DELTA).epsilon for part in (FULL, SAMPLED)]
     both = Composition((FULL, SAMPLED)).certificate(DELTA)
     other_way = Composition((SAMPLED, FULL)).certificate(DELTA).epsilon
@@ -61,19 +52,11 @@ def test_two_halves_are_the_whole():
 
 
 def test_different_samplers_compose():
-    fixed = SubsampledGaussian(
-        FixedSizeSampling(100, 10),
-        l2_clip=1.0,
-        noise_multiplier=2.0,
-        num_steps=3,
-        adjacency="replace_one",
+    fixed = gaussian_mechanism(
+        FixedSizeSampling(100, 10), noise_multiplier=2.0, num_steps=3, adjacency="replace_one"
     )
-    shuffled = SubsampledGaussian(
-        ShuffledEpochs(100, 10),
-        l2_clip=1.0,
-        noise_multiplier=9.0,
-        num_steps=3,
-        adjacency="replace_one",
+    shuffled = gaussian_mechanism(
+        ShuffledEpochs(100, 10), noise_multiplier=9.0, num_steps=3, adjacency="replace_one"
     )
     both = Composition((fixed, shuffled)).certificate(DELTA)
     assert both.accountant == "pld"
@@ -88,12 +71,8 @@ def test_parts_that_no_one_accountant_takes_have_no_certificate():
         num_steps=3,
         adjacency="replace_one",
     )
-    poisson = SubsampledGaussian(
-        PoissonSampling(100, 0.1),
-        l2_clip=1.0,
-        noise_multiplier=2.0,
-        num_steps=3,
-        adjacency="replace_one",
+    poisson = gaussian_mechanism(
+        PoissonSampling(100, 0.1), noise_multiplier=2.0, num_steps=3, adjacency="replace_one"
     )
     with pytest.raises(UnsupportedEventError, match=r"has no guarantee: 'pld': .*; 'rdp': "):
         Composition((selection, poisson)).certificate(DELTA)
@@ -114,20 +93,11 @@ def test_every_part_is_described():
 
 
 def test_parts_of_different_adjacency_or_unit_are_refused():
-    replaced = SubsampledGaussian(
-        PoissonSampling(100, 1.0),
-        l2_clip=1.0,
-        noise_multiplier=4.0,
-        num_steps=2,
-        adjacency="replace_one",
+    replaced = gaussian_mechanism(
+        PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2, adjacency="replace_one"
     )
-    person = SubsampledGaussian(
-        PoissonSampling(100, 1.0),
-        l2_clip=1.0,
-        noise_multiplier=4.0,
-        num_steps=2,
-        adjacency="add_remove",
-        unit="a person",
+    person = gaussian_mechanism(
+        PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2, unit="a person"
     )
     with pytest.raises(ValueError, match="parts' adjacency must be the same in every part"):
         Composition((FULL, replaced))

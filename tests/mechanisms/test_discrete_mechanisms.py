@@ -42,7 +42,7 @@ def test_discrete_laplace_is_certified_by_its_closed_form(adjacency, value):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("value", [4097, 50_001])
-def test_a_fine_grid_costs_time_but_hardly_epsilon(adjacency, value):
+def test_fine_grid_costs_time_but_hardly_epsilon(adjacency, value):
     used = laplace(value / 0.7, value, adjacency)
     assert 0.7 * (1 - 1e-8) <= used.certificate(1e-9).epsilon <= 0.7 * 1.005
     exact = 0.7 + 2 * math.log1p(-0.1)  # of continuous noise, which so fine a grid cannot beat
@@ -70,7 +70,7 @@ def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(adjacenc
 
 
 @pytest.mark.parametrize("scale", [0.6, 2.0, 10.0])
-def test_the_certified_discrete_gaussian_is_not_below_its_exact_loss(scale):
+def test_certified_discrete_gaussian_is_not_below_its_exact_loss(scale):
     """Canonne, Kamath, Steinke 2020, Theorem 7, for one entry moved by one."""
     used = gaussian(scale, 1)
     exact = privacy_loss_distribution.from_discrete_gaussian_mechanism(
@@ -115,7 +115,7 @@ def test_deviations_and_half_widths_are_those_of_the_laws(scale):
 
 
 @pytest.mark.parametrize("used", [laplace(Fraction(7, 2)), gaussian(3.0)])
-def test_a_release_adds_the_same_noise_to_every_integer(used):
+def test_release_adds_the_same_noise_to_every_integer(used):
     value = {"a": np.array([[10, 20], [30, 40]], np.uint8), "b": -7}
     released = release(used, KEY, value)
     assert released["a"].dtype == released["b"].dtype == np.int64
@@ -149,7 +149,7 @@ def test_no_attack_beats_it_and_a_wrong_epsilon_is_beaten():
     assert attacked_epsilon(ones + 3, others, [lambda x: x >= 3]) > used.pure_epsilon
 
 
-def test_a_sum_on_a_grid_is_released_without_rounding():
+def test_sum_on_a_grid_is_released_without_rounding():
     records = sensitivity.to_grid(sensitivity.clip_to(np.array([0.31, 9.0, np.nan]), (0, 2)), 0.01)
     bounds = sensitivity.to_grid((0, 2), 0.01)
     stated = sensitivity.of_sum(bounds, norm="l1", adjacency="replace_one")
@@ -172,12 +172,12 @@ def test_numbers_beyond_64_bits_are_exact():
     assert [int(r) - int(n) for r, n in zip(released, noise, strict=True)] == [10**30, -(2**63)]
 
 
-def test_a_sensitivity_between_whole_numbers_is_refused():
+def test_sensitivity_between_whole_numbers_is_refused():
     with pytest.raises(ValueError, match="sensitivity must be a whole number"):
         laplace(value=2.5)
 
 
-def test_the_descriptions_have_every_number():
+def test_descriptions_have_every_number():
     words = laplace(Fraction(9)).guarantee.description
     assert "one release of integers, of sensitivity 3 in L1" in words["statistic"]
     assert "discrete Laplace, scale 9, on every entry; sampled exactly" in words["noise"]

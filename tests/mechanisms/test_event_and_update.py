@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism
 from scipy import stats
 
 from dpjax.mechanisms import SubsampledGaussian
@@ -98,7 +99,7 @@ TWICE_THE_RATE = {"sampling": PoissonSampling(6, 0.6, physical_batch_size=4)}
 
 
 def mechanism(sampling, adjacency, noise_multiplier=1.0):
-    return SubsampledGaussian(
+    return gaussian_mechanism(
         sampling, l2_clip=0.5, noise_multiplier=noise_multiplier, num_steps=3, adjacency=adjacency
     )
 

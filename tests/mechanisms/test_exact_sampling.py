@@ -160,7 +160,7 @@ def test_integers_below_a_bound_are_uniform(bound):
         assert chi_square_p(found, lambda c: 1 / cells, range(cells - 1)) > FALSE_ALARM
 
 
-def test_the_words_are_threefrys_as_jax_has_it():
+def test_words_are_threefrys_as_jax_has_it():
     key = np.array([123, 456], np.uint32)
     count = np.arange(6, dtype=np.uint32)
     ours = np.concatenate(threefry(key[..., 0], key[..., 1], count[:3], count[3:]))
@@ -174,7 +174,7 @@ def test_every_lane_every_draw_and_every_derived_key_has_words_of_its_own():
     assert np.unique(np.concatenate(words)).size == 900
 
 
-def test_a_lane_does_not_depend_on_its_batch():
+def test_lane_does_not_depend_on_its_batch():
     keys = np.array([[1, 2], [3, 4], [5, 6]], np.uint32)
     scale = np.full(12, 5)
     together = discrete_gaussian(RandomWords(keys, 4), scale, np.ones_like(scale)).reshape(3, 4)

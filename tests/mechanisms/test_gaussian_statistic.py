@@ -45,7 +45,7 @@ def test_calibration_spends_delta_and_no_more(epsilon, delta):
     assert float(exact_delta(2.0 / (0.999 * used.scale), epsilon)) > delta * (1 + 1e-4)
 
 
-def test_the_classical_rule_is_wrong_where_analytic_calibration_is_right():
+def test_classical_rule_is_wrong_where_analytic_calibration_is_right():
     classical = 2.0 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 20.0
     assert Gaussian(stated(), classical).delta(20.0) > 1e-3
     assert Gaussian.from_epsilon(stated(), epsilon=20.0, delta=1e-5).scale > classical
@@ -53,7 +53,7 @@ def test_the_classical_rule_is_wrong_where_analytic_calibration_is_right():
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.3, 4.0])
-def test_the_certificate_is_the_closed_form(adjacency, epsilon):
+def test_certificate_is_the_closed_form(adjacency, epsilon):
     used = Gaussian.from_epsilon(stated(adjacency), epsilon=epsilon, delta=1e-6)
     certificate = used.certificate(1e-6)
     assert certificate.guarantee.adjacency == adjacency
@@ -105,7 +105,7 @@ def test_targets_that_mean_nothing_are_refused(arguments, words):
         Gaussian.from_epsilon(stated(), epsilon=arguments[0], delta=arguments[1])
 
 
-def test_the_description_has_every_number():
+def test_description_has_every_number():
     words = Gaussian(stated(), 5.0).guarantee.description
     assert "sensitivity 2 in L2" in words["statistic"]
     assert "standard deviation 5" in words["noise"]

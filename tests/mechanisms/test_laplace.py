@@ -22,7 +22,7 @@ def mechanism(adjacency="add_remove", epsilon=0.8, value=30.0):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.01, 0.8, 10.0])
-def test_the_certificate_is_the_closed_form(adjacency, epsilon):
+def test_certificate_is_the_closed_form(adjacency, epsilon):
     used = mechanism(adjacency, epsilon)
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-15)
     for delta in (1e-9, epsilon / 100):
@@ -43,7 +43,7 @@ def test_no_factor_of_two_is_lost_or_added(adjacency):
         assert certified == pytest.approx(times * 0.5, rel=2e-3)
 
 
-def test_the_published_scales_of_the_mean_weight():
+def test_published_scales_of_the_mean_weight():
     """Weights in [30, 60] kg: the mean absolute error is the scale."""
     for epsilon, students, error in ((1, 25, 1.2), (10, 25, 0.12), (0.1, 25, 12), (1, 250, 0.12)):
         mean = sensitivity.of_mean((30, 60), students, norm="l1", adjacency="replace_one")
@@ -81,7 +81,7 @@ def test_no_attack_beats_it_and_half_the_noise_is_beaten(adjacency):
     assert attacked_epsilon(ones / 2 + 3.0, others / 2, outcomes) > 1.0
 
 
-def test_the_description_has_every_number():
+def test_description_has_every_number():
     words = mechanism(epsilon=1 / 3).guarantee.description
     assert "sensitivity 30 in L1" in words["statistic"]
     assert "scale 90" in words["noise"]

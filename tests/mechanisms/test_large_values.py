@@ -172,7 +172,7 @@ def test_regression_releases_hide_a_unit_in_large_statistics(name, dtype):
         assert attack(one, other) <= GAUSSIAN_LIMIT
 
 
-def test_a_conjugate_release_hides_a_record_among_large_counts():
+def test_conjugate_release_hides_a_record_among_large_counts():
     family = GammaPoisson(shape=1.0, rate=1.0, largest_count=2**30)
     moves = family.sensitivity(norm="l1", adjacency="replace_one")
     used = SufficientStatisticsMechanism(family, Laplace(moves, moves.value))

@@ -103,7 +103,7 @@ def test_wrapped_noise_is_described_by_the_state(name):
         read(state, num_steps=2)
 
 
-def test_a_chain_without_clip_takes_the_bound_of_the_noise():
+def test_chain_without_clip_takes_the_bound_of_the_noise():
     state = run(optax.chain(noise(l2_clip={"w": 3.0, "b": 4.0}), optax.sgd(0.1)), PARAMS, steps=1)
     expected = described(1, l2_clip={"w": 3.0, "b": 4.0})
     assert read(state) == expected
@@ -116,14 +116,14 @@ def test_before_the_first_release_num_steps_is_needed():
         read(state)
 
 
-def test_a_schedule_is_evaluated_at_the_releases():
+def test_schedule_is_evaluated_at_the_releases():
     falling = lambda step: 3.0 - jnp.minimum(step, 2)  # noqa: E731
     state = run(optax.chain(noise(falling), optax.adam(0.1)), PARAMS, steps=4)
     assert read(state).noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("sigma", [1.1, (3.0, 1.0, 2.0)])
-def test_the_state_of_a_mechanisms_own_noise_gives_the_mechanism_back(sigma):
+def test_state_of_a_mechanisms_own_noise_gives_the_mechanism_back(sigma):
     mechanism = described(3, noise_multiplier=sigma)
     optimizer = mechanism.private_optimizer(optax.adam(0.1), key=KEY)
     state = run(optimizer, PARAMS, steps=2)
@@ -154,7 +154,7 @@ class TestMultiSteps:
         assert [bool(np.any(output)) for output in outputs] == 2 * [False, False, True] + [False]
         assert read(state) == described(2)
 
-    def test_the_noise_of_each_release_is_new_and_that_of_the_bare_transformation(self):
+    def test_noise_of_each_release_is_new_and_that_of_the_bare_transformation(self):
         outputs, _ = self.micro_steps()
         bare, clipped = noise(), clip_per_example(CLIP)
         total, _ = clipped.update(GRADS, clipped.init(None))
@@ -171,7 +171,7 @@ class TestGroups:
     def partition(first, second):
         return optax.partition({"large": first, "small": second}, LABELS)
 
-    def test_the_equivalent_multiplier(self):
+    def test_equivalent_multiplier(self):
         chains = [
             optax.chain(clip_per_example(c), noise(s, c, k), optax.sgd(0.1))
             for c, s, k in ((3.0, 3.0, KEY), (4.0, 4.0, OTHER_KEY))
@@ -344,7 +344,7 @@ def test_power_a_reader_of_the_first_description_accepts_what_is_refused(name):
     assert found == read(optax.chain(*CHAIN).init(PARAMS), num_steps=5)
 
 
-def test_the_mean_over_a_fixed_batch_in_a_chain():
+def test_mean_over_a_fixed_batch_in_a_chain():
     aggregate = differentially_private_aggregate(CLIP, SIGMA, KEY)
     fixed = FixedSizeSampling(100, 4)
     state = run(optax.chain(aggregate, optax.adam(0.1)))
@@ -362,7 +362,7 @@ def test_the_mean_over_a_fixed_batch_in_a_chain():
         (clip_per_example(1.0), clip_per_example(2.0), r"l2_clip = 1\.0"),
     ],
 )
-def test_a_state_of_another_transformation_is_not_updated(made, updated, words):
+def test_state_of_another_transformation_is_not_updated(made, updated, words):
     updates = PARAMS if made.init(PARAMS)._fields[0] == "key" else GRADS
     with pytest.raises(ValueError, match=words):
         updated.update(updates, made.init(PARAMS), PARAMS)
@@ -385,7 +385,7 @@ class TestOptimizersOfFlax:
         state = state.apply_gradients(grads=jax.tree.map(jnp.zeros_like, params))
         assert read(state) == described(1)
 
-    def test_the_train_state_of_nnx(self):
+    def test_train_state_of_nnx(self):
         model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
         graph, params = nnx.split(model, nnx.Param)
         state = nnx.TrainState.create(graph, params=params, tx=optax.chain(*CHAIN[1:]))
@@ -484,7 +484,7 @@ def takes_a_transformation(function):
 
 
 class TestEveryWrapperOfOptax:
-    def test_the_table_has_all_of_them(self):
+    def test_table_has_all_of_them(self):
         public = {name: getattr(optax, name) for name in dir(optax) if name[0] != "_"}
         contrib = {
             f"contrib.{name}": getattr(optax.contrib, name)
@@ -553,7 +553,7 @@ class TestStatesAsTrees:
         assert optax.tree_utils.tree_get(state, "num_releases") == 0
         assert optax.tree_utils.tree_get(state[1], "description").noise_multiplier == SIGMA
 
-    def test_a_checkpoint_of_orbax(self, tmp_path):
+    def test_checkpoint_of_orbax(self, tmp_path):
         optimizer = optax.chain(*CHAIN)
         state = run(optimizer)
         with ocp.StandardCheckpointer() as checkpointer:
@@ -579,7 +579,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_schedule_is_read_at_the_steps_the_loop_makes(name):
+def test_schedule_is_read_at_the_steps_the_loop_makes(name):
     falling = lambda step: 3.0 - jnp.minimum(step, 2)  # noqa: E731
     found = mechanism_of(
         TRANSFORMS[name](1.0, falling), sampling=POISSON, num_steps=4, adjacency="replace_one"
@@ -587,7 +587,7 @@ def test_a_schedule_is_read_at_the_steps_the_loop_makes(name):
     assert found.noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
-def test_a_schedule_is_the_noise_that_is_added():
+def test_schedule_is_the_noise_that_is_added():
     falling = optax.exponential_decay(4.0, 1, 0.5)
     transform = add_gaussian_noise(noise_multiplier=falling, l2_clip=1.0, key=KEY)
     zeros = jnp.zeros(50_000)

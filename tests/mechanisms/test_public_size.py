@@ -6,6 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism
 from numpyro.infer.autoguide import AutoNormal
 
 from dpjax import bdp
@@ -21,9 +22,7 @@ DERIVED = PoissonSampling(N, 0.01)
 
 
 def gaussian(sampling, adjacency):
-    return SubsampledGaussian(
-        sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=10, adjacency=adjacency
-    )
+    return gaussian_mechanism(sampling, noise_multiplier=2.0, num_steps=10, adjacency=adjacency)
 
 
 def printed(certificate):
@@ -54,12 +53,10 @@ def test_with_a_constant_divisor_the_size_stays_private():
         assert_size_private(gaussian(DERIVED, "add_remove").certificate(1e-5))
 
 
-def test_the_divisor_given_is_the_one_used():
+def test_divisor_given_is_the_one_used():
     summed = {"w": jnp.full(2, 1_000.0)}
     for sampling, expected in ((WITHOUT_SIZE, 2.0), (DERIVED, 1_000 / 543.21)):
-        noiseless = SubsampledGaussian(
-            sampling, l2_clip=1.0, noise_multiplier=0.0, num_steps=10, adjacency="add_remove"
-        )
+        noiseless = gaussian_mechanism(sampling, noise_multiplier=0.0, num_steps=10)
         optimizer = noiseless.private_optimizer(optax.scale(1.0), key=jax.random.key(0))
         updates, _ = optimizer.update(summed, optimizer.init(summed), summed)
         assert updates["w"] == pytest.approx(expected)
@@ -123,7 +120,7 @@ def test_one_statistic_has_the_line_too():
     assert Gaussian(mean, 1.0).certificate(1e-5).guarantee.is_size_public
 
 
-def test_the_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
+def test_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
     norms = jnp.array([[0.2, 0.7, 3.0]])
     costs = [
         bdp.update(bdp.init(gaussian(DERIVED, adjacency)), norms).costs
@@ -134,7 +131,7 @@ def test_the_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
         bdp.update(bdp.init(gaussian(DERIVED, "replace_one")), norms)
 
 
-def test_a_rate_of_a_batch_size_over_n_is_found_whatever_it_rounds_to():
+def test_rate_of_a_batch_size_over_n_is_found_whatever_it_rounds_to():
     n, batch_size = 1_161, 100
     assert batch_size / n * n != batch_size
     given = PoissonSampling(n, batch_size / n, expected_batch_size=batch_size)

@@ -70,7 +70,7 @@ def test_no_attack_beats_the_event_and_a_broken_mechanism_is_beaten(used):
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 6.0, 30.0])
 @pytest.mark.parametrize("k", [2, 10])
-def test_the_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
+def test_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
     used = RandomizedResponse.from_epsilon(k, epsilon=epsilon, adjacency="replace_one")
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-3 if epsilon > 20 else 1e-12)
     assert used.with_privacy_factor(2.0).pure_epsilon == pytest.approx(
@@ -174,7 +174,7 @@ def test_answers_that_are_no_categories_are_refused():
         COINS.release(jax.random.key(0), jnp.zeros(3))
 
 
-def test_the_description_has_every_number():
+def test_description_has_every_number():
     words = FIVE.guarantee.description
     assert "of 5, randomized" in words["statistic"]
     assert "probability 0.3" in words["noise"]
@@ -182,7 +182,7 @@ def test_the_description_has_every_number():
     assert (FIVE.num_releases, FIVE.unit) == (1, "one answer")
 
 
-def test_a_keep_probability_near_one_is_not_rounded_to_one():
+def test_keep_probability_near_one_is_not_rounded_to_one():
     # In float32 it would be one: every answer the truth, under a finite epsilon. The probability
     # of no swap in 50,000 answers is exp(-50,000 * 0.0003), below 1e-6.
     keep = 1 - 3e-4

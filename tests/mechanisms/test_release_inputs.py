@@ -35,7 +35,7 @@ def every_mechanism(shape=(3,)):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used", every_mechanism((4,)), ids=lambda used: type(used).__name__)
-def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
+def test_batch_of_keys_and_values_is_released_as_one_by_one(used):
     keys = jax.random.split(KEY, 5)
     values = jnp.arange(20).reshape(5, 4) % 3
     together = jax.jit(jax.vmap(used.release))(keys, values)
@@ -52,7 +52,7 @@ def test_a_batch_of_keys_and_values_is_released_as_one_by_one(used):
             np.testing.assert_array_equal(np.asarray(released, alone.dtype), alone)
 
 
-def test_a_large_array_is_released_under_jit():
+def test_large_array_is_released_under_jit():
     released = jax.jit(mechanism(Laplace, shape=(3, 50_000)).release)(KEY, jnp.zeros((3, 50_000)))
     assert np.unique(released).size > 140_000  # and the callback returns at all
 
@@ -72,7 +72,7 @@ def test_64_bits_reach_a_thread_without_them(used):
                 np.testing.assert_array_equal(released(KEY, given), alone)
 
 
-def test_the_second_call_does_not_compile():
+def test_second_call_does_not_compile():
     traced = []
     release = jax.jit(
         lambda key, value: traced.append(1) or mechanism(Gaussian).release(key, value)
@@ -189,7 +189,7 @@ def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
 @pytest.mark.parametrize("rounding", [0.0, SUM_ROUNDING, 1e-3])
 @pytest.mark.parametrize("scale", [2.0**-1022, 0.3, 1e308])
 @pytest.mark.parametrize("moved_units", [1, 1001, 2**40])
-def test_the_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, rounding):
+def test_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, rounding):
     for sensitivity in (2.0**-1022, scale, 1e308):
         grid = grid_for(scale, sensitivity, moved_units, rounding)
         spacing = as_fraction(2) ** grid.exponent
@@ -251,7 +251,7 @@ def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():
 
 
 @pytest.mark.parametrize("answers", [2**70, [-(2**70), 1]])
-def test_an_answer_beyond_int64_becomes_a_category(answers):
+def test_answer_beyond_int64_becomes_a_category(answers):
     released = RandomizedResponse(3, 0.4, "replace_one").release(KEY, answers)
     assert released.shape == np.shape(answers)
     assert np.isin(released, range(3)).all()

@@ -107,7 +107,7 @@ def test_monotone_utilities_cost_half(cls):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_the_certificate_is_the_pure_epsilon(cls, adjacency):
+def test_certificate_is_the_pure_epsilon(cls, adjacency):
     for monotone, times in ((False, 2), (True, 1)):
         used = mechanism(cls, adjacency=adjacency, monotone=monotone)
         assert used.pure_epsilon == times * 0.5
@@ -143,12 +143,12 @@ def test_utilities_that_are_no_vector_are_refused(shape):
         NoisyMax(Sensitivity(1.0, "linf", "add_remove", shape=shape), 1.0)
 
 
-def test_a_sensitivity_in_another_norm_is_refused():
+def test_sensitivity_in_another_norm_is_refused():
     with pytest.raises(ValueError, match="sensitivity must be stated in norm 'linf'"):
         NoisyMax(Sensitivity(1.0, "l1", "add_remove"), 1.0)
 
 
-def test_the_description_has_every_number():
+def test_description_has_every_number():
     words = mechanism(NoisyMax, monotone=True).guarantee.description
     assert "sensitivity 1 in L-infinity, monotone" in words["statistic"]
     assert "Laplace noise of scale 2" in words["noise"]
@@ -157,12 +157,12 @@ def test_the_description_has_every_number():
 
 
 @pytest.mark.parametrize("cls", [ExponentialMechanism, NoisyMax])
-def test_a_utility_that_32_bits_do_not_hold_does_not_wrap(cls):
+def test_utility_that_32_bits_do_not_hold_does_not_wrap(cls):
     used = mechanism(cls, scale=1.0, candidates=2)
     assert int(used.release(jax.random.key(0), np.array([0, 2**31]))) == 1
 
 
-def test_the_tail_of_the_exponential_mechanism_is_exact():
+def test_tail_of_the_exponential_mechanism_is_exact():
     used = mechanism(ExponentialMechanism)
     drawn = winners(used, (0.0, -12.0, -12.0, -16.0), seed=3)
     exact = softmax((0.0, -12.0, -12.0, -16.0), 2.0)  # 250, 250 and 33 expected in 100,000
@@ -175,7 +175,7 @@ def test_the_tail_of_the_exponential_mechanism_is_exact():
 
 @pytest.mark.parametrize("ratio", [2.0**20, 2.0**29, 2.0**30, 2.0**60])
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_a_scale_of_many_sensitivities_keeps_the_probabilities(cls, ratio):
+def test_scale_of_many_sensitivities_keeps_the_probabilities(cls, ratio):
     """Utilities below 2^62 units of the grid, and a scale whose multiples int64 does not hold."""
     utilities = (1.9, 0.2, 1.0)
     used = cls(Sensitivity(1.0 / ratio, "linf", "replace_one", shape=(3,)), 2.0)

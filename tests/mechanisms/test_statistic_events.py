@@ -39,7 +39,7 @@ def test_so_do_they_of_discrete_noise_even_if_it_is_odd(value, scale, adjacency)
 
 
 @given(value=st.integers(4097, 10**12), adjacency=ADJACENCIES)
-def test_a_fine_grid_is_stated_on_a_coarser_one_that_is_hardly_worse(value, adjacency):
+def test_fine_grid_is_stated_on_a_coarser_one_that_is_hardly_worse(value, adjacency):
     event = discrete_laplace_event(Sensitivity(value, "l1", adjacency), value / 0.5)
     seen = unit_sensitivity_event(event, adjacency)
     assert 2048 <= seen.sensitivity <= 4096
@@ -55,7 +55,7 @@ def discrete_delta(parameter, sensitivity, epsilon):
 
 
 @pytest.mark.parametrize("step", [2, 3, 5])
-def test_a_coarser_grid_has_the_same_deltas_or_larger(step):
+def test_coarser_grid_has_the_same_deltas_or_larger(step):
     fine, coarse = (0.01, 30 * step), (0.01 * step, 30)
     total = 0.3 * step
     for epsilon in np.linspace(0, total, 61 * step):

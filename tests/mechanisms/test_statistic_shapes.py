@@ -125,7 +125,7 @@ def test_only_a_value_of_the_stated_shape_is_released(statistic, norm):
                 mechanism.release(KEY, value)
 
 
-def test_the_error_names_argument_shapes_and_remedy():
+def test_error_names_argument_shapes_and_remedy():
     mean = of_mean((0, 99), 5, norm="l2", adjacency="replace_one")
     message = (
         r"value must be of shape \(\), which its sensitivity states, got shape \(5,\): release the"

@@ -111,7 +111,7 @@ def test_sensitivity_is_one_or_two_clips():
     assert mechanism(adjacency="replace_one").sensitivity == 1.0
 
 
-def test_a_prefix_is_the_same_run_stopped_early():
+def test_prefix_is_the_same_run_stopped_early():
     described = mechanism(noise_multiplier=(4.0, 3.0, 2.0, 1.0))
     stopped = described.first_steps(2)
     assert (stopped.num_steps, stopped.noise_multiplier) == (2, (4.0, 3.0))
@@ -154,7 +154,7 @@ def test_what_makes_no_mechanism_is_refused(fields, words):
         mechanism(**fields)
 
 
-def test_the_description_has_every_number():
+def test_description_has_every_number():
     words = mechanism(
         noise_multiplier=(2.0, 2.0, 2.0, 3.0), l2_clip={"a": 3.0, "b": 4.0}
     ).guarantee.description

@@ -52,7 +52,7 @@ def test_bounds_are_rounded_inwards(dtype):
     assert 0.298 < high <= 0.3
 
 
-def test_a_record_that_is_no_number_moves_a_sum_no_farther_than_stated():
+def test_record_that_is_no_number_moves_a_sum_no_farther_than_stated():
     stated = of_sum((-3, 7), norm="l1", adjacency="replace_one").value
     sums = [float(clip_to(np.float32([1.0, odd]), (-3, 7)).sum()) for odd in ODD]
     assert np.isfinite(sums).all()
@@ -81,7 +81,7 @@ def test_short_rows_are_left_alone_and_odd_ones_are_zero():
 
 
 @given(record=st.floats(-3, 7), grid=st.sampled_from([0.1, 0.25, 1 / 3]), other=st.floats(-3, 7))
-def test_a_grid_keeps_bounds_and_order(record, grid, other):
+def test_grid_keeps_bounds_and_order(record, grid, other):
     low, high = to_grid((-3, 7), grid)
     units = to_grid([record, other], grid)
     assert units.dtype == np.int64
@@ -118,7 +118,7 @@ def test_rows_of_half_precision_keep_their_bound_too(dtype):
         assert np.linalg.norm(clipped, axis=1).max() <= bound * (1 + 1e-6)
 
 
-def test_a_bound_whose_square_underflows_is_refused():
+def test_bound_whose_square_underflows_is_refused():
     with pytest.raises(ValueError, match="l2_bound must be at least 1e-12, got 1e-30"):
         clip_norm_to(jnp.array([[1e-25, 0.0]]), 1e-30)
 

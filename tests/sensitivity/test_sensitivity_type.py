@@ -16,7 +16,7 @@ BY_NORM = {
 }
 
 
-def test_the_clip_bound_is_what_the_adjacency_makes_the_sensitivity_of():
+def test_clip_bound_is_what_the_adjacency_makes_the_sensitivity_of():
     assert Sensitivity(3.0, "l1", "add_remove").clip_bound == 3.0
     assert Sensitivity(3.0, "l1", "replace_one").clip_bound == 1.5
 
@@ -63,7 +63,7 @@ def test_sensitivities_are_values(shape):
     assert {mechanisms.Gaussian(one, 1.0): 1}[mechanisms.Gaussian(same, 1.0)] == 1
 
 
-def test_a_statistic_of_one_array_has_one_shape():
+def test_statistic_of_one_array_has_one_shape():
     for shape, shapes in (((), ((),)), ((3,), ((3,),)), (((3,), ()), ((3,), ())), (((),), ((),))):
         assert Sensitivity(1.0, "l1", "add_remove", shape=shape).shapes == shapes
 

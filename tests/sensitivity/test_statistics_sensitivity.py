@@ -157,7 +157,7 @@ def test_second_moments_of_rows_in_a_ball(x, z, d, radius, adjacency):
     assert distance(*map(triangle, axes), "l2") >= 0.99 * stated.value
 
 
-def test_a_replaced_second_moment_is_root_two_not_two():
+def test_replaced_second_moment_is_root_two_not_two():
     value = of_second_moment(3.0, num_features=2, adjacency="replace_one").value
     assert value == pytest.approx(9 * math.sqrt(2))
     # the whole matrix counts off-diagonal entries twice, and is not moved farther either
@@ -326,7 +326,7 @@ def cases(statistic, adjacency):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
 @pytest.mark.parametrize("statistic", CASES)
-def test_the_worst_neighbours_attain_what_is_stated(statistic, adjacency):
+def test_worst_neighbours_attain_what_is_stated(statistic, adjacency):
     tried = list(cases(statistic, adjacency))
     assert tried or (statistic, adjacency) == ("mean", "add_remove")
     for name, stated, contributions in tried:

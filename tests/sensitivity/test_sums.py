@@ -48,7 +48,7 @@ def excess(sums, n):
 BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 
 
-def test_a_record_moves_the_statistics_by_its_own_size():
+def test_record_moves_the_statistics_by_its_own_size():
     assert abs(excess(lambda x, y: clipped_statistics(BOUNDS, x, y), MANY)) < SUM_ROUNDING / 1000
 
 
@@ -192,7 +192,7 @@ def cover_the_rounding(scales, stated):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("name", releases_of_sums("add_remove"))
-def test_the_noise_of_a_float_sum_covers_its_rounding(name, adjacency, monkeypatch):
+def test_noise_of_a_float_sum_covers_its_rounding(name, adjacency, monkeypatch):
     release, stated = releases_of_sums(adjacency)[name]
     scales = drawn_scales(release, monkeypatch)
     assert cover_the_rounding(scales, stated)

@@ -133,7 +133,7 @@ def worst_delta(variance, squared, eps):
 
 
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_the_exact_delta_is_between_the_bounds(variance, shift):
+def test_exact_delta_is_between_the_bounds(variance, shift):
     found = profile_bounds(release_event(variance, shift), EPSILONS, adjacency="add_remove")
     squared = sum(entry**2 for entry in shift)
     exact = np.array([exact_delta(variance, shift, eps) for eps in EPSILONS])
@@ -222,7 +222,7 @@ def test_gaussian_privacy_of_any_integer_shift(variance):
 
 
 @pytest.mark.parametrize("variance", [5.0, 12.0])
-def test_the_lower_gaussian_of_many_entries_is_below_the_exact_loss(variance):
+def test_lower_gaussian_of_many_entries_is_below_the_exact_loss(variance):
     """And not by much: with the noise's own variance alone it is above."""
     entries = 36
     for delta in (0.1, 1e-4, 1e-8):
@@ -234,7 +234,7 @@ def test_the_lower_gaussian_of_many_entries_is_below_the_exact_loss(variance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_a_gaussian_of_the_same_variance_is_no_bound(variance, shift):
+def test_gaussian_of_the_same_variance_is_no_bound(variance, shift):
     """Power check: at the noise's own variance the Gaussian bound is below the exact delta."""
     mu = math.sqrt(sum(entry**2 for entry in shift) / variance)
     epsilons = np.linspace(0.0, 3 * mu, 40)
@@ -244,9 +244,7 @@ def test_a_gaussian_of_the_same_variance_is_no_bound(variance, shift):
 
 @pytest.mark.parametrize(("variance", "shift"), [case for case in CASES if case[0] > 8])
 @pytest.mark.parametrize("reduction", [4.0, 3.0])
-def test_a_smaller_reduction_holds_too_where_the_rounding_is_exact_enough(
-    variance, shift, reduction
-):
+def test_smaller_reduction_holds_too_where_the_rounding_is_exact_enough(variance, shift, reduction):
     """The argument needs no more than that exp(-2 pi^2 w) is next to nothing."""
     mu = math.sqrt(sum(entry**2 for entry in shift) / (variance - reduction))
     for eps in EPSILONS:
@@ -254,7 +252,7 @@ def test_a_smaller_reduction_holds_too_where_the_rounding_is_exact_enough(
 
 
 @pytest.mark.parametrize(("variance", "shift"), [(9, (3,)), (100, (6, -8))])
-def test_a_sampled_release_is_bounded_too(variance, shift):
+def test_sampled_release_is_bounded_too(variance, shift):
     """The rounding commutes with the shift, so the sampled Gaussian bounds the sampled release."""
     noise = math.sqrt((variance - 4) / sum(entry**2 for entry in shift))
     event = dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(noise))
@@ -265,7 +263,7 @@ def test_a_sampled_release_is_bounded_too(variance, shift):
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-8])
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_the_certified_epsilon_is_above_the_exact_one_and_near_it(variance, shift, delta):
+def test_certified_epsilon_is_above_the_exact_one_and_near_it(variance, shift, delta):
     event = release_event(variance, shift)
     bounds = epsilon_bounds(event, delta, adjacency="add_remove")
     assert exact_delta(variance, shift, bounds.upper) <= delta
@@ -274,7 +272,7 @@ def test_the_certified_epsilon_is_above_the_exact_one_and_near_it(variance, shif
     assert bounds.upper <= 1.01 * bounds.lower
 
 
-def test_the_published_figure():
+def test_published_figure():
     """A scale equal to the sensitivity at delta = 1e-4: 3.80 instead of 4.18 by zCDP."""
     event = DiscreteGaussianDpEvent(1.0, 1000.0)
     certified = {
@@ -297,7 +295,7 @@ def test_coarse_noise_is_certified_by_its_exact_loss(variance):
 
 
 @pytest.mark.parametrize(("edge", "squared"), [(100.0, 16), (1e4, 9), (1e4, 1e4), (9.0, 30)])
-def test_the_certificate_changes_continuously_where_the_bound_changes(edge, squared):
+def test_certificate_changes_continuously_where_the_bound_changes(edge, squared):
     def bounds(variance, squared):
         event = DiscreteGaussianDpEvent(math.sqrt(variance / squared), math.sqrt(variance))
         return epsilon_bounds(event, 1e-6, adjacency="add_remove")
@@ -308,7 +306,7 @@ def test_the_certificate_changes_continuously_where_the_bound_changes(edge, squa
     assert bounds(edge, squared) == pytest.approx(bounds(edge, squared + 1e-9), rel=1e-6)
 
 
-def test_the_renyi_bound_is_certified_where_it_is_smaller():
+def test_renyi_bound_is_certified_where_it_is_smaller():
     """Coarse noise that 49 units move: no exact loss, and a Gaussian that is far above."""
     event = DiscreteGaussianDpEvent(0.6 / 7, 0.6)
     tight, loose = (
@@ -345,7 +343,7 @@ def test_calibration_reaches_any_target(target, adjacency):
     assert 0.99 * target <= found.certificate(1e-6).epsilon <= target
 
 
-def test_the_adjacency_counts_once():
+def test_adjacency_counts_once():
     one = DiscreteGaussian(Sensitivity(6.0, "l2", "add_remove"), 9.0)
     other = DiscreteGaussian(Sensitivity(6.0, "l2", "replace_one"), 9.0)
     assert one.certificate(1e-5).epsilon == pytest.approx(other.certificate(1e-5).epsilon)
@@ -366,7 +364,7 @@ def test_compositions_hold_with_releases_of_other_kinds():
 
 
 @pytest.mark.parametrize("variance", [16, 144])
-def test_the_certified_curve_is_below_the_exact_one(variance):
+def test_certified_curve_is_below_the_exact_one(variance):
     shift = (math.isqrt(variance),)
     event = release_event(variance, shift)
     lower, upper = tradeoff_bounds(event, adjacency="add_remove")
@@ -377,7 +375,7 @@ def test_the_certified_curve_is_below_the_exact_one(variance):
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_a_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
+def test_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
     moves = Sensitivity(0.4, "l2", adjacency).clip_bound  # no mechanism has it
     event = DiscreteGaussianDpEvent(4.0 / moves, 4.0)
     with pytest.raises(UnsupportedEventError, match="as close as the sensitivity"):

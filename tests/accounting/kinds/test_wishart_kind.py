@@ -63,7 +63,7 @@ def exact_delta(degrees, shift, epsilon, *, with_over_without):
 @pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.2, 1.0])
-def test_the_profiles_are_integrals_of_densities(degrees, shift, epsilon):
+def test_profiles_are_integrals_of_densities(degrees, shift, epsilon):
     curve = ChiSquare(degrees, shift)
     forward = exact_delta(degrees, shift, epsilon, with_over_without=True)
     backward = exact_delta(degrees, shift, epsilon, with_over_without=False)
@@ -99,7 +99,7 @@ def test_certain_identification_is_possible_in_one_direction_only():
 
 @pytest.mark.parametrize(("degrees", "shift"), CASES[1:])
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
-def test_the_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss):
+def test_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss):
     curve = ChiSquare(degrees, shift)
     exchanged = ReplaceOneChiSquare(curve)
     thresholds = np.linspace(0, 12 * degrees, 400_001)
@@ -114,7 +114,7 @@ def test_the_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("degrees", "scale"), [(100, 1.0), (24, 0.7), (1_000, 2.0)])
-def test_the_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale):
+def test_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale):
     event = WishartDpEvent(degrees, scale)
     curve = wishart_curve(event, adjacency)
     for delta in (1e-2, 1e-4):
@@ -156,7 +156,7 @@ def test_releases_compose_towards_a_gaussian():
     assert epsilon(with_noise, 1e-5, adjacency="replace_one") > upper
 
 
-def test_the_curve_of_one_release_is_exact_under_add_remove_alone():
+def test_curve_of_one_release_is_exact_under_add_remove_alone():
     event = WishartDpEvent(100, 1.0)
     lower, upper = tradeoff_bounds(event, adjacency="add_remove")
     assert lower == upper == event.add_remove_tradeoff.symmetrized()
