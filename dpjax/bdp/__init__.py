@@ -15,6 +15,7 @@ from dpjax.accounting.log_moments import (
     subsampled_gaussian_log_moments,
 )
 from dpjax.bdp import estimators
+from dpjax.bdp._certificate import BDPCertificate, certificate
 from dpjax.bdp.accountant import (
     ORDERS,
     AccountantState,
@@ -24,7 +25,6 @@ from dpjax.bdp.accountant import (
     update_from_log_moments,
     update_worst_case,
 )
-from dpjax.bdp.certificate import BDPCertificate, certificate
 from dpjax.bdp.conversion import (
     BDPResult,
     PopulationEpsilon,

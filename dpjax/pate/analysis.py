@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dp_accounting import SelfComposedDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpjax._checks import as_numbers, check, check_delta, check_type
+from dpjax._checks import check, check_delta, check_type
 from dpjax.accounting import epsilon
 from dpjax.accounting.accountants import compute_rdp
 from dpjax.accounting.events import decompose
@@ -21,13 +21,7 @@ from dpjax.certificates.render import Estimate, Kind
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.pate import data_dependent as bounds
 from dpjax.pate.data_independent import argmax_rdp, threshold_rdp
-from dpjax.pate.mechanisms import (
-    InteractiveGNMax,
-    LNMax,
-    NoisyArgmax,
-    ThresholdedAggregation,
-    VoteAggregation,
-)
+from dpjax.pate.mechanisms import ConfidentGNMax, LNMax, VoteAggregation
 
 # Of Rényi divergences.
 ORDERS = tuple((1 + np.geomspace(0.3, 2_000, 48)).tolist())
@@ -86,7 +80,7 @@ def data_dependent_analyses(
       answered: of a run with a threshold, which queries the teachers answered, ``(num_queries,)``;
         adds the cost of the realized answers, a sum over the answers that were given instead of
         a bound over all outcomes.
-      student_probabilities: of `InteractiveGNMax`, as in its ``release``.
+      student_probabilities: with ``student_confidence``, as in ``release``.
 
     Returns:
       The bound over all outcomes and, with ``answered``, the cost of those answers. What the
@@ -103,31 +97,19 @@ def data_dependent_analyses(
     check_delta(delta)
     counts = np.asarray(mechanism.check_votes(votes), float)
 
+    if isinstance(mechanism, ConfidentGNMax):
+        probabilities = mechanism.check_probabilities(student_probabilities)
+        return _thresholded_analyses(mechanism, counts, probabilities, delta, answered)
+
     # every query is answered
-    if isinstance(mechanism, NoisyArgmax):
-        for name, value in (
-            ("answered", answered),
-            ("student_probabilities", student_probabilities),
-        ):
-            check(value is None, name, type(value), "left out: every query is answered")
-        return _answers_analyses(mechanism, counts, delta)
-    if not isinstance(mechanism, ThresholdedAggregation):
-        raise TypeError(f"mechanism must be an aggregation of dpjax.pate, got {mechanism!r}")
-
-    # what is compared with the threshold: the largest count, less what the student expects
-    differences = counts
-    interactive = isinstance(mechanism, InteractiveGNMax)
-    given = student_probabilities is not None
-    check(given == interactive, "student_probabilities", given, "given for InteractiveGNMax only")
-    if student_probabilities is not None:
-        probabilities = np.asarray(as_numbers(student_probabilities), float)
-        shape = probabilities.shape
-        check(shape == counts.shape, "student_probabilities", shape, f"of shape {counts.shape}")
-        differences = counts - mechanism.num_teachers * probabilities
-    return _thresholded_analyses(mechanism, counts, differences.max(axis=1), delta, answered)
+    for name, value in (("answered", answered), ("student_probabilities", student_probabilities)):
+        check(value is None, name, type(value), "left out: every query is answered")
+    return _answers_analyses(mechanism, counts, delta)
 
 
-def _answers_analyses(mechanism: NoisyArgmax, counts: Array, delta: float) -> tuple[Estimate, ...]:
+def _answers_analyses(
+    mechanism: VoteAggregation, counts: Array, delta: float
+) -> tuple[Estimate, ...]:
     """Returns the data-dependent analysis of a mechanism that answers every query."""
     orders, scale = np.array(ORDERS), mechanism.scale
     if isinstance(mechanism, LNMax):
@@ -146,17 +128,18 @@ def _answers_analyses(mechanism: NoisyArgmax, counts: Array, delta: float) -> tu
 
 
 def _thresholded_analyses(
-    mechanism: ThresholdedAggregation,
+    mechanism: ConfidentGNMax,
     counts: Array,
-    checked: Array,
+    probabilities: npt.ArrayLike | None,
     delta: float,
     answered: npt.ArrayLike | None,
 ) -> tuple[Estimate, ...]:
-    """Returns the data-dependent analyses of a mechanism with a threshold.
-
-    ``checked`` is what is compared with the threshold.
-    """
+    """Returns the data-dependent analyses of a mechanism with a threshold."""
     scale, orders = mechanism.scale, np.array(ORDERS)
+
+    # what is compared with the threshold: the largest count, less what the student expects
+    baseline = 0.0 if probabilities is None else np.asarray(probabilities, float)
+    checked = (counts - mechanism.num_teachers * baseline).max(axis=1)
 
     def check_and_answer_rdp(answer_rdp: Array) -> Array:
         return bounds.checked_answer_rdp(
@@ -210,13 +193,13 @@ def _gaussian_bounds(mechanism: VoteAggregation, composed: float, delta: float) 
 
     # divergences over the order of all noisy counts, and those of what is released of them
     num_answers = mechanism.num_queries
-    if isinstance(mechanism, ThresholdedAggregation):
+    if isinstance(mechanism, ConfidentGNMax):
         num_answers = mechanism.max_answers
     slope = num_answers * (1 / scale**2)
     outcomes = num_answers * argmax_rdp(orders, scale)
 
     # the same of the checks
-    if isinstance(mechanism, ThresholdedAggregation):
+    if isinstance(mechanism, ConfidentGNMax):
         threshold_scale = mechanism.threshold_scale
         slope = mechanism.num_queries * (1 / (2 * threshold_scale**2)) + slope
         outcomes = outcomes + mechanism.num_queries * threshold_rdp(orders, threshold_scale)

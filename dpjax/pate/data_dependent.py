@@ -15,16 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr, logsumexp
 
-from dpjax._checks import as_finite, as_float64, check, check_positive
+from dpjax._checks import as_float64, check, check_positive
 from dpjax.accounting.loss_distribution import Array
 from dpjax.pate.data_independent import check_orders
 
 __all__ = [
-    "checked_answer_rdp",
     "gaussian_rdp",
     "laplace_rdp",
-    "laplace_rdp_independent",
-    "log_answer_probability",
     "log_error_probability_gaussian",
     "log_error_probability_laplace",
 ]
@@ -125,8 +122,8 @@ def laplace_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, scal
       scale: of the noise on every count; 1 / gamma in the notation of the source.
 
     Returns:
-      Bounds ``(num_queries, num_orders)``: the lesser of the data-independent one (see
-      `laplace_rdp_independent`) and the data-dependent one where its condition holds.
+      Bounds ``(num_queries, num_orders)``: the lesser of the data-independent one (Theorem 2) and
+      the data-dependent one where its condition holds.
 
     Source: Papernot et al. (2017), Theorem 3.
     """
@@ -156,26 +153,6 @@ def laplace_rdp_independent(orders: Sequence[float] | Array, scale: float) -> Ar
     check_positive("scale", scale)
     pure = 2 / scale
     return np.minimum(check_orders(orders) * pure**2 / 2, pure)
-
-
-def log_answer_probability(
-    checked: npt.ArrayLike, *, threshold: float, threshold_scale: float
-) -> Array:
-    """Returns log Pr[the noisy checked count reaches the threshold], ``(num_queries,)``.
-
-    Args:
-      checked: what is compared with the threshold, ``(num_queries,)``.
-      threshold: in votes.
-      threshold_scale: standard deviation of the noise of the check.
-    """
-    return log_ndtr(_scaled(checked, threshold, threshold_scale)[:, 0])
-
-
-def _scaled(checked: npt.ArrayLike, threshold: float, threshold_scale: float) -> Array:
-    """Returns the counts' distances from the threshold over the noise, ``(num_queries, 1)``."""
-    check_positive("threshold_scale", threshold_scale)
-    as_finite(threshold, "threshold", "a finite number")
-    return (_column(checked, "checked") - threshold) / threshold_scale
 
 
 def _column(values: npt.ArrayLike, name: str) -> Array:
@@ -211,9 +188,8 @@ def checked_answer_rdp(
     Returns:
       Bounds ``(num_queries, num_orders)``.
     """
-    orders, scaled = check_orders(orders), _scaled(checked, threshold, threshold_scale)
-    answer_rdp = as_float64(answer_rdp, "answer_rdp")
-    check(not np.isnan(answer_rdp).any(), "answer_rdp", answer_rdp, "numbers")
+    orders = check_orders(orders)
+    scaled = (_column(checked, "checked") - threshold) / threshold_scale
     largest = np.zeros(np.broadcast_shapes(scaled.shape, orders.shape))
     for shift in _SHIFTS:
         other = scaled + shift / threshold_scale

@@ -1,4 +1,4 @@
-"""Private aggregation of teachers' votes: LNMax, GNMax, Confident and Interactive GNMax.
+"""Private aggregation of teachers' votes: LNMax, GNMax, and Confident and Interactive GNMax.
 
 One record is in the shard of one teacher, so neighbouring data sets differ in the votes of one
 teacher: on every query its vote may move from one class to another. A histogram of votes then
@@ -56,38 +56,7 @@ from dpjax.sensitivity import Sensitivity
 
 # The label of a query that was not answered, and of a teacher that abstains.
 NO_ANSWER = -1
-
-
-class Abstentions(NamedTuple):
-    """How often teachers did not vote; as private as the votes.
-
-    Attributes:
-      of_teachers: number of queries on which each teacher abstained, ``(num_teachers,)``.
-      of_queries: number of teachers that abstained on each query, ``(num_queries,)``.
-    """
-
-    of_teachers: npt.NDArray[np.int64]
-    of_queries: npt.NDArray[np.int64]
-
-
-def count_abstentions(teacher_labels: npt.ArrayLike) -> Abstentions:
-    """Returns how often each teacher abstained, and how many teachers on each query.
-
-    Args:
-      teacher_labels: ``(num_teachers, num_queries)``; NaN or `NO_ANSWER` (-1) is an abstention.
-
-    Raises:
-      ValueError: no teacher, or an array of another shape.
-
-    Privacy:
-      Nothing is released, and no epsilon covers these counts: they are for the curator, to find
-      teachers whose training diverged. Publishing them would be a release of its own.
-
-    >>> count_abstentions([[0, np.nan, 1], [0, 1, 1]]).of_teachers.tolist()
-    [1, 0]
-    """
-    abstains = _abstains(_as_labels(teacher_labels))
-    return Abstentions(abstains.sum(axis=1), abstains.sum(axis=0))
+_MAY_ABSTAIN = "; abstentions=True lets teachers abstain"
 
 
 def count_votes(
@@ -100,8 +69,7 @@ def count_votes(
         0 .. ``num_classes`` - 1; of any kind of teachers.
       num_classes: at least two, and public: never counted from the votes.
       abstentions: whether teachers may abstain, by a prediction that is NaN or `NO_ANSWER` (-1).
-        The mechanism then needs ``abstentions=True`` too, and `count_abstentions` has their
-        numbers.
+        The mechanism then needs ``abstentions=True`` too.
 
     Returns:
       Counts ``(num_queries, num_classes)``; every row sums to the number of teachers, without those
@@ -117,83 +85,27 @@ def count_votes(
     [[2, 1, 0], [0, 1, 2]]
     """
     check_count("num_classes", num_classes, minimum=2)
-    labels = _as_labels(teacher_labels)
+    labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
+    shape = labels.shape
+    check(labels.ndim == 2, "teacher_labels", shape, "of shape (num_teachers, num_queries)")
+    check(shape[0] > 0, "teacher_labels", shape, "of at least one teacher")
 
     # a class, or an abstention
     with np.errstate(invalid="ignore"):  # a comparison with NaN is False
-        allowed = (labels >= 0) & (labels < num_classes) & (labels == np.floor(labels))
+        valid = (labels >= 0) & (labels < num_classes) & (labels == np.floor(labels))
+    abstains = np.isnan(labels.astype(np.float64)) | (labels == NO_ANSWER)
     if abstentions:
-        allowed |= _abstains(labels)
-    if not np.all(allowed):
-        teacher, query = np.argwhere(~allowed)[0]
-        other = "" if not abstentions else ", or NaN or -1 where a teacher abstains"
-        hint = "; abstentions=True lets teachers abstain" * _abstains(labels)[teacher, query].item()
+        valid |= abstains
+    if not np.all(valid):
+        teacher, query = np.argwhere(~valid)[0]
+        other = ", or NaN or -1 where a teacher abstains" if abstentions else ""
+        hint = _MAY_ABSTAIN if abstains[teacher, query] else ""
         raise ValueError(
             f"teacher_labels must be whole numbers in 0 .. {num_classes - 1}{other}, got"
             f" {labels[teacher, query]} of teacher {teacher} on query {query}{hint}"
         )
     classes = np.arange(num_classes)
     return np.stack([np.sum(labels == one, axis=0) for one in classes], axis=-1).astype(np.int64)
-
-
-def _as_labels(teacher_labels: npt.ArrayLike) -> np.ndarray:
-    labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
-    shape = labels.shape
-    check(labels.ndim == 2, "teacher_labels", shape, "of shape (num_teachers, num_queries)")
-    check(shape[0] > 0, "teacher_labels", shape, "of at least one teacher")
-    return labels
-
-
-def _abstains(labels: np.ndarray) -> npt.NDArray[np.bool_]:
-    return np.isnan(labels.astype(np.float64)) | (labels == NO_ANSWER)
-
-
-def check_votes(
-    votes: npt.ArrayLike,
-    *,
-    num_teachers: int,
-    shape: tuple[int | None, int | None],
-    abstentions: bool = False,
-) -> np.ndarray | jax.Array:
-    """Returns ``votes`` as an array, after checking that each row is a histogram of the teachers.
-
-    Args:
-      votes: counts ``(num_queries, num_classes)``; floats are allowed if they are whole. Tracers
-        pass if they have the right shape.
-      num_teachers: what every row sums to; with ``abstentions`` at most.
-      shape: the expected shape; ``None`` stands for any positive length.
-      abstentions: whether teachers may abstain.
-
-    Raises:
-      ValueError: another shape, NaN, a negative or fractional count, or another sum.
-    """
-    # the shape, also of tracers
-    counts = as_numbers(votes, "votes")
-    names = ("num_queries", "num_classes")
-    wanted = ", ".join(name if n is None else str(n) for name, n in zip(names, shape, strict=True))
-    fits = len(counts.shape) == 2 and all(
-        found > 0 and size in (None, found) for found, size in zip(counts.shape, shape, strict=True)
-    )
-    check(fits, "votes", counts.shape, f"of shape ({wanted})")
-    if is_traced(counts):
-        return counts
-
-    # whole counts of all teachers in every row
-    concrete = np.asarray(counts, np.float64)
-    whole = (concrete >= 0) & (concrete == np.floor(concrete))
-    sums = np.sum(concrete, axis=1)
-    valid = np.all(whole, axis=1)
-    valid &= (sums <= num_teachers) if abstentions else (sums == num_teachers)
-    if not np.all(valid):
-        row = int(np.argmin(valid))
-        most = "at most " if abstentions else ""
-        may_abstain = not abstentions and sums[row] < num_teachers
-        hint = "; abstentions=True lets teachers abstain" * bool(may_abstain)
-        raise ValueError(
-            f"votes must be whole counts >= 0 that sum to {most}num_teachers = {num_teachers} in"
-            f" every row, got {concrete[row].tolist()} in row {row}, of sum {sums[row]:g}{hint}"
-        )
-    return counts
 
 
 class Answers(NamedTuple):
@@ -255,6 +167,27 @@ class VoteAggregation(Mechanism):
     def vote_noise(self) -> Gaussian | Laplace:
         """The mechanism that adds noise to the counts."""
 
+    def release(self, key: PRNGKey, votes: npt.ArrayLike) -> Answers:
+        """Returns the class with the largest noisy count for every query; works under jit and vmap.
+
+        Args:
+          key: a JAX key; a secret.
+          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
+            with ``abstentions`` at most. Under jit only the shape is checked.
+
+        Raises:
+          ValueError: ``votes`` are not counts of all teachers.
+        """
+        results = [jax.ShapeDtypeStruct((self.num_queries,), np.int32)]
+        (labels,) = call_on_host(
+            lambda key_bits, arrays: [self._noisy_argmax(key_bits, arrays[0])],
+            key,
+            [self.check_votes(votes)],
+            results,
+        )
+        labels = jnp.asarray(labels)
+        return Answers(labels, jnp.ones(labels.shape, bool))
+
     def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same mechanism with ``scale`` times ``factor``."""
         check_positive("factor", factor)
@@ -269,12 +202,30 @@ class VoteAggregation(Mechanism):
           votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``, with
             ``abstentions`` at most.
         """
+        counts = as_numbers(votes, "votes")
         shape = (self.num_queries, self.num_classes)
-        return check_votes(
-            votes, num_teachers=self.num_teachers, shape=shape, abstentions=self.abstentions
-        )
+        check(counts.shape == shape, "votes", counts.shape, f"of shape {shape}")
+        if is_traced(counts):
+            return counts
 
-    def _noisy_labels(self, key_bits: npt.NDArray[np.uint32], votes: Array) -> Array:
+        # whole counts of all teachers in every row
+        concrete = np.asarray(counts, np.float64)
+        whole = (concrete >= 0) & (concrete == np.floor(concrete))
+        sums = np.sum(concrete, axis=1)
+        fits = sums <= self.num_teachers if self.abstentions else sums == self.num_teachers
+        valid = np.all(whole, axis=1) & fits
+        if not np.all(valid):
+            row = int(np.argmin(valid))
+            most = "at most " if self.abstentions else ""
+            too_few = not self.abstentions and sums[row] < self.num_teachers
+            raise ValueError(
+                f"votes must be whole counts >= 0 that sum to {most}num_teachers ="
+                f" {self.num_teachers} in every row, got {concrete[row].tolist()} in row {row}, of"
+                f" sum {sums[row]:g}{_MAY_ABSTAIN if too_few else ''}"
+            )
+        return counts
+
+    def _noisy_argmax(self, key_bits: npt.NDArray[np.uint32], votes: Array) -> Array:
         """Returns the class of the largest noisy count of each query, on the host."""
         return self.vote_noise.add_noise(key_bits, [votes])[0].argmax(axis=-1)
 
@@ -296,47 +247,13 @@ class VoteAggregation(Mechanism):
         )
 
 
-class NoisyArgmax(VoteAggregation):
-    """Base class of aggregations that answer every query."""
-
-    def release(self, key: PRNGKey, votes: npt.ArrayLike) -> Answers:
-        """Returns the class with the largest noisy count for every query; works under jit and vmap.
-
-        Args:
-          key: a JAX key; a secret.
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
-            with ``abstentions`` at most. Under jit only the shape is checked.
-
-        Raises:
-          ValueError: ``votes`` are not counts of all teachers.
-        """
-        results = [jax.ShapeDtypeStruct((self.num_queries,), np.int32)]
-        (labels,) = call_on_host(
-            lambda key_bits, arrays: [self._noisy_labels(key_bits, arrays[0])],
-            key,
-            [self.check_votes(votes)],
-            results,
-        )
-        labels = jnp.asarray(labels)
-        return Answers(labels, jnp.ones(labels.shape, bool))
-
-
 @dataclass(frozen=True, kw_only=True)
-class LNMax(NoisyArgmax):
+class LNMax(VoteAggregation):
     """Laplace noise on every count, and only the class of the largest noisy count is released.
 
     The scale is 1 / gamma in the notation of the source. One query is (2 / scale, 0)-DP: two
     counts move by one. For many queries the event is that of the two noisy counts, two Laplace
     releases of sensitivity one, which is tighter than any composition of (2 / scale, 0)-DP.
-
-    Attributes:
-      scale: of the Laplace noise, in votes.
-      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
-      num_classes: at least two; public.
-      num_queries: how many histograms one ``release`` takes; public.
-      adjacency: ``"replace_one"``.
-      unit: the unit of privacy, a noun phrase.
-      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released; the votes and the noisy counts are not.
@@ -373,20 +290,11 @@ class LNMax(NoisyArgmax):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GNMax(NoisyArgmax):
+class GNMax(VoteAggregation):
     """Gaussian noise on every count, and only the class of the largest noisy count is released.
 
     It is post-processing of a Gaussian mechanism of L2 sensitivity sqrt(2), which is the event.
     `dpjax.pate.certificate` has a smaller epsilon, from the divergence of the label itself.
-
-    Attributes:
-      scale: standard deviation of the noise, in votes.
-      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
-      num_classes: at least two; public.
-      num_queries: how many histograms one ``release`` takes; public.
-      adjacency: ``"replace_one"``.
-      unit: the unit of privacy, a noun phrase.
-      abstentions: whether teachers may abstain; public.
 
     Privacy:
       The labels that ``release`` returns are released; the votes and the noisy counts are not.
@@ -404,7 +312,7 @@ class GNMax(NoisyArgmax):
     @property
     def vote_noise(self) -> Gaussian:
         """Gaussian noise on a histogram of L2 sensitivity sqrt(2)."""
-        return gaussian_votes(self)
+        return _gaussian_votes(self)
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
@@ -412,29 +320,19 @@ class GNMax(NoisyArgmax):
             SelfComposedDpEvent(self.vote_noise.event, self.num_queries),
             self.num_queries,
             statistic=self._votes_in_words(),
-            noise=gaussian_in_words(self.scale),
+            noise=_gaussian_in_words(self.scale),
         )
 
 
-def gaussian_votes(mechanism: VoteAggregation) -> Gaussian:
-    """Returns Gaussian noise on a histogram of votes, of L2 sensitivity sqrt(2)."""
-    # float64's sqrt(2) is rounded up
-    shape = (mechanism.num_classes,)
-    moved = Sensitivity(math.sqrt(2), "l2", mechanism.adjacency, shape=shape)
-    return Gaussian(moved, mechanism.scale, mechanism.unit)
-
-
-def gaussian_in_words(scale: float) -> str:
-    """Returns a sentence on Gaussian noise on the counts."""
-    return (
-        f"Gaussian of standard deviation {scale:.4g} on every count; a histogram has sensitivity"
-        " sqrt(2) in L2"
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class ThresholdedAggregation(VoteAggregation):
-    """Base class of aggregations that answer only queries whose votes pass a noisy threshold.
+class ConfidentGNMax(VoteAggregation):
+    """GNMax on the queries that pass a noisy threshold: Confident-GNMax and Interactive-GNMax.
+
+    A query passes where its largest count plus Gaussian noise reaches the threshold. With a
+    ``student_confidence`` it is Interactive-GNMax: checked is the largest difference between a
+    count and ``num_teachers`` times the student's probability of the class, so that teachers answer
+    where they disagree with the student; where they do not, the student's own class is the label if
+    its probability reaches ``student_confidence``.
 
     Queries are processed in order. Each is checked, with noise of its own, until ``max_answers``
     were answered; the rest is neither checked nor answered. Which queries were answered is
@@ -446,94 +344,18 @@ class ThresholdedAggregation(VoteAggregation):
     Differential Privacy"; for Rényi divergences Feldman & Zrnic 2021).
 
     Attributes:
-      threshold: in votes.
-      threshold_scale: standard deviation of the noise of the check, in votes.
-      max_answers: after so many answers nothing more is released; at most ``num_queries``.
-    """
-
-    threshold: float
-    threshold_scale: float
-    max_answers: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_traced(self.threshold):
-            as_finite(self.threshold, "threshold", "a finite number")
-        check_positive("threshold_scale", self.threshold_scale)
-        check_count("max_answers", self.max_answers)
-        allowed = f"at most num_queries = {self.num_queries}"
-        check(self.max_answers <= self.num_queries, "max_answers", self.max_answers, allowed)
-
-    @property
-    def vote_noise(self) -> Gaussian:
-        """Gaussian noise on a histogram of L2 sensitivity sqrt(2)."""
-        return gaussian_votes(self)
-
-    @property
-    def threshold_noise(self) -> Gaussian:
-        """Gaussian noise on the checked count, of sensitivity one."""
-        return Gaussian(Sensitivity(1.0, "l2", self.adjacency), self.threshold_scale, self.unit)
-
-    def _thresholded_guarantee(self, checked: str) -> Guarantee:
-        checks = SelfComposedDpEvent(self.threshold_noise.event, self.num_queries)
-        answers = SelfComposedDpEvent(self.vote_noise.event, self.max_answers)
-        return self._guarantee(
-            compose([checks, answers]),
-            self.num_queries + self.max_answers,
-            statistic=f"{self._votes_in_words()}, at most {self.max_answers:,} answered",
-            check=f"{checked} plus Gaussian noise of standard deviation {self.threshold_scale:.4g}"
-            f" must reach {self.threshold:.6g}; every check is counted, also where none is made",
-            noise=gaussian_in_words(self.scale),
-        )
-
-    def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the same mechanism with ``scale`` and ``threshold_scale`` times ``factor``."""
-        check_positive("factor", factor)
-        return dataclasses.replace(
-            self, scale=self.scale * factor, threshold_scale=self.threshold_scale * factor
-        )
-
-    def _release(self, key: PRNGKey, votes: npt.ArrayLike, values: list[npt.ArrayLike]) -> Answers:
-        """Returns the teachers' answers; ``values`` are subtracted from the votes for the check."""
-        counts = self.check_votes(votes)
-        results = [jax.ShapeDtypeStruct((self.num_queries,), t) for t in (np.int32, np.bool_)]
-        return Answers(
-            *map(jnp.asarray, call_on_host(self._answer, key, [counts, *values], results))
-        )
-
-    def _answer(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        votes, *baselines = arrays
-        check_bits, answer_bits = derive(key_bits, 2)
-        checked = np.max(votes - baselines[0] if baselines else votes, axis=-1)
-        # the baseline is subtracted in float64
-        rounding = self.num_teachers * 2.0**-50
-        noisy = self.threshold_noise.add_noise(check_bits, [checked], rounding=rounding)[0]
-        passed = noisy >= self.threshold
-        answered = passed & (np.cumsum(passed, axis=-1) <= self.max_answers)
-        labels = self._noisy_labels(answer_bits, votes)
-        return [np.where(answered, labels, NO_ANSWER), answered]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfidentGNMax(ThresholdedAggregation):
-    """GNMax on the queries whose largest count plus Gaussian noise reaches a threshold.
-
-    Attributes:
       threshold: T of the source, in votes.
-      threshold_scale: standard deviation of the noise of the check (sigma_1), in votes.
+      threshold_scale: standard deviation of the noise of the check (sigma_1), in votes; ``scale``
+        is that of the noise on every count (sigma_2).
       max_answers: after so many answers nothing more is released; at most ``num_queries``.
-      scale: standard deviation of the noise on every count (sigma_2), in votes.
-      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
-      num_classes: at least two; public.
-      num_queries: how many histograms one ``release`` takes; public.
-      adjacency: ``"replace_one"``.
-      unit: the unit of privacy, a noun phrase.
-      abstentions: whether teachers may abstain; public.
+      student_confidence: a probability in (0, 1), for Interactive-GNMax.
 
     Privacy:
-      The labels that ``release`` returns are released, and which queries were answered.
+      The labels that ``release`` returns are released, and which queries the teachers answered. The
+      student's probabilities must be public: computed from public data and earlier releases only.
 
-    Source: Papernot et al. (2018), Algorithm 1; the maximal number of answers is added.
+    Source: Papernot et al. (2018), Algorithms 1 (Confident-GNMax) and 2 (Interactive-GNMax); the
+    maximal number of answers is added.
 
     >>> mechanism = ConfidentGNMax(
     ...     threshold=200.0, threshold_scale=150.0, scale=40.0, max_answers=286, num_queries=640,
@@ -543,75 +365,115 @@ class ConfidentGNMax(ThresholdedAggregation):
     2.54
     """
 
-    def release(self, key: PRNGKey, votes: npt.ArrayLike) -> Answers:
+    threshold: float
+    threshold_scale: float
+    max_answers: int
+    student_confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_traced(self.threshold):
+            as_finite(self.threshold, "threshold", "a finite number")
+        check_positive("threshold_scale", self.threshold_scale)
+        check_count("max_answers", self.max_answers)
+        allowed = f"at most num_queries = {self.num_queries}"
+        check(self.max_answers <= self.num_queries, "max_answers", self.max_answers, allowed)
+        if self.student_confidence is not None:
+            check_delta(self.student_confidence, "student_confidence")
+
+    @property
+    def vote_noise(self) -> Gaussian:
+        """Gaussian noise on a histogram of L2 sensitivity sqrt(2)."""
+        return _gaussian_votes(self)
+
+    @property
+    def threshold_noise(self) -> Gaussian:
+        """Gaussian noise on the checked count, of sensitivity one."""
+        return Gaussian(Sensitivity(1.0, "l2", self.adjacency), self.threshold_scale, self.unit)
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        checks = SelfComposedDpEvent(self.threshold_noise.event, self.num_queries)
+        answers = SelfComposedDpEvent(self.vote_noise.event, self.max_answers)
+        checked, student = "the largest count", {}
+        if self.student_confidence is not None:
+            checked = "the largest count less the student's expected count"
+            student["student"] = (
+                "its own class is the label where the teachers do not answer and its probability"
+                f" is at least {self.student_confidence:.4g}"
+            )
+        return self._guarantee(
+            compose([checks, answers]),
+            self.num_queries + self.max_answers,
+            statistic=f"{self._votes_in_words()}, at most {self.max_answers:,} answered",
+            check=f"{checked} plus Gaussian noise of standard deviation {self.threshold_scale:.4g}"
+            f" must reach {self.threshold:.6g}; every check is counted, also where none is made",
+            noise=_gaussian_in_words(self.scale),
+            **student,
+        )
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        """Returns the same mechanism with ``scale`` and ``threshold_scale`` times ``factor``."""
+        check_positive("factor", factor)
+        return dataclasses.replace(
+            self, scale=self.scale * factor, threshold_scale=self.threshold_scale * factor
+        )
+
+    def release(
+        self,
+        key: PRNGKey,
+        votes: npt.ArrayLike,
+        student_probabilities: npt.ArrayLike | None = None,
+    ) -> Answers:
         """Returns labels of the queries that pass the check; works under jit and vmap.
 
         Args:
           key: a JAX key; a secret.
           votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
             with ``abstentions`` at most. Under jit only the shape is checked.
+          student_probabilities: with ``student_confidence``, the student's predictions, of the
+            shape of ``votes``; public.
 
-        Raises:
-          ValueError: ``votes`` are not counts of all teachers.
-        """
-        return self._release(key, votes, [])
-
-    @functools.cached_property
-    def guarantee(self) -> Guarantee:
-        return self._thresholded_guarantee("the largest count")
-
-
-@dataclass(frozen=True, kw_only=True)
-class InteractiveGNMax(ThresholdedAggregation):
-    """GNMax on the queries where the teachers disagree with the student, above a threshold.
-
-    Checked is the largest difference between a count and ``num_teachers`` times the student's
-    probability of the class. Where the teachers do not answer and the student's largest probability
-    reaches ``student_confidence``, the student's own class is the label.
-
-    Attributes:
-      threshold: T of the source, in votes.
-      threshold_scale: standard deviation of the noise of the check (sigma_1), in votes.
-      max_answers: after so many answers nothing more is released; at most ``num_queries``.
-      student_confidence: a probability, in (0, 1).
-      scale: standard deviation of the noise on every count (sigma_2), in votes.
-      num_teachers: what the votes on a query sum to, with ``abstentions`` at most; public.
-      num_classes: at least two; public.
-      num_queries: how many histograms one ``release`` takes; public.
-      adjacency: ``"replace_one"``.
-      unit: the unit of privacy, a noun phrase.
-      abstentions: whether teachers may abstain; public.
-
-    Privacy:
-      The labels that ``release`` returns are released, and which queries the teachers answered. The
-      student's probabilities must be public: computed from public data and earlier releases only.
-
-    Source: Papernot et al. (2018), Algorithm 2; the maximal number of answers is added.
-    """
-
-    student_confidence: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_delta(self.student_confidence, "student_confidence")
-
-    def release(
-        self, key: PRNGKey, votes: npt.ArrayLike, student_probabilities: npt.ArrayLike
-    ) -> Answers:
-        """Returns the teachers' labels, and the student's own where it is confident.
-
-        Works under jit and vmap. ``answered`` is true for the teachers' labels only.
-
-        Args:
-          key: a JAX key; a secret.
-          votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``,
-            with ``abstentions`` at most. Under jit only the shape is checked.
-          student_probabilities: the student's predictions, of the shape of ``votes``; public.
+        Returns:
+          The teachers' labels and, with a student, its own where it is confident; ``answered`` is
+          true for the teachers' labels only.
 
         Raises:
           ValueError: ``votes`` are not counts of all teachers, or the probabilities are not in
             [0, 1] or of another shape.
         """
+        counts = self.check_votes(votes)
+        probabilities = self.check_probabilities(student_probabilities)
+        baselines = [] if probabilities is None else [self.num_teachers * probabilities]
+        results = [jax.ShapeDtypeStruct((self.num_queries,), t) for t in (np.int32, np.bool_)]
+        labels, answered = map(
+            jnp.asarray, call_on_host(self._answer, key, [counts, *baselines], results)
+        )
+        if probabilities is None or self.student_confidence is None:
+            return Answers(labels, answered)
+
+        # the student's own labels
+        probabilities = jnp.asarray(probabilities)
+        own = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+        is_confident = jnp.max(probabilities, axis=-1) >= self.student_confidence
+        return Answers(jnp.where(~answered & is_confident, own, labels), answered)
+
+    def check_probabilities(
+        self, student_probabilities: npt.ArrayLike | None
+    ) -> np.ndarray | jax.Array | None:
+        """Returns ``student_probabilities`` as an array, or raises ValueError.
+
+        They are ``None`` without a ``student_confidence``. Under jit only the shape is checked.
+
+        Args:
+          student_probabilities: as in ``release``.
+        """
+        expected = self.student_confidence is not None
+        is_stated = student_probabilities is not None
+        allowed = "given where student_confidence is, and left out where it is not"
+        check(is_stated == expected, "student_probabilities", type(student_probabilities), allowed)
+        if student_probabilities is None:
+            return None
         probabilities = as_numbers(student_probabilities, "student_probabilities")
         shape = (self.num_queries, self.num_classes)
         fits = probabilities.shape == shape
@@ -620,18 +482,34 @@ class InteractiveGNMax(ThresholdedAggregation):
             values = np.asarray(probabilities, np.float64)
             wrong = values[~((values >= 0) & (values <= 1))]
             check(wrong.size == 0, "student_probabilities", wrong[:1].tolist(), "in [0, 1]")
-        answers = self._release(key, votes, [self.num_teachers * probabilities])
-        probabilities = jnp.asarray(probabilities)
-        own = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
-        is_confident = jnp.max(probabilities, axis=-1) >= self.student_confidence
-        reinforced = ~answers.answered & is_confident
-        return answers._replace(labels=jnp.where(reinforced, own, answers.labels))
+        return probabilities
 
-    @functools.cached_property
-    def guarantee(self) -> Guarantee:
-        checked = self._thresholded_guarantee("the largest count less the student's expected count")
-        student = (
-            "its own class is the label where the teachers do not answer and its probability is at"
-            f" least {self.student_confidence:.4g}"
-        )
-        return dataclasses.replace(checked, description={**checked.description, "student": student})
+    def _answer(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
+        """Returns labels, and which queries passed the check, on the host."""
+        votes, *baselines = arrays
+        check_bits, answer_bits = derive(key_bits, 2)
+
+        # the check; the student's expected count is subtracted in float64
+        checked = np.max(votes - baselines[0] if baselines else votes, axis=-1)
+        rounding = self.num_teachers * 2.0**-50
+        noisy = self.threshold_noise.add_noise(check_bits, [checked], rounding=rounding)[0]
+        passed = noisy >= self.threshold
+        answered = passed & (np.cumsum(passed, axis=-1) <= self.max_answers)
+
+        labels = self._noisy_argmax(answer_bits, votes)
+        return [np.where(answered, labels, NO_ANSWER), answered]
+
+
+def _gaussian_votes(mechanism: VoteAggregation) -> Gaussian:
+    """Returns Gaussian noise on a histogram of votes, of L2 sensitivity sqrt(2)."""
+    # float64's sqrt(2) is rounded up
+    shape = (mechanism.num_classes,)
+    sensitivity = Sensitivity(math.sqrt(2), "l2", mechanism.adjacency, shape=shape)
+    return Gaussian(sensitivity, mechanism.scale, mechanism.unit)
+
+
+def _gaussian_in_words(scale: float) -> str:
+    return (
+        f"Gaussian of standard deviation {scale:.4g} on every count; a histogram has sensitivity"
+        " sqrt(2) in L2"
+    )

@@ -20,7 +20,6 @@ Gaussians of neighbours differ in variance too. It is in closed form here.
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,34 +44,6 @@ from dpjax.pate.mechanisms import ConfidentGNMax, GNMax
 _STEPS, _REACH = 12, 13
 
 
-class RDPCost(NamedTuple):
-    """Data-dependent Rényi cost of all queries and its smooth sensitivity; private.
-
-    Attributes:
-      value: upper bound on the Rényi divergence in both directions, at the order of the release.
-      smooth_sensitivity: beta-smooth upper bound on how much ``value`` moves with one teacher.
-    """
-
-    value: float
-    smooth_sensitivity: float
-
-
-class SanitizedEpsilon(NamedTuple):
-    """A data-dependent epsilon that may be published.
-
-    Attributes:
-      epsilon: of the labels and of the release of their cost together.
-      delta: the failure probability of the released bound included.
-      released_rdp: the upper bound on the Rényi cost of the labels, with noise.
-      own_rdp: the Rényi cost of releasing it.
-    """
-
-    epsilon: float
-    delta: float
-    released_rdp: float
-    own_rdp: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class SmoothRDPRelease:
     """Releases an upper bound on the data-dependent Rényi cost of labels, at one order.
@@ -82,7 +53,8 @@ class SmoothRDPRelease:
     must be chosen before the votes are seen.
 
     Attributes:
-      mechanism: a `GNMax`, or a `ConfidentGNMax` of which every check and answer is counted.
+      mechanism: a `GNMax`, or a `ConfidentGNMax` without a student, of which every check and answer
+        is counted.
       order: of the Rényi divergence, above one.
       beta: of the smooth sensitivity; order (1 - e^(-2 beta)) must be below one.
       noise_scale: standard deviation of the noise over the smooth sensitivity.
@@ -107,6 +79,8 @@ class SmoothRDPRelease:
         if not isinstance(self.mechanism, GNMax | ConfidentGNMax):
             kinds = "a GNMax or a ConfidentGNMax"
             raise TypeError(f"mechanism must be {kinds}, got {type(self.mechanism).__name__}")
+        student = getattr(self.mechanism, "student_confidence", None)
+        check(student is None, "mechanism's student_confidence", student, "left out")
         check_positive("order", self.order)
         check(self.order > 1, "order", self.order, "above one")
         check_positive("beta", self.beta)
@@ -124,11 +98,15 @@ class SmoothRDPRelease:
         shift = 1 / self.noise_scale + abs(self._quantile) * math.expm1(self.beta)
         return gnss_rdp(self.order, beta=self.beta, shift=shift)
 
-    def cost(self, votes: npt.ArrayLike) -> RDPCost:
+    def cost(self, votes: npt.ArrayLike) -> tuple[float, float]:
         """Returns the data-dependent Rényi cost and its smooth sensitivity; private.
 
         Args:
           votes: counts ``(num_queries, num_classes)``; every row sums to ``num_teachers``.
+
+        Returns:
+          An upper bound on the Rényi divergence in both directions, at ``order``, and a
+          ``beta``-smooth upper bound on how much it changes with one teacher.
 
         Raises:
           ValueError: ``votes`` are not counts of all teachers.
@@ -141,7 +119,7 @@ class SmoothRDPRelease:
         columns = np.clip(columns, 0, table.shape[1] - 1)
         rows = counts.max(axis=1).astype(int) if len(table) > 1 else np.zeros(len(counts), int)
         value = float(np.sum(table[rows, columns]))
-        return RDPCost(value, _smooth_sensitivity(table, rows, columns, self.beta))
+        return value, _smooth_sensitivity(table, rows, columns, self.beta)
 
     def release(self, key: PRNGKey, votes: npt.ArrayLike) -> float:
         """Returns an upper bound on the Rényi cost of the labels, with noise; at least zero.
@@ -153,13 +131,13 @@ class SmoothRDPRelease:
         Raises:
           ValueError: ``votes`` are not counts of all teachers.
         """
-        cost = self.cost(votes)
+        cost, sensitivity = self.cost(votes)
         key_bits = np.asarray(jax.random.bits(as_key(key), (2,), jnp.uint32))
         noise = float(ndtri(RandomWords(key_bits, 1).uniform()[0]))
-        scale = self.noise_scale * cost.smooth_sensitivity
-        return max(0.0, cost.value + scale * (noise + self._quantile))
+        scale = self.noise_scale * sensitivity
+        return max(0.0, cost + scale * (noise + self._quantile))
 
-    def epsilon(self, released_rdp: float, *, delta: float) -> SanitizedEpsilon:
+    def epsilon(self, released_rdp: float, *, delta: float) -> float:
         """Returns the epsilon of the labels and of ``released_rdp`` together; publishable.
 
         It holds between these votes and their neighbours, for queries fixed before the first
@@ -180,7 +158,7 @@ class SmoothRDPRelease:
         check(left > 0, "delta", delta, allowed)
         total = released_rdp + self.own_rdp
         gain = math.log1p(-1 / self.order) - math.log(left * self.order) / (self.order - 1)
-        return SanitizedEpsilon(max(0.0, total + gain), delta, released_rdp, self.own_rdp)
+        return max(0.0, total + gain)
 
     @property
     def _quantile(self) -> float:

@@ -100,4 +100,4 @@ def sanitize(
     """
     release = pate.SmoothRDPRelease(mechanism=mechanism, **settings)
     released = release.release(jax.random.key(seed), np.asarray(votes))
-    return release.epsilon(released, delta=delta).epsilon
+    return release.epsilon(released, delta=delta)

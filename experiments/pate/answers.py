@@ -85,7 +85,7 @@ def abstention_note(teacher_labels: npt.NDArray[np.int32]) -> str:
     >>> abstention_note(np.array([[0, 1], [-1, -1], [1, 1]], np.int32))
     ' Teachers whose training diverged cast no vote: 1 of 3.'
     """
-    count = np.count_nonzero(pate.count_abstentions(teacher_labels).of_teachers)
+    count = np.count_nonzero(np.any(teacher_labels == pate.NO_ANSWER, axis=1))
     if count == 0:
         return ""
     return f" Teachers whose training diverged cast no vote: {count} of {len(teacher_labels)}."

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_ndtr, ndtr
 
 from dpjax import pate
 from dpjax.pate import data_dependent as bounds
@@ -57,7 +58,7 @@ def published_epsilon(mechanism: pate.VoteAggregation, votes: npt.ArrayLike, del
             "threshold_scale": mechanism.threshold_scale,
         }
         checked = counts.max(axis=1)
-        probabilities = np.exp(bounds.log_answer_probability(checked, **settings))
+        probabilities = ndtr((checked - mechanism.threshold) / mechanism.threshold_scale)
         rdp = published_threshold_rdp(checked, orders, **settings).sum(axis=0)
         rdp = rdp + probabilities @ answers
     return max(0.0, float(np.min(rdp + math.log(1 / delta) / (orders - 1))))
@@ -79,9 +80,7 @@ def published_threshold_rdp(
 
     Source: Papernot et al. (2018), Theorem 6 for a release of sensitivity one.
     """
-    log_pass = bounds.log_answer_probability(
-        checked, threshold=threshold, threshold_scale=threshold_scale
-    )
+    log_pass = log_ndtr((np.asarray(checked) - threshold) / threshold_scale)
     with np.errstate(divide="ignore"):
         log_fail = np.where(
             log_pass > -0.7, np.log(-np.expm1(log_pass)), np.log1p(-np.exp(log_pass))

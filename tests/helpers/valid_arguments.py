@@ -171,20 +171,6 @@ def confident() -> pate.ConfidentGNMax:
         threshold=5.0,
         threshold_scale=6.0,
         max_answers=2,
-    )
-
-
-@functools.cache
-def interactive() -> pate.InteractiveGNMax:
-    return pate.InteractiveGNMax(
-        scale=4.0,
-        num_teachers=10,
-        num_classes=3,
-        num_queries=3,
-        adjacency="replace_one",
-        threshold=5.0,
-        threshold_scale=6.0,
-        max_answers=2,
         student_confidence=0.5,
     )
 
@@ -548,23 +534,14 @@ VALUES: dict[str, Any] = {
     "labels": np.array([0, 1, 2, 0, 1]),
     "shards": np.ones((3, 4, 2), np.float32),
     "init_fn": lambda: lambda key: jax.random.normal(key, (2,)),
-    **{
-        f"pate.{name}: adjacency": "replace_one"
-        for name in ["GNMax", "LNMax", "ConfidentGNMax", "InteractiveGNMax"]
-    },
+    **{f"pate.{name}: adjacency": "replace_one" for name in ["GNMax", "LNMax", "ConfidentGNMax"]},
     "pate.ConfidentGNMax: threshold": 5.0,
-    "pate.InteractiveGNMax: threshold": 5.0,
-    **{
-        f"pate.data_dependent.{name}: threshold": 5.0
-        for name in ["checked_answer_rdp", "log_answer_probability"]
-    },
     **{
         f"pate.{name}: mechanism": gnmax
         for name in [
             "SmoothRDPRelease",
             "certificate",
             "data_dependent_analyses",
-            "data_independent_analyses",
         ]
     },
     "pate.Partition: indices": np.array([[0, 1], [2, 3]]),
@@ -681,10 +658,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         (np.zeros(2), np.ones(2)), scale=4.0, adjacency="zero_out"
     ),
     "pate.ConfidentGNMax": confident,
-    "pate.mechanisms.ThresholdedAggregation": confident,
     "pate.mechanisms.VoteAggregation": gnmax,
-    "pate.mechanisms.NoisyArgmax": gnmax,
-    "pate.InteractiveGNMax": interactive,
     "pate.Partition": lambda: pate.Partition(np.array([[0, 1], [2, 3]]), 8),
     "pate.SmoothRDPRelease": smooth_release,
 }
@@ -694,6 +668,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.calibrate": {"epsilon": 1.0, "delta": 1e-5},
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
     "mechanisms.mechanism_of": {"num_steps": 3},
+    "pate.ConfidentGNMax.release": {"student_probabilities": np.full((3, 3), 1 / 3)},
     "bayes.conjugate.naive_posterior": {"num_examples": 8},
     "bayes.conjugate.noise_aware_posterior": {"num_examples": 8},
 }
@@ -754,12 +729,9 @@ RESULTS = {
             "SumPart",
         ],
         "pate": [
-            "Abstentions",
             "Answers",
             "PATECertificate",
-            "RDPCost",
             "SanitizedCertificate",
-            "SanitizedEpsilon",
         ],
         "sampling": ["Batch"],
         "sensitivity": ["EmpiricalSensitivity"],

@@ -41,13 +41,12 @@ def renyi(log_p, log_q, order):
 
 
 def neighbors(votes):
-    """Yields every histogram in which one teacher's vote moved to another class."""
-    for one, other in itertools.permutations(range(len(votes)), 2):
-        if votes[one] > 0:
-            moved = np.array(votes, float)
-            moved[one] -= 1
-            moved[other] += 1
-            yield moved
+    """Yields every histogram in which one teacher's vote moved, appeared or disappeared."""
+    units = [*np.eye(len(votes)), np.zeros(len(votes))]
+    for less, more in itertools.permutations(units, 2):
+        changed = votes - less + more
+        if np.all(changed >= 0):
+            yield changed
 
 
 def exact_divergences(votes, scale, orders, log_winners):

@@ -14,7 +14,15 @@ from helpers.vote_oracles import gaussian_log_winners, laplace_log_winners
 from scipy import stats
 
 from dpjax.accounting import calibrate, gdp, profile_bounds
-from dpjax.pate import NO_ANSWER, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, count_votes
+from dpjax.pate import (
+    NO_ANSWER,
+    ConfidentGNMax,
+    GNMax,
+    LNMax,
+    certificate,
+    count_votes,
+    predict_labels,
+)
 
 COMMON = {"num_teachers": 50, "num_classes": 4, "adjacency": "replace_one"}
 VOTES = (20, 17, 8, 5)
@@ -24,23 +32,20 @@ GN = GNMax(scale=8.0, num_queries=MANY, **COMMON)
 CONFIDENT = ConfidentGNMax(
     threshold=22.0, threshold_scale=5.0, scale=8.0, max_answers=MANY, num_queries=MANY, **COMMON
 )
-INTERACTIVE = InteractiveGNMax(
-    threshold=6.0,
-    threshold_scale=5.0,
-    scale=8.0,
-    max_answers=MANY,
-    num_queries=MANY,
-    student_confidence=0.8,
-    **COMMON,
-)
+INTERACTIVE = dataclasses.replace(CONFIDENT, threshold=6.0, student_confidence=0.8)
 PROBABILITIES = np.array([0.5, 0.2, 0.2, 0.1])
 EVERY = {"LNMax": LN, "GNMax": GN, "Confident": CONFIDENT, "Interactive": INTERACTIVE}
 
 
-def release(mechanism, key, votes, probabilities=None):
-    if isinstance(mechanism, InteractiveGNMax):
-        return mechanism.release(key, votes, probabilities)
-    return mechanism.release(key, votes)
+def release(mechanism, key, votes, probabilities):
+    student = getattr(mechanism, "student_confidence", None) and (probabilities,)
+    return mechanism.release(key, votes, *student or ())
+
+
+def small(mechanism, num_queries, **changes):
+    if hasattr(mechanism, "max_answers"):
+        changes = {"max_answers": num_queries, **changes}
+    return dataclasses.replace(mechanism, num_queries=num_queries, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def answers():
 @pytest.mark.parametrize(
     ("name", "log_winners"), [("LNMax", laplace_log_winners), ("GNMax", gaussian_log_winners)]
 )
-def test_labels_have_their_exact_probabilities(answers, name, log_winners):
+def test_release_has_the_exact_probabilities_of_labels(answers, name, log_winners):
     labels = np.asarray(answers[name].labels)
     exact = np.exp(log_winners(VOTES, 8.0))
     assert exact.sum() == pytest.approx(1, rel=1e-6)
@@ -74,7 +79,7 @@ def test_labels_have_their_exact_probabilities(answers, name, log_winners):
 @pytest.mark.parametrize(
     ("name", "checked", "threshold"), [("Confident", 20.0, 22.0), ("Interactive", 7.0, 6.0)]
 )
-def test_checks_and_answers_have_their_exact_and_independent_probabilities(
+def test_release_has_the_exact_probabilities_of_checks_and_answers(
     answers, name, checked, threshold
 ):
     """Outcome -1 where nothing is answered; Interactive: largest of 20 - 25, 17 - 10, 8 - 10, 0."""
@@ -95,7 +100,7 @@ def test_checks_and_answers_have_their_exact_and_independent_probabilities(
     assert chi_square_p(shared, outcomes(5.0).__getitem__, range(4)) < FALSE_ALARM
 
 
-def test_checks_are_independent_of_the_answers_of_other_queries(monkeypatch):
+def test_release_draws_checks_and_answers_independently(monkeypatch):
     """Random words of a query's check could be those of one of another query's counts."""
     mechanism = small(CONFIDENT, 20_000, threshold=12.0)
     votes = np.tile((13, 13, 12, 12), (20_000, 1))
@@ -114,7 +119,7 @@ def test_checks_are_independent_of_the_answers_of_other_queries(monkeypatch):
     assert p_value() < FALSE_ALARM
 
 
-def test_queries_have_independent_noise(answers):
+def test_release_draws_independent_noise_for_each_query(answers):
     """Neighbouring queries: a chi-square test of the 16 pairs of labels."""
     labels = np.asarray(answers["GNMax"].labels).reshape(-1, 2)
     exact = np.exp(gaussian_log_winners(VOTES, 8.0))
@@ -125,14 +130,8 @@ def test_queries_have_independent_noise(answers):
     assert chi_square_p(repeated, pairs.__getitem__, range(15)) < FALSE_ALARM
 
 
-def small(mechanism, num_queries, **changes):
-    if hasattr(mechanism, "max_answers"):
-        changes = {"max_answers": num_queries, **changes}
-    return dataclasses.replace(mechanism, num_queries=num_queries, **changes)
-
-
 @pytest.mark.parametrize("name", EVERY)
-def test_jit_and_vmap_give_the_same_answers_without_recompiling(name):
+def test_release_under_jit_and_vmap_is_the_same_without_recompiling(name):
     mechanism = small(EVERY[name], 6)
     votes = jnp.asarray(np.random.default_rng(0).multinomial(50, [0.4, 0.3, 0.2, 0.1], size=6))
     probabilities = jnp.tile(jnp.asarray(PROBABILITIES), (6, 1))
@@ -151,7 +150,7 @@ def test_jit_and_vmap_give_the_same_answers_without_recompiling(name):
         np.testing.assert_array_equal(alone.answered, batched.answered[place])
 
 
-def test_no_more_answers_than_the_maximum():
+def test_release_answers_at_most_max_answers():
     votes = np.tile((50, 0, 0, 0), (40, 1))
     found = small(CONFIDENT, 40, max_answers=7, threshold_scale=0.1, scale=0.1).release(
         jax.random.key(0), votes
@@ -160,7 +159,7 @@ def test_no_more_answers_than_the_maximum():
     assert np.asarray(found.labels).tolist() == [0] * 7 + [NO_ANSWER] * 33
 
 
-def test_a_confident_student_keeps_its_own_labels():
+def test_release_has_the_labels_of_a_confident_student():
     votes = np.tile((0, 50, 0, 0), (3, 1))
     student = [[0.9, 0.05, 0.05, 0.0], [0.1, 0.9, 0.0, 0.0], [0.3, 0.3, 0.3, 0.1]]
     mechanism = small(INTERACTIVE, 3, threshold_scale=0.1, scale=0.1, threshold=20.0)
@@ -172,7 +171,7 @@ def test_a_confident_student_keeps_its_own_labels():
     assert found.labels.tolist() == [0, 1, NO_ANSWER]
 
 
-def test_events_are_those_of_the_stated_sensitivities():
+def test_event_is_that_of_the_stated_sensitivities():
     """In closed form: mu^2 = 2 / scale^2 an answer, 1 / threshold_scale^2 a check."""
     answers = small(GN, 100)
     assert gdp.mu_of_event(answers.event, "replace_one") == pytest.approx(10 * math.sqrt(2) / 8)
@@ -197,7 +196,7 @@ def exact_delta(epsilon, num_queries, votes):
     )
 
 
-def test_laplace_labels_have_no_more_delta_than_their_event():
+def test_event_bounds_the_exact_delta_of_laplace_labels():
     """Two counts move by one: two Laplace releases of sensitivity one for each label."""
     half, exceeded = LaplaceDpEvent(2 * 8.0), 0
     for num_queries in (1, 4):
@@ -214,7 +213,7 @@ def test_laplace_labels_have_no_more_delta_than_their_event():
     assert exceeded > 0
 
 
-def test_the_published_setting_has_the_exact_gaussian_epsilon():
+def test_certificate_of_the_published_setting_has_the_exact_epsilon():
     mechanism = ConfidentGNMax(
         threshold=200.0,
         threshold_scale=150.0,
@@ -233,7 +232,7 @@ def test_the_published_setting_has_the_exact_gaussian_epsilon():
     assert "must reach 200" in found.guarantee.description["check"]
 
 
-def test_calibration_scales_both_noises():
+def test_calibrate_scales_both_noises():
     found = calibrate(small(CONFIDENT, 50), epsilon=4.0, delta=1e-5)
     assert found.threshold_scale / found.scale == pytest.approx(5 / 8)
     assert 3.9 < found.certificate(1e-5).epsilon <= 4.0
@@ -250,13 +249,13 @@ BAD_VOTES = {
 
 @pytest.mark.parametrize("votes", BAD_VOTES.values(), ids=BAD_VOTES)
 @pytest.mark.parametrize("name", EVERY)
-def test_votes_that_are_no_counts_of_all_teachers_are_refused(name, votes):
+def test_release_refuses_votes_that_are_no_counts_of_all_teachers(name, votes):
     with pytest.raises(ValueError, match="votes must be whole counts >= 0 that sum to num_teach"):
         release(small(EVERY[name], 2), jax.random.key(0), votes, np.tile(PROBABILITIES, (2, 1)))
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3), (2,), (2, 4, 1), (0, 4)])
-def test_votes_of_another_shape_are_refused_also_under_jit(shape):
+def test_release_refuses_votes_of_another_shape_also_under_jit(shape):
     mechanism = small(GN, 2)
     with pytest.raises(ValueError, match=r"votes must be of shape \(2, 4\)"):
         mechanism.release(jax.random.key(0), np.ones(shape))
@@ -264,52 +263,104 @@ def test_votes_of_another_shape_are_refused_also_under_jit(shape):
         jax.jit(mechanism.release)(jax.random.key(0), jnp.ones(shape))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_teachers": 0}, "num_teachers must be a whole number >= 1, got 0"),
-        ({"num_classes": 1}, "num_classes must be a whole number >= 2, got 1"),
-        ({"num_queries": 0}, "num_queries must be a whole number >= 1, got 0"),
-        ({"scale": 0.0}, "scale must be a finite number > 0, got 0.0"),
-        ({"threshold_scale": -1.0}, "threshold_scale must be a finite number > 0"),
-        ({"threshold": math.nan}, "threshold must be a finite number, got nan"),
-        ({"max_answers": MANY + 1}, f"max_answers must be at most num_queries = {MANY}"),
-        ({"adjacency": "add_remove"}, "adjacency must be 'replace_one'"),
+TWO_VOTES = np.tile(VOTES, (2, 1))
+STUDENT = small(INTERACTIVE, 2)
+REFUSALS = [
+    *[
+        (lambda changes=changes: dataclasses.replace(CONFIDENT, **changes), message)
+        for changes, message in [
+            ({"num_teachers": 0}, "num_teachers must be a whole number >= 1, got 0"),
+            ({"num_classes": 1}, "num_classes must be a whole number >= 2, got 1"),
+            ({"num_queries": 0}, "num_queries must be a whole number >= 1, got 0"),
+            ({"scale": 0.0}, "scale must be a finite number > 0, got 0.0"),
+            ({"threshold_scale": -1.0}, "threshold_scale must be a finite number > 0"),
+            ({"threshold": math.nan}, "threshold must be a finite number, got nan"),
+            ({"max_answers": MANY + 1}, f"max_answers must be at most num_queries = {MANY}"),
+            ({"student_confidence": 1.0}, "student_confidence must be in"),
+            ({"adjacency": "add_remove"}, "adjacency must be 'replace_one'"),
+        ]
     ],
-)
-def test_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(CONFIDENT, **changes)
-
-
-def test_student_probabilities_are_checked():
-    votes = np.tile(VOTES, (2, 1))
-    mechanism = small(INTERACTIVE, 2)
-    with pytest.raises(ValueError, match=r"student_probabilities must be in \[0, 1\], got \[1.5\]"):
-        mechanism.release(jax.random.key(0), votes, np.full((2, 4), 1.5))
-    with pytest.raises(ValueError, match="student_probabilities must be of shape"):
-        mechanism.release(jax.random.key(0), votes, PROBABILITIES)
-    with pytest.raises(ValueError, match="student_confidence must be in"):
-        dataclasses.replace(mechanism, student_confidence=1.0)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([[0, 3]], r"whole numbers in 0 .. 2, got 3 of teacher 0 on query 1"),
-        ([[0, 1], [-1, 1]], r"got -1 of teacher 1 on query 0"),
-        ([[0.0, np.nan]], r"got nan of teacher 0 on query 1"),
-        ([[0.5, 1.0]], r"got 0.5 of teacher 0"),
-        (np.zeros((0, 3)), "at least one teacher"),
-        ([0, 1], "shape"),
+    *[
+        (lambda arguments=arguments: STUDENT.release(jax.random.key(0), *arguments), message)
+        for arguments, message in [
+            ((TWO_VOTES, np.full((2, 4), 1.5)), r"student_probabilities must be in \[0, 1\], got"),
+            ((TWO_VOTES, PROBABILITIES), "student_probabilities must be of shape"),
+            ((TWO_VOTES,), "student_probabilities must be given where student_confidence is"),
+        ]
     ],
-)
-def test_predictions_that_are_no_classes_are_refused(labels, message):
+    (
+        lambda: small(CONFIDENT, 2).release(jax.random.key(0), TWO_VOTES, TWO_VOTES / 50),
+        "student_probabilities must be .* left out where it is not",
+    ),
+    *[
+        (lambda labels=labels: count_votes(labels, 3), message)
+        for labels, message in [
+            ([[0, 3]], r"whole numbers in 0 .. 2, got 3 of teacher 0 on query 1"),
+            ([[0, 1], [-1, 1]], r"got -1 of teacher 1 on query 0"),
+            ([[0.0, np.nan]], "got nan of teacher 0 on query 1; abstentions=True lets teachers"),
+            ([[0.5, 1.0]], r"got 0.5 of teacher 0"),
+            (np.zeros((0, 3)), "at least one teacher"),
+            ([0, 1], "shape"),
+        ]
+    ],
+    *[
+        (
+            lambda label=label: count_votes([[label]], 3, abstentions=True),
+            "or NaN or -1 where a teacher abstains, got",
+        )
+        for label in (3, -2, 0.5, np.inf)
+    ],
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_votes_and_settings_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        count_votes(labels, 3)
+        call()
 
 
-def test_votes_are_counted_as_by_numpy():
+def test_count_votes_is_numpys_bincount():
     labels = np.random.default_rng(0).integers(0, 5, (30, 200))
     expected = [np.bincount(column, minlength=5) for column in labels.T]
     np.testing.assert_array_equal(count_votes(labels, 5), expected)
+
+
+ABSTAINING = {"num_teachers": 9, "num_classes": 3, "adjacency": "replace_one", "abstentions": True}
+
+
+def test_release_takes_fewer_votes_with_abstentions_alone():
+    votes = np.tile((5, 2, 0), (4, 1))
+    abstaining = GNMax(scale=1.2, num_queries=4, **ABSTAINING)
+    others = dataclasses.replace(abstaining, abstentions=False)
+    assert abstaining.release(jax.random.key(0), votes).labels.shape == (4,)
+    with pytest.raises(ValueError, match="of sum 7; abstentions=True lets teachers abstain"):
+        others.release(jax.random.key(0), votes)
+    with pytest.raises(ValueError, match="sum to at most num_teachers = 9 in every row, got"):
+        abstaining.release(jax.random.key(0), votes + 1)
+    assert "9 teachers, who may abstain" in abstaining.guarantee.description["statistic"]
+    assert "abstain" not in others.guarantee.description["statistic"]
+
+    # almost without noise the label is that of the counts, without the abstention
+    mechanism = LNMax(scale=1e-3, num_queries=2, **ABSTAINING)
+    found = mechanism.release(jax.random.key(0), [[4, 3, 0], [0, 0, 1]])
+    assert found.labels.tolist() == [0, 2]
+
+
+def test_teachers_without_predictions_cast_no_vote_from_training_to_certificate():
+    """A NaN in a teacher's parameters reaches the mechanism as an abstention on every query."""
+    weights = np.tile(np.eye(3, dtype=np.float32), (9, 1, 1))
+    weights[4, 0, 0] = np.nan
+    queries = np.eye(3, dtype=np.float32)
+    labels = predict_labels(lambda w, x: x @ w, weights, queries, progress=False)
+    votes = count_votes(labels, 3, abstentions=True)
+    assert votes.tolist() == (8 * np.eye(3)).tolist()
+    mechanism = ConfidentGNMax(
+        threshold=4.0, threshold_scale=0.01, scale=0.01, max_answers=3, num_queries=3, **ABSTAINING
+    )
+    answers = mechanism.release(jax.random.key(0), votes)
+    assert answers.labels.tolist() == [0, 1, 2]
+    noisy = dataclasses.replace(mechanism, scale=1.2, threshold_scale=2.0)
+    found = certificate(noisy, 1e-3, votes=votes, answered=answers.answered)
+    without = dataclasses.replace(noisy, abstentions=False)
+    assert found.epsilon == certificate(without, 1e-3).epsilon  # of a vote that moves
+    assert "9 teachers, who may abstain" in " ".join(str(found).split())

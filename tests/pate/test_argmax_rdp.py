@@ -8,7 +8,8 @@ from helpers.vote_oracles import exact_divergences, gaussian_log_winners
 from scipy import stats
 from scipy.special import logsumexp
 
-from dpjax.pate import argmax_rdp, threshold_rdp
+from dpjax.pate import argmax_rdp
+from dpjax.pate.data_independent import threshold_rdp
 
 ORDERS = np.array([1.5, 2.0, 6.0, 16.0, 32.0])
 SCALE = 40.0

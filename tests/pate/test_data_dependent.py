@@ -1,5 +1,7 @@
 """The published bounds against exact Rényi divergences of noisy argmaxes and noisy checks."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers.vote_oracles import (
@@ -7,10 +9,12 @@ from helpers.vote_oracles import (
     gaussian_log_winners,
     laplace_log_winners,
     neighbors,
+    renyi,
 )
 from scipy import stats
-from scipy.special import logsumexp
+from scipy.special import log_ndtr, logsumexp
 
+from dpjax.pate import argmax_rdp
 from dpjax.pate import data_dependent as bounds
 from experiments.published.pate import published_threshold_rdp
 
@@ -23,104 +27,89 @@ HISTOGRAMS = [
     (90, 80, 80),
     (180, 20, 20, 15, 15),
     (230, 5, 5, 5, 5, 0, 0, 0, 0, 0),
+    (0, 0),
+    (1, 0, 0),
 ]
 GAUSSIAN = [(votes, scale) for votes in HISTOGRAMS for scale in (10.0, 20.0, 40.0, 80.0)]
 LAPLACE = [(votes, scale) for votes in HISTOGRAMS for scale in (5.0, 10.0, 20.0)]
+WINNERS = {"gaussian": gaussian_log_winners, "laplace": laplace_log_winners}
 SLACK, ROUNDING = 1 + 1e-9, 1e-28  # relative and absolute, of the quadrature
 
 
 @pytest.fixture(scope="module")
 def exact():
     """The exact divergences of every setting, forward and reverse."""
-    gaussian = {one: exact_divergences(*one, ORDERS, gaussian_log_winners) for one in GAUSSIAN}
-    laplace = {one: exact_divergences(*one, ORDERS, laplace_log_winners) for one in LAPLACE}
-    return {"gaussian": gaussian, "laplace": laplace}
+    return {
+        noise: {one: exact_divergences(*one, ORDERS, WINNERS[noise]) for one in settings}
+        for noise, settings in {"gaussian": GAUSSIAN, "laplace": LAPLACE}.items()
+    }
 
 
-def gaussian_bound(votes, scale, *, log_factor=0.0, worst_neighbor=False):
-    error = bounds.log_error_probability_gaussian([votes], scale, worst_neighbor=worst_neighbor)
-    return bounds.gaussian_rdp(error + log_factor, ORDERS, scale)[0]
-
-
-def laplace_bound(votes, scale, *, log_factor=0.0, worst_neighbor=False):
-    error = bounds.log_error_probability_laplace([votes], scale, worst_neighbor=worst_neighbor)
-    return bounds.laplace_rdp(error + log_factor, ORDERS, scale)[0]
-
-
-BOUNDS = {"gaussian": gaussian_bound, "laplace": laplace_bound}
-
-
-def violations(exact, noise, direction, **settings):
+def violations(exact, noise, direction, *, log_factor=0.0, worst_neighbor=False):
     """How many exact divergences exceed the bound, over all settings and orders."""
-    return sum(
-        int(np.sum(found[direction] > SLACK * BOUNDS[noise](*one, **settings) + ROUNDING))
-        for one, found in exact[noise].items()
-    )
+    log_error = getattr(bounds, f"log_error_probability_{noise}")
+    divergence = getattr(bounds, f"{noise}_rdp")
+    count = 0
+    for (votes, scale), found in exact[noise].items():
+        log_q = log_error([votes], scale, worst_neighbor=worst_neighbor) + log_factor
+        bound = divergence(log_q, ORDERS, scale)[0]
+        count += int(np.sum(found[direction] > SLACK * bound + ROUNDING))
+    return count
 
 
-@pytest.mark.parametrize("noise", BOUNDS)
-def test_the_theorems_are_upper_bounds_in_their_direction(exact, noise):
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_rdp_by_the_theorems_is_a_bound_in_their_direction(exact, noise):
     assert violations(exact, noise, 0) == 0
     # power: the probability of an unexpected outcome too small by a factor of two
     assert violations(exact, noise, 0, log_factor=-np.log(2)) > 0
 
 
-@pytest.mark.parametrize("noise", BOUNDS)
-def test_the_worst_neighbor_bounds_both_directions(exact, noise):
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_rdp_of_the_worst_neighbor_bounds_both_directions(exact, noise):
     for direction in (0, 1):
         assert violations(exact, noise, direction, worst_neighbor=True) == 0
     # power: the published bound does not hold in reverse where the noise is small
     assert violations(exact, noise, 1) > 0
 
 
-def test_a_sensitivity_of_one_instead_of_sqrt_two_is_too_little(exact):
+def test_exact_divergences_need_a_sensitivity_above_one(exact):
     """Order / (2 scale^2) is exceeded near a tie; order / scale^2 never is."""
     excess = {one: np.max(found / ORDERS) * one[1] ** 2 for one, found in exact["gaussian"].items()}
     assert max(excess.values()) <= 1
     assert max(excess.values()) > 0.5
 
 
-@pytest.mark.parametrize(("votes", "scale"), GAUSSIAN)
-def test_error_probabilities_bound_the_exact_ones(votes, scale):
-    exact = 1 - np.exp(gaussian_log_winners(votes, scale)[0])
-    bound = np.exp(bounds.log_error_probability_gaussian([votes], scale)[0])
-    assert exact <= bound * (1 + 1e-9) + 1e-12
-    if len(votes) == 2 and exact > 1e-6:
-        assert bound == pytest.approx(exact, rel=1e-6)
-    worst = bounds.log_error_probability_gaussian([votes], scale, worst_neighbor=True)[0]
-    for moved in neighbors(votes):
-        other = bounds.log_error_probability_gaussian([moved], scale)[0]
-        assert other <= worst + 1e-12
-
-
-@pytest.mark.parametrize(("votes", "scale"), LAPLACE)
-def test_laplace_error_probabilities_bound_the_exact_ones(votes, scale):
-    exact = 1 - np.exp(laplace_log_winners(votes, scale)[0])
-    bound = np.exp(bounds.log_error_probability_laplace([votes], scale)[0])
+@pytest.mark.parametrize(
+    ("noise", "votes", "scale"),
+    [("gaussian", *one) for one in GAUSSIAN] + [("laplace", *one) for one in LAPLACE],
+)
+def test_log_error_probabilities_bound_the_exact_ones(noise, votes, scale):
+    log_error = getattr(bounds, f"log_error_probability_{noise}")
+    exact = 1 - np.exp(WINNERS[noise](votes, scale)[0])
+    bound = np.exp(log_error([votes], scale)[0])
     assert exact <= bound * (1 + 1e-9) + 1e-10
     if len(votes) == 2 and exact > 1e-6:
         assert bound == pytest.approx(exact, rel=1e-5)
-    worst = bounds.log_error_probability_laplace([votes], scale, worst_neighbor=True)[0]
-    for moved in neighbors(votes):
-        assert bounds.log_error_probability_laplace([moved], scale)[0] <= worst + 1e-12
-
-
-def bit_log_probabilities(count, threshold, scale):
-    return np.log([stats.norm.sf(count, threshold, scale), stats.norm.cdf(count, threshold, scale)])
+    worst = log_error([votes], scale, worst_neighbor=True)[0]
+    for changed in neighbors(votes):
+        assert log_error([changed], scale)[0] <= worst + 1e-12
 
 
 @pytest.mark.parametrize("count", [0.0, 120.0, 199.0, 201.5, 250.0])
 @pytest.mark.parametrize("scale", [10.0, 150.0])
-def test_the_check_and_its_answer_are_bounded_over_all_neighbors(count, scale):
+def test_checked_answer_rdp_bounds_checks_of_all_neighbors(count, scale):
     """Answers of known divergence: Gaussian of any shift, so that the pair's is in closed form."""
-    settings = {"threshold": 200.0, "threshold_scale": scale}
+
+    def log_bit(count):
+        return np.log([stats.norm.sf(count, 200.0, scale), stats.norm.cdf(count, 200.0, scale)])
+
     answer = np.broadcast_to(ORDERS * 0.01, (1, ORDERS.size))
     for cost in (np.zeros_like(answer), answer):
-        bound = bounds.checked_answer_rdp([count], cost, ORDERS, **settings)[0]
-        here = bit_log_probabilities(count, **_renamed(settings))
+        bound = bounds.checked_answer_rdp(
+            [count], cost, ORDERS, threshold=200.0, threshold_scale=scale
+        )[0]
         for shift in (-1.0, -0.5, 0.0, 0.5, 1.0):
-            there = bit_log_probabilities(count + shift, **_renamed(settings))
-            for p, q in ((here, there), (there, here)):
+            for p, q in itertools.permutations((log_bit(count), log_bit(count + shift))):
                 if np.any(np.isinf(p)) or np.any(np.isinf(q)):
                     continue
                 for place, order in enumerate(ORDERS):
@@ -129,11 +118,32 @@ def test_the_check_and_its_answer_are_bounded_over_all_neighbors(count, scale):
                     assert exact <= bound[place] * SLACK + 1e-13
 
 
-def _renamed(settings):
-    return {"threshold": settings["threshold"], "scale": settings["threshold_scale"]}
+def test_checked_answer_rdp_bounds_checks_and_labels_of_all_neighbors():
+    """The exact divergence of the pair (passed, label)."""
+    scale, settings = 20.0, {"threshold": 100.0, "threshold_scale": 30.0}
+
+    def outcomes(votes):
+        log_pass, log_fail = (log_ndtr(sign * (np.max(votes) - 100.0) / 30.0) for sign in (1, -1))
+        return np.concatenate([[log_fail], log_pass + gaussian_log_winners(votes, scale)])
+
+    def violations(answers):
+        count = 0
+        for votes in HISTOGRAMS:
+            worst = bounds.log_error_probability_gaussian([votes], scale, worst_neighbor=True)
+            both = np.minimum(bounds.gaussian_rdp(worst, ORDERS, scale), argmax_rdp(ORDERS, scale))
+            found = bounds.checked_answer_rdp([max(votes)], answers * both, ORDERS, **settings)[0]
+            for changed in neighbors(votes):
+                pair = (outcomes(votes), outcomes(changed))
+                exact = [max(renyi(*pair, o), renyi(*pair[::-1], o)) for o in ORDERS]
+                count += np.sum(exact > SLACK * found + ROUNDING)
+        return count
+
+    assert violations(1.0) == 0
+    # power: the check alone is no bound on the pair
+    assert violations(0.0) > 0
 
 
-def test_the_expected_cost_of_an_answer_is_below_that_of_the_pair():
+def test_checked_answer_rdp_exceeds_the_expected_cost_of_an_answer():
     """The published sum over an expectation is less than the divergence of check and answer."""
     orders = np.array([16.0])
     answer = orders[None] / 10.0**2
@@ -143,34 +153,24 @@ def test_the_expected_cost_of_an_answer_is_below_that_of_the_pair():
     assert pair > 1.2 * (check + 0.5 * answer[0])
 
 
-def test_extreme_votes_neither_overflow_nor_become_nan():
+def test_rdp_of_extreme_votes_is_finite():
     votes = np.zeros((10_000, 10))
     votes[:, 0] = np.linspace(0, 1e6, 10_000)
     orders = np.array([1.0001, 2.0, 1e3, 1e6])
-    for scale in (1e-3, 1.0, 40.0, 1e6):
-        for worst in (False, True):
-            gaussian = bounds.gaussian_rdp(
-                bounds.log_error_probability_gaussian(votes, scale, worst_neighbor=worst),
-                orders,
-                scale,
-            )
-            laplace = bounds.laplace_rdp(
-                bounds.log_error_probability_laplace(votes, scale, worst_neighbor=worst),
-                orders,
-                scale,
-            )
-            for found in (gaussian, laplace):
-                assert np.all(np.isfinite(found))
-                assert np.all(found >= 0)
-            assert np.all(gaussian <= orders / scale**2)
-            assert np.all(laplace <= 2 / scale)
+    for scale, worst in itertools.product((1e-3, 1.0, 40.0, 1e6), (False, True)):
+        log_q = bounds.log_error_probability_gaussian(votes, scale, worst_neighbor=worst)
+        gaussian = bounds.gaussian_rdp(log_q, orders, scale)
+        log_q = bounds.log_error_probability_laplace(votes, scale, worst_neighbor=worst)
+        laplace = bounds.laplace_rdp(log_q, orders, scale)
+        assert np.all((gaussian >= 0) & (gaussian <= orders / scale**2))
+        assert np.all((laplace >= 0) & (laplace <= 2 / scale))
     checks = bounds.checked_answer_rdp(
         votes.max(axis=1), gaussian, orders, threshold=300.0, threshold_scale=200.0
     )
     assert np.all(np.isfinite(checks))
 
 
-def test_certain_outcomes_cost_nothing():
+def test_rdp_of_certain_outcomes_is_zero():
     assert np.all(bounds.gaussian_rdp([-np.inf], ORDERS, 40.0) == 0)
     assert np.all(bounds.laplace_rdp([-np.inf], ORDERS, 20.0) < 1e-15)
 
@@ -197,7 +197,7 @@ RESEARCH_CODE = {
 
 
 @pytest.mark.parametrize(("votes", "scale"), RESEARCH_CODE)
-def test_the_published_bounds_are_those_of_the_research_code(votes, scale):
+def test_rdp_is_that_of_the_research_code(votes, scale):
     orders, quarter = np.array([2.0, 8.0, 32.0]), scale / 4
     gaussian = bounds.log_error_probability_gaussian([votes], scale)
     laplace = bounds.log_error_probability_laplace([votes], quarter)

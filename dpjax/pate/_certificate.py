@@ -11,7 +11,7 @@ from dpjax.certificates.render import Estimate, Report, Table, round_up
 from dpjax.guarantee import Guarantee
 from dpjax.pate.analysis import data_dependent_analyses, data_independent_analyses
 from dpjax.pate.mechanisms import VoteAggregation
-from dpjax.pate.smooth_sensitivity import SanitizedEpsilon, SmoothRDPRelease
+from dpjax.pate.smooth_sensitivity import SmoothRDPRelease
 
 NOT_PUBLISHABLE = (
     "A data-dependent epsilon is a function of the private votes: it is not publishable as is, and"
@@ -112,7 +112,7 @@ def certificate(
       delta: in (0, 1).
       votes: counts ``(num_queries, num_classes)``, for data-dependent epsilons; private.
       answered: of a run with a threshold, which queries were answered; with ``votes`` only.
-      student_probabilities: of `InteractiveGNMax`, as in its ``release``; with ``votes`` only.
+      student_probabilities: with ``student_confidence``, as in ``release``; with ``votes`` only.
 
     Raises:
       ValueError: an argument is out of range.
@@ -144,24 +144,26 @@ def certificate(
     return PATECertificate(mechanism.certificate(delta), independent, dependent)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SanitizedCertificate(Report):
     """A data-dependent epsilon that may be published, beside the guarantee for any votes.
 
     Attributes:
       release: the mechanism that released the Rényi cost.
-      sanitized: the epsilon, with the cost of the release.
+      released_rdp: what its ``release`` returned.
+      delta: of both epsilons.
       data_independent: epsilons for any votes at the same delta.
     """
 
     release: SmoothRDPRelease
-    sanitized: SanitizedEpsilon
+    released_rdp: float
+    delta: float
     data_independent: tuple[Estimate, ...]
 
     @property
     def epsilon(self) -> float:
-        """The published data-dependent epsilon."""
-        return self.sanitized.epsilon
+        """The published data-dependent epsilon, of the labels and of the release of their cost."""
+        return self.release.epsilon(self.released_rdp, delta=self.delta)
 
     @property
     def title(self) -> str:
@@ -169,16 +171,16 @@ class SanitizedCertificate(Report):
 
     @property
     def tables(self) -> list[Table]:
-        release, found = self.release, self.sanitized
+        release = self.release
         rows = [
-            ("epsilon, data-dependent", f"{round_up(found.epsilon)}, may be published"),
-            ("released Rényi cost", round_up(found.released_rdp)),
-            ("cost of its release", round_up(found.own_rdp)),
+            ("epsilon, data-dependent", f"{round_up(self.epsilon)}, may be published"),
+            ("released Rényi cost", round_up(self.released_rdp)),
+            ("cost of its release", round_up(release.own_rdp)),
             ("order, beta", f"{release.order:g}, {release.beta:g}"),
             ("noise over smooth sensitivity", f"{release.noise_scale:g}"),
             ("failure probability", f"{release.failure_probability:g}, included in delta"),
         ]
-        at = f"at delta = {found.delta:g}"
+        at = f"at delta = {self.delta:g}"
         return [
             _mechanism_table(release.mechanism.guarantee),
             (f"Epsilon {at} on these votes", rows),
@@ -190,20 +192,23 @@ class SanitizedCertificate(Report):
         return (*SANITIZED_CAVEATS, *CAVEATS)
 
     def paragraph(self) -> str:
-        release, found = self.release, self.sanitized
+        release = self.release
         return (
             f"On these votes the labels and the release of their Rényi cost have epsilon"
-            f" {round_up(found.epsilon)} at delta {found.delta:g}: a cost of at most"
-            f" {round_up(found.released_rdp)} at order {release.order:g}, released with smooth"
+            f" {round_up(self.epsilon)} at delta {self.delta:g}: a cost of at most"
+            f" {round_up(self.released_rdp)} at order {release.order:g}, released with smooth"
             f" sensitivity (beta {release.beta:g}, noise scale {release.noise_scale:g}) at a cost"
-            f" of {round_up(found.own_rdp)}. Without that release epsilon is at most"
+            f" of {round_up(release.own_rdp)}. Without that release epsilon is at most"
             f" {round_up(_least(self.data_independent))} for any votes. {' '.join(self.caveats)}"
         )
 
     def _values(self) -> dict[str, Any]:
         release = self.release
         return {
-            **self.sanitized._asdict(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "released_rdp": self.released_rdp,
+            "own_rdp": release.own_rdp,
             "order": release.order,
             "beta": release.beta,
             "noise_scale": release.noise_scale,
@@ -227,9 +232,11 @@ def sanitized_certificate(
       ValueError: ``delta`` is out of range.
     """
     check_type("release", release, SmoothRDPRelease, "a SmoothRDPRelease")
-    sanitized = release.epsilon(released_rdp, delta=delta)
+    release.epsilon(released_rdp, delta=delta)  # checks both numbers
     independent = data_independent_analyses(release.mechanism, delta)
-    return SanitizedCertificate(release, sanitized, independent)
+    return SanitizedCertificate(
+        release=release, released_rdp=released_rdp, delta=delta, data_independent=independent
+    )
 
 
 def _mechanism_table(guarantee: Guarantee) -> Table:
