@@ -14,7 +14,7 @@ import dpjax
 from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_source_and_measured
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import Comparison, largest_deviation
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
@@ -49,7 +49,7 @@ def infer_weight(mean_with: Any, mean_without: Any, students: int) -> Any:
     return students * mean_with - (students - 1) * mean_without
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return [
         Row(
             f"ε = {epsilon:g}, N = {students}",
@@ -60,7 +60,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     epsilon, students = row.settings["epsilon"], row.settings["students"]
     repeats, seed = row.settings["repeats"], row.settings["seed"]
     means = mean_weight(epsilon, students), mean_weight(epsilon, students - 1)
@@ -93,7 +93,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
     for axes, name in ((left, MEAN_ERROR), (right, ATTACK_ERROR)):
         draw_source_and_measured(axes, records, name, expected=_CLOSED + name)
@@ -106,7 +106,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"errors": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         "Answering both queries has privacy loss 2ε, not the ε of the slides, since every student"
         " except Bob is in both means. (Bob's weight is in one of them.)",
@@ -117,7 +117,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], record.source[name])
         for record in records
@@ -126,13 +126,3 @@ def _finding(records: Sequence[Record]) -> Finding:
     more = all(record.certified["ε, both means"] > record.settings["epsilon"] for record in records)
     comparison = Comparison("published errors", tuple(pairs), 1.0, "%")
     return comparison.finding("both means together cost 2ε, not the slides' ε", more)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

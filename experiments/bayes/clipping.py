@@ -30,7 +30,7 @@ from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import direction_finding, group_by
 
@@ -73,7 +73,7 @@ def _records(data: str) -> Records:
     return scale_records(load_data("wine"))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {"epsilon": _EPSILON, "delta": _DELTA, "factors": list(_FACTORS)}
     common |= {"repeats": _NUM_REPEATS, "seed": _SEED}
     points = grid(data=_NUM_TRAIN, which=("B_x", "B_y", "both"))
@@ -81,7 +81,7 @@ def _rows(profile: str) -> list[Row]:
     return make_rows("{data}, {which}", sized, common)
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     data, which, factors = (row.settings[name] for name in ("data", "which", "factors"))
     records = _records(data)
     splits = draw_splits(records, row.settings["num_train"], _NUM_REPEATS, _SEED)
@@ -118,7 +118,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_data = group_by(records, "data")
     figure, axes = panel_grid(len(records), 3, 9.6, 3.0 * len(by_data) + 0.4)
     panels = iter(axes)
@@ -144,7 +144,7 @@ def _draw(axes: Axes, record: Record, highest: float) -> None:
         axes.set_ylabel("mean absolute error")
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         f"{record.row}: best at {format_value(record.measured['best factor'])} times the typical"
         " size; four times the typical size has"
@@ -155,7 +155,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     both = [record for record in records if record.settings["which"] == "both"]
     gains = [
         (1 - r.measured["MAE, best"] / r.measured["MAE, largest bound"], r.measured["best factor"])
@@ -171,12 +171,4 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_data("wine").name,
-    figures=_figures,
-    remarks=_remarks,
-)
+data_set = functools.partial(load_data, "wine")

@@ -29,7 +29,7 @@ from dpjax.mechanisms import Gaussian, Laplace
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import make_rows
 from experiments.lib.verdicts import Comparison, join_row_names
 
@@ -145,7 +145,7 @@ def draw_data(
     ]
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     repeats = _REPEATS[profile]
     slopes = {"noise": "Laplace", "ε": 1.0, "adjacency": "replace_one", "n": _SIZES[profile]}
     slopes["repeats"] = repeats["slopes"]
@@ -171,7 +171,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
     release = make_release(*(settings[name] for name in ("family", "noise", "ε", "adjacency")))
     # Each family has its own key.
@@ -246,7 +246,7 @@ def coverage(posterior: Posterior, parameters: Any) -> list[float]:
     return [round(100 * float(share), 2) for share in np.atleast_1d(inside)]
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     slopes = [record for record in records if record.row.startswith("consistency")]
     covered = [record for record in records if record.row.startswith("coverage")]
     drawn = {}
@@ -287,7 +287,7 @@ def _coverage_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     covered = [record for record in records if record.row.startswith("coverage")]
     if not covered:
         return []
@@ -303,7 +303,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], record.source[name]) for record in records for name in record.source
     ]
@@ -315,13 +315,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f"90 % intervals cover {low:.0f} to {high:.0f} % in {aware} of {len(covered)} rows if"
         f" noise-aware, in {naive} if naive"
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

@@ -32,7 +32,7 @@ from dpjax.certificates import Certificate
 from dpjax.mechanisms.base import Interval
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import join_row_names
 
@@ -179,7 +179,7 @@ def coverage(intervals: Interval, truth: jax.Array) -> float:
     return 100 * float(jnp.mean((intervals.low <= truth) & (truth <= intervals.high)))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     changes = _PAPER if profile == "paper" else {}
     return [
         Row(f"n = {size:,}", dataclasses.asdict(Settings(size, **changes)), {})
@@ -187,7 +187,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
     data = simulate(settings)
     intervals = {
@@ -211,7 +211,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, panels = new_figure(columns=3, width=11.0, height=3.6)
     sizes = [record.settings["num_examples"] for record in records]
     for name, colour in _LINES.items():
@@ -230,7 +230,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"coverage": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
     shares = column(records, aware)
     failing = join_row_names(records, lambda record: record.measured[naive] < 80)
@@ -245,7 +245,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     aware, naive = (
         column(records, f"{which}, coefficients %") for which in ("noise-aware", "naive")
     )
@@ -255,13 +255,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" {min(naive):.1f} to {max(naive):.1f} % of the coefficients, and noise-aware ones"
         f" {min(aware):.1f} to {max(aware):.1f} %.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

@@ -21,7 +21,7 @@ from experiments.data import DrugResponses, load_data
 from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
 
 # Epsilons in the table; the figure by size is at the second.
@@ -62,7 +62,7 @@ class Lines(NamedTuple):
 
 
 @functools.cache
-def _data() -> DrugResponses:
+def data_set() -> DrugResponses:
     return load_data("gdsc")
 
 
@@ -186,7 +186,7 @@ def unit_statistics(settings: Settings, train: Lines, mean: jax.Array) -> Regres
     return sufficient_statistics(x * train.known[:, None], y * train.known)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     columns = [f"Spearman, ε = {epsilon:g}" for epsilon in _SHOWN]
     return [
         Row(
@@ -198,8 +198,8 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    settings, data = Settings(**row.settings), _data()
+def run_row(row: Row, context: RowContext) -> Result:
+    settings, data = Settings(**row.settings), data_set()
     columns = frequent_features(data, settings.num_genes, settings.num_tissues)
     train, test = draw_splits(data, columns, settings.num_repeats, settings.seed)
     score, largest = make_scorer(settings, train, test), max(settings.sizes)
@@ -232,7 +232,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=10.4, height=4.2)
     shown = [record for record in records if "genes alone" not in record.row]
     is_real = any(record.data == "gdsc" for record in records)
@@ -257,7 +257,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"spearman": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         "Bounds, ridges and the number of features were chosen on these data, which no"
         " certificate accounts for. The cell lines are public.",
@@ -286,7 +286,7 @@ def _all_drugs(projected: Record) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], value)
         for record in records
@@ -303,14 +303,3 @@ def _finding(records: Sequence[Record]) -> Finding:
             f" the other private methods, at most {max(others):.3f}"
         )
     return Comparison("published rank correlations", tuple(pairs), 0.02).finding(clause)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=_remarks,
-)

@@ -46,7 +46,7 @@ from experiments.bayes.wine_fits import (
 from experiments.data import load_data
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import make_rows, mean_and_error
 from experiments.lib.verdicts import direction_finding
 
@@ -110,7 +110,7 @@ def _parties(settings: Mapping[str, Any]) -> Parties:
     )
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {
         "delta": _DELTA,
         "repeats": _NUM_REPEATS,
@@ -144,7 +144,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     fit = row.settings["fit"]
     return (_RUN.get(fit) or _run_published)(row)
 
@@ -267,7 +267,7 @@ _RUN: Mapping[str, Callable[[Row], Result]] = {
 }
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_fit: dict[str, list[Record]] = {}
     for record in records:
         by_fit.setdefault(record.settings["fit"], []).append(record)
@@ -364,7 +364,7 @@ def _draw_published(axes: Axes, published: Sequence[Record], trusted: Record) ->
     set_log_ticks(axes, (0.6, 1.0, 2.0, 4.0), "mean absolute error", along="y")
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     written = []
     for record in records:
         if record.settings["fit"] == "distributed":
@@ -391,7 +391,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return written
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     rows = {record.row: record for record in records}
     needed = [TRUSTED, "distributed, N = 10, T = 0", "input perturbation, 10 holders", AS_PUBLISHED]
     if not set(needed) <= set(rows):
@@ -409,12 +409,4 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_data("wine").name,
-    figures=_figures,
-    remarks=_remarks,
-)
+data_set = functools.partial(load_data, "wine")

@@ -35,7 +35,7 @@ from experiments.bayes.paillier import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import make_rows
 
 _STATISTICS, _GRADIENT, _KEY_BITS, _DELTA = 78, 10**6, 2048, 1e-4
@@ -127,7 +127,7 @@ def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common: dict[str, Any] = {
         "num_holders": 10,
         "num_nodes": 3,
@@ -160,7 +160,7 @@ def _is_large(settings: Mapping[str, Any]) -> bool:
     )
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
     parties = Parties(
         num_holders=settings["num_holders"],
@@ -205,7 +205,7 @@ def _note_on_paillier() -> str:
     return " Paillier: phe with gmpy2."
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     lines = [record for record in records if _is_on_line(record)]
     if len(lines) < 2:
         return {}
@@ -237,7 +237,7 @@ def _is_on_line(record: Record) -> bool:
     return (used["method"], used["num_holders"], used["num_nodes"]) == ("additive shares", 10, 3)
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     by_size = {r.settings["num_entries"]: r.measured for r in records if _is_on_line(r)}
     if not {_STATISTICS, _GRADIENT} <= set(by_size):
         return Finding("not compared", "Only a part of the rounds was run.")
@@ -249,12 +249,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" {large[PARALLEL] / 1000:.2f} s where the parties compute at the same time and"
         f" {large[TOGETHER] / 1000:.1f} s where one process plays all of them.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-)

@@ -25,7 +25,7 @@ from experiments.bayes.wine_fits import (
 from experiments.data import load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import direction_finding, remarks_on_rows
 
@@ -66,7 +66,7 @@ def _fit(method: str, splits: Splits, epsilon: float) -> Fit:
     return METHODS[method](Task(_records(), splits, jax.random.key(_SEED), epsilon, _DELTA))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {"delta": _DELTA, "repeats": _NUM_REPEATS, "seed": _SEED}
     whole = {**common, "num_train": _NUM_TRAIN, "epsilons": list(_EPSILONS)}
     sizes = grid(num_train=_SIZES, epsilons=[[_AT]], fit=[_BEST])
@@ -76,7 +76,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings, records = row.settings, _records()
     splits, epsilons = _splits(settings["num_train"]), list(settings["epsilons"])
     at, plain = epsilons.index(_AT), _plain_error(settings["num_train"])
@@ -109,7 +109,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     lines = [record for record in private if len(record.settings["epsilons"]) > 1]
     fits = {record.settings["fit"] for record in private if record not in lines}
@@ -157,7 +157,7 @@ def _sizes_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return remarks_on_rows(records, _remarks_on, _BEST)
 
 
@@ -171,7 +171,7 @@ def _remarks_on(best: Record) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     above = {record.row: record.measured[ABOVE] for record in records}
     trusted = [value for row, value in above.items() if row in METHODS and "trusted" in row]
     naive = [value for row, value in above.items() if "naive" in row]
@@ -185,12 +185,4 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_data("wine").name,
-    figures=_figures,
-    remarks=_remarks,
-)
+data_set = functools.partial(load_data, "wine")

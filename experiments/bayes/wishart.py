@@ -31,7 +31,7 @@ from experiments.lib.attack_rates import (
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.published.regression import (
     excludes_record,
     nonprivate_wishart_noise,
@@ -116,7 +116,7 @@ def attack(noise: str, dimension: int, draws: int, seed: int) -> tuple[Counts, l
     return support, [Counts(hits, alarms, draws) for hits, alarms in below]
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     attacks = [
         Row(
             f"{noise}, d = {dimension}",
@@ -137,7 +137,7 @@ def _rows(profile: str) -> list[Row]:
     return [*attacks, *constants]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     return _run_attack(row) if "noise" in row.settings else _run_constant(row)
 
 
@@ -192,7 +192,7 @@ def _calibrated_noise(epsilon: float, adjacency: Adjacency, num_features: int = 
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     attacked = [record for record in records if record.settings.get("dimension") == 5]
     drawn = {}
     if len(attacked) == len(_STYLES):
@@ -237,7 +237,7 @@ def _degrees_figure() -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     attacked = [record for record in records if "noise" in record.settings]
     published = [record for record in attacked if record.settings["noise"] == PUBLISHED]
     ours = [record for record in attacked if record not in published]
@@ -287,7 +287,7 @@ def _constant_remark(records: Sequence[Record]) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     broken = [
         record
         for record in records
@@ -302,13 +302,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" {math.floor(10 * least) / 10} in {len(broken)} dimensions, and no finite ε holds at δ"
         f" below {broken[0].certified['δ at any ε, lower']:.3f}.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

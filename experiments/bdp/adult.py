@@ -5,18 +5,17 @@
 
 import functools
 
-from experiments.bdp.variational import Table, figures, finding, remarks
+from experiments.bdp import variational
 from experiments.data import Dataset, load_data
-from experiments.lib.registry import Experiment, read_page
 
 
 @functools.cache
-def _data() -> Dataset:
+def data_set() -> Dataset:
     return load_data("adult_attributes")
 
 
-TABLE = Table(
-    data=_data,
+TABLE = variational.Table(
+    data=data_set,
     l2_clip=0.25,
     sampling_rate=0.005,
     num_steps=2_000,
@@ -25,12 +24,6 @@ TABLE = Table(
     repeats=3,
 )
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=TABLE.rows,
-    run_row=TABLE.run_row,
-    finding=finding,
-    data=lambda: _data().name,
-    figures=figures,
-    remarks=remarks,
-)
+
+rows, run_row = TABLE.rows, TABLE.run_row
+figures, remarks, finding = variational.figures, variational.remarks, variational.finding

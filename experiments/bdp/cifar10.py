@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.bdp import table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import figures, finding, published_row, remarks, run_row
+from experiments.bdp.table import published_row
 from experiments.data import Dataset, Split, load_data
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.scattering import apply_in_batches, wavelet_moduli
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
@@ -34,7 +35,7 @@ _MODEL = nn.Dense(10, use_bias=False, kernel_init=nn.initializers.zeros)
 
 
 @functools.cache
-def load_images() -> Dataset:
+def data_set() -> Dataset:
     """Returns CIFAR-10, or its stand-in if it is not available."""
     return load_data("cifar10")
 
@@ -42,7 +43,7 @@ def load_images() -> Dataset:
 @functools.cache
 def load_features(num_train: int, num_test: int) -> Dataset:
     """Returns the scattering features of the first training and test images."""
-    images = load_images()
+    images = data_set()
     parts = ((images.train, num_train), (images.test, num_test))
     train, test = (Split(features(part.x[:n]), part.y[:n].astype(np.int32)) for part, n in parts)
     note = f"{images.note} Of these, the first {len(train.y):,} and {len(test.y):,}."
@@ -86,7 +87,7 @@ def _normalise(group: jax.Array) -> jax.Array:
     return centred / (jnp.linalg.norm(centred, axis=1, keepdims=True) + 1e-3)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     epochs = 20 if profile == "quick" else _EPOCHS
     common: Any = {"epochs": epochs, "published_epochs": _EPOCHS, "batch_size": 512}
     published = ((8.0, 0.999), (0.76, 0.681))
@@ -104,14 +105,14 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = dict(row.settings)
     data = load_features(settings.pop("num_train"), settings.pop("num_test"))
     task = Task(_MODEL, data, "one image")
-    return run_row(dataclasses.replace(row, settings=settings), context, task, 35.0)
+    return table.run_row(dataclasses.replace(row, settings=settings), context, task, 35.0)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         "The source's features are those of a network pretrained on ImageNet, whose weights are"
         " not available here; accuracies are below its 86 and 73 %.",
@@ -119,21 +120,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "The source's code does not clip on this data set and adds noise of 0.8 to the mean; the"
         " row on its protocol clips the mean to 1, as stated in its text.",
         BEST_ACCURACY_REMARK,
-        *remarks(records),
+        *table.remarks(records),
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     # The quick profile is shortened.
-    return finding(records, "source's protocol", lambda record: record.profile == "paper")
+    return table.finding(records, "source's protocol", lambda record: record.profile == "paper")
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_images().name,
-    figures=figures,
-    remarks=_remarks,
-)
+figures = table.figures

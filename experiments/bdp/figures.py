@@ -21,7 +21,7 @@ from experiments.bdp import figures_accounts as accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import (
     direction_finding,
     format_upper_bound,
@@ -50,7 +50,7 @@ _COLUMNS = {
 }
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {"seeds": _SEEDS[profile]}
     steps = {**common, "num_steps": _STEPS, "order": _STEPS_ORDER}
     noises = {**common, "noises": _NOISES.round(2).tolist(), "order": _NOISE_ORDER}
@@ -67,7 +67,7 @@ def _quantile_row(figure: str, level: float, settings: Mapping[str, Any]) -> Row
     return Row(f"{figure}: {level:g} quantile", {"figure": figure, "level": level, **settings}, {})
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     run = {"1": _run_curves, "3": _run_curves, "4": _run_curves, "5": _run_orders}
     return run.get(row.settings["figure"], _run_formula)(row)
 
@@ -158,7 +158,7 @@ def _run_formula(row: Row) -> Result:
     return Result({PRINTED: float(printed[0]), EXACT: exact}, {})
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     by_figure = group_by(records, "figure")
     steps, clipped = by_figure.get("1", []), by_figure.get("3", [])
     return [
@@ -249,7 +249,7 @@ _PUBLISHED_REMARK = (
 )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figures whose rows were run."""
     draw = {
         "1": ("steps", _curves_figure),
@@ -325,7 +325,7 @@ def _orders_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     rows = {record.row: record.measured for record in records}
     steps = group_by(records, "figure").get("1", [])
     ratios = [r.measured[SOURCES_PAIRS] / r.measured[SOURCES_MA] for r in steps]
@@ -339,13 +339,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" {clause}, so that it is {'not ' if low else ''}an upper bound for replacing a record.",
         contradicted=low,
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

@@ -22,7 +22,7 @@ from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.attack_rates import clopper_pearson, release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import percent
 from experiments.lib.verdicts import Comparison, group_by
 
@@ -154,7 +154,7 @@ def certificate(release: Release, incomes: Array) -> bdp.BDPCertificate:
     return bdp.certificate(account, _DELTA)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return [
         Row(
             f"{method}, ε = {epsilon:g}",
@@ -166,7 +166,7 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     release, incomes = make_release(row.settings["way"], row.settings["epsilon"]), draw_incomes()
     bayesian = bayesian_epsilon(release, incomes)
     lost = np.maximum(np.append(incomes, OUTLIER_INCOME) - release.clip, 0.0)
@@ -217,7 +217,7 @@ def _attack_rates(row: Row, release: Release, incomes: Array) -> dict[str, Any]:
     }
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     by_way = group_by(records, "way")
     at_outlier, at_percentile, unclipped = (by_way.get(name, []) for name in _COLOURS)
     return [
@@ -276,7 +276,7 @@ def _percentile_remark(record: Record) -> str:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {
         "attacks": _attacks_figure(records),
         "percentiles": _percentiles_figure(records),
@@ -323,7 +323,7 @@ def _percentiles_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.certified[BOUND], record.source[BOUND])
         for record in records
@@ -339,13 +339,3 @@ def _finding(records: Sequence[Record]) -> Finding:
     return Comparison("published bounds of Equation 1", tuple(pairs), 0.5, "points").finding(
         found, bool(small)
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

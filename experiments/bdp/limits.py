@@ -17,7 +17,7 @@ from experiments.bdp.costs import ORDERS, epsilons
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import format_upper_bound, group_by
 
 _COUNTS: Mapping[str, dict[str, int]] = {
@@ -36,7 +36,7 @@ STUDENT = "Bayesian ε, Student"
 EXACT, BOUND, SIMULATED = "E exp(2L), exact", "E exp(2L), Theorem 1", "E exp(2L), simulated"
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     counts = _COUNTS[profile]
     coverage = {"trials": counts["trials"], "gammas": _GAMMAS, "seed": 0}
     repeated = {"repeats": counts["repeats"], "seed": 0}
@@ -66,7 +66,7 @@ def _rows(profile: str) -> list[Row]:
     return [Row(name, each, {}) for name, each in settings.items()]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     run = {
         "coverage": _run_coverage,
         "number": _run_number,
@@ -159,7 +159,7 @@ def _run_composition(row: Row) -> Result:
     )
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     remarks = {
         INSIDE: _inside_remark,
@@ -250,7 +250,7 @@ def _composition_remark(record: Record) -> str:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     """Returns the figures whose rows were run."""
     draw = {
         "coverage": ("coverage", _coverage_figure),
@@ -364,7 +364,7 @@ def _chernoff(moments: Any) -> tuple[Any, Any]:
     return epsilons, np.exp(np.minimum(exponents.min(axis=1), 0.0))
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     name, nominal = f"γ = 0.05: {_LABELS['student']}", 5.0
     shares = {r.row: max(r.measured[name]) for r in records if name in r.measured}
     normal = shares.pop(INSIDE, None)
@@ -378,13 +378,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" (γ = {nominal:g} %), and in up to {shares[worst]:.0f} % for other ones ({worst}).",
         "2 points",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

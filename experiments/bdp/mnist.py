@@ -9,11 +9,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.bdp import table
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import figures, finding, published_row, remarks, run_row
+from experiments.bdp.table import published_row
 from experiments.data import Dataset, load_data
 from experiments.lib.models import MnistCNN
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
 _EPOCHS = 50
@@ -23,12 +24,12 @@ _OURS = published_row(96.0, (2.2, 0.898))
 
 
 @functools.cache
-def load_mnist() -> Dataset:
+def data_set() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
     return load_data("mnist")
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     quick = profile == "quick"
     epochs = 2 if quick else _EPOCHS
 
@@ -53,12 +54,12 @@ def _rows(profile: str) -> list[Row]:
     return rows
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    data = load_mnist()
-    return run_row(row, context, Task(MnistCNN(data.num_classes), data, "one image"), 90.0)
+def run_row(row: Row, context: RowContext) -> Result:
+    data = data_set()
+    return table.run_row(row, context, Task(MnistCNN(data.num_classes), data, "one image"), 90.0)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         "The network is the CNN of Bu et al. (2020), 26,010 parameters. The network of the"
         " published code has batch normalisation, with which an example's gradient depends on the"
@@ -66,21 +67,13 @@ def _remarks(records: Sequence[Record]) -> list[str]:
         "The 10 % of the weights that a step updates are sampled independently of the data; the"
         " gradient of the others is zero before clipping.",
         BEST_ACCURACY_REMARK,
-        *remarks(records),
+        *table.remarks(records),
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     # The quick profile is shortened.
-    return finding(records, "source's protocol", lambda record: record.profile == "paper")
+    return table.finding(records, "source's protocol", lambda record: record.profile == "paper")
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_mnist().name,
-    figures=figures,
-    remarks=_remarks,
-)
+figures = table.figures

@@ -23,7 +23,7 @@ from dpjax.sensitivity import (
 )
 from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import direction_finding
 
 _ENTRIES, _EPSILON, _SEED = 5_000, 0.5, 0
@@ -66,13 +66,13 @@ def database(entries: int, seed: int) -> jax.Array:
     return jax.random.bernoulli(jax.random.key(seed), 0.5, (entries,))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     settings = {"entries": _ENTRIES, "epsilon": _EPSILON, "seed": _SEED}
     names = queries(jnp.ones(1, bool))
     return [Row(name, {**settings, "noise_seed": n}, {}) for n, name in enumerate(names, 1)]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     entries = database(row.settings["entries"], row.settings["seed"])
     size, query = len(entries), queries(entries)[row.name]
     # Exact answers on the database and on its parallel databases.
@@ -109,7 +109,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
     panels = {
         left: (
@@ -138,7 +138,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"attack": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     remarks = []
     if {"sum", "mean"} <= rows.keys():
@@ -156,7 +156,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     exact = [r.measured[EXACT] for r in records if r.measured[EMPIRICAL] > 0]
     noisy = [r.measured[NOISY] for r in records]
     bound = max(record.certified[NOISY] for record in records)
@@ -166,13 +166,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         f" {min(exact, default=0):.0f} % of the entries, from noisy ones at most"
         f" {max(noisy):.1f} %, where {bound:.2f} % is the certified limit.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

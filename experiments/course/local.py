@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from experiments.lib.figures import PALETTE, new_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import Comparison
 
 SHARE = 0.3
@@ -69,7 +69,7 @@ def estimates(
     return tuple(np.asarray(each) for each in found)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
     for seed, (name, size) in enumerate(itertools.product(_EPSILONS, _SIZES)):
         settings = {"epsilon": _EPSILONS[name], "answers": size, "repeats": _REPEATS, "seed": seed}
@@ -77,7 +77,7 @@ def _rows(profile: str) -> list[Row]:
     return rows
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     epsilon, size = row.settings["epsilon"], row.settings["answers"]
     answers = jnp.arange(size) < round(SHARE * size)
     found = estimates(epsilon, answers, row.settings["repeats"], row.settings["seed"])
@@ -99,7 +99,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (axes,) = new_figure(width=7.2, height=4.4)
     epsilons = sorted({record.settings["epsilon"] for record in records})
     for epsilon, colour in zip(epsilons, PALETTE, strict=False):
@@ -114,7 +114,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"errors": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     ratios = [record.measured["local over global"] for record in records]
     return [
         "The two-coin protocol of the notes keeps the true answer with probability 1/2: ε = log"
@@ -124,7 +124,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], record.measured[_CLOSED + name])
         for record in records
@@ -135,13 +135,3 @@ def _finding(records: Sequence[Record]) -> Finding:
     return comparison.finding(
         f"the local error is {min(ratios):.1f} to {max(ratios):.0f} times the global one"
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-)

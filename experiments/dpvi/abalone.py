@@ -8,9 +8,7 @@ import functools
 import numpy as np
 
 from experiments.data import Dataset, Scaling, load_data
-from experiments.dpvi.figures import figures
-from experiments.dpvi.study import Study, finding, remarks
-from experiments.lib.registry import Experiment, read_page
+from experiments.dpvi import study
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(0.2, 5.0, 10)))
 # Published means over ten runs by _SIGMAS, and over five runs by (c, q, sigma, T).
@@ -30,7 +28,7 @@ def _data(scaling: Scaling) -> Dataset:
     return load_data("abalone", scaling=scaling)
 
 
-STUDY = Study(
+STUDY = study.Study(
     data=_data,
     sampling_rate=0.05,
     clip=5.0,
@@ -48,12 +46,7 @@ STUDY = Study(
     repeats={"quick": 10, "paper": 10},
 )
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=STUDY.rows,
-    run_row=STUDY.run_row,
-    finding=finding,
-    data=lambda: _data("published").name,
-    figures=figures,
-    remarks=remarks,
-)
+
+data_set = functools.partial(_data, "published")
+rows, run_row = STUDY.rows, STUDY.run_row
+figures, remarks, finding = study.figures, study.remarks, study.finding

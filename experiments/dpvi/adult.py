@@ -9,10 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.data import Dataset, Scaling, load_data
+from experiments.dpvi import study
 from experiments.dpvi.codings import PART, coding_remark, coding_rows, run_coding_row
-from experiments.dpvi.figures import figures
-from experiments.dpvi.study import Setting, Study, finding, remarks
-from experiments.lib.registry import Experiment, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Record, Result, Row, RowContext
 
 _SIGMAS = tuple(float(sigma) for sigma in np.exp(np.linspace(-0.3, 3.0, 10)))
 # Published means over five runs by (c, q, sigma, T).
@@ -39,7 +38,7 @@ def _data(scaling: Scaling) -> Dataset:
     return load_data("adult_attributes", scaling=scaling)
 
 
-STUDY = Study(
+STUDY = study.Study(
     data=_data,
     sampling_rate=0.005,
     clip=75.0,
@@ -54,29 +53,22 @@ STUDY = Study(
     repeats={"quick": 3, "paper": 10},
 )
 
-_CODED: Setting = (55.0, 0.001, 0.8, 2_000)
+_CODED: study.Setting = (55.0, 0.001, 0.8, 2_000)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return STUDY.rows(profile) + coding_rows(STUDY, _CODED, profile)
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     if row.settings["part"] == PART:
         return run_coding_row(STUDY, row)
     return STUDY.run_row(row, context)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
-    return remarks(records) + coding_remark(records, _CLIPS[_CODED])
+def remarks(records: Sequence[Record]) -> list[str]:
+    return study.remarks(records) + coding_remark(records, _CLIPS[_CODED])
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=finding,
-    data=lambda: _data("published").name,
-    figures=figures,
-    remarks=_remarks,
-)
+data_set = functools.partial(_data, "published")
+figures, finding = study.figures, study.finding

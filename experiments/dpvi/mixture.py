@@ -32,7 +32,7 @@ from experiments.dpvi.inference import (
 from experiments.lib.figures import CERTIFIED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_column
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import make_rows, mean_and_error
 from experiments.lib.verdicts import format_upper_bound
 
@@ -106,14 +106,14 @@ def predictive_log_density(
     return (jax.nn.logsumexp(values, axis=0) - jnp.log(num_draws)).mean()
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     sigmas = list(_SIGMAS[profile])
     common = {**_SETTINGS, "repeats": _REPEATS[profile], "sigmas": sigmas}
     plain = make_rows(_PLAIN, [{"sigma": 0.0}], common)
     return plain + make_rows("σ = {sigma:g}", [{"sigma": sigma} for sigma in sigmas], common)
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
     densities = _densities(settings["repeats"], tuple(settings["sigmas"]))[settings["sigma"]]
     measured = dict(zip((DENSITY, ERROR), mean_and_error(densities), strict=True))
@@ -165,7 +165,7 @@ def _score(params: Any, records: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(score))(params)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     if not private:
         return {}
@@ -182,7 +182,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"density": figure}
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     found = [
         f"{format_value(r.measured[DENSITY])} "
         + (f"at ε = {format_upper_bound(r.certified[f'ε, {ADD}'])}" if r.certified else "without")
@@ -193,12 +193,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         "The source publishes no numbers; mean log densities with and without privacy are"
         f" {', '.join(found)}.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-)

@@ -1,4 +1,4 @@
-"""Rows, results, findings and remarks of the logistic regressions of Honkela (2017)."""
+"""Rows, results, figures, findings and remarks of the logistic regressions of Honkela (2017)."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import dpjax
 from experiments.data import Dataset, Scaling
@@ -16,8 +18,10 @@ from experiments.dpvi.logistic import (
     source_accuracies,
     svi_accuracies,
 )
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.plots import draw_column
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.sweeps import mean_and_error
+from experiments.lib.sweeps import column, mean_and_error
 from experiments.lib.verdicts import compare_published, group_by
 
 ACCURACY, ERROR = "accuracy %", "standard error %"
@@ -207,6 +211,69 @@ def _source_runs(study: Study, profile: str, sampling_rate: float) -> dict[Point
         seed=_SEED,
     )
     return dict(zip(points, found, strict=True))
+
+
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draws accuracy against ε by three accountants, clip bound and sampling rate."""
+    parts = group_by(records, "part")
+    drawn = {}
+    if "noise" in parts:
+        drawn["accuracy"] = _accuracy_figure(parts)
+    if "clip" in parts and "rate" in parts:
+        drawn["settings"] = _settings_figure(parts)
+    return drawn
+
+
+def _accuracy_figure(parts: Mapping[str, list[Record]]) -> Figure:
+    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
+    records = parts["noise"]
+    for axes, adjacency in ((left, REPLACE), (right, ADD)):
+        for name, colour, label in (
+            ("ε", CERTIFIED, "certified"),
+            ("MA ε", MEASURED, "moments accountant"),
+            ("AC ε", PALETTE[1], "advanced composition"),
+        ):
+            epsilon = f"{name}, {adjacency}"
+            draw_column(axes, records, epsilon, ACCURACY, ERROR, color=colour, label=label)
+        if chains := parts.get(LANGEVIN):
+            style = {"color": PALETTE[3], "label": f"{LANGEVIN}, certified"}
+            draw_column(axes, chains, f"ε, {adjacency}", ACCURACY, ERROR, **style)
+        _draw_plain(axes, parts)
+        axes.set(xscale="log", xlabel=f"ε, {adjacency}", ylabel="test accuracy (%)")
+    if known := [record for record in records if ACCURACY in record.source]:
+        accuracies = [record.source[ACCURACY] for record in known]
+        epsilons = column(known, f"MA ε, {REPLACE}")
+        left.plot(epsilons, accuracies, "x", color=SOURCE, markersize=7, label="published")
+    left.legend(loc="lower right")
+    right.sharey(left)
+    return figure
+
+
+def _draw_plain(axes: Axes, parts: Mapping[str, list[Record]]) -> None:
+    for accuracy in column(parts.get(PLAIN, []), ACCURACY):
+        axes.axhline(accuracy, color=SOURCE, linewidth=1)
+
+
+def _settings_figure(parts: Mapping[str, list[Record]]) -> Figure:
+    figure, panels = new_figure(columns=2, width=9.6, height=3.8)
+    names = (
+        ("clip", "c", "clip bound c of the source"),
+        ("rate", "sampling_rate", "sampling rate q"),
+    )
+    for axes, (part, setting, label) in zip(panels, names, strict=True):
+        by_sigma = group_by(parts[part], "sigma")
+        for (sigma, records), colour in zip(sorted(by_sigma.items()), PALETTE, strict=False):
+            style: dict[str, Any] = {"color": colour, "label": f"σ = {sigma:g}"}
+            draw_column(axes, records, setting, ACCURACY, ERROR, **style)
+            known = [record for record in records if ACCURACY in record.source]
+            accuracies = [record.source[ACCURACY] for record in known]
+            style = {"color": colour, "alpha": 0.5, "linewidth": 1}
+            axes.plot(column(known, setting), accuracies, "x--", **style)
+        _draw_plain(axes, parts)
+        axes.set(xlabel=label, ylabel="test accuracy (%)")
+        axes.set_xticks(sorted(set(column(parts[part], setting))))
+        axes.legend(loc="lower right")
+    return figure
 
 
 def remarks(records: Sequence[Record]) -> list[str]:

@@ -27,7 +27,7 @@ from experiments.gdp.classifiers import (
     training_figure,
 )
 from experiments.lib.models import TabularMLP
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import Comparison
 
 PUBLISHED_SIZE = 29_305
@@ -54,7 +54,7 @@ _CLASSICAL: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @functools.cache
-def _data() -> Dataset:
+def data_set() -> Dataset:
     return load_data("adult")
 
 
@@ -66,7 +66,7 @@ def _hold_out_tenth(data: Dataset) -> Dataset:
     return dataclasses.replace(data, train=train, test=test)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return [
         Row(_PRIVATE_ROW, dataclasses.asdict(PRIVATE), _SOURCE),
         Row(_PLAIN_ROW, dataclasses.asdict(_PLAIN), _NOT_AT_HAND),
@@ -77,8 +77,8 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    data = _data()
+def run_row(row: Row, context: RowContext) -> Result:
+    data = data_set()
     split = _hold_out_tenth(data)
     if row.name in _CLASSICAL:
         score = _classical(row.name).fit(*split.train).score
@@ -95,28 +95,17 @@ def _classical(name: str) -> Any:
     return getattr(importlib.import_module(f"sklearn.{module}"), classifier)(**options)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"training": training_figure(records, {_PRIVATE_ROW: _PUBLISHED_ACCURACY})}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     private = [record for record in records if record.row == _PRIVATE_ROW]
     return [DIVISOR_REMARK, *(remark for record in private for remark in private_remarks(record))]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     private = [record.measured[ACCURACY] for record in records if record.row == _PRIVATE_ROW]
     pairs = tuple((accuracy, _PUBLISHED_ACCURACY) for accuracy in private)
     comparison = Comparison("published private accuracies", pairs, 0.5, "points")
     return account_finding(comparison, records, CERTIFIED_EPSILON)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=_remarks,
-)

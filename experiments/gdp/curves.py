@@ -22,13 +22,11 @@ from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid
 from experiments.lib.registry import (
     DETERMINISTIC,
-    Experiment,
     Finding,
     Record,
     Result,
     Row,
     RowContext,
-    read_page,
 )
 from experiments.lib.verdicts import Comparison, format_upper_bound, join_row_names
 
@@ -108,11 +106,9 @@ def min_error_sum(curve: TradeOff) -> float:
     return 100 * (1 - float(curve.delta(0.0)))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
-    for row, mechanism in zip(
-        mnist.EXPERIMENT.rows("paper"), mnist.published_mechanisms(), strict=True
-    ):
+    for row, mechanism in zip(mnist.rows("paper"), mnist.published_mechanisms(), strict=True):
         settings = {
             "noise_multiplier": row.settings["noise_multiplier"],
             "sampling_rate": row.settings["expected_batch_size"] / mnist.PUBLISHED_SIZE,
@@ -127,7 +123,7 @@ def _rows(profile: str) -> list[Row]:
     return [*rows, Row(_ONE_EPOCH, short, {"CLT μ": _PRINTED_MU})]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     clt = clt_curve(**row.settings)
     if row.name == _ONE_EPOCH:
         bounds, printed = one_epoch(**row.settings), tradeoff.Gaussian(_PRINTED_MU)
@@ -171,7 +167,7 @@ def _detected(curves: dict[str, TradeOff]) -> dict[str, Any]:
     return {name: curve.true_positive_rate(_LEVELS) for name, curve in curves.items()}
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
     drawn = {}
@@ -265,7 +261,7 @@ def _one_epoch_figure(record: Record) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
     remarks = []
@@ -310,7 +306,7 @@ _VERDICTS: dict[str, Callable[[Record], bool]] = {
 }
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], record.source[name])
         for record in records
@@ -330,12 +326,4 @@ def _finding(records: Sequence[Record]) -> Finding:
     return comparison.finding(clause, bool(low))
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-    tolerance=DETERMINISTIC,
-)
+TOLERANCE = DETERMINISTIC

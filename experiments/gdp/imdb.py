@@ -26,7 +26,7 @@ from experiments.gdp.classifiers import (
 )
 from experiments.lib.formatting import format_value
 from experiments.lib.models import MeanEmbeddingClassifier
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import compare_published
 
 PUBLISHED_SIZE = 25_000
@@ -41,11 +41,11 @@ _PADDING_TRAINED = ", padding trained"
 
 
 @functools.cache
-def _data() -> Dataset:
+def data_set() -> Dataset:
     return load_data("imdb")
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
     for suffix, zero in (("", True), (_PADDING_TRAINED, False)):
         private, plain = (
@@ -59,21 +59,21 @@ def _rows(profile: str) -> list[Row]:
     return [*rows, Row(_QUOTED_ROW, {"model": "LSTM"}, {ACCURACY: 85.4})]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     if row.name == _QUOTED_ROW:
         return Result({ACCURACY: "not run"}, {}, "The LSTM is quoted from the source, not run.")
-    data, arguments = _data(), dict(row.settings)
+    data, arguments = data_set(), dict(row.settings)
     model = MeanEmbeddingClassifier(NUM_TOKENS, data.num_classes, arguments.pop("padding_is_zero"))
     problem = Problem(model, optax.adam, data, "one review", PUBLISHED_SIZE)
     return run(problem, arguments, context.folder)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     published = {_PRIVATE_ROW: _SOURCE[ACCURACY], _PLAIN_ROW: _PLAIN_SOURCE[ACCURACY]}
     return {"training": training_figure(records, published)}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     private, plain = rows.get(_PRIVATE_ROW), rows.get(_PLAIN_ROW)
     trained = rows.get(_PRIVATE_ROW + _PADDING_TRAINED)
@@ -103,19 +103,8 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     rows = [record for record in records if record.row in (_PRIVATE_ROW, _PLAIN_ROW)]
     comparison = compare_published(rows, ACCURACY, 0.5, "published accuracies", "points")
     private = [record for record in rows if record.row == _PRIVATE_ROW]
     return account_finding(comparison, private, CERTIFIED_EPSILON)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=_remarks,
-)

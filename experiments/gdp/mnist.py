@@ -27,7 +27,7 @@ from experiments.gdp.classifiers import summarize
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, stack_curves, train
 from experiments.lib.verdicts import BEST_ACCURACY_REMARK, compare_published
 
@@ -87,7 +87,7 @@ class Settings:
 
 
 @functools.cache
-def load_mnist() -> Dataset:
+def data_set() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
     return load_data("mnist")
 
@@ -124,7 +124,7 @@ def note(settings: Settings, data: Dataset) -> str:
     return " ".join(words)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
     for number, (published, figures) in enumerate(_TABLE_1, start=1):
         short = profile == "quick" and number > 1
@@ -135,10 +135,10 @@ def _rows(profile: str) -> list[Row]:
     return rows
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     arguments = dict(row.settings)
     num_seeds = arguments.pop("seeds")
-    settings, data = Settings(**arguments), load_mnist()
+    settings, data = Settings(**arguments), data_set()
     runs = [
         fit(dataclasses.replace(settings, seed=settings.seed + n), data, context.folder / str(n))
         for n in range(num_seeds)
@@ -156,7 +156,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {
         "accuracy": _accuracy_figure(records),
         "epsilon": _epsilon_figure(records),
@@ -191,7 +191,7 @@ def _epsilon_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     pairs = [
         account_remarks(
             f"Row {record.row}",
@@ -224,7 +224,7 @@ def _seeds_remark(records: Sequence[Record]) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     comparison = compare_published(
         records,
         ACCURACY,
@@ -234,14 +234,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         lambda record: record.settings["epochs"] == record.settings["published_epochs"],
     )
     return account_finding(comparison, records, _CERTIFIED_EPSILON)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_mnist().name,
-    figures=_figures,
-    remarks=_remarks,
-)

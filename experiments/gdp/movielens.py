@@ -25,7 +25,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_nonempty, series_figure
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Task, initialize, train
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -116,11 +116,11 @@ _BASELINES: dict[str, tuple[models.Predictor, dict[str, Any], float]] = {
 
 
 @functools.cache
-def _data() -> RatingsDataset:
+def data_set() -> RatingsDataset:
     return load_data("movielens")
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     private, plain = Settings(), Settings(l2_clip=_NO_CLIP, noise_multiplier=0.0)
     printed = {"RMSE": 0.915, "CLT μ": 1.94, "CLT ε": 10.61, "MA ε": 15.39}
     return [
@@ -134,8 +134,8 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    data = _data()
+def run_row(row: Row, context: RowContext) -> Result:
+    data = data_set()
     if row.name in _BASELINES:
         options = {name: value for name, value in row.settings.items() if name != "algorithm"}
         error = models.baseline_rmse(_BASELINES[row.name][0], data, options)
@@ -206,7 +206,7 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
     return size * epsilon, math.exp(min(0.0, math.log(delta) + growth))
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     curves = [record for record in records if _CURVE in record.series]
     return draw_nonempty(training=(_training_figure, curves), models=(_models_figure, records))
 
@@ -230,7 +230,7 @@ def _models_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     private, by_user, plain = (rows.get(name) for name in (_PRIVATE, _BY_USER, _PLAIN))
     remarks = _unit_remarks(private) if private else []
@@ -275,7 +275,7 @@ def _unit_remarks(private: Record) -> list[str]:
     return remarks
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     comparison = compare_published(
         records,
         "RMSE",
@@ -284,14 +284,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         is_full=lambda record: record.data == "movielens",
     )
     return account_finding(comparison, records, "ε, one rating")
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=_remarks,
-)

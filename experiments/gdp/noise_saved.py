@@ -22,13 +22,13 @@ from experiments.gdp.mnist import (
     CURVE,
     PUBLISHED_SIZE,
     Settings,
+    data_set,
     fit,
-    load_mnist,
     note,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.plots import set_epoch_axis
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Curve
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -117,7 +117,7 @@ def _with_noise(account: str, settings: Settings, noise: float) -> float:
     return compute_epsilon(account, changed, settings.published_epochs)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
     for name, half in HALVES.items():
         epochs = _QUICK_EPOCHS[name] if profile == "quick" else half.epochs
@@ -132,7 +132,7 @@ def _rows(profile: str) -> list[Row]:
     return rows
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     arguments = dict(row.settings)
     account, target = arguments.pop("account"), arguments.pop("promised_epsilon")
     settings, half = Settings(**arguments), HALVES[row.name.split(": ")[0]]
@@ -159,7 +159,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
     if not settings.epochs:
         return result
-    data = load_mnist()
+    data = data_set()
     training = fit(settings, data, context.folder)
     as_run = training.certificate(settings.delta)
     reached = _reached(training.curve, epsilons, account) if half.milestones else {}
@@ -194,7 +194,7 @@ def _halves(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
     return halves
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     halves = _halves(records)
     return {
         "training": _training_figure(halves),
@@ -268,7 +268,7 @@ def _target(half: Mapping[str, Record]) -> float:
     return next(iter(half.values())).settings["promised_epsilon"]
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     remarks = []
     for name, half in _halves(records).items():
         if len(half) < len(ACCOUNTS):
@@ -293,7 +293,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     return remarks
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     limits = [record for record in records if record.settings["account"] == "CLT"]
     exceeded = [r for r in limits if r.certified["ε"] > r.settings["promised_epsilon"]]
     found = " and ".join(
@@ -304,14 +304,3 @@ def _finding(records: Sequence[Record]) -> Finding:
     clause = f"with the noise of the central limit the certified ε is {found}" if limits else ""
     comparison = compare_published(records, "σ", 0.01, "published noise multipliers")
     return comparison.finding(clause, bool(exceeded))
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: load_mnist().name,
-    figures=_figures,
-    remarks=_remarks,
-)

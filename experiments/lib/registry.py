@@ -1,7 +1,7 @@
 """Experiments, their rows and records, and the list of the experiments' modules.
 
-Each experiment is a module with an ``EXPERIMENT``, and a Markdown page of the same stem beside it
-with its prose; :data:`MODULES` lists the modules by dotted path.
+Each experiment is a module with the functions of :func:`experiment_of`, and a Markdown page of the
+same stem beside it with its prose; :data:`MODULES` lists the modules by dotted path.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax._checks import check, check_choice
@@ -301,13 +302,33 @@ class Experiment:
         return self.page.name
 
 
+def experiment_of(module: ModuleType) -> Experiment:
+    """Returns the experiment that a module defines by its functions and the page beside it.
+
+    Its functions ``rows``, ``run_row`` and ``finding``, and where it has them ``data``, ``figures``
+    and ``remarks``, are those of :class:`Experiment`; ``data_set`` returns a data set whose name
+    ``data`` would return, and ``TOLERANCE`` is the tolerance.
+    """
+    functions = {name: vars(module).get(name) for name in ("data", "figures", "remarks")}
+    if hasattr(module, "data_set"):
+        functions["data"] = lambda: module.data_set().name
+    return Experiment(
+        page=read_page(module.__file__ or ""),
+        rows=module.rows,
+        run_row=module.run_row,
+        finding=module.finding,
+        tolerance=getattr(module, "TOLERANCE", Tolerance()),
+        **{name: function for name, function in functions.items() if function},
+    )
+
+
 def load_experiments(modules: Sequence[str] = MODULES) -> tuple[Experiment, ...]:
-    """Imports modules by dotted path, and returns the ``EXPERIMENT`` of each, in their order.
+    """Imports modules by dotted path, and returns the experiment of each, in their order.
 
     >>> load_experiments(())
     ()
     """
-    return tuple(importlib.import_module(module).EXPERIMENT for module in modules)
+    return tuple(experiment_of(importlib.import_module(module)) for module in modules)
 
 
 def select(names: Sequence[str], experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:

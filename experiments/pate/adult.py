@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dpjax import pate
 from experiments.data import Dataset, Split, load_data
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import (
     ANSWERS,
@@ -52,7 +52,7 @@ _RELEASES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 
 
 @functools.cache
-def _data() -> Dataset:
+def data_set() -> Dataset:
     return load_data("adult")
 
 
@@ -66,7 +66,7 @@ def _forest(num_trees: int, seed: int) -> Any:
 @functools.cache
 def _teacher_labels(num_teachers: int, num_trees: int, seed: int) -> npt.NDArray[np.int32]:
     """Returns the labels of each teacher on the pool; the rows of one run share them."""
-    data = _data()
+    data = data_set()
     num_examples = len(data.train.y)
     partition = pate.Partition.draw(
         jax.random.key(seed),
@@ -91,7 +91,7 @@ def _split_pool(data: Dataset) -> tuple[Split, Split]:
     return Split(x[:size], y[:size]), Split(x[size:], y[size:])
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {"num_trees": _NUM_TREES[profile], "seed": 0}
     teachers = {"num_teachers": 250, "delta": _DELTA, **common}
     names = (STUDENT, EPSILON, ANSWERS)
@@ -104,8 +104,8 @@ def _rows(profile: str) -> list[Row]:
     ]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    data, settings = _data(), row.settings
+def run_row(row: Row, context: RowContext) -> Result:
+    data, settings = data_set(), row.settings
     pool, test = _split_pool(data)
     student = _forest(settings["num_trees"], settings["seed"])
     if row.name == _PLAIN:
@@ -117,20 +117,12 @@ def _run_row(row: Row, context: RowContext) -> Result:
     return Result(measured, found.certified, f"{data.note} {NOTE}", certificate=found.certificate)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return releases_figure(records)
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     return releases_finding(records, 1.0)
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=release_remarks,
-)
+remarks = release_remarks

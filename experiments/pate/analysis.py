@@ -26,13 +26,11 @@ from experiments.lib.plots import (
 )
 from experiments.lib.registry import (
     DETERMINISTIC,
-    Experiment,
     Finding,
     Record,
     Result,
     Row,
     RowContext,
-    read_page,
 )
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
@@ -131,7 +129,7 @@ _SIMULATED = {
 _ENSEMBLES = (100, 150, 200, 250, 400)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     releases = [
         Row(name, settings, dict(zip((EPSILON, ANSWERS), printed, strict=False)))
         for name, (settings, printed) in _RELEASES.items()
@@ -147,7 +145,7 @@ def _rows(profile: str) -> list[Row]:
     return [*releases, *make_rows(name, simulated, common), *claims]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     if row.name in CLAIMS:
         return check_claim(row.name, row.settings)
     return _run_release(row) if "votes" in row.settings else _run_simulation(row)
@@ -238,7 +236,7 @@ def simulate_votes(
     return np.random.default_rng(seed).multinomial(mechanism.num_teachers, shares, size)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     releases = [record for record in records if record.row in _RELEASES]
     simulated = [record for record in records if _BY_SHARE in record.series]
     return draw_nonempty(
@@ -284,7 +282,7 @@ def _draw_agreement(axes: Axes, records: Sequence[Record]) -> None:
     axes.set(xlabel="votes for the plurality (share)", ylabel="ε at δ = 1e-5", ylim=(0, None))
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     return [
         *(_release_remark(record) for record in records if AS_PRINTED in record.measured),
         *(
@@ -320,7 +318,7 @@ def _release_remark(record: Record) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     known = [record for record in records if AS_PRINTED in record.measured]
     pairs = tuple((record.measured[AS_PRINTED], record.source[EPSILON]) for record in known)
     comparison = Comparison("published ε", pairs, 3.0, "%")
@@ -335,7 +333,7 @@ def _finding(records: Sequence[Record]) -> Finding:
     return comparison.finding(clause, bool(contradicted))
 
 
-def _data() -> str:
+def data() -> str:
     names = [
         name
         for name, teachers in (("mnist", 250), ("svhn", 250), ("adult", 250), ("glyph", 5_000))
@@ -344,13 +342,4 @@ def _data() -> str:
     return f"votes on {', '.join(names)}" if names else "no votes"
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=_data,
-    figures=_figures,
-    remarks=_remarks,
-    tolerance=DETERMINISTIC,
-)
+TOLERANCE = DETERMINISTIC

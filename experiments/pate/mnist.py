@@ -5,12 +5,14 @@
 to 98.6 % with the latter.
 """
 
+import functools
 from collections.abc import Sequence
 
-from experiments.lib.registry import Experiment, Finding, Record, Row, read_page
+from experiments.lib.registry import Finding, Record, Row
+from experiments.pate import images
 from experiments.pate.answers import release_remarks, releases_finding
 from experiments.pate.figures import releases_figure
-from experiments.pate.images import Release, load_images, make_rows, run_row
+from experiments.pate.images import Release, load_images, make_rows
 
 _DELTA = 1e-5
 _PLAIN_EPOCHS = {"quick": 1, "paper": 5}
@@ -46,7 +48,7 @@ _RELEASES: dict[str, Release] = {
 }
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return make_rows(
         "mnist",
         {"network": "CNN", "num_epochs": _PLAIN_EPOCHS[profile], "batch_size": 128},
@@ -63,18 +65,11 @@ def _rows(profile: str) -> list[Row]:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     return releases_finding(
         records, 1.0, lambda record: record.profile == "paper" and record.data == "mnist"
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=run_row,
-    finding=_finding,
-    data=lambda: load_images("mnist").name,
-    figures=releases_figure,
-    remarks=release_remarks,
-)
+data_set = functools.partial(load_images, "mnist")
+run_row, figures, remarks = images.run_row, releases_figure, release_remarks

@@ -5,12 +5,14 @@ six (``paper``). Expect students of 58 to 64 % (72 to 80 %), below the source's,
 250 teachers on 604,388 images.
 """
 
+import functools
 from collections.abc import Sequence
 
-from experiments.lib.registry import Experiment, Finding, Record, Row, read_page
+from experiments.lib.registry import Finding, Record, Row
+from experiments.pate import images
 from experiments.pate.answers import epsilon_clause, release_remarks
 from experiments.pate.figures import releases_figure
-from experiments.pate.images import Release, load_images, make_rows, run_row
+from experiments.pate.images import Release, load_images, make_rows
 
 _DELTA = 1e-6
 _NUM_TEACHERS = 40
@@ -49,7 +51,7 @@ _RELEASES: dict[str, Release] = {
 }
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     return make_rows(
         "svhn",
         {"network": "CNN", "num_epochs": _PLAIN_EPOCHS[profile], "batch_size": 128},
@@ -67,17 +69,10 @@ def _rows(profile: str) -> list[Row]:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     clauses = filter(None, ["The source has more teachers and images", epsilon_clause(records)])
     return Finding("not compared", f"{'; '.join(clauses)}.")
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=run_row,
-    finding=_finding,
-    data=lambda: load_images("svhn").name,
-    figures=releases_figure,
-    remarks=release_remarks,
-)
+data_set = functools.partial(load_images, "svhn")
+run_row, figures, remarks = images.run_row, releases_figure, release_remarks

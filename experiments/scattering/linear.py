@@ -20,7 +20,7 @@ from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars, legend_below, panel_grid
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
 from experiments.lib.training import stack_curves
 from experiments.lib.verdicts import (
@@ -90,11 +90,11 @@ def load_images(name: str) -> Dataset:
 
 
 @functools.cache
-def _data_names() -> str:
+def data() -> str:
     return ", ".join(load_images(name).name for name in _SOURCE)
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     rows = []
     for data, source in _SOURCE.items():
         sizes = (source.num_train, _NUM_TEST) if profile == "paper" else _QUICK_SIZES[data]
@@ -124,7 +124,7 @@ def _rows(profile: str) -> list[Row]:
     return rows
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     if "epsilon" not in row.settings:
         return run_plain(row, load_images(row.settings["data"]), context.folder.parent)
     settings = Settings(**{**row.settings, "seeds": tuple(row.settings["seeds"])})
@@ -155,7 +155,7 @@ def _run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if record.certified]
     groups = group_by(private, "data")
     colours = dict(zip(group_by(private, "normalization"), PALETTE, strict=False))
@@ -185,7 +185,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"accuracy": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     found = []
     private = [record for record in records if record.certified]
     for data, of_data in group_by(private, "data").items():
@@ -226,7 +226,7 @@ def _remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     comparison = compare_published(
         records,
         ACCURACY,
@@ -242,14 +242,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         for record in claims
     )
     return comparison.finding(found)
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=_data_names,
-    figures=_figures,
-    remarks=_remarks,
-)

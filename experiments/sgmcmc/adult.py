@@ -17,7 +17,7 @@ from dpjax.bayes.sgmcmc import PUBLISHED_TEMPERATURE, SGLD
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, grid, make_rows
 from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
 from experiments.published.langevin import step_size_bound_2017
@@ -43,11 +43,11 @@ _NUM_RUNS = {"quick": 3, "paper": 10}
 
 
 @functools.cache
-def _data() -> Dataset:
+def data_set() -> Dataset:
     return load_data("adult")
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     common = {"delta": DELTA, "num_steps": NUM_STEPS, "runs": _NUM_RUNS[profile]}
     given = [
         Row(name, {"method": name, "step": step, "temperature": temperature, **common}, {})
@@ -57,8 +57,8 @@ def _rows(profile: str) -> list[Row]:
     return [*given, *make_rows("{method}, ε = {epsilon:g}", calibrated, common)]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
-    data, settings = _data(), row.settings
+def run_row(row: Row, context: RowContext) -> Result:
+    data, settings = data_set(), row.settings
     method, num_runs, key = settings["method"], settings["runs"], jax.random.key(0)
     if method in METHODS:
         runs = METHODS[method](data.train, settings["epsilon"], num_runs, key)
@@ -132,7 +132,7 @@ def _claims(chain: SGLD) -> dict[str, float]:
     return {TOTAL: float(chain.step_sizes.sum()), CLAIM: claim}
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     private = [record for record in records if "epsilon" in record.settings]
     if not private:
         return {}
@@ -155,7 +155,7 @@ def _figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"accuracy": figure}
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     not_exact = (
         "OPS and the hybrid are plotted at the ε of an exact posterior sample. No exact sampler"
         " is known for this posterior, and the last state of a Markov chain has no such"
@@ -197,7 +197,7 @@ def _compare_with_sgd(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     known = {record.row: record for record in records}
     if SOURCE_STEP not in known:
         return Finding("not compared", "The source's step was not run.")
@@ -208,14 +208,3 @@ def _finding(records: Sequence[Record]) -> Finding:
         "The accuracies of the source's figure are not printed; its step size claims ε ="
         f" {claimed:.2g}, where {format_upper_bound(certified)} is certified.",
     )
-
-
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: _data().name,
-    figures=_figures,
-    remarks=_remarks,
-)

@@ -24,13 +24,11 @@ from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
 from experiments.lib.registry import (
     DETERMINISTIC,
-    Experiment,
     Finding,
     Record,
     Result,
     Row,
     RowContext,
-    read_page,
 )
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import Comparison, format_upper_bound, group_by
@@ -85,7 +83,7 @@ def stepwise_schedule(first: float) -> tuple[float, ...]:
     return tuple((first * first_of_piece ** (-1 / 3)).tolist())
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     claims = [
         Row(
             f"η = {size:g}{words}, batches of {batch:,}",
@@ -118,7 +116,7 @@ def _rows(profile: str) -> list[Row]:
     return [*claims, *chains, *steps]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = row.settings
     if settings["part"] == "steps":
         return _run_steps(settings["epsilon"])
@@ -177,7 +175,7 @@ def _run_steps(epsilon: float) -> Result:
     )
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     steps = [record for record in records if record.settings["part"] == "steps"]
     if len(steps) < 2:
         return {}
@@ -225,7 +223,7 @@ def _epsilons_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     parts = group_by(records, "part")
     by_step: dict[str, list[Record]] = {}
     for record in parts.get("claim", []):
@@ -281,7 +279,7 @@ def _chains_remark(records: Sequence[Record]) -> str:
     return f"ε grows with the number of chains. At temperature 1: {'; '.join(found)}."
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     claims = [record for record in records if "claimed ε" in record.source]
     least = min((r.certified[TEMPERATURE_ONE] for r in claims), default=None)
     pairs = [
@@ -299,12 +297,4 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    figures=_figures,
-    remarks=_remarks,
-    tolerance=DETERMINISTIC,
-)
+TOLERANCE = DETERMINISTIC

@@ -17,7 +17,7 @@ from dpjax.certificates import Certificate
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import legend_below, set_log_ticks
-from experiments.lib.registry import Experiment, Finding, Record, Result, Row, RowContext, read_page
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
 from experiments.lib.verdicts import direction_finding, format_upper_bound, group_by
 from experiments.sgmcmc.inversion_attack import class_means, invert, match_classes, smooth
@@ -59,7 +59,7 @@ def load_images(name: str) -> Dataset:
     return dataclasses.replace(data, train=Split(data.train.x[rows], data.train.y[rows]))
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     runs = _RUNS[profile]
     faces = {_PLAIN_FACES: Settings(FACES, PLAIN, learning_rate=0.1, num_steps=300)}
     for unit, rate in _LEARNING_RATES.items():
@@ -88,7 +88,7 @@ def _rows(profile: str) -> list[Row]:
     return [Row(name, dataclasses.asdict(settings), {}) for name, settings in table.items()]
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
     data = load_images(settings.data)
     num_classes, mechanism, runs = data.num_classes, settings.mechanism(data), []
@@ -147,7 +147,7 @@ def _to_bytes(pictures: np.ndarray) -> list[list[int]]:
     return np.rint(scaled).astype(int).tolist()
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     by_data = group_by(records, "data")
     found = {}
     for stem, name in (("faces", FACES), ("digits", DIGITS)):
@@ -215,7 +215,7 @@ def _draw_references(axes: Axes, faces: Sequence[Record]) -> None:
             axes.axhline(record.measured[ACCURACY], color=SOURCE, linestyle="--", linewidth=1)
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     faces = [record for record in records if record.settings["data"] == FACES]
     return [
         *(_describe(record) for record in faces if record.row == _PLAIN_FACES),
@@ -265,7 +265,7 @@ def _compare_units(pair: tuple[Record, Record]) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     rates = {record.row: record.measured[IDENTIFIED] for record in records}
     people = [record for record in records if BOUND in record.certified]
     found = "; ".join(
@@ -284,12 +284,5 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: f"{load_images(FACES).name}, {load_images(DIGITS).name}",
-    figures=_figures,
-    remarks=_remarks,
-)
+def data() -> str:
+    return f"{load_images(FACES).name}, {load_images(DIGITS).name}"

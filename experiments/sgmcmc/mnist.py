@@ -19,13 +19,12 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.plots import draw_bars
 from experiments.lib.records import find_record, load_records
 from experiments.lib.registry import (
-    Experiment,
     Finding,
     Record,
     Result,
     Row,
     RowContext,
-    read_page,
+    experiment_of,
     select_rows,
 )
 from experiments.lib.runner import Plan, run_experiment
@@ -106,10 +105,10 @@ _SVHN: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 # Experiment and row that the rows of PATE are taken from.
 _ENSEMBLES = {
-    "MNIST: PATE(100)": (pate_mnist.EXPERIMENT, "LNMax, 100 queries"),
-    "MNIST: PATE(1000)": (pate_mnist.EXPERIMENT, "LNMax, 1,000 queries"),
-    "SVHN: PATE(100)": (pate_svhn.EXPERIMENT, "LNMax, 500 queries"),
-    "SVHN: PATE(1000)": (pate_svhn.EXPERIMENT, "LNMax, 1,000 queries"),
+    "MNIST: PATE(100)": (pate_mnist, "LNMax, 100 queries"),
+    "MNIST: PATE(1000)": (pate_mnist, "LNMax, 1,000 queries"),
+    "SVHN: PATE(100)": (pate_svhn, "LNMax, 500 queries"),
+    "SVHN: PATE(1000)": (pate_svhn, "LNMax, 1,000 queries"),
 }
 # Labels of rows in the calibration figure.
 _COMPARED = {
@@ -136,7 +135,7 @@ _GROUPS: dict[str, tuple[Callable[[str], bool], str, str]] = {
 }
 
 
-def _rows(profile: str) -> list[Row]:
+def rows(profile: str) -> list[Row]:
     size = _QUICK if profile == "quick" else _PAPER
     mnist = Settings(LANGEVIN, "mnist", delta=1e-5, **size)
     svhn = Settings(LANGEVIN, "svhn", delta=1e-6, **{**size, "runs": 1})
@@ -161,12 +160,13 @@ def _rows(profile: str) -> list[Row]:
 
 def _ensemble_settings(name: str, profile: str) -> dict[str, Any]:
     """Returns the settings of the row of `pate_mnist` or `pate_svhn`, and its name."""
-    experiment, row = _ENSEMBLES[name]
+    module, row = _ENSEMBLES[name]
+    experiment = experiment_of(module)
     (chosen,) = select_rows(experiment, profile, row)
     return {"experiment": experiment.name, "row": row, **chosen.settings}
 
 
-def _run_row(row: Row, context: RowContext) -> Result:
+def run_row(row: Row, context: RowContext) -> Result:
     if row.name in _ENSEMBLES:
         return _run_ensemble(row.name, context)
     settings = Settings(**row.settings)
@@ -191,7 +191,8 @@ def _run_row(row: Row, context: RowContext) -> Result:
 
 def _run_ensemble(name: str, context: RowContext) -> Result:
     """Returns the record of a row of PATE, which is run first if there is none."""
-    experiment, row = _ENSEMBLES[name]
+    module, row = _ENSEMBLES[name]
+    experiment = experiment_of(module)
     results = context.folder.parents[2]
     plan = Plan(context.profile, results, fresh=False)
     if not run_experiment(experiment, plan, row):
@@ -272,7 +273,7 @@ def _note(settings: Settings, data: Dataset) -> str:
     return " ".join(words)
 
 
-def _figures(records: Sequence[Record]) -> dict[str, Figure]:
+def figures(records: Sequence[Record]) -> dict[str, Figure]:
     mnist = [record for record in records if "SVHN" not in record.row]
     return {
         "frontier": _frontier_figure(mnist),
@@ -319,7 +320,7 @@ def _calibration_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _remarks(records: Sequence[Record]) -> list[str]:
+def remarks(records: Sequence[Record]) -> list[str]:
     claims = [
         record for record in records if "ε" in record.source and PUBLISHED in record.certified
     ]
@@ -391,7 +392,7 @@ def _frontier(chain: Record, point: Record) -> str:
     )
 
 
-def _finding(records: Sequence[Record]) -> Finding:
+def finding(records: Sequence[Record]) -> Finding:
     claims = [r for r in records if "ε" in r.source and PUBLISHED in r.certified]
     low = [r for r in claims if r.source["ε"] < r.certified[PUBLISHED]]
     found = "; ".join(
@@ -413,12 +414,5 @@ def _finding(records: Sequence[Record]) -> Finding:
     )
 
 
-EXPERIMENT = Experiment(
-    page=read_page(__file__),
-    rows=_rows,
-    run_row=_run_row,
-    finding=_finding,
-    data=lambda: f"{load_images('mnist').name}, {load_images('svhn').name}",
-    figures=_figures,
-    remarks=_remarks,
-)
+def data() -> str:
+    return f"{load_images('mnist').name}, {load_images('svhn').name}"

@@ -4,13 +4,23 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from matplotlib.figure import Figure
 
 from experiments.lib.figures import new_figure
 from experiments.lib.records import load_records
-from experiments.lib.registry import Experiment, Finding, Page, Record, Result, Row, RowContext
+from experiments.lib.registry import (
+    Experiment,
+    Finding,
+    Page,
+    Record,
+    Result,
+    Row,
+    RowContext,
+    experiment_of,
+)
 from experiments.lib.runner import Plan, run_experiment
 
 # Their tests run rows in some length, or training steps to be timed, but for those named. The quick
@@ -106,7 +116,11 @@ def toy() -> Toy:
 def run_rows(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Record]]:
     """Runs rows of an experiment's quick profile, all or those named, with other settings."""
 
-    def run(experiment: Experiment, *names: str, **settings: object) -> dict[str, Record]:
+    def run(
+        experiment: Experiment | ModuleType, *names: str, **settings: object
+    ) -> dict[str, Record]:
+        if isinstance(experiment, ModuleType):
+            experiment = experiment_of(experiment)
         rows = []
         for row in experiment.rows("quick"):
             changes = {name: settings[name] for name in settings.keys() & row.settings.keys()}

@@ -10,7 +10,7 @@ from experiments.bayes import bob
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return list(run_rows(bob.EXPERIMENT).values())
+    return list(run_rows(bob).values())
 
 
 def test_the_errors_are_those_printed_and_those_of_the_closed_forms(records):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from experiments.bayes import clipping
+from experiments.lib.registry import experiment_of
 
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    experiment = dataclasses.replace(clipping.EXPERIMENT, data=lambda: "simulated")
+    experiment = dataclasses.replace(experiment_of(clipping), data=lambda: "simulated")
     return run_rows(experiment, "simulated, B_x", "simulated, both")
 
 

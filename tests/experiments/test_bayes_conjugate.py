@@ -17,7 +17,7 @@ RUN_HERE = (
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return run_rows(conjugate.EXPERIMENT, *RUN_HERE)
+    return run_rows(conjugate, *RUN_HERE)
 
 
 def test_the_noise_costs_one_over_n_and_sampling_one_over_its_root(records):

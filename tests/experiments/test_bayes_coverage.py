@@ -33,7 +33,7 @@ def test_the_simulated_data_are_those_described():
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return list(run_rows(coverage.EXPERIMENT, "n = 100", "n = 1,000", **SMALL).values())
+    return list(run_rows(coverage, "n = 100", "n = 1,000", **SMALL).values())
 
 
 def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):

@@ -12,6 +12,7 @@ from scipy import stats
 from dpjax.bayes.regression import RegressionBounds
 from dpjax.federated import Parties, simulated_entropy
 from experiments.bayes import holders, holders_costs, holders_fits, holders_published, wine_fits
+from experiments.lib.registry import experiment_of
 from experiments.lib.repetition import compare_records
 
 TEN = "distributed, N = 10, T = 0"
@@ -22,13 +23,13 @@ SMALL = "additive shares: N = 10, M = 3, 78 numbers"
 def records(run_rows):
     names = [
         row.name
-        for row in holders.EXPERIMENT.rows("quick")
+        for row in holders.rows("quick")
         if row.settings.get("num_holders") not in (5, 20, 100)
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holders, "_NUM_ENTRIES", 1000)
         patch.setattr(holders, "_EPSILONS", (0.1, 0.3, 1.0))
-        return run_rows(holders.EXPERIMENT, *names)
+        return run_rows(holders, *names)
 
 
 def test_ten_holders_have_the_error_of_a_trusted_aggregator(records):
@@ -158,7 +159,7 @@ def test_published_fit_without_noise_is_the_ridge_regression():
 
 def test_costs_of_a_round(run_rows):
     """A round of 78 statistics takes at most 100 ms; bytes are as the message format has them."""
-    (record,) = run_rows(holders_costs.EXPERIMENT, SMALL).values()
+    (record,) = run_rows(holders_costs, SMALL).values()
     small = record.measured
     assert small[holders_costs.TOGETHER] < 100
     # Header, identifier of the draw, words and digest, to three nodes, whose sums name all draws.
@@ -168,7 +169,7 @@ def test_costs_of_a_round(run_rows):
     # Rows run again are compared by their bytes, not by their times.
     for column, num_differences in ((holders_costs.HOLDER, 0), (holders_costs.SENT, 1)):
         other = dataclasses.replace(record, measured={**small, column: 10**6})
-        differences = compare_records(record, other, holders_costs.EXPERIMENT.tolerance)
+        differences = compare_records(record, other, experiment_of(holders_costs).tolerance)
         assert len(differences) == num_differences
 
 

@@ -15,7 +15,7 @@ SMALLER = f"{GAUSSIAN}, n = 500"
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return run_rows(wine.EXPERIMENT, "not private", GAUSSIAN, NAIVE, SMALLER)
+    return run_rows(wine, "not private", GAUSSIAN, NAIVE, SMALLER)
 
 
 def test_every_row_has_the_epsilon_it_spent(records):

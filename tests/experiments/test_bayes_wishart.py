@@ -8,7 +8,7 @@ from experiments.lib.attack_rates import Counts, clopper_pearson, epsilon_lower_
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return run_rows(wishart.EXPERIMENT, draws=20_000)
+    return run_rows(wishart, draws=20_000)
 
 
 def withstands(record, epsilon):

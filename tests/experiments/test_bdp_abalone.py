@@ -9,6 +9,7 @@ from dpjax import bdp
 from experiments.bdp import abalone, variational_source
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
 from experiments.data import Dataset, Split
+from experiments.lib.registry import experiment_of
 
 
 def small_data(num_train=60, num_test=20, num_features=3):
@@ -65,7 +66,7 @@ def records(run_rows):
         abalone.TABLE, data=small_data, sampling_rate=0.3, num_steps=30, repeats=2
     )
     experiment = dataclasses.replace(
-        abalone.EXPERIMENT, rows=small.rows, run_row=small.run_row, data=lambda: "small"
+        experiment_of(abalone), rows=small.rows, run_row=small.run_row, data=lambda: "small"
     )
     return list(run_rows(experiment).values())
 

@@ -5,7 +5,7 @@ import pytest
 from dpjax.accounting import log_moments
 from experiments.bdp import abalone, adult
 from experiments.dpvi.inference import make_mechanism
-from experiments.lib.registry import profile_rows
+from experiments.lib.registry import experiment_of, profile_rows
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from experiments.lib.registry import profile_rows
 def test_the_dp_epsilon_of_the_last_row_equals_the_published_bdp_epsilon(
     module, num_examples, promised
 ):
-    settings = profile_rows(module.EXPERIMENT, "quick")[-1].settings
+    settings = profile_rows(experiment_of(module), "quick")[-1].settings
     run = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
     epsilon = make_mechanism(*run, num_examples).certificate(1e-10).epsilon
     assert promised - 0.01 < epsilon <= promised
@@ -22,7 +22,7 @@ def test_the_dp_epsilon_of_the_last_row_equals_the_published_bdp_epsilon(
 
 def test_the_published_differential_epsilons_are_those_of_source_001():
     abalone_row, adult_row = (
-        profile_rows(module.EXPERIMENT, "quick")[2].settings for module in (abalone, adult)
+        profile_rows(experiment_of(module), "quick")[2].settings for module in (abalone, adult)
     )
     for row, delta, published in (
         (abalone_row, 5e-4, 7.6),

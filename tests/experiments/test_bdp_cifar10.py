@@ -64,10 +64,10 @@ def stand_in(monkeypatch):
 
 
 def run_row(index, tmp_path, **changes):
-    row = cifar10.EXPERIMENT.rows("quick")[index]
+    row = cifar10.rows("quick")[index]
     sizes = {"num_train": 200, "num_test": 100, "batch_size": 40, "epochs": 10}
     row = Row(row.name, {**row.settings, **sizes, **changes}, row.source)
-    return cifar10.EXPERIMENT.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
+    return cifar10.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
 
 
 def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in, tmp_path):
@@ -79,7 +79,7 @@ def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in,
 
 
 def test_noise_is_calibrated_to_the_published_epsilon():
-    chosen = dict(cifar10.EXPERIMENT.rows("paper")[2].settings)
+    chosen = dict(cifar10.rows("paper")[2].settings)
     num_train = chosen.pop("num_train")
     chosen.pop("num_test")
     mechanism = Settings(**chosen).mechanism(num_train, "one image")

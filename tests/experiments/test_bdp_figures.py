@@ -22,10 +22,10 @@ def certified_once(size, rate, noise, num_steps, *rest, exact=costs.certified_ep
 def records(run_rows):
     """Few draws, few noises."""
     left_out = ("1: 0.5 quantile", "1: 0.75 quantile", "5: C = 0.1", "5: C = 0.7")
-    names = [row.name for row in figures.EXPERIMENT.rows("quick") if row.name not in left_out]
+    names = [row.name for row in figures.rows("quick") if row.name not in left_out]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "certified_epsilon", certified_once)
-        return run_rows(figures.EXPERIMENT, *names, seeds=1)
+        return run_rows(figures, *names, seeds=1)
 
 
 def ratio(record):

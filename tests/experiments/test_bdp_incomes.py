@@ -15,8 +15,8 @@ RELEASES = 40_000
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    names = [row.name for row in incomes.EXPERIMENT.rows("quick") if row.settings["epsilon"] == 1]
-    return run_rows(incomes.EXPERIMENT, *names, "clipped at the outlier, ε = 5", releases=RELEASES)
+    names = [row.name for row in incomes.rows("quick") if row.settings["epsilon"] == 1]
+    return run_rows(incomes, *names, "clipped at the outlier, ε = 5", releases=RELEASES)
 
 
 def near(record, name, exact):
@@ -35,7 +35,7 @@ def test_the_outlier_is_guessed_as_often_as_by_the_closed_form_and_not_as_the_bo
 
 
 def test_the_printed_bounds_are_equation_1():
-    for row in incomes.EXPERIMENT.rows("quick"):
+    for row in incomes.rows("quick"):
         for printed in row.source.values():
             exact = 100 / (1 + math.exp(-row.settings["epsilon"]))
             assert round(exact, 1) == pytest.approx(printed, abs=0.15)

@@ -127,11 +127,9 @@ def test_draws_cannot_exclude_a_share_of_large_norms():
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    names = [
-        row.name for row in limits.EXPERIMENT.rows("quick") if row.name[:4] in ("tail", "comp")
-    ]
+    names = [row.name for row in limits.rows("quick") if row.name[:4] in ("tail", "comp")]
     few = {"trials": 200, "repeats": 3, "losses": 20_000, "draws": (16, 2_048)}
-    return run_rows(limits.EXPERIMENT, "normal", "one in 1,000", limits.NUMBER, *names, **few)
+    return run_rows(limits, "normal", "one in 1,000", limits.NUMBER, *names, **few)
 
 
 def test_few_draws_make_the_account_look_good(records):

@@ -45,7 +45,7 @@ def private(digits, tmp_path_factory):
 
 
 def test_the_source_s_noise_certifies_next_to_nothing():
-    row = mnist.EXPERIMENT.rows("paper")[1]
+    row = mnist.rows("paper")[1]
     assert row.name == "source's protocol"
     mechanism = Settings(**row.settings).mechanism(60_000, "one image")
     assert mechanism.noise_multiplier == pytest.approx(0.05)
@@ -54,7 +54,7 @@ def test_the_source_s_noise_certifies_next_to_nothing():
 
 
 def test_noise_is_calibrated_to_the_published_epsilon():
-    row = next(row for row in mnist.EXPERIMENT.rows("paper") if row.name == "DP ε 2.2")
+    row = next(row for row in mnist.rows("paper") if row.name == "DP ε 2.2")
     epsilon = Settings(**row.settings).mechanism(60_000, "one image").certificate(1e-5).epsilon
     assert 2.17 < epsilon <= 2.2
 

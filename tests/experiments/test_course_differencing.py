@@ -11,6 +11,7 @@ from scipy import stats
 from dpjax.mechanisms import Laplace
 from experiments.course import differencing
 from experiments.lib.records import load_records
+from experiments.lib.registry import experiment_of
 from experiments.lib.runner import Plan, run_experiment
 
 FALSE_ALARM = 1e-6
@@ -20,14 +21,14 @@ ENTRIES = 1_000
 def _smaller(profile):
     return [
         dataclasses.replace(row, settings={**row.settings, "entries": ENTRIES})
-        for row in differencing.EXPERIMENT.rows(profile)
+        for row in differencing.rows(profile)
     ]
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    some = dataclasses.replace(differencing.EXPERIMENT, rows=_smaller)
+    some = dataclasses.replace(experiment_of(differencing), rows=_smaller)
     assert run_experiment(some, Plan("quick", folder, False, print))
     return {record.row: record for record in load_records(folder, some.name)}
 

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.course import local
 from experiments.lib.records import load_records
+from experiments.lib.registry import experiment_of
 from experiments.lib.runner import Plan, run_experiment
 
 # Root mean squares of 1,000 errors: their deviation is at most 3.6 % (Laplace), so five and more.
@@ -17,13 +18,13 @@ _TOLERANCE = 0.2
 
 
 def _small(profile):
-    return [row for row in local.EXPERIMENT.rows(profile) if row.settings["answers"] <= 1_000]
+    return [row for row in local.rows(profile) if row.settings["answers"] <= 1_000]
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    some = dataclasses.replace(local.EXPERIMENT, rows=_small)
+    some = dataclasses.replace(experiment_of(local), rows=_small)
     assert run_experiment(some, Plan("quick", folder, False, print))
     return load_records(folder, some.name)
 

@@ -9,7 +9,7 @@ import pytest
 from experiments.data import Dataset, Split
 from experiments.dpvi import adult
 from experiments.dpvi.codings import _CODINGS, PART, _number, coding_remark, recode
-from experiments.lib.registry import Record, profile_rows
+from experiments.lib.registry import Record, experiment_of, profile_rows
 from experiments.lib.runner import Plan, run_row
 
 
@@ -62,10 +62,10 @@ def test_scalings_have_the_stated_columns(is_stand_in: bool):
 def test_a_row_runs_the_sources_step_on_its_coding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     study = dataclasses.replace(adult.STUDY, data=lambda scaling: make_data(), repeats={"quick": 2})
     monkeypatch.setattr(adult, "STUDY", study)
-    rows = profile_rows(adult.EXPERIMENT, "quick")
+    rows = profile_rows(experiment_of(adult), "quick")
     (row,) = [each for each in rows if each.settings.get("scaling") == "to [0, 1]"]
     row = dataclasses.replace(row, settings={**row.settings, "num_steps": 5, "sampling_rate": 0.2})
-    record = run_row(adult.EXPERIMENT, row, Plan("quick", tmp_path, fresh=True))
+    record = run_row(experiment_of(adult), row, Plan("quick", tmp_path, fresh=True))
     assert isinstance(record, Record)
     assert record.settings["part"] == PART
     assert 0 <= record.measured["accuracy %, source's step"] <= 100

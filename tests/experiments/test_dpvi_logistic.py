@@ -26,7 +26,7 @@ from experiments.dpvi.logistic import (
     source_accuracies,
     windowed_adagrad,
 )
-from experiments.lib.registry import profile_rows
+from experiments.lib.registry import experiment_of, profile_rows
 
 
 def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
@@ -96,7 +96,7 @@ def test_the_certified_epsilon_is_below_what_the_other_accounts_claim(sigma):
 
 
 def test_the_clip_is_that_of_a_plain_gradient_and_the_noise_over_one_bound():
-    row = profile_rows(adult.EXPERIMENT, "quick")[1]
+    row = profile_rows(experiment_of(adult), "quick")[1]
     made = study.row_mechanism(row.settings, 1_000)
     assert (made.l2_clip, made.noise_multiplier) == (0.375, 2 * row.settings["sigma"])
     assert (made.num_steps, made.adjacency) == (2_000, "add_remove")
@@ -114,7 +114,9 @@ def records(run_rows):
         step_sizes=[1.0],
         repeats={"quick": 3},
     )
-    return run_rows(dataclasses.replace(abalone.EXPERIMENT, rows=short.rows, run_row=short.run_row))
+    return run_rows(
+        dataclasses.replace(experiment_of(abalone), rows=short.rows, run_row=short.run_row)
+    )
 
 
 def test_rows_learn_and_have_the_epsilon_they_spent(records):

@@ -116,9 +116,11 @@ def test_finding_has_a_known_verdict_and_one_sentence(verdict, sentence, name):
 
 def test_load_experiments_imports_modules_in_order(tmp_path, monkeypatch):
     for name in ("toy_b", "toy_a"):
-        (tmp_path / f"{name}.py").write_text(f"EXPERIMENT = '{name}'")
+        (tmp_path / f"{name}.py").write_text("rows = run_row = finding = print")
+        (tmp_path / f"{name}.md").write_text("# Toy\n\nSource: none")
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_experiments(["toy_b", "toy_a"]) == ("toy_b", "toy_a")
+    toys = load_experiments(["toy_b", "toy_a"])
+    assert [toy.name.removeprefix(f"{tmp_path.name}_") for toy in toys] == ["toy_b", "toy_a"]
     names = [experiment.name for experiment in load_experiments()]
     assert len(set(names)) == len(names)
 

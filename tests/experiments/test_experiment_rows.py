@@ -77,7 +77,7 @@ def few_ratings():
 
 EPOCH = {"epochs": 1}
 # A dense network in the place of the convolutional one, which takes long to compile.
-DIGITS = {"load_mnist": few_digits, "MnistCNN": MnistMLP}
+DIGITS = {"data_set": few_digits, "MnistCNN": MnistMLP}
 LABELLED = {
     "teachers": {
         "num_teachers": 10, "network": "MLP", "epochs": 1, "batch_size": 20, "augment": False,
@@ -92,14 +92,18 @@ ROWS = {
     "gdp.adult": (
         "NoisySGD",
         {**EPOCH, "expected_batch_size": 40, "seeds": (0,)},
-        {"_data": few_persons},
+        {"data_set": few_persons},
     ),
     "gdp.imdb": (
         "NoisyAdam",
         {**EPOCH, "expected_batch_size": 30, "seeds": (0,)},
-        {"_data": few_reviews},
+        {"data_set": few_reviews},
     ),
-    "gdp.movielens": ("private networks", {**EPOCH, "sampling_rate": 0.25}, {"_data": few_ratings}),
+    "gdp.movielens": (
+        "private networks",
+        {**EPOCH, "sampling_rate": 0.25},
+        {"data_set": few_ratings},
+    ),
     "gdp.curves": ("1", {"num_steps": 40}, {}),
     "gdp.noise_saved": (
         "top: PLD",
@@ -138,7 +142,7 @@ ROWS = {
     "sgmcmc.adult": (
         "SGLD, the source's step",
         {"num_steps": 50, "runs": 2},
-        {"_data": few_persons},
+        {"data_set": few_persons},
     ),
     "sgmcmc.mnist": (
         "MNIST: DP-SGLD",
@@ -154,7 +158,7 @@ ROWS = {
     "pate.adult": (
         "LNMax, 500 queries",
         {"num_teachers": 10, "num_trees": 2, "num_queries": 20},
-        {"_data": few_persons},
+        {"data_set": few_persons},
     ),
     "pate.mnist": ("LNMax, 100 queries", LABELLED, {}),
     "pate.svhn": ("LNMax, 500 queries", LABELLED, {}),

@@ -20,18 +20,16 @@ from experiments.lib.registry import Row, RowContext
 ACCOUNTS = {
     **{
         f"MNIST {row.name}": (mechanism, row.source, 2)
-        for mechanism, row in zip(
-            mnist.published_mechanisms(), mnist.EXPERIMENT.rows("paper"), strict=True
-        )
+        for mechanism, row in zip(mnist.published_mechanisms(), mnist.rows("paper"), strict=True)
     },
     "Adult": (
         adult.PRIVATE.mechanism(adult.PUBLISHED_SIZE, "one person"),
-        adult.EXPERIMENT.rows("paper")[0].source,
+        adult.rows("paper")[0].source,
         1,
     ),
     "IMDb": (
         imdb.PRIVATE.mechanism(imdb.PUBLISHED_SIZE, "one review"),
-        imdb.EXPERIMENT.rows("paper")[0].source,
+        imdb.rows("paper")[0].source,
         2,
     ),
 }
@@ -147,13 +145,13 @@ def test_trained_padding_counts_in_the_norm(padding_is_zero):
 @pytest.fixture
 def run_short_row(monkeypatch, tmp_path):
     digits = dataclasses.replace(load_data("digits"), is_stand_in=True, note="digits.")
-    monkeypatch.setattr(mnist, "load_mnist", lambda: digits)
-    row = mnist.EXPERIMENT.rows("paper")[0]
+    monkeypatch.setattr(mnist, "data_set", lambda: digits)
+    row = mnist.rows("paper")[0]
     context = RowContext(tmp_path, fresh=True, profile="quick")
 
     def run(**changes):
         settings = {**row.settings, "epochs": 3, **changes}
-        return settings, mnist.EXPERIMENT.run_row(Row(row.name, settings, row.source), context)
+        return settings, mnist.run_row(Row(row.name, settings, row.source), context)
 
     return run
 

@@ -13,7 +13,7 @@ RUN_HERE = ("1", "2", "6")
 
 @pytest.fixture(scope="module")
 def records(run_rows):
-    return run_rows(curves.EXPERIMENT, *RUN_HERE, "A.1")
+    return run_rows(curves, *RUN_HERE, "A.1")
 
 
 @pytest.mark.parametrize("name", RUN_HERE)

@@ -219,14 +219,14 @@ def test_factorizations_find_the_two_tastes(tiny):
 
 
 def test_rows_learn_unless_drowned_in_noise(tiny, run_rows, monkeypatch):
-    monkeypatch.setattr(movielens, "_data", lambda: tiny)
+    monkeypatch.setattr(movielens, "data_set", lambda: tiny)
     monkeypatch.setattr(movielens, "_NUM_REPORTS", 2)
     short = {"learning_rate": 0.1, "epochs": 20, "num_kept": 8, "sampling_rate": 0.25}
     average, private, plain, by_user = (
         "global average", "private networks", "non-private networks", "private networks, by user"
     )  # fmt: skip
-    records = run_rows(movielens.EXPERIMENT, average, plain, by_user, **short)
-    records |= run_rows(movielens.EXPERIMENT, private, noise_multiplier=100.0, **short)
+    records = run_rows(movielens, average, plain, by_user, **short)
+    records |= run_rows(movielens, private, noise_multiplier=100.0, **short)
     level = records[average].measured["RMSE"]
     assert records[plain].measured["RMSE"] < 0.3 * level
     assert records[private].measured["RMSE"] > 0.9 * level

@@ -16,8 +16,7 @@ from experiments.pate.accounts import BOTH, COMPOSED, EPSILON, FORMULA, PRIVATE,
 from experiments.pate.analysis import AS_PRINTED, BLOCKS
 from experiments.published.pate import published_epsilon
 
-EXPERIMENT = analysis.EXPERIMENT
-ROWS = {row.name: row for row in EXPERIMENT.rows("quick")}
+ROWS = {row.name: row for row in analysis.rows("quick")}
 # In the order of the table; the first and the last simulated row of LNMax.
 SOME = (
     "MNIST: LNMax, 100 queries",
@@ -47,7 +46,7 @@ def folder(tmp_path_factory):
 def records(folder, run_rows):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPJAX_DATA_DIR", str(folder))
-        return run_rows(EXPERIMENT, *SOME)
+        return run_rows(analysis, *SOME)
 
 
 def test_without_votes_a_row_has_the_epsilons_of_any_votes_only(records):
@@ -101,7 +100,7 @@ def test_the_printed_epsilon_is_that_of_each_block_at_its_own_noise():
 def test_the_printed_digits_come_from_the_released_votes(row, column, expected, tmp_path):
     if not (Path(os.environ.get("DPJAX_DATA_DIR") or ".") / "pate_votes").is_dir():
         pytest.skip("DPJAX_DATA_DIR has no folder pate_votes with the released votes")
-    result = EXPERIMENT.run_row(ROWS[row], RowContext(tmp_path, fresh=True, profile="quick"))
+    result = analysis.run_row(ROWS[row], RowContext(tmp_path, fresh=True, profile="quick"))
     found = {**result.measured, **result.certified}
     assert found[column] == pytest.approx(expected, abs=0.006)
     if row == "MNIST: LNMax, 100 queries":

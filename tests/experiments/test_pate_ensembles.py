@@ -151,14 +151,14 @@ def test_forests_answer_and_teach(monkeypatch, tmp_path):
         for part in (digits.train, digits.test)
     )
     binary = dataclasses.replace(digits, train=train, test=test, num_classes=2)
-    monkeypatch.setattr(adult, "_data", lambda: binary)
+    monkeypatch.setattr(adult, "data_set", lambda: binary)
     adult._teacher_labels.cache_clear()
-    rows = {row.name: row for row in adult.EXPERIMENT.rows("quick")}
+    rows = {row.name: row for row in adult.rows("quick")}
     context = RowContext(tmp_path, fresh=True, profile="quick")
     row = rows["LNMax, 500 queries"]
     changes = {"num_teachers": 20, "num_trees": 5, "scale": 2.0, "num_queries": 150}
     small = dataclasses.replace(row, settings={**row.settings, **changes})
-    result = adult.EXPERIMENT.run_row(small, context)
+    result = adult.run_row(small, context)
     adult._teacher_labels.cache_clear()
     assert result.measured[ANSWERS] == 150
     assert result.measured[STUDENT] > 65

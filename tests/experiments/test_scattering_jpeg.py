@@ -49,9 +49,9 @@ def test_transform_shifts_and_then_encodes():
 
 
 def test_plain_rows_are_in_the_paper_profile_alone():
-    names = [row.name for row in linear.EXPERIMENT.rows("paper")]
+    names = [row.name for row in linear.rows("paper")]
     assert names[-5:] == list(ROWS)
-    assert not {row.name for row in linear.EXPERIMENT.rows("quick")} & set(ROWS)
+    assert not {row.name for row in linear.rows("quick")} & set(ROWS)
 
 
 @pytest.mark.slow
@@ -77,5 +77,5 @@ def test_cost_of_encoding_states_the_loss():
     sentence = cost_of_encoding(*records)
     assert "an encoding costs about 1.1 points" in sentence
     assert "0.001 or 0.01 instead of 0.003 the model reaches 68.0 or 66.0 %" in sentence
-    assert "reaches 68.7 %" in linear.EXPERIMENT.remarks(records)[0]
-    assert sentence in linear.EXPERIMENT.remarks(records)
+    assert "reaches 68.7 %" in linear.remarks(records)[0]
+    assert sentence in linear.remarks(records)

@@ -14,7 +14,7 @@ from experiments.scattering.linear import EPSILON
 from experiments.scattering.training import CHANNELS, GROUPS, Settings
 
 CHANNELS_OF_GREY = 81
-PAPER = {row.name: row for row in linear.EXPERIMENT.rows("paper") if "epsilon" in row.settings}
+PAPER = {row.name: row for row in linear.rows("paper") if "epsilon" in row.settings}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def run_row(tmp_path, monkeypatch, **changes):
     row = Row(row.name, {**row.settings, "seeds": [0, 1], "epochs": 3, **changes}, row.source)
     folder = tmp_path / "row"
     folder.mkdir(parents=True, exist_ok=True)
-    return linear.EXPERIMENT.run_row(row, RowContext(folder, fresh=True, profile="quick"))
+    return linear.run_row(row, RowContext(folder, fresh=True, profile="quick"))
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_remarks_name_the_best_normalisation_at_each_epsilon():
         record("MNIST", CHANNELS, 1.0, 96.1, {}),
         record("MNIST", CHANNELS, 3.0, 98.6, published),
     ]
-    best, against, *_ = linear.EXPERIMENT.remarks(records)
+    best, against, *_ = linear.remarks(records)
     assert best == (
         "MNIST, best accuracy at each certified ε: 97.4 % at 0.997 (group normalisation), 98.6 % at"
         " 2.997 (private normalisation)."

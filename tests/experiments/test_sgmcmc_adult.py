@@ -12,7 +12,7 @@ from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import SGLD
 from dpjax.mechanisms import Composition
 from experiments.data import Split, load_stand_in
-from experiments.lib.registry import Row
+from experiments.lib.registry import Row, experiment_of
 from experiments.lib.runner import Plan, run_row
 from experiments.sgmcmc import adult, adult_methods
 
@@ -33,14 +33,14 @@ def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     plan = Plan("quick", folder, False, print)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adult, "_data", lambda: SMALL)
+        patch.setattr(adult, "data_set", lambda: SMALL)
         patch.setattr(adult_methods, "SAMPLING_RATE", 0.25)
         patch.setattr(adult_methods, "NUM_STEPS", 60)
         patch.setattr(adult_methods, "_draws", _means)
-        rows = adult.EXPERIMENT.rows("quick")
+        rows = adult.rows("quick")
         some = [row for row in rows if row.name == adult.SOURCE_STEP]
         some += [_at(row) for row in rows if row.settings["method"] in SHORT and "= 1" in row.name]
-        found = [run_row(adult.EXPERIMENT, row, plan) for row in some]
+        found = [run_row(experiment_of(adult), row, plan) for row in some]
     assert [record.error for record in found] == [""] * 5
     return {record.row: record for record in found}
 
@@ -67,7 +67,7 @@ def test_nothing_is_certified_of_a_markov_chains_end(records):
         assert record.certified == {}
         assert 2.5 < record.measured[adult.TARGET] <= EPSILON
         assert "not exact" in record.note
-    assert any("certified" in remark for remark in adult.EXPERIMENT.remarks(records.values()))
+    assert any("certified" in remark for remark in adult.remarks(records.values()))
 
 
 def test_all_learn(records):

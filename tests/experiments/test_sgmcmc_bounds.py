@@ -13,12 +13,12 @@ from experiments.sgmcmc import bounds
 @pytest.fixture(scope="module")
 def records(run_rows):
     """All constant steps and chains, one decreasing row, and the steps for two epsilons."""
-    rows = bounds.EXPERIMENT.rows("quick")
+    rows = bounds.rows("quick")
     slow = [row for row in rows if row.settings.get("schedule") == "decreasing"][:3]
     slow += [row for row in rows if row.settings.get("epsilon") in (0.5, 2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_NUM_PIECES", 4)  # coarser, and faster: still an upper bound
-        return run_rows(bounds.EXPERIMENT, *(row.name for row in rows if row not in slow))
+        return run_rows(bounds, *(row.name for row in rows if row not in slow))
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_the_bound_is_the_trade_off_function_of_the_guarantee(digits):
 def records(digits, tmp_path_factory):
     """Three rows of the paper profile on the stand-in, one run each."""
     context = RowContext(tmp_path_factory.mktemp("row"), fresh=True, profile="paper")
-    rows = {row.name: row for row in inversion.EXPERIMENT.rows("paper")}
+    rows = {row.name: row for row in inversion.rows("paper")}
     names = ("softmax, no privacy", "softmax, one picture, ε = 1", "softmax, one person, ε = 1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inversion, "load_images", lambda name: digits)
@@ -180,7 +180,7 @@ def records(digits, tmp_path_factory):
 
 def _record(row: Row, context: RowContext) -> Record:
     settings = {**row.settings, "runs": 1}
-    result = inversion.EXPERIMENT.run_row(Row(row.name, settings, {}), context)
+    result = inversion.run_row(Row(row.name, settings, {}), context)
     return Record(
         experiment="sgmcmc_inversion",
         row=row.name,

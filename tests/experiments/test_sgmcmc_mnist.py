@@ -19,11 +19,9 @@ from experiments.sgmcmc.mnist_chains import (
     out_of_distribution_images,
 )
 
-EXPERIMENT = mnist.EXPERIMENT
-
 
 def rows(profile="quick"):
-    return {row.name: row for row in EXPERIMENT.rows(profile)}
+    return {row.name: row for row in mnist.rows(profile)}
 
 
 def settings_of(name, profile="quick"):
@@ -102,7 +100,7 @@ def test_a_row_of_pate_is_the_record_of_its_own_experiment(name, tmp_path, monke
     folder = tmp_path / "results" / "work" / "sgmcmc_mnist" / "row"
     context = RowContext(folder, fresh=False, profile="quick")
     for _ in range(2):  # the second time there is a record
-        result = EXPERIMENT.run_row(rows()[name], context)
+        result = mnist.run_row(rows()[name], context)
         assert result.measured[ACCURACY] == 97.0
         assert result.certified == {AS_RUN: 2.9}
         assert "A note." in result.note
@@ -167,8 +165,8 @@ def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_pat
     stand_in = dataclasses.replace(load_data("digits"), is_stand_in=True, note="This is not SVHN.")
     monkeypatch.setattr(mnist, "load_images", lambda name: stand_in)
     context = RowContext(tmp_path, fresh=True, profile="quick")
-    result = EXPERIMENT.run_row(short_row, context)
-    again = EXPERIMENT.run_row(short_row, context)  # its states lie on disk
+    result = mnist.run_row(short_row, context)
+    again = mnist.run_row(short_row, context)  # its states lie on disk
     assert again.measured == result.measured
     assert result.measured[ACCURACY] > 30
     chain = Settings(**short_row.settings).chain(1_437, 40)
