@@ -36,6 +36,7 @@ from dpjax._checks import (
     check_path,
     check_type,
 )
+from dpjax._files import to_npz, write_atomically
 from dpjax._typing import ArrayTree, ClipBound
 from dpjax.accounting.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
@@ -442,11 +443,8 @@ class TrainingAccountant:
 
 
 def _save(path: Path, state: AccountantState) -> None:
-    """Replaces the file atomically."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        np.savez(file, identity=_identity(state), costs=state.costs, done=state.num_done)
-    os.replace(new, path)
+    content = to_npz(identity=_identity(state), costs=state.costs, done=state.num_done)
+    write_atomically(path, content)
 
 
 def _load(path: Path, state: AccountantState) -> AccountantState:

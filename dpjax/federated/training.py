@@ -29,6 +29,7 @@ from dpjax._checks import (
     check_type,
     is_key,
 )
+from dpjax._files import to_npz
 from dpjax._typing import ArrayTree, LossFn, PRNGKey
 from dpjax.federated.noise import UInt64
 from dpjax.gradients import clipped_grad
@@ -402,9 +403,8 @@ class ParameterFormat:
 
     def state_to_bytes(self, state: Any) -> bytes:
         """Returns a state as bytes."""
-        buffer = io.BytesIO()
-        np.savez(buffer, *map(_as_numpy, jax.tree.leaves(state)))
-        return buffer.getvalue()
+        leaves = enumerate(jax.tree.leaves(state))
+        return to_npz(**{f"arr_{number}": _as_numpy(leaf) for number, leaf in leaves})
 
     def state_from_bytes(self, data: bytes) -> Any:
         """Returns the state of which `state_to_bytes` made ``data``."""

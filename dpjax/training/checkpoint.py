@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._files import lock_folder
 from dpjax._hashing import hash_text
-from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 from dpjax.training.processes import (
     LostProcessError,
     check_all,
@@ -69,7 +69,7 @@ def program_hash(function: Any, *arguments: Any) -> str:
 class CheckpointStore:
     """Checkpoints of one training run in one folder; the newest two are kept, written atomically.
 
-    The folder is locked until the store is closed: see `lock_checkpoint_dir`. ``identity`` is a
+    The folder is locked until the store is closed: see `lock_folder`. ``identity`` is a
     named tuple of hashes, all of which must agree for a run to be resumed.
 
     Attributes:
@@ -154,7 +154,7 @@ class CheckpointStore:
 
     def _lock(self) -> TextIOWrapper | None:
         """Locks the folder, on the first of several processes, which holds it for all."""
-        return lock_checkpoint_dir(self._path) if jax.process_index() == 0 else None
+        return lock_folder(self._path) if jax.process_index() == 0 else None
 
     def _check_identity(self) -> None:
         import orbax.checkpoint as ocp

@@ -14,13 +14,13 @@ import optax
 
 import dpjax
 from dpjax import bdp
+from dpjax._files import write_atomically
 from dpjax._typing import LossFn, Params, PRNGKey
 from dpjax.training import Report
 from dpjax.transforms.noise import AddGaussianNoiseState
 from experiments.data import Dataset
 from experiments.lib import training
 from experiments.lib.models import accuracy_percent, cross_entropy
-from experiments.lib.records import write_atomically
 
 PLAIN, MEAN, EXAMPLES = "not private", "mean clipped", "examples clipped"
 ORDERS = (*range(1, 33), 40, 48, 64, 96, 128)
@@ -144,7 +144,7 @@ def train(settings: Settings, task: Task, folder: Path) -> Run:
             params = program.weights(report.params)
             found["distances"] = _pair_distances(keys, loss_fn, params, data, settings).tolist()
         epochs[str(epoch)] = found
-        write_atomically(path, json.dumps(epochs))
+        write_atomically(path, json.dumps(epochs).encode())
 
     trained = training.train(
         program.key,

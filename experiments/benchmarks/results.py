@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpjax._files import write_atomically
 from experiments.benchmarks.timing import Case, Effort, Times, interleaved
 from experiments.lib.formatting import ABSENT, format_value
-from experiments.lib.records import write_atomically
 
 Values = Mapping[str, float | None]
 # From a case and the times of all cases to the values of its row.
@@ -131,7 +131,7 @@ def results_path(results: Path, part: str) -> Path:
 def save(results: Path, benchmark: Benchmark) -> None:
     """Writes the results of a part."""
     text = json.dumps(asdict(benchmark), indent=1, ensure_ascii=False)
-    write_atomically(results_path(results, benchmark.part), text + "\n")
+    write_atomically(results_path(results, benchmark.part), f"{text}\n".encode())
 
 
 def load(results: Path, part: str) -> Benchmark | None:

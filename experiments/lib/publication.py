@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from dpjax._checks import check
+from dpjax._files import write_atomically
 from experiments.lib.figures import SavedFigure, draw_figures
-from experiments.lib.records import decode_record, encode, load_records, write_atomically
+from experiments.lib.records import decode_record, encode, load_records
 from experiments.lib.registry import Experiment, Record
 from experiments.lib.tables import finished_records, table_lines
 
@@ -108,7 +109,7 @@ def publish(experiment: Experiment, profile: str, results: Path, folder: Path) -
     opening = json.dumps(header, indent=1, ensure_ascii=False).removesuffix("\n}")
     # One line for each record.
     text = opening + ',\n "records": [\n' + ",\n".join(encoded) + "\n]}\n"
-    write_atomically(publication_path(folder, experiment.name, profile), text)
+    write_atomically(publication_path(folder, experiment.name, profile), text.encode())
     return Publication(records, missing, figures)
 
 

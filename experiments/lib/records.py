@@ -3,16 +3,15 @@
 Infinities and NaN are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
 """
 
-import contextlib
 import fcntl
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dpjax._files import write_atomically
 from experiments.lib.registry import Record, Row
 
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -108,22 +107,8 @@ def save_record(results: Path, record: Record) -> None:
         ]
         content = [encode(vars(known)) for known in [*others, record]]
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomically(records_path(results, record.experiment), text + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file by replacing it, so that a reader sees either the old or the new content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        path = records_path(results, record.experiment)
+        write_atomically(path, f"{text}\n".encode())
 
 
 def find_record(records: Sequence[Record], row: Row, profile: str) -> Record | None:

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 import jinja2
 
+from dpjax._files import write_atomically
 from experiments.benchmarks.section import Section as BenchmarkSection
 from experiments.benchmarks.section import benchmark_sections
 from experiments.lib import tables
 from experiments.lib.figures import SavedFigure, draw_figures
 from experiments.lib.formatting import format_value, label
-from experiments.lib.records import load_records, write_atomically
+from experiments.lib.records import load_records
 from experiments.lib.registry import PROFILES, Experiment, Finding, Record
 from experiments.lib.tables import Line
 
@@ -70,7 +71,7 @@ def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path
     """
     sections = [make_section(experiment, results) for experiment in experiments]
     path = results / "report.html"
-    write_atomically(path, render(sections, benchmark_sections(results)))
+    write_atomically(path, render(sections, benchmark_sections(results)).encode())
     return path, not any(block.problems for section in sections for block in section.blocks)
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 
 import dpjax
+from dpjax._files import write_atomically
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.certificates import Certificate
 from dpjax.training import Report, TrainResult
 from dpjax.training.run import Update, compile_chunk
 from experiments.data import Dataset
 from experiments.lib.models import accuracy_percent, cross_entropy
-from experiments.lib.records import write_atomically
 
 # Pairs of epochs done and the evaluation at that point.
 Curve = list[tuple[float, float]]
@@ -107,7 +107,7 @@ def train(
         if task.evaluate:
             curve[report.num_releases * rate] = task.evaluate(report.params)
         if path:
-            write_atomically(path, json.dumps(list(curve.items())))
+            write_atomically(path, json.dumps(list(curve.items())).encode())
         if on_report:
             on_report(report)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dpjax import _files as files_module
 from dpjax.federated import ProtocolError, holder_messages, protocol
 from dpjax.federated.messages import ANALYST, Message
 from dpjax.federated.processes import holder as holder_module
@@ -85,6 +86,9 @@ class KillableOs:
             return None if name == "fsync" else getattr(os, name)(*args)
 
         return call
+
+    def getpid(self):
+        return os.getpid()
 
     def close(self, descriptor):
         os.close(descriptor)
@@ -173,7 +177,8 @@ class Simulation:
 
     def run(self, monkeypatch):
         with monkeypatch.context() as patched:
-            patched.setattr(journal_module, "os", KillableOs(self.points))
+            for module in (files_module, journal_module):
+                patched.setattr(module, "os", KillableOs(self.points))
             patched.setattr(protocol, "perturb", self._recorded(protocol.perturb))
             patched.setattr(holder_module, "holder_messages", self._named(holder_messages))
             for step in range(self.limit):

@@ -10,7 +10,7 @@ from helpers.federated_simulation import PointAt
 
 # Where a message is on its way when a party is killed.
 PLACES = ("{} leaves", "{} arrives", "answer to {} leaves", "answer to {} arrives")
-WRITING = {"open", "write", "fsync", "rename", "unlink"}
+WRITING = {"open", "write", "fsync", "replace", "unlink"}
 
 
 def read(plan, data, kind, sender, receiver):

@@ -8,15 +8,14 @@ shares that more than `Parties.num_colluding_nodes` nodes received can open two.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._files import to_npz, write_atomically
 from dpjax._typing import ArrayTree
 from dpjax.federated.messages import (
     ANALYST,
@@ -382,7 +381,7 @@ def run_analyst(settings: PartySettings) -> Result:
     if result is None:
         raise ProtocolError(analyst.failure)
     holders = np.array(sorted(result.holders))
-    _write_arrays(settings.result, {**_named_arrays(result.released), "holders": holders})
+    write_atomically(settings.result, to_npz(**_named_arrays(result.released), holders=holders))
     return result
 
 
@@ -424,7 +423,7 @@ def run_training_analyst(settings: PartySettings) -> int:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *kept)
             arrays |= {f"kept.{name}": array for name, array in _named_leaves(stacked).items()}
             arrays["kept_rounds"] = np.array(rounds)
-    _write_arrays(settings.result, arrays)
+    write_atomically(settings.result, to_npz(**arrays))
     return analyst.round_number
 
 
@@ -442,9 +441,3 @@ def _named_leaves(tree: ArrayTree) -> dict[str, npt.NDArray[Any]]:
         jax.tree_util.keystr(path, simple=True, separator=".") or "params": np.asarray(leaf)
         for path, leaf in leaves
     }
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished.npz")
-    np.savez(unfinished, **dict(arrays))  # type: ignore[arg-type]
-    os.replace(unfinished, path)

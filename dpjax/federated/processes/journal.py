@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Self
 
 from dpjax._checks import check
+from dpjax._files import LOCK_NAME, lock_folder, sync_folder, write_atomically
 from dpjax._hashing import hash_bytes
-from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 _DIGEST_BYTES = 16
-_OWNER, _LOCK, _UNFINISHED = "owner", "lock", ".unfinished"
+_OWNER, _UNFINISHED = "owner", ".unfinished"
 
 
 class Journal:
@@ -46,8 +46,8 @@ class Journal:
     def __init__(self, folder: Path, owner: str) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync(self._folder.parent)
-        self._lock = lock_checkpoint_dir(self._folder, "journal")
+        sync_folder(self._folder.parent)
+        self._lock = lock_folder(self._folder, "journal")
         try:
             known = self.read(_OWNER)
             if known is None:
@@ -72,7 +72,7 @@ class Journal:
     def names(self) -> list[str]:
         """Returns the names of all entries."""
         names = {path.name for path in self._folder.iterdir()}
-        return sorted(names - {_OWNER, _LOCK, _UNFINISHED})
+        return sorted(names - {_OWNER, LOCK_NAME, _UNFINISHED})
 
     def read(self, name: str) -> bytes | None:
         """Returns an entry, or ``None`` where there is none.
@@ -107,25 +107,10 @@ class Journal:
         """
         path, unfinished = self._folder / name, self._folder / _UNFINISHED
         check(not path.exists(), "name", name, "of a new entry")
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data + hash_bytes(data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(unfinished, path)
-        _sync(self._folder)
+        write_atomically(path, data + hash_bytes(data), unfinished=unfinished, mode=0o600)
 
     def delete(self, *names: str) -> None:
         """Deletes entries."""
         for name in names:
             os.unlink(self._folder / name)
-        _sync(self._folder)
-
-
-def _sync(folder: Path) -> None:
-    """Writes the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(self._folder)

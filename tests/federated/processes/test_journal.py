@@ -8,8 +8,8 @@ import pytest
 from helpers.federated_cases import count_release, plan_of
 from helpers.federated_simulation import KillableOs, Killed
 
+from dpjax import _files
 from dpjax.federated import ProtocolError
-from dpjax.federated.processes import journal
 from dpjax.federated.processes.holder import journalled_messages, spent_rounds
 from dpjax.federated.processes.journal import Journal
 
@@ -31,7 +31,7 @@ def test_an_entry_is_whole_or_absent_wherever_the_process_ends(monkeypatch, tmp_
     for last in range(10):
         with Journal(tmp_path / str(last), "node 0") as own, monkeypatch.context() as patched:
             points = PointsUntil(last)
-            patched.setattr(journal, "os", KillableOs(points))
+            patched.setattr(_files, "os", KillableOs(points))
             try:
                 own.write("entry", b"0123456789")
                 outcomes.append("written")
@@ -65,23 +65,23 @@ class RecordedOs:
         size = None if is_folder else os.fstat(descriptor).st_size
         self.calls.append(("fsync", os.path.basename(path), size))
 
-    def rename(self, source, target):
-        self.calls.append(("rename", source.name, target.name))
-        os.rename(source, target)
+    def replace(self, source, target):
+        self.calls.append(("replace", source.name, target.name))
+        os.replace(source, target)
 
 
 def test_an_entry_is_on_disk_before_it_has_its_name(monkeypatch, tmp_path):
     """The whole file first, then its name, then the folder's list of names."""
     calls = []
     with Journal(tmp_path / "own", "node 0") as own:
-        monkeypatch.setattr(journal, "os", RecordedOs(calls))
+        monkeypatch.setattr(_files, "os", RecordedOs(calls))
         own.write("entry", b"0123456789")
         size = (tmp_path / "own" / "entry").stat().st_size
     assert size > 10
     unfinished = calls[0][1]
     assert calls == [
         ("fsync", unfinished, size),
-        ("rename", unfinished, "entry"),
+        ("replace", unfinished, "entry"),
         ("fsync", "own", None),
     ]
 

@@ -1,5 +1,6 @@
-"""One run at a time on one checkpoint folder: other processes and threads are refused."""
+"""Files that are replaced whole, and one run at a time on one checkpoint folder."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ import optax
 import pytest
 
 import dpjax.training.checkpoint
+from dpjax import _files
+from dpjax._files import lock_folder, write_atomically
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
-from dpjax.training import checkpoint_lock, train
+from dpjax.training import train
 from dpjax.training.checkpoint import CheckpointStore, Identity
-from dpjax.training.checkpoint_lock import lock_checkpoint_dir
 
 IDENTITY = Identity("a", "b", "c")
 MECHANISM = SubsampledGaussian(
@@ -26,8 +28,8 @@ MECHANISM = SubsampledGaussian(
 # The module alone, without dpjax and JAX: a child that starts at once.
 HOLD = f"""
 import pathlib, runpy, sys, time
-lock_checkpoint_dir = runpy.run_path({checkpoint_lock.__file__!r})["lock_checkpoint_dir"]
-lock = lock_checkpoint_dir(pathlib.Path(sys.argv[1]))
+lock_folder = runpy.run_path({_files.__file__!r})["lock_folder"]
+lock = lock_folder(pathlib.Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -87,7 +89,7 @@ def test_of_many_threads_one_gets_the_folder(tmp_path):
     def attempt():
         start.wait()
         try:
-            lock = lock_checkpoint_dir(tmp_path)
+            lock = lock_folder(tmp_path)
         except ValueError:
             outcomes.append(None)
         else:
@@ -100,7 +102,7 @@ def test_of_many_threads_one_gets_the_folder(tmp_path):
         thread.join()
     (lock,) = [outcome for outcome in outcomes if outcome]
     lock.close()
-    lock_checkpoint_dir(tmp_path).close()
+    lock_folder(tmp_path).close()
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
@@ -113,9 +115,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
 
 def test_without_the_lock_two_runs_are_accepted(tmp_path, monkeypatch):
     """The refusal above comes from the lock."""
-    monkeypatch.setattr(
-        dpjax.training.checkpoint, "lock_checkpoint_dir", lambda folder: nullcontext()
-    )
+    monkeypatch.setattr(dpjax.training.checkpoint, "lock_folder", lambda folder: nullcontext())
     with (
         CheckpointStore(tmp_path, IDENTITY, True),
         CheckpointStore(tmp_path, IDENTITY, True),
@@ -131,4 +131,21 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(ValueError, match=f"'{tmp_path}' cannot be locked .*No locks available"):
-        lock_checkpoint_dir(tmp_path)
+        lock_folder(tmp_path)
+
+
+def test_a_file_that_is_replaced_is_whole_at_every_moment(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "file"
+    write_atomically(path, b"old")
+    contents = []
+
+    def watch(source, target):
+        contents.append((path.read_bytes(), source.read_bytes()))
+        replace(source, target)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", watch)
+    write_atomically(path, b"new")
+    assert contents == [(b"old", b"new")]
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
