@@ -1,10 +1,15 @@
 """Equations of jaxprs that contain jaxprs, read from all supported versions of JAX."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from dpjax._typing import PyTree
+
+Atom = Var | Literal
 
 
 class Scan(NamedTuple):
@@ -57,6 +62,11 @@ def _closed(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def aval(atom: Atom) -> ShapedArray:
+    """Shape and dtype of a value of a jaxpr."""
+    return cast(ShapedArray, atom.aval)
+
+
 def equations_at_any_depth(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The equations of a jaxpr and of its inner jaxprs."""
     for equation in jaxpr.eqns:
@@ -71,21 +81,15 @@ def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 # (equation, values of its inputs) -> values of its outputs
-Apply = Callable[[JaxprEqn, list[Any]], list[Any]]
+Apply = Callable[[JaxprEqn, list[jax.Array]], list[jax.Array]]
 
 
-def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[Any]:
-    """Evaluates a jaxpr.
-
-    Args:
-      jaxpr: the jaxpr.
-      inputs: its arguments.
-      apply: evaluates one equation.
-    """
-    values: dict[Var, Any] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
+def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[jax.Array], apply: Apply) -> list[jax.Array]:
+    """Evaluates a jaxpr at ``inputs``, each of its equations by ``apply``."""
+    values: dict[Var, jax.Array] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
     values.update(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> jax.Array:
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for equation in jaxpr.jaxpr.eqns:
@@ -94,14 +98,14 @@ def evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[Any], apply: Apply) -> list[An
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 
 
-def bind(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+def bind(equation: JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """Evaluates one equation as it is."""
     parameters = equation.primitive.get_bind_params(equation.params)
     outputs = equation.primitive.bind(*operands, **parameters)
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
-def is_slow_in_loops(function: Callable[..., Any], *args: Any) -> bool:
+def is_slow_in_loops(function: Callable[..., PyTree], *args: PyTree) -> bool:
     """Whether ``function(*args)`` is much slower in a loop: on a CPU, if it has convolutions.
 
     XLA has no fast CPU kernels for them in loops: 72 against 7.7 ms a step for a small MNIST

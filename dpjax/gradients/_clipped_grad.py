@@ -1,7 +1,6 @@
 """Sum of clipped per-example gradients of a loss, by ``vmap`` or book-keeping."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,9 @@ from dpjax.gradients import bookkeeping
 from dpjax.gradients.clipping import (
     ClippedSum,
     ClippedSumFn,
-    check_prefix,
-    clip_factors,
+    clip_and_sum,
     clipped_grad_info,
-    squared_norms,
     total_l2_clip,
-    weighted_sum,
 )
 from dpjax.gradients.loss_checks import (
     LossInput,
@@ -40,7 +36,7 @@ def clipped_grad(
     loss_fn: LossFn,
     l2_clip: ClipBound,
     *,
-    wrt: Any = None,
+    wrt: object = None,
     method: str = "auto",
     microbatch_size: MicrobatchSize = None,
     max_batch_size: int | None = None,
@@ -88,7 +84,7 @@ def clipped_grad(
       Adding or removing one example moves ``clipped_sum`` by at most ``total_l2_clip(l2_clip)`` in
       L2, replacing one by at most twice that, the rounding of the sum included: examples are
       clipped to ``l2_clip / (1 + rounding_margin(max_batch_size))`` (6e-5 less at 256 examples, 2 %
-      at 10^5; see `dpjax.gradients.summation` for what is proven of it and what is measured).
+      at 10^5; see `dpjax.gradients.clipping.rounding_margin` for what of it is proven).
       Nothing is released here: neither the sum nor ``info`` is private before noise is added. With
       ``key`` this holds for
       the sum's distribution as long as the key is secret, new in each step and independent of the
@@ -157,7 +153,6 @@ def clipped_grad(
         loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
         batch = batch if key is None else with_keys(batch, key, size)
         check_params(trained)
-        check_prefix(l2_clip, trained)
         mask = jnp.asarray(as_mask(mask, (size,)))
 
         # Gradients stay on the device of their examples.
@@ -191,15 +186,10 @@ def sum_by_vmap(
     value_and_grad = jax.value_and_grad(loss_fn)
 
     def compute(params: ArrayTree, batch: ArrayTree, mask: jax.Array) -> ClippedSum:
-        # Every per-example gradient, and its norm.
         losses, grads = jax.vmap(value_and_grad, in_axes=(None, 0))(params, batch)
         usable = mask & jnp.isfinite(losses)
-        squares = jax.tree.map(squared_norms, grads)
-
-        # Clip factors, and the sum weighted by them.
-        factors, norms, finite = clip_factors(squares, l2_clip, usable, num_terms)
-        summed = jax.tree.map(lambda f, g: weighted_sum(f, finite, g), factors, grads)
-        return summed, clipped_grad_info(norms, losses, mask, finite)
+        summed, clipping = clip_and_sum(grads, l2_clip, usable, num_terms)
+        return summed, clipped_grad_info(clipping.norms, losses, mask, clipping.finite)
 
     program = jax.make_jaxpr(loss_fn)(params, jax.tree.map(one_example, batch))
     if "conv_general_dilated" in primitive_names(program.jaxpr):

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from numbers import Integral
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from jax.interpreters import batching
 
 from dpjax._checks import as_key, check, check_arrays, check_function, is_traced
-from dpjax._jaxprs import bodies_of, equations_at_any_depth
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._jaxprs import aval, bodies_of, equations_at_any_depth
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey, PyTree
 from dpjax.gradients.shard_map import one_example
+
+if TYPE_CHECKING:
+    from flax import linen, nnx
 
 # Primitives that name a mesh axis without communication.
 _LOCAL = frozenset({"axis_index", "pvary"})
@@ -68,14 +72,14 @@ class LossInput(NamedTuple):
       keyed: whether each example has a key.
     """
 
-    graphdef: Any
+    graphdef: "nnx.GraphDef[nnx.Module] | None"
     keyed: bool
 
     def bind(self, loss_fn: LossFn, constants: ArrayTree) -> LossFn:
         """Returns the loss as a function of trained parameters and one example (with its key)."""
         check_function("loss_fn", loss_fn, "params", "example", *(["key"] if self.keyed else []))
 
-        def loss(params: ArrayTree, example: Any) -> jax.Array:
+        def loss(params: ArrayTree, example: PyTree) -> jax.Array:
             inputs = example if self.keyed else (example,)
             if self.graphdef is None:
                 return loss_fn(params, *inputs)
@@ -84,7 +88,7 @@ class LossInput(NamedTuple):
         return loss
 
 
-def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any, Any]:
+def split_params(params: Params, wrt: object, keyed: bool) -> tuple[LossInput, PyTree, PyTree]:
     """Splits an nnx module into trained parameters and constants; other trees are all trained.
 
     flax is not imported here: if it is not imported yet, ``params`` is no module.
@@ -100,7 +104,7 @@ def split_params(params: Params, wrt: Any, keyed: bool) -> tuple[LossInput, Any,
     Raises:
       ValueError: ``wrt`` is given for a tree.
     """
-    nnx: Any = sys.modules.get("flax.nnx")
+    nnx = _imported("flax.nnx")
     if nnx is None or not isinstance(params, nnx.Module):
         if wrt is not None:
             raise ValueError(
@@ -122,7 +126,7 @@ def with_keys(batch: ArrayTree, key: PRNGKey, size: int) -> tuple[ArrayTree, jax
 
 def _loss_of_module(
     loss_fn: LossFn,
-    graphdef: Any,
+    graphdef: "nnx.GraphDef[nnx.Module]",
     params: ArrayTree,
     constants: ArrayTree,
     example: ArrayTree,
@@ -153,19 +157,11 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     Raises:
       ValueError: if the loss is not one real number, or if it mixes examples.
     """
-    jaxpr = _trace(loss_fn, params, jax.tree.map(one_example, batch))
-    _check_scalar(jaxpr)
-    _check_no_collectives(jaxpr.jaxpr)
-    num_inputs = len(jax.tree.leaves(batch))
-    _Normalisation().visit(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
-    _check_batching_rules(loss_fn, params, batch, jaxpr)
-
-
-def _trace(loss_fn: LossFn, params: ArrayTree, example: ArrayTree) -> ClosedJaxpr:
-    linen: Any = sys.modules.get("flax.linen")  # flax is not imported here
+    # The jaxpr of the loss of one example; batch normalisation of flax is refused by its name.
+    linen = _imported("flax.linen")
     try:
         with linen.intercept_methods(_refuse_batch_norm) if linen else nullcontext():
-            return jax.make_jaxpr(loss_fn)(params, example)
+            jaxpr = jax.make_jaxpr(loss_fn)(params, jax.tree.map(one_example, batch))
     except NameError as error:
         if "axis name" not in str(error):
             raise
@@ -178,6 +174,23 @@ def _trace(loss_fn: LossFn, params: ArrayTree, example: ArrayTree) -> ClosedJaxp
             raise
         raise ValueError(_BATCH_NORM.format(where="an nnx.BatchStat is updated")) from error
 
+    # One real number.
+    outputs = jaxpr.out_avals
+    if len(outputs) != 1 or outputs[0].shape or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
+        shapes = ", ".join(str(output) for output in outputs) or "nothing"
+        raise ValueError(f"loss_fn must return one float scalar for one example, got {shapes}")
+
+    # Nothing that mixes examples.
+    _check_no_collectives(jaxpr.jaxpr)
+    num_inputs = len(jax.tree.leaves(batch))
+    _check_no_normalisation(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
+    _check_batching_rules(loss_fn, params, batch, jaxpr)
+
+
+def _imported(name: str) -> ModuleType | None:
+    """A module of flax; ``None`` if it is not imported yet, so that nothing is of its types."""
+    return sys.modules.get(name)
+
 
 _BATCH_NORM = (
     "loss_fn must see one example at a time, but it normalises over the batch axis ({where}): a"
@@ -186,11 +199,16 @@ _BATCH_NORM = (
 )
 
 
-def _refuse_batch_norm(next_method: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    from flax import linen as nn
+def _refuse_batch_norm(
+    next_method: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
+    context: "linen.module.InterceptorContext",
+) -> PyTree:
+    from flax import linen
 
-    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
-        frozen = nn.merge_param(
+    if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
+        frozen = linen.merge_param(
             "use_running_average",
             context.module.use_running_average,
             kwargs.get("use_running_average", args[1] if len(args) > 1 else None),
@@ -200,18 +218,18 @@ def _refuse_batch_norm(next_method: Any, args: Any, kwargs: Any, context: Any) -
     return next_method(*args, **kwargs)
 
 
-def _is_batch_stat(node: object) -> bool:
-    nnx: Any = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(node, nnx.BatchStat)
-
-
 def check_params(params: ArrayTree) -> None:
     """Raises ValueError for parameters that are not float arrays, or are batch statistics."""
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_batch_stat)
+    nnx = _imported("flax.nnx")
+
+    def is_batch_stat(node: object) -> bool:
+        return nnx is not None and isinstance(node, nnx.BatchStat)
+
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_batch_stat)
     check(bool(leaves), "params", params, "a tree with at least one float array")
     for path, leaf in leaves:
         name = f"params{jax.tree_util.keystr(path)}"
-        if _is_batch_stat(leaf) or "batch_stats" in name:
+        if is_batch_stat(leaf) or "batch_stats" in name:
             raise ValueError(
                 f"params must hold trained parameters alone, but {name} is a batch statistic: batch"
                 " statistics mix examples; keep them out of params, or use GroupNorm or LayerNorm"
@@ -229,14 +247,7 @@ def check_params(params: ArrayTree) -> None:
             )
 
 
-def _check_scalar(jaxpr: ClosedJaxpr) -> None:
-    outputs = jaxpr.out_avals
-    if len(outputs) != 1 or outputs[0].shape or not jnp.issubdtype(outputs[0].dtype, jnp.floating):
-        shapes = ", ".join(str(output) for output in outputs) or "nothing"
-        raise ValueError(f"loss_fn must return one float scalar for one example, got {shapes}")
-
-
-def check_local(compute: Callable[..., Any], *args: Any) -> None:
+def check_local(compute: Callable[..., PyTree], *args: PyTree) -> None:
     """Raises ValueError if autodiff sums gradients over devices of an enclosing ``shard_map``.
 
     It does so for parameters replicated over devices, which the jaxpr of the loss does not show.
@@ -246,11 +257,16 @@ def check_local(compute: Callable[..., Any], *args: Any) -> None:
 
 
 def _check_no_collectives(jaxpr: Jaxpr) -> None:
-    found = sorted(set(_collectives(jaxpr)))
-    if found:
+    """Raises ValueError for a primitive, at any depth, that communicates over a named axis."""
+    names = set()
+    for equation in equations_at_any_depth(jaxpr):
+        axes = jax.tree.leaves([equation.params.get(key) for key in ("axes", "axis_name")])
+        if not all(isinstance(axis, Integral) for axis in axes):
+            names.add(equation.primitive.name)
+    if names := names - _LOCAL:
         raise ValueError(
             "loss_fn must see one example at a time, but it, or its gradient, calls the collective"
-            f" {', '.join(found)}, which mixes the examples of several devices; pass arrays"
+            f" {', '.join(sorted(names))}, which mixes the examples of several devices; pass arrays"
             " that differ between devices in batch, not in a closure"
         )
 
@@ -290,24 +306,25 @@ def _check_batching_rules(
 
 def _has_own_rule(primitive: Primitive) -> bool:
     """Whether the batching rule of a primitive is defined outside of JAX."""
-    rule: Any = batching.fancy_primitive_batchers.get(primitive)
-    while isinstance(rule, partial) or "batcher" in _free_variables(rule):
-        rule = rule.func if isinstance(rule, partial) else _free_variables(rule)["batcher"]
+    rule: object = batching.fancy_primitive_batchers.get(primitive)
+    while True:
+        variables = inspect.getclosurevars(rule).nonlocals if inspect.isfunction(rule) else {}
+        if isinstance(rule, partial):
+            rule = rule.func
+        elif "batcher" in variables:
+            rule = variables["batcher"]
+        else:
+            break
     in_jax = rule is None or rule.__module__.partition(".")[0] == "jax"
     return not in_jax or primitive.name == "call_hi_primitive"  # a class has its rule
-
-
-def _free_variables(function: Any) -> dict[str, Any]:
-    return dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
 
 
 def _has_own_derivative(equation: JaxprEqn) -> bool:
     """Whether it is a custom_jvp or custom_vjp of a function that is not JAX's own."""
     if not equation.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")):
         return False
-    function: Any = bodies_of(equation)[0].jaxpr.debug_info
-    folder = os.path.join(os.path.dirname(jax.__file__), "")
-    return not (function.func_filename or "").startswith(folder)
+    file = bodies_of(equation)[0].jaxpr.debug_info.func_filename or ""
+    return not file.startswith(os.path.join(os.path.dirname(jax.__file__), ""))
 
 
 def _check_synthetic_gradients(
@@ -354,85 +371,65 @@ def _check_synthetic_gradients(
         )
 
 
-def _collectives(jaxpr: Jaxpr) -> Iterator[str]:
-    """Names of the primitives, at any depth, that communicate over a named axis."""
-    for equation in equations_at_any_depth(jaxpr):
-        over = jax.tree.leaves([equation.params.get(key) for key in ("axes", "axis_name")])
-        named = not all(isinstance(axis, Integral) for axis in over)
-        if named and equation.primitive.name not in _LOCAL:
-            yield equation.primitive.name
+class _Dependence(NamedTuple):
+    """The activations that a value is an entrywise function of, and those it is a statistic of."""
+
+    entrywise: frozenset[int] = frozenset()
+    statistic: frozenset[int] = frozenset()
 
 
-class _Normalisation:
-    """Detects ``x - mean(x)`` where the mean is over a leading axis of length one.
+def _check_no_normalisation(jaxpr: Jaxpr, inputs: Sequence[Var]) -> None:
+    """Raises ValueError for ``x - mean(x)`` where the mean is over a leading axis of length one.
 
-    For each value that depends on the example: the activations it is an entrywise function of
-    (``of``) and those it is a statistic of (``statistic_of``). An entrywise operation that combines
-    a statistic with its own activation is a normalisation. Reductions over *all* axes (a loss, a
-    per-image mean) and values that depend on parameters alone are not counted as statistics.
+    An entrywise operation that combines a statistic with its own activation is a normalisation.
+    Reductions over *all* axes (a loss, a per-image mean) and values that depend on parameters alone
+    are not counted as statistics.
+
+    Args:
+      jaxpr: of the loss of one example.
+      inputs: its inputs that depend on the example.
     """
+    numbers = itertools.count()
+    known = {value: _Dependence(frozenset({next(numbers)})) for value in inputs}
 
-    def __init__(self) -> None:
-        self.of: dict[Var, frozenset[int]] = {}
-        self.statistic_of: dict[Var, frozenset[int]] = {}
-        self.new_activation = (frozenset({number}) for number in itertools.count())
+    def read(atom: Var | Literal) -> _Dependence:
+        return _Dependence() if isinstance(atom, Literal) else known.get(atom, _Dependence())
 
-    def visit(self, jaxpr: Jaxpr, inputs: Sequence[Var]) -> None:
-        """Visits a jaxpr whose ``inputs`` depend on the example."""
-        self.of.update({value: next(self.new_activation) for value in inputs})
-        self._follow(jaxpr)
-
-    def _follow(self, jaxpr: Jaxpr) -> None:
+    def visit(jaxpr: Jaxpr) -> None:
         for equation in jaxpr.eqns:
-            inner = [body.jaxpr for body in bodies_of(equation)]
-            if len(inner) == 1 and len(inner[0].invars) == len(equation.invars):
-                self._enter(equation, inner[0])
-                for result, outer in zip(inner[0].outvars, equation.outvars, strict=True):
-                    self._pass_on(result, outer)
-                continue
-            for body in inner:
-                self._enter(equation, body)
-            self._step(equation)
+            bodies = [body.jaxpr for body in bodies_of(equation)]
+            for body in bodies:
+                # The branches of a cond, the body of a while take the last of the inputs.
+                pairs = zip(reversed(equation.invars), reversed(body.invars), strict=False)
+                known.update({inner: read(outer) for outer, inner in pairs})
+                visit(body)
 
-    def _enter(self, equation: JaxprEqn, body: Jaxpr) -> None:
-        # The branches of a cond, the body of a while take the last of the inputs.
-        for outer, parameter in zip(reversed(equation.invars), reversed(body.invars), strict=False):
-            self._pass_on(outer, parameter)
-        self._follow(body)
+            # The results of the only body, or of an operation.
+            if len(bodies) == 1 and len(bodies[0].invars) == len(equation.invars):
+                pairs = zip(bodies[0].outvars, equation.outvars, strict=True)
+                known.update({outer: read(inner) for inner, outer in pairs})
+            else:
+                known.update(dict.fromkeys(equation.outvars, step(equation)))
 
-    def _pass_on(self, source: Any, target: Var) -> None:
-        self.of[target] = self._activations(source)
-        self.statistic_of[target] = self._statistics(source)
-
-    def _activations(self, value: Any) -> frozenset[int]:
-        return frozenset() if isinstance(value, Literal) else self.of.get(value, frozenset())
-
-    def _statistics(self, value: Any) -> frozenset[int]:
-        return (
-            frozenset() if isinstance(value, Literal) else self.statistic_of.get(value, frozenset())
-        )
-
-    def _step(self, equation: JaxprEqn) -> None:
-        name, inputs = equation.primitive.name, equation.invars
-        of = frozenset[int]().union(*map(self._activations, inputs))
-        statistic_of = frozenset[int]().union(*map(self._statistics, inputs))
-        pairs = itertools.permutations(inputs, 2) if name in _NORMALISING else ()
-        for statistic, activation in pairs:
-            if self._statistics(statistic) & self._activations(activation):
+    def step(equation: JaxprEqn) -> _Dependence:
+        name, operands = equation.primitive.name, list(map(read, equation.invars))
+        for statistic, activation in itertools.permutations(operands, 2):
+            if name in _NORMALISING and statistic.statistic & activation.entrywise:
                 raise ValueError(_BATCH_NORM.format(where="it has length one here"))
-        if name in _REDUCTIONS and _over_a_batch_of_one(equation):
-            of, statistic_of = frozenset(), of
-        elif name not in _ENTRYWISE:
-            of, statistic_of = next(self.new_activation) if of | statistic_of else of, frozenset()
-        for output in equation.outvars:
-            self.of[output], self.statistic_of[output] = of, statistic_of
 
+        activations = frozenset[int]().union(*(each.entrywise for each in operands))
+        statistics = frozenset[int]().union(*(each.statistic for each in operands))
+        if name in _ENTRYWISE:
+            return _Dependence(activations, statistics)
+        if name in _REDUCTIONS:
+            # Over a leading axis of length one, or (an example without that axis) over no axis.
+            shape, axes = aval(equation.invars[0]).shape, equation.params["axes"]
+            if len(axes) < len(shape) and (not axes or (0 in axes and shape[0] == 1)):
+                return _Dependence(statistic=activations)
+        depends = bool(activations | statistics)
+        return _Dependence(frozenset({next(numbers)}) if depends else frozenset())
 
-def _over_a_batch_of_one(equation: JaxprEqn) -> bool:
-    """Over a leading axis of length one, or (an example without that axis) over no axis at all."""
-    operand: Any = equation.invars[0].aval
-    axes = equation.params["axes"]
-    return len(axes) < operand.ndim and (not axes or (0 in axes and operand.shape[0] == 1))
+    visit(jaxpr)
 
 
 # Synthetic examples. They come from fixed keys, and of the data only shapes and dtypes are used, so
@@ -440,8 +437,8 @@ def _over_a_batch_of_one(equation: JaxprEqn) -> bool:
 
 
 def synthetic_batches(
-    batch: Any, count: int
-) -> Iterator[tuple[Any, Any, Callable[[jax.Array, jax.Array], jax.Array]]]:
+    batch: PyTree, count: int
+) -> Iterator[tuple[PyTree, PyTree, Callable[[jax.Array, jax.Array], jax.Array]]]:
     """Two batches of ``count`` examples of each kind, and ``half(first, second)`` of two arrays.
 
     ``half`` takes the rows of a random half of the examples from its first argument, and the others
@@ -461,7 +458,7 @@ def synthetic_batches(
         yield first, second, half
 
 
-def _draw(leaves: Sequence[Any], count: int, kind: int, number: int) -> list[jax.Array]:
+def _draw(leaves: Sequence[jax.Array], count: int, kind: int, number: int) -> list[jax.Array]:
     """``count`` examples with the dtypes and shapes of one example, drawn from fixed keys."""
     drawn = []
     for position, leaf in enumerate(leaves):

@@ -3,15 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from dpjax._typing import ArrayTree
-from dpjax.gradients.clipping import ClippedGradInfo, ClippedSumFn
-from dpjax.gradients.summation import CompensatedSum
+from dpjax.gradients.clipping import ClippedGradInfo, ClippedSum, ClippedSumFn, CompensatedSum
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 def isolate_nonfinite(
     compute: ClippedSumFn, params: ArrayTree, batch: ArrayTree, mask: jax.Array
-) -> tuple[Any, ClippedGradInfo]:
+) -> ClippedSum:
     """``compute``, repeated with micro-batches of one where an example was not finite.
 
     XLA runs convolutions with a kernel (or kernel gradient) for each example as *one* convolution
@@ -49,14 +48,16 @@ def sum_over_microbatches(
     mask: jax.Array,
     *,
     unroll: bool = False,
-) -> tuple[Any, ClippedGradInfo]:
+) -> ClippedSum:
     """The sum of ``compute`` over micro-batches, with compensation for rounding.
 
     See `scan_microbatches`.
     """
 
-    def add(summed: CompensatedSum, *part: Any) -> tuple[CompensatedSum, ClippedGradInfo]:
-        more, info = compute(params, *part)
+    def add(
+        summed: CompensatedSum, batch: ArrayTree, mask: jax.Array
+    ) -> tuple[CompensatedSum, ClippedGradInfo]:
+        more, info = compute(params, batch, mask)
         return summed.add(more), info
 
     zero = CompensatedSum.zero(jax.eval_shape(compute, params, batch, mask)[0])
@@ -163,5 +164,6 @@ def _program_memory(
         (jaxpr.consts, jax.tree.leaves((params, part))),
     )
     program = jax.jit(lambda consts, inputs: jaxpr_as_fun(jaxpr.replace(consts=consts))(*inputs))
-    analysis: Any = program.lower(*shapes).compile().memory_analysis()
+    analysis = program.lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
     return int(analysis.temp_size_in_bytes + 3 * analysis.output_size_in_bytes)

@@ -5,22 +5,27 @@ per-example gradients of different devices before they are clipped. So parameter
 *varying* first.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy.typing as npt
 from jax.sharding import AxisType, ManualAxisType, NamedSharding, PartitionSpec
 
+from dpjax._typing import PyTree
+
 T = TypeVar("T")
 
 
-def varying_axes(tree: Any) -> frozenset[str]:
+def varying_axes(tree: PyTree) -> frozenset[str]:
     """The mesh axes along which values in ``tree`` may differ; none outside ``shard_map``.
 
     >>> varying_axes(jax.numpy.ones(2))
     frozenset()
     """
-    return frozenset[str]().union(*map(_axes, jax.tree.leaves(tree)))
+    leaves = jax.tree.leaves(tree)
+    described = [x if hasattr(x, "manual_axis_type") else jax.typeof(x) for x in leaves]
+    types = [each.manual_axis_type for each in described]
+    return frozenset[str]().union(*(each.varying for each in types if each is not None))
 
 
 def as_varying(tree: T, axes: frozenset[str]) -> T:
@@ -30,14 +35,14 @@ def as_varying(tree: T, axes: frozenset[str]) -> T:
     1.5
     """
 
-    def cast(leaf: Any) -> Any:
-        missing = tuple(sorted(axes - _axes(leaf)))
+    def cast(leaf: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - varying_axes(leaf)))
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, tree)
 
 
-def check_same_on_devices(name: str, tree: Any) -> None:
+def check_same_on_devices(name: str, tree: PyTree) -> None:
     """Raises ValueError inside ``shard_map`` unless ``tree`` is the same on all devices.
 
     Noise from one key would be equal on every device: removable where these hold different parts,
@@ -64,7 +69,7 @@ def check_same_on_devices(name: str, tree: Any) -> None:
         )
 
 
-def check_not_explicit(name: str, tree: Any) -> None:
+def check_not_explicit(name: str, tree: PyTree) -> None:
     """Raises ValueError for arrays that are split over a mesh with explicit axes.
 
     Operations on them would need an output partition each. The arrays of other meshes pass.
@@ -74,9 +79,10 @@ def check_not_explicit(name: str, tree: Any) -> None:
       tree: of arrays.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        sharding: Any = getattr(jax.typeof(leaf), "sharding", None)
-        explicit = sharding is not None and AxisType.Explicit in sharding.mesh.axis_types
-        if explicit and any(entry is not None for entry in sharding.spec):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+            continue
+        if any(entry is not None for entry in sharding.spec):
             raise ValueError(
                 f"{name} must not be split over explicit mesh axes, but"
                 f" {name}{jax.tree_util.keystr(path)} has the partition {sharding.spec}: place it"
@@ -97,18 +103,11 @@ def abstract(
     return jax.ShapeDtypeStruct(shape, dtype, sharding=anywhere, manual_axis_type=varying)
 
 
-def one_example(leaf: Any) -> jax.ShapeDtypeStruct:
+def one_example(leaf: jax.typing.ArrayLike) -> jax.ShapeDtypeStruct:
     """Shape and dtype of one entry of the leading axis, for tracing.
 
     >>> one_example(jax.numpy.ones((5, 2)))
     ShapeDtypeStruct(shape=(2,), dtype=float32)
     """
     aval = jax.typeof(leaf)
-    return abstract(aval.shape[1:], aval.dtype, _axes(aval))
-
-
-def _axes(value: Any) -> frozenset[str]:
-    """The axes along which an array or its abstract value varies."""
-    described = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
-    kind = described.manual_axis_type
-    return frozenset() if kind is None else kind.varying
+    return abstract(aval.shape[1:], aval.dtype, varying_axes(aval))

@@ -8,7 +8,7 @@ adjacency are then those of units.
 import hashlib
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from dpjax._checks import (
     check_function,
     check_unmasked,
 )
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey, PyTree
 from dpjax.gradients.loss_checks import split_params, with_keys
 
 
@@ -36,8 +36,8 @@ class UnitRecords(NamedTuple):
       mask: which entries are records, bool ``(max_records,)``.
     """
 
-    records: Any  # the structure that the caller gave
-    mask: Any  # jax.Array or np.ndarray
+    records: PyTree
+    mask: jax.Array | np.ndarray
 
 
 def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") -> LossFn:
@@ -89,7 +89,7 @@ def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") ->
 
 def augmented_loss(
     loss_fn: LossFn,
-    augment: Callable[[PRNGKey, Any], Any],
+    augment: Callable[[PRNGKey, PyTree], PyTree],
     num_views: int,
     *,
     loss_takes_key: bool = False,
@@ -133,7 +133,7 @@ def augmented_loss(
     check_count("num_views", num_views)
     loss_of_views = unit_loss(loss_fn)
 
-    def loss(params: Params, example: Any, key: PRNGKey) -> jax.Array:
+    def loss(params: Params, example: PyTree, key: PRNGKey) -> jax.Array:
         view_key, loss_key = jax.random.split(as_key(key))
         views = jax.vmap(augment, (0, None))(jax.random.split(view_key, num_views), example)
         unit = UnitRecords(views, jnp.ones(num_views, bool))
@@ -193,10 +193,10 @@ def group_by_unit(
     kept = position < max_records
     order, unit, position = order[kept], unit[kept], position[kept]
 
-    def place(leaf: Any) -> np.ndarray:
-        leaf = np.asarray(leaf)
-        placed = np.zeros((len(units), max_records, *leaf.shape[1:]), leaf.dtype)
-        placed[unit, position] = leaf[order]
+    def place(leaf: npt.ArrayLike) -> np.ndarray:
+        array = np.asarray(leaf)
+        placed = np.zeros((len(units), max_records, *array.shape[1:]), array.dtype)
+        placed[unit, position] = array[order]
         return placed
 
     return UnitRecords(jax.tree.map(place, records), place(np.ones(size, bool)))

@@ -24,10 +24,10 @@ from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sampling.base import Sampling
-from dpjax.transforms import NoiseDescription, PrivateTransformation
+from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
 from dpjax.transforms.inspect_state import find_noise, optimizer_state
-from dpjax.transforms.noise import add_gaussian_noise, check_noise_scale
+from dpjax.transforms.noise import NoiseDescription, add_gaussian_noise, check_noise_scale
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,7 @@ def mechanism_of(
         description, done = noise.description, noise.num_releases
     num_steps = _num_releases(num_steps, done)
     _check_readable(description, sampling)
+    assert description.l2_clip is not None
     noise_multiplier = _evaluate(description.noise_multiplier, num_steps)
     return SubsampledGaussian(
         sampling,

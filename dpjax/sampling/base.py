@@ -2,17 +2,19 @@
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._checks import as_key, as_numbers, batch_length, check, check_type
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+T = TypeVar("T", bound=ArrayTree)
 
 NoiseRuns = Sequence[tuple[float, int]]
 # Far from the counters that keys of draws are split off with.
@@ -65,19 +67,19 @@ class Sampling(abc.ABC):
         """Names of published constants computed from n: under add/remove they make n public."""
         return ()
 
-    def init(self, key: PRNGKey) -> Any:
+    def init(self, key: PRNGKey) -> PyTree:
         """Returns the sampler's first state: by default ``key``, that of the first draw."""
         return as_key(key)
 
     @abc.abstractmethod
-    def draw(self, state: Any) -> tuple[Any, Any]:
+    def draw(self, state: PyTree) -> tuple[PyTree, PyTree]:
         """Returns one draw and the next state; the same state gives the same draw.
 
         Args:
           state: from ``init`` or the previous draw.
         """
 
-    def members_at(self, state: Any, positions: jax.Array) -> jax.Array:
+    def members_at(self, state: PyTree, positions: jax.Array) -> jax.Array:
         """Returns which records at ``positions`` the draw from ``state`` holds.
 
         For records that are split over devices: each asks for its own.
@@ -94,7 +96,7 @@ class Sampling(abc.ABC):
         drawn = jnp.zeros(self.num_examples + 1, bool).at[places].set(True, mode="drop")
         return drawn[positions]
 
-    def subset_key(self, state: Any) -> PRNGKey:
+    def subset_key(self, state: PyTree) -> PRNGKey:
         """Returns a key that is independent of all draws, to choose a subset of one.
 
         Args:
@@ -102,12 +104,12 @@ class Sampling(abc.ABC):
         """
         return jax.random.fold_in(jax.tree.leaves(state)[0], _SUBSET_STREAM)
 
-    def num_batches(self, draw: Any) -> jax.Array | int:
+    def num_batches(self, draw: PyTree) -> jax.Array | int:
         """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
         return 1
 
     @abc.abstractmethod
-    def batch(self, draw: Any, part: jax.Array | int) -> Batch:
+    def batch(self, draw: PyTree, part: jax.Array | int) -> Batch:
         """Returns physical batch number ``part`` of the draw, all masked past the last one.
 
         Args:
@@ -147,10 +149,10 @@ class Sampling(abc.ABC):
 
 def check_noise_runs(noise_runs: NoiseRuns) -> None:
     """Raises an error unless ``noise_runs`` are pairs of noise multiplier and number of steps."""
-    allowed = "pairs of noise multiplier and number of steps"
-    check_type("noise_runs", noise_runs, list | tuple, allowed)
+    expected = "pairs of noise multiplier and number of steps"
+    check_type("noise_runs", noise_runs, list | tuple, expected)
     pairs = bool(noise_runs) and all(isinstance(run, tuple) and len(run) == 2 for run in noise_runs)
-    check(pairs, "noise_runs", noise_runs, allowed)
+    check(pairs, "noise_runs", noise_runs, expected)
 
 
 def repeated(event: "DpEvent", count: int) -> "DpEvent":
@@ -167,7 +169,7 @@ def compose(events: Sequence["DpEvent"]) -> "DpEvent":
     return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
 
 
-def gather(data: ArrayTree, indices: jax.Array) -> Any:
+def gather(data: T, indices: jax.Array) -> T:
     """Returns the records of ``data`` (leading example axis on every leaf) at ``indices``.
 
     Args:
@@ -180,14 +182,15 @@ def gather(data: ArrayTree, indices: jax.Array) -> Any:
     batch_length(data, "data")
     numbers = as_numbers(indices, "indices")
     check(jnp.issubdtype(numbers.dtype, jnp.integer), "indices", numbers.dtype, "of integers")
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[numbers], data)
+    records: T = jax.tree.map(lambda leaf: jnp.asarray(leaf)[numbers], data)
+    return records
 
 
 def check_data(sampling: Sampling, data: ArrayTree) -> None:
     """Raises ValueError unless ``data`` has as many records as the sampler draws from, unmasked."""
-    found = batch_length(data, "data")
-    if sampling.num_rows not in (found, None):
+    num_rows = batch_length(data, "data")
+    if sampling.num_rows not in (num_rows, None):
         raise ValueError(
             f"data must have the {sampling.num_examples} records that the sampler draws from,"
-            f" got {found}"
+            f" got {num_rows}"
         )

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._checks import as_key, check, check_count, check_non_negative
+from dpjax._random import random_subset
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
-from dpjax.sampling._bitset import random_subset
 from dpjax.sampling.base import (
     Batch,
     NoiseRuns,

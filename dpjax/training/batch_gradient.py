@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._typing import ArrayTree, PRNGKey
-from dpjax.gradients.clipping import ClippedSumFn
-from dpjax.gradients.summation import CompensatedSum
+from dpjax.gradients.clipping import ClippedSumFn, CompensatedSum
 from dpjax.sampling.base import Batch, Sampling, gather
 from dpjax.training.data import PrefetchedDraw, SplitRecords, draw_local
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec

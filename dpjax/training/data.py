@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding
 from dpjax._checks import batch_length, check, check_type, check_unmasked
 from dpjax._hashing import add_hashes, hash_arrays, hash_records
 from dpjax._typing import ArrayTree
-from dpjax.sampling._bitset import BitSet, pack
 from dpjax.sampling.base import Batch, Sampling, check_data
+from dpjax.sampling.poisson import BitSet, pack
 from dpjax.training.processes import (
     all_gather,
     check_all,

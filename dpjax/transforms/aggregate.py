@@ -1,6 +1,6 @@
 """A drop-in for ``optax.contrib.differentially_private_aggregate``."""
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,9 +76,7 @@ def differentially_private_aggregate(
         check(abs(key) < 2**63, "key", key, "a key, or a seed below 2^63")
         key = jax.random.key(as_seed(key, "key"))
     key = as_key(key)
-    description = NoiseDescription(
-        l2_norm_clip, cast(float, noise_multiplier), divisor="batch length"
-    )
+    description = NoiseDescription(l2_norm_clip, noise_multiplier, divisor="batch length")
 
     def init(params: optax.Params) -> DifferentiallyPrivateAggregateState:
         return DifferentiallyPrivateAggregateState(key, LeafShapes.of(params), description)
@@ -87,7 +85,7 @@ def differentially_private_aggregate(
         updates: optax.Updates,
         state: DifferentiallyPrivateAggregateState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: object,
     ) -> tuple[optax.Updates, DifferentiallyPrivateAggregateState]:
         del extra_args
         check_description(state.description, description)

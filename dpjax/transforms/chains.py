@@ -1,6 +1,8 @@
 """NoisySGD and NoisyAdam: optimisers that take per-example gradients."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,9 +49,8 @@ def noisy_sgd(
     >>> updates.round(3).tolist()
     [-0.15, -0.2]
     """
-    _check_learning_rate(learning_rate)
-    _check_learning_rate(learning_rate)
-    return _noisy(optax.sgd(learning_rate), l2_clip, noise_multiplier, expected_batch_size, key)
+    arguments = l2_clip, noise_multiplier, expected_batch_size, key
+    return _noisy(optax.sgd, learning_rate, *arguments)
 
 
 def noisy_adam(
@@ -86,15 +87,8 @@ def noisy_adam(
     >>> optimizer.update(jnp.ones((2, 3)), state)[0].shape
     (3,)
     """
-    _check_learning_rate(learning_rate)
-    adam = optax.adam(learning_rate, **adam_options)
-    return _noisy(adam, l2_clip, noise_multiplier, expected_batch_size, key)
-
-
-def _check_learning_rate(learning_rate: optax.ScalarOrSchedule) -> None:
-    if not callable(learning_rate):
-        number = as_numbers(learning_rate, "learning_rate")
-        check(number.ndim == 0, "learning_rate", number.shape, "a number or a schedule")
+    arguments = l2_clip, noise_multiplier, expected_batch_size, key
+    return _noisy(partial(optax.adam, **adam_options), learning_rate, *arguments)
 
 
 def step_on_sum(
@@ -108,7 +102,15 @@ def step_on_sum(
     """
     check_positive("expected_batch_size", expected_batch_size)
     check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
-    chain = optax.chain(noise, optax.scale(1 / expected_batch_size), _like_params(), optimizer)
+
+    # In the dtypes of the parameters.
+    @optax.stateless
+    def like_params(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        if params is None:
+            return updates
+        return jax.tree.map(lambda update, p: update.astype(p.dtype), updates, params)
+
+    chain = optax.chain(noise, optax.scale(1 / expected_batch_size), like_params, optimizer)
 
     def init(params: optax.Params) -> optax.OptState:
         state = chain.init(params)
@@ -119,26 +121,18 @@ def step_on_sum(
 
 
 def _noisy(
-    optimizer: optax.GradientTransformation,
+    optimizer: Callable[[optax.ScalarOrSchedule], optax.GradientTransformation],
+    learning_rate: optax.ScalarOrSchedule,
     l2_clip: ClipBound,
     noise_multiplier: optax.ScalarOrSchedule,
     expected_batch_size: float,
     key: PRNGKey,
 ) -> PrivateTransformation:
+    if not callable(learning_rate):
+        number = as_numbers(learning_rate, "learning_rate")
+        check(number.ndim == 0, "learning_rate", number.shape, "a number or a schedule")
     noise = add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=key)
-    chain = optax.chain(
-        clip_per_example(l2_clip), step_on_sum(noise, expected_batch_size, optimizer)
-    )
+    on_sum = step_on_sum(noise, expected_batch_size, optimizer(learning_rate))
+    chain = optax.chain(clip_per_example(l2_clip), on_sum)
     description = dataclasses.replace(noise.description, divisor="public constant")
     return PrivateTransformation.of(chain.init, chain.update, description)
-
-
-def _like_params() -> optax.GradientTransformation:
-    """Casts updates to the dtypes of the parameters."""
-
-    def cast(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
-        if params is None:
-            return updates
-        return jax.tree.map(lambda update, p: update.astype(p.dtype), updates, params)
-
-    return optax.stateless(cast)

@@ -7,7 +7,7 @@ donation and checkpoints, and adds no leaf to a state.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,35 +15,22 @@ import optax
 
 from dpjax._checks import batch_length
 from dpjax._typing import ClipBound
-from dpjax.gradients.clipping import check_prefix, clip_and_sum, total_l2_clip
+from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 
 D = TypeVar("D")
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class ClipDescription:
-    """The bound that per-example gradients are clipped to.
+class ClipPerExampleState:
+    """State of `clip_per_example`: its clip bound, read by `dpjax.mechanism_of`; no arrays.
 
     Attributes:
       l2_clip: the bound (or per-layer bounds); ``None`` if it is a JAX array, which
         ``optax.inject_hyperparams`` may change between two updates.
     """
 
-    l2_clip: Any = dataclasses.field(hash=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "l2_clip", static_bounds(self.l2_clip))
-
-
-class ClipPerExampleState(NamedTuple):
-    """State of `clip_per_example`: its clip bound, read by `dpjax.mechanism_of`; no arrays.
-
-    Attributes:
-      description: the clip bound.
-    """
-
-    description: ClipDescription
+    l2_clip: ClipBound | None = dataclasses.field(hash=False)
 
 
 def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArgs:
@@ -70,22 +57,21 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
     [0.9, 1.2]
     """
     total_l2_clip(l2_clip)
-    description = ClipDescription(l2_clip)
+    own_state = ClipPerExampleState(static_bounds(l2_clip))
 
     def init(params: optax.Params) -> ClipPerExampleState:
         del params
-        return ClipPerExampleState(description)
+        return own_state
 
     def update(
         updates: optax.Updates,
         state: ClipPerExampleState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: object,
     ) -> tuple[optax.Updates, ClipPerExampleState]:
         del extra_args
-        check_description(state.description, description)
+        check_description(state, own_state)
         check_per_example(updates, params)
-        check_prefix(l2_clip, updates)
         usable = jnp.ones(batch_length(updates, "updates"), bool)
         return clip_and_sum(updates, l2_clip, usable)[0], state
 
@@ -97,13 +83,12 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
     batch_length(updates, "updates")
     if params is None:
         return
-    found = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(updates)]
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]
     expected = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-    if found != expected:
+    if [shape[1:] for shape in shapes] != expected:
         raise ValueError(
             "updates must be per-example gradients, every leaf with a leading example axis before"
-            f" the parameters' own shapes {expected}, got"
-            f" {[jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]}"
+            f" the parameters' own shapes {expected}, got {shapes}"
         )
 
 
@@ -122,7 +107,7 @@ def check_description(given: D, own: D) -> None:
             )
 
 
-def static_bounds(l2_clip: ClipBound) -> ClipBound | None:
+def static_bounds(l2_clip: ClipBound | None) -> ClipBound | None:
     """The bounds as Python numbers; ``None`` where one is a JAX array, which is no metadata."""
     if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
         return None

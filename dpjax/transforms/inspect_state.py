@@ -8,8 +8,7 @@ be read from a state; anything else is rejected.
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -57,20 +56,18 @@ class NoiseInState(NamedTuple):
     grouped: bool = False
 
 
-class _Other(NamedTuple):
-    """A transformation that is not dpjax's, by the name of its state."""
-
-    name: str
+# A transformation in a state: dpjax's noise or clipping, or another one, by its state's name.
+Step = NoiseInState | ClipPerExampleState | str
 
 
-def optimizer_state(holder: Any) -> optax.OptState:
+def optimizer_state(holder: object) -> optax.OptState:
     """Returns the optimiser state that an object of flax holds; anything else is returned itself.
 
     By type, as states of optax's wrappers have a field ``opt_state`` too (``contrib.sam``). flax is
     not imported here: an object of a module that is not imported does not exist.
     """
     for module, name in _FLAX_HOLDERS:
-        holder_type: Any = getattr(sys.modules.get(module), name, None)
+        holder_type = getattr(sys.modules.get(module), name, None)
         if holder_type is not None and isinstance(holder, holder_type):
             return holder.opt_state
     return holder
@@ -105,115 +102,108 @@ def find_noise(state: optax.OptState) -> NoiseInState:
     return noise
 
 
-def _only_noise(steps: list[Any]) -> NoiseInState:
+def _only_noise(steps: list[Step]) -> NoiseInState:
     """Returns the noise of ordered transformations; raises ValueError for a wrong order."""
     positions = [i for i, step in enumerate(steps) if isinstance(step, NoiseInState)]
     clips = [i for i, step in enumerate(steps) if isinstance(step, ClipPerExampleState)]
+    names = [step if isinstance(step, str) else "noise" for step in steps]
+    for position in clips:
+        names[position] = "clip_per_example"
     if len(positions) != 1:
         raise ValueError(
             "the optimizer's state must hold exactly one noise transformation (of"
             " add_gaussian_noise, noisy_sgd, noisy_adam or differentially_private_aggregate), got"
-            f" {len(positions)}: {[_name(step) for step in steps]}"
+            f" {len(positions)}: {names}"
         )
-    noise, before = steps[positions[0]], steps[: positions[0]]
-    if clips not in ([], [0]) or len(before) != len(clips):
+    if clips not in ([], [0]) or positions[0] != len(clips):
         raise ValueError(
             "the optimizer's noise must be preceded by nothing but clip_per_example, got the order"
-            f" {[_name(step) for step in steps]}: what else acts before the noise can change the"
-            f" sensitivity of the sum; {_NOISE_FIRST}"
-        )
-    if clips:
-        _check_same_bound(before[0], noise)
-    return noise._replace(takes_examples=noise.takes_examples or bool(clips))
-
-
-def _check_same_bound(clip: ClipPerExampleState, noise: NoiseInState) -> None:
-    bounds = clip.description.l2_clip, noise.description.l2_clip
-    if None in bounds:
-        return  # refused later: it is set while running
-    totals = [float(total_l2_clip(bound)) for bound in bounds]
-    if noise.grouped or not math.isclose(*totals, rel_tol=1e-6):
-        raise ValueError(
-            "the optimizer's noise must be scaled to the bound of the clip_per_example before it,"
-            f" got l2_clip={bounds[1]!r} after clip_per_example({bounds[0]!r})"
+            f" {names}: what else acts before the noise can change the sensitivity of the sum;"
+            f" {_NOISE_FIRST}"
         )
 
+    # Its bound is that of the clipping; one that is set while running is refused later.
+    noise, clip = steps[positions[0]], steps[0]
+    assert isinstance(noise, NoiseInState)
+    if not isinstance(clip, ClipPerExampleState):
+        return noise
+    before, own = clip.l2_clip, noise.description.l2_clip
+    if before is not None and own is not None:
+        same = math.isclose(total_l2_clip(before), total_l2_clip(own), rel_tol=1e-6)
+        if noise.grouped or not same:
+            raise ValueError(
+                "the optimizer's noise must be scaled to the bound of the clip_per_example before"
+                f" it, got l2_clip={own!r} after clip_per_example({before!r})"
+            )
+    return noise._replace(takes_examples=True)
 
-def _steps(state: optax.OptState) -> list[Any]:
+
+def _steps(state: optax.OptState) -> list[Step]:
     """The transformations in a state in the order in which they act, without wrappers."""
+    # Several, or one that holds no other.
     if type(state) in (tuple, list, OrderedDict) and state:
         children = state.values() if isinstance(state, OrderedDict) else state
         return [step for child in children for step in _steps(child)]
-    if isinstance(state, _DPJAX) or not _holds_dpjax(state):
-        return [_one_step(state)]
+    if isinstance(state, ClipPerExampleState):
+        return [state]
+    if isinstance(state, AddGaussianNoiseState | DifferentiallyPrivateAggregateState):
+        return [_noise(state)]
+    if not _holds_dpjax(state):
+        return [type(state).__name__]
+
+    # A wrapper around noise, or around what comes after it.
+    name = type(state).__name__
     if isinstance(state, PartitionState):
         return [_joint_noise(state)]
     if isinstance(state, optax.MultiStepsState):
-        return _steps_of_multi_steps(state)
+        steps = _steps(state.inner_opt_state)
+        if jax.tree.leaves(state.skip_state):
+            raise ValueError(
+                "optax.MultiSteps around noise must not have should_skip_update_fn: what is"
+                " released would then depend on private gradients"
+            )
+        if any(
+            isinstance(step, ClipPerExampleState)
+            or (isinstance(step, NoiseInState) and step.takes_examples)
+            for step in steps
+        ):
+            raise ValueError(
+                "optax.MultiSteps must accumulate clipped sums, not per-example gradients: use"
+                " optax.chain(clip_per_example(...), optax.MultiSteps(optax.chain("
+                "add_gaussian_noise(...), ...), every_k_schedule=...))"
+            )
+        return steps
     if isinstance(state, _TRANSPARENT):
-        return _steps_without_lone_clip(state.inner_state, type(state).__name__)
+        # A clip may be masked, or act on other parameters than its noise.
+        steps = _steps(state.inner_state)
+        if not any(isinstance(step, NoiseInState) for step in steps):
+            raise ValueError(
+                f"clip_per_example must not be inside {name} without its noise: {_NOISE_FIRST}"
+            )
+        return steps
     raise ValueError(
-        f"the optimizer's noise must not be inside {type(state).__name__}: whether and on what it"
-        " is then applied may depend on private gradients and cannot be read from the state;"
-        f" {_NOISE_FIRST}"
+        f"the optimizer's noise must not be inside {name}: whether and on what it is then applied"
+        f" may depend on private gradients and cannot be read from the state; {_NOISE_FIRST}"
     )
 
 
-def _one_step(state: Any) -> Any:
-    """A transformation that holds no other, as an entry of the list of `_steps`."""
+def _noise(state: AddGaussianNoiseState | DifferentiallyPrivateAggregateState) -> NoiseInState:
+    """The noise of one transformation; ``flax.nnx.Optimizer`` holds its arrays in variables."""
+    num_releases = None
     if isinstance(state, AddGaussianNoiseState):
-        return _noise(state, state.key, _count(state.num_releases))
-    if isinstance(state, DifferentiallyPrivateAggregateState):
-        return _noise(state, state.rng_key, None)
-    return state if isinstance(state, ClipPerExampleState) else _Other(type(state).__name__)
-
-
-def _steps_of_multi_steps(state: optax.MultiStepsState) -> list[Any]:
-    steps = _steps(state.inner_opt_state)
-    if jax.tree.leaves(state.skip_state):
-        raise ValueError(
-            "optax.MultiSteps around noise must not have should_skip_update_fn: what is released"
-            " would then depend on private gradients"
-        )
-    if any(isinstance(s, ClipPerExampleState) or getattr(s, "takes_examples", 0) for s in steps):
-        raise ValueError(
-            "optax.MultiSteps must accumulate clipped sums, not per-example gradients: use"
-            " optax.chain(clip_per_example(...), optax.MultiSteps(optax.chain("
-            "add_gaussian_noise(...), ...), every_k_schedule=...))"
-        )
-    return steps
-
-
-def _steps_without_lone_clip(inner: Any, name: str) -> list[Any]:
-    """Raises ValueError for a clip in a wrapper (perhaps masked) that does not hold its noise."""
-    steps = _steps(inner)
-    if not any(isinstance(step, NoiseInState) for step in steps):
-        raise ValueError(
-            f"clip_per_example must not be inside {name} without its noise: {_NOISE_FIRST}"
-        )
-    return steps
-
-
-def _noise(state: Any, key: Any, num_releases: int | None) -> NoiseInState:
-    words = np.asarray(jax.random.key_data(_array(key)))
-    takes_examples = isinstance(state, DifferentiallyPrivateAggregateState)
-    shapes, keys = tuple(state.shapes), (words.tobytes(),)
-    return NoiseInState(state.description, shapes, num_releases, keys, takes_examples)
-
-
-def _count(num_releases: Any) -> int:
-    count = np.asarray(_array(num_releases))
-    if count.ndim:
-        raise ValueError(
-            f"the optimizer must be of one model, got the states of {count.size} side by side:"
-            " their releases compose, so describe each and use Composition"
-        )
-    return int(count)
-
-
-def _array(value: Any) -> jax.Array:
-    """The array itself, where ``flax.nnx.Optimizer`` holds it in a variable."""
-    return jax.tree.leaves(value)[0]
+        counts = np.asarray(jax.tree.leaves(state.num_releases)[0])
+        if counts.ndim:
+            raise ValueError(
+                f"the optimizer must be of one model, got the states of {counts.size} side by side:"
+                " their releases compose, so describe each and use Composition"
+            )
+        key, num_releases, takes_examples = state.key, int(counts), False
+    else:
+        key, takes_examples = state.rng_key, True
+    words = np.asarray(jax.random.key_data(jax.tree.leaves(key)[0])).tobytes()
+    return NoiseInState(
+        state.description, tuple(state.shapes), num_releases, (words,), takes_examples
+    )
 
 
 def _joint_noise(state: PartitionState) -> NoiseInState:
@@ -222,6 +212,7 @@ def _joint_noise(state: PartitionState) -> NoiseInState:
     Scaled by the noise of its group, a record moves the sums by sqrt(sum of 1 / multiplier^2), so
     together they are one Gaussian release of multiplier 1 / sqrt(sum of 1 / multiplier^2).
     """
+    # The noise of each group.
     groups = {}
     for label, inner in state.inner_states.items():
         if not _holds_dpjax(inner):
@@ -230,37 +221,42 @@ def _joint_noise(state: PartitionState) -> NoiseInState:
                 f" optax.partition has none: {_NOISE_FIRST}"
             )
         groups[label] = _only_noise(_steps(inner.inner_state))
-    found = list(groups.values())
-    if len(found) == 1:
-        return found[0]
-    keys = tuple(key for noise in found for key in noise.keys)
+    noises = list(groups.values())
+    if len(noises) == 1:
+        return noises[0]
+
+    # They are released together, and independent.
+    keys = tuple(key for noise in noises for key in noise.keys)
     if len(set(keys)) < len(keys):
         raise ValueError("groups of optax.partition must have noise with different keys")
-    counts = {noise.num_releases for noise in found}
+    counts = {noise.num_releases for noise in noises}
     if len(counts) > 1:
         raise ValueError(f"groups of optax.partition must release together, got counts {counts}")
+
+    # Their joint bound, multiplier and shapes.
     shapes = tuple(
         next((shape for shape in leaf if shape is not None), None)
-        for leaf in zip(*(noise.shapes for noise in found), strict=True)
+        for leaf in zip(*(noise.shapes for noise in noises), strict=True)
     )
-    descriptions = [noise.description for noise in found]
-    readable = None not in [description.l2_clip for description in descriptions]
-    bounds = (
-        {k: total_l2_clip(v.description.l2_clip) for k, v in groups.items()} if readable else None
-    )
+    descriptions = [noise.description for noise in noises]
+    bounds = {label: noise.description.l2_clip for label, noise in groups.items()}
+    totals = {k: total_l2_clip(bound) for k, bound in bounds.items() if bound is not None}
+    joint_bound = totals if len(totals) == len(bounds) else None
     divisor = max(descriptions, key=lambda d: d.divisor == "batch length").divisor
     multiplier = _joint_multiplier([d.noise_multiplier for d in descriptions])
-    joint = NoiseDescription(bounds, multiplier, divisor)
-    takes_examples = any(noise.takes_examples for noise in found)
+    joint = NoiseDescription(joint_bound, multiplier, divisor)
+    takes_examples = any(noise.takes_examples for noise in noises)
     return NoiseInState(joint, shapes, counts.pop(), keys, takes_examples, grouped=True)
 
 
-def _joint_multiplier(multipliers: list[Any]) -> float | Callable[[Any], Any] | None:
+def _joint_multiplier(
+    multipliers: list[optax.ScalarOrSchedule | None],
+) -> optax.ScalarOrSchedule | None:
     if None in multipliers:
         return None
 
     def joint(step: Numeric) -> float:
-        values = [float(m(step)) if callable(m) else m for m in multipliers]
+        values = [float(m(step) if callable(m) else m) for m in multipliers if m is not None]
         return 0.0 if 0 in values else sum(value**-2 for value in values) ** -0.5
 
     return joint if any(map(callable, multipliers)) else joint(0)
@@ -269,9 +265,3 @@ def _joint_multiplier(multipliers: list[Any]) -> float | Callable[[Any], Any] | 
 def _holds_dpjax(state: optax.OptState) -> bool:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, _DPJAX))
     return any(isinstance(node, _DPJAX) for node in nodes)
-
-
-def _name(step: Any) -> str:
-    if isinstance(step, NoiseInState):
-        return "noise"
-    return "clip_per_example" if isinstance(step, ClipPerExampleState) else step.name

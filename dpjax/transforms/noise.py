@@ -1,9 +1,8 @@
 """The Gaussian mechanism as an optax transformation on a clipped sum."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.clip import check_description, static_bounds
 
+T = TypeVar("T")
 Divisor = Literal["none", "public constant", "batch length"]
 
 
@@ -33,13 +33,13 @@ class NoiseDescription:
         drawn: public if that is fixed, private under Poisson sampling.
     """
 
-    l2_clip: Any = dataclasses.field(hash=False)
-    noise_multiplier: float | Callable[[Any], Any] | None = dataclasses.field(hash=False)
+    l2_clip: ClipBound | None = dataclasses.field(hash=False)
+    noise_multiplier: optax.ScalarOrSchedule | None = dataclasses.field(hash=False)
     divisor: Divisor = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l2_clip", static_bounds(self.l2_clip))
-        noise: Any = self.noise_multiplier
+        noise = self.noise_multiplier
         # Metadata must be comparable, which numbers and schedules that hold JAX arrays are not.
         held = list(getattr(noise, "__dict__", {}).values()) if callable(noise) else noise
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(held)):
@@ -60,8 +60,12 @@ class LeafShapes(tuple[tuple[int, ...] | None, ...]):
     @classmethod
     def of(cls, tree: ArrayTree) -> Self:
         """Returns the shapes of the leaves of ``tree``."""
-        leaves = jax.tree.leaves(tree, is_leaf=_is_masked)
-        return cls(None if _is_masked(leaf) else jnp.shape(leaf) for leaf in leaves)
+
+        def is_masked(node: object) -> bool:
+            return isinstance(node, optax.MaskedNode)
+
+        leaves = jax.tree.leaves(tree, is_leaf=is_masked)
+        return cls(None if is_masked(leaf) else jnp.shape(leaf) for leaf in leaves)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LeafShapes) and (
@@ -174,13 +178,30 @@ def add_gaussian_noise(
         updates: optax.Updates,
         state: AddGaussianNoiseState,
         params: optax.Params | None = None,
-        **extra_args: Any,
+        **extra_args: object,
     ) -> tuple[optax.Updates, AddGaussianNoiseState]:
         del params, extra_args
         check_description(state.description, description)
-        _check_shapes(updates, state.shapes)
-        _check_dtypes(updates)
         check_same_on_devices("updates", updates)
+
+        # One sum, shaped like the parameters, in float32 or wider.
+        shapes = LeafShapes.of(updates)
+        if tuple(shapes) != tuple(state.shapes):
+            raise ValueError(
+                "updates must be one clipped sum, shaped like the parameters given to init"
+                f" {list(state.shapes)}, got shapes {list(shapes)}: per-example gradients are"
+                " clipped and summed first, by clip_per_example or clipped_grad"
+            )
+        dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates)}
+        narrow = [str(dtype) for dtype in dtypes if dtype.itemsize < 4]
+        if narrow:
+            raise ValueError(
+                f"updates must be sums in float32 or wider, got {', '.join(sorted(narrow))}: a sum"
+                " rounded to half precision before the noise moves by more than the clip bound when"
+                " one example goes. clipped_grad and clip_per_example return float32"
+            )
+
+        # Its noise, from a key that is used once.
         multiplier = (
             noise_multiplier(state.num_releases) if callable(noise_multiplier) else noise_multiplier
         )
@@ -224,17 +245,21 @@ def check_noise_scale(noise_multiplier: Numeric, l2_clip: Numeric, max_batch_siz
         )
 
 
-def gaussian_like(key: PRNGKey, tree: ArrayTree, standard_deviation: Numeric) -> ArrayTree:
+def gaussian_like(key: PRNGKey, tree: T, standard_deviation: Numeric) -> T:
     """Returns ``tree`` plus independent Gaussian noise of this standard deviation everywhere.
 
     Raises:
       ValueError: under ``vmap``, several trees with one key.
     """
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
     key = _key_of_each_sum(key, jax.lax.stop_gradient(leaves))
-    keys = jax.random.split(key, max(len(leaves), 1))
-    noisy = [_noisy(k, leaf, standard_deviation) for k, leaf in zip(keys, leaves, strict=False)]
-    return jax.tree.unflatten(treedef, noisy)
+    noisy = []
+    for leaf_key, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):
+        dtype = accumulator(leaf)
+        noise = normal(leaf_key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
+        noisy.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
+    noisy_tree: T = jax.tree.unflatten(treedef, noisy)
+    return noisy_tree
 
 
 @jax.custom_batching.custom_vmap
@@ -246,7 +271,7 @@ def _key_of_each_sum(key: PRNGKey, leaves: list[jax.Array]) -> PRNGKey:
 
 @_key_of_each_sum.def_vmap
 def _(
-    axis_size: int, in_batched: list[Any], key: PRNGKey, leaves: list[jax.Array]
+    axis_size: int, in_batched: tuple[bool, list[bool]], key: PRNGKey, leaves: list[jax.Array]
 ) -> tuple[PRNGKey, bool]:
     key_is_batched, leaf_is_batched = in_batched
     if any(leaf_is_batched) and not key_is_batched:
@@ -257,35 +282,3 @@ def _(
             " jax.vmap(lambda key: add_gaussian_noise(..., key=key).init(params))(keys)"
         )
     return _key_of_each_sum(key, leaves), key_is_batched
-
-
-def _noisy(key: PRNGKey, leaf: jax.Array, standard_deviation: Numeric) -> jax.Array:
-    leaf = jnp.asarray(leaf)
-    dtype = accumulator(leaf)
-    noise = normal(key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
-    return (leaf.astype(dtype) + noise).astype(leaf.dtype)
-
-
-def _check_dtypes(updates: optax.Updates) -> None:
-    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates)}
-    narrow = [str(dtype) for dtype in dtypes if dtype.itemsize < 4]
-    if narrow:
-        raise ValueError(
-            f"updates must be sums in float32 or wider, got {', '.join(sorted(narrow))}: a sum"
-            " rounded to half precision before the noise moves by more than the clip bound when one"
-            " example goes. clipped_grad and clip_per_example return float32"
-        )
-
-
-def _check_shapes(updates: optax.Updates, expected: LeafShapes) -> None:
-    found = LeafShapes.of(updates)
-    if tuple(found) != tuple(expected):
-        raise ValueError(
-            "updates must be one clipped sum, shaped like the parameters given to init"
-            f" {list(expected)}, got shapes {list(found)}: per-example gradients are clipped and"
-            " summed first, by clip_per_example or clipped_grad"
-        )
-
-
-def _is_masked(node: object) -> bool:
-    return isinstance(node, optax.MaskedNode)

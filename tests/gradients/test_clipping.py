@@ -57,13 +57,13 @@ class TestClipAndSum:
     ALL = np.ones(2, bool)
 
     def test_flat(self):
-        clipped_sum, norms = clip_and_sum(self.GRADS, 1.0, self.ALL)
+        clipped_sum, (_, norms, _) = clip_and_sum(self.GRADS, 1.0, self.ALL)
         np.testing.assert_allclose(norms, [5.0, 0.5], rtol=1e-6)
         np.testing.assert_allclose(clipped_sum["a"], [0.6 + 0.3, 0], rtol=1e-6)
         np.testing.assert_allclose(clipped_sum["b"], 0.8 + 0.4, rtol=1e-6)
 
     def test_per_layer(self):
-        clipped_sum, norms = clip_and_sum(self.GRADS, {"a": 1.0, "b": 10.0}, self.ALL)
+        clipped_sum, (_, norms, _) = clip_and_sum(self.GRADS, {"a": 1.0, "b": 10.0}, self.ALL)
         np.testing.assert_allclose(norms["a"], [3.0, 0.3], rtol=1e-6)
         np.testing.assert_allclose(norms["b"], [4.0, 0.4], rtol=1e-6)
         np.testing.assert_allclose(clipped_sum["a"], [1.3, 0], rtol=1e-6)
@@ -71,7 +71,7 @@ class TestClipAndSum:
 
     def test_a_group_without_leaves(self):
         grads, bounds = {**self.GRADS, "c": {}}, {"a": 1.0, "b": 10.0, "c": 1.0}
-        clipped_sum, norms = clip_and_sum(grads, bounds, self.ALL)
+        clipped_sum, (_, norms, _) = clip_and_sum(grads, bounds, self.ALL)
         np.testing.assert_array_equal(norms["c"], [0, 0])
         assert clipped_sum["c"] == {}
 
@@ -90,19 +90,19 @@ class TestClipAndSum:
     def test_half_precision_is_summed_in_single(self, dtype):
         # 2049 needs 12 bits: bfloat16 would stop at 256, float16 at 2048.
         ones = {"w": jnp.ones((2049, 1), dtype)}
-        clipped_sum, norms = clip_and_sum(ones, 2.0, np.ones(2049, bool))
+        clipped_sum, (_, norms, _) = clip_and_sum(ones, 2.0, np.ones(2049, bool))
         assert clipped_sum["w"].dtype == norms.dtype == jnp.float32
         assert clipped_sum["w"] == 2049
 
     def test_norms_of_half_precision_do_not_overflow(self):
         grads = {"w": jnp.full((1, 4), 300, jnp.float16)}  # the square, 90 000, is no float16
-        clipped_sum, norms = clip_and_sum(grads, 1.0, np.ones(1, bool))
+        clipped_sum, (_, norms, _) = clip_and_sum(grads, 1.0, np.ones(1, bool))
         assert norms == 600
         np.testing.assert_allclose(clipped_sum["w"], 0.5, rtol=1e-6)
 
     def test_many_small_entries_of_half_precision_count(self):
         grads = {"w": jnp.full((1, 40_000), 2**-10, jnp.bfloat16)}
-        _, norms = clip_and_sum(grads, 1.0, np.ones(1, bool))
+        _, (_, norms, _) = clip_and_sum(grads, 1.0, np.ones(1, bool))
         np.testing.assert_allclose(norms, 200 * 2**-10, rtol=1e-5)
 
 

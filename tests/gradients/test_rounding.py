@@ -13,9 +13,8 @@ import pytest
 from helpers.bookkeeping_checks import by_stored_values, preferring
 
 import dpjax
-from dpjax.gradients import clipping, summation
-from dpjax.gradients.clipping import clip_and_sum
-from dpjax.gradients.summation import CompensatedSum, rounding_margin, sum_in_parts
+from dpjax.gradients import clipping
+from dpjax.gradients.clipping import CompensatedSum, clip_and_sum, rounding_margin, sum_in_parts
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding
 from dpjax.training.batch_gradient import sum_over_draw
@@ -163,7 +162,7 @@ def test_without_compensation_the_bound_is_exceeded_by_far(monkeypatch):
 
 def test_compensation_survives_compilation():
     """2^24 + 1 + ... + 1: each of the ones is lost by a plain sum of float32."""
-    ones = jnp.ones(summation.PART_SIZE * 3).at[0].set(2.0**24)
+    ones = jnp.ones(clipping.PART_SIZE * 3).at[0].set(2.0**24)
 
     def first_of_part(factor, array):
         return jnp.max(factor * array)  # 2^24, then 1

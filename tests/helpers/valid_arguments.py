@@ -745,10 +745,6 @@ RESULTS = {
         ],
         "transforms": [
             "AddGaussianNoiseState",
-            "ClipDescription",
-            "ClipPerExampleState",
-            "DifferentiallyPrivateAggregateState",
-            "NoiseDescription",
             "PrivateTransformation",
             "PrivateTransformation.of",
         ],

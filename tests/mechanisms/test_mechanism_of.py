@@ -363,7 +363,7 @@ def test_mean_over_a_fixed_batch_in_a_chain():
     ],
 )
 def test_state_of_another_transformation_is_not_updated(made, updated, words):
-    updates = PARAMS if made.init(PARAMS)._fields[0] == "key" else GRADS
+    updates = PARAMS if hasattr(made.init(PARAMS), "key") else GRADS
     with pytest.raises(ValueError, match=words):
         updated.update(updates, made.init(PARAMS), PARAMS)
 

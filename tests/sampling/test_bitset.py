@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.sampling._bitset import pack
+from dpjax.sampling.poisson import pack
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from scipy import stats
 
 from dpjax.gradients import clipped_grad
 from dpjax.sampling import PoissonSampling
-from dpjax.sampling._bitset import pack
+from dpjax.sampling.poisson import pack
 from dpjax.training.batch_gradient import sum_over_draw
 
 FALSE_ALARM = 1e-6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.drawn_batches import FALSE_ALARM, uniform_p
 
-from dpjax.sampling._bitset import random_subset
+from dpjax._random import random_subset
 
 DRAWS = 20_000
 NUMBER = {s: i for i, s in enumerate(itertools.combinations(range(5), 3))}

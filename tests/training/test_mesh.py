@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpjax._hashing import hash_records
-from dpjax.gradients import _clipped_grad
+from dpjax.gradients import clipping
 from dpjax.sampling import PoissonSampling
 from dpjax.training import MeshSharding, private_step, split_records
 from dpjax.training.data import Arrays
@@ -141,9 +141,9 @@ def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
     def local_norms(leaf):
         return whole(leaf[:, : leaf.shape[1] // 4])
 
-    whole = _clipped_grad.squared_norms
+    whole = clipping.squared_norms
     expected = on_one_device()  # before the bug
-    monkeypatch.setattr(_clipped_grad, "squared_norms", local_norms)
+    monkeypatch.setattr(clipping, "squared_norms", local_norms)
     step = private_step(
         loss, OPTIMIZERS["adam"], mechanism=mechanism(), key=jax.random.key(3), method="vmap",
         sharding=SHARDINGS["2x4"],

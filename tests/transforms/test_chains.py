@@ -15,7 +15,8 @@ from dpjax import (
     noisy_adam,
     noisy_sgd,
 )
-from dpjax.transforms import NoiseDescription, PrivateTransformation
+from dpjax.transforms import PrivateTransformation
+from dpjax.transforms.noise import NoiseDescription
 
 KEY = jax.random.key(5)
 CENTRES = jnp.array([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0], [0.0, 4.0]])

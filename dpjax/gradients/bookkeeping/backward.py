@@ -9,19 +9,21 @@ with the clip factors, and computes the clipped sums.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.typing import DTypeLike
 
-from dpjax._jaxprs import bind, body_of, evaluate
+from dpjax._jaxprs import aval, bind, body_of, evaluate
 from dpjax._typing import ArrayTree, PyTree
 from dpjax.gradients.bookkeeping.program import (
     LOOKUPS,
     LinearOp,
     LossProgram,
-    aval,
+    Operands,
+    Values,
     evaluate_remat,
     evaluate_scan,
 )
@@ -30,9 +32,6 @@ from dpjax.gradients.shard_map import as_varying, varying_axes
 
 # Equations whose transpose needs the values of the other operands, not only their shapes.
 _NEEDS_THE_OTHER = LOOKUPS | {"dot_general", "conv_general_dilated", "mul", "div"}
-
-# For each input of an equation its value, or ``None`` where it is not needed.
-Operands = list[Any]
 
 
 class Trace(NamedTuple):
@@ -101,10 +100,10 @@ class _Inputs(NamedTuple):
       sums: zeros for each recomputed operation; the cotangents are clipped sums.
     """
 
-    added: dict[int, Any]
-    vmapped: dict[int, Any]
-    squares: dict[int, Any]
-    sums: dict[int, Any]
+    added: dict[int, jax.Array]
+    vmapped: dict[int, jax.Array]
+    squares: dict[int, jax.Array]
+    sums: dict[int, jax.Array]
 
 
 def trace_batch(
@@ -208,7 +207,7 @@ def _trace_recomputed(
     return _complete(program, recomputed, trace)
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.Array:
+def _zeros(shape: tuple[int, ...], dtype: DTypeLike, axes: frozenset[str]) -> jax.Array:
     return as_varying(jnp.zeros(shape, dtype), axes)
 
 
@@ -230,13 +229,13 @@ def _loss(
     perturbed = {ops[n].output: n for n in inputs.added}
 
     def run(
-        jaxpr: ClosedJaxpr, values: list[Any], phases: PyTree, of_ops: list[dict[int, jax.Array]]
-    ) -> tuple[list[Any], PyTree, dict[int, jax.Array]]:
+        jaxpr: ClosedJaxpr, values: Values, phases: PyTree, of_ops: list[dict[int, jax.Array]]
+    ) -> tuple[Values, PyTree, dict[int, jax.Array]]:
         """Evaluates a jaxpr; ``of_ops`` are what is added, and the sums, for operations in it."""
         records: dict[int, jax.Array] = {}
         added, sums = of_ops
 
-        def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        def apply(equation: JaxprEqn, operands: Values) -> Values:
             nonlocal phases
 
             # The operations in the body of a scan or remat.
@@ -279,7 +278,7 @@ def _loss(
     return value, phases, records
 
 
-def _backward_hook(number: int, recomputed: Recomputed) -> Callable[..., Any]:
+def _backward_hook(number: int, recomputed: Recomputed) -> Callable[..., PyTree]:
     """The identity on an operation's output, whose backward pass computes squared norms or sums.
 
     ``hook(output, operands, square, total, phases)`` for one example, under `jax.vmap`, returns
@@ -323,7 +322,7 @@ def _backward_hook(number: int, recomputed: Recomputed) -> Callable[..., Any]:
 
     # The batch as a whole: its sums have no axis of examples.
     @of_example.def_vmap
-    def _(size: int, batched: Any, *args: Any) -> PyTree:
+    def _(size: int, batched: PyTree, *args: PyTree) -> PyTree:
         def with_batch_axis(value: jax.Array, is_batched: bool) -> jax.Array:
             return value if is_batched else jnp.broadcast_to(value, (size, *value.shape))
 
@@ -339,7 +338,7 @@ def _backward_hook(number: int, recomputed: Recomputed) -> Callable[..., Any]:
     return of_example
 
 
-def _other_operands(op: LinearOp, inputs: list[Any]) -> Operands:
+def _other_operands(op: LinearOp, inputs: Operands) -> Operands:
     needed = op.primitive in _NEEDS_THE_OTHER
     return [
         value if needed and position != op.operand else None
@@ -349,7 +348,7 @@ def _other_operands(op: LinearOp, inputs: list[Any]) -> Operands:
 
 def _keys(program: LossProgram) -> list[list[int]]:
     """A number for each input of each operation's equation, the same for the same value."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[Var | tuple[int, int], int] = {}
     return [
         [
             numbers.setdefault(atom if isinstance(atom, Var) else (n, position), len(numbers))
@@ -369,7 +368,7 @@ def _complete(program: LossProgram, recomputed: dict[int, Recomputed], trace: Tr
     recorded = [n for n in range(len(ops)) if n not in recomputed]
 
     # Operands: by key and stack, so that one value stays one array.
-    by_key: Any = trace.operands
+    by_key: PyTree = trace.operands
     arranged: dict[tuple[int, tuple[bool, ...]], jax.Array] = {}
     for n in recorded:
         for key in keys[n]:

@@ -12,7 +12,7 @@ Source: Goodfellow (2015); Li, Tramer, Liang, Hashimoto (2022); Bu, Mao, Xu (202
 import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,18 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from dpjax._typing import PyTree
-from dpjax.gradients.bookkeeping.backward import Operands, Trace
-from dpjax.gradients.bookkeeping.program import LOOKUPS, LinearOp, transpose
+from dpjax.gradients.bookkeeping.backward import Trace
+from dpjax.gradients.bookkeeping.program import LOOKUPS, LinearOp, Operands, transpose
 from dpjax.gradients.bookkeeping.routes import Plan, RoutedBlock
-from dpjax.gradients.clipping import EXACT, accumulator, squared_norms, zero_nonfinite
+from dpjax.gradients.clipping import (
+    EXACT,
+    CompensatedSum,
+    accumulator,
+    squared_norms,
+    sum_in_parts,
+    zero_nonfinite,
+)
 from dpjax.gradients.shard_map import abstract, varying_axes
-from dpjax.gradients.summation import CompensatedSum, sum_in_parts
 
 T = TypeVar("T")
 
@@ -629,7 +635,7 @@ def _add_gradient_at_op(
     return jax.lax.scan(add_products, summed, lefts)[0]
 
 
-def _slices(array: jax.Array, bits: int, dtype: Any) -> jax.Array:
+def _slices(array: jax.Array, bits: int, dtype: np.dtype) -> jax.Array:
     """Two arrays of multiples, by at most ``2**bits``, of a power of two, and the exact rest."""
     info, array = jnp.finfo(dtype), array.astype(dtype)
     # Rounded to no bits of mantissa: a power of two, at least two thirds of the largest entry.

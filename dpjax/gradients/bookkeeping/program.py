@@ -17,15 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpjax._jaxprs import Apply, bind, bodies_of, body_of, evaluate, read_scan
+from dpjax._jaxprs import Apply, Atom, aval, bind, bodies_of, body_of, evaluate, read_scan
 from dpjax._typing import PyTree
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.gradients.shard_map import abstract, as_varying, varying_axes
 
-Atom = Var | Literal
 Equations = tuple[JaxprEqn, ...]
+Values = list[jax.Array]
 # (inputs, state, more) -> (outputs, state, more), with inputs and outputs of an equation's body
-Body = Callable[[list[Any], PyTree, PyTree], tuple[list[Any], PyTree, PyTree]]
+Body = Callable[[Values, PyTree, PyTree], tuple[Values, PyTree, PyTree]]
+# For each input of an equation its value, or ``None`` where it is not needed.
+Operands = list[Any]
 
 # Entrywise: they keep norms.
 _VIEWS = frozenset({"reshape", "transpose", "squeeze", "convert_element_type", "copy", "slice"})
@@ -233,19 +235,23 @@ class LinearOp(NamedTuple):
         """Applies the views to the block's entries, without casts."""
         return _apply_views(self.views, entries)
 
-    def apply(self, operands: list[Any], entries: jax.Array) -> jax.Array:
+    def apply(self, operands: Operands, entries: jax.Array) -> jax.Array:
         """The output as a linear function of the block's entries, the other operands as recorded.
 
         Operands that the transpose does not need are ``None``. Computed in float32 or wider and at
         full precision whatever the loss uses: a clipped sum rounded to half precision moves by more
         than the clip bound when one example is removed.
         """
-        # The inputs, in at least float32.
+        # The inputs, in at least float32; those that are not needed are zero.
         dtype = accumulator(entries)
-        inputs = [
-            _zeros_like(aval(atom), dtype) if value is None else _cast(value, dtype)
-            for atom, value in zip(self.equation.invars, operands, strict=True)
-        ]
+        inputs = []
+        for atom, value in zip(self.equation.invars, operands, strict=True):
+            if value is None:
+                zeros = jnp.zeros(aval(atom).shape, dtype)
+                inputs.append(as_varying(zeros, varying_axes(aval(atom))))
+            else:
+                is_float = jnp.issubdtype(value.dtype, jnp.floating)
+                inputs.append(value.astype(dtype) if is_float else value)
         inputs[self.operand] = self.view(entries)
 
         # The equation, and the sum over all rows looked up.
@@ -257,7 +263,7 @@ class LinearOp(NamedTuple):
             output = self.row_sum.primitive.bind(output, **self.row_sum.params)
         return output
 
-    def apply_repeated(self, operands: list[Any], entries: jax.Array) -> jax.Array:
+    def apply_repeated(self, operands: Operands, entries: jax.Array) -> jax.Array:
         """`apply` for one example, in all iterations where the equation is repeated in a loop."""
         if self.repeats is None:
             return self.apply(operands, entries)
@@ -283,11 +289,6 @@ class LossProgram(NamedTuple):
     def ops_of(self, block: Block) -> tuple[int, ...]:
         """The numbers of the operations that take a block."""
         return tuple(n for n, op in enumerate(self.ops) if op.block.is_same(block))
-
-
-def aval(atom: Atom) -> Any:
-    """Shape and dtype of a value of a jaxpr."""
-    return atom.aval
 
 
 def transpose(
@@ -329,14 +330,6 @@ def _is_scan(view: JaxprEqn) -> bool:
 def _is_cast(view: JaxprEqn) -> bool:
     """Whether the view changes the type of the entries at most."""
     return view.primitive.name in ("convert_element_type", "copy")
-
-
-def _zeros_like(described: Any, dtype: Any) -> jax.Array:
-    return as_varying(jnp.zeros(described.shape, dtype), varying_axes(described))
-
-
-def _cast(value: jax.Array, dtype: Any) -> jax.Array:
-    return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
 # The loss, and the search for its linear operations.
@@ -579,8 +572,8 @@ def _only_reader(value: Var, readers: dict[Atom, list[JaxprEqn | None]]) -> Jaxp
 
 
 def _inline_calls(
-    jaxpr: ClosedJaxpr, inputs: Sequence[Any], num_constant: int, *, inline_remat: bool
-) -> list[Any]:
+    jaxpr: ClosedJaxpr, inputs: Sequence[jax.Array], num_constant: int, *, inline_remat: bool
+) -> Values:
     """Evaluates a jaxpr with the bodies of ``jit`` inlined, also within scans and ``remat``.
 
     The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
@@ -596,7 +589,7 @@ def _inline_calls(
     varying = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[num_constant:])
     inlined = ("jit", "remat2") if inline_remat else ("jit",)
 
-    def apply(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+    def apply(equation: JaxprEqn, operands: Values) -> Values:
         name = equation.primitive.name
         if name in inlined:
             return evaluate(body_of(equation), operands, apply)
@@ -609,7 +602,7 @@ def _inline_calls(
             return bind(equation, operands)
 
         # The body of a layer under ``remat``.
-        def run(values: list[Any], *_: PyTree) -> tuple[list[Any], PyTree, PyTree]:
+        def run(values: Values, *_: PyTree) -> tuple[Values, PyTree, PyTree]:
             return evaluate(body_of(equation), values, apply), (), ()
 
         return evaluate_remat(equation, operands, run, (), ())[0]
@@ -617,16 +610,16 @@ def _inline_calls(
     return evaluate(jaxpr, inputs, apply)
 
 
-def _scan_inlined(equation: JaxprEqn, operands: list[Any], apply: Apply) -> list[Any]:
+def _scan_inlined(equation: JaxprEqn, operands: Values, apply: Apply) -> Values:
     """Evaluates a scan by ``apply``; it iterates over arrays that its counter indexes."""
     body, counted = body_of(equation), _counted_slices(equation)
     arrays = [operands[body.jaxpr.invars.index(each.invars[0])] for each in counted]
 
-    def run(values: list[Any], _: PyTree, entries: list[Any]) -> tuple[list[Any], PyTree, PyTree]:
+    def run(values: Values, _: PyTree, entries: Values) -> tuple[Values, PyTree, PyTree]:
         taken = {each.outvars[0]: x for each, x in zip(counted, entries, strict=True)}
 
         # A slice w[i] is the entry of this iteration.
-        def apply_in_body(inner: JaxprEqn, operands: list[Any]) -> list[Any]:
+        def apply_in_body(inner: JaxprEqn, operands: Values) -> Values:
             if not (inner.outvars and inner.outvars[0] in taken):
                 return apply(inner, operands)
             entry = taken[inner.outvars[0]]
@@ -638,8 +631,8 @@ def _scan_inlined(equation: JaxprEqn, operands: list[Any], apply: Apply) -> list
 
 
 def evaluate_remat(
-    equation: JaxprEqn, operands: list[Any], body: Body, state: PyTree, more: PyTree
-) -> tuple[list[Any], PyTree, PyTree]:
+    equation: JaxprEqn, operands: Values, body: Body, state: PyTree, more: PyTree
+) -> tuple[Values, PyTree, PyTree]:
     """Evaluates a ``remat`` equation with another body; see `evaluate_scan`."""
     params, jaxpr = equation.params, body_of(equation).jaxpr
     run = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
@@ -653,8 +646,8 @@ def evaluate_remat(
 
 
 def evaluate_scan(
-    equation: JaxprEqn, operands: list[Any], body: Body, state: PyTree, more: PyTree
-) -> tuple[list[Any], PyTree, PyTree]:
+    equation: JaxprEqn, operands: Values, body: Body, state: PyTree, more: PyTree
+) -> tuple[Values, PyTree, PyTree]:
     """Evaluates a scan with another body.
 
     Args:
@@ -690,38 +683,37 @@ def evaluate_scan(
 def varying_values(jaxpr: Jaxpr, inputs: Collection[Var]) -> set[Atom]:
     """The values of a jaxpr, and of the bodies in it, that depend on some of its ``inputs``."""
     varying: set[Atom] = set(inputs)
-    _add_varying(jaxpr, varying)
+
+    def visit(jaxpr: Jaxpr) -> None:
+        for equation in jaxpr.eqns:
+            inputs = [i for i, atom in enumerate(equation.invars) if _is_in(varying, atom)]
+            bodies = [body.jaxpr for body in bodies_of(equation)]
+
+            # All values of an unknown body depend on all of its inputs.
+            if equation.primitive.name not in ("jit", "scan", "remat2"):
+                for body in bodies:
+                    varying.update(body.invars if inputs else ())
+                    visit(body)
+                varying.update(equation.outvars if inputs else ())
+                continue
+
+            # The body, again until nothing more that a scan carries depends on them.
+            (body,) = bodies
+            varying.update(body.invars[i] for i in inputs)
+            visit(body)
+            carried: list[tuple[Var, Atom]] = []
+            if equation.primitive.name == "scan":
+                scan = read_scan(equation)
+                outputs = body.outvars[: scan.num_carry]
+                carried = list(zip(body.invars[scan.num_consts :], outputs, strict=False))
+            while any(_is_in(varying, out) and into not in varying for into, out in carried):
+                varying.update(into for into, out in carried if _is_in(varying, out))
+                visit(body)
+            results = zip(body.outvars, equation.outvars, strict=True)
+            varying.update(outer for inner, outer in results if _is_in(varying, inner))
+
+    visit(jaxpr)
     return varying
-
-
-def _add_varying(jaxpr: Jaxpr, varying: set[Atom]) -> None:
-    """Adds the values of a jaxpr that depend on those in ``varying``, also within its bodies."""
-    for equation in jaxpr.eqns:
-        inputs = [i for i, atom in enumerate(equation.invars) if _is_in(varying, atom)]
-        bodies = [body.jaxpr for body in bodies_of(equation)]
-
-        # All values of an unknown body depend on all of its inputs.
-        if equation.primitive.name not in ("jit", "scan", "remat2"):
-            for body in bodies:
-                varying.update(body.invars if inputs else ())
-                _add_varying(body, varying)
-            varying.update(equation.outvars if inputs else ())
-            continue
-
-        # The body, again until nothing more that a scan carries depends on them.
-        (body,) = bodies
-        varying.update(body.invars[i] for i in inputs)
-        _add_varying(body, varying)
-        carried: list[tuple[Var, Atom]] = []
-        if equation.primitive.name == "scan":
-            scan = read_scan(equation)
-            outputs = body.outvars[: scan.num_carry]
-            carried = list(zip(body.invars[scan.num_consts :], outputs, strict=False))
-        while any(_is_in(varying, out) and into not in varying for into, out in carried):
-            varying.update(into for into, out in carried if _is_in(varying, out))
-            _add_varying(body, varying)
-        results = zip(body.outvars, equation.outvars, strict=True)
-        varying.update(outer for inner, outer in results if _is_in(varying, inner))
 
 
 def _is_in(values: set[Atom], atom: Atom) -> bool:
@@ -748,71 +740,35 @@ def _counted_slices(equation: JaxprEqn) -> list[JaxprEqn]:
     if not slices or length > _MOST_ITERATIONS:
         return []
 
-    # Those whose index is a counter that takes the values 0, 1, ...
-    counters, equations = _counters(equation)
-    known = {*counters, *(var for equation in equations for var in equation.outvars)}
-    counted = [each for each in slices if _is_known(known, each.invars[1])]
-    starts = _simulate(counters, equations, [each.invars[1] for each in counted], length)
-    entries = list(range(length))[:: -1 if scan.reverse else 1]
-    return [each for each, values in zip(counted, starts, strict=True) if values == entries]
-
-
-def _counters(equation: JaxprEqn) -> tuple[dict[Var, tuple[Any, Atom]], list[JaxprEqn]]:
-    """Integers that a scan carries and that depend on no input, and the equations that follow.
-
-    Returns:
-      For each of them its initial value and its next one, and the equations of the body that depend
-      on them alone.
-    """
-    # Integers with a constant for initial value.
-    scan = read_scan(equation)
-    body = scan.body.jaxpr
+    # Integers that the scan carries, with a constant for initial value.
     carried = slice(scan.num_consts, scan.num_consts + scan.num_carry)
-    carries = zip(body.invars[carried], equation.invars[carried], body.outvars, strict=False)
-    counters = {
-        into: (start.val, out)
-        for into, start, out in carries
-        if isinstance(start, Literal) and jnp.issubdtype(aval(into).dtype, jnp.integer)
+    parameters = body.invars[carried]
+    counters: dict[Atom, jax.Array] = {
+        parameter: start.val
+        for parameter, start in zip(parameters, equation.invars[carried], strict=True)
+        if isinstance(start, Literal) and jnp.issubdtype(aval(parameter).dtype, jnp.integer)
     }
 
-    # Without those whose next value depends on others.
-    while True:
-        known, equations = set[Var](counters), []
-        for each in body.eqns:
-            if not each.effects and all(_is_known(known, atom) for atom in each.invars):
-                known.update(each.outvars)
-                equations.append(each)
-        remaining = {into: ends for into, ends in counters.items() if _is_known(known, ends[1])}
-        if len(remaining) == len(counters):
-            return counters, equations
-        counters = remaining
-
-
-def _simulate(
-    counters: dict[Var, tuple[Any, Atom]],
-    equations: list[JaxprEqn],
-    atoms: list[Atom],
-    length: int,
-) -> list[list[int]]:
-    """The values of ``atoms`` in all iterations."""
-    values: dict[Atom, Any] = {into: start for into, (start, _) in counters.items()}
-    history: list[list[int]] = [[] for _ in atoms]
-
-    def read(atom: Atom) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    # Each iteration: the equations, the values asked for, the next counters.
+    # In each iteration all that follows from these alone, the indices among it.
+    indices: list[list[jax.Array | None]] = []
     with jax.ensure_compile_time_eval():
         for _ in range(length):
-            for equation in equations:
-                outputs = bind(equation, [read(atom) for atom in equation.invars])
-                values.update(zip(equation.outvars, outputs, strict=True))
-            for numbers, atom in zip(history, atoms, strict=True):
-                numbers.append(int(read(atom)))
-            values.update({into: read(out) for into, (_, out) in counters.items()})
+            values = dict(counters)
 
-    return history
+            def read(atom: Atom, values: dict[Atom, jax.Array] = values) -> jax.Array | None:
+                return atom.val if isinstance(atom, Literal) else values.get(atom)
 
+            for each in body.eqns:
+                inputs = [value for atom in each.invars if (value := read(atom)) is not None]
+                if not each.effects and len(inputs) == len(each.invars):
+                    values.update(zip(each.outvars, bind(each, inputs), strict=True))
+            indices.append([read(each.invars[1]) for each in slices])
+            following = zip(parameters, map(read, body.outvars), strict=False)
+            counters = {p: v for p, v in following if p in counters and v is not None}
 
-def _is_known(known: set[Var], atom: Atom) -> bool:
-    return isinstance(atom, Literal) or atom in known
+    entries = list(range(length))[:: -1 if scan.reverse else 1]
+    return [
+        each
+        for each, column in zip(slices, zip(*indices, strict=True), strict=True)
+        if [None if index is None else int(index) for index in column] == entries
+    ]

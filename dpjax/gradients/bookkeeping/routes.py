@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 
 from dpjax._checks import batch_length
-from dpjax._jaxprs import body_of, primitive_names, read_scan
+from dpjax._jaxprs import Atom, aval, body_of, primitive_names, read_scan
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.gradients.bookkeeping.program import (
     LOOKUPS,
@@ -17,7 +17,6 @@ from dpjax.gradients.bookkeeping.program import (
     LinearOp,
     LossProgram,
     OuterProducts,
-    aval,
     read_loss,
     varying_values,
 )
@@ -232,7 +231,7 @@ def remat_microbatch_size(
     return min(range(most, most // 2, -1), key=lambda size: -(-batch_size // size) * size)
 
 
-def _recomputed_bytes(jaxpr: Jaxpr, varying: Collection[Any]) -> tuple[int, int]:
+def _recomputed_bytes(jaxpr: Jaxpr, varying: Collection[Atom]) -> tuple[int, int]:
     """What the largest ``remat`` layer stores, and what all of them store in all iterations."""
     largest = total = 0
     for equation in jaxpr.eqns:
@@ -246,7 +245,7 @@ def _recomputed_bytes(jaxpr: Jaxpr, varying: Collection[Any]) -> tuple[int, int]
     return largest, total
 
 
-def _residual_bytes(jaxpr: ClosedJaxpr, varying: Collection[Any]) -> int:
+def _residual_bytes(jaxpr: ClosedJaxpr, varying: Collection[Atom]) -> int:
     """Bytes of the values that depend on the example, among those that the backward pass takes."""
 
     def residuals(*inputs: jax.Array) -> list[jax.Array]:

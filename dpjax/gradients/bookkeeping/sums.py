@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn, PyTree
-from dpjax.gradients.bookkeeping.backward import Operands, Recomputed, Trace, trace_batch
+from dpjax.gradients.bookkeeping.backward import Recomputed, Trace, trace_batch
 from dpjax.gradients.bookkeeping.norms import (
     BlockNorms,
     PerExampleGradients,
@@ -23,10 +23,11 @@ from dpjax.gradients.bookkeeping.norms import (
     norms_of_entry,
     recorded_values,
 )
-from dpjax.gradients.bookkeeping.program import LinearOp, transpose
+from dpjax.gradients.bookkeeping.program import LinearOp, Operands, transpose
 from dpjax.gradients.bookkeeping.routes import Plan, RoutedBlock, plan_routes
 from dpjax.gradients.clipping import (
     EXACT,
+    PART_SIZE,
     ClippedGradInfo,
     ClippedSum,
     Clipping,
@@ -34,6 +35,7 @@ from dpjax.gradients.clipping import (
     clip_factors,
     clipped_grad_info,
     squared_norms,
+    sum_in_parts,
     zero_nonfinite,
 )
 from dpjax.gradients.microbatching import (
@@ -42,7 +44,6 @@ from dpjax.gradients.microbatching import (
     sum_over_microbatches,
 )
 from dpjax.gradients.shard_map import as_varying, one_example, varying_axes
-from dpjax.gradients.summation import PART_SIZE, sum_in_parts
 
 
 def clipped_sum(
