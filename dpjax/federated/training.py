@@ -37,7 +37,7 @@ from dpjax.gradients.clipping import total_l2_clip
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import Gaussian
-from dpjax.mechanisms.record_sum import RecordSum, SumPart
+from dpjax.mechanisms.record_sum import RecordSum, SumPart, unweighted_part
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
 from dpjax.sampling.poisson import PoissonSampling
@@ -100,11 +100,12 @@ class ClippedGradientSum(RecordSum):
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:
         used = self.mechanism
-        shape = (self.num_parameters,)
-        sensitivity = Sensitivity(float(used.sensitivity), "l2", used.adjacency, shape=shape)
+        sensitivity = Sensitivity(
+            float(used.sensitivity), "l2", used.adjacency, shape=(self.num_parameters,)
+        )
         assert not isinstance(used.noise_multiplier, tuple)
         scale = float(used.noise_multiplier * total_l2_clip(used.l2_clip))
-        return (SumPart(Gaussian(sensitivity, scale, used.unit), np.ones(shape)),)
+        return (unweighted_part(Gaussian(sensitivity, scale, used.unit)),)
 
     def sum_records(self, *records: npt.ArrayLike | ArrayTree) -> npt.NDArray[np.float64]:
         """Returns the clipped sum of a batch as a vector.

@@ -2,8 +2,7 @@
 
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
-from dpjax.mechanisms.base import Interval, Mechanism
-from dpjax.mechanisms.composition import Composition
+from dpjax.mechanisms.base import Composition, Interval, Mechanism
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax

@@ -1,5 +1,7 @@
 """Additive noise on one statistic: a tree of arrays, symmetric matrices, or integers."""
 
+import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,9 +18,12 @@ from scipy.special import ndtri
 from dpjax._checks import (
     as_numbers,
     check,
+    check_arrays,
     check_delta,
     check_non_negative,
+    check_normal,
     check_positive,
+    check_text,
     is_traced,
 )
 from dpjax._typing import ArrayTree, PRNGKey
@@ -39,7 +44,13 @@ from dpjax.mechanisms._exact_noise import (
     grid_for,
     to_units,
 )
-from dpjax.mechanisms.base import NoisyStatistic, format_pure_dp
+from dpjax.mechanisms.base import (
+    Interval,
+    Mechanism,
+    format_pure_dp,
+    format_sensitivity,
+    one_release,
+)
 from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity, check_shapes
 
 if TYPE_CHECKING:
@@ -48,15 +59,85 @@ if TYPE_CHECKING:
 Sampler = Callable[[RandomWords, Integers, Integers], Integers]
 
 
-class AdditiveNoise(NoisyStatistic):
-    """Laplace or Gaussian noise on real numbers, exact on a public grid.
+@dataclass(frozen=True)
+class AdditiveNoise(Mechanism):
+    """Base class of independent noise of one distribution on every entry of a statistic.
 
-    The guarantee holds for the floating-point output and for every input: see
-    `dpjax.mechanisms._exact_noise` for the proof. The noise is computed on the host, under jit and
-    vmap through a callback. NaN and infinite entries are released as if they were zero.
+    Noise on real numbers is drawn on a public grid, noise on integers on the integers, both with
+    integer arithmetic. So the guarantee holds for the floating-point output and for every input:
+    see `dpjax.mechanisms._exact_noise` for the proof. The noise is computed on the host, under jit
+    and vmap through a callback. NaN and infinite entries are released as if they were zero.
+
+    Attributes:
+      sensitivity: of the statistic, in the mechanism's own norm. Its adjacency is the mechanism's,
+        and nothing of another shape than it states is released.
+      scale: of the noise, in the units of the statistic.
+      unit: the unit of privacy, for example ``"one record"``.
+
+    Raises:
+      TypeError: ``sensitivity`` is not a `Sensitivity`.
+      ValueError: it is stated in another norm, or ``scale`` is not a finite number above zero.
     """
 
+    sensitivity: Sensitivity
+    scale: float
+    unit: str = "one record"
+    norm: ClassVar[Norm]
     sampler: ClassVar[Sampler]
+    # Whether statistic and noise are integers.
+    integer_valued: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_sensitivity(self.sensitivity, self.norm)
+        check_normal("scale", self.scale)
+        check_text("unit", self.unit)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency of the sensitivity."""
+        return self.sensitivity.adjacency
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        check_positive("factor", factor)
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    @property
+    @abc.abstractmethod
+    def standard_deviation(self) -> float:
+        """Standard deviation of the noise on one entry (drawn up to 1e-9 larger, relatively)."""
+
+    @abc.abstractmethod
+    def half_width(self, level: float) -> float:
+        """Returns a bound on one entry's absolute noise that holds with probability ``level``.
+
+        Args:
+          level: in (0, 1).
+
+        Raises:
+          ValueError: ``level`` is out of range.
+        """
+
+    def confidence_interval(self, released: ArrayTree, level: float) -> Interval:
+        """Returns confidence intervals for the statistic without noise, entry by entry.
+
+        Post-processing, at no privacy cost. Sampling error of the statistic is not included.
+
+        Args:
+          released: what ``release`` returned.
+          level: the probability, in (0, 1), with which each interval covers; not all together.
+
+        Returns:
+          Both ends, shaped like ``released``.
+
+        Raises:
+          ValueError: ``level`` is out of range.
+        """
+        check_arrays("released", released)
+        for leaf in jax.tree.leaves(released):
+            as_numbers(leaf, "released")
+        width = self.half_width(level)
+        low = jax.tree.map(lambda leaf: leaf - width, released)
+        return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
 
     def release(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
@@ -64,40 +145,47 @@ class AdditiveNoise(NoisyStatistic):
         Args:
           key: a JAX key, of whose bits all noise is made. The same key gives the same noise: to use
             it again on other data reveals both values. It is a secret.
-          value: a tree of real numbers or arrays, at most as sensitive as stated, all of them
-            together, and of the shapes that the sensitivity states. Outside jit Python integers of
-            any size, int64 and float64 are taken exactly.
+          value: a tree of real numbers or arrays, for discrete noise of integers, at most as
+            sensitive as stated, all of them together, and of the shapes that the sensitivity
+            states. Outside jit Python integers of any size, int64 and float64 are taken exactly.
 
         Returns:
           The same tree. Float dtypes are kept; integers become numpy's float64, JAX's its default.
+          Discrete noise gives int64 arrays; of Python integers, with dtype object, where int64 does
+          not hold the noisy number; under jit JAX's default integers, the nearest they hold.
 
         Raises:
-          ValueError: an array that is not of real numbers (complex, strings, objects), that is
-            masked, or of another shape than the sensitivity states.
+          ValueError: an array that is not of real numbers (complex, strings, objects), or for
+            discrete noise of integers, that is masked, or of another shape than the sensitivity
+            states.
         """
         # The numbers, of the shapes that the sensitivity states.
         leaves, treedef = jax.tree.flatten(value)
         check(bool(leaves), "value", value, "a tree with at least one array")
-        numbers: list[Any] = [as_numbers(leaf) for leaf in leaves]
+        as_checked = as_integers if self.integer_valued else as_numbers
+        numbers: list[Any] = [as_checked(leaf) for leaf in leaves]
         check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
 
         # Exact noise on the host; a traced scale is one of its arguments.
         results = [
-            jax.ShapeDtypeStruct(np.shape(number), float_dtype(leaf))
-            for number, leaf in zip(numbers, leaves, strict=True)
+            jax.ShapeDtypeStruct(
+                np.shape(number), np.int64 if self.integer_valued else float_dtype(number)
+            )
+            for number in numbers
         ]
         scales = [self.scale] if is_traced(self.scale) else []
 
         def noisy(key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-            scale = arrays.pop() if scales else self.scale
+            scale = arrays.pop() if scales else None
             return self.add_noise(key_bits, arrays, scale=scale)
 
         released = call_on_host(noisy, key, numbers + scales, results)
-        same_kind = [
-            jnp.asarray(array) if isinstance(leaf, jax.Array) else array
-            for array, leaf in zip(released, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(treedef, same_kind)
+        if not self.integer_valued:  # JAX may have no int64
+            released = [
+                jnp.asarray(array) if isinstance(leaf, jax.Array) else array
+                for array, leaf in zip(released, leaves, strict=True)
+            ]
+        return jax.tree.unflatten(treedef, released)
 
     def release_symmetric(self, key: PRNGKey, value: ArrayTree) -> Any:
         """Returns symmetric matrices plus symmetric noise; works under jit and vmap.
@@ -127,11 +215,11 @@ class AdditiveNoise(NoisyStatistic):
         key_bits: npt.NDArray[np.uint32],
         arrays: list[Array],
         *,
-        scale: npt.ArrayLike | None = None,
+        scale: npt.ArrayLike | Fraction | None = None,
         weights: Array | None = None,
         rounding: float = 0.0,
     ) -> list[Array]:
-        """Returns ``arrays`` plus noise, float64: what ``release`` computes on the host.
+        """Returns ``arrays`` plus noise: what ``release`` computes on the host.
 
         The caller has checked that the shapes are those of the statistic, or of several statistics
         whose releases it accounts for.
@@ -139,99 +227,52 @@ class AdditiveNoise(NoisyStatistic):
         Args:
           key_bits: a key for each release, uint32 ``(*batch, 2)``.
           arrays: ``(*batch, ...)`` each, float64 or integers.
-          scale: the mechanism's own if not given; one number.
+          scale: one number, the mechanism's own by default.
           weights: public, of at least one, for the entries of every array: the sensitivity is that
             of the value times the weights, and an entry's noise has scale ``scale / weight``.
-          rounding: by how much more than stated the value moves, over the sensitivity.
+          rounding: by how much more than stated the value moves, over the sensitivity; integers
+            are not rounded.
 
         Returns:
-          Arrays of the shapes of ``arrays``.
+          Arrays of the shapes of ``arrays``, float64 or for discrete noise integers.
 
         Raises:
           ValueError: ``scale`` is not one finite number above zero.
         """
-        scales = np.unique(np.asarray(self.scale if scale is None else scale)).tolist()
+        given = self.scale if scale is None else scale
+        scales = [given] if isinstance(given, Fraction) else np.unique(np.asarray(given)).tolist()
         check(len(scales) == 1, "scale", scales, "one number for the whole batch")
         check_positive("scale", scales[0])
         sizes = [math.prod(array.shape[key_bits.ndim - 1 :]) for array in arrays]
         all_weights = np.ones(1) if weights is None else weights
 
-        # The grid. Rounding every entry to it parts neighbours by at most so many units more.
-        entries = max(sum(sizes), 1)
-        entries = entries if self.norm == "l1" else np.sqrt(entries)
-        extra_units = int(np.ceil(float(np.max(all_weights)) * entries) + 1)
-        grid = grid_for(scales[0], self.sensitivity.value, extra_units, rounding)
-        weighted = np.array([grid.noise_scale(weight) for weight in all_weights.ravel()], object)
+        # The scale of each entry's noise in units of the grid, that of the integers or one to which
+        # rounding every entry parts neighbours by at most so many units more.
+        if self.integer_valued:
+            check(rounding == 0, "rounding", rounding, "zero for integers")
+            exponent = 0
+            unit_scales = [as_fraction(scales[0]) / as_fraction(w) for w in all_weights.ravel()]
+        else:
+            entries = max(sum(sizes), 1)
+            entries = entries if self.norm == "l1" else np.sqrt(entries)
+            extra_units = int(np.ceil(float(np.max(all_weights)) * entries) + 1)
+            grid = grid_for(scales[0], self.sensitivity.value, extra_units, rounding)
+            exponent = grid.exponent
+            unit_scales = [Fraction(grid.noise_scale(weight)) for weight in all_weights.ravel()]
+        numerators = np.array([each.numerator for each in unit_scales], object)
+        denominators = np.array([each.denominator for each in unit_scales], object)
 
         # Each array in units of the grid, plus integer noise.
         noisy = []
         for key, array, size in zip(derive(key_bits, len(arrays)), arrays, sizes, strict=True):
             lanes = RandomWords(key, size)
-            per_lane = np.resize(weighted, lanes.size)
-            noise = type(self).sampler(lanes, *fit_integers(per_lane, np.ones_like(per_lane)))
-            total = to_units(array.ravel(), grid.exponent) + noise
-            noisy.append(from_units(total, grid.exponent).reshape(array.shape))
-        return noisy
-
-
-class DiscreteNoise(NoisyStatistic):
-    """Exact noise from a distribution on the integers, on integers.
-
-    The scale may be a `Fraction`; a float is taken for the fraction that it is. For sums of other
-    numbers put each record on a grid first, with `dpjax.sensitivity.to_grid`.
-    """
-
-    sampler: ClassVar[Sampler]
-
-    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
-        """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
-
-        Args:
-          key: a JAX key, of whose bits all noise is made; a secret.
-          value: a tree of integers or arrays of integers, at most as sensitive as stated, all
-            together, and of the shapes that the sensitivity states; Python integers of any size.
-
-        Returns:
-          The same tree of int64 arrays; of Python integers, with dtype object, where int64 does not
-          hold the noisy number. Under jit JAX's default integers, moved to the nearest they hold.
-
-        Raises:
-          ValueError: an array that is not of integers, that is masked, or of another shape than
-            the sensitivity states.
-        """
-        leaves, treedef = jax.tree.flatten(value)
-        check(bool(leaves), "value", value, "a tree with at least one array")
-        numbers = [as_integers(leaf) for leaf in leaves]
-        check_shapes("value", [np.shape(number) for number in numbers], self.sensitivity)
-        results = [jax.ShapeDtypeStruct(np.shape(number), np.int64) for number in numbers]
-        return jax.tree.unflatten(treedef, call_on_host(self.add_noise, key, numbers, results))
-
-    def add_noise(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-        """Returns ``arrays`` of integers plus noise: what ``release`` computes on the host.
-
-        Args:
-          key_bits: a key for each release, uint32 ``(*batch, 2)``.
-          arrays: of integers, ``(*batch, ...)`` each.
-        """
-        scale = as_fraction(self.scale)
-        noisy = []
-        for key, array in zip(derive(key_bits, len(arrays)), arrays, strict=True):
-            lanes = RandomWords(key, math.prod(array.shape[key_bits.ndim - 1 :]))
-            top, bottom = fit_integers(
-                np.full(lanes.size, scale.numerator, object),
-                np.full(lanes.size, scale.denominator, object),
+            per_lane = fit_integers(
+                np.resize(numerators, lanes.size), np.resize(denominators, lanes.size)
             )
-            total = to_units(array.ravel(), 0) + type(self).sampler(lanes, top, bottom)
+            total = to_units(array.ravel(), exponent) + type(self).sampler(lanes, *per_lane)
+            total = total if self.integer_valued else from_units(total, exponent)
             noisy.append(total.reshape(array.shape))
         return noisy
-
-    def _guarantee_of(self, event: "DpEvent", distribution: str, guarantee: str) -> Guarantee:
-        return self._guarantee(
-            event,
-            statistic=f"one release of integers, of {self._sensitivity_in_words()}",
-            noise=f"{distribution}, scale {float(self.scale):.4g}, on every entry; sampled exactly",
-            guarantee=guarantee,
-        )
 
 
 def upper_triangle(matrix: Any) -> Any:
@@ -310,9 +351,11 @@ class Gaussian(AdditiveNoise):
     def guarantee(self) -> Guarantee:
         from dp_accounting import GaussianDpEvent
 
-        return self._guarantee(
+        return one_release(
             GaussianDpEvent(self.scale / self.sensitivity.clip_bound),
-            statistic=f"one release, of {self._sensitivity_in_words()}",
+            self.sensitivity,
+            self.unit,
+            statistic=f"one release, of {format_sensitivity(self.sensitivity)}",
             noise=f"Gaussian of standard deviation {self.scale:.4g} on every entry",
         )
 
@@ -335,7 +378,7 @@ class Gaussian(AdditiveNoise):
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian(DiscreteNoise):
+class DiscreteGaussian(AdditiveNoise):
     """Integers plus discrete Gaussian noise, sampled exactly, for L2 sensitivity.
 
     The noise on each entry is k with a probability in proportion to exp(-k^2 / (2 scale^2)).
@@ -366,6 +409,7 @@ class DiscreteGaussian(DiscreteNoise):
     """
 
     scale: float | Fraction  # type: ignore[assignment]
+    integer_valued: ClassVar[bool] = True
     norm: ClassVar[Norm] = "l2"
     sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_gaussian)
 
@@ -384,10 +428,13 @@ class DiscreteGaussian(DiscreteNoise):
         from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
 
         scale = float(self.scale)
-        return self._guarantee_of(
+        return one_release(
             DiscreteGaussianDpEvent(scale / self.sensitivity.clip_bound, scale),
-            "discrete Gaussian",
-            f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
+            self.sensitivity,
+            self.unit,
+            statistic=f"one release of integers, of {format_sensitivity(self.sensitivity)}",
+            noise=f"discrete Gaussian, scale {scale:.4g}, on every entry; sampled exactly",
+            guarantee=f"zero-concentrated differential privacy, rho = {self.rho:.4g}",
         )
 
     @property
@@ -485,9 +532,11 @@ class Laplace(AdditiveNoise):
     def guarantee(self) -> Guarantee:
         from dp_accounting import LaplaceDpEvent
 
-        return self._guarantee(
+        return one_release(
             LaplaceDpEvent(self.scale / self.sensitivity.clip_bound),
-            statistic=f"one release, of {self._sensitivity_in_words()}",
+            self.sensitivity,
+            self.unit,
+            statistic=f"one release, of {format_sensitivity(self.sensitivity)}",
             noise=f"Laplace of scale {self.scale:.4g} on every entry",
             guarantee=format_pure_dp(self.pure_epsilon),
         )
@@ -504,7 +553,7 @@ class Laplace(AdditiveNoise):
 
 
 @dataclass(frozen=True)
-class DiscreteLaplace(DiscreteNoise):
+class DiscreteLaplace(AdditiveNoise):
     """Integers plus discrete Laplace noise, sampled exactly: pure differential privacy.
 
     The noise on each entry is k with a probability in proportion to exp(-|k| / scale): the
@@ -531,6 +580,7 @@ class DiscreteLaplace(DiscreteNoise):
     """
 
     scale: float | Fraction  # type: ignore[assignment]
+    integer_valued: ClassVar[bool] = True
     norm: ClassVar[Norm] = "l1"
     sampler: ClassVar[Sampler] = staticmethod(_exact_noise.discrete_laplace)
 
@@ -567,8 +617,15 @@ class DiscreteLaplace(DiscreteNoise):
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        event = discrete_laplace_event(self.sensitivity, float(self.scale))
-        return self._guarantee_of(event, "discrete Laplace", format_pure_dp(self.pure_epsilon))
+        scale = float(self.scale)
+        return one_release(
+            discrete_laplace_event(self.sensitivity, scale),
+            self.sensitivity,
+            self.unit,
+            statistic=f"one release of integers, of {format_sensitivity(self.sensitivity)}",
+            noise=f"discrete Laplace, scale {scale:.4g}, on every entry; sampled exactly",
+            guarantee=format_pure_dp(self.pure_epsilon),
+        )
 
     @property
     def standard_deviation(self) -> float:

@@ -1,24 +1,16 @@
-"""Base classes of mechanisms: any mechanism, and those that release one statistic."""
+"""The base class of mechanisms, their adaptive composition, and what one release guarantees."""
 
 import abc
 import dataclasses
+import functools
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-
-from dpjax._checks import (
-    as_numbers,
-    check_arrays,
-    check_normal,
-    check_positive,
-    check_text,
-)
-from dpjax._typing import ArrayTree
-from dpjax.adjacency import Adjacency
+from dpjax._checks import check, check_positive, check_type
 from dpjax.guarantee import Guarantee
-from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity
+from dpjax.sampling.base import compose
+from dpjax.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -26,7 +18,7 @@ if TYPE_CHECKING:
     from dpjax.certificates.certificate import Certificate
 
 _FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
-_NORM_IN_WORDS = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
+_NORM_NAMES = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
 
 
 class Mechanism(abc.ABC):
@@ -78,6 +70,60 @@ class Mechanism(abc.ABC):
         return certify(self.guarantee, delta)
 
 
+@dataclass(frozen=True)
+class Composition(Mechanism):
+    """Adaptive composition: all ``parts`` run on the same records.
+
+    Attributes:
+      parts: at least one mechanism, all of one adjacency and one unit of privacy.
+
+    >>> from dpjax.mechanisms import SubsampledGaussian
+    >>> from dpjax.sampling import PoissonSampling
+    >>> once = SubsampledGaussian(
+    ...     PoissonSampling(100, 1.0), l2_clip=1.0, noise_multiplier=2.0, num_steps=1,
+    ...     adjacency="add_remove"
+    ... )
+    >>> both = Composition((once, once))
+    >>> both.num_releases, both.certificate(1e-5).epsilon > once.certificate(1e-5).epsilon
+    (2, True)
+    """
+
+    parts: tuple[Mechanism, ...]
+
+    def __post_init__(self) -> None:
+        check_type("parts", self.parts, tuple, "a tuple of mechanisms")
+        for part in self.parts:
+            check_type("parts", part, Mechanism, "a tuple of mechanisms")
+        check(len(self.parts) > 0, "parts", self.parts, "at least one mechanism")
+        for name in ("adjacency", "unit"):
+            values = {getattr(part.guarantee, name) for part in self.parts}
+            check(len(values) == 1, f"parts' {name}", sorted(values), "the same in every part")
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        parts = [part.guarantee for part in self.parts]
+        return Guarantee(
+            event=compose([part.event for part in parts]),
+            adjacency=parts[0].adjacency,
+            unit=parts[0].unit,
+            num_releases=sum(part.num_releases for part in parts),
+            description={
+                f"part {number}, {heading}": text
+                for number, part in enumerate(parts, start=1)
+                for heading, text in part.description.items()
+            },
+            exact_noise=all(part.exact_noise for part in parts),
+            size_constants=tuple(dict.fromkeys(c for part in parts for c in part.size_constants)),
+        )
+
+    def with_privacy_factor(self, factor: float) -> "Composition":
+        """Returns the composition of the parts with their noise times ``factor``."""
+        check_positive("factor", factor)
+        return dataclasses.replace(
+            self, parts=tuple(part.with_privacy_factor(factor) for part in self.parts)
+        )
+
+
 class Interval(NamedTuple):
     """Lower and upper ends of confidence intervals, each shaped like the released value.
 
@@ -90,96 +136,23 @@ class Interval(NamedTuple):
     high: Any
 
 
-@dataclass(frozen=True)
-class OneStatistic(Mechanism):
-    """One release of a statistic of stated sensitivity, with noise of one scale.
-
-    Attributes:
-      sensitivity: of the statistic, in the mechanism's own norm. Its adjacency is the mechanism's,
-        and nothing of another shape than it states is released.
-      scale: of the noise, in the units of the statistic.
-      unit: the unit of privacy, for example ``"one record"``.
-
-    Raises:
-      TypeError: ``sensitivity`` is not a `Sensitivity`.
-      ValueError: it is stated in another norm, or ``scale`` is not a finite number above zero.
-    """
-
-    sensitivity: Sensitivity
-    scale: float
-    unit: str = "one record"
-    norm: ClassVar[Norm]
-
-    def __post_init__(self) -> None:
-        check_sensitivity(self.sensitivity, self.norm)
-        check_normal("scale", self.scale)
-        check_text("unit", self.unit)
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """The adjacency of the sensitivity."""
-        return self.sensitivity.adjacency
-
-    def _guarantee(self, event: "DpEvent", **description: str) -> Guarantee:
-        """One release, whose noise is exact: on a public grid, by integer arithmetic."""
-        return Guarantee(
-            event=event,
-            adjacency=self.adjacency,
-            unit=self.unit,
-            num_releases=1,
-            description=description,
-            exact_noise=True,
-        )
-
-    def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the same mechanism with ``scale`` times ``factor``."""
-        check_positive("factor", factor)
-        return dataclasses.replace(self, scale=self.scale * factor)
-
-    def _sensitivity_in_words(self) -> str:
-        return f"sensitivity {float(self.sensitivity.value):.4g} in {_NORM_IN_WORDS[self.norm]}"
+def one_release(
+    event: "DpEvent", sensitivity: Sensitivity, unit: str, **description: str
+) -> Guarantee:
+    """Returns the guarantee of one release of a statistic with exact noise."""
+    return Guarantee(
+        event=event,
+        adjacency=sensitivity.adjacency,
+        unit=unit,
+        num_releases=1,
+        description=description,
+        exact_noise=True,
+    )
 
 
-class NoisyStatistic(OneStatistic):
-    """A statistic plus independent, identically distributed noise on every entry."""
-
-    @property
-    @abc.abstractmethod
-    def standard_deviation(self) -> float:
-        """Standard deviation of the noise on one entry (drawn up to 1e-9 larger, relatively)."""
-
-    @abc.abstractmethod
-    def half_width(self, level: float) -> float:
-        """Returns a bound on one entry's absolute noise that holds with probability ``level``.
-
-        Args:
-          level: in (0, 1).
-
-        Raises:
-          ValueError: ``level`` is out of range.
-        """
-
-    def confidence_interval(self, released: ArrayTree, level: float) -> Interval:
-        """Returns confidence intervals for the statistic without noise, entry by entry.
-
-        Post-processing, at no privacy cost. Sampling error of the statistic is not included.
-
-        Args:
-          released: what ``release`` returned.
-          level: the probability, in (0, 1), with which each interval covers; not all together.
-
-        Returns:
-          Both ends, shaped like ``released``.
-
-        Raises:
-          ValueError: ``level`` is out of range.
-        """
-        check_arrays("released", released)
-        for leaf in jax.tree.leaves(released):
-            as_numbers(leaf, "released")
-        width = self.half_width(level)
-        low = jax.tree.map(lambda leaf: leaf - width, released)
-        return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
+def format_sensitivity(sensitivity: Sensitivity) -> str:
+    """Returns value and norm of a sensitivity as text for certificates."""
+    return f"sensitivity {float(sensitivity.value):.4g} in {_NORM_NAMES[sensitivity.norm]}"
 
 
 def format_pure_dp(epsilon: float) -> str:

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -15,8 +16,8 @@ from dpjax._checks import check, check_positive, check_text
 from dpjax._typing import Bounds, PRNGKey
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms._exact_noise import Array, call_on_host
-from dpjax.mechanisms.additive import Gaussian
+from dpjax.mechanisms._exact_noise import call_on_host
+from dpjax.mechanisms.additive import AdditiveNoise, Gaussian
 from dpjax.mechanisms.base import Mechanism
 from dpjax.sensitivity import (
     SUM_ROUNDING,
@@ -57,6 +58,12 @@ class SumPart:
         size = sum(map(math.prod, stated.shapes))
         allowed = f"({size},), for the entries of shape {stated.shape} that the sensitivity states"
         check(self.weights.shape == (size,), "weights' shape", self.weights.shape, allowed)
+
+
+def unweighted_part(mechanism: AdditiveNoise) -> SumPart:
+    """Returns all entries of a statistic, with noise of one scale."""
+    size = sum(map(math.prod, mechanism.sensitivity.shapes))
+    return SumPart(mechanism, np.ones(size))  # type: ignore[arg-type]  # refused where not Gaussian
 
 
 class RecordSum(Mechanism):
@@ -100,71 +107,23 @@ class RecordSum(Mechanism):
         """
 
 
-class GaussianSum(RecordSum):
-    """Base class of sums over records with noise of one scale on every entry.
+def release_sum(
+    sums: RecordSum, mechanism: Gaussian, key: PRNGKey, records: Sequence[npt.ArrayLike]
+) -> Any:
+    """Returns the result of a release by one trusted aggregator, with noise of one scale.
 
-    Attributes:
-      scale: of the noise, its standard deviation.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: the unit of privacy, in words.
+    Raises:
+      ValueError: a sum of another shape than the sensitivity of ``mechanism`` states.
     """
-
-    scale: float
-    adjacency: Adjacency
-    unit: str
-
-    @property
-    @abc.abstractmethod
-    def sensitivity(self) -> Sensitivity:
-        """The sensitivity of the whole sum, in L2, with its shape ``(size,)``."""
-
-    @property
-    def size(self) -> int:
-        """Number of entries of the sum."""
-        return math.prod(self.sensitivity.shape)  # type: ignore[arg-type]
-
-    @property
-    def mechanism(self) -> Gaussian:
-        """The Gaussian mechanism that releases the sum."""
-        return Gaussian(self.sensitivity, self.scale, self.unit)
-
-    @functools.cached_property
-    def guarantee(self) -> Guarantee:
-        return self.mechanism.guarantee
-
-    @property
-    def sum_parts(self) -> tuple[SumPart, ...]:
-        """All entries, with noise of one scale."""
-        return (SumPart(self.mechanism, np.ones(self.size)),)
-
-    def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the same mechanism with ``scale`` times ``factor``."""
-        check_positive("factor", factor)
-        changed: Any = dataclasses.replace(self, scale=self.scale * factor)  # type: ignore[type-var]
-        return changed
-
-    def release(self, key: PRNGKey, *records: npt.ArrayLike) -> Any:
-        """Returns the result of a release by one trusted aggregator.
-
-        Args:
-          key: a JAX key; a secret.
-          *records: as for ``sum_records``.
-
-        Raises:
-          ValueError: a sum of another shape than the sensitivity states.
-        """
-        exact = np.asarray(self.sum_records(*records), np.float64)
-        check_shapes("the sum of the records", [exact.shape], self.sensitivity)
-
-        def noisy(key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
-            return self.mechanism.add_noise(key_bits, arrays, rounding=SUM_ROUNDING)
-
-        result = [jax.ShapeDtypeStruct((self.size,), np.float64)]
-        return self.from_sum(call_on_host(noisy, key, [exact], result)[0])
+    exact = np.asarray(sums.sum_records(*records), np.float64)
+    check_shapes("the sum of the records", [exact.shape], mechanism.sensitivity)
+    noisy = functools.partial(mechanism.add_noise, rounding=SUM_ROUNDING)
+    result = [jax.ShapeDtypeStruct(exact.shape, np.float64)]
+    return sums.from_sum(call_on_host(noisy, key, [exact], result)[0])
 
 
 @dataclass(frozen=True)
-class ClippedSum(GaussianSum):
+class ClippedSum(RecordSum):
     """The sum of vectors that are clipped to a box, with Gaussian noise.
 
     A mean is the sum over a public number of records, or over a constant.
@@ -233,6 +192,35 @@ class ClippedSum(GaussianSum):
         low, high = map(np.atleast_1d, checked_bounds(self.bounds))
         return of_sum((low, high), norm="l2", adjacency=self.adjacency)
 
+    @property
+    def mechanism(self) -> Gaussian:
+        """The Gaussian mechanism that releases the sum."""
+        return Gaussian(self.sensitivity, self.scale, self.unit)
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        return self.mechanism.guarantee
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        return (unweighted_part(self.mechanism),)
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        check_positive("factor", factor)
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    def release(self, key: PRNGKey, records: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Returns the noisy sum ``(size,)``, released by one trusted aggregator.
+
+        Args:
+          key: a JAX key; a secret.
+          records: ``(n, size)``.
+
+        Raises:
+          ValueError: records of another shape.
+        """
+        return release_sum(self, self.mechanism, key, [records])
+
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Returns the sum ``(size,)`` of clipped records; NaN counts as the lower bound.
 
@@ -243,9 +231,8 @@ class ClippedSum(GaussianSum):
           ValueError: records of another shape.
         """
         (values,) = records
-        shape = np.shape(values)
-        fits = len(shape) == 2 and shape[1] == self.size
-        check(fits, "records", shape, f"of shape (n, {self.size})")
+        shape, (size,) = np.shape(values), self.sensitivity.shape
+        check(len(shape) == 2 and shape[1] == size, "records", shape, f"of shape (n, {size})")
         clipped = clip_to(values, checked_bounds(self.bounds))
         return sum_in_blocks(np.asarray(clipped, np.float64))
 

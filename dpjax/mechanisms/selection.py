@@ -1,7 +1,8 @@
 """Private selection: the exponential mechanism and report noisy max."""
 
+import abc
+import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -10,8 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._checks import as_floats, as_numbers, check, check_positive
+from dpjax._checks import (
+    as_floats,
+    as_numbers,
+    check,
+    check_normal,
+    check_positive,
+    check_text,
+)
 from dpjax._typing import PRNGKey
+from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import (
     Array,
@@ -26,70 +35,17 @@ from dpjax.mechanisms._exact_noise import (
     to_units,
 )
 from dpjax.mechanisms.additive import pure_dp_event
-from dpjax.mechanisms.base import OneStatistic, format_pure_dp
-from dpjax.sensitivity import Norm, Sensitivity, check_shapes
+from dpjax.mechanisms.base import Mechanism, format_pure_dp, format_sensitivity, one_release
+from dpjax.sensitivity import Norm, Sensitivity, check_sensitivity, check_shapes
 
 Mask = npt.NDArray[np.bool_]
-# From keys, utilities in units of the grid ``(rows, candidates)``, which candidates are allowed and
-# the noise scale T to the selected candidate of each row.
-SelectUnits = Callable[[npt.NDArray[np.uint32], Integers, Mask, int], npt.NDArray[np.intp]]
 # Candidates that the exponential mechanism proposes at a time, to be accepted or not.
 _PROPOSALS = 256
 
 
-def exponential_selection(
-    key_bits: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
-) -> npt.NDArray[np.intp]:
-    """Selects with probability proportional to exp(units / scale), by rejection.
-
-    A uniform candidate is accepted with probability exp((units - largest units) / scale).
-
-    Args:
-      key_bits: a key for each row, uint32 ``(..., 2)``.
-      units: utilities in units of the grid, ``(rows, candidates)``.
-      allowed: which candidates may be selected, at least one in each row.
-      scale: of the noise, in units of the grid.
-    """
-    # What each proposal lacks to the best, and a lane of random words for each.
-    count, size = units.shape
-    width = min(size, _PROPOSALS)
-    lowest = units.min()
-    gaps = np.where(allowed, units, lowest).max(axis=-1, keepdims=True) - units
-    lanes = RandomWords(key_bits, width)
-    (scales,) = fit_integers(np.full(count * width, scale, object))
-    scales = scales.astype(np.result_type(scales, units))
-
-    # Propose at random, and accept with the probability of what is lacking.
-    chosen = np.zeros(count, np.intp)
-    left = np.arange(count)
-    while left.size:
-        at = (left[:, None] * width + np.arange(width)).ravel()
-        picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
-        rows = left[:, None]
-        gap = np.where(allowed[rows, picks], gaps[rows, picks], 0).ravel()
-        accepted = bernoulli_exp(lanes, at, gap, scales[: at.size]).reshape(-1, width)
-        accepted &= allowed[rows, picks]
-        # The first accepted proposal of each row, as if they were made one after another.
-        first = accepted.argmax(axis=-1)
-        done = accepted.any(axis=-1)
-        chosen[left[done]] = picks[done, first[done]]
-        left = left[~done]
-    return chosen
-
-
-def noisy_max_selection(
-    key_bits: npt.NDArray[np.uint32], units: Integers, allowed: Mask, scale: int
-) -> npt.NDArray[np.intp]:
-    """Selects the largest utility plus discrete Laplace noise; see `exponential_selection`."""
-    lanes = RandomWords(key_bits, units.shape[-1])
-    scales = np.full(lanes.size, scale, object)
-    noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
-    noisy = units + noise.reshape(units.shape)
-    return np.where(allowed, noisy, noisy.min() - 1).argmax(axis=-1)
-
-
-class Selection(OneStatistic):
-    """Selection of the candidate with the largest noisy utility, with pure differential privacy.
+@dataclass(frozen=True)
+class Selection(Mechanism):
+    """Base class of selection by the largest noisy utility, with pure differential privacy.
 
     Epsilon is twice the sensitivity of the utilities in L-infinity over the scale, or once where
     the sensitivity is monotone: where a record moves every utility the same way, one of them cannot
@@ -98,14 +54,23 @@ class Selection(OneStatistic):
     The utilities are rounded to a public grid g, and all else is integer arithmetic. Rounding is
     monotone and moves the sensitivity D to at most D + g, and the scale is enlarged by that factor,
     so epsilon is as stated, for the finite arithmetic that runs and for every input.
+
+    Attributes:
+      sensitivity: of the utilities, in L-infinity: of how much one record moves any one of them.
+      scale: of the noise, in the units of the utilities.
+      unit: the unit of privacy, for example ``"one record"``.
     """
 
+    sensitivity: Sensitivity
+    scale: float
+    unit: str = "one record"
     norm: ClassVar[Norm] = "linf"
-    noise_in_words: ClassVar[str]
-    select_units: ClassVar[SelectUnits]
+    noise_name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_sensitivity(self.sensitivity, self.norm)
+        check_normal("scale", self.scale)
+        check_text("unit", self.unit)
         shape = self.sensitivity.shape
         allowed = "(num_candidates,) with at least one candidate, that of the utilities"
         check(len(shape) == 1 and shape[0] != 0, "sensitivity's shape", shape, allowed)
@@ -129,6 +94,15 @@ class Selection(OneStatistic):
         return unscaled.with_privacy_factor(unscaled.pure_epsilon / epsilon)
 
     @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency of the sensitivity."""
+        return self.sensitivity.adjacency
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        check_positive("factor", factor)
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    @property
     def pure_epsilon(self) -> float:
         """Epsilon at delta zero."""
         moves = 1 if self.sensitivity.monotone else 2
@@ -136,12 +110,14 @@ class Selection(OneStatistic):
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        end = ", monotone" if self.sensitivity.monotone else ""
-        return self._guarantee(
+        moves = format_sensitivity(self.sensitivity)
+        moves += ", monotone" if self.sensitivity.monotone else ""
+        return one_release(
             pure_dp_event(self.pure_epsilon, self.adjacency),
-            statistic=f"the best candidate; utilities of {self._sensitivity_in_words()}{end}",
-            noise=f"{self.noise_in_words} of scale {self.scale:.4g} on every utility; none is"
-            " released",
+            self.sensitivity,
+            self.unit,
+            statistic=f"the best candidate; utilities of {moves}",
+            noise=f"{self.noise_name} of scale {self.scale:.4g} on every utility; none is released",
             guarantee=format_pure_dp(self.pure_epsilon),
         )
 
@@ -174,14 +150,26 @@ class Selection(OneStatistic):
           key_bits: a key for each release, uint32 ``(*batch, 2)``.
           utilities: ``(*batch, num_candidates)``, float64, integers or exact Python numbers.
         """
-        allowed = is_finite(utilities)
-        allowed |= ~allowed.any(axis=-1, keepdims=True)
+        eligible = is_finite(utilities)
+        eligible |= ~eligible.any(axis=-1, keepdims=True)
         grid = grid_for(self.scale, self.sensitivity.value, 1)
         units = to_units(utilities, grid.exponent)
         rows = (-1, utilities.shape[-1])
-        select = type(self).select_units
-        chosen = select(key_bits, units.reshape(rows), allowed.reshape(rows), grid.noise_scale())
-        return chosen.reshape(key_bits.shape[:-1])
+        units, eligible, scale = units.reshape(rows), eligible.reshape(rows), grid.noise_scale()
+        return self._select_units(key_bits, units, eligible, scale).reshape(key_bits.shape[:-1])
+
+    @abc.abstractmethod
+    def _select_units(
+        self, key_bits: npt.NDArray[np.uint32], units: Integers, eligible: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        """Returns the selected candidate of each row.
+
+        Args:
+          key_bits: a key for each row, uint32 ``(..., 2)``.
+          units: utilities in units of the grid, ``(rows, candidates)``.
+          eligible: which candidates may be selected, at least one in each row.
+          scale: of the noise, in units of the grid.
+        """
 
 
 @dataclass(frozen=True)
@@ -210,8 +198,36 @@ class ExponentialMechanism(Selection):
     (4.0, 1)
     """
 
-    noise_in_words: ClassVar[str] = "Gumbel noise"
-    select_units: ClassVar[SelectUnits] = staticmethod(exponential_selection)
+    noise_name: ClassVar[str] = "Gumbel noise"
+
+    def _select_units(
+        self, key_bits: npt.NDArray[np.uint32], units: Integers, eligible: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        # What each proposal lacks to the best, and a lane of random words for each.
+        count, size = units.shape
+        width = min(size, _PROPOSALS)
+        lowest = units.min()
+        gaps = np.where(eligible, units, lowest).max(axis=-1, keepdims=True) - units
+        lanes = RandomWords(key_bits, width)
+        (scales,) = fit_integers(np.full(count * width, scale, object))
+        scales = scales.astype(np.result_type(scales, units))
+
+        # Propose at random, and accept with the probability of what is lacking.
+        chosen = np.zeros(count, np.intp)
+        left = np.arange(count)
+        while left.size:
+            at = (left[:, None] * width + np.arange(width)).ravel()
+            picks = lanes.below(np.full(at.size, size), at).reshape(-1, width)
+            rows = left[:, None]
+            gap = np.where(eligible[rows, picks], gaps[rows, picks], 0).ravel()
+            accepted = bernoulli_exp(lanes, at, gap, scales[: at.size]).reshape(-1, width)
+            accepted &= eligible[rows, picks]
+            # The first accepted proposal of each row, as if they were made one after another.
+            first = accepted.argmax(axis=-1)
+            done = accepted.any(axis=-1)
+            chosen[left[done]] = picks[done, first[done]]
+            left = left[~done]
+        return chosen
 
     def log_probabilities(self, utilities: npt.ArrayLike) -> jax.Array:
         """Returns the log of each candidate's probability: ``utilities / scale``, normalised.
@@ -255,5 +271,13 @@ class NoisyMax(Selection):
     (2.0, 1)
     """
 
-    noise_in_words: ClassVar[str] = "Laplace noise"
-    select_units: ClassVar[SelectUnits] = staticmethod(noisy_max_selection)
+    noise_name: ClassVar[str] = "Laplace noise"
+
+    def _select_units(
+        self, key_bits: npt.NDArray[np.uint32], units: Integers, eligible: Mask, scale: int
+    ) -> npt.NDArray[np.intp]:
+        lanes = RandomWords(key_bits, units.shape[-1])
+        scales = np.full(lanes.size, scale, object)
+        noise = discrete_laplace(lanes, *fit_integers(scales, np.ones_like(scales)))
+        noisy = units + noise.reshape(units.shape)
+        return np.where(eligible, noisy, noisy.min() - 1).argmax(axis=-1)

@@ -19,7 +19,7 @@ from dpjax.bayes.conjugate import (
     noise_aware_posterior,
 )
 from dpjax.mechanisms import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
-from dpjax.mechanisms.additive import DiscreteNoise
+from dpjax.mechanisms.additive import AdditiveNoise
 
 PARTICLES = 20_000
 KEY = jax.random.key(4)
@@ -177,7 +177,7 @@ def test_batches_keep_their_shape_and_errors_are_named():
         noise_aware_posterior(0, release, np.zeros(2), num_examples=10, num_particles=60)
 
 
-class Unheard(DiscreteNoise):
+class Unheard(AdditiveNoise):
     """Noise of a distribution that the posterior does not support."""
 
     norm = "l1"

@@ -87,7 +87,7 @@ def symmetric(cls):
     used = cls(Sensitivity(1.0, cls.norm, "add_remove", shape=((3,), (3,))), 8.0)
 
     def release(key):
-        both = used.release_symmetric(key, [jnp.zeros((2, 2)), jnp.zeros((2, 2))])
+        both = used.release_symmetric(key, [jnp.zeros((2, 2), int)] * 2)
         return jnp.concatenate([matrix[UPPER] for matrix in both])
 
     return release, [std_of(used)] * 6
@@ -124,7 +124,8 @@ CASES = {
     "tree, laplace": lambda: tree(Laplace),
     "tree, gaussian": lambda: tree(Gaussian),
     "tree, discrete": lambda: tree(DiscreteGaussian),
-    "symmetric": lambda: symmetric(Laplace),
+    "symmetric, laplace": lambda: symmetric(Laplace),
+    "symmetric, discrete": lambda: symmetric(DiscreteGaussian),
     "conjugate, laplace": lambda: conjugate(NORMAL, Laplace),
     "conjugate, discrete": lambda: conjugate(
         DirichletMultinomial((1.0, 1.0, 1.0)), DiscreteGaussian
@@ -171,7 +172,7 @@ def test_noise_is_pairwise_independent_and_of_the_events_scale(name):
         ("adassp", mechanisms),
         ("tree, laplace", additive),
         ("tree, discrete", additive),
-        ("symmetric", additive),
+        ("symmetric, laplace", additive),
     ],
 )
 def test_power_one_key_for_all_arrays_is_seen(name, module, monkeypatch):

@@ -16,9 +16,8 @@ from dpjax.bayes.conjugate.families import ConjugateFamily, SufficientStatistics
 from dpjax.bayes.conjugate.posteriors import Array, Posterior
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import call_on_host
-from dpjax.mechanisms.additive import AdditiveNoise, DiscreteNoise
-from dpjax.mechanisms.base import NoisyStatistic
-from dpjax.mechanisms.record_sum import RecordSum, SumPart
+from dpjax.mechanisms.additive import AdditiveNoise
+from dpjax.mechanisms.record_sum import RecordSum, SumPart, unweighted_part
 from dpjax.sensitivity import SUM_ROUNDING, sum_in_blocks
 
 
@@ -57,10 +56,10 @@ class SufficientStatisticsMechanism(RecordSum):
     """
 
     family: ConjugateFamily
-    mechanism: NoisyStatistic
+    mechanism: AdditiveNoise
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanism, NoisyStatistic):
+        if not isinstance(self.mechanism, AdditiveNoise):
             raise TypeError(f"mechanism must add noise to a statistic, got {self.mechanism!r}")
         check_type("family", self.family, ConjugateFamily, "a ConjugateFamily")
         stated = self.mechanism.sensitivity
@@ -69,7 +68,7 @@ class SufficientStatisticsMechanism(RecordSum):
         check(stated.value >= needed.value, "mechanism's sensitivity", stated.value, allowed)
         allowed = f"{needed.shape}, that of the family's statistics"
         check(stated.shape == needed.shape, "sensitivity's shape", stated.shape, allowed)
-        fits = self.family.integer_valued or not isinstance(self.mechanism, DiscreteNoise)
+        fits = self.family.integer_valued or not self.mechanism.integer_valued
         check(
             fits, "mechanism", self.mechanism, "continuous noise: the statistics are not integers"
         )
@@ -105,14 +104,13 @@ class SufficientStatisticsMechanism(RecordSum):
           Numpy's float64, or int64 from a discrete mechanism; JAX's default dtypes under jit.
         """
         statistics = as_numbers(self.family.statistic(records))
-        dtype = np.int64 if isinstance(self.mechanism, DiscreteNoise) else np.float64
+        dtype = np.int64 if self.mechanism.integer_valued else np.float64
         result = [jax.ShapeDtypeStruct((self._num_entries,), dtype)]
         return call_on_host(self._noisy_sums, key, [statistics], result)[0]
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:
-        """The released entries, all with noise of one scale."""
-        return (SumPart(self.mechanism, np.ones(self._num_entries)),)  # type: ignore[arg-type]
+        return (unweighted_part(self.mechanism),)
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns the sums ``(m,)`` of clipped records, without noise.
@@ -138,11 +136,8 @@ class SufficientStatisticsMechanism(RecordSum):
 
     def _noisy_sums(self, key_bits: npt.NDArray[np.uint32], arrays: list[Array]) -> list[Array]:
         exact = self._encoded_sums(arrays[0])
-        if isinstance(self.mechanism, DiscreteNoise):
-            return self.mechanism.add_noise(key_bits, [exact])
         rounding = 0.0 if self.family.integer_valued else SUM_ROUNDING
-        noise: AdditiveNoise = self.mechanism  # type: ignore[assignment]
-        return noise.add_noise(key_bits, [exact], rounding=rounding)
+        return self.mechanism.add_noise(key_bits, [exact], rounding=rounding)
 
     def check_released(
         self, released: npt.ArrayLike, num_examples: int | None

@@ -35,7 +35,7 @@ from dpjax.bayes.regression.statistics import (
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import Array, derive
 from dpjax.mechanisms.additive import Gaussian, Laplace, mirror, upper_triangle
-from dpjax.mechanisms.composition import Composition
+from dpjax.mechanisms.base import Composition
 from dpjax.mechanisms.record_sum import RecordSum, SumPart
 from dpjax.sensitivity import SUM_ROUNDING, Sensitivity
 

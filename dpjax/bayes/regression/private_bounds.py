@@ -30,9 +30,9 @@ from dpjax.bayes.regression.statistics import (
 )
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import Array, as_fraction, call_on_host, derive
-from dpjax.mechanisms.base import Mechanism
-from dpjax.mechanisms.composition import Composition
-from dpjax.mechanisms.record_sum import GaussianSum
+from dpjax.mechanisms.additive import Gaussian
+from dpjax.mechanisms.base import Composition, Mechanism
+from dpjax.mechanisms.record_sum import RecordSum, SumPart, release_sum, unweighted_part
 from dpjax.mechanisms.selection import ExponentialMechanism
 from dpjax.sensitivity import Sensitivity, of_histogram
 
@@ -164,7 +164,7 @@ class PrivateBounds(Mechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistogramBounds(GaussianSum):
+class HistogramBounds(RecordSum):
     """Selects bounds near a quantile of the records' sizes from two noisy histograms.
 
     The records are counted between the candidates, by |x| and by |y|. The bound is the smallest
@@ -216,6 +216,32 @@ class HistogramBounds(GaussianSum):
         size = len(self.x_norm_bounds) + len(self.y_bounds) + 2
         one = of_histogram(size, norm="l2", adjacency=self.adjacency)
         return replace(one, value=math.sqrt(2) * one.value)
+
+    @property
+    def mechanism(self) -> Gaussian:
+        """The Gaussian mechanism that releases the counts."""
+        return Gaussian(self.sensitivity, self.scale, self.unit)
+
+    @property
+    def sum_parts(self) -> tuple[SumPart, ...]:
+        return (unweighted_part(self.mechanism),)
+
+    def with_privacy_factor(self, factor: float) -> Self:
+        check_positive("factor", factor)
+        return replace(self, scale=self.scale * factor)
+
+    def release(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionBounds:
+        """Returns the chosen bounds, released by one trusted aggregator.
+
+        Args:
+          key: a JAX key; a secret.
+          x: features ``(n, d)``.
+          y: targets ``(n,)``.
+
+        Raises:
+          ValueError: not real numbers, or of other shapes.
+        """
+        return release_sum(self, self.mechanism, key, [x, y])
 
     def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns both histograms of sizes; NaN counts as above every candidate.

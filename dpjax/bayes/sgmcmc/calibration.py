@@ -14,7 +14,7 @@ from dpjax.accounting.events import decompose
 from dpjax.bayes.sgmcmc.langevin import Floats, Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.guarantee import Guarantee
-from dpjax.mechanisms.composition import Composition
+from dpjax.mechanisms.base import Composition
 
 _L = TypeVar("_L", bound=Langevin)
 
