@@ -95,7 +95,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"matplotlib.*pip install 'dpjax\[plot\]'"):
-        dpjax.certificates.figure.plot_certificate(None)
+        dpjax.certificates.figure.plot_tradeoff(None, None, epsilon=1.0, delta=0.1, attack_goal="")
 
 
 def test_other_import_errors_pass_unchanged():

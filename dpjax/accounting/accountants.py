@@ -32,7 +32,7 @@ from dpjax._checks import as_float64, check, check_choice, check_delta
 from dpjax.accounting import gdp, log_moments, lower_bounds
 from dpjax.accounting.events import (
     AtomicEvent,
-    Parts,
+    AtomicEvents,
     TooLittleNoiseError,
     UnsupportedEventError,
     coarsen_noise_schedule,
@@ -172,9 +172,9 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
     (1.83, 1.83)
     """
     check_delta(delta)
-    parts = decompose(event, adjacency)
-    upper = certified_epsilon(parts, delta)[1]
-    return EpsilonBounds(epsilon_lower_bound(parts, delta, upper), upper)
+    atoms = decompose(event, adjacency)
+    upper = certified_epsilon(atoms, delta)[1]
+    return EpsilonBounds(epsilon_lower_bound(atoms, delta, upper), upper)
 
 
 def profile_bounds(
@@ -211,42 +211,42 @@ def profile_bounds(
     check(bool(np.all(np.isfinite(epsilons))), "epsilons", epsilons, "finite numbers")
     if direction is not None:
         check_choice("direction", direction, DIRECTIONS)
-    parts = decompose(event, adjacency)
-    if is_nonprivate(parts):
+    atoms = decompose(event, adjacency)
+    if is_nonprivate(atoms):
         raise UnsupportedEventError("something is released without noise")
 
     # From both sides, in the directions asked for.
-    upper = pld_profile(parts, epsilons, direction)
-    taken = (direction,) if direction and parts else lower_bounds.distinct_directions(parts)
-    return ProfileBounds(lower_bounds.delta_lower_bounds(parts, epsilons, taken), upper)
+    upper = pld_profile(atoms, epsilons, direction)
+    taken = (direction,) if direction and atoms else lower_bounds.distinct_directions(atoms)
+    return ProfileBounds(lower_bounds.delta_lower_bounds(atoms, epsilons, taken), upper)
 
 
-def compute_epsilon(parts: Parts, delta: float, method: str) -> float:
+def compute_epsilon(atoms: AtomicEvents, delta: float, method: str) -> float:
     """Returns the epsilon of a decomposed event at ``delta`` by one method, infinity without noise.
 
     Raises:
-      UnsupportedEventError: the method does not support one of the parts.
+      UnsupportedEventError: the method does not support one of the atomic events.
       ValueError: ``delta`` is not in (0, 1).
     """
     check_delta(delta)
-    if is_nonprivate(parts):
+    if is_nonprivate(atoms):
         return math.inf
     match method:
         case "rdp":
-            rdp = compute_rdp(parts)
+            rdp = compute_rdp(atoms)
             return float(rdp_privacy_accountant.compute_epsilon(ORDERS, rdp, delta)[0])
         case "moments":
             orders = np.array(log_moments.ORDERS)
-            moments = sum(part.count * part.atom.log_moments(log_moments.ORDERS) for part in parts)
-            total = moments + np.zeros(orders.size)  # of no part at all
+            moments = sum(count * atom.log_moments(log_moments.ORDERS) for atom, count in atoms)
+            total = moments + np.zeros(orders.size)  # of no event at all
             return float(log_moments.epsilon_from_moments(total, orders, np.asarray(delta)))
         case "gdp_clt":
-            return float(gdp.epsilon(gdp.compute_mu(parts), delta))
+            return float(gdp.epsilon(gdp.compute_mu(atoms), delta))
         case _:
-            return pld_epsilon(parts, delta)
+            return pld_epsilon(atoms, delta)
 
 
-def certified_epsilon(parts: Parts, delta: float) -> tuple[str, float]:
+def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
     """Returns the method whose epsilon is certified for a decomposed event, and that epsilon.
 
     It is the privacy loss distribution where there is one, else the Rényi bound; the smaller of
@@ -262,40 +262,40 @@ def certified_epsilon(parts: Parts, delta: float) -> tuple[str, float]:
     reasons: dict[str, UnsupportedEventError] = {}
     for method in ("pld", "rdp"):
         try:
-            certified[method] = compute_epsilon(parts, delta, method)
+            certified[method] = compute_epsilon(atoms, delta, method)
         except UnsupportedEventError as reason:
             reasons[method] = reason
-        either = not is_nonprivate(parts) and any(part.atom.rdp_may_be_tighter for part in parts)
+        either = not is_nonprivate(atoms) and any(atom.rdp_may_be_tighter for atom, _ in atoms)
         if certified and not either:
             break
     if certified:
         return min(certified.items(), key=lambda one: one[1])
 
     # Say why, and whether more noise would help.
-    names = dict.fromkeys(event_name(part.atom.event) for part in parts)
+    names = dict.fromkeys(event_name(atom.event) for atom, _ in atoms)
     too_little = any(isinstance(reason, TooLittleNoiseError) for reason in reasons.values())
     raise (TooLittleNoiseError if too_little else UnsupportedEventError)(
-        f"{', '.join(names)} under adjacency {parts[0].atom.adjacency!r} has no guarantee: "
+        f"{', '.join(names)} under adjacency {atoms[0][0].adjacency!r} has no guarantee: "
         + "; ".join(f"{method!r}: {reason}" for method, reason in reasons.items())
     )
 
 
-def epsilon_lower_bound(parts: Parts, delta: float, upper_bound: float) -> float:
+def epsilon_lower_bound(atoms: AtomicEvents, delta: float, upper_bound: float) -> float:
     """Returns a lower bound on epsilon at ``delta``, close to it if ``upper_bound`` is.
 
     Raises:
-      UnsupportedEventError: a part whose loss has no known distribution, or too large a one.
+      UnsupportedEventError: an event whose loss has no known distribution, or too large a one.
     """
-    if is_nonprivate(parts):
+    if is_nonprivate(atoms):
         # At a delta above the rate of a sample without noise some epsilon may be finite.
-        atoms = [part.atom for part in parts if not part.atom.is_sampled]
-        return math.inf if any(atom.noise(atom.event) == 0 for atom in atoms) else 0.0
+        unsampled = (atom for atom, _ in atoms if not atom.is_sampled)
+        return math.inf if any(atom.noise(atom.event) == 0 for atom in unsampled) else 0.0
     if upper_bound == 0:
         return 0.0
-    return lower_bounds.epsilon_lower_bound(parts, delta, upper_bound)
+    return lower_bounds.epsilon_lower_bound(atoms, delta, upper_bound)
 
 
-def pld_epsilon(parts: Parts, delta: float) -> float:
+def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     """Returns an upper bound on epsilon at ``delta``.
 
     It is at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
@@ -308,19 +308,19 @@ def pld_epsilon(parts: Parts, delta: float) -> float:
     nine times that.
 
     Raises:
-      UnsupportedEventError: a part of unknown loss, or a ``delta`` below the rounding error.
+      UnsupportedEventError: an event of unknown loss, or a ``delta`` below the rounding error.
     """
-    parts = coarsen_noise_schedule(parts, "upper")
-    check_supported(parts)
+    atoms = coarsen_noise_schedule(atoms, "upper")
+    check_supported(atoms)
 
     # What rounding may add to delta, and the finest grid of each loss that fits in memory.
-    safe_delta = delta - TRANSFORM_ROUNDING * sum(part.count for part in parts)
-    deviation, finest = loss_deviation(parts), _finest_interval(parts)
+    safe_delta = delta - TRANSFORM_ROUNDING * sum(count for _, count in atoms)
+    deviation, finest = loss_deviation(atoms), _finest_interval(atoms)
 
     # Refine the grid until that changes nothing, or memory does not allow it.
     value = math.inf
     for share in _INTERVALS if safe_delta > 0 else ():
-        losses = _compose_losses(parts, max(share * deviation, finest))
+        losses = _compose_losses(atoms, max(share * deviation, finest))
         finer = losses.epsilon(safe_delta)
         change, value = value - finer, min(value, finer)
         enough = max(_LEAST_CHANGE * finer, _LEAST_CHANGE_OF_DELTA * delta)
@@ -335,71 +335,71 @@ def pld_epsilon(parts: Parts, delta: float) -> float:
     return float(value)
 
 
-def pld_profile(parts: Parts, epsilons: Array, direction: Direction | None) -> Array:
+def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | None) -> Array:
     """Returns upper bounds on delta at any real ``epsilons``, by default in both directions.
 
     Raises:
-      UnsupportedEventError: a part of unknown loss.
+      UnsupportedEventError: an event of unknown loss.
     """
-    parts = coarsen_noise_schedule(parts, "upper")
-    check_supported(parts)
+    atoms = coarsen_noise_schedule(atoms, "upper")
+    check_supported(atoms)
 
-    # Every different part takes transforms of its own.
-    share = _PROFILE_INTERVAL * min(max(len(parts), 1) ** 0.5, _COARSER)
-    wanted = max(share * loss_deviation(parts), _finest_interval(parts))
-    deltas = _compose_losses(parts, wanted).delta(epsilons, direction)
+    # Every different event takes transforms of its own.
+    share = _PROFILE_INTERVAL * min(max(len(atoms), 1) ** 0.5, _COARSER)
+    wanted = max(share * loss_deviation(atoms), _finest_interval(atoms))
+    deltas = _compose_losses(atoms, wanted).delta(epsilons, direction)
 
     # Rounded up, and at least what holds of any two distributions.
-    margin = TRANSFORM_ROUNDING * sum(part.count for part in parts)
+    margin = TRANSFORM_ROUNDING * sum(count for _, count in atoms)
     least = -np.expm1(np.minimum(epsilons, 0.0))
     return np.clip(deltas * (1 + _SUMMATION) + margin, least, 1.0)
 
 
-def check_supported(parts: Parts) -> None:
+def check_supported(atoms: AtomicEvents) -> None:
     """Refuses, before anything is computed, what has no privacy loss distribution.
 
     Raises:
-      UnsupportedEventError: a part of unknown loss, or with hardly any noise.
+      UnsupportedEventError: an event of unknown loss, or with hardly any noise.
     """
-    for part in parts:
-        part.atom.grid_builder()
+    for atom, _ in atoms:
+        atom.grid_builder()
 
 
-def compute_rdp(parts: Parts, orders: tuple[float, ...] = ORDERS) -> Array:
-    """Returns the Rényi divergences of all ``parts`` together at ``orders``.
+def compute_rdp(atoms: AtomicEvents, orders: tuple[float, ...] = ORDERS) -> Array:
+    """Returns the Rényi divergences of all ``atoms`` together at ``orders``.
 
     Raises:
-      UnsupportedEventError: a part whose Rényi divergence is not known.
+      UnsupportedEventError: an event whose Rényi divergence is not known.
     """
-    return sum((part.count * part.atom.rdp(orders) for part in parts), np.zeros(len(orders)))
+    return sum((count * atom.rdp(orders) for atom, count in atoms), np.zeros(len(orders)))
 
 
-def rdp_profile(parts: Parts, epsilons: Array) -> Array:
+def rdp_profile(atoms: AtomicEvents, epsilons: Array) -> Array:
     """Returns upper bounds on delta at ``epsilons`` >= 0, from Rényi divergences.
 
     Raises:
-      UnsupportedEventError: a part whose Rényi divergence is not known.
+      UnsupportedEventError: an event whose Rényi divergence is not known.
     """
-    rdp = compute_rdp(parts)
+    rdp = compute_rdp(atoms)
     deltas = [rdp_privacy_accountant.compute_delta(ORDERS, rdp, e)[0] for e in epsilons.tolist()]
     return np.minimum(np.array(deltas), 1.0)
 
 
-def _finest_interval(parts: Parts) -> float:
-    """Returns the interval that keeps the grid of every part's losses within memory."""
-    return max((part.atom.loss_range() for part in parts), default=0.0) / _MOST_CELLS
+def _finest_interval(atoms: AtomicEvents) -> float:
+    """Returns the interval that keeps the grid of every event's losses within memory."""
+    return max((atom.loss_range() for atom, _ in atoms), default=0.0) / _MOST_CELLS
 
 
-def _compose_losses(parts: Parts, interval: float) -> GridLosses:
-    """Returns the losses of all ``parts`` together, on a grid of at most ``interval``."""
-    # The aligned loss of the first part with one is on the grid. Else every release would exceed
+def _compose_losses(atoms: AtomicEvents, interval: float) -> GridLosses:
+    """Returns the losses of all ``atoms`` together, on a grid of at most ``interval``."""
+    # The aligned loss of the first event with one is on the grid. Else every release would exceed
     # its largest loss, or every atom be moved, by up to an interval.
     interval = min(interval, _COARSEST_INTERVAL)
-    aligned = next((a for part in parts if (a := part.atom.aligned_loss) is not None), None)
+    aligned = next((a for atom, _ in atoms if (a := atom.aligned_loss) is not None), None)
     if aligned is not None:
         interval = aligned / math.ceil(aligned / interval)
 
-    return compose_grids([(_build(part.atom, interval), part.count) for part in parts], interval)
+    return compose_grids([(_build(atom, interval), count) for atom, count in atoms], interval)
 
 
 # A curve over the steps or a budget asks for the same step again and again, and building it costs

@@ -13,7 +13,7 @@ from dpjax._checks import check, check_delta, check_positive
 from dpjax.accounting import risk
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.event_tradeoff import guaranteed_curve
-from dpjax.accounting.events import Parts, TooLittleNoiseError, decompose
+from dpjax.accounting.events import AtomicEvents, TooLittleNoiseError, decompose
 from dpjax.guarantee import Guarantee
 
 # Noise is scaled by at most e^60 up or down.
@@ -68,7 +68,7 @@ class _Target:
 
     name: str
     value: float
-    measure: Callable[[Parts], float]
+    measure: Callable[[AtomicEvents], float]
     strength: Callable[[float], float]
     floor: float
     largest: float
@@ -122,7 +122,7 @@ def _only_target(
         return _Target(
             "epsilon",
             epsilon,
-            measure=lambda parts: certified_epsilon(parts, delta)[1],
+            measure=lambda atoms: certified_epsilon(atoms, delta)[1],
             strength=lambda measured: measured,
             floor=0.0,
             largest=math.inf,
@@ -138,8 +138,8 @@ def _only_target(
     value = float(targets[name] or 0.0)
     check(value > level, name, value, f"above false_positive_rate = {level:g}")
 
-    def measure(parts: Parts) -> float:
-        curve = guaranteed_curve(parts)
+    def measure(atoms: AtomicEvents) -> float:
+        curve = guaranteed_curve(atoms)
         if name == "advantage":
             return risk.advantage(curve)
         return float(risk.true_positive_rate(curve, level))

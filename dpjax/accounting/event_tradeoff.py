@@ -14,7 +14,7 @@ from dp_accounting import DpEvent
 
 from dpjax.accounting.accountants import check_supported, pld_profile, rdp_profile
 from dpjax.accounting.events import (
-    Parts,
+    AtomicEvents,
     TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
@@ -98,60 +98,60 @@ def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
     return guaranteed_curve(decompose(event, adjacency))
 
 
-def curve_bounds(parts: Parts) -> TradeOffBounds:
+def curve_bounds(atoms: AtomicEvents) -> TradeOffBounds:
     """Returns the curves of `tradeoff_bounds` for a decomposed event."""
-    exact = _closed_form(parts)
+    exact = _closed_form(atoms)
     if exact is not None:
         return TradeOffBounds(exact, exact)
-    upper = _upper_curve(parts)
-    return TradeOffBounds(_curve_of_profiles(parts), upper)
+    upper = _upper_curve(atoms)
+    return TradeOffBounds(_curve_of_profiles(atoms), upper)
 
 
-def guaranteed_curve(parts: Parts) -> TradeOff:
+def guaranteed_curve(atoms: AtomicEvents) -> TradeOff:
     """Returns the curve of `tradeoff_curve` for a decomposed event."""
-    return _closed_form(parts) or _curve_of_profiles(parts)
+    return _closed_form(atoms) or _curve_of_profiles(atoms)
 
 
-def _closed_form(parts: Parts) -> TradeOff | None:
+def _closed_form(atoms: AtomicEvents) -> TradeOff | None:
     """Returns the exact trade-off function where it has a closed form."""
-    if is_nonprivate(parts):
+    if is_nonprivate(atoms):
         return ApproximateDP(0.0, slack=1.0)
-    if not parts:
+    if not atoms:
         return Identity()
-    return parts[0].atom.tradeoff() if len(parts) == parts[0].count == 1 else None
+    return atoms[0][0].tradeoff() if len(atoms) == atoms[0][1] == 1 else None
 
 
-def _curve_of_profiles(parts: Parts) -> TradeOff:
+def _curve_of_profiles(atoms: AtomicEvents) -> TradeOff:
     """Returns the least curve that has every delta of an upper profile, or of two."""
     profiles: list[tuple[Array, Array]] = []
     reason: UnsupportedEventError | None = None
 
     # That of the privacy loss distribution, where there is one.
     try:
-        epsilons = _epsilons(parts)
-        profiles.append((epsilons, pld_profile(parts, epsilons, None)))
+        epsilons = _epsilons(atoms)
+        profiles.append((epsilons, pld_profile(atoms, epsilons, None)))
     except UnsupportedEventError as error:
         reason = error
 
     # That of the Rényi bound, where it is needed or may be tighter.
-    if not profiles or any(part.atom.rdp_may_be_tighter for part in parts):
+    if not profiles or any(atom.rdp_may_be_tighter for atom, _ in atoms):
         try:
-            profiles.append((_RENYI_EPSILONS, rdp_profile(parts, _RENYI_EPSILONS)))
+            profiles.append((_RENYI_EPSILONS, rdp_profile(atoms, _RENYI_EPSILONS)))
         except UnsupportedEventError as other:
             if not profiles:
                 raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
     return from_profile(*map(np.concatenate, zip(*profiles, strict=True)))
 
 
-def _upper_curve(parts: Parts) -> TradeOff:
+def _upper_curve(atoms: AtomicEvents) -> TradeOff:
     """Returns a curve above the true one, from the lower profile of removing a record.
 
     Adding one gives less at epsilons above zero, but for Wishart noise; leaving it out is on the
     safe side.
     """
-    epsilons = _epsilons(parts)
+    epsilons = _epsilons(atoms)
     epsilons = np.append(-epsilons[1], epsilons)
-    return from_profile(*_below(epsilons, delta_lower_bounds(parts, epsilons, ("remove",))))
+    return from_profile(*_below(epsilons, delta_lower_bounds(atoms, epsilons, ("remove",))))
 
 
 def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:
@@ -187,11 +187,11 @@ def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:
     return np.append(epsilons[:end], zero), np.append(values[:end], 0.0)
 
 
-def _epsilons(parts: Parts) -> Array:
+def _epsilons(atoms: AtomicEvents) -> Array:
     """Returns epsilons from zero on, between which a profile is straight enough for its chords."""
-    check_supported(parts)
-    count = sum(part.count for part in parts)
-    deviation = loss_deviation(parts) * math.sqrt(count)
+    check_supported(atoms)
+    count = sum(count for _, count in atoms)
+    deviation = loss_deviation(atoms) * math.sqrt(count)
     near = min(max(deviation**2 / 2 + _DEVIATIONS * deviation, 1e-100), _LARGEST_EPSILON)
     far = np.geomspace(near / _NEAR_POINTS, _LARGEST_EPSILON, _FAR_POINTS)
     return np.unique(np.append(np.linspace(0.0, near, _NEAR_POINTS), far))

@@ -208,24 +208,11 @@ class AtomicEvent:
         raise UnsupportedEventError(f"no central limit for {name} under this adjacency")
 
 
-@dataclass(frozen=True)
-class RepeatedEvent:
-    """An atomic event and its multiplicity in a composition.
-
-    Attributes:
-      atom: the event.
-      count: how many times it occurs.
-    """
-
-    atom: AtomicEvent
-    count: int
+# The atomic events of a composition, each with the number of times it occurs.
+AtomicEvents = tuple[tuple[AtomicEvent, int], ...]
 
 
-# What `decompose` returns: everything that is computed of an event is computed from it.
-Parts = tuple[RepeatedEvent, ...]
-
-
-def decompose(event: DpEvent, adjacency: Adjacency) -> Parts:
+def decompose(event: DpEvent, adjacency: Adjacency) -> AtomicEvents:
     """Returns the atomic events that ``event`` is composed of, equal ones counted together.
 
     Nested compositions are flattened, and what depends on no record is left out. All Gaussian
@@ -256,38 +243,37 @@ def decompose(event: DpEvent, adjacency: Adjacency) -> Parts:
 
     # Count what is equal.
     leaves = [(_joint_gaussian(gaussians), 1)] if gaussians else []
-    parts = tuple(
-        RepeatedEvent(atomic_event(leaf, adjacency), count)
-        for leaf, count in [*leaves, *others.values()]
+    atoms = tuple(
+        (atomic_event(leaf, adjacency), count) for leaf, count in [*leaves, *others.values()]
     )
 
     # Refuse an unknown sensitivity, unless no accountant is asked.
-    if not is_nonprivate(parts):
-        for part in parts:
-            part.atom.unit_sensitivity_event  # noqa: B018 - raises where the sensitivity is unknown
-    return parts
+    if not is_nonprivate(atoms):
+        for atom, _ in atoms:
+            atom.unit_sensitivity_event  # noqa: B018 - raises where the sensitivity is unknown
+    return atoms
 
 
-def is_nonprivate(parts: Parts) -> bool:
-    """Whether some part has no noise, so that no finite epsilon holds at delta 0.
+def is_nonprivate(atoms: AtomicEvents) -> bool:
+    """Whether some event has no noise, so that no finite epsilon holds at delta 0.
 
     A noise multiplier below 1e-100 counts as no noise.
     """
-    return any(part.atom.noise(part.atom.event) < _LEAST_NOISE for part in parts)
+    return any(atom.noise(atom.event) < _LEAST_NOISE for atom, _ in atoms)
 
 
-def loss_deviation(parts: Parts) -> float:
+def loss_deviation(atoms: AtomicEvents) -> float:
     """Returns the standard deviation of one release's loss, its square averaged over them all."""
-    if not parts:
+    if not atoms:
         return 1.0
     variances = []
-    for part in parts:
-        losses, weights = part.atom.loss_distribution("remove", TAIL).nodes
+    for atom, _ in atoms:
+        losses, weights = atom.loss_distribution("remove", TAIL).nodes
         variances.append(float(weights @ losses**2 - (weights @ losses) ** 2))
-    return math.sqrt(np.average(variances, weights=[part.count for part in parts]))
+    return math.sqrt(np.average(variances, weights=[count for _, count in atoms]))
 
 
-def coarsen_noise_schedule(parts: Parts, side: Literal["upper", "lower"]) -> Parts:
+def coarsen_noise_schedule(atoms: AtomicEvents, side: Literal["upper", "lower"]) -> AtomicEvents:
     """Merges similar noise multipliers, conservatively, to at most ``MOST_NOISES`` for each rate.
 
     The range of noise multipliers is cut evenly in ratios. Those of one interval become the least
@@ -296,29 +282,29 @@ def coarsen_noise_schedule(parts: Parts, side: Literal["upper", "lower"]) -> Par
     are merged.
     """
     # Group them by sampling rate.
-    by_rate: dict[float, list[tuple[float, RepeatedEvent]]] = {}
+    by_rate: dict[float, list[tuple[float, AtomicEvent, int]]] = {}
     coarse = []
-    for part in parts:
-        match part.atom.event:
+    for atom, count in atoms:
+        match atom.event:
             case dp_event.PoissonSampledDpEvent(
                 sampling_probability=rate, event=GaussianDpEvent(noise_multiplier=noise)
             ) if noise > 0:
-                by_rate.setdefault(rate, []).append((float(noise), part))
+                by_rate.setdefault(rate, []).append((float(noise), atom, count))
             case _:
-                coarse.append(part)
+                coarse.append((atom, count))
 
     # Cut the range of each large group, and count what is between two cuts as its extreme.
     for group in by_rate.values():
         if len(group) <= MOST_NOISES:
-            coarse += [part for _, part in group]
+            coarse += [(atom, count) for _, atom, count in group]
             continue
-        group.sort(key=lambda pair: pair[0])
-        logs = np.log([noise for noise, _ in group])
+        group.sort(key=lambda row: row[0])
+        logs = np.log([noise for noise, _, _ in group])
         cuts = np.searchsorted(logs, np.linspace(logs[0], logs[-1], MOST_NOISES + 1)[1:-1])
         for start, end in zip([0, *cuts], [*cuts, len(group)], strict=True):
             if start < end:
-                extreme = group[start if side == "upper" else end - 1][1].atom
-                coarse.append(RepeatedEvent(extreme, sum(p.count for _, p in group[start:end])))
+                extreme = group[start if side == "upper" else end - 1][1]
+                coarse.append((extreme, sum(count for _, _, count in group[start:end])))
     return tuple(coarse)
 
 
@@ -370,8 +356,8 @@ def _flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
         case dp_event.SelfComposedDpEvent():
             yield from _flatten(event.event, event.count * count)
         case dp_event.ComposedDpEvent():
-            for part in event.events:
-                yield from _flatten(part, count)
+            for inner in event.events:
+                yield from _flatten(inner, count)
 
         # What no record has an influence on.
         case _ if count == 0 or _kind_of(event).noise(event) == math.inf:
@@ -429,15 +415,15 @@ class Composed(AtomicEvent):
 
     @property
     def accounting_adjacency(self) -> Adjacency:
-        """Replace-one if any part is accounted for under it, else the event's own."""
-        parts = (atomic_event(part, self.adjacency) for part in self.event.events)
-        replaced = "replace_one" in {part.accounting_adjacency for part in parts}
+        """Replace-one if any event is accounted for under it, else the event's own."""
+        inner = (atomic_event(event, self.adjacency) for event in self.event.events)
+        replaced = "replace_one" in {event.accounting_adjacency for event in inner}
         return "replace_one" if replaced else self.adjacency
 
     @property
     def unit_sensitivity_event(self) -> DpEvent:
-        parts = (atomic_event(part, self.accounting_adjacency) for part in self.event.events)
-        return type(self.event)([part.unit_sensitivity_event for part in parts])
+        inner = (atomic_event(event, self.accounting_adjacency) for event in self.event.events)
+        return type(self.event)([event.unit_sensitivity_event for event in inner])
 
 
 class Compound(AtomicEvent):

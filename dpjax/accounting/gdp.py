@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dp_accounting import DpEvent
 
 from dpjax._checks import as_finite, as_float64, check
-from dpjax.accounting.events import Parts, decompose, is_nonprivate
+from dpjax.accounting.events import AtomicEvents, decompose, is_nonprivate
 from dpjax.accounting.tradeoff.base import scalar
 from dpjax.accounting.tradeoff.families import gaussian_log_delta
 from dpjax.adjacency import Adjacency
@@ -126,10 +126,10 @@ def mu_of_event(event: DpEvent, adjacency: Adjacency) -> float:
     >>> mu_of_event(dp_accounting.GaussianDpEvent(2.0), "replace_one")
     1.0
     """
-    parts = decompose(event, adjacency)
-    return math.inf if is_nonprivate(parts) else compute_mu(parts)
+    atoms = decompose(event, adjacency)
+    return math.inf if is_nonprivate(atoms) else compute_mu(atoms)
 
 
-def compute_mu(parts: Parts) -> float:
-    """Returns the mu of all ``parts`` together, exact or by the central limit."""
-    return math.sqrt(sum(part.count * part.atom.squared_mu() for part in parts))
+def compute_mu(atoms: AtomicEvents) -> float:
+    """Returns the mu of all ``atoms`` together, exact or by the central limit."""
+    return math.sqrt(sum(count * atom.squared_mu() for atom, count in atoms))

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.accounting.events import Parts, coarsen_noise_schedule, loss_deviation
+from dpjax.accounting.events import AtomicEvents, coarsen_noise_schedule, loss_deviation
 from dpjax.accounting.loss_distribution import (
     DIRECTIONS,
     TRANSFORM_ROUNDING,
@@ -92,57 +92,59 @@ class LowerProfile:
         return max(0.0, math.log(excess / weight) - self.slack)
 
 
-def epsilon_lower_bound(parts: Parts, delta: float, upper_bound: float) -> float:
+def epsilon_lower_bound(atoms: AtomicEvents, delta: float, upper_bound: float) -> float:
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
     slack = _SLACK * max(upper_bound, delta)
     return max(
         profile.epsilon(delta)
-        for direction in distinct_directions(parts)
-        for profile in lower_profiles(parts, direction, slack, _ETA * delta)
+        for direction in distinct_directions(atoms)
+        for profile in lower_profiles(atoms, direction, slack, _ETA * delta)
     )
 
 
-def delta_lower_bounds(parts: Parts, epsilons: Array, directions: Sequence[Direction]) -> Array:
+def delta_lower_bounds(
+    atoms: AtomicEvents, epsilons: Array, directions: Sequence[Direction]
+) -> Array:
     """Returns lower bounds on delta in the given ``directions``, convex in e^epsilon."""
-    deviation = loss_deviation(parts) * math.sqrt(sum(part.count for part in parts))
+    deviation = loss_deviation(atoms) * math.sqrt(sum(count for _, count in atoms))
     # Every different release takes a transform, which are shorter if rounding may lose more.
-    slack = _PROFILE_SLACK * math.sqrt(max(len(parts), 1)) * deviation
+    slack = _PROFILE_SLACK * math.sqrt(max(len(atoms), 1)) * deviation
     deltas = [
         profile.delta(epsilons)
         for direction in directions
-        for profile in lower_profiles(parts, direction, slack, _PROFILE_ETA)
+        for profile in lower_profiles(atoms, direction, slack, _PROFILE_ETA)
     ]
     without_data = np.maximum(0.0, -np.expm1(np.minimum(epsilons, 0.0)))
     return np.max([without_data, *deltas], axis=0)
 
 
-def distinct_directions(parts: Parts) -> tuple[Direction, ...]:
+def distinct_directions(atoms: AtomicEvents) -> tuple[Direction, ...]:
     """Returns the directions whose losses differ: one if all are the same in both."""
-    if not parts:
+    if not atoms:
         return ()
-    differ = any(part.atom.is_asymmetric for part in parts)
+    differ = any(atom.is_asymmetric for atom, _ in atoms)
     return DIRECTIONS if differ else ("remove",)
 
 
 def lower_profiles(
-    parts: Parts, direction: Direction, slack: float, eta: float
+    atoms: AtomicEvents, direction: Direction, slack: float, eta: float
 ) -> Iterator[LowerProfile]:
-    """Yields lower profiles of all ``parts`` in one direction, one for each pair of neighbours.
+    """Yields lower profiles of all ``atoms`` in one direction, one for each pair of neighbours.
 
     The pair is the same at every repetition of a release; see ``compose_lower_profile``.
 
     Raises:
       UnsupportedEventError: a release whose loss has no known distribution.
     """
-    parts = coarsen_noise_schedule(parts, "lower")
+    atoms = coarsen_noise_schedule(atoms, "lower")
 
-    # The losses of each part, as many pairs of neighbours as one of them has.
-    tail = eta / (2 * sum(part.count for part in parts))
-    pairs = [part.atom.neighbor_losses(direction, tail) for part in parts]
+    # The losses of each event, as many pairs of neighbours as one of them has.
+    tail = eta / (2 * sum(count for _, count in atoms))
+    pairs = [atom.neighbor_losses(direction, tail) for atom, _ in atoms]
     for place in range(max(map(len, pairs))):
         steps = [
-            (losses[place % len(losses)], part.count)
-            for losses, part in zip(pairs, parts, strict=True)
+            (losses[place % len(losses)], count)
+            for losses, (_, count) in zip(pairs, atoms, strict=True)
         ]
         yield compose_lower_profile(steps, slack, eta)
 

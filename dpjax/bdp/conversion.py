@@ -94,8 +94,8 @@ def epsilon(
     check_delta(delta)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    parts = decompose(mechanism.event, mechanism.guarantee.adjacency)
-    return BDPResult(_epsilon(state, delta, definition), certified_epsilon(parts, delta)[1])
+    atoms = decompose(mechanism.event, mechanism.guarantee.adjacency)
+    return BDPResult(_epsilon(state, delta, definition), certified_epsilon(atoms, delta)[1])
 
 
 def delta(
@@ -117,8 +117,8 @@ def delta(
     check_non_negative("epsilon", epsilon)
     check_choice("definition", definition, get_args(Definition))
     mechanism = state.completed_mechanism
-    parts = decompose(mechanism.event, mechanism.guarantee.adjacency)
-    certified = float(guaranteed_curve(parts).delta(epsilon))
+    atoms = decompose(mechanism.event, mechanism.guarantee.adjacency)
+    certified = float(guaranteed_curve(atoms).delta(epsilon))
     exponents = state.costs - np.asarray(state.orders, float) * epsilon
     exponents = exponents - _conversion_gain(state) * (definition == "weak")
     tail = math.exp(min(0.0, float(np.min(exponents))))

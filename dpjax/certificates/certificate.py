@@ -15,7 +15,7 @@ from dpjax.accounting.accountants import (
     epsilon_lower_bound,
 )
 from dpjax.accounting.event_tradeoff import curve_bounds, guaranteed_curve
-from dpjax.accounting.events import Parts, UnsupportedEventError, decompose
+from dpjax.accounting.events import AtomicEvents, UnsupportedEventError, decompose
 from dpjax.accounting.risk import (
     ADVANTAGE,
     ERROR_SUM,
@@ -26,7 +26,7 @@ from dpjax.accounting.risk import (
 )
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.adjacency import is_size_public
-from dpjax.certificates.figure import plot_certificate
+from dpjax.certificates.figure import plot_tradeoff
 from dpjax.certificates.render import Estimate, Report, Table, round_down, round_up
 from dpjax.guarantee import Guarantee
 
@@ -91,7 +91,7 @@ class Certificate(Report):
     Attributes:
       delta: in (0, 1).
       guarantee: of the mechanism or run: event, adjacency, unit, description and so on.
-      parts: the guarantee's event, decomposed: what everything is computed from.
+      atomic_events: the guarantee's event, decomposed: what everything is computed from.
       estimates: epsilon by each accountant; exactly one is the guarantee.
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
@@ -100,7 +100,7 @@ class Certificate(Report):
 
     delta: float
     guarantee: Guarantee
-    parts: Parts = dataclasses.field(repr=False)
+    atomic_events: AtomicEvents = dataclasses.field(repr=False)
     estimates: tuple[Estimate, ...]
     epsilon_lower: float | None = None
     epsilon_lower_note: str = "not computed"
@@ -151,9 +151,9 @@ class Certificate(Report):
     def _curves(self) -> tuple[TradeOff, TradeOff | None, str]:
         """Lower and (if available) upper bound on the trade-off function, and ``risks_note``."""
         try:
-            lower, upper = curve_bounds(self.parts)
+            lower, upper = curve_bounds(self.atomic_events)
         except UnsupportedEventError as reason:
-            lower = guaranteed_curve(self.parts)
+            lower = guaranteed_curve(self.atomic_events)
             return lower, None, f"{_RISKS_NOTE}; the other bounds are not computed: {reason}"
         return lower, upper, f"{_RISKS_NOTE}; {_OTHER_BOUNDS_NOTE}"
 
@@ -234,7 +234,13 @@ class Certificate(Report):
 
     def plot(self) -> "Figure":
         """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack."""
-        return plot_certificate(self)
+        return plot_tradeoff(
+            self.curve,
+            self.curve_upper,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            attack_goal=self.attack_goal,
+        )
 
     def _values(self) -> dict[str, Any]:
         guarantee = self.guarantee
@@ -274,13 +280,13 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
     """
     check_type("guarantee", guarantee, Guarantee, "the Guarantee of a mechanism or of a run")
     check_delta(delta)
-    parts = decompose(guarantee.event, guarantee.adjacency)
+    atomic_events = decompose(guarantee.event, guarantee.adjacency)
 
     # The certified epsilon, and the lower bound below which no accountant can certify.
-    certifying, certified = certified_epsilon(parts, delta)
+    certifying, certified = certified_epsilon(atomic_events, delta)
     lower, note = None, _LOWER_BOUND_NOTE
     try:
-        lower = epsilon_lower_bound(parts, delta, certified)
+        lower = epsilon_lower_bound(atomic_events, delta, certified)
     except UnsupportedEventError as reason:
         note = str(reason)
 
@@ -291,7 +297,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
             estimates.append(Estimate(method, certified, "guarantee", ACCOUNTANTS[method]))
             continue
         try:
-            value = compute_epsilon(parts, delta, method)
+            value = compute_epsilon(atomic_events, delta, method)
         except UnsupportedEventError as reason:
             estimates.append(Estimate(method, None, "unavailable", str(reason)))
             continue
@@ -300,7 +306,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
             estimates.append(Estimate(method, value, "approximation", compared))
         else:
             estimates.append(Estimate(method, value, "bound", ACCOUNTANTS[method]))
-    return Certificate(float(delta), guarantee, parts, tuple(estimates), lower, note)
+    return Certificate(float(delta), guarantee, atomic_events, tuple(estimates), lower, note)
 
 
 def compare_to_bounds(value: float, lower: float | None, certified: float) -> str:

@@ -182,8 +182,8 @@ def _truth(name, adjacency):
     if name == "wishart" and adjacency == "replace_one":
         return 0.555  # a bound through the data without either row, its docstring's figure
     pairs = [
-        (*_pair(part.atom.event, part.atom.sensitivity_factor), part.count)
-        for part in decompose(event, adjacency)
+        (*_pair(atom.event, atom.sensitivity_factor), count)
+        for atom, count in decompose(event, adjacency)
     ]
     reverse = [(q, p, count) for p, q, count in pairs]
     return max(_composed_epsilon(pairs), _composed_epsilon(reverse))

@@ -9,7 +9,6 @@ from helpers.accounting_cases import fixed_size, gaussian, laplace, poisson, res
 
 from dpjax.accounting import epsilon, epsilon_bounds, events, gdp, tradeoff_bounds
 from dpjax.accounting.events import (
-    RepeatedEvent,
     UnsupportedEventError,
     coarsen_noise_schedule,
     decompose,
@@ -23,8 +22,8 @@ GaussianDpEvent, Composed = dp_event.GaussianDpEvent, dp_event.ComposedDpEvent
 
 
 def _over_sensitivity(event, adjacency):
-    (part,) = decompose(event, adjacency)
-    return part.atom.unit_sensitivity_event
+    ((atom, _),) = decompose(event, adjacency)
+    return atom.unit_sensitivity_event
 
 
 @pytest.mark.parametrize("event", [gaussian(3.0), laplace(3.0)])
@@ -50,9 +49,9 @@ def test_parameters_stated_for_neighbours_are_not_halved():
 
 
 def test_event_over_the_clip_bound_is_kept():
-    (part,) = decompose(poisson(3.0, 0.1, 4), "replace_one")
-    assert part.atom.event == poisson(3.0, 0.1, 4).event
-    assert part.count == 4
+    ((atom, count),) = decompose(poisson(3.0, 0.1, 4), "replace_one")
+    assert atom.event == poisson(3.0, 0.1, 4).event
+    assert count == 4
 
 
 def test_unknown_events_are_not_silently_left_unscaled():
@@ -64,18 +63,18 @@ def test_unknown_events_are_not_silently_left_unscaled():
 def test_nested_compositions_are_flattened_and_counted():
     step = poisson(1.0, 0.1, 3)
     event = dp_event.SelfComposedDpEvent(Composed([step, laplace(2.0), step]), 5)
-    counts = {event_name(part.atom.event): part.count for part in decompose(event, "add_remove")}
+    counts = {event_name(atom.event): count for atom, count in decompose(event, "add_remove")}
     assert counts == {"PoissonSampledDpEvent of GaussianDpEvent": 30, "LaplaceDpEvent": 5}
 
 
 def test_gaussians_on_the_same_data_are_one_gaussian():
     event = Composed([gaussian(2.0, 4), gaussian(3.0), GaussianDpEvent(6)])
-    (part,) = decompose(event, "add_remove")
-    assert part.count == 1
-    assert part.atom.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
+    ((atom, count),) = decompose(event, "add_remove")
+    assert count == 1
+    assert atom.event.noise_multiplier**-2 == pytest.approx(1 + 1 / 9 + 1 / 36)
     joint = dp_event.PoissonSampledDpEvent(0.1, Composed([GaussianDpEvent(2.0), gaussian(2.0, 3)]))
-    (part,) = decompose(joint, "add_remove")
-    assert part.atom.event.event.noise_multiplier == pytest.approx(1.0)
+    ((atom, count),) = decompose(joint, "add_remove")
+    assert atom.event.event.noise_multiplier == pytest.approx(1.0)
 
 
 def test_what_depends_on_no_data_is_dropped():
@@ -202,22 +201,20 @@ def few(monkeypatch):
     monkeypatch.setattr(events, "MOST_NOISES", 6)
 
 
-def _noises(parts):
-    return [(part.atom.event.event.noise_multiplier, part.count) for part in parts]
+def _noises(atoms):
+    return [(atom.event.event.noise_multiplier, count) for atom, count in atoms]
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_noises_are_merged_to_one_side(few, adjacency):
-    parts = decompose(EVENT, adjacency)
+    atoms = decompose(EVENT, adjacency)
     for side, first, last in (("upper", 0.8, NOISES[20]), ("lower", NOISES[2], 1.6)):
-        merged = coarsen_noise_schedule(parts, side)
+        merged = coarsen_noise_schedule(atoms, side)
         assert len(merged) == 6
-        assert sum(part.count for part in merged) == 72
-        assert set(merged) <= {
-            RepeatedEvent(part.atom, other.count) for part in parts for other in merged
-        }
-        assert merged[0].atom.event.event.noise_multiplier == pytest.approx(first)
-        assert merged[-1].atom.event.event.noise_multiplier == pytest.approx(last, rel=0.05)
+        assert sum(count for _, count in merged) == 72
+        assert {atom for atom, _ in merged} <= {atom for atom, _ in atoms}
+        assert merged[0][0].event.event.noise_multiplier == pytest.approx(first)
+        assert merged[-1][0].event.event.noise_multiplier == pytest.approx(last, rel=0.05)
         for (noise, count), least, largest in zip(
             _noises(merged), *_cumulative_range(merged), strict=True
         ):
@@ -227,7 +224,7 @@ def test_noises_are_merged_to_one_side(few, adjacency):
 
 def _cumulative_range(merged):
     """The least and the largest of the noises, in order, that each merged release stands for."""
-    ends = np.cumsum([part.count // 3 for part in merged])
+    ends = np.cumsum([count // 3 for _, count in merged])
     return NOISES[[0, *ends[:-1]]], NOISES[ends - 1]
 
 
@@ -247,5 +244,5 @@ def test_what_is_few_or_of_another_kind_stays(few):
             for noise in (1.0, 2.0)
         ]
     )
-    parts = decompose(event, "add_remove")
-    assert set(coarsen_noise_schedule(parts, "upper")) == set(parts)
+    atoms = decompose(event, "add_remove")
+    assert set(coarsen_noise_schedule(atoms, "upper")) == set(atoms)

@@ -131,17 +131,17 @@ def test_sample_of_everything_is_no_sample():
 
 def test_both_ends_of_a_profile_are_safe_and_tight():
     epsilons = np.array([[2.0, 0.0], [-1.0, 5.0]])
-    parts = decompose(gaussian(2.0, 4), "add_remove")
-    upper, exact = pld_profile(parts, epsilons, None), gdp.delta(1.0, epsilons)
+    atoms = decompose(gaussian(2.0, 4), "add_remove")
+    upper, exact = pld_profile(atoms, epsilons, None), gdp.delta(1.0, epsilons)
     assert np.all(exact <= upper)
     assert np.all(upper <= exact * 1.001 + 1e-12)
 
 
 def _profile_of_many(count, margin=True):
     """Exact and upper profiles of ``count`` releases, near delta = 1e-12 and down to 1e-15."""
-    parts = decompose(poisson(math.sqrt(count), 1 - 1e-12, count), "add_remove")
+    atoms = decompose(poisson(math.sqrt(count), 1 - 1e-12, count), "add_remove")
     epsilons = np.linspace(7.0, 8.0, 23)
-    upper = pld_profile(parts, epsilons, None)
+    upper = pld_profile(atoms, epsilons, None)
     return gdp.delta(1.0, epsilons), upper if margin else upper - count * 2.0**-50
 
 

@@ -18,8 +18,8 @@ SIZES = st.floats(1e-6, 1e6)
 
 
 def unit_sensitivity_event(event, adjacency):
-    (part,) = decompose(event, adjacency)
-    return part.atom.unit_sensitivity_event
+    ((atom, _),) = decompose(event, adjacency)
+    return atom.unit_sensitivity_event
 
 
 @given(value=SIZES, scale=SIZES, adjacency=ADJACENCIES)
