@@ -40,7 +40,7 @@ from dpjax.accounting.loss_distribution import DIRECTIONS, Array, Direction
 from dpjax.accounting.tradeoff.base import scalar
 
 # The moments accountant; `dpjax.bdp` exports the other functions that need no underscore.
-__all__ = ["ORDERS", "compute_delta", "compute_epsilon", "compute_log_moment", "compute_profile"]
+__all__ = ["ORDERS", "compute_epsilon", "compute_log_moment", "compute_profile"]
 
 ORDERS = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
@@ -141,39 +141,6 @@ def compute_epsilon(
     return scalar(epsilon_from_moments(moments, np.asarray(orders, float), delta))
 
 
-def compute_delta(
-    noise_multiplier: npt.ArrayLike,
-    sampling_rate: npt.ArrayLike,
-    num_steps: npt.ArrayLike,
-    epsilon: npt.ArrayLike,
-    orders: Sequence[float] = ORDERS,
-) -> Any:
-    """Returns the least delta at which the moments guarantee (``epsilon``, delta)-DP, at most 1.
-
-    It is the least over the orders a of exp((a - 1) (RDP(a) - epsilon)).
-
-    Args:
-      noise_multiplier, sampling_rate, num_steps, orders: as for `compute_epsilon`.
-      epsilon: finite numbers >= 0.
-
-    Returns:
-      The deltas, of the arguments' common shape; scalars give a scalar.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Source: Abadi et al. 2016, Theorem 2.
-
-    >>> value = compute_epsilon(1.3, sampling_rate=0.01, num_steps=1_000, delta=1e-5)
-    >>> round(compute_delta(1.3, sampling_rate=0.01, num_steps=1_000, epsilon=value) / 1e-5, 6)
-    1.0
-    """
-    epsilon = as_finite(epsilon, "epsilon", "finite numbers >= 0", lambda value: value >= 0)
-    moments = _composed(noise_multiplier, sampling_rate, num_steps, orders)
-    gaps = moments - (np.asarray(orders, float) - 1) * epsilon[..., None]
-    return scalar(np.exp(np.minimum(0.0, gaps.min(axis=-1))))
-
-
 def compute_profile(
     noise_multiplier: float,
     sampling_rate: float,
@@ -204,7 +171,10 @@ def compute_profile(
         check(np.ndim(value) == 0, name, value, "one number")
     largest = compute_epsilon(*settings, _LEAST_PROFILE_DELTA, orders)
     epsilons = np.linspace(0.0, largest, _PROFILE_POINTS)
-    return epsilons, compute_delta(*settings, epsilons, orders)
+
+    # The least over the orders a of exp((a - 1) (RDP(a) - epsilon)): Abadi et al. 2016, Theorem 2.
+    gaps = _composed(*settings, orders) - (np.asarray(orders, float) - 1) * epsilons[:, None]
+    return epsilons, np.exp(np.minimum(0.0, gaps.min(axis=-1)))
 
 
 def epsilon_from_moments(moments: Array, orders: Array, delta: Array) -> Array:

@@ -10,7 +10,7 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 
 from dpjax.federated.messages import ErrorCode, ProtocolError, agreed_draws
 from dpjax.federated.noise import Entropy, simulated_entropy
-from dpjax.federated.plan import Adversary, FederatedSum, Grid, Parties
+from dpjax.federated.plan import Adversary, FederatedSum, Parties
 from dpjax.federated.protocol import (
     NodeState,
     Result,
@@ -24,7 +24,6 @@ from dpjax.federated.protocol import (
 )
 from dpjax.federated.training import (
     ClippedGradientSum,
-    HolderGradient,
     Training,
     gradient_training,
     holder_gradient,
@@ -37,8 +36,6 @@ __all__ = [
     "Entropy",
     "ErrorCode",
     "FederatedSum",
-    "Grid",
-    "HolderGradient",
     "NodeState",
     "Parties",
     "ProtocolError",

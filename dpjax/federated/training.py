@@ -47,9 +47,6 @@ from dpjax.training.batch_gradient import sum_over_draw
 if TYPE_CHECKING:
     from dpjax.bayes import DPSVI
 
-# From a key, parameters and all records of the holder to the clipped sum as a vector.
-HolderGradient = Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]
-
 
 @dataclass(frozen=True)
 class ClippedGradientSum(RecordSum):
@@ -129,7 +126,7 @@ class ClippedGradientSum(RecordSum):
 
 def holder_gradient(
     loss_fn: LossFn, mechanism: SubsampledGaussian, *, num_examples: int, method: str = "auto"
-) -> HolderGradient:
+) -> Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]:
     """Returns a function that computes the clipped gradient sum of a holder's Poisson batch.
 
     Batches that holders draw independently at one rate are together a Poisson batch of all records,

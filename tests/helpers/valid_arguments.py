@@ -680,7 +680,6 @@ RESULTS = {
         "bayes.conjugate": [
             "BetaPosterior",
             "DirichletPosterior",
-            "Encoding",
             "GammaPosterior",
             "Mixture",
             "NormalInverseGammaPosterior",
@@ -708,7 +707,7 @@ RESULTS = {
             "Estimate",
         ],
         "datasets": ["Digits", "Split"],
-        "federated": ["Adversary", "Grid", "NodeState", "Result", "Training"],
+        "federated": ["Adversary", "NodeState", "Result", "Training"],
         "gradients": ["ClippedGradInfo", "UnitRecords"],
         "gradients.bookkeeping": ["Explanation"],
         "mechanisms": [

@@ -2,10 +2,8 @@
 
 from dpjax.bayes.conjugate.families import (
     BetaBinomial,
-    BoundedSum,
     ConjugateFamily,
     DirichletMultinomial,
-    Encoding,
     GammaPoisson,
     NormalKnownVariance,
     NormalUnknownVariance,
@@ -27,11 +25,9 @@ from dpjax.bayes.conjugate.release import SufficientStatisticsMechanism, naive_p
 __all__ = [
     "BetaBinomial",
     "BetaPosterior",
-    "BoundedSum",
     "ConjugateFamily",
     "DirichletMultinomial",
     "DirichletPosterior",
-    "Encoding",
     "GammaPoisson",
     "GammaPosterior",
     "Mixture",
