@@ -2,22 +2,28 @@
 
 ``python -m experiments run bdp_figures``: a quarter of a minute on two CPU cores; the paper profile
 uses ten times as many seeds.
+
+Gradients have 1,000 Weibull coordinates of shape 1/2, with 50 gradients in a step. As published:
+one order, distance 2C for the moments accountant, and all pair distances of a batch for BDP. In
+addition: the best of many orders, and BDP accounts from gradient norms.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpjax.accounting import log_moments
+from dpjax.accounting import log_moments as moments
 from dpjax.adjacency import Adjacency
 from dpjax.bdp import subsampled_gaussian_log_moments
 from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import costs
-from experiments.bdp import figures_accounts as accounts
+from experiments.bdp.costs import ORDERS, Array, epsilons, epsilons_by_step, step_costs
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
@@ -29,6 +35,144 @@ from experiments.lib.verdicts import (
     remarks_on_rows,
 )
 from experiments.published.log_moments import published_reverse_log_moments
+
+SHAPE, DIMENSION, BATCH = 0.5, 1_000, 50
+DELTA, RATE = 1e-5, 1e-3
+LONG_SIZE, LONG_RATE, LONG_STEPS = 60_000, 64 / 60_000, 10_000
+_SOURCE_FAILURE = 1e-16
+_REFERENCE_STEPS, _REFERENCE_SEED = 200, 2**31
+
+
+class Distances(NamedTuple):
+    """Norms and pair distances of the gradients of one or several steps."""
+
+    norms: Array  # gradient norms, (..., 50)
+    pairs: Array  # distances of all pairs, (..., 1225)
+
+
+def inner_products(num_steps: int, seed: int) -> Array:
+    """Returns the inner products of the gradients of each step, ``(num_steps, 50, 50)``.
+
+    >>> inner_products(2, seed=0).shape
+    (2, 50, 50)
+    """
+    generator = np.random.default_rng(seed)
+    gradients = generator.weibull(SHAPE, (num_steps, BATCH, DIMENSION))
+    return np.asarray(gradients @ gradients.swapaxes(-1, -2))
+
+
+def distances(products: Array, l2_clip: npt.ArrayLike = np.inf) -> Distances:
+    """Returns norms and pair distances of clipped gradients from their inner products.
+
+    >>> clipped = distances(np.array([[9.0, 0.0], [0.0, 16.0]]), l2_clip=1.0)
+    >>> clipped.norms, clipped.pairs
+    (array([1., 1.]), array([1.4142]))
+    """
+    squares = np.diagonal(products, axis1=-2, axis2=-1)
+    factors = np.minimum(1.0, np.asarray(l2_clip)[..., None] / np.sqrt(squares))
+    clipped = factors[..., :, None] * products * factors[..., None, :]
+    squares = np.diagonal(clipped, axis1=-2, axis2=-1)
+    first, second = np.triu_indices(squares.shape[-1], 1)
+    apart = squares[..., first] + squares[..., second] - 2 * clipped[..., first, second]
+    return Distances(np.sqrt(squares), np.sqrt(np.maximum(apart, 0.0)))
+
+
+def norm_quantile(level: float) -> float:
+    """Returns a quantile of the norms, estimated from 10,000 separate samples."""
+    return float(np.quantile(_reference_norms(), level))
+
+
+@functools.cache
+def _reference_norms() -> Array:
+    seeds = range(_REFERENCE_SEED, _REFERENCE_SEED + 4)
+    drawn = [distances(inner_products(_REFERENCE_STEPS // 4, seed)).norms for seed in seeds]
+    return np.concatenate(drawn).ravel()
+
+
+def published_costs(
+    products: Array, level: float, order: int, *, noise: float, planned: int, is_clipped: bool
+) -> Array:
+    """Returns each step's cost at one order by the source's estimate, ``(steps, 1)``.
+
+    C is a quantile of each step's own norms; all pair distances are treated as independent, in the
+    formula for adding a record. It is not an upper bound for replacing one.
+    """
+    clip = np.quantile(distances(products).norms, level, axis=-1)
+    pairs = distances(products, clip if is_clipped else np.inf).pairs
+    std = noise * 2 * clip[:, None]
+    found = subsampled_gaussian_log_moments((order,), pairs, sampling_rate=RATE, noise_std=std)
+    return step_costs(found, planned, _SOURCE_FAILURE)
+
+
+def norm_costs(
+    products: Array, level: float, *, noise: float, planned: int, is_clipped: bool
+) -> Array:
+    """Returns each step's cost at all orders from gradient norms, ``(steps, orders)``.
+
+    C is a quantile of the distribution of norms, so that the noise does not depend on the batch.
+    """
+    clip = norm_quantile(level)
+    settings: dict[str, Any] = {"sampling_rate": RATE, "noise_std": noise * 2 * clip}
+    norms = distances(products, clip if is_clipped else np.inf).norms
+    worst = costs.log_moments(np.array(clip), **settings) if is_clipped else None
+    return step_costs(costs.log_moments(norms, **settings), planned, worst=worst)
+
+
+def _moments_curves(noise: Any, steps: Any, order: int) -> dict[str, Any]:
+    """Returns ε by the moments accountant, at the source's order and at the best one."""
+    best = [each + 1 for each in ORDERS]
+    return {
+        "MA, published": moments.compute_epsilon(noise, RATE, steps, DELTA, (order + 1,)),
+        "MA": moments.compute_epsilon(noise, RATE, steps, DELTA, best),
+    }
+
+
+def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Returns ε after every step (Figure 1), with BDP ε for each seed."""
+    setting: dict[str, Any] = {"noise": 1.0, "planned": num_steps}
+    curves = _moments_curves(1.0, np.arange(1, num_steps + 1), order)
+    curves |= {"pairs, published": [], "norms": [], "norms, clipped": []}
+    for seed in seeds:
+        products = inner_products(num_steps, seed)
+        published = published_costs(products, level, order, is_clipped=False, **setting)
+        curves["pairs, published"].append(
+            epsilons_by_step(published, DELTA, _SOURCE_FAILURE, (order,))
+        )
+        for name, is_clipped in (("norms", False), ("norms, clipped", True)):
+            costs = norm_costs(products, level, is_clipped=is_clipped, **setting)
+            curves[name].append(epsilons_by_step(costs, DELTA))
+    return curves
+
+
+def noise_curves(
+    level: float, noises: Array, order: int, seeds: Sequence[int], is_clipped: bool
+) -> dict[str, Any]:
+    """Returns ε of one step at each noise over 2C (Figures 3 and 4), by the same accounts."""
+    curves = _moments_curves(noises, 1, order) | {"pairs, published": [], "norms": []}
+    setting: dict[str, Any] = {"planned": 1, "is_clipped": is_clipped}
+    for seed in seeds:
+        products = inner_products(1, seed)
+        published = [published_costs(products, level, order, noise=s, **setting) for s in noises]
+        norms = [norm_costs(products, level, noise=s, **setting) for s in noises]
+        curves["pairs, published"].append(
+            epsilons(np.concatenate(published), DELTA, _SOURCE_FAILURE, (order,))
+        )
+        curves["norms"].append(epsilons(np.concatenate(norms), DELTA, 1e-15))
+    return curves
+
+
+def order_curves(distance: float, orders: range) -> tuple[Array, Array]:
+    """Returns ε at each order (Figure 5) by the BDP and the moments accountant, for equal norms."""
+    settings = {"sampling_rate": LONG_RATE, "noise_std": 1.0}
+    drawn = subsampled_gaussian_log_moments(orders, np.full(BATCH, distance), **settings)
+    costs = LONG_STEPS * step_costs(drawn, LONG_STEPS)
+    bayesian = [float(epsilons(costs[i : i + 1], DELTA, 0.0, (o,))) for i, o in enumerate(orders)]
+    known = [
+        moments.compute_epsilon(1 / distance, LONG_RATE, LONG_STEPS, DELTA, (o + 1,))
+        for o in orders
+    ]
+    return np.array(bayesian), np.array(known)
+
 
 _SEEDS = {"quick": 5, "paper": 50}
 _STEPS, _STEPS_ORDER, _NOISE_ORDER = 100, 16, 24
@@ -86,13 +230,13 @@ def _run_curves(row: Row) -> Result:
     is_clipped = settings["figure"] == "3"
     if settings["figure"] == "1":
         num_steps = settings["num_steps"]
-        curves = accounts.steps_curves(level, num_steps, order, seeds)
+        curves = steps_curves(level, num_steps, order, seeds)
         measured_at, ends = [-1], [(2.0, num_steps)]
         places: Sequence[float] = _CERTIFIED_STEPS
         runs = [(2.0, steps) for steps in _CERTIFIED_STEPS]
     else:
         noises = np.array(settings["noises"])
-        curves = accounts.noise_curves(level, noises, order, seeds, is_clipped)
+        curves = noise_curves(level, noises, order, seeds, is_clipped)
         places, measured_at = _CERTIFIED_NOISES, [0, -1]
         ends = [(2 * noises[0], 1), (2 * noises[-1], 1)]
         runs = [(2 * noise, 1) for noise in places]
@@ -117,15 +261,15 @@ def _one_or_all(values: list[float]) -> Any:
 
 def _certified(runs: Sequence[tuple[float, int]], adjacency: Adjacency) -> list[float]:
     """Returns the certified ε of runs (noise multiplier, steps) with clipped gradients."""
-    shape = round(accounts.BATCH / accounts.RATE), accounts.RATE
-    return [costs.certified_epsilon(*shape, *run, adjacency, accounts.DELTA) for run in runs]
+    shape = round(BATCH / RATE), RATE
+    return [costs.certified_epsilon(*shape, *run, adjacency, DELTA) for run in runs]
 
 
 def _run_orders(row: Row) -> Result:
-    bayesian, known = accounts.order_curves(row.settings["distance"], _ORDERS)
+    bayesian, known = order_curves(row.settings["distance"], _ORDERS)
     best = int(np.argmin(bayesian))
-    run = accounts.LONG_SIZE, accounts.LONG_RATE, 1 / row.settings["distance"], accounts.LONG_STEPS
-    certified = costs.certified_epsilon(*run, "add_remove", accounts.DELTA)
+    run = LONG_SIZE, LONG_RATE, 1 / row.settings["distance"], LONG_STEPS
+    certified = costs.certified_epsilon(*run, "add_remove", DELTA)
     return Result(
         measured={
             BEST_MA: known[best],
@@ -147,7 +291,7 @@ def _run_formula(row: Row) -> Result:
     if row.name == REVERSE:
         distance = row.settings["distance"]
         printed = published_reverse_log_moments((1,), distance, **settings)
-        exact = log_moments.compute_log_moment(
+        exact = moments.compute_log_moment(
             2.0, row.settings["noise"] / distance, row.settings["rate"], direction="add"
         )
     else:
@@ -187,7 +331,7 @@ def _order_remark(steps: Sequence[Record]) -> str:
         f" of 1 to 64 the moments accountant's ε is {first.measured[BEST_MA]:.2f}. The certified ε"
         f" with clipping at C is {replaced} for replacing a record ({added} for adding one), below"
         f" all BDP ε of the figure, the smallest being {least:.2f}. (By Corollary 1, ε exceeds"
-        f" log(1/δ)/λ, {-math.log(accounts.DELTA) / costs.ORDERS[-1]:.2f} at the largest order.)"
+        f" log(1/δ)/λ, {-math.log(DELTA) / costs.ORDERS[-1]:.2f} at the largest order.)"
     )
 
 

@@ -2,23 +2,334 @@
 
 ``python -m experiments run bdp_limits``: half a minute on two CPU cores; the paper profile runs
 more trials and takes minutes.
+
+Theorem 4's estimate (Student) exceeds the mean with probability 1 - γ if z is normal. The run has
+1,000 Poisson-subsampled steps with noise of one clip bound, and the same samples for every step,
+for which Theorem 1 is exact.
+
+The small model has 100 records with known norms in 20 steps, so that E exp(λ L) and Theorem 1's
+bound are finite sums, and the privacy loss L can be simulated.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.special import logsumexp, ndtri
 
-from experiments.bdp import limits_estimates as estimates
-from experiments.bdp.costs import ORDERS, epsilons
+from dpjax.accounting import log_moments
+from dpjax.bdp import estimators, subsampled_gaussian_log_moments
+from experiments.bdp import costs
+from experiments.bdp.costs import FAILURE, Array, epsilons
+from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, panel_grid
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.sweeps import MeanAndError, quantiles
 from experiments.lib.verdicts import format_upper_bound, group_by
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
+# From levels to the norms that shares exp(-level) of a population exceed.
+NormAt = Callable[[Array], Array]
+
+ORDERS = tuple(range(1, 33))
+SIZES = (16, 64, 256, 1_024, 4_096)
+# Numbers of records with about as many pairs as `SIZES`.
+RECORDS = (6, 12, 23, 46, 91)
+# The run, and the population of clipped norms, in units of C.
+RUN: Mapping[str, float] = {"sampling_rate": 0.01, "noise_std": 1.0}
+NUM_STEPS, DELTA = 1_000, 1e-5
+MEDIAN_NORM, _LOG_SPREAD = 0.15, 0.6
+_ORDER_PLACE = ORDERS.index(8)
+_RARE, _LARGE = 1e-3, 1e6
+_COORDINATES, _PAIR_SCALE = 8, 0.02
+_CHUNK = 2**20
+_LAST_LEVEL, _GRID = 40.0, 2**14
+
+# The small model: norms, and the number of records with each in a step.
+NUM_RECORDS, MODEL_STEPS, MODEL_RATE, MODEL_NOISE, MODEL_DELTA = 100, 20, 0.1, 1.0, 1e-3
+_NORMS, _NUMBERS = (0.2, 0.5, 1.0), (80, 17, 3)
+_LOSSES_AT_ONCE = 100_000
+
+
+class Population(NamedTuple):
+    """A distribution of z."""
+
+    draw: Draw  # from generator and shape (trials, draws) to log z
+    log_mean: float  # log of the exact mean
+    log_bound: float = math.inf  # log of the largest z, or infinite
+
+
+@functools.cache
+def populations() -> dict[str, Population]:
+    """Returns the populations by name; only the first satisfies Theorem 4's assumption."""
+    grid = np.linspace(0.0, 1.0, 2_001)
+    costs_of_grid = NUM_STEPS * run_log_moments(grid)[:, _ORDER_PLACE]
+
+    def clipped(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
+        norms = np.minimum(log_normal_norms(generator, shape), 1.0)
+        return np.interp(norms, grid, costs_of_grid)
+
+    worst = NUM_STEPS * float(run_log_moments(np.ones(1))[0, _ORDER_PLACE])
+    rare_mean = math.log1p(_RARE * (_LARGE - 1))
+    # Of exp(a |x - x'|^2), where |x - x'|^2 / 2 has a chi-squared distribution.
+    of_pairs = -_COORDINATES / 2 * math.log1p(-4 * _PAIR_SCALE)
+    return {
+        "normal": Population(lambda g, shape: np.log(g.normal(10.0, 1.0, shape)), math.log(10.0)),
+        "log-normal": Population(lambda g, shape: g.normal(0.0, 2.0, shape), 2.0),
+        "Pareto": Population(lambda g, shape: g.exponential(1 / 1.5, shape), math.log(3.0)),
+        "one in 1,000": Population(
+            lambda g, shape: np.where(g.random(shape) < _RARE, math.log(_LARGE), 0.0),
+            rare_mean,
+            math.log(_LARGE),
+        ),
+        "clipped norms": Population(
+            clipped, float(clipped_mean(log_normal_norm_at)[_ORDER_PLACE]), worst
+        ),
+        "independent pairs": Population(
+            lambda g, shape: 2 * _PAIR_SCALE * g.chisquare(_COORDINATES, shape), of_pairs
+        ),
+        "all pairs": Population(_draw_all_pairs, of_pairs),
+    }
+
+
+def _draw_all_pairs(generator: np.random.Generator, shape: tuple[int, int]) -> Array:
+    """Draws all pairs of a sample of records, which are dependent."""
+    num_records = math.isqrt(2 * shape[1]) + 1
+    records = generator.normal(size=(shape[0], num_records, _COORDINATES))
+    squares = np.square(records).sum(axis=-1)
+    first, second = np.triu_indices(num_records, 1)
+    products = np.matmul(records, records.swapaxes(-1, -2))[:, first, second]
+    return _PAIR_SCALE * (squares[:, first] + squares[:, second] - 2 * products)
+
+
+def log_normal_norms(generator: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Draws log-normal norms in units of C, of which one in 1,275 is clipped.
+
+    >>> log_normal_norms(np.random.default_rng(0), (2, 3)).shape
+    (2, 3)
+    """
+    return MEDIAN_NORM * generator.lognormal(0.0, _LOG_SPREAD, shape)
+
+
+def log_normal_norm_at(levels: Array) -> Array:
+    """Returns the norms that shares exp(-level) of `log_normal_norms` exceed."""
+    return MEDIAN_NORM * np.exp(-_LOG_SPREAD * ndtri(np.exp(-levels)))
+
+
+def weibull_norm_at(shape: float) -> NormAt:
+    """Returns the quantile function of Weibull norms with this shape and the same median.
+
+    >>> float(weibull_norm_at(1.0)(np.log([2.0]))[0])
+    0.15
+    """
+    return lambda levels: MEDIAN_NORM * (levels / math.log(2)) ** (1 / shape)
+
+
+def run_log_moments(norms: Array) -> Array:
+    """Returns log moments of one step at all orders, on a last axis, from norms in units of C."""
+    return costs.log_moments(norms, **RUN, orders=ORDERS)
+
+
+def clipped_mean(norm_at: NormAt, last_level: float = _LAST_LEVEL) -> Array:
+    """Returns log E exp(Tλ D) at all orders for norms of known distribution clipped at C = 1.
+
+    >>> bool(np.all(clipped_mean(lambda levels: np.ones_like(levels)) > 0))
+    True
+    """
+    ends = np.linspace(0.0, last_level, _GRID + 1)
+    log_shares = np.log(-np.diff(np.exp(-ends), append=0.0))
+    levels = np.append((ends[1:] + ends[:-1]) / 2, last_level)
+    moments = run_log_moments(np.minimum(norm_at(levels), 1.0))
+    return np.asarray(logsumexp(NUM_STEPS * moments + log_shares[:, None], axis=0))
+
+
+def num_too_small(
+    population: Population, trials: int, num_draws: int, gammas: Sequence[float], seed: int
+) -> dict[str, list[int]]:
+    """Counts trials whose estimate is below the mean, by estimator and for each γ.
+
+    The empirical Bernstein bound is counted only if z is bounded.
+    """
+    generator = np.random.default_rng((seed, num_draws))
+    bounded = math.isfinite(population.log_bound)
+    counts = {name: [0] * len(gammas) for name in ("student", *(["bernstein"] * bounded))}
+    per_chunk = max(1, _CHUNK // num_draws)
+    for start in range(0, trials, per_chunk):
+        shape = (min(per_chunk, trials - start), num_draws)
+        values = population.draw(generator, shape)[..., None]
+        for place, gamma in enumerate(gammas):
+            found = {"student": estimators.student_upper_bound(values, gamma)}
+            if bounded:
+                found["bernstein"] = estimators.empirical_bernstein_upper_bound(
+                    values, gamma, population.log_bound
+                )
+            for name, estimate in found.items():
+                counts[name][place] += int((estimate < population.log_mean).sum())
+    return counts
+
+
+def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Array:
+    """Returns lower and upper bounds on each share, each wrong with probability ``error``.
+
+    >>> share_bounds([0, 5], 100).shape
+    (2, 2)
+    """
+    return np.array([clopper_pearson(count, trials, error) for count in np.ravel(counts)]).T
+
+
+def certified_run_epsilon() -> float:
+    """Returns the certified DP ε of the run."""
+    rate, noise = RUN["sampling_rate"], RUN["noise_std"]
+    return costs.certified_epsilon(60_000, rate, noise, NUM_STEPS, "zero_out", DELTA)
+
+
+def moments_epsilon() -> float:
+    """Returns the moments accountant's ε of the run, at the orders of the BDP accounts."""
+    noise, rate = RUN["noise_std"], RUN["sampling_rate"]
+    orders = [order + 1 for order in ORDERS]
+    return float(log_moments.compute_epsilon(noise, rate, NUM_STEPS, DELTA, orders))
+
+
+def exact_epsilon(norm_at: NormAt = log_normal_norm_at) -> float:
+    """Returns the BDP ε of clipped norms of known distribution."""
+    return _epsilon(clipped_mean(norm_at))
+
+
+def exact_epsilon_without_rarest(norm_at: NormAt = log_normal_norm_at) -> float:
+    """Returns the BDP ε without the largest norms, whose probability is counted as half of δ."""
+    log_means = clipped_mean(norm_at, -math.log(DELTA / 2))
+    return float(epsilons(log_means, DELTA / 2, 0.0, ORDERS))
+
+
+def unseen_share(num_draws: int, failure_probability: float = FAILURE) -> float:
+    """Returns the largest population share that a sample misses with this probability.
+
+    >>> round(unseen_share(1_024), 3)
+    0.033
+    """
+    return -math.expm1(math.log(failure_probability) / num_draws)
+
+
+def least_distribution_free_epsilon(num_draws: int) -> float:
+    """Returns a lower bound on the ε of every distribution-free estimate.
+
+    It is the BDP ε if the share that the sample may miss has norm C.
+    """
+    share, worst = unseen_share(num_draws), NUM_STEPS * run_log_moments(np.ones(1))[0]
+    rest = math.log1p(-share) + clipped_mean(log_normal_norm_at)
+    return _epsilon(np.logaddexp(rest, math.log(share) + worst))
+
+
+def _epsilon(log_means: Array) -> float:
+    """Returns ε, with the failure probability of all estimates as a part of δ."""
+    return float(epsilons(log_means, DELTA, NUM_STEPS * FAILURE, ORDERS))
+
+
+def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+    """Returns quantiles of ε over repeats by sample size, and the distribution-free limit."""
+    curves: dict[str, Any] = {"student": [], "bernstein": []}
+    for size in sizes:
+        generator = np.random.default_rng((seed, size))
+        norms = np.minimum(log_normal_norms(generator, (repeats, size)), 1.0)
+        found = zip(*map(_clipped_epsilons, norms), strict=True)
+        for curve, each in zip(curves.values(), found, strict=True):
+            curve.append(quantiles(each))
+    return {**curves, "limit": [least_distribution_free_epsilon(size) for size in sizes]}
+
+
+def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+    """Returns quantiles of Student's ε by sample size for Weibull norms, clipped and not."""
+    curves: dict[str, Any] = {"clipped": [], "unclipped": []}
+    for size in sizes:
+        levels = np.random.default_rng((seed, size)).exponential(size=(repeats, size))
+        norms = weibull_norm_at(shape)(levels)
+        values = [NUM_STEPS * run_log_moments(each) for each in norms]
+        found = {
+            "clipped": [_clipped_epsilons(each)[0] for each in np.minimum(norms, 1.0)],
+            "unclipped": [
+                _epsilon(estimators.student_upper_bound(each, FAILURE)) for each in values
+            ],
+        }
+        for name, each in found.items():
+            curves[name].append(quantiles(each))
+    return curves
+
+
+def _clipped_epsilons(norms: Array) -> tuple[float, float]:
+    """Returns ε by Student's estimate, capped at the worst case, and by empirical Bernstein."""
+    values, worst = NUM_STEPS * run_log_moments(norms), NUM_STEPS * run_log_moments(np.ones(1))[0]
+    student = np.minimum(estimators.student_upper_bound(values, FAILURE), worst)
+    bernstein = estimators.empirical_bernstein_upper_bound(values, FAILURE, worst)
+    return _epsilon(student), _epsilon(bernstein)
+
+
+def norms_by_step(kept: float) -> Array:
+    """Returns the small model's norms, ``(steps, records)``.
+
+    Each record has its own norm in a share ``kept`` of the steps; in the others the norms rotate.
+
+    >>> bool(np.all(np.sort(norms_by_step(0.5)) == np.sort(norms_by_step(1.0))))
+    True
+    """
+    own = np.repeat(_NORMS, _NUMBERS)
+    num_kept = round(kept * MODEL_STEPS)
+    turns = [0] * num_kept + [3 * (step + 1) for step in range(MODEL_STEPS - num_kept)]
+    return np.stack([np.roll(own, turn) for turn in turns])
+
+
+def _model_log_moments(norms: Array, orders: Sequence[int]) -> Array:
+    rates = {"sampling_rate": MODEL_RATE, "noise_std": MODEL_NOISE}
+    return subsampled_gaussian_log_moments(orders, norms, **rates)
+
+
+def exact_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
+    """Returns log E exp(λ L) of all steps, exactly."""
+    products = _model_log_moments(norms, orders).sum(axis=0)
+    return np.asarray(logsumexp(products, axis=0) - math.log(NUM_RECORDS))
+
+
+def theorem_moments(norms: Array, orders: Sequence[int] = costs.ORDERS) -> Array:
+    """Returns Theorem 1's bound (Hölder's inequality) with exact expectations."""
+    powers = logsumexp(MODEL_STEPS * _model_log_moments(norms, orders), axis=1)
+    return np.asarray((powers - math.log(NUM_RECORDS)).mean(axis=0))
+
+
+def simulated_losses(norms: Array, draws: int, seed: int) -> Array:
+    """Draws total privacy losses over the record x' and the releases."""
+    generator = np.random.default_rng(seed)
+    losses = []
+    for start in range(0, draws, _LOSSES_AT_ONCE):
+        size = min(_LOSSES_AT_ONCE, draws - start)
+        lengths = norms[:, generator.integers(NUM_RECORDS, size=size)]
+        sampled = generator.random(lengths.shape) < MODEL_RATE
+        released = sampled * lengths + MODEL_NOISE * generator.normal(size=lengths.shape)
+        exponents = (released * lengths - lengths**2 / 2) / MODEL_NOISE**2
+        losses.append(np.log1p(MODEL_RATE * np.expm1(exponents)).sum(axis=0))
+    return np.concatenate(losses)
+
+
+def simulated_moment(losses: Array, order: int) -> MeanAndError:
+    """Returns the mean of exp(λ L) over simulated losses, and its standard error.
+
+    >>> simulated_moment(np.zeros(10), 2)
+    MeanAndError(mean=1.0, error=0.0)
+    """
+    values = np.exp(order * losses)
+    return MeanAndError(float(values.mean()), float(values.std() / math.sqrt(len(values))))
+
+
+def certified_model_epsilon() -> float:
+    """Returns the certified DP ε of the small model; the largest norm is the clip bound."""
+    shape = (NUM_RECORDS, MODEL_RATE, MODEL_NOISE, MODEL_STEPS)
+    return costs.certified_epsilon(*shape, "zero_out", MODEL_DELTA)
+
 
 _COUNTS: Mapping[str, dict[str, int]] = {
     "quick": {"trials": 4_000, "repeats": 10, "losses": 400_000},
@@ -42,8 +353,8 @@ def rows(profile: str) -> list[Row]:
     repeated = {"repeats": counts["repeats"], "seed": 0}
     composition = {"losses": counts["losses"], "seed": 1}
     # Numbers of pairs closest to the other sizes.
-    pairs = [n * (n - 1) // 2 for n in estimates.RECORDS]
-    sizes: dict[str, Sequence[int]] = dict.fromkeys(estimates.populations(), estimates.SIZES)
+    pairs = [n * (n - 1) // 2 for n in RECORDS]
+    sizes: dict[str, Sequence[int]] = dict.fromkeys(populations(), SIZES)
     settings: dict[str, dict[str, Any]] = {
         **{
             name: {"part": "coverage", "draws": draws, **coverage}
@@ -77,11 +388,9 @@ def run_row(row: Row, context: RowContext) -> Result:
 
 
 def _run_coverage(row: Row) -> Result:
-    settings, population = row.settings, estimates.populations()[row.name]
+    settings, population = row.settings, populations()[row.name]
     counts = [
-        estimates.num_too_small(
-            population, settings["trials"], n, settings["gammas"], settings["seed"]
-        )
+        num_too_small(population, settings["trials"], n, settings["gammas"], settings["seed"])
         for n in settings["draws"]
     ]
     return Result(
@@ -100,17 +409,17 @@ def _run_coverage(row: Row) -> Result:
 
 def _run_number(row: Row) -> Result:
     settings = row.settings
-    curves = estimates.draws_curves(settings["draws"], settings["repeats"], settings["seed"])
+    curves = draws_curves(settings["draws"], settings["repeats"], settings["seed"])
     return Result(
         measured={
-            "MA ε": estimates.moments_epsilon(),
-            KNOWN: estimates.exact_epsilon(),
-            MOST: estimates.exact_epsilon_without_rarest(),
+            "MA ε": moments_epsilon(),
+            KNOWN: exact_epsilon(),
+            MOST: exact_epsilon_without_rarest(),
             STUDENT: [each[1] for each in curves["student"]],
             "Bayesian ε, Bernstein": [each[1] for each in curves["bernstein"]],
             "Bayesian ε, least without assumption": curves["limit"],
         },
-        certified={"DP ε": estimates.certified_run_epsilon()},
+        certified={"DP ε": certified_run_epsilon()},
         note="Medians over repeats by sample size: 16, 64, ..., 16,384.",
         series=curves,
     )
@@ -118,38 +427,38 @@ def _run_number(row: Row) -> Result:
 
 def _run_tails(row: Row) -> Result:
     settings, shape = row.settings, row.settings["shape"]
-    curves = estimates.tail_curves(shape, settings["draws"], settings["repeats"], settings["seed"])
+    curves = tail_curves(shape, settings["draws"], settings["repeats"], settings["seed"])
     return Result(
         measured={
-            KNOWN: estimates.exact_epsilon(estimates.weibull_norm_at(shape)),
-            MOST: estimates.exact_epsilon_without_rarest(estimates.weibull_norm_at(shape)),
+            KNOWN: exact_epsilon(weibull_norm_at(shape)),
+            MOST: exact_epsilon_without_rarest(weibull_norm_at(shape)),
             STUDENT: [each[1] for each in curves["clipped"]],
             f"{KNOWN}, unclipped": math.inf,
             f"{STUDENT}, unclipped": [each[1] for each in curves["unclipped"]],
         },
-        certified={"DP ε": estimates.certified_run_epsilon(), "DP ε, unclipped": math.inf},
+        certified={"DP ε": certified_run_epsilon(), "DP ε, unclipped": math.inf},
         note="Tails: medians over repeats by sample size: 64, 1,024 and 16,384.",
         series=curves,
     )
 
 
 def _run_composition(row: Row) -> Result:
-    settings, delta = row.settings, estimates.MODEL_DELTA
-    norms = estimates.norms_by_step(settings["kept"])
-    losses = estimates.simulated_losses(norms, settings["losses"], settings["seed"])
-    exact, bound = estimates.exact_moments(norms), estimates.theorem_moments(norms)
-    simulated = estimates.simulated_moment(losses, _MOMENT)
+    settings, delta = row.settings, MODEL_DELTA
+    norms = norms_by_step(settings["kept"])
+    losses = simulated_losses(norms, settings["losses"], settings["seed"])
+    exact, bound = exact_moments(norms), theorem_moments(norms)
+    simulated = simulated_moment(losses, _MOMENT)
     return Result(
         measured={
-            EXACT: float(np.exp(estimates.exact_moments(norms, (_MOMENT,))[0])),
-            BOUND: float(np.exp(estimates.theorem_moments(norms, (_MOMENT,))[0])),
+            EXACT: float(np.exp(exact_moments(norms, (_MOMENT,))[0])),
+            BOUND: float(np.exp(theorem_moments(norms, (_MOMENT,))[0])),
             SIMULATED: simulated.mean,
             f"{SIMULATED}, standard error": simulated.error,
             "Bayesian ε, exact moments": float(epsilons(exact, delta)),
             "Bayesian ε, Theorem 1": float(epsilons(bound, delta)),
             "Bayesian ε, simulated": float(np.quantile(losses, 1 - delta)),
         },
-        certified={"DP ε, composition": estimates.certified_model_epsilon()},
+        certified={"DP ε, composition": certified_model_epsilon()},
         series={
             "exact": exact,
             "bound": bound,
@@ -197,7 +506,7 @@ def _pairs_remark(record: Record) -> str:
     shares = record.measured[f"γ = 0.001: {_LABELS['student']}"]
     return (
         "All pairs of one sample are not independent, as the source assumes: at γ = 0.1 % the"
-        f" estimate from {record.settings['draws'][-1]:,} pairs of {estimates.RECORDS[-1]} records"
+        f" estimate from {record.settings['draws'][-1]:,} pairs of {RECORDS[-1]} records"
         f" is too small in {shares[-1]:.0f} % of trials, and the share grows with the number of"
         " pairs."
     )
@@ -208,9 +517,9 @@ def _number_remark(record: Record) -> str:
     certified = format_upper_bound(record.certified["DP ε"])
     return (
         "A sample of size N cannot exclude that a share 1 − γ^(1/N) of the population has norm C"
-        f" ({100 * estimates.unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15). Without"
+        f" ({100 * unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15). Without"
         " distributional assumptions ε is therefore at least"
-        f" {estimates.least_distribution_free_epsilon(1_024):.2f}; the moments accountant gives"
+        f" {least_distribution_free_epsilon(1_024):.2f}; the moments accountant gives"
         f" {measured['MA ε']:.2f} for every record, and {certified} is certified. Student's ε is"
         f" {measured[STUDENT][0]:.2f} for sample size {few}, below the exact value"
         f" {measured[KNOWN]:.2f}: it is smaller for smaller samples."
@@ -292,7 +601,7 @@ def _draw_shares(axes: Axes, record: Record) -> None:
         for name in record.series:
             counts = np.array(record.series[name])[:, place]
             shares = np.maximum(counts / trials, _LEAST_SHARE)
-            low, high = estimates.share_bounds(counts, trials)
+            low, high = share_bounds(counts, trials)
             bars = np.maximum(shares - low, 0), np.maximum(high - shares, 0)
             style = _ESTIMATORS[name] | ({"label": None} if place else {})
             axes.errorbar(sizes, shares, bars, marker=marker, markersize=4, linewidth=1.2, **style)
@@ -341,7 +650,7 @@ def _tails_figure(records: Sequence[Record]) -> Figure:
 
 def _composition_figure(records: Sequence[Record]) -> Figure:
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
-    orders = [order for order in ORDERS if order <= 12]
+    orders = [order for order in costs.ORDERS if order <= 12]
     for record, colour in zip(records, PALETTE, strict=False):
         series, kept = record.series, 100 * record.settings["kept"]
         exact = np.array(series["exact"])
@@ -360,7 +669,7 @@ def _composition_figure(records: Sequence[Record]) -> Figure:
 def _chernoff(moments: Any) -> tuple[Any, Any]:
     """Returns Chernoff bounds (Theorem 2) on the probability of a loss of each epsilon."""
     epsilons = np.linspace(0.0, 4.0, 81)
-    exponents = moments - np.array(ORDERS) * epsilons[:, None]
+    exponents = moments - np.array(costs.ORDERS) * epsilons[:, None]
     return epsilons, np.exp(np.minimum(exponents.min(axis=1), 0.0))
 
 

@@ -15,13 +15,14 @@ import optax
 from matplotlib.figure import Figure
 
 from experiments.data import Dataset, Split, load_data
-from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
     CERTIFIED_EPSILON,
+    DIVISOR_REMARK,
     PlainSettings,
     PrivateSettings,
     Problem,
+    account_finding,
     private_remarks,
     run,
     training_figure,

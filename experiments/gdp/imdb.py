@@ -12,13 +12,14 @@ import optax
 from matplotlib.figure import Figure
 
 from experiments.data import NUM_TOKENS, Dataset, load_data
-from experiments.gdp.accounts import DIVISOR_REMARK, account_finding
 from experiments.gdp.classifiers import (
     ACCURACY,
     CERTIFIED_EPSILON,
+    DIVISOR_REMARK,
     PlainSettings,
     PrivateSettings,
     Problem,
+    account_finding,
     mean_accuracy,
     private_remarks,
     run,

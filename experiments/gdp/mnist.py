@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 
 import dpjax
 from experiments.data import Dataset, load_data
-from experiments.gdp.accounts import (
+from experiments.gdp.classifiers import (
     DIVISOR_REMARK,
     account_finding,
     account_remarks,
     compute_accounts,
+    summarize,
 )
-from experiments.gdp.classifiers import summarize
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series

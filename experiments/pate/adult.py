@@ -23,9 +23,9 @@ from experiments.pate.answers import (
     STUDENT,
     answer_queries,
     release_remarks,
+    releases_figure,
     releases_finding,
 )
-from experiments.pate.figures import releases_figure
 
 _PLAIN = "random forest, no privacy"
 _NUM_TREES = {"quick": 20, "paper": 100}

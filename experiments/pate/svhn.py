@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from experiments.lib.registry import Finding, Record, Row
 from experiments.pate import images
-from experiments.pate.answers import epsilon_clause, release_remarks
-from experiments.pate.figures import releases_figure
+from experiments.pate.answers import epsilon_clause, release_remarks, releases_figure
 from experiments.pate.images import Release, load_images, make_rows
 
 _DELTA = 1e-6

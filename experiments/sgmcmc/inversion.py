@@ -7,30 +7,268 @@ minutes, with more epsilons, a network with a hidden layer, and five runs of the
 import dataclasses
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.ndimage import gaussian_filter
 
+import dpjax
 from dpjax.accounting.risk import true_positive_rate
+from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
 from dpjax.certificates import Certificate
+from dpjax.mechanisms import Mechanism
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import legend_below, set_log_ticks
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
+from experiments.lib.training import ShuffledEpochs, Task, train
 from experiments.lib.verdicts import direction_finding, format_upper_bound, group_by
-from experiments.sgmcmc.inversion_attack import class_means, invert, match_classes, smooth
-from experiments.sgmcmc.inversion_models import (
-    LANGEVIN,
-    NOISY_SGD,
-    PERSON,
-    PICTURE,
-    PLAIN,
-    Settings,
-    accuracy_percent,
-    fit,
-)
+
+Params = dict[str, jax.Array]
+
+# Their alpha, beta, gamma and lambda.
+MAX_STEPS, PATIENCE, CONFIDENCE, RATE = 5_000, 100, 0.99, 0.1
+
+
+class _State(NamedTuple):
+    """State of the attack on all classes, one in each row."""
+
+    images: jax.Array
+    best: jax.Array  # images of the lowest cost
+    lowest: jax.Array  # that cost
+    recent: jax.Array  # costs of the last steps, (num_classes, PATIENCE)
+    active: jax.Array  # whether a class's descent continues
+    step: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def invert(params: Params, num_classes: int) -> jax.Array:
+    """Returns a flat image of each class, reconstructed from a classifier alone.
+
+    Projected gradient descent on ``1 - p(class | image)``, pixels in [0, 1], from a grey image. It
+    stops when the cost is not below the largest of the last 100, or when the probability reaches
+    0.99, and returns the image of the lowest cost.
+
+    Source: Fredrikson, Jha, Ristenpart (2015), Algorithm 1, without the auxiliary term, and without
+    processing other than to the range of pixels. Their threshold, printed as 0.99 of the cost, is
+    taken as that of the probability.
+
+    >>> invert({"output": jnp.array([[40.0, 0.0], [0.0, 40.0]])}, 2).round(1).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def cost(image: jax.Array, label: jax.Array) -> jax.Array:
+        return 1 - jax.nn.softmax(logits(params, image))[label]
+
+    labels = jnp.arange(num_classes)
+    costs_and_slopes = jax.vmap(jax.value_and_grad(cost))
+
+    def descend(state: _State) -> _State:
+        costs, slopes = costs_and_slopes(state.images, labels)
+        is_lower = state.active & (costs < state.lowest)
+        falls = costs < state.recent.max(axis=1)
+        active = state.active & falls & (costs > 1 - CONFIDENCE)
+        moved = jnp.clip(state.images - RATE * slopes, 0, 1)
+        return _State(
+            images=jnp.where(active[:, None], moved, state.images),
+            best=jnp.where(is_lower[:, None], state.images, state.best),
+            lowest=jnp.where(is_lower, costs, state.lowest),
+            recent=state.recent.at[:, state.step % PATIENCE].set(costs),
+            active=active,
+            step=state.step + 1,
+        )
+
+    weights = params["hidden"] if "hidden" in params else params["output"]
+    grey = jnp.full((num_classes, weights.shape[0]), 0.5)
+    start = _State(
+        images=grey,
+        best=grey,
+        lowest=jnp.full(num_classes, jnp.inf),
+        recent=jnp.full((num_classes, PATIENCE), jnp.inf),
+        active=jnp.ones(num_classes, bool),
+        step=jnp.zeros((), int),
+    )
+    return jax.lax.while_loop(
+        lambda state: state.active.any() & (state.step <= MAX_STEPS), descend, start
+    ).best
+
+
+class Match(NamedTuple):
+    """Success of the attack by comparison with a reference image of each class."""
+
+    identified_percent: float  # of classes, whose image is most like their own reference
+    correlation: float  # mean, of images with their own reference
+
+
+def match_classes(images: Any, references: Any) -> Match:
+    """Compares one image of each class with the references of all, by correlation over pixels.
+
+    The mean over classes is subtracted from the images, and from the references.
+
+    >>> match_classes([[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]])
+    Match(identified_percent=100.0, correlation=1.0)
+    """
+    found = _standardize(images) @ _standardize(references).T
+    right = found.argmax(axis=1) == np.arange(len(found))
+    return Match(100 * float(right.mean()), float(np.diagonal(found).mean().round(12)))
+
+
+def smooth(images: Any) -> np.ndarray:
+    """Applies a Gaussian blur of 1/32 of the side to flat square images, against their noise."""
+    images = np.asarray(images, np.float64)
+    side = round(images.shape[1] ** 0.5)
+    squares = images.reshape(-1, side, side)
+    return gaussian_filter(squares, side / 32, axes=(1, 2)).reshape(images.shape)
+
+
+def _standardize(images: Any) -> np.ndarray:
+    """Subtracts the mean over images and each image's own mean, and scales to norm one."""
+    images = np.asarray(images, np.float64)
+    centred = images - images.mean(axis=0)
+    centred -= centred.mean(axis=1, keepdims=True)
+    return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
+
+
+def class_means(part: Split, num_classes: int) -> np.ndarray:
+    """Returns the mean image of each class, ``(num_classes, num_pixels)``."""
+    images, labels = flatten(part)
+    return np.stack([images[labels == label].mean(axis=0) for label in range(num_classes)])
+
+
+PLAIN, NOISY_SGD, LANGEVIN = "SGD", "DP-SGD", "DP-SGLD"
+PICTURE, PERSON = "one picture", "one person"
+_NUM_HIDDEN = 300
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one row; a method ignores those that it does not use."""
+
+    data: str
+    method: str  # one of the names above
+    unit: str = PICTURE  # what the guarantee is for
+    epsilon: float | None = None  # None for no privacy
+    delta: float = 1e-5
+    network: str = "softmax"  # or "MLP"
+    sampling_rate: float = 1.0
+    num_steps: int = 20
+    l2_clip: float = 1.0
+    learning_rate: float = 1.0  # of the point estimates
+    prior_std: float = 1.0  # of the chain
+    seed: int = 0  # of the first run
+    runs: int = 1  # with seeds of their own
+
+    def mechanism(self, data: Dataset) -> Mechanism | None:
+        """Returns the mechanism of one run, calibrated to ε; None without privacy."""
+        if self.epsilon is None:
+            return None
+        by_person = self.unit == PERSON
+        num_records = data.num_classes if by_person else len(data.train.y)
+        num_pictures = len(data.train.y) // data.num_classes
+        common: dict[str, Any] = {
+            "sampling": dpjax.PoissonSampling(num_records, self.sampling_rate),
+            "l2_clip": self.l2_clip,
+            "num_steps": self.num_steps,
+            "adjacency": "zero_out",
+            "unit": f"{PERSON} with {num_pictures} pictures" if by_person else PICTURE,
+        }
+        target: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
+        if self.method == LANGEVIN:
+            return calibrate_step_size(SGLD(step_size=1.0, **common), **target)
+        mechanism = dpjax.SubsampledGaussian(noise_multiplier=1.0, **common)
+        return dpjax.calibrate(mechanism, **target)
+
+
+def initial_params(network: str, num_pixels: int, num_classes: int, seed: int) -> Params:
+    """Returns zero weights of a softmax regression, or random ones of a hidden layer."""
+    if network == "softmax":
+        return {"output": jnp.zeros((num_pixels, num_classes))}
+    keys = jax.random.split(jax.random.key(seed))
+    init = jax.nn.initializers.lecun_normal()
+    return {
+        "hidden": init(keys[0], (num_pixels, _NUM_HIDDEN)),
+        "output": init(keys[1], (_NUM_HIDDEN, num_classes)),
+    }
+
+
+def logits(params: Params, images: jax.Array) -> jax.Array:
+    """Returns the logits of flat images ``(..., num_pixels)`` with pixels in [0, 1].
+
+    >>> logits({"output": jnp.eye(2)}, jnp.array([1.0, 0.5])).tolist()
+    [0.5, 0.0]
+    """
+    x = images - 0.5
+    if "hidden" in params:
+        x = jax.nn.sigmoid(x @ params["hidden"])
+    return x @ params["output"]
+
+
+def mean_loss(params: Params, record: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Returns the mean cross entropy of one record: one image, or all images of a person."""
+    images, labels = record
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, images), labels)
+    return losses.mean()
+
+
+def records(data: Dataset, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the training data with one leading index for each record of the unit."""
+    images, labels = flatten(data.train)
+    if unit == PICTURE:
+        return images, labels
+    order = np.argsort(labels, kind="stable").reshape(data.num_classes, -1)
+    return images[order], labels[order]
+
+
+def flatten(part: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images as ``(n, num_pixels)``, and their labels."""
+    return part.x.reshape(len(part.y), -1), part.y
+
+
+def fit(settings: Settings, data: Dataset, mechanism: Mechanism | None) -> Params:
+    """Returns trained parameters, or the mean of a chain's second half."""
+    examples = records(data, settings.unit)
+    start = initial_params(settings.network, examples[0].shape[-1], data.num_classes, settings.seed)
+    key = jax.random.key(settings.seed)
+    if isinstance(mechanism, SGLD):
+        return _chain_mean(key, settings, mechanism, examples, start)
+    task = Task(mean_loss, examples, optax.sgd(settings.learning_rate))
+    if isinstance(mechanism, dpjax.SubsampledGaussian):
+        return train(key, task, start, mechanism, steps_per_report=settings.num_steps).params
+    return train(key, task, start, ShuffledEpochs(settings.num_steps, len(examples[1]))).params
+
+
+def _chain_mean(
+    key: jax.Array, settings: Settings, chain: SGLD, examples: tuple[Any, Any], start: Params
+) -> Params:
+    def log_prior(params: Params) -> jax.Array:
+        return -0.5 * optax.tree.norm(params, squared=True) / settings.prior_std**2
+
+    result = sample(
+        key,
+        lambda params, record: -mean_loss(params, record),
+        log_prior,
+        start,
+        examples,
+        mechanism=chain,
+        burn_in=settings.num_steps // 2,
+        progress=False,
+    )
+    return jax.tree.map(lambda states: jnp.asarray(states[0].mean(axis=0)), result.samples)
+
+
+def accuracy_percent(params: Params, part: Split) -> float:
+    """Returns the share of images whose most probable class is theirs, in percent."""
+    images, labels = flatten(part)
+    found = np.asarray(logits(params, jnp.asarray(images))).argmax(axis=-1)
+    return 100 * float((found == labels).mean())
+
 
 ACCURACY = "test accuracy %"
 IDENTIFIED, IDENTIFIED_HELD_OUT = "identified %", "identified, held-out %"

@@ -13,8 +13,8 @@ from scipy import optimize, stats
 
 from dpjax.accounting import gdp
 from dpjax.bayes.regression import RegressionBounds, RegressionStatistics, sufficient_statistics
-from experiments.bayes import gdsc, gdsc_methods
-from experiments.bayes.gdsc_methods import BallRidge, ObjectivePerturbation, output_perturbation
+from experiments.bayes import gdsc
+from experiments.bayes.gdsc import BallRidge, ObjectivePerturbation, output_perturbation
 from experiments.data import Split, load_stand_in
 
 # Two features keep the examples quick; the bounds are asymmetric on purpose.
@@ -147,11 +147,11 @@ def test_output_perturbation_is_of_the_stated_mu():
     assert gdp.mu_of_event(mechanism.event, "replace_one") == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("method", gdsc_methods.METHODS)
+@pytest.mark.parametrize("method", gdsc.METHODS)
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_every_method_spends_its_budget_and_no_more(method, epsilon):
-    options = gdsc_methods.Settings(method, ridge=50.0)
-    found = gdsc_methods.METHODS[method](options, 10, epsilon).guarantee(1e-5, num_drugs=9)
+    options = gdsc.Settings(method, ridge=50.0)
+    found = gdsc.METHODS[method](options, 10, epsilon).guarantee(1e-5, num_drugs=9)
     assert found.one == pytest.approx(epsilon, rel=2e-3)
     if method == "objective":
         assert (found.every, found.delta) == pytest.approx((9 * found.one, 9e-5))
@@ -206,7 +206,7 @@ def test_statistics_are_of_known_lines_within_bounds():
         jnp.array([5.0, -9.0, 7.0]),
         jnp.array([1.0, 1.0, 0.0]),
     )
-    options = gdsc_methods.Settings("statistics", x_norm=2.0, y_size=4.0)
+    options = gdsc.Settings("statistics", x_norm=2.0, y_size=4.0)
     found = gdsc.unit_statistics(options, lines, jnp.array(3.0))
     x, y = np.array([[0.6, 0.8], [0.15, 0.0]]), np.array([0.5, -1.0])
     expected = RegressionStatistics(x.T @ x, x.T @ y, y @ y)
@@ -217,9 +217,9 @@ def test_statistics_are_of_known_lines_within_bounds():
     assert float(found.yty) == pytest.approx(1 + (2 / 12) ** 2)
 
 
-@pytest.mark.parametrize("method", gdsc_methods.METHODS)
+@pytest.mark.parametrize("method", gdsc.METHODS)
 def test_drowned_in_noise_nothing_is_learned(method):
-    options = gdsc_methods.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
+    options = gdsc.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
     columns = range(10)
     train, test = gdsc.draw_splits(load_stand_in("gdsc"), columns, 40, seed=0)
     mean, error = gdsc.make_scorer(options, train, test)(2e-3, 342)

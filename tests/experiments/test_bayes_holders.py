@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpjax.bayes.regression import RegressionBounds
 from dpjax.federated import Parties, simulated_entropy
-from experiments.bayes import holders, holders_costs, holders_fits, holders_published, wine_fits
+from experiments.bayes import holders, holders_costs, wine_fits
 from experiments.lib.registry import experiment_of
 from experiments.lib.repetition import compare_records
 
@@ -67,12 +67,12 @@ def test_two_percent_of_the_trusted_aggregators_error_at_ten_holders():
     T = 7 has an error that is more than 2 % larger, by as many standard errors.
     """
     task = simulated_task()
-    sums = holders_fits.holder_sums(task, 10)
+    sums = holders.holder_sums(task, 10)
     trusted = errors_of(wine_fits.perturbed_statistics(task), task)
 
     def excess(num_colluders, seed):
         parties = Parties(num_holders=10, num_nodes=3, num_colluders=num_colluders)
-        fit = holders_fits.distributed(task, parties, sums, simulated_entropy(seed)).fit
+        fit = holders.distributed(task, parties, sums, simulated_entropy(seed)).fit
         differences = errors_of(fit, task) / trusted.mean() - trusted / trusted.mean()
         return differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
 
@@ -91,15 +91,15 @@ def test_noise_and_error_are_as_the_penalty_predicts(num_holders, num_colluders)
     """Of 100 runs with 15 noisy entries, and of 4,000 entries: within five standard errors."""
     task = simulated_task(num_repeats=100)
     parties = Parties(num_holders=num_holders, num_nodes=2, num_colluders=num_colluders)
-    penalty = holders_fits.noise_penalty(parties)
+    penalty = holders.noise_penalty(parties)
     assert penalty == math.sqrt(num_holders / (num_holders - num_colluders - 1))
-    sums = holders_fits.holder_sums(task, num_holders)
-    found = holders_fits.distributed(task, parties, sums, simulated_entropy(3))
+    sums = holders.holder_sums(task, num_holders)
+    found = holders.distributed(task, parties, sums, simulated_entropy(3))
     assert abs(found.noise_ratio / penalty - 1) < 5 / math.sqrt(2 * 100 * 15)
     assert abs(found.noise_ratio - 1) > 5 / math.sqrt(2 * 100 * 15)  # power: no penalty
-    measured = holders_fits.measured_penalty(parties, 4000, simulated_entropy(4))
+    measured = holders.measured_penalty(parties, 4000, simulated_entropy(4))
     assert abs(measured / penalty - 1) < 5 / math.sqrt(2 * 4000)
-    predicted = errors_of(holders_fits.trusted_with_noise(task, penalty), task)
+    predicted = errors_of(holders.trusted_with_noise(task, penalty), task)
     differences = errors_of(found.fit, task) - predicted
     assert abs(differences.mean()) < 5 * differences.std(ddof=1) / math.sqrt(100)
 
@@ -107,7 +107,7 @@ def test_noise_and_error_are_as_the_penalty_predicts(num_holders, num_colluders)
 def test_holders_have_all_records_once():
     task = simulated_task(num_repeats=2)
     whole = wine_fits.perturbation(task).sum_records
-    for run, own in zip(task.splits.train, holders_fits.holder_sums(task, 7), strict=True):
+    for run, own in zip(task.splits.train, holders.holder_sums(task, 7), strict=True):
         exact = whole(np.asarray(task.records.x)[run], np.asarray(task.records.y)[run])
         np.testing.assert_allclose(np.sum(own, axis=0), exact, rtol=1e-12)
 
@@ -119,7 +119,7 @@ def test_the_published_sensitivity_bounds_replacements_at_most_twice():
     def products(record):
         return np.outer(record, record)[np.triu_indices(4)][:-1]  # without the squared target
 
-    claimed = holders_published._sensitivity(bounds)
+    claimed = holders._sensitivity(bounds)
     pairs = rng.uniform(-1, 1, (500, 2, 4)) * bounds
     corners = np.sign(rng.normal(size=(500, 2, 4))) * bounds
     moves = [
@@ -135,7 +135,7 @@ def test_epsilon_of_the_published_noise_is_the_closed_form(claimed):
     """Of the Gaussian mechanism (Balle & Wang 2018, Theorem 8), with the squares' true size."""
     of_products = math.sqrt(2 * math.log(1.25 / 0.7e-4)) / (0.7 * claimed)
     of_squares = math.sqrt(2 * math.log(1.25 / 0.3e-4)) / (0.3 * claimed)
-    for mechanism, size in zip(holders_published.mechanisms(claimed, 1e-4), (1, 0.5), strict=True):
+    for mechanism, size in zip(holders.mechanisms(claimed, 1e-4), (1, 0.5), strict=True):
         mu = math.hypot(size / of_products, 7.5 / of_squares)
         epsilon = mechanism.certificate(1e-4).epsilon
         low, high = (stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (-1, 1))
@@ -146,14 +146,14 @@ def test_epsilon_of_the_published_noise_is_the_closed_form(claimed):
 def test_published_fit_without_noise_is_the_ridge_regression():
     task = simulated_task(num_repeats=3)
     x, y = np.asarray(task.records.x), np.asarray(task.records.y)
-    data = holders_published.scale_as_published(x, y)
+    data = holders.scale_as_published(x, y)
     np.testing.assert_allclose(data.values.mean(axis=0), 0.0, atol=1e-9)
     np.testing.assert_allclose(np.ptp(data.values, axis=0), 10.0)
     options = {"delta": 1e-4, "every_record_perturbed": False, "seed": 0}
-    found = holders_published.published_errors(data, task.splits, claimed=1e9, **options)
+    found = holders.published_errors(data, task.splits, claimed=1e9, **options)
     exact = wine_fits.non_private(task._replace(records=task.records._replace(x=task.records.x)))
     assert np.all(found < 1.3 * errors_of(exact, task))
-    noisy = holders_published.published_errors(data, task.splits, claimed=0.1, **options)
+    noisy = holders.published_errors(data, task.splits, claimed=0.1, **options)
     assert np.all(noisy > 1.5 * errors_of(exact, task))
 
 

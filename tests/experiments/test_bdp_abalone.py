@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import bdp
-from experiments.bdp import abalone, variational_source
+from experiments.bdp import abalone, variational
 from experiments.bdp.table import ACCURACY, BDP, BDP_ATTACK, DP, DP_ATTACK
 from experiments.data import Dataset, Split
 from experiments.lib.registry import experiment_of
@@ -22,9 +22,9 @@ def small_data(num_train=60, num_test=20, num_features=3):
 def test_what_a_step_would_be_without_a_record_is_what_it_is_without_it():
     data, settings = small_data(num_train=12), {"num_steps": 1, "learning_rate": 0.1, "seed": 0}
     common = {"l2_clip": 0.5, "sampling_rate": 1.0, **settings}
-    whole = variational_source.run_source_protocol(data, **common)
+    whole = variational.run_source_protocol(data, **common)
     without = dataclasses.replace(data, train=Split(data.train.x[1:], data.train.y[1:]))
-    shorter = variational_source.run_source_protocol(without, **common)
+    shorter = variational.run_source_protocol(without, **common)
     np.testing.assert_allclose(whole.other_mean[0, 0], shorter.mean[0], atol=1e-5)
     np.testing.assert_allclose(whole.other_scale[0, 0], shorter.scale[0], atol=1e-5)
     assert np.abs(whole.mean[0] - shorter.mean[0]).max() > 1e-4
@@ -34,21 +34,19 @@ def test_what_a_step_would_be_without_a_record_is_what_it_is_without_it():
 
 def test_distances_are_those_of_normal_distributions():
     one = np.ones((1, 2))
-    same = variational_source.Trajectory(one, one, one[None], one[None], np.array([[True]]))
-    assert variational_source.distances(same).tolist() == [[0.0]]
+    same = variational.Trajectory(one, one, one[None], one[None], np.array([[True]]))
+    assert variational.distances(same).tolist() == [[0.0]]
     moved = same._replace(other_mean=np.array([[[1.3, 1.4]]]))
-    np.testing.assert_allclose(variational_source.distances(moved), [[0.5]], rtol=1e-6)
+    np.testing.assert_allclose(variational.distances(moved), [[0.5]], rtol=1e-6)
     narrow = same._replace(other_scale=np.array([[[0.9, 1.0]]]))
-    assert variational_source.distances(narrow) > 0.1
+    assert variational.distances(narrow) > 0.1
 
 
 def test_without_noise_no_outlier_is_protected():
     one = np.ones((3, 2))
     other = np.full((3, 4, 2), 1.01)
-    trail = variational_source.Trajectory(
-        one, one, other, np.ones((3, 4, 2)), np.ones((3, 4), bool)
-    )
-    account = variational_source.account(trail, 0.1, 60, (1, 2, 32))
+    trail = variational.Trajectory(one, one, other, np.ones((3, 4, 2)), np.ones((3, 4), bool))
+    account = variational.account(trail, 0.1, 60, (1, 2, 32))
     both = bdp.epsilon(account, 1e-10)
     assert np.isinf(both.dp)
     # All distances alike: three steps of the sampled Gaussian at that distance.

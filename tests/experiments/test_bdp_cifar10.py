@@ -57,7 +57,7 @@ def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():
 def stand_in(monkeypatch):
     digits = load_stand_in("cifar10")
     parts = {name: Split(*(a[:200] for a in getattr(digits, name))) for name in ("train", "test")}
-    monkeypatch.setattr(cifar10, "load_images", lambda: dataclasses.replace(digits, **parts))
+    monkeypatch.setattr(cifar10, "data_set", lambda: dataclasses.replace(digits, **parts))
     cifar10.load_features.cache_clear()
     yield
     cifar10.load_features.cache_clear()

@@ -8,7 +8,6 @@ import pytest
 from dpjax.accounting import log_moments
 from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import costs, figures
-from experiments.bdp import figures_accounts as accounts
 
 FIRST, LAST = "1: 0.05 quantile", "1: 0.99 quantile"
 
@@ -52,7 +51,7 @@ def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
 def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
     orders = [order + 1 for order in costs.ORDERS]
     for name in ("3: 0.05 quantile", "3: 0.99 quantile"):
-        known = log_moments.compute_epsilon([1.1, 2.8], accounts.RATE, 1, accounts.DELTA, orders)
+        known = log_moments.compute_epsilon([1.1, 2.8], figures.RATE, 1, figures.DELTA, orders)
         assert np.all(np.array(records[name].measured[figures.CLIPPED]) <= known * (1 + 1e-6))
         pairs = np.array(records[name].measured[figures.SOURCES_PAIRS])
         assert np.all(pairs <= np.array(records[name].measured[figures.SOURCES_MA]))
@@ -66,7 +65,7 @@ def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
 @pytest.mark.parametrize("distance", [0.1, 0.7, 1.0])
 def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
     orders = range(1, 51)
-    bayesian, _ = accounts.order_curves(distance, orders)
+    bayesian, _ = figures.order_curves(distance, orders)
     settings = {"sampling_rate": 64 / 60_000, "num_steps": 10_000, "delta": 1e-5}
 
     def known(noise):
@@ -107,7 +106,7 @@ def test_distances_are_those_of_clipped_gradients():
     drawn = np.random.default_rng(1).normal(size=(3, 6, 4))
     lengths = np.linalg.norm(drawn, axis=-1)
     clipped = drawn * np.minimum(1, 1.5 / lengths)[..., None]
-    found = accounts.distances(drawn @ drawn.swapaxes(-1, -2), 1.5)
+    found = figures.distances(drawn @ drawn.swapaxes(-1, -2), 1.5)
     first, second = np.triu_indices(6, 1)
     apart = np.linalg.norm(clipped[:, first] - clipped[:, second], axis=-1)
     np.testing.assert_allclose(found.norms, np.minimum(lengths, 1.5), rtol=1e-12)

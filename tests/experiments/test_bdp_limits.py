@@ -12,11 +12,10 @@ from scipy import integrate
 
 from dpjax.bdp import subsampled_gaussian_log_moments
 from experiments.bdp import limits
-from experiments.bdp import limits_estimates as estimates
 from experiments.bdp.costs import epsilons
-from experiments.bdp.limits_estimates import num_too_small, share_bounds
+from experiments.bdp.limits import num_too_small, share_bounds
 
-KNOWN = estimates.populations()
+KNOWN = limits.populations()
 GAMMAS = (0.05, 0.001)
 TRIALS = 2_000
 
@@ -78,51 +77,51 @@ def test_means_of_populations_are_what_their_draws_have():
 
 
 def test_the_mean_of_a_known_distribution_is_its_integral():
-    shape, spread = 2.0, estimates.MEDIAN_NORM / math.sqrt(math.log(2))
+    shape, spread = 2.0, limits.MEDIAN_NORM / math.sqrt(math.log(2))
 
     def density(norm):
         return 2 * norm / spread**2 * math.exp(-((norm / spread) ** 2))
 
     def moment(norm):
-        found = subsampled_gaussian_log_moments((1, 3), norm, **estimates.RUN)
-        return np.exp(estimates.NUM_STEPS * found)
+        found = subsampled_gaussian_log_moments((1, 3), norm, **limits.RUN)
+        return np.exp(limits.NUM_STEPS * found)
 
     exact = integrate.quad_vec(lambda r: density(r) * moment(r), 0, 1, epsrel=1e-10)[0]
-    found = np.exp(estimates.clipped_mean(estimates.weibull_norm_at(shape))[[0, 2]])
+    found = np.exp(limits.clipped_mean(limits.weibull_norm_at(shape))[[0, 2]])
     np.testing.assert_allclose(found, exact, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
 def test_the_exact_moments_are_those_of_simulated_losses(kept):
-    norms = estimates.norms_by_step(kept)
-    losses = estimates.simulated_losses(norms, 100_000, seed=2)
+    norms = limits.norms_by_step(kept)
+    losses = limits.simulated_losses(norms, 100_000, seed=2)
     for order in (1, 2):
-        simulated = estimates.simulated_moment(losses, order)
-        exact = math.exp(estimates.exact_moments(norms, (order,))[0])
+        simulated = limits.simulated_moment(losses, order)
+        exact = math.exp(limits.exact_moments(norms, (order,))[0])
         assert abs(simulated.mean - exact) < 5 * simulated.error
-    other = estimates.exact_moments(estimates.norms_by_step(1.0), (2,))[0]
+    other = limits.exact_moments(limits.norms_by_step(1.0), (2,))[0]
     if kept == 0.0:
         assert abs(simulated.mean - math.exp(other)) > 5 * simulated.error
 
 
 def test_theorem_1_is_exact_where_norms_stay_and_an_upper_bound_elsewhere():
     for kept in (1.0, 0.5, 0.0):
-        norms = estimates.norms_by_step(kept)
-        exact, bound = estimates.exact_moments(norms), estimates.theorem_moments(norms)
+        norms = limits.norms_by_step(kept)
+        exact, bound = limits.exact_moments(norms), limits.theorem_moments(norms)
         assert np.all(bound >= exact * (1 - 1e-12))
         assert np.allclose(bound, exact, rtol=1e-12) == (kept == 1.0)
-    losses = estimates.simulated_losses(norms, 100_000, seed=3)
-    epsilon = float(epsilons(exact, estimates.MODEL_DELTA))
-    assert (losses >= epsilon).mean() < estimates.MODEL_DELTA < (losses >= 0.4 * epsilon).mean()
+    losses = limits.simulated_losses(norms, 100_000, seed=3)
+    epsilon = float(epsilons(exact, limits.MODEL_DELTA))
+    assert (losses >= epsilon).mean() < limits.MODEL_DELTA < (losses >= 0.4 * epsilon).mean()
 
 
 def test_draws_cannot_exclude_a_share_of_large_norms():
-    assert estimates.unseen_share(1_024) == pytest.approx(0.033, abs=5e-4)
-    assert (1 - estimates.unseen_share(100, 0.01)) ** 100 == pytest.approx(0.01)
-    least = [estimates.least_distribution_free_epsilon(n) for n in (16, 1_024, 10**6)]
+    assert limits.unseen_share(1_024) == pytest.approx(0.033, abs=5e-4)
+    assert (1 - limits.unseen_share(100, 0.01)) ** 100 == pytest.approx(0.01)
+    least = [limits.least_distribution_free_epsilon(n) for n in (16, 1_024, 10**6)]
     assert np.all(np.diff(least) < 0)
-    assert estimates.exact_epsilon() < least[-1]
-    assert least[0] < estimates.moments_epsilon()
+    assert limits.exact_epsilon() < least[-1]
+    assert least[0] < limits.moments_epsilon()
 
 
 @pytest.fixture(scope="module")

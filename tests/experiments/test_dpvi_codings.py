@@ -8,7 +8,7 @@ import pytest
 
 from experiments.data import Dataset, Split
 from experiments.dpvi import adult
-from experiments.dpvi.codings import _CODINGS, PART, _number, coding_remark, recode
+from experiments.dpvi.adult import _CODINGS, PART, _number, coding_remark, recode
 from experiments.lib.registry import Record, experiment_of, profile_rows
 from experiments.lib.runner import Plan, run_row
 

@@ -1,4 +1,4 @@
-"""The MovieLens table: its accounting, its unit of privacy, its baselines, and short runs of it."""
+"""The MovieLens table: its accounting, its unit of privacy, its movielens, and short runs of it."""
 
 import dataclasses
 import itertools
@@ -12,9 +12,13 @@ import dpjax
 from dpjax.accounting import gdp
 from experiments.data import RatingsDataset, split_ratings
 from experiments.gdp import movielens
-from experiments.gdp import movielens_models as baselines
-from experiments.gdp.movielens import group_guarantee
-from experiments.gdp.movielens_models import NeuralFiltering, rmse, user_loss, user_records
+from experiments.gdp.movielens import (
+    NeuralFiltering,
+    group_guarantee,
+    rmse,
+    user_loss,
+    user_records,
+)
 from experiments.lib.models import cross_entropy
 
 NUM_USERS, NUM_ITEMS = 30, 20
@@ -167,7 +171,7 @@ def test_the_error_is_that_of_the_expected_grade(tiny):
     assert rmse(model, tiny.test)(flat) == pytest.approx(expected, rel=1e-6)
 
 
-# The baselines.
+# The movielens.
 
 
 def test_neighbours_are_weighted_as_by_hand(tiny):
@@ -175,7 +179,7 @@ def test_neighbours_are_weighted_as_by_hand(tiny):
     rng = np.random.default_rng(1)
     parts = (part._replace(y=rng.integers(0, 5, len(part.y))) for part in (tiny.train, tiny.test))
     tiny = dataclasses.replace(tiny, **dict(zip(("train", "test"), parts, strict=True)))
-    predicted = baselines.user_based_filtering(tiny, num_neighbours=3)
+    predicted = movielens.user_based_filtering(tiny, num_neighbours=3)
     grades = {(u, i): c + 1 for (u, i), c in zip(tiny.train.x.tolist(), tiny.train.y, strict=True)}
     by_user = {u: {i: g for (v, i), g in grades.items() if v == u} for u in range(NUM_USERS)}
 
@@ -197,7 +201,7 @@ def test_neighbours_are_weighted_as_by_hand(tiny):
 
 
 def test_a_diagonal_shares_neither_user_nor_item(tiny):
-    parts = baselines._diagonals(tiny)
+    parts = movielens._diagonals(tiny)
     assert sorted(np.concatenate(parts)) == list(range(len(tiny.train.y)))
     for part in parts:
         users, items = tiny.train.x[part].T
@@ -206,12 +210,12 @@ def test_a_diagonal_shares_neither_user_nor_item(tiny):
 
 def test_factorizations_find_the_two_tastes(tiny):
     """Both have what it takes to be nearly exact; the global average has not."""
-    average = baselines.baseline_rmse(baselines.global_average, tiny, {})
+    average = movielens.baseline_rmse(movielens.global_average, tiny, {})
     assert average == pytest.approx(2, abs=0.1)
     settings = {"num_factors": 4, "num_epochs": 300, "penalty": 0.02}
-    nonnegative = baselines.baseline_rmse(baselines.nonnegative_factorization, tiny, settings)
+    nonnegative = movielens.baseline_rmse(movielens.nonnegative_factorization, tiny, settings)
     settings |= {"step_size": 0.02}
-    biased = baselines.baseline_rmse(baselines.biased_factorization, tiny, settings)
+    biased = movielens.baseline_rmse(movielens.biased_factorization, tiny, settings)
     assert max(nonnegative, biased) < 0.5
 
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.data import Split, load_stand_in
 from experiments.lib.registry import Record, Row
 from experiments.scattering import linear
-from experiments.scattering.jpeg import (
+from experiments.scattering.linear import (
     PlainSettings,
     cost_of_encoding,
     encode,

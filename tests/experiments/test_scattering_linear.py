@@ -10,8 +10,7 @@ import dpjax
 from experiments.data import Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
 from experiments.scattering import features, linear
-from experiments.scattering.linear import EPSILON
-from experiments.scattering.training import CHANNELS, GROUPS, Settings
+from experiments.scattering.linear import CHANNELS, EPSILON, GROUPS, Settings
 
 CHANNELS_OF_GREY = 81
 PAPER = {row.name: row for row in linear.rows("paper") if "epsilon" in row.settings}

@@ -14,7 +14,7 @@ from dpjax.mechanisms import Composition
 from experiments.data import Split, load_stand_in
 from experiments.lib.registry import Row, experiment_of
 from experiments.lib.runner import Plan, run_row
-from experiments.sgmcmc import adult, adult_methods
+from experiments.sgmcmc import adult
 
 STAND_IN = load_stand_in("adult")
 # The first 120 features of half of the tumours are enough, and fast.
@@ -34,9 +34,9 @@ def records(tmp_path_factory):
     plan = Plan("quick", folder, False, print)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adult, "data_set", lambda: SMALL)
-        patch.setattr(adult_methods, "SAMPLING_RATE", 0.25)
-        patch.setattr(adult_methods, "NUM_STEPS", 60)
-        patch.setattr(adult_methods, "_draws", _means)
+        patch.setattr(adult, "SAMPLING_RATE", 0.25)
+        patch.setattr(adult, "NUM_STEPS", 60)
+        patch.setattr(adult, "_draws", _means)
         rows = adult.rows("quick")
         some = [row for row in rows if row.name == adult.SOURCE_STEP]
         some += [_at(row) for row in rows if row.settings["method"] in SHORT and "= 1" in row.name]
@@ -84,9 +84,7 @@ def test_the_formula_claims_less_than_is_certified(records):
 
 def test_steps_are_bounded_for_stability():
     steps = [
-        adult_methods.calibrate_chain(
-            adult_methods.make_sgld(SMALL.train, 0.1, 0.01), epsilon
-        ).step_size
+        adult.calibrate_chain(adult.make_sgld(SMALL.train, 0.1, 0.01), epsilon).step_size
         for epsilon in (1e-3, 3.0)
     ]
     assert steps[0] < steps[1] == 1.5
@@ -117,16 +115,16 @@ def test_the_hybrid_begins_where_its_sample_lies():
         num_steps=20,
         adjacency="add_remove",
     )
-    kept = adult_methods._chains_from(starts, train, chain, jax.random.key(0))
+    kept = adult._chains_from(starts, train, chain, jax.random.key(0))
     assert kept.shape == (2, 1, 2)
     np.testing.assert_allclose(kept[:, 0], starts, atol=0.3)
     assert not np.array_equal(kept[0, 0] - starts[0], kept[1, 0] - starts[1])
 
 
 def test_the_hybrids_halves():
-    both = adult_methods.hybrid(
-        adult_methods._one_sample(2.0),
-        adult_methods.make_sgld(SMALL.train, 0.1),
+    both = adult.hybrid(
+        adult._one_sample(2.0),
+        adult.make_sgld(SMALL.train, 0.1),
         epsilon=2.0,
         delta=1e-5,
     )
@@ -138,8 +136,8 @@ def test_the_hybrids_halves():
 def test_the_draws_are_of_the_tempered_posterior():
     # two records and a tiny power: the posterior is nearly the prior
     train = Split(np.array([[1.0], [0.5]], np.float32), np.array([1, 0]))
-    mechanism = adult_methods._one_sample(0.01)
-    draws = adult_methods._draws(train, mechanism, 400, jax.random.key(1))
+    mechanism = adult._one_sample(0.01)
+    draws = adult._draws(train, mechanism, 400, jax.random.key(1))
     # five standard errors: a false alarm in a million or less
     assert abs(draws.mean()) < 5 / 400**0.5
     assert abs(draws.var() - 1) < 5 * (2 / 400) ** 0.5

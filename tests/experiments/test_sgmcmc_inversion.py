@@ -9,10 +9,23 @@ import pytest
 
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
-from experiments.sgmcmc import inversion, inversion_attack, inversion_models
-from experiments.sgmcmc.inversion import ACCURACY, BOUND, IDENTIFIED, IDENTIFIED_HELD_OUT, OWN
-from experiments.sgmcmc.inversion_attack import class_means, invert, match_classes, smooth
-from experiments.sgmcmc.inversion_models import NOISY_SGD, PERSON, PICTURE, PLAIN, Settings
+from experiments.sgmcmc import inversion
+from experiments.sgmcmc.inversion import (
+    ACCURACY,
+    BOUND,
+    IDENTIFIED,
+    IDENTIFIED_HELD_OUT,
+    NOISY_SGD,
+    OWN,
+    PERSON,
+    PICTURE,
+    PLAIN,
+    Settings,
+    class_means,
+    invert,
+    match_classes,
+    smooth,
+)
 
 NUM_PEOPLE = 10
 
@@ -45,8 +58,8 @@ def test_the_attack_reaches_the_confidence_and_stops_there():
     pictures = invert(params, 10)
     assert (pictures >= 0).all()
     assert (pictures <= 1).all()
-    sure = jnp.diagonal(jax.nn.softmax(inversion_models.logits(params, pictures)))
-    assert (sure >= inversion_attack.CONFIDENCE).all()
+    sure = jnp.diagonal(jax.nn.softmax(inversion.logits(params, pictures)))
+    assert (sure >= inversion.CONFIDENCE).all()
     assert (sure < 0.9999).all()
 
 
@@ -56,7 +69,7 @@ def test_the_attack_follows_the_gradient_step_by_step():
 
     def reconstruct(label):
         image, best, lowest, costs = np.full(16, 0.5), None, np.inf, []
-        for _ in range(inversion_attack.MAX_STEPS + 1):
+        for _ in range(inversion.MAX_STEPS + 1):
             odds = np.exp((image - 0.5) @ weights)
             p = odds / odds.sum()
             costs.append(1 - p[label])
@@ -115,10 +128,10 @@ def test_the_records_of_a_person_are_all_of_their_pictures(digits):
     data = dataclasses.replace(
         digits, train=Split(digits.train.x[shuffled], digits.train.y[shuffled])
     )
-    images, labels = inversion_models.records(data, PERSON)
+    images, labels = inversion.records(data, PERSON)
     assert (labels == np.arange(NUM_PEOPLE)[:, None]).all()
     np.testing.assert_allclose(images.mean(axis=1), class_means(data.train, NUM_PEOPLE), atol=1e-6)
-    assert inversion_models.records(data, PICTURE)[0].shape == (70, 784)
+    assert inversion.records(data, PICTURE)[0].shape == (70, 784)
 
 
 def test_each_unit_is_certified_as_its_own_number_of_records(digits):
@@ -132,7 +145,7 @@ def test_each_unit_is_certified_as_its_own_number_of_records(digits):
         assert 1.98 < certificate.epsilon <= 2
         assert mechanism.sampling.num_examples == num_records
         assert name in str(certificate)
-        assert len(inversion_models.records(digits, unit)[1]) == num_records
+        assert len(inversion.records(digits, unit)[1]) == num_records
     assert Settings(inversion.FACES, PLAIN).mechanism(digits) is None
 
 
@@ -143,9 +156,7 @@ def test_one_person_moves_a_private_step_by_the_clip_bound_at_most(digits):
     images = digits.train.x.copy()
     images[digits.train.y == 3] *= 1e6
     other = dataclasses.replace(digits, train=Split(images, digits.train.y))
-    one, moved = (
-        inversion_models.fit(settings, data, mechanism)["output"] for data in (digits, other)
-    )
+    one, moved = (inversion.fit(settings, data, mechanism)["output"] for data in (digits, other))
     # The same key gives the same noise: the difference is that of the two clipped gradients.
     distance = float(jnp.linalg.norm(one - moved))
     allowed = 2 * settings.learning_rate * settings.l2_clip / NUM_PEOPLE

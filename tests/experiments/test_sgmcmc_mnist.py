@@ -10,9 +10,11 @@ from experiments.data import load_data
 from experiments.lib.registry import Result, Row, RowContext
 from experiments.pate.accounts import BOTH, EPSILON
 from experiments.pate.answers import STUDENT
-from experiments.sgmcmc import mnist, mnist_chains
-from experiments.sgmcmc.mnist import ACCURACY, AS_RUN, DEVIATION
-from experiments.sgmcmc.mnist_chains import (
+from experiments.sgmcmc import mnist
+from experiments.sgmcmc.mnist import (
+    ACCURACY,
+    AS_RUN,
+    DEVIATION,
     Settings,
     epsilon_by_batch,
     noisy_sgd_mechanism,
@@ -51,10 +53,10 @@ def test_the_table_has_the_slides_figures():
 def test_the_claim_on_svhn_is_compared_at_its_whole_training_part():
     settings = settings_of("SVHN: DP-SGLD")
     mnist_settings = settings_of("MNIST: DP-SGLD")
-    found = mnist_chains.published_epsilon(settings)
+    found = mnist.published_epsilon(settings)
     # More images lower the sampling rate and, at the same step size, the noise multiplier.
     smaller = dataclasses.replace(settings, delta=mnist_settings.delta)
-    assert found > mnist_chains.published_epsilon(smaller) > 10 * 0.12
+    assert found > mnist.published_epsilon(smaller) > 10 * 0.12
     chain = settings.chain(73_257, 10_000)
     expected = dpjax.accounting.epsilon(chain.event, 1e-6, adjacency="zero_out", method="pld")
     assert found == expected
@@ -88,15 +90,15 @@ def test_the_frontier_keeps_within_its_budget(name):
 
 @pytest.mark.parametrize("name", list(mnist._ENSEMBLES))
 def test_a_row_of_pate_is_the_record_of_its_own_experiment(name, tmp_path, monkeypatch):
-    experiment, row = mnist._ENSEMBLES[name]
+    module, row = mnist._ENSEMBLES[name]
     ran = []
 
     def run_row(row, context):
         ran.append(row.name)
         return Result({STUDENT: 97.0, BOTH: 1.1}, {EPSILON: 2.9}, "A note.")
 
-    own = dataclasses.replace(experiment, run_row=run_row, data=lambda: "some data")
-    monkeypatch.setitem(mnist._ENSEMBLES, name, (own, row))
+    monkeypatch.setattr(module, "run_row", run_row)
+    monkeypatch.setattr(module, "data_set", lambda: load_data("digits"))
     folder = tmp_path / "results" / "work" / "sgmcmc_mnist" / "row"
     context = RowContext(folder, fresh=False, profile="quick")
     for _ in range(2):  # the second time there is a record
@@ -114,32 +116,32 @@ def test_calibration_error_is_larger_for_overconfident_predictions():
     calibrated = np.stack([sure, 1 - sure], axis=1)
     labels = (rng.random(20_000) > sure).astype(int)
     # Each bin's accuracy has a standard deviation of at most 0.8 points.
-    assert mnist_chains.calibration_error_percent(calibrated, labels) < 2
+    assert mnist.calibration_error_percent(calibrated, labels) < 2
     odds = (sure / (1 - sure)) ** 3
     overconfident = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
-    assert mnist_chains.calibration_error_percent(overconfident, labels) > 10
+    assert mnist.calibration_error_percent(overconfident, labels) > 10
     likelihoods = [
-        mnist_chains.negative_log_likelihood(each, labels) for each in (calibrated, overconfident)
+        mnist.negative_log_likelihood(each, labels) for each in (calibrated, overconfident)
     ]
     assert likelihoods[0] < likelihoods[1]
-    bins = mnist_chains.reliability(overconfident, labels)
+    bins = mnist.reliability(overconfident, labels)
     assert bins.share.sum() == pytest.approx(1)
     assert (bins.accuracy < bins.confidence)[-3:].all()
 
 
 def test_a_sure_and_wrong_prediction_has_a_finite_likelihood():
-    assert 50 < mnist_chains.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
+    assert 50 < mnist.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
 
 
 def test_doubt_is_counted_from_guessing_to_certainty():
     known, strange = (
-        mnist_chains.entropies(np.eye(10)),
-        mnist_chains.entropies(np.full((9, 10), 0.1)),
+        mnist.entropies(np.eye(10)),
+        mnist.entropies(np.full((9, 10), 0.1)),
     )
     np.testing.assert_allclose(strange, np.log(10))
-    assert mnist_chains.auroc_percent(known, strange) == 100
-    assert mnist_chains.auroc_percent(known, known) == 50
-    assert mnist_chains.auroc_percent(strange, known) == 0
+    assert mnist.auroc_percent(known, strange) == 100
+    assert mnist.auroc_percent(known, known) == 50
+    assert mnist.auroc_percent(strange, known) == 0
 
 
 def test_strange_images_keep_the_pixels():
