@@ -15,7 +15,7 @@ from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_source_and_measured
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.verdicts import Comparison, largest_deviation
+from experiments.lib.verdicts import Comparison
 
 WEIGHTS = (30.0, 60.0)  # kg, public bounds
 MEAN_ERROR, ATTACK_ERROR = "mean, error kg", "attack, error kg"
@@ -104,17 +104,6 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     right.axhline(unknown, color=PALETTE[1], linestyle="--", label=f"{unknown:g} kg, the range")
     right.legend()
     return {"errors": figure}
-
-
-def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        "Answering both queries has privacy loss 2ε, not the ε of the slides, since every student"
-        " except Bob is in both means. (Bob's weight is in one of them.)",
-        "The published attack combines the noise of two answers. An attacker who knows all other"
-        " weights needs only one answer, and has error 30 / ε kg, two thirds of the published"
-        " error.",
-        f"The published errors are within {largest_deviation(records):.1%} of the measured ones.",
-    ]
 
 
 def finding(records: Sequence[Record]) -> Finding:

@@ -144,17 +144,6 @@ def _draw(axes: Axes, record: Record, highest: float) -> None:
         axes.set_ylabel("mean absolute error")
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        f"{record.row}: best at {format_value(record.measured['best factor'])} times the typical"
-        " size; four times the typical size has"
-        f" {100 * (record.measured['MAE, largest bound'] / record.measured['MAE, best'] - 1):.1f}"
-        " % more error."
-        for record in records
-        if record.settings["which"] == "both"
-    ]
-
-
 def finding(records: Sequence[Record]) -> Finding:
     both = [record for record in records if record.settings["which"] == "both"]
     gains = [

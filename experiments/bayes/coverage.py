@@ -34,7 +34,6 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column
-from experiments.lib.verdicts import join_row_names
 
 _LEVEL = 0.9
 _SIZES = {
@@ -228,21 +227,6 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     panels[2].set(yscale="log", ylabel="mean length, coefficients")
     panels[2].legend(loc="upper right")
     return {"coverage": figure}
-
-
-def remarks(records: Sequence[Record]) -> list[str]:
-    aware, naive = "noise-aware, coefficients %", "naive, coefficients %"
-    shares = column(records, aware)
-    failing = join_row_names(records, lambda record: record.measured[naive] < 80)
-    found = (
-        f"the naive ones fall below 80 % at {failing}"
-        if failing
-        else ("no naive interval falls below 80 %")
-    )
-    return [
-        f"The noise-aware intervals cover between {min(shares):.1f} and {max(shares):.1f} % of the"
-        f" coefficients; {found}."
-    ]
 
 
 def finding(records: Sequence[Record]) -> Finding:

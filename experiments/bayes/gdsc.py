@@ -38,10 +38,9 @@ from dpjax.mechanisms import Composition, Gaussian
 from dpjax.sensitivity import Sensitivity
 from experiments.data import DrugResponses, load_data
 from experiments.lib.figures import SOURCE, new_figure
-from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_series, set_log_ticks
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
+from experiments.lib.verdicts import Comparison
 
 # Rank correlation does not depend on the scale of the records.
 UNIT = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
@@ -524,35 +523,6 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     right.set(xlabel="training lines, at ε = 2")
     right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {"spearman": figure}
-
-
-def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        "Bounds, ridges and the number of features were chosen on these data, which no"
-        " certificate accounts for. The cell lines are public.",
-        "The source adds Laplace noise (pure ε), has ten public lines beside the private ones,"
-        " centres features and responses by their means and clips at multiples of their standard"
-        " deviations, which its ε does not account for.",
-        *remarks_on_rows(records, _gain, "projected", "no projection", "non-private"),
-        *remarks_on_rows(records, _all_drugs, "projected"),
-    ]
-
-
-def _gain(*records: Record) -> str:
-    projected, without, plain = (
-        format_value(round(record.measured["Spearman, ε = 1"], 3)) for record in records
-    )
-    return (
-        f"At ε = 1 the score is {projected} with projection, {without} with bounds at the data's"
-        f" extremes, and {plain} without noise."
-    )
-
-
-def _all_drugs(projected: Record) -> str:
-    return (
-        "If the models of all drugs are released, the guarantee for a line is ε ="
-        f" {format_upper_bound(projected.certified['ε, all drugs'])}."
-    )
 
 
 def finding(records: Sequence[Record]) -> Finding:

@@ -27,7 +27,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.plots import draw_curve, set_log_ticks
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import direction_finding, remarks_on_rows
+from experiments.lib.verdicts import direction_finding
 
 _DELTA, _NUM_REPEATS, _SEED = 1e-4, 40, 0
 _EPSILONS, _AT = (0.1, 0.3, 1.0, 3.0, 10.0), 1.0
@@ -155,20 +155,6 @@ def _sizes_figure(records: Sequence[Record]) -> Figure:
     left.legend()
     right.set(ylabel="above not private (%)", ylim=(0, None))
     return figure
-
-
-def remarks(records: Sequence[Record]) -> list[str]:
-    return remarks_on_rows(records, _remarks_on, _BEST)
-
-
-def _remarks_on(best: Record) -> list[str]:
-    mean = 100 * (best.series["mean predicted"] / best.series["not private"] - 1)
-    return [
-        f"At ε = 1 the error with Gaussian noise is {best.measured[ABOVE]:.1f} % above that without"
-        f" privacy; predicting the mean is {mean:.1f} % above it.",
-        f"Its 90 % prediction intervals have coverage {best.measured[COVERAGE]:.1f} %: clipping"
-        " the targets reduces the estimated noise variance. A larger bound reduces accuracy.",
-    ]
 
 
 def finding(records: Sequence[Record]) -> Finding:

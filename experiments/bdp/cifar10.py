@@ -23,7 +23,6 @@ from experiments.bdp.table import published_row
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.scattering import apply_in_batches, wavelet_moduli
-from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
 _EPOCHS = 50
 _SIZES = {"quick": (10_000, 2_500), "paper": (50_000, 10_000)}
@@ -112,21 +111,9 @@ def run_row(row: Row, context: RowContext) -> Result:
     return table.run_row(dataclasses.replace(row, settings=settings), context, task, 35.0)
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        "The source's features are those of a network pretrained on ImageNet, whose weights are"
-        " not available here; accuracies are below its 86 and 73 %.",
-        "Adam's step size is 0.01 instead of the source's 0.001, since these features have norm 1.",
-        "The source's code does not clip on this data set and adds noise of 0.8 to the mean; the"
-        " row on its protocol clips the mean to 1, as stated in its text.",
-        BEST_ACCURACY_REMARK,
-        *table.remarks(records),
-    ]
-
-
 def finding(records: Sequence[Record]) -> Finding:
     # The quick profile is shortened.
     return table.finding(records, "source's protocol", lambda record: record.profile == "paper")
 
 
-figures = table.figures
+figures, remarks = table.figures, table.remarks

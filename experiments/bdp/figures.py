@@ -25,14 +25,12 @@ from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import costs
 from experiments.bdp.costs import ORDERS, Array, epsilons, epsilons_by_step, step_costs
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, legend_below
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import (
     direction_finding,
     format_upper_bound,
     group_by,
-    remarks_on_rows,
 )
 from experiments.published.log_moments import published_reverse_log_moments
 
@@ -304,14 +302,9 @@ def _run_formula(row: Row) -> Result:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     by_figure = group_by(records, "figure")
-    steps, clipped = by_figure.get("1", []), by_figure.get("3", [])
     return [
-        *([_order_remark(steps), _INFINITE_REMARK] if steps else []),
-        *([_clipped_remark(clipped)] if clipped else []),
-        *remarks_on_rows(records, _orders_remark, "5: C = 1"),
-        *remarks_on_rows(records, _reverse_remark, REVERSE),
-        *remarks_on_rows(records, _pairs_remark, PAIRS),
-        *([_PUBLISHED_REMARK] if steps else []),
+        *([_order_remark(by_figure["1"])] if "1" in by_figure else []),
+        *([_clipped_remark(by_figure["3"])] if "3" in by_figure else []),
     ]
 
 
@@ -335,15 +328,6 @@ def _order_remark(steps: Sequence[Record]) -> str:
     )
 
 
-_INFINITE_REMARK = (
-    "Without clipping the estimated expectation is infinite: a Weibull coordinate of shape 1/2"
-    " has tail exp(−√x), so E exp(Tλ D), whose integrand grows like exp(c x²), diverges at every"
-    " λ, and so do the mean and variance in Theorem 4. The finite curves of Figures 1 and 4"
-    " reflect the finite samples (see the rows on tails in bdp_limits). With clipping, as in"
-    " Figure 3, the expectation is finite."
-)
-
-
 def _clipped_remark(clipped: Sequence[Record]) -> str:
     found = [f"{record.measured[SOURCES_PAIRS][0]:.1f}" for record in clipped]
     levels = [f"{record.settings['level']:g}" for record in clipped]
@@ -355,42 +339,6 @@ def _clipped_remark(clipped: Sequence[Record]) -> str:
         " opposite. The BDP ε from norms, at the best order, equals the moments accountant's ε"
         " for adding a record once most gradients are clipped."
     )
-
-
-def _orders_remark(record: Record) -> str:
-    return (
-        "Figure 5: with all distances equal the BDP accountant and the moments accountant agree"
-        " up to a relative difference of"
-        f" {format_value(record.measured['Bayesian ε less MA ε, at most'])}. At C = 1 the best"
-        f" order is {record.measured['best λ ≤ 50']} with ε = {record.measured[BEST_MA]:.2f}, and"
-        f" {format_upper_bound(record.certified['DP ε'])} is certified."
-    )
-
-
-def _reverse_remark(record: Record) -> str:
-    printed, exact = record.measured[PRINTED], record.measured[EXACT]
-    return (
-        f"c^R of Theorem 3 as printed is {printed:.4f} at q = 0.01, λ = 1, σ = d = 1; the exact"
-        f" reverse divergence is {exact:.5f}. The printed convexity bound loses the amplification"
-        " by sampling. The accounts use the forward divergence, which is the larger one."
-    )
-
-
-def _pairs_remark(record: Record) -> str:
-    printed, exact = record.measured[PRINTED], record.measured[EXACT]
-    verdict = "below" if printed < exact else "not below"
-    return (
-        "The pair formula is not an upper bound for replacing a record: at q = 0.01, order 2, σ ="
-        f" 0.7 and two gradients of norm 1 at 60 degrees it gives {printed:.1e}, {verdict} the"
-        f" exact value {exact:.1e}."
-    )
-
-
-_PUBLISHED_REMARK = (
-    "The source treats all 1,225 pairs of 50 gradients as independent samples; the row on pairs"
-    " in bdp_limits measures the effect on Theorem 4. It also scales each step's noise by a"
-    " quantile of that step's own norms, which is private."
-)
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:

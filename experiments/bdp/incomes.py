@@ -217,65 +217,6 @@ def _attack_rates(row: Row, release: Release, incomes: Array) -> dict[str, Any]:
     }
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    by_way = group_by(records, "way")
-    at_outlier, at_percentile, unclipped = (by_way.get(name, []) for name in _COLOURS)
-    return [
-        *([_bound_remark(at_outlier)] if at_outlier else []),
-        *map(_utility_remark, at_outlier[:1], at_percentile[:1]),
-        *map(_outlier_remark, unclipped[:1]),
-        *map(_percentile_remark, unclipped[:1]),
-    ]
-
-
-def _bound_remark(records: Sequence[Record]) -> str:
-    first = records[0]
-    parts = [
-        f"{record.measured[OUTLIER]:.1f} % at ε = {record.settings['epsilon']:g} (bound"
-        f" {record.certified[BOUND]:.1f} %)"
-        for record in records
-    ]
-    return (
-        "The bound of Equation 1 is not attained by a mean with Laplace noise: with clipping at"
-        " the outlier's income, the worst case, the best attack on the outlier has accuracy"
-        f" {', '.join(parts)}. In closed form it is 1 − exp(−ε/2)/2; randomized response would"
-        " attain the bound. On other residents the attack has accuracy"
-        f" {first.measured[RESIDENTS]:.1f} % at ε = {first.settings['epsilon']:g}."
-    )
-
-
-def _utility_remark(at_outlier: Record, at_percentile: Record) -> str:
-    mean = float(draw_incomes().sum() + OUTLIER_INCOME) / NUM_RESIDENTS
-    return (
-        f"Utility: the mean is {mean:,.0f}. At ε = {at_outlier.settings['epsilon']:g} the noise"
-        f" scale is {at_outlier.measured[NOISE_ERROR]:,.0f} with clipping at the outlier, and"
-        f" {at_percentile.measured[NOISE_ERROR]:,.0f} with clipping at the 99th percentile, which"
-        f" adds a clipping error of {at_percentile.measured[CLIPPING_ERROR]:,.0f}, nearly all from"
-        " the outlier."
-    )
-
-
-def _outlier_remark(record: Record) -> str:
-    return (
-        f"“{record.row}”: the BDP ε of {record.measured[BAYESIAN]:.2f} does not cover the outlier,"
-        " who is not from the distribution of the others; the attack has accuracy"
-        f" {record.measured[OUTLIER]:.1f} %, and DP ε is infinite. With the outlier among the"
-        f" samples the BDP ε is {record.measured[WITH_OUTLIER]:.0f}."
-    )
-
-
-def _percentile_remark(record: Record) -> str:
-    release = make_release(record.settings["way"], record.settings["epsilon"])
-    own = float(release.shift(income_at(math.log(1e5))))
-    return (
-        f"“{record.row}”: the BDP ε does not hold for 99.999 % of the others either. It equals the"
-        " ε of the largest of 999 incomes, while the resident at that percentile has ε ="
-        f" {own:.2f}, and Definition 1 at δ_μ = 1e-10 gives {record.measured[KNOWN]:.2f}. For"
-        " unclipped log-normal incomes E exp(λ D) is infinite, so Theorem 4 does not apply; with"
-        " clipping at the outlier it is finite, but the estimate is still too small."
-    )
-
-
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {
         "attacks": _attacks_figure(records),

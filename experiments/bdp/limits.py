@@ -28,11 +28,10 @@ from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
 from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_curve, panel_grid
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import MeanAndError, quantiles
-from experiments.lib.verdicts import format_upper_bound, group_by
+from experiments.lib.verdicts import group_by
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
 # From levels to the norms that shares exp(-level) of a population exceed.
@@ -465,97 +464,6 @@ def _run_composition(row: Row) -> Result:
             "levels": _LEVELS,
             "losses": np.quantile(losses, 1 - _LEVELS),
         },
-    )
-
-
-def remarks(records: Sequence[Record]) -> list[str]:
-    rows = {record.row: record for record in records}
-    remarks = {
-        INSIDE: _inside_remark,
-        "one in 1,000": _rare_remark,
-        "all pairs": _pairs_remark,
-        NUMBER: _number_remark,
-        "tails: Weibull, shape 0.5": _tails_remark,
-        "tails: Weibull, shape 2": _rarest_remark,
-        "composition: 0 % of norms kept": _composition_remark,
-    }
-    return [remark(rows[name]) for name, remark in remarks.items() if name in rows]
-
-
-def _inside_remark(record: Record) -> str:
-    shares = record.measured[f"γ = 0.05: {_LABELS['student']}"]
-    return (
-        f"Theorem 4 holds for normal z: its estimate is too small in {min(shares):.1f} to"
-        f" {max(shares):.1f} % of trials at γ = 5 %. The costs exp(Tλ D) are not normal: they are"
-        " non-negative and have a long tail."
-    )
-
-
-def _rare_remark(record: Record) -> str:
-    few, many = record.settings["draws"][0], record.settings["draws"][-1]
-    return (
-        "If one record in 1,000 determines the mean, a sample without such a record has variance"
-        " zero, and Student's estimate is too small for every γ, including the source's 1e-15:"
-        f" with probability {100 * 0.999**few:.0f} % for sample size {few} and"
-        f" {100 * 0.999**many:.1f} % for {many:,}. The empirical Bernstein bound assumes only a"
-        " bounded z, which clipping provides, and its failure rate is at most γ."
-    )
-
-
-def _pairs_remark(record: Record) -> str:
-    shares = record.measured[f"γ = 0.001: {_LABELS['student']}"]
-    return (
-        "All pairs of one sample are not independent, as the source assumes: at γ = 0.1 % the"
-        f" estimate from {record.settings['draws'][-1]:,} pairs of {RECORDS[-1]} records"
-        f" is too small in {shares[-1]:.0f} % of trials, and the share grows with the number of"
-        " pairs."
-    )
-
-
-def _number_remark(record: Record) -> str:
-    measured, few = record.measured, record.settings["draws"][0]
-    certified = format_upper_bound(record.certified["DP ε"])
-    return (
-        "A sample of size N cannot exclude that a share 1 − γ^(1/N) of the population has norm C"
-        f" ({100 * unseen_share(1_024):.1f} % for N = 1,024 and γ = 1e-15). Without"
-        " distributional assumptions ε is therefore at least"
-        f" {least_distribution_free_epsilon(1_024):.2f}; the moments accountant gives"
-        f" {measured['MA ε']:.2f} for every record, and {certified} is certified. Student's ε is"
-        f" {measured[STUDENT][0]:.2f} for sample size {few}, below the exact value"
-        f" {measured[KNOWN]:.2f}: it is smaller for smaller samples."
-    )
-
-
-def _tails_remark(record: Record) -> str:
-    unclipped = record.measured[f"{STUDENT}, unclipped"]
-    return (
-        "For unclipped Weibull norms E z is infinite in this run, and Corollary 1 gives no ε."
-        f" Student's ε then grows with the sample size: {format_value(unclipped[0])} for"
-        f" {record.settings['draws'][0]} and {format_value(unclipped[-1])} for"
-        f" {record.settings['draws'][-1]:,} samples of shape 1/2."
-    )
-
-
-def _rarest_remark(record: Record) -> str:
-    measured, most = record.measured, record.settings["draws"][-1]
-    return (
-        "With light tails, Weibull of shape 2, samples of this size do not contain the records"
-        " that determine E z: one record in 1e13 is clipped, and these dominate at the relevant"
-        f" orders. Corollary 1 gives ε = {measured[KNOWN]:.2f} for the known distribution,"
-        f" Student's estimate {measured[STUDENT][-1]:.2f} for {most:,} samples, clipped or not. If"
-        f" the rarest records are counted as half of δ, ε = {measured[MOST]:.2f} holds; this does"
-        " not follow from Theorem 4."
-    )
-
-
-def _composition_remark(record: Record) -> str:
-    measured = record.measured
-    return (
-        "Theorem 1 is exact only if each record has the same norm in every step. If the norms"
-        " rotate among the records, so that all records have the same total, it gives the worst"
-        f" case, ε = {measured['Bayesian ε, Theorem 1']:.2f} instead of"
-        f" {measured['Bayesian ε, exact moments']:.2f}. The simulated privacy loss exceeds"
-        f" {measured['Bayesian ε, simulated']:.2f} with probability δ."
     )
 
 

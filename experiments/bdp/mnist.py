@@ -15,7 +15,6 @@ from experiments.bdp.table import published_row
 from experiments.data import Dataset, load_data
 from experiments.lib.models import MnistCNN
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
-from experiments.lib.verdicts import BEST_ACCURACY_REMARK
 
 _EPOCHS = 50
 _BASELINE = published_row(99.0)
@@ -59,21 +58,9 @@ def run_row(row: Row, context: RowContext) -> Result:
     return table.run_row(row, context, Task(MnistCNN(data.num_classes), data, "one image"), 90.0)
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        "The network is the CNN of Bu et al. (2020), 26,010 parameters. The network of the"
-        " published code has batch normalisation, with which an example's gradient depends on the"
-        " whole batch, so that no per-example account holds.",
-        "The 10 % of the weights that a step updates are sampled independently of the data; the"
-        " gradient of the others is zero before clipping.",
-        BEST_ACCURACY_REMARK,
-        *table.remarks(records),
-    ]
-
-
 def finding(records: Sequence[Record]) -> Finding:
     # The quick profile is shortened.
     return table.finding(records, "source's protocol", lambda record: record.profile == "paper")
 
 
-figures = table.figures
+figures, remarks = table.figures, table.remarks

@@ -34,24 +34,6 @@ _DISJOINT, _ALL = "disjoint pairs", "all pairs"
 _NUM_PAIRS, _NUM_EXAMPLES, _NUM_BINS = 500, 100, 40
 _MOST_COLUMNS = 3
 
-TWO_ACCOUNTS = (
-    "DP ε is certified (PLD) for every record at δ = 1e-5. BDP ε of the same steps holds for"
-    " 99.999 % of records from the data distribution, by the BDP accountant at δ_μ = 1e-10 from"
-    " the gradient norms; neighbours differ by the presence of one record. The accuracy of a"
-    " membership attack with uniform prior is at most e^ε / (1 + e^ε). The BDP column does not"
-    " cover outliers and relies on the assumptions listed in its certificate.\n\n"
-)
-DESCRIPTION = (
-    f"{TWO_ACCOUNTS}“The source's protocol” is that of its published code: the mean gradient of a"
-    " batch is clipped, not the examples' gradients. One example can then move the mean from one"
-    " end of the clipping ball to the other, so that the noise multiplier is 0.5 σ. Clipping to a"
-    " ball does not increase distances, so the BDP account of that run uses the unclipped norms"
-    " over the batch size. The source's own formula, on pairs of examples, is shown too; it is"
-    " not an upper bound.\n\n"
-    "Step sizes and clip bounds that the source does not state were chosen by test accuracy in a"
-    " few runs, which no ε accounts for."
-)
-
 
 def published_row(
     accuracy: float, dp: tuple[float, float] | None = None, bdp: tuple[float, float] | None = None

@@ -29,7 +29,6 @@ from experiments.bdp.table import (
     BDP_ATTACK,
     DP,
     DP_ATTACK,
-    TWO_ACCOUNTS,
     published_row,
 )
 from experiments.bdp.table import finding as table_finding
@@ -167,21 +166,6 @@ PLAIN, SOURCE_PROTOCOL = "not private", "source's protocol (reconstructed)"
 _DELTA, _POPULATION_DELTA = 1e-5, 1e-10
 _SEED, _NUM_DRAWS = 0, 100
 _RECONSTRUCTED = "reconstructed BDP ε"
-
-DESCRIPTION = (
-    f"{TWO_ACCOUNTS}“The source's protocol (reconstructed)” adds no noise. As described in the"
-    " source (its code for these rows is not published), its account treats the sampling of"
-    " weights from the variational distribution in each step as the noise mechanism, and compares"
-    " this distribution with and without one record. This covers the release of one weight sample"
-    " per step, but not the state that the steps start from: the variational parameters depend on"
-    " every record and are not released, while the composition theorem requires a public state."
-    " So outliers have no guarantee (DP ε = ∞), and the BDP ε of other records is not proven."
-    " Releasing the fitted means would be a release without noise.\n\n"
-    "The other rows use dpjax.bayes.variational.DPSVI as in dpvi_abalone and dpvi_adult: noise on"
-    " clipped sums, so that all fitted parameters may be released. Predictions average over 100"
-    " weight samples, as in the source. Columns are standardised with the statistics of all"
-    " records, as in the published code, which no ε here accounts for."
-)
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,16 +114,6 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {"errors": figure}
 
 
-def remarks(records: Sequence[Record]) -> list[str]:
-    ratios = [record.measured["local over global"] for record in records]
-    return [
-        "The two-coin protocol of the notes keeps the true answer with probability 1/2: ε = log"
-        " 3, and the debiased share is 2 · mean − 1/2.",
-        f"The local model has {min(ratios):.1f} to {max(ratios):,.0f} times the error of the"
-        " global model; the ratio grows as √n.",
-    ]
-
-
 def finding(records: Sequence[Record]) -> Finding:
     pairs = [
         (record.measured[name], record.measured[_CLOSED + name])

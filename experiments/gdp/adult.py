@@ -18,7 +18,6 @@ from experiments.data import Dataset, Split, load_data
 from experiments.gdp.classifiers import (
     ACCURACY,
     CERTIFIED_EPSILON,
-    DIVISOR_REMARK,
     PlainSettings,
     PrivateSettings,
     Problem,
@@ -102,7 +101,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     private = [record for record in records if record.row == _PRIVATE_ROW]
-    return [DIVISOR_REMARK, *(remark for record in private for remark in private_remarks(record))]
+    return [remark for record in private for remark in private_remarks(record)]
 
 
 def finding(records: Sequence[Record]) -> Finding:

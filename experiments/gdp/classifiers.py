@@ -29,11 +29,6 @@ from experiments.lib.training import (
 )
 from experiments.lib.verdicts import Comparison, compare_claim, format_upper_bound, join_row_names
 
-DIVISOR_REMARK = (
-    "The published algorithm divides by the actual batch size, which is private under Poisson"
-    " sampling; these runs divide by the expected batch size."
-)
-
 
 def compute_accounts(
     mechanism: dpjax.SubsampledGaussian, delta: float

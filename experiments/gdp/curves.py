@@ -265,15 +265,6 @@ def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
     remarks = []
-    if "2" in rows:
-        source, measured = rows["2"].source, rows["2"].measured
-        certified = format_value(rows["2"].certified["errors, lower %"], "%", rounding=ROUND_FLOOR)
-        remarks.append(
-            f"Row 2: the source's {source['errors, CLT %']} % is for μ rounded to 0.57; unrounded"
-            f" it is {measured['errors, CLT %']:.1f} %. Its {source['errors, MA pair %']} % uses"
-            " one pair (ε, 1e-5) of the moments accountant; all pairs give"
-            f" {measured['errors, MA envelope %']:.1f} %, and {certified} % is certified."
-        )
     for verdict, holds in _VERDICTS.items():
         names = [record.row for record in table if holds(record)]
         if names:

@@ -15,7 +15,6 @@ from experiments.data import NUM_TOKENS, Dataset, load_data
 from experiments.gdp.classifiers import (
     ACCURACY,
     CERTIFIED_EPSILON,
-    DIVISOR_REMARK,
     PlainSettings,
     PrivateSettings,
     Problem,
@@ -76,25 +75,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
-    private, plain = rows.get(_PRIVATE_ROW), rows.get(_PLAIN_ROW)
-    trained = rows.get(_PRIVATE_ROW + _PADDING_TRAINED)
-    remarks = [
-        DIVISOR_REMARK,
-        "The vocabulary is computed from the training reviews and assumed public, as in the"
-        " source; no ε accounts for it.",
-    ]
-    if private:
-        remarks += private_remarks(private)
-    if private and trained:
-        zero, other = (format_value(r.measured[ACCURACY], ACCURACY) for r in (private, trained))
-        remarks.append(
-            f"Accuracy with padding as a zero vector is {zero} %. With a trained padding"
-            f" embedding, as in the published code, it is {other} %: the gradients of a token's"
-            " lookups add up, so that padding dominates the gradient norm and clipping shrinks"
-            " the gradients of the words. Clipping each lookup separately would underestimate the"
-            " norm and violate the clip bound."
-        )
-    if plain:
+    remarks = private_remarks(rows[_PRIVATE_ROW]) if _PRIVATE_ROW in rows else []
+    if plain := rows.get(_PLAIN_ROW):
         first, last = (format_value(mean_accuracy(plain, epoch), ACCURACY) for epoch in (0, -1))
         remarks.append(
             f"Without privacy the network overfits: {first} % after the first epoch, {last} %"

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 import dpjax
 from experiments.data import Dataset, load_data
 from experiments.gdp.classifiers import (
-    DIVISOR_REMARK,
     account_finding,
     account_remarks,
     compute_accounts,
@@ -29,7 +28,7 @@ from experiments.lib.models import MnistCNN
 from experiments.lib.plots import draw_series
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, stack_curves, train
-from experiments.lib.verdicts import BEST_ACCURACY_REMARK, compare_published
+from experiments.lib.verdicts import compare_published
 
 PUBLISHED_SIZE = 60_000
 ACCURACY, CURVE = "test accuracy %", "accuracy % by epoch"
@@ -203,7 +202,7 @@ def remarks(records: Sequence[Record]) -> list[str]:
     ]
     # The remark on the moments accountant is the same for all rows.
     limits = (limit for limit, _ in pairs)
-    remarks = [DIVISOR_REMARK, *limits, pairs[0][1], BEST_ACCURACY_REMARK]
+    remarks = [*limits, pairs[0][1]]
     if repeated := [record for record in records if len(record.series[_BY_SEED]) > 1]:
         remarks.insert(0, _seeds_remark(repeated))
     return remarks

@@ -459,22 +459,8 @@ def _models_figure(records: Sequence[Record]) -> Figure:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     rows = {record.row: record for record in records}
-    private, by_user, plain = (rows.get(name) for name in (_PRIVATE, _BY_USER, _PLAIN))
+    private, plain = rows.get(_PRIVATE), rows.get(_PLAIN)
     remarks = _unit_remarks(private) if private else []
-    if by_user:
-        beside = f" instead of {format_value(private.measured['RMSE'])}" if private else ""
-        certified = format_upper_bound(by_user.certified["ε, one user"])
-        remarks.append(
-            f"With per-user clipping the certified ε = {certified} holds for all ratings of a"
-            f" user; the RMSE is {format_value(by_user.measured['RMSE'])}{beside}. At most"
-            f" {by_user.settings['num_kept']} ratings of a user are used."
-        )
-    remarks += [
-        "The films are numbered as in the published catalogue, 1 to 3,952; the source has 3,706,"
-        " those with a rating. Which films have a rating is itself private.",
-        "Step size, clip bound and batch size of the row by user were chosen on MovieLens 100K;"
-        " the certificate does not account for a choice on the same data.",
-    ]
     if private and plain and private.measured["RMSE"] < plain.measured["RMSE"]:
         remarks.append(
             "On these data the private network has a smaller error than the non-private one,"
@@ -484,13 +470,9 @@ def remarks(records: Sequence[Record]) -> list[str]:
 
 
 def _unit_remarks(private: Record) -> list[str]:
-    """Returns remarks on the guarantees for one rating and, by group privacy, for one user."""
-    source, certified = private.source, format_upper_bound(private.certified["ε, one rating"])
-    remarks = [
-        f"The source's CLT ε = {source['CLT ε']} is below the certified {certified}. Its MA ε ="
-        f" {source['MA ε']} is a loose upper bound. All three are for one rating."
-    ]
+    """Returns remarks on the guarantees by group privacy for all ratings of one user."""
     users = ("the smallest group", "the median user", "the most active user")
+    remarks = []
     for user, (size, epsilon, delta, limit) in zip(users, private.series[_GROUPS], strict=True):
         worth = "which is vacuous" if delta >= 1 else "which is weak"
         remarks.append(

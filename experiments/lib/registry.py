@@ -4,15 +4,18 @@ Each experiment is a module with the functions of :func:`experiment_of`, and a M
 same stem beside it with its prose; :data:`MODULES` lists the modules by dotted path.
 """
 
+import contextlib
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpjax._checks import check, check_choice
+from experiments.lib.formatting import format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,6 +209,7 @@ class Page:
       source: publication, table and figures.
       paragraphs: what was run.
       captions: of its figures, by the stem of their files.
+      remarks: sentences with the values of rows, as of :func:`fill_in`.
 
     Raises:
       ValueError: if ``name`` or a stem is not in lower case with underscores.
@@ -216,6 +220,7 @@ class Page:
     source: str
     paragraphs: tuple[str, ...]
     captions: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for stem in (self.name, *self.captions):
@@ -234,6 +239,10 @@ def read_page(module: str | Path) -> Page:
 
         Paragraphs of what was run.
 
+        ## Remarks
+
+        A paragraph for each remark, with the values of rows.
+
         ## Figures
 
         ### stem_of_a_figure
@@ -246,9 +255,10 @@ def read_page(module: str | Path) -> Page:
     module = Path(module)
     path = module.with_suffix(".md")
     text, _, figures = path.read_text(encoding="utf-8").partition("\n## Figures\n")
+    text, _, remarks = text.partition("\n## Remarks\n")
 
-    # Title, source and paragraphs: the lines of a paragraph are joined.
-    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text.strip())]
+    # Title, source and paragraphs.
+    blocks = _join_lines(text)
     title, source = (*blocks, "", "")[:2]
     is_headed = title.startswith("# ") and source.startswith("Source: ")
     check(is_headed, f"beginning of {path.name}", title, "'# Title', then 'Source: ...'")
@@ -266,7 +276,48 @@ def read_page(module: str | Path) -> Page:
         source=source.removeprefix("Source: "),
         paragraphs=tuple(blocks[2:]),
         captions=captions,
+        remarks=tuple(_join_lines(remarks)),
     )
+
+
+def _join_lines(text: str) -> list[str]:
+    """Returns the paragraphs of a text, each in one line."""
+    return [" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip()]
+
+
+class _Value:
+    """A value of records in a template, formatted as in tables if no format is given."""
+
+    def __init__(self, value: Any, name: str = "") -> None:
+        self.value, self.name = value, name
+
+    def __getitem__(self, key: str | int) -> "_Value":
+        if isinstance(self.value, Mapping):
+            return _Value(self.value[str(key)], str(key))
+        return _Value(self.value[int(key)], self.name)
+
+    def __format__(self, spec: str) -> str:
+        roundings = {"": ROUND_HALF_EVEN, "up": ROUND_CEILING, "down": ROUND_FLOOR}
+        if spec not in roundings:
+            return format(self.value, spec)
+        return format_value(self.value, self.name, rounding=roundings[spec])
+
+
+def fill_in(templates: Sequence[str], records: Sequence[Record]) -> list[str]:
+    """Returns the templates with values of the records; those of rows that are not there left out.
+
+    A value is a field of Python's format strings, ``{rows[NAME][PART][COLUMN]}``, with the format
+    of tables, or ``:up`` or ``:down`` for one rounded up or down, or any other format.
+
+    >>> record = Record("toy", "1", "quick", {}, {}, {"accuracy %": 95.0}, {"ε": 1.20001}, 1.0)
+    >>> fill_in(["ε = {rows[1][certified][ε]:up}, {rows[1][measured][accuracy %]:.0f} %"], [record])
+    ['ε = 1.201, 95 %']
+    """
+    rows, filled = _Value({record.row: vars(record) for record in records}), []
+    for template in templates:
+        with contextlib.suppress(KeyError):
+            filled.append(template.format(rows=rows))
+    return filled
 
 
 @dataclass(frozen=True)
@@ -307,13 +358,20 @@ def experiment_of(module: ModuleType) -> Experiment:
 
     Its functions ``rows``, ``run_row`` and ``finding``, and where it has them ``data``, ``figures``
     and ``remarks``, are those of :class:`Experiment`; ``data_set`` returns a data set whose name
-    ``data`` would return, and ``TOLERANCE`` is the tolerance.
+    ``data`` would return, and ``TOLERANCE`` is the tolerance. Remarks of the page come first.
     """
-    functions = {name: vars(module).get(name) for name in ("data", "figures", "remarks")}
+    page = read_page(module.__file__ or "")
+    functions = {name: vars(module).get(name) for name in ("data", "figures")}
     if hasattr(module, "data_set"):
         functions["data"] = lambda: module.data_set().name
+
+    def remarks(records: Sequence[Record]) -> list[str]:
+        computed = module.remarks(records) if hasattr(module, "remarks") else ()
+        return [*fill_in(page.remarks, records), *computed]
+
     return Experiment(
-        page=read_page(module.__file__ or ""),
+        page=page,
+        remarks=remarks,
         rows=module.rows,
         run_row=module.run_row,
         finding=module.finding,

@@ -97,12 +97,6 @@ def direction_finding(
     return Finding(verdict, sentence, "direction only" if holds else "")
 
 
-BEST_ACCURACY_REMARK = (
-    "The best accuracy here at certified ε = 1, 2 and 3, on MNIST, Fashion-MNIST and CIFAR-10, is"
-    " in the table of `scattering_linear`."
-)
-
-
 def format_upper_bound(value: float) -> str:
     """Formats an upper bound, such as a certified ε, rounded up.
 
@@ -144,15 +138,3 @@ def group_by(records: Sequence[Record], setting: str) -> dict[Any, list[Record]]
         if setting in record.settings:
             groups.setdefault(record.settings[setting], []).append(record)
     return groups
-
-
-def largest_deviation(records: Sequence[Record], names: Sequence[str] = ()) -> float:
-    """Returns the largest relative difference between measured and published values.
-
-    The columns ``names`` are compared, by default all published ones.
-    """
-    return max(
-        abs(record.measured[name] / record.source[name] - 1)
-        for record in records
-        for name in names or record.source
-    )

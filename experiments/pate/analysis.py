@@ -33,7 +33,7 @@ from experiments.lib.registry import (
     RowContext,
 )
 from experiments.lib.sweeps import grid, make_rows
-from experiments.lib.verdicts import Comparison, format_upper_bound, remarks_on_rows
+from experiments.lib.verdicts import Comparison, format_upper_bound
 from experiments.pate.accounts import (
     BOTH,
     EPSILON,
@@ -283,14 +283,7 @@ def _draw_agreement(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    return [
-        *(_release_remark(record) for record in records if AS_PRINTED in record.measured),
-        *(
-            remark
-            for name, claim in CLAIMS.items()
-            for remark in remarks_on_rows(records, claim.remark, name)
-        ),
-    ]
+    return [_release_remark(record) for record in records if AS_PRINTED in record.measured]
 
 
 def _release_remark(record: Record) -> str:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from dpjax import pate
-from experiments.lib.formatting import format_value
 from experiments.lib.registry import Record, Result
 from experiments.lib.verdicts import format_upper_bound
 from experiments.pate.accounts import EPSILON
@@ -21,12 +20,11 @@ FORWARD, REVERSE = "bound over divergence", "bound over reverse divergence"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a source, its check, and sentences on the result."""
+    """A claim of a source, its check, and a clause on the result."""
 
     settings: Mapping[str, Any]
     source: Mapping[str, Any]
     check: Callable[..., Result]  # from the settings
-    remark: Callable[[Record], str]
     finding: Callable[[Record], str]
 
 
@@ -92,39 +90,11 @@ def direction_ratios(
     return min(forward), min(reverse)
 
 
-def _label_remark(record: Record) -> str:
-    return (
-        f"At scale 20 one label of LNMax is {format_upper_bound(record.certified[EPSILON])}-DP: a"
-        f" changed vote moves two counts, and not one, as the printed {record.source[EPSILON]:g}"
-        " supposes."
-    )
-
-
-def _gnss_remark(record: Record) -> str:
-    return (
-        "The smoothed release: the source's formula gives a Rényi cost of"
-        f" {record.series[BY_FORMULA]:.2f} at order {record.settings['order']:g}, and the"
-        f" exact cost is {format_upper_bound(record.certified[COST])}, since the noise of"
-        " neighbours differs in scale too."
-    )
-
-
-def _direction_remark(record: Record) -> str:
-    forward, reverse = record.series[FORWARD], record.measured[REVERSE]
-    return (
-        f"At σ = {record.settings['scale']:g}, two classes, the source's Theorem 6 is at least"
-        f" {format_value(forward)} times the divergence of the given votes' label from a"
-        f" neighbour's, and as little as {format_value(reverse)} times the reverse one: it is no"
-        " guarantee in both directions."
-    )
-
-
 CLAIMS = {
     "claim: ε of one label, 1/γ = 20": Claim(
         {"scale": 20.0},
         {EPSILON: 0.05},
         _check_label,
-        _label_remark,
         lambda record: (
             f"one label is {format_upper_bound(record.certified[EPSILON])}-DP, where"
             f" {record.source[EPSILON]:g} is printed"
@@ -134,7 +104,6 @@ CLAIMS = {
         {"scale": 20.0, "num_teachers": 250, "orders": [float(order) for order in range(2, 65)]},
         {},
         _check_direction,
-        _direction_remark,
         lambda record: (
             f"at σ = {record.settings['scale']:g} Theorem 6 is as little as"
             f" {record.measured[REVERSE]:.2f} times the reverse divergence"
@@ -144,7 +113,6 @@ CLAIMS = {
         {"order": 14.0, "beta": 0.0329, "noise_scale": 6.23},
         {COST: 0.52},
         _check_gnss,
-        _gnss_remark,
         lambda record: (
             f"the smoothed release costs {format_upper_bound(record.certified[COST])}, where"
             f" {record.source[COST]:g} is claimed"

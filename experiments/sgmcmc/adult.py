@@ -32,7 +32,7 @@ from experiments.lib.figures import PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.sweeps import column, grid, make_rows
-from experiments.lib.verdicts import format_upper_bound, group_by, remarks_on_rows
+from experiments.lib.verdicts import format_upper_bound, group_by
 from experiments.published.langevin import markov_chain_sample, step_size_bound_2017
 from experiments.sgmcmc.bounds import CONSTANT
 
@@ -350,37 +350,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    not_exact = (
-        "OPS and the hybrid are plotted at the ε of an exact posterior sample. No exact sampler"
-        " is known for this posterior, and the last state of a Markov chain has no such"
-        " guarantee, so their accuracies are not those of certified runs."
-    )
-    return [
-        *remarks_on_rows(records, _claim_remark, SOURCE_STEP),
-        *remarks_on_rows(records, _last_remark, _CHAIN),
-        *_compare_with_sgd(records),
-        *([not_exact] if any(TARGET in record.measured for record in records) else []),
-    ]
-
-
-def _claim_remark(record: Record) -> str:
-    return (
-        f"SGLD with the source's step 0.1 and noise as printed: its formula (with c = {CONSTANT},"
-        f" see sgmcmc_bounds) claims ε = {record.measured[CLAIM]:.2g}; certified is"
-        f" {format_upper_bound(record.certified['ε'])}."
-    )
-
-
-def _last_remark(record: Record) -> str:
-    return (
-        f"{record.row}: accuracy {record.measured[ACCURACY]:.2f} % averaged over the chain,"
-        f" {record.measured[LAST]:.2f} % with its last sample only. Both have the same certified"
-        " ε, which covers all states."
-    )
-
-
-def _compare_with_sgd(records: Sequence[Record]) -> list[str]:
-    """Compares DP-SGLD with DP-SGD at equal ε."""
+    # DP-SGLD and DP-SGD at equal ε.
     found = {(r.settings["method"], r.settings.get("epsilon")): r.measured for r in records}
     return [
         f"At ε = {epsilon:g} DP-SGLD has {found['DP-SGLD', epsilon][ACCURACY]:.1f} % (NLL"

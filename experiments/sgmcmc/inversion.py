@@ -455,17 +455,7 @@ def _draw_references(axes: Axes, faces: Sequence[Record]) -> None:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     faces = [record for record in records if record.settings["data"] == FACES]
-    return [
-        *(_describe(record) for record in faces if record.row == _PLAIN_FACES),
-        *(_compare_units(pair) for pair in _pairs(faces)),
-        "Inversion reconstructs the average of a class and is not a membership attack. If a class"
-        " is one person, the average is that person's face, and only a guarantee for the person"
-        " (all pictures together) limits the attack; a guarantee for one picture does not, since"
-        " all seven change at once. A model that recognises a person must contain that person's"
-        " features, so where the guarantee for a person is strong the model does not recognise"
-        " anyone. If a class has many members, as the digits have, a small ε protects each of them"
-        " and the class average is reconstructed all the same.",
-    ]
+    return [_compare_units(pair) for pair in _pairs(faces)]
 
 
 def _pairs(faces: Sequence[Record]) -> list[tuple[Record, Record]]:
@@ -476,17 +466,6 @@ def _pairs(faces: Sequence[Record]) -> list[tuple[Record, Record]]:
         for (unit, epsilon), record in found.items()
         if unit == PICTURE and (PERSON, epsilon) in found
     ]
-
-
-def _describe(plain: Record) -> str:
-    found = plain.measured
-    return (
-        f"Without privacy the softmax regression has test accuracy {found[ACCURACY]:.1f} %"
-        " (Fredrikson et al. report 92.5 % on larger pictures). The reconstructions identify"
-        f" {found[IDENTIFIED]:.0f} % of the people by the mean of their training pictures and"
-        f" {found[IDENTIFIED_HELD_OUT]:.0f} % by that of held-out ones; Fredrikson et al. report"
-        " up to 95 % by people who looked at them."
-    )
 
 
 def _compare_units(pair: tuple[Record, Record]) -> str:

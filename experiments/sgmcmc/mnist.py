@@ -53,7 +53,6 @@ from experiments.lib.verdicts import (
     compare_claim,
     compare_published,
     format_upper_bound,
-    remarks_on_rows,
 )
 from experiments.pate import mnist as pate_mnist
 from experiments.pate import svhn as pate_svhn
@@ -603,9 +602,6 @@ def remarks(records: Sequence[Record]) -> list[str]:
         "The slides' DP-SGLD at claimed ε = 0.1, by batch size, which they do not state: the"
         f" certified ε is {printed} with the printed noise, and {true} at temperature 1. It is"
         " above 0.1 for every batch size.",
-        *remarks_on_rows(records, _last_state, _SGLD),
-        *remarks_on_rows(records, _compare_with_noisy_sgd, _SGLD, _NOISY_SGD),
-        *remarks_on_rows(records, _frontier, f"{FRONTIER}ε = 0.1", f"{_NOISY_SGD} at ε = 0.1"),
     ]
 
 
@@ -619,43 +615,6 @@ def _claim(record: Record) -> str:
         f" {record.settings['step_size']:g} and batches of {record.settings['batch_size']},"
         f" have certified ε = {format_upper_bound(certified)}. The claim"
         f" {compare_claim(claim, certified)} the certified value."
-    )
-
-
-def _last_state(record: Record) -> str:
-    found = record.measured
-    return (
-        f"DP-SGLD at temperature 1: accuracy {found[ACCURACY]:.2f} % (NLL {found[NLL]:.3f})"
-        f" averaged over the kept states, {found[LAST]:.2f} % ({found[NLL_LAST]:.3f}) with the"
-        " last state only. The certified ε covers all states, burn-in included. Releasing only"
-        " the last state does not lower it: results on hidden steps (privacy amplification by"
-        " iteration) require convexity, which does not hold for a network's loss."
-    )
-
-
-def _compare_with_noisy_sgd(chain: Record, point: Record) -> str:
-    one, other = chain.measured, point.measured
-    return (
-        "Private SGLD is DP-SGD with a noise multiplier determined by the step size, a prior, and"
-        " averaging over iterates. At the same certified ε ="
-        f" {format_upper_bound(chain.certified[AS_RUN])}: accuracy {one[ACCURACY]:.2f} against"
-        f" {other[ACCURACY]:.2f} %, NLL {one[NLL]:.3f} against {other[NLL]:.3f}, ECE"
-        f" {one['ECE %']:.1f} against {other['ECE %']:.1f} %. The chain's last state has NLL"
-        f" {one[NLL_LAST]:.3f}: its difference from DP-SGD is due to the other settings (clip"
-        " bound 4 against 1, step sizes, prior), not to posterior averaging."
-    )
-
-
-def _frontier(chain: Record, point: Record) -> str:
-    return (
-        f"At ε = 0.1, with {chain.settings['num_steps']:,} steps of the"
-        f" {chain.settings['network']}: private SGLD at a certified"
-        f" {format_upper_bound(chain.certified[AS_RUN])} needs a step size of"
-        f" {chain.measured['step size']:.2g} and reaches {chain.measured[ACCURACY]:.1f} % (last"
-        f" state {chain.measured[LAST]:.1f} %); the slides report 99.12 %. DP-SGD, whose learning"
-        f" rate does not depend on the noise, reaches {point.measured[ACCURACY]:.1f} % with the"
-        " same event. More SGLD steps would not help, since ε nearly determines the sum of step"
-        " sizes."
     )
 
 

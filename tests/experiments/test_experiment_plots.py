@@ -31,7 +31,7 @@ from experiments.lib.records import load_records
 from experiments.lib.registry import Record
 from experiments.lib.runner import run_experiment
 from experiments.lib.sweeps import column, grid, make_rows, mean_and_error, quantiles
-from experiments.lib.verdicts import group_by, join_row_names, largest_deviation, remarks_on_rows
+from experiments.lib.verdicts import group_by, join_row_names, remarks_on_rows
 
 
 @pytest.fixture
@@ -215,8 +215,7 @@ def test_remarks_on_rows_needs_all_of_them(records):
     assert remarks_on_rows(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
 
 
-def test_group_by_join_row_names_and_largest_deviation(records):
+def test_group_by_and_join_row_names(records):
     assert {key: len(group) for key, group in group_by(records, "epochs").items()} == {1: 3}
     assert group_by(records, "no such setting") == {}
     assert join_row_names(records, lambda record: record.measured["accuracy %"] > 72) == "2; 3"
-    assert largest_deviation(records) == pytest.approx(1 - 71.5 / 91)

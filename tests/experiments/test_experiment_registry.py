@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from experiments.lib.publication import PUBLISHED, load_publication
 from experiments.lib.records import encode
 from experiments.lib.registry import (
     MODULES,
@@ -9,8 +10,10 @@ from experiments.lib.registry import (
     Experiment,
     Finding,
     Page,
+    Record,
     Result,
     Row,
+    fill_in,
     load_experiments,
     profile_rows,
     read_page,
@@ -43,6 +46,11 @@ paragraph.
 
 Another one.
 
+## Remarks
+
+ε is
+{rows[1][certified][ε]:up}.
+
 ## Figures
 
 ### errors
@@ -65,7 +73,19 @@ def test_read_page_joins_lines_and_finds_captions(tmp_path):
         "someone (2020), Table 1",
         ("One paragraph.", "Another one."),
         {"errors": "Left: one. Right: another.", "accuracy": "By epoch."},
+        ("ε is {rows[1][certified][ε]:up}.",),
     )
+
+
+def test_fill_in_leaves_out_rows_that_are_not_there():
+    measured, certified = {"accuracy %": 95.0, "ε by n": [0.5, 1.23411]}, {"ε": 1.23411}
+    record = Record("toy", "1", "quick", {}, {}, measured, certified, 1.0)
+    templates = [
+        "{rows[1][measured][accuracy %]} %, {rows[1][measured][ε by n][-1]:.1f}",
+        "{rows[1][certified][ε]:up}, {rows[1][certified][ε]:down}, {rows[1][certified][ε]}",
+        "{rows[2][certified][ε]}",
+    ]
+    assert fill_in(templates, [record]) == ["95.0 %, 1.2", "1.235, 1.234, 1.234"]
 
 
 @pytest.mark.parametrize("text", ["", "A title", "# A title\n\nNo source.", "Source: a\n\n# b"])
@@ -141,3 +161,7 @@ def test_registered_experiments_have_a_page_and_rows_of_plain_json(module):
     # Both profiles have the same source.
     sources = {row.name: row.source for row in paper}
     assert all(sources.get(row.name, row.source) == row.source for row in quick)
+
+    # Every remark of the page has the values of its rows.
+    records = load_publication(PUBLISHED, experiment.name, "paper").records
+    assert len(fill_in(experiment.page.remarks, records)) == len(experiment.page.remarks)
