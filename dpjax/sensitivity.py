@@ -62,7 +62,9 @@ __all__ = [
 
 Norm = Literal["l1", "l2", "linf"]
 NORMS: tuple[Norm, ...] = ("l1", "l2", "linf")
+_ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 Shape = tuple[int, ...]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def check_shapes(name: str, shapes: Sequence[Shape], sensitivity: Sensitivity) -
       ValueError: other shapes.
     """
     if tuple(shapes) != sensitivity.shapes:
-        got, stated = map(_in_words, (shapes, sensitivity.shapes))
+        got, stated = map(_format_shapes, (shapes, sensitivity.shapes))
         raise ValueError(
             f"{name} must be of shape {stated}, which its sensitivity states, got shape {got}:"
             " release the statistic, not the records that it is computed from, or state the"
@@ -181,7 +183,7 @@ def check_shapes(name: str, shapes: Sequence[Shape], sensitivity: Sensitivity) -
         )
 
 
-def _in_words(shapes: Sequence[Shape]) -> str:
+def _format_shapes(shapes: Sequence[Shape]) -> str:
     """Shapes for an error: of one array its shape."""
     if len(shapes) == 1:
         return str(shapes[0])
@@ -194,10 +196,6 @@ def _is_shape(shape: object) -> bool:
         isinstance(size, Integral) and not isinstance(size, bool) and int(size) >= 0
         for size in shape
     )
-
-
-Array = npt.NDArray[np.float64]
-_ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 
 
 def of_sum(bounds: Bounds, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
@@ -571,9 +569,6 @@ def _rounded_inwards(bounds: Bounds, dtype: npt.DTypeLike) -> tuple[np.ndarray, 
     return lowest, highest
 
 
-_ORDERS = {"l1": 1, "l2": 2, "linf": jnp.inf}
-
-
 def parallel_databases(records: ArrayTree) -> Any:
     """Returns the n neighbours of ``records`` that each lack one of them, stacked.
 
@@ -588,8 +583,8 @@ def parallel_databases(records: ArrayTree) -> Any:
     """
     n = batch_length(records, "records")
     check(n >= 2, "records", f"{n} records", "at least two records")
-    kept = np.arange(n - 1) + (np.arange(n - 1) >= np.arange(n)[:, None])
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[kept], records)
+    remaining = np.arange(n - 1) + (np.arange(n - 1) >= np.arange(n)[:, None])
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[remaining], records)
 
 
 def empirical_sensitivity(

@@ -72,10 +72,10 @@ class Mechanism(abc.ABC):
 
 @dataclass(frozen=True)
 class Composition(Mechanism):
-    """Adaptive composition: all ``parts`` run on the same records.
+    """Adaptive composition: all ``mechanisms`` run on the same records.
 
     Attributes:
-      parts: at least one mechanism, all of one adjacency and one unit of privacy.
+      mechanisms: at least one, all of one adjacency and one unit of privacy.
 
     >>> from dpjax.mechanisms import SubsampledGaussian
     >>> from dpjax.sampling import PoissonSampling
@@ -88,40 +88,40 @@ class Composition(Mechanism):
     (2, True)
     """
 
-    parts: tuple[Mechanism, ...]
+    mechanisms: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        check_type("parts", self.parts, tuple, "a tuple of mechanisms")
-        for part in self.parts:
-            check_type("parts", part, Mechanism, "a tuple of mechanisms")
-        check(len(self.parts) > 0, "parts", self.parts, "at least one mechanism")
+        check_type("mechanisms", self.mechanisms, tuple, "a tuple of mechanisms")
+        for mechanism in self.mechanisms:
+            check_type("mechanisms", mechanism, Mechanism, "a tuple of mechanisms")
+        check(len(self.mechanisms) > 0, "mechanisms", self.mechanisms, "at least one mechanism")
         for name in ("adjacency", "unit"):
-            values = {getattr(part.guarantee, name) for part in self.parts}
-            check(len(values) == 1, f"parts' {name}", sorted(values), "the same in every part")
+            values = {getattr(mechanism.guarantee, name) for mechanism in self.mechanisms}
+            check(len(values) == 1, f"mechanisms' {name}", sorted(values), "the same for all")
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        parts = [part.guarantee for part in self.parts]
+        guarantees = [mechanism.guarantee for mechanism in self.mechanisms]
+        constants = [constant for each in guarantees for constant in each.size_constants]
         return Guarantee(
-            event=compose([part.event for part in parts]),
-            adjacency=parts[0].adjacency,
-            unit=parts[0].unit,
-            num_releases=sum(part.num_releases for part in parts),
+            event=compose([each.event for each in guarantees]),
+            adjacency=guarantees[0].adjacency,
+            unit=guarantees[0].unit,
+            num_releases=sum(each.num_releases for each in guarantees),
             description={
                 f"part {number}, {heading}": text
-                for number, part in enumerate(parts, start=1)
-                for heading, text in part.description.items()
+                for number, each in enumerate(guarantees, start=1)
+                for heading, text in each.description.items()
             },
-            exact_noise=all(part.exact_noise for part in parts),
-            size_constants=tuple(dict.fromkeys(c for part in parts for c in part.size_constants)),
+            exact_noise=all(each.exact_noise for each in guarantees),
+            size_constants=tuple(dict.fromkeys(constants)),
         )
 
     def with_privacy_factor(self, factor: float) -> "Composition":
-        """Returns the composition of the parts with their noise times ``factor``."""
+        """Returns the composition of the mechanisms with their noise times ``factor``."""
         check_positive("factor", factor)
-        return dataclasses.replace(
-            self, parts=tuple(part.with_privacy_factor(factor) for part in self.parts)
-        )
+        scaled = tuple(mechanism.with_privacy_factor(factor) for mechanism in self.mechanisms)
+        return dataclasses.replace(self, mechanisms=scaled)
 
 
 class Interval(NamedTuple):

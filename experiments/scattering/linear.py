@@ -125,7 +125,7 @@ def fit(
     """
     moments: Any
     training: Any
-    moments, training = mechanism.parts[0], mechanism.parts[-1]
+    moments, training = mechanism.mechanisms[0], mechanism.mechanisms[-1]
     runs = []
     for seed in settings.seeds:
         train_key, moments_key, init_key = jax.random.split(jax.random.key(seed), 3)
@@ -339,7 +339,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     mechanism = settings.mechanism(*data.train.x.shape[:2])
     runs = fit(settings, data, mechanism, context.folder)
     measured = summarize([run.curve[-1][1] for run in runs])
-    training: Any = mechanism.parts[-1]
+    training: Any = mechanism.mechanisms[-1]
     measured["noise multiplier"] = training.noise_multiplier
     certificate = certify(mechanism.guarantee.of_run(seeded=True), settings.delta)
     certified = {EPSILON: certificate.epsilon}

@@ -157,7 +157,7 @@ def one_posterior_sample(train: Split, epsilon: float, num_runs: int, key: jax.A
 def run_hybrid(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
     """Runs chains from one posterior sample each, with half of epsilon for each part."""
     both = hybrid(_one_sample(epsilon), make_sgld(train, _START), epsilon=epsilon, delta=DELTA)
-    start, chain = both.parts
+    start, chain = both.mechanisms
     assert isinstance(start, OnePosteriorSample)
     assert isinstance(chain, SGLD)
     start_key, chain_key = jax.random.split(key)

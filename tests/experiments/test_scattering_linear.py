@@ -106,13 +106,16 @@ def test_mechanism_is_calibrated_with_the_normalisation(name):
     mechanism = chosen.mechanism(chosen.num_train, channels)
     epsilon = mechanism.certificate(chosen.delta).epsilon
     assert 0.99 * chosen.epsilon < epsilon <= chosen.epsilon
-    assert [type(part) for part in mechanism.parts] == [dpjax.Gaussian, dpjax.SubsampledGaussian]
-    assert mechanism.parts[1].certificate(chosen.delta).epsilon < 0.99 * epsilon
+    assert [type(part) for part in mechanism.mechanisms] == [
+        dpjax.Gaussian,
+        dpjax.SubsampledGaussian,
+    ]
+    assert mechanism.mechanisms[1].certificate(chosen.delta).epsilon < 0.99 * epsilon
     guarantee = mechanism.guarantee
     assert (guarantee.adjacency, guarantee.unit) == ("zero_out", "one image")
     # Group normalisation costs nothing.
     groups = settings("Fashion-MNIST, group normalisation, ε = 3").mechanism(60_000, 81)
-    assert [type(part) for part in groups.parts] == [dpjax.SubsampledGaussian]
+    assert [type(part) for part in groups.mechanisms] == [dpjax.SubsampledGaussian]
 
 
 @pytest.mark.parametrize("name", [name for name, row in PAPER.items() if row.source])

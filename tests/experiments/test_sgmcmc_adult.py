@@ -129,7 +129,7 @@ def test_the_hybrids_halves():
         delta=1e-5,
     )
     assert isinstance(both, Composition)
-    assert both.parts[0].epsilon <= 1
+    assert both.mechanisms[0].epsilon <= 1
     assert certified_epsilon(both.event, 1e-5, adjacency="add_remove") <= 2
 
 

@@ -245,7 +245,7 @@ VALUES: dict[str, Any] = {
     "value": 1.0,
     "num_bins": 3,
     "released": 1.0,
-    "parts": lambda: (gaussian(), gaussian()),
+    "mechanisms.Composition: mechanisms": lambda: (gaussian(), gaussian()),
     "utilities": np.array([1.0, 2.0, 3.0]),
     "num_categories": 3,
     "keep_probability": 0.7,

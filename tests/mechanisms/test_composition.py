@@ -26,14 +26,14 @@ class Selection(SubsampledGaussian):
         return dataclasses.replace(FULL.guarantee, event=event, adjacency=self.adjacency)
 
 
-def test_composition_is_all_of_its_parts():
+def test_composition_event_is_composed():
     both = Composition((FULL, SAMPLED))
     assert both.num_releases == 32
     assert both.event == ComposedDpEvent([FULL.event, SAMPLED.event])
     assert (both.guarantee.adjacency, both.guarantee.unit) == ("add_remove", "one record")
 
 
-def test_composition_costs_more_than_each_part_and_at_most_their_sum():
+def test_composition_epsilon_between_largest_and_sum():
     parts = [part.certificate(DELTA).epsilon for part in (FULL, SAMPLED)]
     both = Composition((FULL, SAMPLED)).certificate(DELTA)
     other_way = Composition((SAMPLED, FULL)).certificate(DELTA).epsilon
@@ -44,14 +44,14 @@ def test_composition_costs_more_than_each_part_and_at_most_their_sum():
     assert both.epsilon == pytest.approx(other_way, rel=1e-6)
 
 
-def test_two_halves_are_the_whole():
+def test_composition_of_two_halves_is_the_whole():
     halves = Composition((SAMPLED.first_steps(15), SAMPLED.first_steps(15)))
     whole = SAMPLED.certificate(DELTA).epsilon
     assert halves.certificate(DELTA).epsilon == pytest.approx(whole, rel=1e-3)
     assert Composition((SAMPLED,)).event == SAMPLED.event
 
 
-def test_different_samplers_compose():
+def test_composition_of_different_samplers():
     fixed = gaussian_mechanism(
         FixedSizeSampling(100, 10), noise_multiplier=2.0, num_steps=3, adjacency="replace_one"
     )
@@ -63,7 +63,7 @@ def test_different_samplers_compose():
     assert both.epsilon > fixed.certificate(DELTA).epsilon
 
 
-def test_parts_that_no_one_accountant_takes_have_no_certificate():
+def test_certificate_refused_without_common_accountant():
     selection = Selection(
         PoissonSampling(100, 0.1),
         l2_clip=1.0,
@@ -78,30 +78,36 @@ def test_parts_that_no_one_accountant_takes_have_no_certificate():
         Composition((selection, poisson)).certificate(DELTA)
 
 
-def test_compositions_nest_and_scale():
+def test_composition_nests_and_scales():
     nested = Composition((Composition((FULL, SAMPLED)), FULL))
     assert nested.num_releases == 34
     louder = nested.with_privacy_factor(2.0)
-    assert louder.parts[0].parts[1].noise_multiplier == 3.0
+    assert louder.mechanisms[0].mechanisms[1].noise_multiplier == 3.0
     assert louder.certificate(DELTA).epsilon < nested.certificate(DELTA).epsilon
 
 
-def test_every_part_is_described():
+def test_composition_describes_every_mechanism():
     words = Composition((FULL, SAMPLED)).guarantee.description
     assert words["part 1, noise"] == FULL.guarantee.description["noise"]
     assert words["part 2, sampling"] == SAMPLED.guarantee.description["sampling"]
 
 
-def test_parts_of_different_adjacency_or_unit_are_refused():
-    replaced = gaussian_mechanism(
-        PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2, adjacency="replace_one"
+def other(**options):
+    return gaussian_mechanism(
+        PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2, **options
     )
-    person = gaussian_mechanism(
-        PoissonSampling(100, 1.0), noise_multiplier=4.0, num_steps=2, unit="a person"
-    )
-    with pytest.raises(ValueError, match="parts' adjacency must be the same in every part"):
-        Composition((FULL, replaced))
-    with pytest.raises(ValueError, match=r"parts' unit must be the same .* \['a person', 'one re"):
-        Composition((FULL, person))
-    with pytest.raises(ValueError, match="parts must be at least one mechanism"):
-        Composition(())
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "message"),
+    [
+        ((FULL, other(adjacency="replace_one")), "mechanisms' adjacency must be the same for all"),
+        ((FULL, other(unit="a person")), r"mechanisms' unit must be .* \['a person', 'one re"),
+        ((), "mechanisms must be at least one mechanism"),
+        ([FULL], "mechanisms must be a tuple of mechanisms"),
+        ((FULL, 1.0), "mechanisms must be a tuple of mechanisms"),
+    ],
+)
+def test_composition_refuses(mechanisms, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Composition(mechanisms)

@@ -47,7 +47,7 @@ def std_of(part):
 def perturbed(law):
     scales = RegressionStatistics(3.0, 5.0, 7.0)
     used = PerturbedStatistics(BOUNDS, 2, scales, law, "add_remove")
-    xtx, xty, yty = map(std_of, used.composition.parts)
+    xtx, xty, yty = map(std_of, used.composition.mechanisms)
     off = xtx / np.sqrt(2) if law == "gaussian" else xtx
 
     def release(key):
@@ -59,7 +59,7 @@ def perturbed(law):
 
 def ridge_regression():
     used = AdaSSP(BOUNDS, 2, mu=0.7, delta=1e-5, adjacency="replace_one")
-    xtx, xty, eigenvalue = map(std_of, used.composition.parts)
+    xtx, xty, eigenvalue = map(std_of, used.composition.mechanisms)
     large = RegressionStatistics(1e4 * jnp.eye(2), jnp.zeros(2), None)
 
     def release(key):

@@ -251,7 +251,9 @@ def test_entry_points_refuse_statistics_of_another_shape(name):
 
 
 def test_parts_of_composed_mechanisms_state_their_own_shapes():
-    parts = Composition((*perturbed().composition.parts, *ADASSP.composition.parts)).parts
+    parts = Composition(
+        (*perturbed().composition.mechanisms, *ADASSP.composition.mechanisms)
+    ).mechanisms
     shapes = [part.sensitivity.shape for part in parts]
     assert shapes == [(3,), (2,), (), (3,), (2,), ()]
     assert [part.mechanism.sensitivity.shape for part in gradient_sum().sum_parts] == [(4,)]

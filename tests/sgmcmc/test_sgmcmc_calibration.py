@@ -96,7 +96,7 @@ def test_the_hybrid_spends_half_on_each(keep_steps):
     start = OnePosteriorSample(9.0, low=-3.0, high=0.0, adjacency="add_remove")
     both = hybrid(start, CHAIN, epsilon=2.0, delta=1e-5, keep_steps=keep_steps)
     assert isinstance(both, Composition)
-    assert both.parts[0].epsilon == 1.0
-    assert 0.99 <= certified(both.parts[1]) <= 1
+    assert both.mechanisms[0].epsilon == 1.0
+    assert 0.99 <= certified(both.mechanisms[1]) <= 1
     assert 1 < certified(both) <= 2
-    assert (both.parts[1].min_noise_multiplier > 0) == keep_steps
+    assert (both.mechanisms[1].min_noise_multiplier > 0) == keep_steps

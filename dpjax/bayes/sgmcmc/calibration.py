@@ -158,7 +158,7 @@ def hybrid(
     ...     adjacency="add_remove"
     ... )
     >>> both = hybrid(start, chain, epsilon=1.0, delta=1e-5)
-    >>> both.parts[0].epsilon, both.certificate(1e-5).epsilon < 1
+    >>> both.mechanisms[0].epsilon, both.certificate(1e-5).epsilon < 1
     (0.5, True)
     """
     check_type("start", start, OnePosteriorSample, "a OnePosteriorSample")
