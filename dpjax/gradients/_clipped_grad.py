@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from dpjax._checks import as_mask, batch_length, check_choice, check_count, check_function
 from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
-from dpjax.gradients import bookkeeping
+from dpjax.gradients.bookkeeping.sums import clipped_sum as sum_by_bookkeeping
 from dpjax.gradients.clipping import (
     ClippedSum,
     ClippedSumFn,
@@ -115,7 +115,7 @@ def clipped_grad(
     if max_batch_size is not None:
         check_count("max_batch_size", max_batch_size)
     # Book-keeping uses vmap for the leaves that it does not support.
-    method_fn = sum_by_vmap if method == "vmap" else bookkeeping.clipped_sum
+    method_fn = sum_by_vmap if method == "vmap" else sum_by_bookkeeping
 
     # Compiled as a whole even if the caller does not use jit.
     @partial(jax.jit, static_argnums=0)

@@ -74,18 +74,12 @@ def scan_microbatches(
     *,
     unroll: bool = False,
 ) -> tuple[T, ClippedGradInfo]:
-    """Scans over micro-batches of equal size, the last ones padded and masked.
+    """Scans ``add(summed, batch, mask) -> (summed, info)`` over micro-batches of ``part_size``.
 
-    Micro-batch i has the examples i, i + k, i + 2k, ... of k micro-batches. So a batch that is
-    split over devices in contiguous parts has a part of each micro-batch on every device.
-
-    Args:
-      add: ``add(summed, batch, mask) -> (summed, info)``.
-      start: the first ``summed``.
-      part_size: examples of one micro-batch.
-      batch: a tree of arrays with a leading axis of examples.
-      mask: the examples to include.
-      unroll: whether up to 16 micro-batches are computed without a loop (`is_slow_in_loops`).
+    Micro-batch i has the examples i, i + k, i + 2k, ... of k micro-batches, the last ones padded
+    and masked. So a batch that is split over devices in contiguous parts has a part of each
+    micro-batch on every device. With ``unroll`` (`is_slow_in_loops`) up to 16 micro-batches are
+    computed without a loop.
     """
     size = mask.shape[0]
     num_parts = -(-size // part_size)
@@ -128,10 +122,13 @@ def fitting_microbatch_size(
     def memory(part_size: int) -> int:
         return _program_memory(compute, params, batch, mask, part_size)
 
+    # The whole batch, if it fits by the memory of a few examples.
     few = min(_FEW, size)
     of_few = memory(few)
     if of_few * size <= limit * few:
         return size
+
+    # Else the largest power of two, by that of twice as many.
     each = max(memory(2 * few) - of_few, 1) / few
     fitting = max(1, min(int(few + (limit - of_few) / each), size - 1))
     part_size: int = 2 ** (fitting.bit_length() - 1)

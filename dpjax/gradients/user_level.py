@@ -80,7 +80,10 @@ def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") ->
         # Padding could have a loss whose gradient is NaN, and 0 * NaN is NaN.
         source = jnp.where(unit.mask, jnp.arange(len(unit.mask)), jnp.argmax(unit.mask))
         records = jax.tree.map(lambda leaf: jnp.asarray(leaf)[source], unit.records)
-        losses = jnp.where(unit.mask, _losses(loss_fn, params, records, *key), 0)
+        loss_input, trained, constants = split_params(params, None, keyed=bool(key))
+        batch = with_keys(records, key[0], len(unit.mask)) if key else records
+        each = jax.vmap(loss_input.bind(loss_fn, constants), (None, 0))(trained, batch)
+        losses = jnp.where(unit.mask, each, 0)
         divisor = jnp.maximum(jnp.sum(unit.mask), 1) if reduction == "mean" else 1
         return jnp.sum(losses) / divisor
 
@@ -234,10 +237,3 @@ def _unit_keys(key: PRNGKey, units: np.ndarray) -> jax.Array:
         digests += hashlib.blake2b(text, digest_size=8, key=secret).digest()
     words = np.frombuffer(bytes(digests), "<u4").reshape(-1, 2)
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
-
-
-def _losses(loss_fn: LossFn, params: Params, records: ArrayTree, *key: PRNGKey) -> jax.Array:
-    """The loss of each record, ``(max_records,)``."""
-    loss_input, trained, constants = split_params(params, None, keyed=bool(key))
-    batch = with_keys(records, key[0], batch_length(records)) if key else records
-    return jax.vmap(loss_input.bind(loss_fn, constants), (None, 0))(trained, batch)

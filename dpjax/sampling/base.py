@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax._checks import as_key, as_numbers, batch_length, check, check_type
 from dpjax._typing import ArrayTree, PRNGKey, PyTree
-from dpjax.adjacency import Adjacency
+from dpjax.adjacency import Adjacency, check_adjacency
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -108,14 +108,16 @@ class Sampling(abc.ABC):
         """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
         return 1
 
-    @abc.abstractmethod
     def batch(self, draw: PyTree, part: jax.Array | int) -> Batch:
         """Returns physical batch number ``part`` of the draw, all masked past the last one.
+
+        By default the draw itself is batch 0.
 
         Args:
           draw: from ``draw``.
           part: number of the physical batch, from 0.
         """
+        return Batch(draw.indices, draw.mask & (part == 0))
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> "DpEvent":
@@ -125,13 +127,13 @@ class Sampling(abc.ABC):
           noise_multiplier: noise standard deviation over one clip bound.
         """
 
-    @abc.abstractmethod
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Raises ValueError for an adjacency under which the sampler has no guarantee.
 
         Args:
           adjacency: the neighbouring relation.
         """
+        check_adjacency(adjacency)
 
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:

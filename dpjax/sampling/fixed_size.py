@@ -51,10 +51,6 @@ class _FixedSize(Sampling):
         """Number of records in every batch: ``batch_size``."""
         return float(self.batch_size)
 
-    def batch(self, draw: Batch, part: jax.Array | int) -> Batch:
-        """Returns the draw as batch 0; any other is masked."""
-        return Batch(draw.indices, draw.mask & (part == 0))
-
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Rejects add/remove: batches and their number depend on n, which is then public."""
         check_adjacency(adjacency)
@@ -90,7 +86,6 @@ class FixedSizeSampling(_FixedSize):
     batch_size: int
 
     def draw(self, state: jax.Array) -> tuple[Batch, jax.Array]:
-        """Returns a new random subset and the next state."""
         next_key, key = jax.random.split(state)
         chosen = random_subset(key, self.num_examples, self.batch_size, self.num_examples)
         return Batch(chosen, jnp.ones(self.batch_size, bool)), next_key
@@ -105,7 +100,6 @@ class FixedSizeSampling(_FixedSize):
         )
 
     def describe(self, adjacency: Adjacency) -> str:
-        """Returns one sentence for the certificate."""
         check_adjacency(adjacency)
         return (
             f"fixed size: a fresh random {self.batch_size:,} of {self.num_examples:,} records each"
@@ -178,7 +172,6 @@ class ShuffledEpochs(_FixedSize):
         return compose([repeated(self.step_event(s), len(list(group))) for s, group in least])
 
     def describe(self, adjacency: Adjacency) -> str:
-        """Returns one sentence for the certificate."""
         check_adjacency(adjacency)
         return (
             f"shuffled epochs: each of {self.num_examples:,} records in one batch of"

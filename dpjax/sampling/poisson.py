@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._checks import check, check_count, check_non_negative, check_positive, check_rate
 from dpjax._random import bits, bits_at, random_subset
 from dpjax._typing import PRNGKey
-from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
 
 if TYPE_CHECKING:
@@ -197,17 +197,12 @@ class PoissonSampling(Sampling):
         # A rate of B / n times n is B up to rounding only.
         return (_DIVISOR,) if math.isclose(self.expected_batch_size, mean) else ()
 
-    def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError unless ``adjacency`` is known; there is a guarantee under each."""
-        check_adjacency(adjacency)
-
     def draw(self, state: jax.Array) -> tuple[PoissonDraw, jax.Array]:
         """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
         next_key, bernoulli_key, split_key = jax.random.split(state, 3)
         most = self.num_static_batches * self.physical_batch_size
-        return PoissonDraw(
-            *pack(self._bernoulli(bernoulli_key)).split_randomly(split_key, most)
-        ), next_key
+        drawn = pack(self._bernoulli(bernoulli_key))
+        return PoissonDraw(*drawn.split_randomly(split_key, most)), next_key
 
     def members_at(self, state: jax.Array, positions: jax.Array) -> jax.Array:
         """Returns which records at ``positions`` are drawn, from the bits of these alone."""
@@ -262,18 +257,6 @@ class PoissonSampling(Sampling):
         return min(8 * math.ceil(wanted / 8), self.num_examples)
 
 
-class TruncatedDraw(NamedTuple):
-    """The records of a truncated draw.
-
-    Attributes:
-      indices: int32 ``(truncated_batch_size,)``.
-      size: how many of them count, int32.
-    """
-
-    indices: jax.Array
-    size: jax.Array
-
-
 @dataclass(frozen=True)
 class TruncatedPoissonSampling(Sampling):
     """Poisson sampling, truncated to a random ``truncated_batch_size`` of the drawn records.
@@ -302,7 +285,7 @@ class TruncatedPoissonSampling(Sampling):
 
     >>> sampling = TruncatedPoissonSampling(1000, 0.1, truncated_batch_size=100)
     >>> draw, _ = sampling.draw(sampling.init(jax.random.key(0)))
-    >>> int(draw.size) <= 100
+    >>> int(draw.mask.sum()) <= 100
     True
     """
 
@@ -334,11 +317,7 @@ class TruncatedPoissonSampling(Sampling):
         """Published values computed from n: epsilon, and the divisor if none was given."""
         return (*self._untruncated.size_constants, "the epsilon of truncated sampling")
 
-    def check_adjacency(self, adjacency: Adjacency) -> None:
-        """Raises ValueError unless ``adjacency`` is known; there is a guarantee under each."""
-        check_adjacency(adjacency)
-
-    def draw(self, state: jax.Array) -> tuple[TruncatedDraw, jax.Array]:
+    def draw(self, state: jax.Array) -> tuple[Batch, jax.Array]:
         """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""
         next_key, bernoulli_key, subset_key = jax.random.split(state, 3)
         limit = self.truncated_batch_size
@@ -349,13 +328,7 @@ class TruncatedPoissonSampling(Sampling):
             lambda: jnp.arange(limit, dtype=jnp.int32),
         )
         indices = jnp.minimum(drawn.records_at(ranks), self.num_examples - 1)
-        return TruncatedDraw(indices, jnp.minimum(drawn.size, limit)), next_key
-
-    def batch(self, draw: TruncatedDraw, part: jax.Array | int) -> Batch:
-        """Returns the draw as batch 0; any other is masked."""
-        size = self.truncated_batch_size
-        slots = part * size + jnp.arange(size, dtype=jnp.int32)
-        return Batch(draw.indices, slots < draw.size)
+        return Batch(indices, jnp.arange(limit, dtype=jnp.int32) < drawn.size), next_key
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a truncated Poisson-subsampled Gaussian on ``num_examples`` records."""
@@ -367,7 +340,6 @@ class TruncatedPoissonSampling(Sampling):
         )
 
     def describe(self, adjacency: Adjacency) -> str:
-        """Returns one sentence for the certificate."""
         return (
             f"{self._untruncated.describe(adjacency)}; draws of more than"
             f" {self.truncated_batch_size:,} truncated to a random subset of that size, which is"

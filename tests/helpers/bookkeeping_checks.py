@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
+from dpjax.gradients import explain
 from dpjax.gradients._clipped_grad import sum_by_vmap
-from dpjax.gradients.bookkeeping import explain, routes
+from dpjax.gradients.bookkeeping import routes
 from helpers.zoo import compiler_options
 
 # Compiling is what takes the time, not running.

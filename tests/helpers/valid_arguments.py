@@ -708,8 +708,7 @@ RESULTS = {
         ],
         "datasets": ["Digits", "Split"],
         "federated": ["Adversary", "NodeState", "Result", "Training"],
-        "gradients": ["ClippedGradInfo", "UnitRecords"],
-        "gradients.bookkeeping": ["Explanation"],
+        "gradients": ["ClippedGradInfo", "Explanation", "UnitRecords"],
         "mechanisms": [
             "Frequencies",
             "Guarantee",
@@ -814,7 +813,6 @@ NOT_CALLED: dict[str, str] = {
         ],
         "of a release, with the noisy sum that it made",
     ),
-    "gradients.bookkeeping.clipped_sum": "by clipped_grad, with arguments it has checked",
     "mechanisms.additive.AdditiveNoise.add_noise": "of `release`, on the host, with random words",
     "mechanisms.selection.Selection.select": "of `release`, on the host, with random words",
     **{

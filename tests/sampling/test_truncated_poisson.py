@@ -17,8 +17,7 @@ from helpers.drawn_batches import (
 )
 from scipy import stats
 
-from dpjax.sampling import PoissonSampling, TruncatedPoissonSampling
-from dpjax.sampling.poisson import TruncatedDraw
+from dpjax.sampling import Batch, PoissonSampling, TruncatedPoissonSampling
 
 N, RATE, LIMIT, DRAWS = 20, 0.5, 9, 20_000
 TRUNCATED = TruncatedPoissonSampling(N, RATE, truncated_batch_size=LIMIT)
@@ -41,7 +40,7 @@ class KeepsTheFirst(TruncatedPoissonSampling):
         poisson = PoissonSampling(N, RATE, physical_batch_size=LIMIT)
         draw, _ = poisson.draw(key)
         kept = poisson.batch(draw, 0).indices
-        return TruncatedDraw(kept, jnp.minimum(draw.size, LIMIT)), next_state
+        return Batch(kept, jnp.arange(LIMIT) < draw.size), next_state
 
 
 class NeverCuts(PoissonSampling):
@@ -96,7 +95,7 @@ def test_one_physical_batch_holds_the_draw():
         draw, num_batches, parts = laid_out(TRUNCATED, seed, 3)
         records = parts.indices[0][parts.mask[0]].tolist()
         assert num_batches == 1
-        assert len(set(records)) == len(records) == int(draw.size)
+        assert len(set(records)) == len(records) == int(draw.mask.sum())
         assert not parts.mask[1:].any()
 
 

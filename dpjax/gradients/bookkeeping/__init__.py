@@ -4,8 +4,3 @@ Its modules in the order of the computation: ``program`` reads the loss, ``route
 norms of each leaf are computed, ``backward`` records what that takes, ``norms`` computes them, and
 ``sums`` adds the clipped gradients.
 """
-
-from dpjax.gradients.bookkeeping.routes import Explanation, explain
-from dpjax.gradients.bookkeeping.sums import clipped_sum
-
-__all__ = ["Explanation", "clipped_sum", "explain"]

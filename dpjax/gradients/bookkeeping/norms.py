@@ -176,11 +176,6 @@ def norms_of_entry(
     """Squared norms at one entry of a block's stack, or at a block without one.
 
     At most 1 % above the norms of the gradients at the recorded output gradients, and not below.
-
-    Args:
-      block: the block.
-      operands: for each of its operations the equation's other inputs, as recorded (see `Trace`).
-      output_grads: for each of them the gradient at its output.
     """
     # Upper bounds.
     if block.route.name == "sequential":
@@ -288,38 +283,27 @@ def embedding_squared_norms(
     squares = jnp.einsum("btc,btc->b", output_grads, output_grads, precision=EXACT)
 
     # Equal output gradients: their squared norm times the number of pairs of lookups of one row.
+    def num_equal_pairs(row: jax.Array, inside: jax.Array) -> jax.Array:
+        counted = inside.astype(jnp.float32)
+        counts = jnp.zeros(num_rows).at[row].add(counted, mode="promise_in_bounds")
+        return jnp.vdot(counts.at[row].get(mode="promise_in_bounds"), counted, precision=EXACT)
+
     if op.row_sum is not None:
-        pairs = map_sequentially(
-            partial(_num_equal_pairs, num_rows), (jnp.maximum(index, 0), index >= 0)
-        )
+        pairs = map_sequentially(num_equal_pairs, (jnp.maximum(index, 0), index >= 0))
         return SquaredNorm(pairs.astype(squares.dtype) * squares, jnp.zeros_like(squares))
 
-    # Others: added up by row.
+    # Others: added up by row. Sums are stored at the position of one of the row's lookups, so
+    # memory grows with the number of lookups and not with the table.
+    def squared_norm_of_row_sums(index: jax.Array, output_grads: jax.Array) -> jax.Array:
+        slots = jnp.arange(len(index), dtype=jnp.int32)
+        slot_of_row = jnp.zeros(num_rows, jnp.int32).at[index].set(slots)
+        sums = jnp.zeros_like(output_grads).at[slot_of_row[index]].add(output_grads)
+        return jnp.vdot(sums, sums, precision=EXACT)
+
     output_grads = jnp.where(index[..., None] >= 0, output_grads, 0)
     rounding = 4 * jnp.finfo(output_grads.dtype).eps * squares
-    sums = map_sequentially(partial(_squared_norm_of_row_sums, num_rows), (index, output_grads))
+    sums = map_sequentially(squared_norm_of_row_sums, (index, output_grads))
     return SquaredNorm(sums + rounding, rounding)
-
-
-def _num_equal_pairs(num_rows: int, row: jax.Array, inside: jax.Array) -> jax.Array:
-    """Number of ordered pairs of one example's lookups that take the same row."""
-    counted = inside.astype(jnp.float32)
-    counts = jnp.zeros(num_rows).at[row].add(counted, mode="promise_in_bounds")
-    return jnp.vdot(counts.at[row].get(mode="promise_in_bounds"), counted, precision=EXACT)
-
-
-def _squared_norm_of_row_sums(
-    num_rows: int, index: jax.Array, output_grads: jax.Array
-) -> jax.Array:
-    """Squared norm of one example's output gradients after summing those of equal rows.
-
-    Sums are stored at the position of one of the row's lookups, so memory grows with the number of
-    lookups and not with the table.
-    """
-    slots = jnp.arange(len(index), dtype=jnp.int32)
-    slot_of_row = jnp.zeros(num_rows, jnp.int32).at[index].set(slots)
-    sums = jnp.zeros_like(output_grads).at[slot_of_row[index]].add(output_grads)
-    return jnp.vdot(sums, sums, precision=EXACT)
 
 
 def map_sequentially(function: Callable[..., T], inputs: PyTree) -> T:
@@ -343,13 +327,12 @@ def factors(op: LinearOp, operands: Operands, output_grad: jax.Array) -> Factors
     each = jax.vmap(partial(_factors_of_equation, op))(operands, output_grad)
     if each.left.ndim == 2:  # indices
         return Factors(each.left.reshape(-1), each.right.reshape(-1, each.right.shape[-1]))
-    return Factors(*(_concatenate_terms(vectors) for vectors in each))
 
+    def concatenate_terms(vectors: jax.Array) -> jax.Array:
+        iterations, groups, terms, columns = vectors.shape
+        return vectors.swapaxes(0, 1).reshape(groups, iterations * terms, columns)
 
-def _concatenate_terms(vectors: jax.Array) -> jax.Array:
-    """``(iterations, groups, terms, columns)`` to ``(groups, iterations * terms, columns)``."""
-    iterations, groups, terms, columns = vectors.shape
-    return vectors.swapaxes(0, 1).reshape(groups, iterations * terms, columns)
+    return Factors(*map(concatenate_terms, each))
 
 
 def _factors_of_equation(op: LinearOp, operands: Operands, output_grad: jax.Array) -> Factors:
@@ -357,7 +340,11 @@ def _factors_of_equation(op: LinearOp, operands: Operands, output_grad: jax.Arra
         index, right = _lookup_factors(op, operands[1], output_grad)
         return Factors(index, jnp.broadcast_to(right, (len(index), right.shape[-1])))
     if op.primitive == "conv_general_dilated":
-        left, right = _unfold(op, operands[0]), _output_grad_rows(op, output_grad)
+        # Of each pixel the patch, and the output gradient.
+        spec = op.equation.params["dimension_numbers"].out_spec
+        right = output_grad.transpose([spec[0], *spec[2:], spec[1]])
+        right = right.reshape(-1, right.shape[-1])
+        left = _unfold(op, operands[0])
         return Factors(_widen(left, output_grad)[None], _widen(right, output_grad)[None])
     return dot_factors(op, operands[1 - op.operand], output_grad)
 
@@ -433,13 +420,6 @@ def _tap_positions(op: LinearOp, spatial: tuple[int, ...]) -> np.ndarray:
         positions = positions[:, None, :, None] * extent + axis[None, :, None, :]
         positions = positions.reshape(math.prod(positions.shape[:2]), -1)
     return positions
-
-
-def _output_grad_rows(op: LinearOp, output_grad: jax.Array) -> jax.Array:
-    """The output gradient as ``(pixels, channels)``, in the order of `_unfold`."""
-    spec = op.equation.params["dimension_numbers"].out_spec
-    output_grad = output_grad.transpose([spec[0], *spec[2:], spec[1]])
-    return output_grad.reshape(-1, output_grad.shape[-1])
 
 
 def _window_shape(op: LinearOp) -> list[int]:

@@ -286,10 +286,6 @@ class LossProgram(NamedTuple):
     blocks: tuple[Block, ...]
     unsupported: dict[int, str]
 
-    def ops_of(self, block: Block) -> tuple[int, ...]:
-        """The numbers of the operations that take a block."""
-        return tuple(n for n, op in enumerate(self.ops) if op.block.is_same(block))
-
 
 def transpose(
     function: Callable[[jax.Array], jax.Array], like: PyTree, output_grad: jax.Array
@@ -340,11 +336,8 @@ def read_loss(
 ) -> LossProgram:
     """Inlines the calls of one example's loss, and finds the operations on each parameter leaf.
 
-    Args:
-      called: the jaxpr of the loss; its first inputs are the parameter leaves.
-      leaves: the parameters.
-      inline_remat: whether layers under ``remat`` (`jax.checkpoint`) are inlined too, so that all
-        of their values are stored.
+    The first inputs of the jaxpr are the ``leaves``. With ``inline_remat`` layers under ``remat``
+    (`jax.checkpoint`) are inlined too, so that all of their values are stored.
     """
     # The jaxpr without calls.
     inputs = [abstract(a.shape, a.dtype, varying_axes(a)) for a in map(aval, called.jaxpr.invars)]
@@ -578,13 +571,8 @@ def _inline_calls(
 
     The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
     what a scan carries unchanged becomes one of its constants. A ``cond`` whose branch depends on
-    the example becomes a choice between the results of all branches, as `jax.vmap` makes it.
-
-    Args:
-      jaxpr: the jaxpr.
-      inputs: its arguments.
-      num_constant: how many of them are the same for every example, the first ones.
-      inline_remat: whether the bodies of ``remat`` are inlined too.
+    the example becomes a choice between the results of all branches, as `jax.vmap` makes it. The
+    first ``num_constant`` inputs are the same for every example.
     """
     varying = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[num_constant:])
     inlined = ("jit", "remat2") if inline_remat else ("jit",)
@@ -648,17 +636,10 @@ def evaluate_remat(
 def evaluate_scan(
     equation: JaxprEqn, operands: Values, body: Body, state: PyTree, more: PyTree
 ) -> tuple[Values, PyTree, PyTree]:
-    """Evaluates a scan with another body.
+    """Evaluates a scan with another body, ``body(inputs, state, more) -> (outputs, state, more)``.
 
-    Args:
-      equation: the scan.
-      operands: the values of its inputs.
-      body: ``body(inputs, state, more) -> (outputs, state, more)``.
-      state: a tree of arrays to carry beside the scan's own.
-      more: a tree of arrays to scan over beside the scan's own.
-
-    Returns:
-      The outputs, the last state, and the third results of ``body``, stacked.
+    Beside its own values it carries ``state`` and iterates over ``more``. Returns the outputs, the
+    last state, and the third results of ``body``, stacked.
     """
     scan = read_scan(equation)
     consts, operands = operands[: scan.num_consts], operands[scan.num_consts :]

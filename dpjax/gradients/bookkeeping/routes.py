@@ -107,21 +107,20 @@ def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_si
         size = remat_microbatch_size(program.jaxpr, len(leaves), without_remat.ops, batch_size)
         program = without_remat if size else program
 
-    blocks = tuple(_route_block(program, block, leaves[block.leaf]) for block in program.blocks)
-    return Plan(program, blocks, size)
-
-
-def _route_block(program: LossProgram, block: Block, leaf: jax.Array) -> RoutedBlock:
-    numbers = program.ops_of(block)
-    ops, entry = tuple(program.ops[n] for n in numbers), block.entry(leaf)
-    inside = any(equation.primitive.name == "remat2" for op in ops for equation in op.path)
-    recomputed = inside and len(ops) == 1 and ops[0].repeats is None
-    if block.leaf in program.unsupported:
-        size = math.prod(block.stack) * math.prod(entry.shape)
-        route = Route("vmap", program.unsupported[block.leaf], size)
-    else:
-        route = _choose_route(block.stack, ops, math.prod(entry.shape), recomputed)
-    return RoutedBlock(block, numbers, ops, entry, recomputed, route)
+    # The operations of each block, and its route.
+    blocks = []
+    for block in program.blocks:
+        numbers = tuple(n for n, op in enumerate(program.ops) if op.block.is_same(block))
+        ops, entry = tuple(program.ops[n] for n in numbers), block.entry(leaves[block.leaf])
+        inside = any(equation.primitive.name == "remat2" for op in ops for equation in op.path)
+        recomputed = inside and len(ops) == 1 and ops[0].repeats is None
+        if block.leaf in program.unsupported:
+            floats = math.prod(block.stack) * math.prod(entry.shape)
+            route = Route("vmap", program.unsupported[block.leaf], floats)
+        else:
+            route = _choose_route(block.stack, ops, math.prod(entry.shape), recomputed)
+        blocks.append(RoutedBlock(block, numbers, ops, entry, recomputed, route))
+    return Plan(program, tuple(blocks), size)
 
 
 def _choose_route(
@@ -135,10 +134,20 @@ def _choose_route(
     if not ops or size == 0:
         return Route("unused", "the loss does not depend on it", 0)
 
-    # Without outer products there are no ghost norms; those of lookups are always cheaper.
-    operations, shapes = _describe_operations(stack, ops), _common_factors(ops)
+    # The operations, as the reason names them.
+    names = [op.primitive for op in ops]
+    operations = " and ".join(names)
+    if len(names) > 3:
+        operations = f"{len(names)} operations, first {names[0]}"
+    if repeats := max(op.repeats or 0 for op in ops):
+        operations += f" in {repeats} iterations"
+    if stack:
+        operations += f" in a stack of {math.prod(stack)}"
     if recomputed:
-        operations = f"{operations}, recomputed as remat asks"
+        operations += ", recomputed as remat asks"
+
+    # Without outer products there are no ghost norms; those of lookups are always cheaper.
+    shapes = _common_factors(ops)
     if shapes is None:
         return Route("instantiate", operations, size)
     terms = sum(shape.terms for shape in shapes)
@@ -160,16 +169,6 @@ def _choose_route(
         return Route("ghost", f"{operations}, {products}", two_grams)
     reason = f"{operations}, {products}: instantiating the gradient is cheaper"
     return Route("instantiate", reason, size) if stored else Route("sequential", reason, 0)
-
-
-def _describe_operations(stack: tuple[int, ...], ops: Sequence[LinearOp]) -> str:
-    names = [op.primitive for op in ops]
-    operations = " and ".join(names)
-    if len(names) > 3:
-        operations = f"{len(names)} operations, first {names[0]}"
-    repeats = max(op.repeats or 0 for op in ops)
-    loops = f" in {repeats} iterations" if repeats else ""
-    return operations + loops + (f" in a stack of {math.prod(stack)}" if stack else "")
 
 
 def _common_factors(ops: Sequence[LinearOp]) -> list[OuterProducts] | None:
@@ -357,21 +356,15 @@ def explain(
     check_params(trained)
     check_loss(loss_fn, trained, batch)
 
-    # The route of each leaf.
+    # The route of each leaf; where several blocks are used, that of the block with most memory.
     trained = jax.tree.map(jnp.asarray, trained)  # Python numbers have no shape
     plan = plan_routes(loss_fn, trained, jax.tree.map(one_example, batch), size)
-    leaves = tuple(
-        LeafRoute(jax.tree_util.keystr(path), leaf.shape, _route_of_leaf(plan, number))
-        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained))
-    )
-    return Explanation(leaves, size, plan.microbatch_size)
-
-
-def _route_of_leaf(plan: Plan, number: int) -> Route:
-    """The route of a leaf; where several blocks are used, that of the block with most memory."""
-    routes = [each.route for each in plan.blocks if each.block.leaf == number]
-    largest = max(routes, key=lambda route: route.floats)
-    if len(routes) == 1:
-        return largest
-    reason = f"{len(routes)} separate parts, one with {largest.reason}"
-    return Route(largest.name, reason, sum(route.floats for route in routes))
+    leaves = []
+    for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(trained)):
+        routes = [each.route for each in plan.blocks if each.block.leaf == number]
+        route = max(routes, key=lambda route: route.floats)
+        if len(routes) > 1:
+            reason = f"{len(routes)} separate parts, one with {route.reason}"
+            route = Route(route.name, reason, sum(route.floats for route in routes))
+        leaves.append(LeafRoute(jax.tree_util.keystr(path), leaf.shape, route))
+    return Explanation(tuple(leaves), size, plan.microbatch_size)

@@ -64,17 +64,6 @@ def clipped_sum(
     take no more memory than the plain step. Where not one example fits, these layers record
     nothing: the backward pass computes their norms, then, run once more, their sums.
 
-    Args:
-      loss_fn: ``loss_fn(params, example) -> scalar``.
-      l2_clip: a number, or a prefix of the parameter tree.
-      params: a tree of float arrays.
-      batch: a tree whose leaves share a leading axis of length B.
-      mask: bool ``(B,)``: the examples to include.
-      max_batch_size: the most examples in one sum before the noise; B by default.
-
-    Returns:
-      The sum, in the structure of ``params``, and the private `ClippedGradInfo`.
-
     Source: Goodfellow (2015), arXiv:1510.01799, for dense layers; Bu, Wang, Zha, Karypis (2022) for
     book-keeping; Bu, Mao, Xu (2022) for the choice between ghost norms and instantiation.
     """
@@ -88,7 +77,11 @@ def clipped_sum(
     def compute(params: ArrayTree, batch: ArrayTree, mask: jax.Array) -> ClippedSum:
         leaves, treedef = jax.tree.flatten(params)
         add = partial(_add_clipped_sums, plan, l2_clip, num_terms, params)
-        sums = _zero_sums(plan, varying_axes((params, batch)))
+        axes, sums = varying_axes((params, batch)), {}
+        for number, block in enumerate(plan.blocks):
+            stack = (math.prod(block.block.stack),) if block.block.stack else ()
+            zeros = jnp.zeros((*stack, *block.entry.shape), accumulator(block.entry))
+            sums[number] = as_varying(zeros, axes)
         if size is None or size >= len(mask):
             sums, info = add(sums, batch, mask)
         else:
@@ -102,7 +95,12 @@ def clipped_sum(
     # Micro-batches are added up with compensation in so many examples.
     if size is not None and len(mask) > PART_SIZE:
         compute = partial(sum_over_microbatches, compute, PART_SIZE)
-    if _has_untracked_convolution(plan):
+
+    # Convolutions that book-keeping leaves to XLA may mix examples.
+    tracked = sum(op.primitive == "conv_general_dilated" for op in plan.program.ops)
+    names = Counter(primitive_names(plan.program.jaxpr.jaxpr))
+    by_vmap = any(block.route.name == "vmap" for block in plan.blocks)
+    if names["conv_general_dilated"] > (0 if by_vmap else tracked):
         return isolate_nonfinite(compute, params, batch, mask)
     return compute(params, batch, mask)
 
@@ -176,24 +174,6 @@ def _in_backward_pass(block: RoutedBlock) -> Recomputed:
         return _sum_of_entry(block, factor, factor > 0, cancelling, [operands], [output_grad])
 
     return Recomputed(squares, clipped_sum, block.entry)
-
-
-def _has_untracked_convolution(plan: Plan) -> bool:
-    """Whether the loss has convolutions that book-keeping leaves to XLA, which may mix examples."""
-    tracked = sum(op.primitive == "conv_general_dilated" for op in plan.program.ops)
-    names = Counter(primitive_names(plan.program.jaxpr.jaxpr))
-    by_vmap = any(block.route.name == "vmap" for block in plan.blocks)
-    return names["conv_general_dilated"] > (0 if by_vmap else tracked)
-
-
-def _zero_sums(plan: Plan, axes: frozenset[str]) -> dict[int, jax.Array]:
-    """Zeros like the sum of each block, by number of the block."""
-    sums = {}
-    for number, block in enumerate(plan.blocks):
-        stack = (math.prod(block.block.stack),) if block.block.stack else ()
-        zeros = jnp.zeros((*stack, *block.entry.shape), accumulator(block.entry))
-        sums[number] = as_varying(zeros, axes)
-    return sums
 
 
 def _sum_of_blocks(plan: Plan, values: dict[int, jax.Array]) -> dict[int, jax.Array]:
