@@ -5,37 +5,17 @@ import inspect
 import jax
 import jaxlib.version
 
-from helpers import (
-    zoo_convolutions,
-    zoo_dense,
-    zoo_loops,
-    zoo_models,
-    zoo_networks,
-    zoo_pairs,
-    zoo_programs,
-    zoo_units,
-    zoo_views,
-)
+from helpers import zoo_dense, zoo_loops, zoo_models, zoo_networks, zoo_programs
 from helpers.zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
 __all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
 
-_PARTS = (
-    zoo_dense,
-    zoo_views,
-    zoo_convolutions,
-    zoo_programs,
-    zoo_loops,
-    zoo_networks,
-    zoo_pairs,
-    zoo_models,
-    zoo_units,
-)
+_MODULES = (zoo_dense, zoo_programs, zoo_loops, zoo_networks, zoo_models)
 
 ZOO: dict[str, Builder] = {
     name: builder
-    for part in _PARTS
-    for name, builder in inspect.getmembers(part, inspect.isfunction)
+    for module in _MODULES
+    for name, builder in inspect.getmembers(module, inspect.isfunction)
     if inspect.signature(builder).return_annotation is Case
 }
 
