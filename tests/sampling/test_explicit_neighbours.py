@@ -45,7 +45,7 @@ def assert_at_most(small, large):
 
 
 @pytest.mark.parametrize(("size", "rate", "most"), [(3, 0.4, 2), (5, 0.9, 3), (4, 1.0, 1)])
-def test_counting_is_enumerating(size, rate, most):
+def test_truncated_sums_by_enumeration(size, rate, most):
     for x, y in itertools.product((1.0, -1.0, 0.0), (-1.0, 0.0, 1.0)):
         every = enumerated([x] + [y] * (size - 1), rate, most)
         counted = truncated(x, y, size, rate, most)
@@ -55,7 +55,7 @@ def test_counting_is_enumerating(size, rate, most):
     assert truncated(None, 1.0, size, rate, most) == pytest.approx(without, abs=1e-14)
 
 
-def test_the_oracle_is_the_gaussian_profile_where_that_is_known():
+def test_hockey_stick_of_gaussians():
     # Dong, Roth, Su 2022, Corollary 2.13, at mu = 2.
     for eps in (1.0, 4.0, 12.0):
         known = ndtr(1 - eps / 2) - np.exp(eps) * ndtr(-1 - eps / 2)
@@ -65,7 +65,7 @@ def test_the_oracle_is_the_gaussian_profile_where_that_is_known():
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("size", SIZES)
-def test_truncated_poisson_sampling(size, adjacency):
+def test_profile_bounds_of_truncated_poisson(size, adjacency):
     for rate, most in itertools.product(RATES, {1, (size + 1) // 2, size}):
         noise = NOISES[most % 2]
         event = TruncatedPoissonSampling(size, rate, truncated_batch_size=most).step_event(noise)
@@ -75,7 +75,7 @@ def test_truncated_poisson_sampling(size, adjacency):
 
 @pytest.mark.parametrize("larger", [20, 21])
 @pytest.mark.parametrize(("rate", "most"), [(1.0, 20), (0.9, 20), (1.0, 5)])
-def test_truncated_batches_bound_both_pairs_under_add_remove(rate, most, larger):
+def test_profile_bounds_of_both_pairs_under_add_remove(rate, most, larger):
     """Of n = 20 records against 19 and against 21; where all is cut either attains the bound."""
     event = TruncatedPoissonSampling(20, rate, truncated_batch_size=most).step_event(2.0)
     pairs = [
@@ -86,7 +86,7 @@ def test_truncated_batches_bound_both_pairs_under_add_remove(rate, most, larger)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_poisson_sampling(adjacency):
+def test_profile_bounds_of_poisson(adjacency):
     for rate in RATES:
         event = PoissonSampling(5, rate).step_event(0.8)
         assert_bounded(
@@ -95,7 +95,7 @@ def test_poisson_sampling(adjacency):
 
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "zero_out"])
-def test_sampling_without_replacement(adjacency):
+def test_profile_bounds_without_replacement(adjacency):
     for size, batch_size in ((1, 1), (5, 2), (20, 19), (20, 20)):
         event = FixedSizeSampling(size, batch_size).step_event(0.8)
         truth = largest(fixed_pairs(adjacency, size, batch_size), EPSILONS, 0.8)
@@ -103,7 +103,7 @@ def test_sampling_without_replacement(adjacency):
 
 
 @pytest.mark.parametrize(("adjacency", "z"), [("replace_one", -1.0), ("zero_out", 0.0)])
-def test_shuffled_epochs_of_two_batches(adjacency, z):
+def test_profile_bounds_of_shuffled_epochs(adjacency, z):
     """Both batch sums are released: their density is integrated over the plane."""
     noise, line = 1.5, np.linspace(-14, 14, 561)
     normal = {m: np.exp(-((line - m) ** 2) / (2 * noise**2)) for m in (-1.0, 0.0, 1.0)}
@@ -124,7 +124,7 @@ def test_shuffled_epochs_of_two_batches(adjacency, z):
 
 
 @pytest.mark.parametrize(("rate", "noise", "delta"), [(1.0, 2.0, 1e-5), (0.9, 2.0, 1e-2)])
-def test_power_the_larger_neighbour_is_seen(rate, noise, delta):
+def test_power_without_the_larger_neighbour(rate, noise, delta):
     """Accounting for n records alone, as for n and n - 1, is too little under add/remove."""
     size = 20
     event = TruncatedPoissonSampling(size, rate, truncated_batch_size=size).step_event(noise)
@@ -137,7 +137,7 @@ def test_power_the_larger_neighbour_is_seen(rate, noise, delta):
         assert_at_most(np.maximum(*largest(pairs, too_small, noise).values()), np.array([delta]))
 
 
-def test_power_zeroing_in_a_fixed_sample_costs_more_than_the_sampled_clip_bound():
+def test_power_zero_out_at_the_poisson_bound():
     """The bound of Poisson sampling at rate b / n does not hold where another takes the place."""
     truth = largest(fixed_pairs("zero_out", 20, 19), EPSILONS, 0.8)
     sampled = PoissonSampling(20, 19 / 20).step_event(0.8)
@@ -147,7 +147,7 @@ def test_power_zeroing_in_a_fixed_sample_costs_more_than_the_sampled_clip_bound(
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_the_bound_of_truncation_is_tight_at_both_ends(adjacency):
+def test_truncated_epsilon_tight_at_both_ends(adjacency):
     """Without truncation it is Poisson sampling's; where all is truncated the truth attains it."""
     never = TruncatedPoissonSampling(100, 0.1, truncated_batch_size=90).step_event(1.0)
     poisson = PoissonSampling(100, 0.1).step_event(1.0)

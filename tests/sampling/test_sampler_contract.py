@@ -1,4 +1,6 @@
-"""What every sampler promises: jittable, a fixed shape, a scan carry, heterogeneous noise."""
+"""What every sampler promises: fixed shapes, scan carries, events of changing noise, refusals."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,10 @@ import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from helpers.drawn_batches import drawn
+from helpers.inputs import gaussian_mechanism
 
-from dpjax.accounting import epsilon
+from dpjax.accounting import UnsupportedEventError, epsilon
+from dpjax.adjacency import ADJACENCIES
 from dpjax.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -32,7 +36,7 @@ def kinds(tree):
 
 
 @each_sampler
-def test_one_trace_serves_every_draw(sampling):
+def test_draw_traced_once(sampling):
     traces = []
 
     @jax.jit
@@ -53,7 +57,7 @@ def test_one_trace_serves_every_draw(sampling):
 
 @each_sampler
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
-def test_the_state_is_a_scan_carry_and_batches_are_int32(sampling, x64):
+def test_state_dtypes(sampling, x64):
     with jax.enable_x64(x64):
         state = sampling.init(jax.random.key(0))
         draw, moved_on = jax.eval_shape(sampling.draw, state)
@@ -66,7 +70,7 @@ def test_the_state_is_a_scan_carry_and_batches_are_int32(sampling, x64):
 
 
 @each_sampler
-def test_records_that_are_asked_for_alone_are_drawn_as_in_the_whole_draw(sampling):
+def test_members_at_of_the_whole_draw(sampling):
     """By records of any order, and places without a record, over several draws."""
     order = np.random.default_rng(0).permutation(sampling.num_examples)
     positions = jnp.asarray(np.append(order, [13, 13]), jnp.int32)
@@ -87,20 +91,20 @@ def test_records_that_are_asked_for_alone_are_drawn_as_in_the_whole_draw(samplin
 
 
 @each_sampler
-def test_draws_follow_from_the_key_alone(sampling):
+def test_draw_follows_from_the_key(sampling):
     once, again, other = (drawn(sampling, 5, seed) for seed in (0, 0, 1))
     assert (once == again).all()
     assert (once != other).any()
 
 
 @each_sampler
-def test_the_usual_batches_hold_nearly_every_draw(sampling):
+def test_num_static_batches_hold_nearly_every_draw(sampling):
     sizes = drawn(sampling, 2000).sum(axis=1)
     assert (sizes <= sampling.num_static_batches * sampling.physical_batch_size).mean() > 0.99
 
 
 @each_sampler
-def test_the_expected_size_is_the_mean_before_any_cut(sampling):
+def test_expected_batch_size_is_the_mean(sampling):
     if isinstance(sampling, TruncatedPoissonSampling):
         sampling = PoissonSampling(sampling.num_examples, sampling.sampling_rate)
     sizes = drawn(sampling, 3000).sum(axis=1)
@@ -111,19 +115,19 @@ def test_the_expected_size_is_the_mean_before_any_cut(sampling):
 
 
 @each_sampler
-def test_keys_are_typed_or_raw_and_never_seeds(sampling):
+def test_init_takes_keys_alone(sampling):
     sampling.init(jax.random.PRNGKey(0))
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
         sampling.init(0)
 
 
 @each_sampler
-def test_it_is_described_with_its_numbers(sampling):
+def test_describe_names_num_examples(sampling):
     assert "13" in sampling.describe("zero_out")
 
 
 @pytest.mark.parametrize("sampling", FRESH_EACH_STEP, ids=lambda s: type(s).__name__)
-def test_noise_that_changes_composes_step_by_step(sampling):
+def test_event_of_changing_noise(sampling):
     strong, weak = sampling.step_event(2.0), sampling.step_event(1.0)
     event = sampling.event([(2.0, 3), (1.0, 1)])
     assert event == ComposedDpEvent([SelfComposedDpEvent(strong, 3), weak])
@@ -134,22 +138,140 @@ def test_noise_that_changes_composes_step_by_step(sampling):
     assert least < mixed < most
 
 
-def test_compositions_of_one_are_plain():
+def test_compose_of_one():
     event = SAMPLERS[0].step_event(1.0)
     assert repeated(event, 1) is event
     assert compose([event]) is event
 
 
-def test_gather_takes_records_from_every_leaf():
+def test_gather():
     data = {"x": jnp.arange(8.0).reshape(4, 2), "y": jnp.arange(4)}
     taken = gather(data, jnp.array([2, 0]))
     assert taken["x"].tolist() == [[4.0, 5.0], [0.0, 1.0]]
     assert taken["y"].tolist() == [2, 0]
 
 
-def test_data_of_another_size_is_refused():
+def test_check_data():
     check_data(SAMPLERS[0], jnp.zeros((13, 2)))
     with pytest.raises(ValueError, match=r"data must have the 13 records .* got 12"):
         check_data(SAMPLERS[0], jnp.zeros((12, 2)))
     with pytest.raises(ValueError, match="data must have one batch length"):
         check_data(SAMPLERS[0], (jnp.zeros(13), jnp.zeros(12)))
+
+
+# Smallest and largest settings, under every adjacency.
+CORNERS = [
+    PoissonSampling(1, 1.0),
+    PoissonSampling(1, 1e-4),
+    PoissonSampling(7, 1.0, physical_batch_size=7),
+    TruncatedPoissonSampling(1, 1.0, truncated_batch_size=1),
+    TruncatedPoissonSampling(7, 1.0, truncated_batch_size=7),
+    TruncatedPoissonSampling(7, 1.0, truncated_batch_size=1),
+    TruncatedPoissonSampling(7, 1e-4, truncated_batch_size=1),
+    FixedSizeSampling(1, 1),
+    FixedSizeSampling(7, 7),
+    FixedSizeSampling(7, 1),
+    ShuffledEpochs(1, 1),
+    ShuffledEpochs(7, 7),
+    ShuffledEpochs(7, 2),
+]
+DELTA = 1e-6
+
+
+@pytest.mark.parametrize("sampling", CORNERS, ids=repr)
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_epsilon_of_extreme_settings(sampling, adjacency):
+    for noise, steps in ((0.0, 3), (0.5, 1), (1e6, 3)):
+        if adjacency == "add_remove" and isinstance(sampling, FixedSizeSampling | ShuffledEpochs):
+            with pytest.raises(ValueError, match="must be 'replace_one' or 'zero_out' for"):
+                gaussian_mechanism(
+                    sampling, noise_multiplier=noise, num_steps=steps, adjacency=adjacency
+                )
+            continue
+        mechanism = gaussian_mechanism(
+            sampling, noise_multiplier=noise, num_steps=steps, adjacency=adjacency
+        )
+        certificate = mechanism.certificate(DELTA)
+        if noise == 0:
+            assert math.isinf(certificate.epsilon)
+        elif noise == 0.5:
+            least = certificate.epsilon_lower
+            assert 0 <= least <= certificate.epsilon < 200
+        else:
+            assert certificate.epsilon < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", CORNERS, ids=repr)
+def test_draw_of_extreme_settings(sampling):
+    draw, _ = jax.jit(sampling.draw)(sampling.init(jax.random.key(0)))
+    batch = sampling.batch(draw, 0)
+    assert batch.mask.shape == (sampling.physical_batch_size,)
+    assert ((batch.indices >= 0) & (batch.indices < sampling.num_examples)).all()
+
+
+def test_epsilon_of_little_noise():
+    for sampling in (
+        PoissonSampling(7, 0.5),
+        TruncatedPoissonSampling(7, 0.5, truncated_batch_size=3),
+    ):
+        mechanism = gaussian_mechanism(
+            sampling, noise_multiplier=1e-9, num_steps=1, adjacency="replace_one"
+        )
+        with pytest.raises(
+            UnsupportedEventError, match=r"noise_multiplier .*at least 0.01 .*, got 1e-09"
+        ):
+            mechanism.certificate(DELTA)
+
+
+FIXED = {"num_examples": 10, "batch_size": 2}
+POISSON = {"num_examples": 20, "sampling_rate": 0.5}
+TRUNCATED = {**POISSON, "truncated_batch_size": 9}
+NO_COUNT, NO_RATE = "must be a whole number >= 1", r"must be in \(0, 1\]"
+REFUSED = [
+    *(
+        (sampler, FIXED, change, message)
+        for sampler in (FixedSizeSampling, ShuffledEpochs)
+        for change, message in [
+            ({"batch_size": 11}, "batch_size must be at most num_examples = 10, got 11"),
+            ({"batch_size": 0}, f"batch_size {NO_COUNT}, got 0"),
+            ({"batch_size": True}, f"batch_size {NO_COUNT}, got True"),
+            ({"num_examples": 0}, f"num_examples {NO_COUNT}, got 0"),
+        ]
+    ),
+    *(
+        (PoissonSampling, POISSON, {"sampling_rate": rate}, f"sampling_rate {NO_RATE}")
+        for rate in (0.0, -0.1, 1.0001, math.nan, "0.1")
+    ),
+    (PoissonSampling, POISSON, {"num_examples": 0}, f"num_examples {NO_COUNT}"),
+    (PoissonSampling, POISSON, {"num_examples": 2.5}, f"num_examples {NO_COUNT}"),
+    (PoissonSampling, POISSON, {"physical_batch_size": -1}, f"physical_batch_size {NO_COUNT}"),
+    (TruncatedPoissonSampling, TRUNCATED, {"truncated_batch_size": 21}, "at most num_examples"),
+    (TruncatedPoissonSampling, TRUNCATED, {"truncated_batch_size": 0}, NO_COUNT),
+    (TruncatedPoissonSampling, TRUNCATED, {"sampling_rate": 0.0}, f"sampling_rate {NO_RATE}"),
+    (TruncatedPoissonSampling, TRUNCATED, {"num_examples": 0}, "num_examples"),
+    *(
+        (sampler, fields, {"expected_batch_size": value}, "must be a finite number > 0")
+        for sampler, fields in ((PoissonSampling, POISSON), (TruncatedPoissonSampling, TRUNCATED))
+        for value in (-1.0, math.nan, math.inf, "100")
+    ),
+]
+
+
+@pytest.mark.parametrize(("sampler", "fields", "change", "message"), REFUSED)
+def test_sampler_refuses_numbers_out_of_range(sampler, fields, change, message):
+    with pytest.raises(ValueError, match=message):
+        sampler(**{**fields, **change})
+
+
+@pytest.mark.parametrize("sampler", [FixedSizeSampling, ShuffledEpochs])
+def test_check_adjacency_of_fixed_sizes(sampler):
+    sampling = sampler(10, 2)
+    sampling.check_adjacency("replace_one")
+    sampling.check_adjacency("zero_out")
+    words = f"must be 'replace_one' or 'zero_out' for {sampler.__name__}, got"
+    with pytest.raises(ValueError, match=words):
+        sampling.check_adjacency("add_remove")
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        sampling.check_adjacency("swap")
+    PoissonSampling(10, 0.2).check_adjacency("add_remove")

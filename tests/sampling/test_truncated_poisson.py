@@ -1,9 +1,8 @@
-"""Truncated Poisson sampling keeps a uniformly random part of a draw that is too large."""
+"""Truncated Poisson sampling: a uniformly random subset of draws that are too large."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from dp_accounting import TruncatedSubsampledGaussianDpEvent
 from helpers.drawn_batches import (
     FALSE_ALARM,
@@ -51,19 +50,19 @@ def cut_draws(counts: np.ndarray) -> np.ndarray:
     return counts[counts.sum(axis=1) == LIMIT]
 
 
-def test_a_draw_is_never_larger_than_the_limit_and_holds_nobody_twice():
+def test_truncated_draw_size():
     counts = drawn(TRUNCATED, DRAWS)
     assert counts.max() == 1
     assert counts.sum(axis=1).max() == LIMIT
     assert len(cut_draws(counts)) > DRAWS / 2
 
 
-def test_sizes_are_binomial_and_cut():
+def test_truncated_sizes_distribution():
     assert size_p(drawn(TRUNCATED, DRAWS), Cut()) > FALSE_ALARM
     assert size_p(drawn(NeverCuts(N, RATE, physical_batch_size=LIMIT), DRAWS), Cut()) < FALSE_ALARM
 
 
-def test_who_stays_is_uniformly_random():
+def test_truncated_records_uniform():
     assert same_share_p(cut_draws(drawn(TRUNCATED, DRAWS))) > FALSE_ALARM
     assert (
         same_share_p(cut_draws(drawn(KeepsTheFirst(N, RATE, truncated_batch_size=LIMIT), DRAWS)))
@@ -71,7 +70,7 @@ def test_who_stays_is_uniformly_random():
     )
 
 
-def test_which_pairs_stay_is_uniformly_random():
+def test_truncated_pairs_uniform():
     cut = cut_draws(drawn(TRUNCATED, DRAWS))
     together = np.array([(cut[:, i] & cut[:, j]).sum() for i in range(N) for j in range(i)])
     share = LIMIT * (LIMIT - 1) / (N * (N - 1))
@@ -79,18 +78,18 @@ def test_which_pairs_stay_is_uniformly_random():
     assert len(each) * min(each) > FALSE_ALARM
 
 
-def test_draws_do_not_depend_on_one_another():
+def test_truncated_draws_independent():
     assert steps_p(drawn(TRUNCATED, DRAWS)) > FALSE_ALARM
 
 
-def test_without_a_cut_it_is_poisson_sampling():
+def test_truncated_without_a_cut_is_poisson():
     counts = drawn(TruncatedPoissonSampling(N, 0.2, truncated_batch_size=N), DRAWS)
     assert inclusion_p(counts, 0.2) > FALSE_ALARM
     assert size_p(counts, stats.binom(N, 0.2)) > FALSE_ALARM
     assert records_p(counts) > FALSE_ALARM
 
 
-def test_one_physical_batch_holds_the_draw():
+def test_truncated_batch_holds_the_draw():
     for seed in range(5):
         draw, num_batches, parts = laid_out(TRUNCATED, seed, 3)
         records = parts.indices[0][parts.mask[0]].tolist()
@@ -99,7 +98,7 @@ def test_one_physical_batch_holds_the_draw():
         assert not parts.mask[1:].any()
 
 
-def test_rates_at_the_ends():
+def test_truncated_rates_at_the_ends():
     assert (drawn(TruncatedPoissonSampling(N, 1.0, truncated_batch_size=N), 20) == 1).all()
     assert (
         drawn(TruncatedPoissonSampling(N, 1.0, truncated_batch_size=3), 20).sum(axis=1) == 3
@@ -107,23 +106,8 @@ def test_rates_at_the_ends():
     assert drawn(TruncatedPoissonSampling(N, 1e-9, truncated_batch_size=3), 20).sum() == 0
 
 
-def test_its_event_names_what_it_does():
+def test_truncated_event():
     event = TRUNCATED.event([(1.5, 1)])
     assert event == TruncatedSubsampledGaussianDpEvent(N, RATE, LIMIT, 1.5)
     assert TRUNCATED.expected_batch_size == event.sampling_probability * event.dataset_size
     assert TRUNCATED.physical_batch_size == event.truncated_batch_size
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"truncated_batch_size": 21}, "truncated_batch_size must be at most num_examples = 20"),
-        ({"truncated_batch_size": 0}, "truncated_batch_size must be a whole number >= 1"),
-        ({"sampling_rate": 0.0}, r"sampling_rate must be in \(0, 1\]"),
-        ({"num_examples": 0}, "num_examples"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(fields, words):
-    good = {"num_examples": 20, "sampling_rate": 0.5, "truncated_batch_size": 9}
-    with pytest.raises(ValueError, match=words):
-        TruncatedPoissonSampling(**{**good, **fields})
