@@ -172,19 +172,9 @@ class MessageFormat:
         round_number: int | None,
         parameters: bytes | None = NO_PARAMETERS,
     ) -> Message:
-        """Returns the message in ``data``, which must be the expected one.
+        """Returns the message in ``data``; any other than the expected one is refused.
 
-        Args:
-          data: what was received.
-          kind: expected.
-          sender: as the channel authenticated it.
-          receiver: this party.
-          round_number: expected, or ``None`` for any.
-          parameters: expected digest, or ``None`` for any.
-
-        Raises:
-          ProtocolError: anything else than a message of this kind, plan, round, sender and
-            receiver.
+        ``sender`` is as the channel authenticated it. ``None`` stands for any round, or parameters.
         """
         # The header, as expected.
         require(len(data) == self.length(kind), "length")
@@ -220,15 +210,7 @@ class MessageFormat:
         )
 
     def read_parameters(self, data: bytes, *, receiver: int) -> Message:
-        """Returns the message in ``data`` with the analyst's parameters of any round.
-
-        Args:
-          data: what was received, from the analyst or through a node.
-          receiver: the node that the analyst sent it to.
-
-        Raises:
-          ProtocolError: anything else.
-        """
+        """Returns the message with the analyst's parameters of any round to node ``receiver``."""
         message = self.from_bytes(
             data,
             kind="parameters",
@@ -241,11 +223,7 @@ class MessageFormat:
         return message
 
     def read_round(self, data: bytes) -> int:
-        """Returns the round that a message has in its header, which may be damaged.
-
-        Raises:
-          ProtocolError: too short for a header.
-        """
+        """Returns the round that a message has in its header, which may be damaged."""
         require(len(data) >= _HEADER.size, "length")
         return int(_HEADER.unpack_from(data)[5])
 

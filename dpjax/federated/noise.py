@@ -43,9 +43,6 @@ def system_entropy(size: int) -> bytes:
 
     It is AES-256 in counter mode (NIST SP 800-90A), several times as fast as ``os.urandom``. Fresh
     entropy is mixed in at every call, so copies of a process or of a virtual machine differ.
-
-    Args:
-      size: number of bytes.
     """
     ssl.RAND_add(os.urandom(_SEED_BYTES), float(_SEED_BYTES))
     return ssl.RAND_bytes(size)
@@ -128,9 +125,7 @@ def _draw_block(entropy: Entropy, scales: Int64) -> Int64:
 def _half_normal(entropy: Entropy, drawn: UInt64) -> Int64:
     """Returns k >= 0 with probability proportional to exp(-k^2 / 2), by inversion.
 
-    Args:
-      entropy: of further digits.
-      drawn: the first 31 binary digits of uniform numbers.
+    ``drawn`` has the first 31 binary digits of uniform numbers; further ones are from ``entropy``.
     """
     table = _cumulative_digits()
     numbers = np.searchsorted(table, drawn, side="left")
@@ -147,14 +142,9 @@ def _half_normal(entropy: Entropy, drawn: UInt64) -> Int64:
 def _accept(
     entropy: Entropy, drawn: UInt64, whole: Int64, rest: Int64, scale: Int64
 ) -> npt.NDArray[np.bool_]:
-    """True with probability exp(-x (x / 2 + whole)), x = rest / scale.
+    """True with probability exp(-x (x / 2 + whole)), x = rest / scale in [0, 1).
 
-    Args:
-      entropy: of further digits.
-      drawn: the first 32 binary digits of uniform numbers.
-      whole: as of `_half_normal`.
-      rest: in 0 .. scale - 1.
-      scale: of the noise.
+    ``drawn`` has the first 32 binary digits of uniform numbers; further ones are from ``entropy``.
     """
     # In float64, on the first digits.
     x = rest / scale
@@ -172,10 +162,7 @@ def _accept(
 class LazyUniform:
     """A uniform number in [0, 1) whose binary digits are drawn as they are needed.
 
-    Args:
-      digits: the first ones, as a whole number.
-      count: how many these are.
-      entropy: of the others.
+    The first ``count`` ones are those of the whole number ``digits``.
     """
 
     def __init__(self, digits: int, count: int, entropy: Entropy) -> None:

@@ -29,7 +29,7 @@ Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on di
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -287,9 +287,8 @@ class FederatedSum(Mechanism):
         }
         return replace(trusted, description=description, exact_noise=True)
 
-    def with_privacy_factor(self, factor: float) -> "FederatedSum":
-        scaled: Any = self.mechanism.with_privacy_factor(factor)
-        return replace(self, mechanism=scaled)
+    def with_privacy_factor(self, factor: float) -> Self:
+        return replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
 
     def mechanism_for(self, num_contributing: int) -> RecordSum:
         """Returns the mechanism with the noise that a sum of ``num_contributing`` holders has.
@@ -307,7 +306,7 @@ class FederatedSum(Mechanism):
         check(fits, "num_contributing", num_contributing, f"a whole number, {least} to {most}")
         return self._with_shares(num_contributing)
 
-    def _with_shares(self, num_shares: int) -> Any:
+    def _with_shares(self, num_shares: int) -> RecordSum:
         return self.mechanism.with_privacy_factor(
             math.sqrt(num_shares / self.parties.num_noise_shares)
         )

@@ -17,20 +17,12 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from dpjax._checks import check, check_count, check_function, check_type
-from dpjax.federated.messages import (
-    ANALYST,
-    NO_PARAMETERS,
-    Message,
-    agreed_draws,
-    require,
-)
-from dpjax.federated.noise import SYSTEM, Entropy, draw_noise, uniform_words
+from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Message, agreed_draws, require
+from dpjax.federated.noise import SYSTEM, Entropy, Int64, draw_noise, uniform_words
 from dpjax.federated.plan import FederatedSum, check_plan
 
 
-def perturb(
-    plan: FederatedSum, statistic: npt.ArrayLike, *, entropy: Entropy = SYSTEM
-) -> npt.NDArray[Any]:
+def perturb(plan: FederatedSum, statistic: npt.ArrayLike, *, entropy: Entropy = SYSTEM) -> Int64:
     """Returns a holder's sums plus its share of the noise, in integer grid units, ``(size,)``.
 
     Privacy:
@@ -69,9 +61,6 @@ def holder_messages(
         covers, and that of several steps as many rounds.
       parameters: digest of those that the sums are taken at, 16 bytes.
       entropy: source of random bytes; anything but the operating system's is a simulation.
-
-    Returns:
-      One message for each node.
 
     Raises:
       ValueError: an index out of range, or a statistic of another shape.

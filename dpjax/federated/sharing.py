@@ -14,7 +14,7 @@ residues.
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,40 +27,12 @@ _LOW_29 = np.uint64(2**29 - 1)
 LARGEST_NODE = 2**16 - 1
 
 
-class SecretSharing(Protocol):
-    """Linear secret sharing of vectors of integers among nodes 0 .. num_nodes - 1."""
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes."""
-
-    @property
-    def threshold(self) -> int:
-        """How many nodes are needed to open a sum; fewer learn nothing."""
-
-    @property
-    def half_range(self) -> int:
-        """Sums of this size or larger are not represented: they wrap around."""
-
-    def share(self, entropy: Entropy, values: Int64) -> list[UInt64]:
-        """Returns the share of each node."""
-
-    def add(self, first: UInt64, second: UInt64) -> UInt64:
-        """Returns the share of the sum of two vectors, from one node's shares of each."""
-
-    def is_share(self, share: UInt64) -> bool:
-        """Whether the words are residues."""
-
-    def reconstruct(self, shares: Mapping[int, UInt64]) -> Int64:
-        """Returns the values, from the shares of at least ``threshold`` nodes by their index."""
-
-
 @dataclass(frozen=True)
 class AdditiveSharing:
     """Additive shares on Z / 2^64: secure while one node does not collude.
 
     Attributes:
-      num_nodes: at least two.
+      num_nodes: at least two, with indices from zero.
 
     >>> from dpjax.federated.noise import SYSTEM
     >>> sharing = AdditiveSharing(3)
@@ -78,10 +50,11 @@ class AdditiveSharing:
 
     @property
     def half_range(self) -> int:
+        """Sums of this size or larger are not represented: they wrap around."""
         return 2**63
 
     def share(self, entropy: Entropy, values: Int64) -> list[UInt64]:
-        """Returns uniform words for all nodes but the last, which gets the difference."""
+        """Returns each node's share: uniform words, but for the last the difference."""
         masks = [uniform_words(entropy, values.size) for _ in range(self.num_nodes - 1)]
         last = values.astype(np.uint64)
         for mask in masks:
@@ -89,13 +62,15 @@ class AdditiveSharing:
         return [*masks, last]
 
     def add(self, first: UInt64, second: UInt64) -> UInt64:
+        """Returns a node's share of the sum of two vectors, from its shares of each."""
         return first + second
 
     def is_share(self, share: UInt64) -> bool:
-        return True  # any word is a residue modulo 2^64
+        """Whether the words are residues."""
+        return True  # any word is one modulo 2^64
 
     def reconstruct(self, shares: Mapping[int, UInt64]) -> Int64:
-        """Returns the sum of all shares, as signed integers."""
+        """Returns the values, the sum of all nodes' shares, as signed integers."""
         return np.add.reduce(list(shares.values())).astype(np.int64)
 
 
@@ -120,10 +95,11 @@ class ShamirSharing:
 
     @property
     def half_range(self) -> int:
+        """As of `AdditiveSharing`."""
         return 2**60
 
     def share(self, entropy: Entropy, values: Int64) -> list[UInt64]:
-        """Returns the values at 1 .. M of polynomials that are ``values`` at zero."""
+        """Returns each node's share: at 1 .. M, polynomials that are ``values`` at zero."""
         secret = np.where(values < 0, values + PRIME, values).astype(np.uint64)
         coefficients = [_uniform_residues(entropy, values.size) for _ in range(self.threshold - 1)]
         shares = []
@@ -139,10 +115,11 @@ class ShamirSharing:
         return _reduce(first + second)
 
     def is_share(self, share: UInt64) -> bool:
+        """Whether the words are residues."""
         return bool(np.all(share < _PRIME))
 
     def reconstruct(self, shares: Mapping[int, UInt64]) -> Int64:
-        """Interpolates the polynomial at zero from the first ``threshold`` of ``shares``."""
+        """Returns the values: polynomials at zero, from the first ``threshold`` of ``shares``."""
         # The factor of each node's share, by Lagrange.
         used = sorted(shares)[: self.threshold]
         total = np.zeros_like(shares[used[0]])
@@ -158,6 +135,10 @@ class ShamirSharing:
         # The upper half of the residues are the negative integers.
         signed = total.astype(np.int64)
         return np.where(signed > PRIME // 2, signed - PRIME, signed)
+
+
+# Linear secret sharing of vectors of integers: sums of shares are shares of the sum.
+SecretSharing: TypeAlias = AdditiveSharing | ShamirSharing
 
 
 def _uniform_residues(entropy: Entropy, size: int) -> UInt64:

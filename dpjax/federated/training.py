@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from dpjax._checks import (
     is_key,
 )
 from dpjax._files import to_npz
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.federated.noise import UInt64
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
@@ -46,6 +46,7 @@ from dpjax.training.batch_gradient import sum_over_draw
 
 if TYPE_CHECKING:
     from dpjax.bayes import DPSVI
+    from dpjax.bayes.variational import DPSVIState
 
 
 @dataclass(frozen=True)
@@ -184,12 +185,13 @@ def holder_gradient(
     return gradient
 
 
+State = TypeVar("State")
 Records = Mapping[str, npt.ArrayLike]
 # From the noise of a sum over the planned noise to an optimiser.
 OptimizerForNoise = Callable[[float], optax.GradientTransformation]
 
 
-class Training(NamedTuple):
+class Training(NamedTuple, Generic[State]):
     """Functions of the analyst and of each holder.
 
     Attributes:
@@ -206,18 +208,18 @@ class Training(NamedTuple):
     """
 
     mechanism: SubsampledGaussian
-    init: Callable[[], Any]
-    get_params: Callable[[Any], Any]
-    clipped_sum: Callable[[PRNGKey, npt.ArrayLike, int, Records], Any]
-    update: Callable[[Any, Any, int, float], Any]
-    get_result: Callable[[Any], Any]
+    init: Callable[[], State]
+    get_params: Callable[[State], PyTree]
+    clipped_sum: Callable[[PRNGKey, npt.ArrayLike, int, Records], PyTree]
+    update: Callable[[State, PyTree, int, float], State]
+    get_result: Callable[[State], PyTree]
 
 
 class GradientState(NamedTuple):
     """State of `gradient_training`: parameters, and the state of the optimiser."""
 
-    params: Any
-    optimizer: Any
+    params: PyTree
+    optimizer: optax.OptState
 
 
 def gradient_training(
@@ -227,7 +229,7 @@ def gradient_training(
     *,
     mechanism: SubsampledGaussian,
     method: str = "auto",
-) -> Training:
+) -> Training[GradientState]:
     """Returns the training of a loss by any optax optimiser, or by an SG-MCMC chain.
 
     The optimiser is given the noisy sum over the mechanism's expected batch size.
@@ -280,10 +282,10 @@ def gradient_training(
         return holder_gradient(loss_fn, mechanism, num_examples=num_examples, method=method)
 
     @functools.cache
-    def step_for(noise_factor: float) -> Callable[[GradientState, Any], GradientState]:
+    def step_for(noise_factor: float) -> Callable[[GradientState, PyTree], GradientState]:
         chosen, size = optimizer_for(noise_factor), mechanism.sampling.expected_batch_size
 
-        def step(state: GradientState, noisy_sum: Any) -> GradientState:
+        def step(state: GradientState, noisy_sum: PyTree) -> GradientState:
             mean = jax.tree.map(lambda s, p: (s / size).astype(p.dtype), noisy_sum, state.params)
             updates, optimizer_state = chosen.update(mean, state.optimizer, state.params)
             return GradientState(optax.apply_updates(state.params, updates), optimizer_state)
@@ -308,7 +310,9 @@ def gradient_training(
     )
 
 
-def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) -> Training:
+def svi_training(
+    key: PRNGKey, svi: "DPSVI", example: Records, **public: Any
+) -> "Training[DPSVIState]":
     """Returns the training of a `dpjax.bayes.DPSVI`.
 
     Args:
@@ -336,13 +340,13 @@ def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) ->
 
     # A holder clips and sums as a DPSVI of its own records, at the published parameters.
     @functools.cache
-    def of_holder(num_examples: int) -> tuple["DPSVI", Any]:
+    def of_holder(num_examples: int) -> tuple["DPSVI", "DPSVIState"]:
         own = svi.with_num_examples(num_examples)
         return own, own.init(key, **blank(num_examples), **public)
 
     def clipped_sum(
         key_of_batch: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
-    ) -> Any:
+    ) -> PyTree:
         data = {name: jnp.asarray(value) for name, value in records.items()}
         own, state = of_holder(batch_length(data))
         params = _unravel(own.optim.get_params(state.optim_state), vector)
@@ -352,7 +356,9 @@ def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) ->
         return own.clipped_sum(key_of_batch, state, **data, **public)
 
     # The analyst makes the step.
-    def update(state: Any, noisy_sum: Any, round_number: int, noise_factor: float) -> Any:
+    def update(
+        state: "DPSVIState", noisy_sum: PyTree, round_number: int, noise_factor: float
+    ) -> "DPSVIState":
         del noise_factor
         state = state._replace(rng_key=jax.random.fold_in(key, round_number))
         return svi.update_from_sum(state, noisy_sum, **blank_all, **public)
@@ -368,21 +374,14 @@ def svi_training(key: PRNGKey, svi: "DPSVI", example: Records, **public: Any) ->
     )
 
 
-class ParameterFormat:
+class ParameterFormat(Generic[State]):
     """Conversion of the analyst's parameters and states to words and bytes, and back.
 
-    Args:
-      training: of the plan.
-      size: number of parameters of the plan.
-
-    Attributes:
-      start: the starting state.
-
-    Raises:
-      ValueError: another number of parameters, or parameters that are no floats.
+    A training with another number of parameters than the plan's ``size``, or with parameters that
+    are no floats, is refused. ``start`` is the starting state.
     """
 
-    def __init__(self, training: Training, size: int) -> None:
+    def __init__(self, training: Training[State], size: int) -> None:
         self.start = training.init()
         self._params = training.get_params(self.start)
         own_size = ravel_pytree(self._params)[0].size
@@ -391,20 +390,20 @@ class ParameterFormat:
         floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
         check(floats, "params", dtypes, "a tree of floats")
 
-    def to_words(self, params: Any) -> UInt64:
+    def to_words(self, params: ArrayTree) -> UInt64:
         """Returns parameters as float64 numbers in 64-bit words."""
         return np.asarray(ravel_pytree(params)[0], np.float64).view(np.uint64)
 
-    def from_vector(self, vector: npt.ArrayLike) -> Any:
+    def from_vector(self, vector: npt.ArrayLike) -> PyTree:
         """Returns a tree like the parameters from a vector, such as a released sum."""
         return _unravel(self._params, vector)
 
-    def state_to_bytes(self, state: Any) -> bytes:
+    def state_to_bytes(self, state: State) -> bytes:
         """Returns a state as bytes."""
         leaves = enumerate(jax.tree.leaves(state))
         return to_npz(**{f"arr_{number}": _as_numpy(leaf) for number, leaf in leaves})
 
-    def state_from_bytes(self, data: bytes) -> Any:
+    def state_from_bytes(self, data: bytes) -> State:
         """Returns the state of which `state_to_bytes` made ``data``."""
         leaves, treedef = jax.tree.flatten(self.start)
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -418,17 +417,17 @@ def noise_factor(num_contributing: int, num_noise_shares: int) -> float:
     return math.sqrt(num_contributing / num_noise_shares)
 
 
-def _unravel(params: Any, vector: npt.ArrayLike) -> Any:
+def _unravel(params: ArrayTree, vector: npt.ArrayLike) -> PyTree:
     """Returns a tree like ``params`` with the numbers of a vector."""
     flat, unravel = ravel_pytree(params)
     return unravel(jnp.asarray(vector, flat.dtype))
 
 
-def _as_numpy(leaf: npt.ArrayLike) -> npt.NDArray[Any]:
+def _as_numpy(leaf: npt.ArrayLike) -> npt.NDArray[np.generic]:
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
-def _like(array: npt.NDArray[Any], leaf: npt.ArrayLike) -> jax.Array:
+def _like(array: npt.NDArray[np.generic], leaf: npt.ArrayLike) -> jax.Array:
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array, jnp.result_type(leaf))

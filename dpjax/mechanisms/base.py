@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dpjax._checks import check, check_positive, check_type
 from dpjax.guarantee import Guarantee
@@ -45,7 +45,7 @@ class Mechanism(abc.ABC):
         return self.guarantee.num_releases
 
     @abc.abstractmethod
-    def with_privacy_factor(self, factor: float) -> "Mechanism":
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the mechanism, as private as with all of its noise times ``factor``.
 
         Args:
@@ -117,7 +117,7 @@ class Composition(Mechanism):
             size_constants=tuple(dict.fromkeys(constants)),
         )
 
-    def with_privacy_factor(self, factor: float) -> "Composition":
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the composition of the mechanisms with their noise times ``factor``."""
         check_positive("factor", factor)
         scaled = tuple(mechanism.with_privacy_factor(factor) for mechanism in self.mechanisms)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -87,7 +87,7 @@ class SufficientStatisticsMechanism(RecordSum):
             {"records": records, "number of records": count}
         )
 
-    def with_privacy_factor(self, factor: float) -> "SufficientStatisticsMechanism":
+    def with_privacy_factor(self, factor: float) -> Self:
         """Returns the same release with the noise's scale times ``factor``."""
         return dataclasses.replace(self, mechanism=self.mechanism.with_privacy_factor(factor))
 

@@ -9,7 +9,7 @@ shares that more than `Parties.num_colluding_nodes` nodes received can open two.
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -67,12 +67,8 @@ def _check_refusals(plan: FederatedSum, codes: Mapping[int, ErrorCode]) -> None:
 class Analyst:
     """The analyst of one round, who collects openings with as many attempts as it takes.
 
-    Args:
-      plan: of the release.
-      journal: of the analyst.
-      round_number: of the release.
-      parameters: digest of those that the round's sums are taken at.
-      awaited: holders that are waited for, by default all; as are those whose share a node has.
+    ``parameters`` is the digest of those that the round's sums are taken at. Holders that are
+    ``awaited``, by default all, are waited for, as are those whose share a node has.
 
     Attributes:
       codes: why a node has not opened its sum so far, by its index.
@@ -106,12 +102,8 @@ class Analyst:
     def attempt(self, call: Call, *, waiting_over: bool) -> Result | None:
         """Returns the result, or ``None`` where nodes or holders are missing.
 
-        Args:
-          call: sends one message to a node.
-          waiting_over: whether a sum without some of the holders may be opened.
-
-        Raises:
-          ProtocolError: so many nodes refuse that the round cannot end with a result.
+        Once ``waiting_over``, a sum without some of the holders may be opened. ProtocolError: so
+        many nodes refuse that the round cannot end with a result.
         """
         # Fix the set of holders: on disk before a node is asked to open it.
         if self.agreed is None:
@@ -218,12 +210,8 @@ class TrainingAnalyst:
     parameters are refused. After the last round the analyst publishes the final parameters, which
     end the training.
 
-    Args:
-      plan: of the training.
-      training: of the plan.
-      journal: of the analyst.
-      waiting_time: seconds that holders who took part in the last round are waited for.
-      keep_every: of how many rounds the parameters after one are kept, or zero for none.
+    Holders who took part in the last round are waited for, ``waiting_time`` seconds at most. The
+    parameters after every ``keep_every``-th round are kept, or none where it is zero.
 
     Attributes:
       round_number: of the round, the plan's number of rounds when all are over.
@@ -278,14 +266,9 @@ class TrainingAnalyst:
         return self._analyst.failure if enough else "too few nodes"
 
     def attempt(self, call: Call, *, elapsed: float) -> bool:
-        """Goes on with the round, and returns whether all rounds are over.
+        """Goes on with the round ``elapsed`` seconds after the start; returns whether all are over.
 
-        Args:
-          call: sends one message to a node.
-          elapsed: seconds since the process started.
-
-        Raises:
-          ProtocolError: so many nodes refuse that the round cannot end with a result.
+        ProtocolError: so many nodes refuse that the round cannot end with a result.
         """
         # A round begins with its parameters.
         self._publish(call)
@@ -427,7 +410,7 @@ def run_training_analyst(settings: PartySettings) -> int:
     return analyst.round_number
 
 
-def _named_arrays(released: Any) -> dict[str, npt.NDArray[Any]]:
+def _named_arrays(released: object) -> dict[str, npt.NDArray[np.generic]]:
     if dataclasses.is_dataclass(released):
         fields = {one.name: getattr(released, one.name) for one in dataclasses.fields(released)}
     else:
@@ -435,7 +418,7 @@ def _named_arrays(released: Any) -> dict[str, npt.NDArray[Any]]:
     return {name: np.asarray(value) for name, value in fields.items() if value is not None}
 
 
-def _named_leaves(tree: ArrayTree) -> dict[str, npt.NDArray[Any]]:
+def _named_leaves(tree: ArrayTree) -> dict[str, npt.NDArray[np.generic]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator=".") or "params": np.asarray(leaf)

@@ -9,16 +9,17 @@ import importlib
 import importlib.util
 import inspect
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpjax._checks import check, check_count, check_delta, check_path, check_positive
 from dpjax.federated.plan import FederatedSum, Parties, check_plan
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.training import ClippedGradientSum, Training
 
+T = TypeVar("T")
 _EXAMPLE = "such as 'dpjax.bayes.regression.PerturbedStatistics.from_epsilon'"
 
 
@@ -234,7 +235,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_keys(
-    name: str, table: Mapping[str, Any], *, required: Collection[str], optional: Collection[str]
+    name: str, table: Mapping[str, object], *, required: Collection[str], optional: Collection[str]
 ) -> None:
     missing = sorted(set(required) - set(table))
     unknown = sorted(set(table) - set(required) - set(optional))
@@ -242,12 +243,13 @@ def _check_keys(
     check(not unknown, name, unknown, f"a table of {', '.join([*required, *optional])} alone")
 
 
-def _check_table(name: str, value: Any) -> dict[str, Any]:
+def _check_table(name: str, value: object) -> dict[str, object]:
     check(isinstance(value, dict), name, value, "a table")
+    assert isinstance(value, dict)
     return value
 
 
-def _build(name: str, value: Any, skip: Collection[str] = ()) -> Any:
+def _build(name: str, value: object, skip: Collection[str] = ()) -> Any:
     """Returns a value of TOML, with a tuple for a list and an object for a table with a type."""
     if isinstance(value, list):
         return tuple(_build(name, one) for one in value)
@@ -261,7 +263,7 @@ def _build(name: str, value: Any, skip: Collection[str] = ()) -> Any:
     return _call(name, _public_constructor(f"{name}.type", parts.pop("type")), parts)
 
 
-def _call(name: str, constructor: Any, parameters: Mapping[str, Any]) -> Any:
+def _call(name: str, constructor: Callable[..., T], parameters: Mapping[str, object]) -> T:
     try:
         inspect.signature(constructor).bind(**parameters)
     except TypeError as error:
@@ -275,21 +277,20 @@ def _call(name: str, constructor: Any, parameters: Mapping[str, Any]) -> Any:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _public_constructor(name: str, path: Any) -> Any:
-    found = None
+def _public_constructor(name: str, path: object) -> Callable[..., object]:
+    found: Any = None
     if isinstance(path, str):
         package, _, last = path.rpartition(".")
         found = _public_class(package, last)
         if found is None and not last.startswith("_"):  # a class and its constructor
             package, _, owner = package.rpartition(".")
             found = getattr(_public_class(package, owner), last, None)
-    check(
-        callable(found), name, path, f"a public class of dpjax or a constructor of it, {_EXAMPLE}"
-    )
+    allowed = f"a public class of dpjax or a constructor of it, {_EXAMPLE}"
+    check(callable(found), name, path, allowed)
     return found
 
 
-def _public_class(package: str, name: str) -> Any:
+def _public_class(package: str, name: str) -> type | None:
     if package.partition(".")[0] != "dpjax":
         return None
     try:

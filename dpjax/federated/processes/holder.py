@@ -3,7 +3,7 @@
 import hashlib
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,20 +46,9 @@ def journalled_messages(
 ) -> list[bytes]:
     """Returns the messages of a holder to the nodes: the same ones in every process.
 
-    The round's budget is spent when this returns: the messages are on disk, and may leave.
-
-    Privacy:
-      As `holder_messages`; noise is drawn once for a round.
-
-    Args:
-      plan: of the release.
-      holder: index, from zero.
-      statistic: ``(size,)``, from ``plan.mechanism.sum_records`` on the holder's records; or a
-        function for that of a random batch, which is called where no messages are on disk.
-      journal: of the holder.
-      round_number: of the release.
-      parameters: digest of those that the sums are taken at.
-      entropy: source of random bytes; anything but the operating system's is a simulation.
+    As `holder_messages`, with noise that is drawn once for a round. The round's budget is spent
+    when this returns: the messages are on disk, and may leave. ``statistic`` may be a function for
+    that of a random batch, which is called where no messages are on disk.
 
     Raises:
       ProtocolError: with the code ``"spent"``, the round has messages of another statistic or at
@@ -116,10 +105,7 @@ def spent_rounds(journal: Journal) -> frozenset[int]:
 
 
 class Delivery:
-    """Delivery of a holder's messages to the nodes, with as many attempts as it takes.
-
-    Args:
-      messages: one for each node.
+    """Delivery of a holder's messages, one for each node, with as many attempts as it takes.
 
     Attributes:
       codes: why a node has not accepted its message so far, by its index; ``None`` if it has.
@@ -150,14 +136,8 @@ class Delivery:
 class TrainingHolder:
     """A holder of a training, which sums gradients once in a round.
 
-    Args:
-      plan: of the training.
-      holder: index, from zero.
-      training: of the plan.
-      records: of the holder, arrays by name.
-      journal: of the holder.
-      entropy: source of random bytes; anything but the operating system's is a simulation.
-      new_key: returns a new secret key for each batch.
+    ``new_key`` returns a new secret key for each batch. Any other source of entropy than the
+    operating system's is a simulation.
 
     Attributes:
       round_number: of the newest round whose parameters the holder has, or -1.
@@ -307,7 +287,7 @@ def run_holder(settings: PartySettings) -> HolderOutcome:
         return HolderOutcome(dict(delivery.codes), is_complete, spent_rounds(journal))
 
 
-def _read_arrays(settings: PartySettings) -> dict[str, npt.NDArray[Any]]:
+def _read_arrays(settings: PartySettings) -> dict[str, npt.NDArray[np.generic]]:
     path, names = settings.data, settings.arrays
     check(zipfile.is_zipfile(path), "data", str(path), "an npz file")
     with np.load(path, allow_pickle=False) as file:
@@ -316,7 +296,9 @@ def _read_arrays(settings: PartySettings) -> dict[str, npt.NDArray[Any]]:
         return {name: file[name] for name in names}
 
 
-def _sum_records(plan: FederatedSum, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _sum_records(
+    plan: FederatedSum, arrays: Mapping[str, npt.NDArray[np.generic]]
+) -> npt.NDArray[np.generic]:
     try:
         return plan.mechanism.sum_records(*arrays.values())
     except (TypeError, ValueError) as error:

@@ -75,14 +75,7 @@ class Journal:
         return sorted(names - {_OWNER, LOCK_NAME, _UNFINISHED})
 
     def read(self, name: str) -> bytes | None:
-        """Returns an entry, or ``None`` where there is none.
-
-        Args:
-          name: of the entry.
-
-        Raises:
-          ValueError: the file is not what was written.
-        """
+        """Returns an entry, or ``None`` where there is none; a damaged one is refused."""
         path = self._folder / name
         if not path.exists():
             return None
@@ -96,15 +89,7 @@ class Journal:
         return body
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes an entry to disk: all of it or, where the process is killed, nothing.
-
-        Args:
-          name: of the entry, new.
-          data: its bytes.
-
-        Raises:
-          ValueError: there is such an entry.
-        """
+        """Writes a new entry to disk: all of it or, where the process is killed, nothing."""
         path, unfinished = self._folder / name, self._folder / _UNFINISHED
         check(not path.exists(), "name", name, "of a new entry")
         write_atomically(path, data + hash_bytes(data), unfinished=unfinished, mode=0o600)

@@ -4,13 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dpjax.federated.messages import (
-    ANALYST,
-    NO_PARAMETERS,
-    Kind,
-    Message,
-    require,
-)
+from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Kind, Message, require
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
@@ -25,11 +19,7 @@ class Node:
     training a round begins with the parameters that the analyst sends, which the node hands on to
     the holders; then all earlier rounds are over.
 
-    Args:
-      plan: of the release.
-      node: index, from zero.
-      journal: of the node.
-      round_number: of the release, or ``None`` for the rounds of a training.
+    ``round_number`` is ``None`` for the rounds of a training.
 
     Attributes:
       state: what was received and opened in the round.

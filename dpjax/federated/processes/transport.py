@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from dpjax._extras import requires_extra
 from dpjax.federated.messages import ErrorCode, Kind, ProtocolError
@@ -41,7 +41,7 @@ _KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
 # Calls of one client at a time; a connection takes new ones for these seconds, and is closed after
 # twice as many, with the calls on it.
 _NUM_CALLS, _CONNECTION_SECONDS = 4, 120
-_STATUS_CODES: dict[Any, ErrorCode] = {
+_STATUS_CODES: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.DEADLINE_EXCEEDED: "unreachable",
     grpc.StatusCode.CANCELLED: "unreachable",
@@ -82,18 +82,13 @@ def serve(
     *,
     max_bytes: int,
     num_clients: int,
-) -> tuple[Any, int]:
+) -> tuple[grpc.Server, int]:
     """Starts a gRPC server with mutual TLS, and returns it and its port.
 
-    Args:
-      answer: from the sender's name, the kind and the bytes of a message to the answer's.
-      address: host and port; port 0 takes a free one.
-      identity: of the node.
-      max_bytes: length of the longest message.
-      num_clients: how many names clients have: those of the holders, and the analyst.
-
-    Raises:
-      ValueError: the address is not free, or keys and certificates do not fit.
+    ``answer`` is from the sender's name, the kind and the bytes of a message to the answer's.
+    ``address`` is host and port; port 0 takes a free one. ``num_clients`` names have clients: those
+    of the holders, and the analyst. An address that is not free, and keys and certificates that do
+    not fit, are refused.
     """
     # A few calls a client and a limited age of connections: none can occupy all threads.
     server = grpc.server(
@@ -150,8 +145,8 @@ class _OpenCalls:
 
 def _handler(
     answer: Callable[[str, Kind, bytes], bytes], kind: Kind, open_calls: _OpenCalls
-) -> Callable[[Iterator[bytes], Any], bytes]:
-    def handle(messages: Iterator[bytes], context: Any) -> bytes:
+) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
+    def handle(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         try:
             sender = _sender(context)
             with open_calls.enter(sender):
@@ -169,7 +164,7 @@ def _handler(
     return handle
 
 
-def _sender(context: Any) -> str:
+def _sender(context: grpc.ServicerContext) -> str:
     """Returns the one name in the client's certificate."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     if len(names) != 1:
@@ -178,13 +173,9 @@ def _sender(context: Any) -> str:
 
 
 class Channels:
-    """Channels of a holder or the analyst to all nodes.
+    """Channels of a holder or the analyst to all nodes, at ``addresses`` by index.
 
-    Args:
-      addresses: of the nodes, host and port, by index.
-      identity: of the party.
-      max_bytes: length of the longest message.
-      call_time: seconds for the answer to one message.
+    The answer to one message is waited for ``call_time`` seconds.
     """
 
     def __init__(
@@ -223,13 +214,7 @@ class Channels:
     def call(self, node: int, kind: Kind, data: bytes) -> bytes:
         """Returns a node's answer to a message.
 
-        Args:
-          node: index of the receiver.
-          kind: of the message.
-          data: the message.
-
-        Raises:
-          ProtocolError: the node refuses the message, or cannot be reached in time.
+        ProtocolError: the node refuses the message, or cannot be reached in time.
         """
         send = self._channels[node].unary_unary(f"/{_SERVICE}/{kind}")
         try:
@@ -255,10 +240,7 @@ def poll(
 ) -> T | None:
     """Returns the first result of repeated attempts, or ``None`` when the time limit is over.
 
-    Args:
-      attempt: of the seconds since the first one; ``None`` if there is no result yet.
-      time_limit: seconds after which no attempt is started.
-      pause: seconds between two attempts.
+    ``attempt`` is given the seconds since the first one. No attempt starts after ``time_limit``.
     """
     start = time.monotonic()
     while (elapsed := time.monotonic() - start) < time_limit:
@@ -269,7 +251,7 @@ def poll(
     return None
 
 
-def _error_code(error: Any) -> ErrorCode:
+def _error_code(error: grpc.RpcError) -> ErrorCode:
     """Returns the code that a node answered, or that of gRPC's own status."""
     if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
         refused = [code for code in get_args(ErrorCode) if code == error.details()]

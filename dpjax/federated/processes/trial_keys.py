@@ -24,15 +24,8 @@ AUTHORITY = "authority.pem"
 def make_trial_keys(folder: Path, *, num_holders: int, num_nodes: int, num_days: int = 30) -> None:
     """Writes keys and certificates of an authority's parties; the authority's key is not kept.
 
-    Args:
-      folder: gets ``authority.pem`` and, for each party, ``<name>.pem`` and ``<name>.key``.
-      num_holders: of the plan.
-      num_nodes: of the plan.
-      num_days: for which the certificates are valid.
-
-    Raises:
-      ValueError: a number out of range.
-      FileExistsError: there are keys in the folder.
+    The folder gets ``authority.pem`` and, for each party, ``<name>.pem`` and ``<name>.key``; keys
+    that are there are not overwritten (FileExistsError).
     """
     check_count("num_holders", num_holders)
     check_count("num_nodes", num_nodes)
