@@ -26,10 +26,11 @@ if TYPE_CHECKING:  # chex has no type information, and flax is not imported unti
 
     # Parameters: a tree of float arrays, or a flax nnx module.
     Params: TypeAlias = ArrayTree | nnx.Module
+    # State of a sampler: a tree of arrays, its keys included, of a structure of the sampler's own.
+    SamplerState: TypeAlias = PyTree
 else:
-    Numeric = chex.Numeric
-    ArrayTree = chex.ArrayTree
-    Params = chex.ArrayTree
+    Array, Numeric = chex.Array, chex.Numeric
+    ArrayTree = Params = SamplerState = chex.ArrayTree
 
 # ``(low, high)``: a number each, or an array with one for each entry of a record.
 Bounds: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]

@@ -1,21 +1,30 @@
 """Private training: one step (`private_step`) and a whole run (`train`)."""
 
+from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, SamplerState
 from dpjax.training._train import Budget, Report, TrainResult, train
 from dpjax.training.allocator import keep_freed_memory
 from dpjax.training.batch_gradient import StepInfo
-from dpjax.training.data import ArraySource, DataSource, SplitRecords, split_records
+from dpjax.training.data import ArraySource, DataSource, Examples, SplitRecords, split_records
 from dpjax.training.processes import LostProcessError, shared_release_key
-from dpjax.training.sharding import MeshSharding
+from dpjax.training.sharding import MeshSharding, PartitionRule
 from dpjax.training.step import PrivateStep, TrainState, private_step
 
 __all__ = [
     "ArraySource",
+    "ArrayTree",
     "Budget",
+    "ClipBound",
     "DataSource",
+    "Examples",
+    "LossFn",
     "LostProcessError",
     "MeshSharding",
+    "MicrobatchSize",
+    "Params",
+    "PartitionRule",
     "PrivateStep",
     "Report",
+    "SamplerState",
     "SplitRecords",
     "StepInfo",
     "TrainResult",

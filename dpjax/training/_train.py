@@ -18,12 +18,12 @@ from dpjax._checks import (
     check_positive,
     check_type,
 )
-from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey, PyTree
 from dpjax.gradients.loss_checks import check_params, split_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
-from dpjax.training.data import DataSource, SplitRecords, as_training_data
+from dpjax.training.data import DataSource, Examples, as_training_data
 from dpjax.training.run import run
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.step import TrainState, check_run, private_step
@@ -71,7 +71,7 @@ class TrainResult:
       seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
     """
 
-    params: Any
+    params: PyTree
     mechanism: SubsampledGaussian
     seeded: bool
 
@@ -96,7 +96,7 @@ def train(
     key: PRNGKey,
     loss_fn: LossFn,
     params: Params,
-    data: ArrayTree | SplitRecords | DataSource,
+    data: Examples | DataSource,
     optimizer: optax.GradientTransformation,
     *,
     mechanism: SubsampledGaussian,

@@ -1,15 +1,18 @@
 """The clipped sum over the records of one draw, on one device or on those of a mesh."""
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
 from dpjax.gradients.clipping import ClippedSumFn, CompensatedSum
-from dpjax.sampling.base import Batch, Sampling, gather
-from dpjax.training.data import PrefetchedDraw, SplitRecords, draw_local
+from dpjax.sampling.base import Sampling, gather
+from dpjax.sampling.poisson import pack
+from dpjax.training.data import Examples, PrefetchedDraw, SplitRecords
 from dpjax.training.sharding import REPLICATED, MeshSharding, check_context, is_spec
 
 # XLA's CPU backend runs loop bodies slower, but each copy of the body is compiled: the loop over
@@ -37,15 +40,19 @@ class StepInfo(NamedTuple):
     mask: jax.Array
 
 
+# The clipped sum over a draw, shaped like the parameters, and its `StepInfo`.
+BatchSum: TypeAlias = tuple[PyTree, StepInfo]
+
+
 def sum_next_draw(
     clipped_sum: ClippedSumFn,
     sampling: Sampling,
-    state: Any,
+    state: SamplerState,
     params: ArrayTree,
-    data: ArrayTree | SplitRecords,
+    data: Examples,
     key: PRNGKey | None = None,
     sharding: MeshSharding | None = None,
-) -> tuple[Any, StepInfo, Any]:
+) -> tuple[PyTree, StepInfo, SamplerState]:
     """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state.
 
     Args:
@@ -59,59 +66,13 @@ def sum_next_draw(
     """
     if sharding is not None:
         check_context()
-    draw, following = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
+    draw, next_state = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
     if not isinstance(data, SplitRecords):
-        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), following
+        return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), next_state
     if sharding is None:
         raise ValueError("sharding must be given for SplitRecords: the one they were split by")
     summed, info = sum_over_split_records(clipped_sum, sampling, state, params, data, key, sharding)
-    return summed, info, following
-
-
-def sum_over_draw(
-    clipped_sum: ClippedSumFn,
-    sampling: Sampling,
-    draw: Any,
-    params: ArrayTree,
-    data: ArrayTree,
-    key: PRNGKey | None = None,
-    sharding: MeshSharding | None = None,
-) -> tuple[Any, StepInfo]:
-    """The clipped sum over all physical batches of a draw.
-
-    Args:
-      clipped_sum: a function returned by `clipped_grad`.
-      sampling: the sampler.
-      draw: one draw of it.
-      params: where gradients are taken.
-      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``; of a
-        `PrefetchedDraw` the buffers of all devices, one after another.
-      key: for losses that take one: that of the example in slot i of physical batch j is
-        ``fold_in(fold_in(key, j), i)``.
-      sharding: of the rows of each physical batch over devices; ``None`` for one device.
-
-    Returns:
-      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: no noise
-      is added here. With ``sharding``, norms and mask stay on the devices of their rows.
-    """
-
-    prefetched, size = isinstance(draw, PrefetchedDraw), sampling.physical_batch_size
-
-    def local(draw: Any, params: ArrayTree, data: ArrayTree, key: Any) -> tuple[Any, StepInfo]:
-        def rows_of(part: jax.Array) -> Rows:
-            batch = draw.batch(part, size) if prefetched else sampling.batch(draw, part)
-            return rows_of_shard(batch, part, sharding)
-
-        num_batches = draw.num_batches if prefetched else sampling.num_batches(draw)
-        usual = sampling.num_static_batches
-        return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data, key)
-
-    if sharding is None:
-        return local(draw, params, data, key)
-    sharding.check_batch_size(size)
-    of_data = sharding.rows if prefetched else REPLICATED
-    specs = (REPLICATED, REPLICATED, of_data, REPLICATED)
-    return add_up_shards(local, sharding, params, (draw, params, data, key), specs)
+    return summed, info, next_state
 
 
 class Rows(NamedTuple):
@@ -136,54 +97,128 @@ class Rows(NamedTuple):
         )
 
 
-def rows_of_shard(batch: Batch, part: jax.Array, sharding: MeshSharding | None) -> Rows:
-    """Returns the rows of physical batch number ``part`` that belong to this device."""
-    rows = Rows(*batch, part, jnp.arange(len(batch.mask)))
+def sum_over_draw(
+    clipped_sum: ClippedSumFn,
+    sampling: Sampling,
+    draw: PyTree,
+    params: ArrayTree,
+    data: ArrayTree,
+    key: PRNGKey | None = None,
+    sharding: MeshSharding | None = None,
+) -> BatchSum:
+    """The clipped sum over all physical batches of a draw.
+
+    Args:
+      clipped_sum: a function returned by `clipped_grad`.
+      sampling: the sampler.
+      draw: one draw of it.
+      params: where gradients are taken.
+      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``; of a
+        `PrefetchedDraw` the buffers of all devices, one after another.
+      key: for losses that take one: that of the example in slot i of physical batch j is
+        ``fold_in(fold_in(key, j), i)``.
+      sharding: of the rows of each physical batch over devices; ``None`` for one device.
+
+    Returns:
+      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: no noise
+      is added here. With ``sharding``, norms and mask stay on the devices of their rows.
+    """
+    prefetched, size = isinstance(draw, PrefetchedDraw), sampling.physical_batch_size
+
+    def sum_own_rows(
+        draw: PyTree, params: ArrayTree, data: ArrayTree, key: PRNGKey | None
+    ) -> BatchSum:
+        def rows_of(part: jax.Array) -> Rows:
+            batch = draw.batch(part, size) if prefetched else sampling.batch(draw, part)
+            columns = [*batch, jnp.arange(size)]
+            if sharding is not None:
+                num_own = size // sharding.num_shards
+                start = jax.lax.axis_index(sharding.batch_axes) * num_own
+                columns = [jax.lax.dynamic_slice_in_dim(x, start, num_own) for x in columns]
+            indices, mask, slots = columns
+            return Rows(indices, mask, part, slots)
+
+        num_batches = draw.num_batches if prefetched else sampling.num_batches(draw)
+        usual = sampling.num_static_batches
+        return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data, key)
+
     if sharding is None:
-        return rows
-    size = len(batch.mask) // sharding.num_shards
-    start = jax.lax.axis_index(sharding.batch_axes) * size
-    own = [jax.lax.dynamic_slice_in_dim(x, start, size) for x in (*batch, rows.slots)]
-    return Rows(own[0], own[1], part, own[2])
+        return sum_own_rows(draw, params, data, key)
+    sharding.check_batch_size(size)
+    of_data = sharding.rows if prefetched else REPLICATED
+    specs = (REPLICATED, REPLICATED, of_data, REPLICATED)
+    return add_up_shards(sum_own_rows, sharding, params, (draw, params, data, key), specs)
 
 
 def sum_over_split_records(
     clipped_sum: ClippedSumFn,
     sampling: Sampling,
-    state: Any,
+    state: SamplerState,
     params: ArrayTree,
     data: SplitRecords,
     key: PRNGKey | None,
     sharding: MeshSharding,
-) -> tuple[Any, StepInfo]:
+) -> BatchSum:
     """The clipped sum over one draw from split records; each device computes those that it holds.
 
     Arguments and results as `sum_over_draw`. The key of an example is ``fold_in(fold_in(key, 0),
     its position in the data set)``.
     """
 
-    def local(state: Any, params: ArrayTree, data: SplitRecords, key: Any) -> tuple[Any, StepInfo]:
-        shard = jax.lax.axis_index(sharding.batch_axes)
-        batches = draw_local(sampling, state, data, shard)
+    def sum_own_records(
+        state: SamplerState, params: ArrayTree, data: SplitRecords, key: PRNGKey | None
+    ) -> BatchSum:
+        # Draw from the records in this device's slots.
+        positions, shard = data.positions, jax.lax.axis_index(sharding.batch_axes)
+        drawn = pack(sampling.members_at(state, positions))
+
+        # The batches that are always computed have a random subset of them, nearly always all.
+        size, usual = local_batch_size(sampling, len(positions))
+        subset_key = jax.random.fold_in(sampling.subset_key(state), shard)
+        subset, others = drawn.split_randomly(subset_key, size * usual)
+        num_drawn = subset.size + others.size
 
         def rows_of(part: jax.Array) -> Rows:
-            slots, mask, positions = batches.rows(part)
-            return Rows(slots, mask, 0, positions)
+            ranks = part * size + jnp.arange(size, dtype=jnp.int32)
+            slots = jnp.where(
+                ranks < subset.size,
+                subset.records_at(ranks),
+                others.records_at(ranks - subset.size),
+            )
+            slots = jnp.clip(slots, 0, len(positions) - 1)
+            return Rows(slots, ranks < num_drawn, 0, positions[slots])
 
-        usual, num_batches = batches.usual, batches.num_batches
+        num_batches = -(-num_drawn // size)
         return sum_over_batches(clipped_sum, rows_of, usual, num_batches, params, data.arrays, key)
 
     specs = (REPLICATED, REPLICATED, sharding.rows, REPLICATED)
-    return add_up_shards(local, sharding, params, (state, params, data, key), specs)
+    return add_up_shards(sum_own_records, sharding, params, (state, params, data, key), specs)
+
+
+def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
+    """Returns size and usual number of the physical batches of a device with ``num_slots`` slots.
+
+    Together they hold the mean number of its drawn records plus three standard deviations.
+
+    >>> from dpjax.sampling import PoissonSampling
+    >>> sampling = PoissonSampling(1000, 0.1)
+    >>> sampling.physical_batch_size, local_batch_size(sampling, 125)
+    (136, (30, 1))
+    """
+    usual = sampling.num_static_batches
+    total = usual * sampling.physical_batch_size
+    mean = total * num_slots / sampling.num_examples
+    wanted = min(math.ceil(mean + 3 * math.sqrt(mean)), total, num_slots)
+    return -(-wanted // usual), usual
 
 
 def add_up_shards(
-    local: Callable[..., tuple[Any, StepInfo]],
+    local: Callable[..., BatchSum],
     sharding: MeshSharding,
     params: ArrayTree,
-    arguments: tuple[Any, ...],
-    specs: tuple[Any, ...],
-) -> tuple[Any, StepInfo]:
+    arguments: tuple[PyTree, ...],
+    specs: tuple[PartitionSpec, ...],
+) -> BatchSum:
     """Returns ``local(*arguments)`` of every device, added up; norms and mask stay apart.
 
     Args:
@@ -195,7 +230,7 @@ def add_up_shards(
     """
     param_specs = sharding.param_specs(params)
 
-    def on_device(*arguments: Any) -> tuple[Any, StepInfo]:
+    def on_device(*arguments: PyTree) -> BatchSum:
         summed, info = local(*arguments)
         counts = tuple(info[:3])
         if sharding.num_shards > 1:
@@ -226,7 +261,7 @@ def sum_over_batches(
     params: ArrayTree,
     data: ArrayTree,
     key: PRNGKey | None,
-) -> tuple[Any, StepInfo]:
+) -> BatchSum:
     """The clipped sum over physical batches, one after another; see `sum_over_draw`.
 
     Args:
@@ -239,7 +274,7 @@ def sum_over_batches(
       key: for losses that take one.
     """
 
-    def sum_of_part(part: jax.Array) -> tuple[Any, StepInfo]:
+    def sum_of_part(part: jax.Array) -> BatchSum:
         rows = rows_of(part)
         keys = None if key is None else rows.keys(key)
         examples = gather(data, rows.indices)
@@ -262,7 +297,9 @@ def sum_over_batches(
     if isinstance(num_batches, int):
         return summed.value(), info
 
-    def add_next(carry: Any) -> Any:
+    def add_next(
+        carry: tuple[jax.Array, CompensatedSum, StepInfo],
+    ) -> tuple[jax.Array, CompensatedSum, StepInfo]:
         part, summed, info = carry
         more, more_info = sum_of_part(part)
         info = info._replace(

@@ -5,16 +5,19 @@ checkpoint stores hashes of the mechanism, the data and the program of one step,
 one of them differs. **It contains keys: keep it as secret as the data.**
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._files import lock_folder
 from dpjax._hashing import hash_text
+from dpjax._typing import Array, PyTree
 from dpjax.training.processes import (
     LostProcessError,
     check_all,
@@ -23,6 +26,14 @@ from dpjax.training.processes import (
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
     import orbax.checkpoint as ocp
+
+T = TypeVar("T")
+
+
+class Hashes(Protocol):
+    """A named tuple of hashes."""
+
+    def _asdict(self) -> dict[str, str]: ...
 
 
 class Identity(NamedTuple):
@@ -55,7 +66,7 @@ class CheckpointText(NamedTuple):
     )
 
 
-def program_hash(function: Any, *arguments: Any) -> str:
+def program_hash(function: Callable[..., PyTree], *arguments: PyTree) -> str:
     """A sha256 over the text of the program of ``function``, JAX's version and its generator.
 
     Only shapes and dtypes of ``arguments`` are used, not where they are placed.
@@ -84,7 +95,7 @@ class CheckpointStore:
     def __init__(
         self,
         checkpoint_dir: str | Path,
-        identity: Any,
+        identity: Hashes,
         seeded: bool,
         text: CheckpointText = CheckpointText(),  # noqa: B008
     ) -> None:
@@ -109,13 +120,13 @@ class CheckpointStore:
             check_all(self._check_identity, "checkpoint_dir")
             self._opened = opened.pop_all()
 
-    def __enter__(self) -> "CheckpointStore":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def restore(self, like: Any) -> Any:
+    def restore(self, like: T) -> T:
         """Returns the newest saved state, or ``like`` (which has its shapes) if there is none."""
         import orbax.checkpoint as ocp
 
@@ -125,7 +136,7 @@ class CheckpointStore:
         templates = jax.tree.map(_template, _arrays(like))
         return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(templates)))
 
-    def save(self, state: Any, num_done: int) -> None:
+    def save(self, state: PyTree, num_done: int) -> None:
         """Writes ``state`` after ``num_done`` units, and returns when it is on disk.
 
         Raises:
@@ -173,7 +184,7 @@ class CheckpointStore:
                 " loss, optimiser, JAX version)"
             )
 
-    def _read(self, step: int, item: str, args: Any) -> Any:
+    def _read(self, step: int, item: str, args: "ocp.args.CheckpointArgs") -> dict[str, PyTree]:
         import orbax.checkpoint as ocp
 
         try:
@@ -209,25 +220,25 @@ def _options() -> "ocp.CheckpointManagerOptions":
     )
 
 
-def _arrays(state: Any) -> dict[str, jax.Array]:
+def _arrays(state: PyTree) -> dict[str, jax.Array]:
     """The leaves by number, with keys as raw words."""
     leaves = enumerate(jax.tree.leaves(state))
     return {str(i): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves}
 
 
-def _unplaced_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+def _unplaced_shape(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _template(leaf: Any) -> Any:
+def _template(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray:
     """Shape, dtype and placement: a checkpoint is restored onto the devices of this run."""
     if not isinstance(leaf, jax.Array):  # numpy's are restored as such
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
+def _rebuild(like: T, arrays: dict[str, jax.Array]) -> T:
     leaves, treedef = jax.tree.flatten(like)
     restored = [
         jax.random.wrap_key_data(arrays[str(i)], impl=jax.random.key_impl(leaf))

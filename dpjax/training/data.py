@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeGuard
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,24 @@ from jax.sharding import NamedSharding
 
 from dpjax._checks import batch_length, check, check_type, check_unmasked
 from dpjax._hashing import add_hashes, hash_arrays, hash_records
-from dpjax._typing import ArrayTree
+from dpjax._typing import ArrayTree, PyTree, SamplerState
 from dpjax.sampling.base import Batch, Sampling, check_data
-from dpjax.sampling.poisson import BitSet, pack
-from dpjax.training.processes import (
-    all_gather,
-    check_all,
-    check_different,
+from dpjax.training.processes import all_gather, check_all, check_different
+from dpjax.training.run import (
+    Chunk,
+    InfoT,
+    RunStateT,
+    TrainingData,
+    Update,
+    compile_chunk,
+    last_and_kept,
 )
-from dpjax.training.run import BoundChunk, Chunk, TrainingData, Update, compile_chunk, last_and_kept
 from dpjax.training.sharding import REPLICATED, MeshSharding
 
 # Records that the fingerprint of a source is computed from, and how many are in memory at once.
 _HASHED, _HASHED_AT_ONCE = 1024, 32
+
+T = TypeVar("T")
 
 
 class DataSource(Protocol):
@@ -44,7 +49,7 @@ class DataSource(Protocol):
         """Returns the number of records."""
         ...
 
-    def __getitem__(self, index: Any, /) -> Any:
+    def __getitem__(self, index: Any, /) -> PyTree:
         """Returns the record at ``index``."""
         ...
 
@@ -76,7 +81,7 @@ class ArraySource:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> PyTree:
         """Returns record ``index``.
 
         Args:
@@ -84,7 +89,7 @@ class ArraySource:
         """
         return jax.tree.map(lambda record: record[0], self.__getitems__([index]))
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> PyTree:
         """Returns the records at ``indices``, stacked: every leaf has a leading axis of them.
 
         Args:
@@ -96,7 +101,7 @@ class ArraySource:
         return rows
 
 
-def _release_pages(array: Any) -> None:
+def _release_pages(array: object) -> None:
     """Releases the pages of a memory map, which count as memory of the process."""
     pages = getattr(array, "_mmap", None)
     # A copy-on-write map ("c") would lose its changes.
@@ -143,7 +148,7 @@ class RecordReader:
         # Found here, as whether they are of 64 bits may differ in the thread that reads.
         self._jax_dtypes = [jax.dtypes.canonicalize_dtype(dtype) for _, dtype in self._kinds]
 
-    def empty(self, num_rows: int) -> Any:
+    def empty(self, num_rows: int) -> PyTree:
         """Returns zeros for ``num_rows`` records, of the dtypes that they have in JAX."""
         zeros = [
             np.zeros((num_rows, *shape), dtype)
@@ -151,7 +156,7 @@ class RecordReader:
         ]
         return jax.tree.unflatten(self._treedef, zeros)
 
-    def shapes(self) -> Any:
+    def shapes(self) -> PyTree:
         """Returns shapes and dtypes of all records stacked, a tree of `jax.ShapeDtypeStruct`."""
         shapes = [
             jax.ShapeDtypeStruct((self._num_examples, *shape), dtype)
@@ -159,7 +164,7 @@ class RecordReader:
         ]
         return jax.tree.unflatten(self._treedef, shapes)
 
-    def read(self, indices: Sequence[int], rows: Any) -> Any:
+    def read(self, indices: Sequence[int], rows: T) -> T:
         """Reads the records at ``indices`` into the first rows of ``rows``, and returns it.
 
         Args:
@@ -203,13 +208,13 @@ class RecordReader:
         hashes = [hash_arrays(self.read(at.tolist(), self.empty(len(at)))) for at in blocks]
         return hash_arrays((np.int64(self._num_examples), np.array(hashes)))
 
-    def _get(self, indices: Sequence[int]) -> Any:
+    def _get(self, indices: Sequence[int]) -> PyTree:
         """Returns a list of records, or their fields stacked."""
         if hasattr(self._source, "__getitems__"):
             return self._source.__getitems__(indices)
         return [self._source[index] for index in indices]
 
-    def _leaves(self, tree: Any, name: str, leading: tuple[int, ...] = ()) -> list[np.ndarray]:
+    def _leaves(self, tree: PyTree, name: str, leading: tuple[int, ...] = ()) -> list[np.ndarray]:
         """Returns the leaves of a record, or of records with a leading axis, if they are alike."""
         leaves, treedef = jax.tree.flatten(tree)
         for leaf in leaves:
@@ -225,13 +230,13 @@ class RecordReader:
         return arrays
 
 
-def _text(kinds: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+def _text(kinds: list[tuple[tuple[int, ...], np.dtype]]) -> str:
     return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in kinds)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class SplitRecords(TrainingData):
+class SplitRecords(TrainingData["SplitRecords"]):
     """Records of a data set, each on one device of a mesh; made by `split_records`.
 
     Attributes:
@@ -241,7 +246,7 @@ class SplitRecords(TrainingData):
       num_examples: number of records n of the whole data set.
     """
 
-    arrays: Any
+    arrays: PyTree
     positions: jax.Array
     num_examples: int = field(metadata={"static": True})
 
@@ -253,7 +258,7 @@ class SplitRecords(TrainingData):
         return (self.num_examples, *self.arrays.shape[1:])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of ``arrays``, where that is one array."""
         return self.arrays.dtype
 
@@ -261,7 +266,7 @@ class SplitRecords(TrainingData):
         """The number of records of the whole data set."""
         return self.num_examples
 
-    def __getitem__(self, entry: Any) -> "SplitRecords":
+    def __getitem__(self, entry: str | int | slice) -> "SplitRecords":
         """Returns the same records with ``arrays[entry]`` alone, as an argument of a model."""
         return SplitRecords(self.arrays[entry], self.positions, self.num_examples)
 
@@ -284,13 +289,20 @@ class SplitRecords(TrainingData):
         words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
         return add_hashes([row.tobytes().hex() for row in all_gather(words)])
 
-    def shapes(self, state: Any) -> tuple[Any, Any]:
+    def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
         def whole(leaf: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.num_examples, *leaf.shape[1:]), leaf.dtype)
 
         return state, jax.tree.map(whole, self.arrays)
 
-    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+    def compile(
+        self,
+        update: Update[RunStateT, "SplitRecords", InfoT],
+        state: RunStateT,
+        max_steps: int,
+        *,
+        every: int = 1,
+    ) -> Chunk[RunStateT, InfoT]:
         chunk = compile_chunk(update, state, self, max_steps, every)
         return lambda state, *numbers: chunk(state, self, *numbers)
 
@@ -329,7 +341,7 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     first = int(sizes[: jax.process_index(), 0].sum())
     bounds = np.arange(len(own) + 1) * size // len(own)
 
-    def split(values: np.ndarray, empty: Any) -> Any:
+    def split(values: np.ndarray, empty: int) -> jax.Array:
         shards = {}
         for shard, begin, end in zip(own, bounds, bounds[1:], strict=False):
             shards[shard] = np.full((per_shard, *values.shape[1:]), empty, values.dtype)
@@ -341,7 +353,11 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     return SplitRecords(jax.tree.map(lambda leaf: split(leaf, 0), dtypes), positions, num_examples)
 
 
-def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
+# Records as a step takes them: a tree of arrays with a leading axis of records, or split ones.
+Examples: TypeAlias = ArrayTree | SplitRecords
+
+
+def check_records(sampling: Sampling, data: Examples) -> None:
     """Raises ValueError unless ``data`` has as many records as the sampler draws from.
 
     Args:
@@ -358,14 +374,14 @@ def check_records(sampling: Sampling, data: ArrayTree | SplitRecords) -> None:
 
 
 @dataclass(frozen=True)
-class Arrays(TrainingData):
+class Arrays(TrainingData[ArrayTree]):
     """Records in memory.
 
     Attributes:
       arrays: a tree of arrays with a leading axis of records.
     """
 
-    arrays: Any
+    arrays: ArrayTree
 
     def place(self, sharding: MeshSharding | None) -> "Arrays":
         arrays = jax.device_put(self.arrays) if sharding is None else sharding.place(self.arrays)
@@ -376,10 +392,17 @@ class Arrays(TrainingData):
         arrays = jax.tree.map(np.asarray, self.arrays)
         return hash_records(arrays, np.arange(batch_length(self.arrays, "data")))
 
-    def shapes(self, state: Any) -> tuple[Any, Any]:
+    def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
         return state, self.arrays
 
-    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+    def compile(
+        self,
+        update: Update[RunStateT, ArrayTree, InfoT],
+        state: RunStateT,
+        max_steps: int,
+        *,
+        every: int = 1,
+    ) -> Chunk[RunStateT, InfoT]:
         chunk = compile_chunk(update, state, self.arrays, max_steps, every)
         return lambda state, *numbers: chunk(state, self.arrays, *numbers)
 
@@ -397,76 +420,6 @@ def _own_shards(sharding: MeshSharding) -> list[int]:
     return sharding.own_shards
 
 
-@dataclass(frozen=True)
-class LocalBatches:
-    """The physical batches of one device's drawn records.
-
-    Attributes:
-      size: rows of a physical batch.
-      usual: number of physical batches that are always computed.
-      chosen: drawn records of these, a uniformly random subset if they are more.
-      further: the other drawn records; nearly always none.
-      positions: of the device's records.
-    """
-
-    size: int
-    usual: int
-    chosen: BitSet
-    further: BitSet
-    positions: jax.Array
-
-    @property
-    def num_batches(self) -> jax.Array:
-        """Number of physical batches that the drawn records fill."""
-        return -(-(self.chosen.size + self.further.size) // self.size)
-
-    def rows(self, part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns slots, mask and positions of the rows of physical batch number ``part``."""
-        ranks = part * self.size + jnp.arange(self.size, dtype=jnp.int32)
-        slots = jnp.where(
-            ranks < self.chosen.size,
-            self.chosen.records_at(ranks),
-            self.further.records_at(ranks - self.chosen.size),
-        )
-        slots = jnp.clip(slots, 0, len(self.positions) - 1)
-        return slots, ranks < self.chosen.size + self.further.size, self.positions[slots]
-
-
-def draw_local(
-    sampling: Sampling, state: Any, records: SplitRecords, shard: jax.Array
-) -> LocalBatches:
-    """Draws from one device's records, inside ``shard_map``: its part of ``sampling.draw(state)``.
-
-    Args:
-      sampling: the sampler.
-      state: its state before the draw.
-      records: with this device's slots alone.
-      shard: number of this device along the batch axes.
-    """
-    drawn = sampling.members_at(state, records.positions)
-    size, usual = local_batch_size(sampling, len(records.positions))
-    key = jax.random.fold_in(sampling.subset_key(state), shard)
-    chosen, further = pack(drawn).split_randomly(key, size * usual)
-    return LocalBatches(size, usual, chosen, further, records.positions)
-
-
-def local_batch_size(sampling: Sampling, num_slots: int) -> tuple[int, int]:
-    """Returns size and usual number of the physical batches of a device with ``num_slots`` slots.
-
-    Together they hold the mean number of its drawn records plus three standard deviations.
-
-    >>> from dpjax.sampling import PoissonSampling
-    >>> sampling = PoissonSampling(1000, 0.1)
-    >>> sampling.physical_batch_size, local_batch_size(sampling, 125)
-    (136, (30, 1))
-    """
-    usual = sampling.num_static_batches
-    total = usual * sampling.physical_batch_size
-    mean = total * num_slots / sampling.num_examples
-    wanted = min(math.ceil(mean + 3 * math.sqrt(mean)), total, num_slots)
-    return -(-wanted // usual), usual
-
-
 class DrawIndices(NamedTuple):
     """The positions of a draw's records in the data set, and the sampler's next state.
 
@@ -481,10 +434,10 @@ class DrawIndices(NamedTuple):
     indices: jax.Array
     mask: jax.Array
     num_batches: jax.Array | None
-    sampler: Any
+    sampler: SamplerState
 
 
-def locate_draw(sampling: Sampling, state: Any, num_batches: int) -> DrawIndices:
+def locate_draw(sampling: Sampling, state: SamplerState, num_batches: int) -> DrawIndices:
     """Draws once, and returns the positions of the first ``num_batches`` physical batches.
 
     Args:
@@ -532,7 +485,11 @@ class PrefetchedDraw(NamedTuple):
         return Batch(*(jax.lax.dynamic_slice_in_dim(each, part * size, size) for each in slots))
 
 
-class Stream(TrainingData):
+# A draw, and the buffers of this process by their number.
+DrawAndBuffers: TypeAlias = tuple[PrefetchedDraw, dict[int, ArrayTree]]
+
+
+class Stream(TrainingData[ArrayTree]):
     """Training steps on a data source, of which only the sampled records are read.
 
     The sampler draws on the device, and its draws do not depend on the parameters: the records of
@@ -568,7 +525,7 @@ class Stream(TrainingData):
             everywhere = NamedSharding(sharding.auto_mesh, REPLICATED)
         self._reader = check_all(lambda: RecordReader(source, sampling.num_examples), "data")
 
-        def locate(state: Any, num_batches: int) -> DrawIndices:
+        def locate(state: SamplerState, num_batches: int) -> DrawIndices:
             one = partial(locate_draw, sampling, num_batches=num_batches)
             return one(state) if num_samplers is None else jax.vmap(one)(state)
 
@@ -582,7 +539,7 @@ class Stream(TrainingData):
         """Returns a hash of the source's length, structure and some records (`RecordReader`)."""
         return self._reader.fingerprint()
 
-    def shapes(self, state: Any) -> tuple[Any, Any]:
+    def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
         usual = self._sampling.num_static_batches
         located = jax.eval_shape(lambda sampler: self._locate(sampler, usual), state.sampler)
         draw = located._replace(sampler=None)
@@ -590,12 +547,19 @@ class Stream(TrainingData):
         prefetched, _ = self._split(nothing, 1)
         return state._replace(sampler=prefetched), self._reader.empty(nothing.mask.size)
 
-    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+    def compile(
+        self,
+        update: Update[RunStateT, ArrayTree, InfoT],
+        state: RunStateT,
+        max_steps: int,
+        *,
+        every: int = 1,
+    ) -> Chunk[RunStateT, InfoT]:
         """Returns a loop on the host; the update's state has a `PrefetchedDraw` as its sampler."""
         del state, max_steps
-        programs: dict[int, Chunk] = {}
+        programs: dict[int, Chunk[RunStateT, InfoT]] = {}
 
-        def each_step(state: Any, num_steps: int) -> Generator[tuple[Any, Any]]:
+        def each_step(state: RunStateT, num_steps: int) -> Generator[tuple[RunStateT, InfoT]]:
             with closing(self._prefetch(state.sampler, num_steps)) as draws:
                 for draw, records, sampler in draws:
                     state = state._replace(sampler=draw)
@@ -608,25 +572,27 @@ class Stream(TrainingData):
                     state = state._replace(sampler=sampler)
                     yield state, info
 
-        def chunk(state: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+        def chunk(state: RunStateT, num_steps: int, phase: int = 0, /) -> tuple[RunStateT, InfoT]:
             with closing(each_step(state, num_steps)) as steps:
                 return last_and_kept(steps, phase, every, jnp.concatenate)
 
         return chunk
 
-    def _prefetch(self, sampler: Any, num_draws: int) -> Generator[tuple[PrefetchedDraw, Any, Any]]:
+    def _prefetch(
+        self, sampler: SamplerState, num_draws: int
+    ) -> Generator[tuple[PrefetchedDraw, ArrayTree, SamplerState]]:
         """Yields draws, their records, and the sampler's state after each."""
         usual = self._sampling.num_static_batches
         with ThreadPoolExecutor(1, "dpjax-records") as thread:
             located = self._locate(sampler, usual)
             reading = thread.submit(self._read_if_whole, located)
             for number in range(1, num_draws + 1):
-                found: Any = reading.result()
-                if isinstance(found, int):
-                    size = usual * 2 ** math.ceil(math.log2(found / usual))
+                read = reading.result()
+                if isinstance(read, int):
+                    size = usual * 2 ** math.ceil(math.log2(read / usual))
                     located = self._locate(sampler, size)
-                    found = self._read_drawn(located)
-                draw, records = self._place(*found)
+                    read = self._read_drawn(located)
+                draw, records = self._place(*read)
                 sampler = located.sampler
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
@@ -634,7 +600,7 @@ class Stream(TrainingData):
                     reading = thread.submit(self._read_if_whole, located)
                 yield draw, records, sampler
 
-    def _read_if_whole(self, located: DrawIndices) -> tuple[PrefetchedDraw, dict[int, Any]] | int:
+    def _read_if_whole(self, located: DrawIndices) -> DrawAndBuffers | int:
         """Reads the draw if all of it was located, else returns its physical batches' number."""
         if located.num_batches is not None:
             filled = int(np.asarray(located.num_batches).max())
@@ -642,7 +608,7 @@ class Stream(TrainingData):
                 return filled
         return self._read_drawn(located)
 
-    def _read_drawn(self, located: DrawIndices) -> tuple[PrefetchedDraw, dict[int, Any]]:
+    def _read_drawn(self, located: DrawIndices) -> DrawAndBuffers:
         """Returns the draw, and this process's buffers, which hold each drawn record once."""
         num_shards = 1 if self._sharding is None else self._sharding.num_shards
         prefetched, drawn = self._split(located, num_shards)
@@ -675,7 +641,9 @@ class Stream(TrainingData):
         filled = None if located.num_batches is None else np.array(located.num_batches)
         return PrefetchedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
 
-    def _place(self, draw: PrefetchedDraw, buffers: dict[int, Any]) -> tuple[PrefetchedDraw, Any]:
+    def _place(
+        self, draw: PrefetchedDraw, buffers: dict[int, ArrayTree]
+    ) -> tuple[PrefetchedDraw, ArrayTree]:
         """Returns the draw on all devices, and each buffer on its own."""
         if self._sharding is None:
             return jax.device_put((draw, buffers[0]))
@@ -683,11 +651,11 @@ class Stream(TrainingData):
 
 
 def as_training_data(
-    data: Any,
+    data: Examples | DataSource,
     sampling: Sampling,
     sharding: MeshSharding | None = None,
     num_samplers: int | None = None,
-) -> TrainingData:
+) -> TrainingData[Examples]:
     """Returns the records of a run, if they fit the sampler.
 
     Args:
@@ -701,5 +669,6 @@ def as_training_data(
     """
     if is_source(data):
         return Stream(data, sampling, num_samplers, sharding)
-    check_records(sampling, data)
-    return data if isinstance(data, SplitRecords) else Arrays(data)
+    records = cast(Examples, data)
+    check_records(sampling, records)
+    return records if isinstance(records, SplitRecords) else Arrays(records)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ _STATUS = "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAIL
 _COMMUNICATION = re.compile(
     rf"\b({_STATUS}): .*(gloo|nccl|coordination|barrier|heartbeat|failed to connect)", re.I | re.S
 )
+
+T = TypeVar("T")
 
 
 class LostProcessError(RuntimeError):
@@ -116,18 +118,18 @@ def check_different(name: str, found: str | None) -> None:
             )
 
 
-def check_all(check: Callable[[], Any], name: str) -> Any:
+def check_all(check: Callable[[], T], name: str) -> T:
     """Returns ``check()``, after it succeeded on every process; if it fails on one, all fail.
 
     Args:
       check: may raise ValueError or OSError.
       name: of what is checked, for the error of the other processes.
     """
-    error, result = None, None
+    error: Exception | None = None
     try:
         result = check()
-    except (ValueError, OSError) as found:
-        error = found
+    except (ValueError, OSError) as raised:
+        error = raised
     failed = np.flatnonzero(all_gather(np.array([error is not None])))
     if error is not None:
         raise error

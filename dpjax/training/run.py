@@ -4,44 +4,44 @@ import abc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.stages import Wrapped
 from tqdm import tqdm
 
 from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
 from dpjax._jaxprs import is_slow_in_loops
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
 from dpjax.keys import is_seeded
 from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.processes import check_equal, explain_lost_process
 from dpjax.training.sharding import MeshSharding
 
+StateT = TypeVar("StateT")
+DataT = TypeVar("DataT")
+InfoT = TypeVar("InfoT")
+RunStateT = TypeVar("RunStateT", bound="RunState")
+_StateT_contra = TypeVar("_StateT_contra", contravariant=True)
+_DataT_co = TypeVar("_DataT_co", covariant=True)
+_DataT_contra = TypeVar("_DataT_contra", contravariant=True)
+_InfoT_co = TypeVar("_InfoT_co", covariant=True)
+_InfoT_contra = TypeVar("_InfoT_contra", contravariant=True)
+
 # A step: (state, data) -> (next state, info).
-Update = Callable[[Any, Any], tuple[Any, Any]]
+Update: TypeAlias = Callable[[StateT, DataT], tuple[StateT, InfoT]]
+# Compiled steps, made by `compile_chunk`: (state, data, num_steps, phase=0) -> (state, infos); by
+# `TrainingData.compile`, bound to the data: (state, num_steps, phase=0) -> (state, infos).
+Chunk: TypeAlias = Callable[..., tuple[StateT, InfoT]]
 
 
-class Chunk(Protocol):
-    """Compiled steps: ``chunk(state, data, num_steps, phase)``, made by `compile_chunk`."""
-
-    def __call__(self, state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
-        """Returns the state after ``num_steps`` steps, and the infos that are kept, stacked."""
-        ...
-
-
-class BoundChunk(Protocol):
-    """A `Chunk` on data of its own."""
-
-    def __call__(self, state: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
-        """Returns the state after ``num_steps`` steps, and the infos that are kept, stacked."""
-        ...
-
-
-def compile_chunk(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+def compile_chunk(
+    update: Update[StateT, DataT, InfoT], state: StateT, data: DataT, max_steps: int, every: int = 1
+) -> Chunk[StateT, InfoT]:
     """Compiles a loop of up to ``max_steps`` steps of ``update``.
 
     It loops on the device; or on the host, one device call a step, where loops on the device are
@@ -68,25 +68,29 @@ def compile_chunk(update: Update, state: Any, data: Any, max_steps: int, every: 
     return loop(update, state, data, max_steps, every)
 
 
-def host_loop(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+def host_loop(
+    update: Update[StateT, DataT, InfoT], state: StateT, data: DataT, max_steps: int, every: int = 1
+) -> Chunk[StateT, InfoT]:
     """Returns a Python loop that dispatches one compiled step each time; see `compile_chunk`."""
     del max_steps
     step = _jit(update, state).lower(state, data).compile()
 
-    def each_step(state: Any, data: Any, num_steps: int) -> Iterator[tuple[Any, Any]]:
+    def each_step(state: StateT, data: DataT, num_steps: int) -> Iterator[tuple[StateT, InfoT]]:
         for _ in range(num_steps):
             state, info = step(state, data)
             yield state, info
 
-    def chunk(state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+    def chunk(
+        state: StateT, data: DataT, num_steps: int, phase: int = 0, /
+    ) -> tuple[StateT, InfoT]:
         return last_and_kept(each_step(state, data, num_steps), phase, every, jnp.stack)
 
     return chunk
 
 
 def last_and_kept(
-    steps: Iterator[tuple[Any, Any]], phase: int, every: int, join: Callable[..., jax.Array]
-) -> tuple[Any, Any]:
+    steps: Iterator[tuple[StateT, InfoT]], phase: int, every: int, join: Callable[..., jax.Array]
+) -> tuple[StateT, InfoT]:
     """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`.
 
     Args:
@@ -99,16 +103,21 @@ def last_and_kept(
     for number, (state, info) in enumerate(steps, start=phase + 1):  # noqa: B007
         if number % every == 0:
             kept.append(info)
-    return state, jax.tree.map(lambda *leaves: join(leaves), *kept) if kept else ()
+    infos: PyTree = jax.tree.map(lambda *leaves: join(leaves), *kept) if kept else ()
+    return state, infos
 
 
-def device_loop(update: Update, state: Any, data: Any, max_steps: int, every: int = 1) -> Chunk:
+def device_loop(
+    update: Update[StateT, DataT, InfoT], state: StateT, data: DataT, max_steps: int, every: int = 1
+) -> Chunk[StateT, InfoT]:
     """Returns one compiled loop with a traced number of steps; see `compile_chunk`."""
     # Rows for the infos: of the last step of each stretch of ``every``, one perhaps unfinished.
     num_rows = 1 + (max_steps + every - 2) // every
 
-    def steps(state: Any, data: Any, num_steps: Any, phase: Any) -> tuple[Any, Any]:
-        def body(index: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def steps(
+        state: StateT, data: DataT, num_steps: jax.Array, phase: jax.Array
+    ) -> tuple[StateT, InfoT]:
+        def body(index: jax.Array, carry: tuple[StateT, InfoT]) -> tuple[StateT, InfoT]:
             state, infos = carry
             state, info = update(state, data)
 
@@ -122,7 +131,9 @@ def device_loop(update: Update, state: Any, data: Any, max_steps: int, every: in
 
     compiled = _jit(steps, state).lower(state, data, jnp.int32(0), jnp.int32(0)).compile()
 
-    def chunk(state: Any, data: Any, num_steps: int, phase: int = 0, /) -> tuple[Any, Any]:
+    def chunk(
+        state: StateT, data: DataT, num_steps: int, phase: int = 0, /
+    ) -> tuple[StateT, InfoT]:
         state, infos = compiled(state, data, jnp.int32(num_steps), jnp.int32(phase))
         kept = (phase + num_steps) // every
         return state, infos if kept == num_rows else jax.tree.map(lambda x: x[:kept], infos)
@@ -130,17 +141,34 @@ def device_loop(update: Update, state: Any, data: Any, max_steps: int, every: in
     return chunk
 
 
-def _jit(steps: Callable[..., tuple[Any, Any]], state: Any) -> Any:
+def _jit(steps: Callable[..., tuple[StateT, InfoT]], state: StateT) -> Wrapped:
     """Compiles ``steps``, which consumes a state and returns one that is placed like it."""
 
-    def sharding(leaf: Any) -> Any:
+    def sharding(leaf: ArrayTree) -> NamedSharding | None:
         own = leaf.sharding if isinstance(leaf, jax.Array) else None
         return own if isinstance(own, NamedSharding) else None
 
     return jax.jit(steps, donate_argnums=0, out_shardings=(jax.tree.map(sharding, state), None))
 
 
-class TrainingData(abc.ABC):
+class RunState(Protocol):
+    """A state that `run` can carry, a named tuple such as `TrainState`.
+
+    Attributes:
+      sampler: state of the sampler.
+      num_releases: number of noisy sums released, int32; of several chains one each.
+    """
+
+    @property
+    def sampler(self) -> SamplerState: ...
+
+    @property
+    def num_releases(self) -> jax.Array: ...
+
+    def _replace(self, *, sampler: SamplerState) -> Self: ...
+
+
+class TrainingData(abc.ABC, Generic[_DataT_co]):
     """Records that a run draws from, wherever they are: what the driver does with them.
 
     Attributes:
@@ -162,7 +190,7 @@ class TrainingData(abc.ABC):
         """Returns a sha256 of the records, the same on any devices; not to be published."""
 
     @abc.abstractmethod
-    def shapes(self, state: Any) -> tuple[Any, Any]:
+    def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
         """Returns the arguments of a step on one device, or their shapes and dtypes.
 
         Args:
@@ -170,7 +198,14 @@ class TrainingData(abc.ABC):
         """
 
     @abc.abstractmethod
-    def compile(self, update: Update, state: Any, max_steps: int, *, every: int = 1) -> BoundChunk:
+    def compile(
+        self,
+        update: Update[RunStateT, _DataT_co, InfoT],
+        state: RunStateT,
+        max_steps: int,
+        *,
+        every: int = 1,
+    ) -> Chunk[RunStateT, InfoT]:
         """Returns `compile_chunk` of ``update``, bound to these records.
 
         Args:
@@ -178,10 +213,13 @@ class TrainingData(abc.ABC):
           state: as it will be passed.
           max_steps: the most steps one call runs.
           every: of so many steps the info of the last is kept.
+
+        Returns:
+          ``chunk(state, num_steps, phase=0) -> (state, infos)``.
         """
 
 
-class Step(Protocol):
+class Step(Protocol[StateT, _DataT_contra, _InfoT_co]):
     """What `run` repeats.
 
     Attributes:
@@ -190,13 +228,13 @@ class Step(Protocol):
     """
 
     @property
-    def update(self) -> Update: ...
+    def update(self) -> Update[StateT, _DataT_contra, _InfoT_co]: ...
 
     @property
-    def one_device_update(self) -> Update: ...
+    def one_device_update(self) -> Update[StateT, _DataT_contra, _InfoT_co]: ...
 
 
-class Keep(Protocol):
+class Keep(Protocol[_StateT_contra, _InfoT_contra]):
     """Where `run` puts the infos of every so many steps, before the checkpoint that follows them.
 
     Attributes:
@@ -204,22 +242,17 @@ class Keep(Protocol):
       thinning: of so many steps the info of the last is kept.
     """
 
-    @property
-    def burn_in(self) -> int: ...
+    burn_in: int
+    thinning: int
 
-    @property
-    def thinning(self) -> int: ...
-
-    def open(self, state: Any, *, resumed: bool) -> None:
+    def open(self, state: _StateT_contra, *, resumed: bool) -> None:
         """Makes room, or opens what an earlier run has kept."""
-        ...
 
-    def write(self, first: int, infos: Any) -> None:
+    def write(self, first: int, infos: _InfoT_contra) -> None:
         """Writes infos from number ``first`` on."""
-        ...
 
 
-class RunEnd(NamedTuple):
+class RunEnd(NamedTuple, Generic[StateT]):
     """The end of a `run`.
 
     Attributes:
@@ -228,27 +261,27 @@ class RunEnd(NamedTuple):
       seeded: whether the key of the first of them looks like ``jax.random.key(seed)``.
     """
 
-    state: Any
+    state: StateT
     num_done: int
     seeded: bool
 
 
 def run(
-    step: Step,
-    data: TrainingData,
-    state: Any,
+    step: Step[RunStateT, DataT, InfoT],
+    data: TrainingData[DataT],
+    state: RunStateT,
     num_steps: int,
     *,
     key: PRNGKey,
     params: ArrayTree,
-    mechanism: Any,
+    mechanism: object,
     steps_per_call: int = 100,
-    keep: Keep | None = None,
-    on_chunk: Callable[[int, Any, Any], None] | None = None,
+    keep: Keep[RunStateT, InfoT] | None = None,
+    on_chunk: Callable[[int, RunStateT, InfoT], None] | None = None,
     checkpoint_dir: str | Path | None = None,
     sharding: MeshSharding | None = None,
     progress: bool = True,
-) -> RunEnd:
+) -> RunEnd[RunStateT]:
     """Repeats a step, from ``state`` or from the newest checkpoint, until ``num_steps`` are done.
 
     Args:
@@ -319,26 +352,20 @@ def run(
     return RunEnd(state, done, seeded)
 
 
-def step_hash(step: Step, state: Any, data: TrainingData) -> str:
-    """Returns the hash of the program of a step on one device.
-
-    Args:
-      step: with its update.
-      state: of the run, or its shapes.
-      data: the records.
-    """
+def step_hash(
+    step: Step[RunStateT, DataT, InfoT], state: RunStateT, data: TrainingData[DataT]
+) -> str:
+    """Returns the hash of the program of a step on one device."""
     return program_hash(step.one_device_update, *data.shapes(state))
 
 
-def identify_run(mechanism: Any, data: TrainingData, step: Step, state: Any) -> Identity:
-    """Returns the identity of a run that its checkpoints must match, on any devices.
-
-    Args:
-      mechanism: of the run.
-      data: the records.
-      step: with its update.
-      state: of the run, or its shapes.
-    """
+def identify_run(
+    mechanism: object,
+    data: TrainingData[DataT],
+    step: Step[RunStateT, DataT, InfoT],
+    state: RunStateT,
+) -> Identity:
+    """Returns the identity of a run that its checkpoints must match, on any devices."""
     program = step_hash(step, state, data)
     return Identity(hash_dataclass(mechanism), data.fingerprint(), program)
 
@@ -346,24 +373,15 @@ def identify_run(mechanism: Any, data: TrainingData, step: Step, state: Any) -> 
 def check_processes(
     key: PRNGKey,
     params: ArrayTree,
-    mechanism: Any,
-    step: Step,
-    state: Any,
-    data: TrainingData,
+    mechanism: object,
+    step: Step[RunStateT, DataT, InfoT],
+    state: RunStateT,
+    data: TrainingData[DataT],
     sharding: MeshSharding | None,
 ) -> None:
     """Raises ValueError unless all processes of a run (`jax.distributed`) agree on it.
 
     Hashes of the arguments are compared, of ``data`` unless each process has a part of them.
-
-    Args:
-      key: of the run.
-      params: the initial parameters.
-      mechanism: of the run.
-      step: with its update.
-      state: of the run, or its shapes.
-      data: the records.
-      sharding: of the run.
     """
     if jax.process_count() == 1:
         return

@@ -1,25 +1,31 @@
 """Placement of a private step on a mesh of devices: batch, parameters, optimiser state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
 from dpjax._checks import check, check_count, check_function, check_type
-from dpjax._typing import ArrayTree
+from dpjax._typing import Array, ArrayTree, PyTree
 
 # From the path of a parameter, such as "dense.kernel", and its array (or shape) to its partition.
-PartitionRule = Callable[[str, Any], PartitionSpec]
+PartitionRule: TypeAlias = Callable[[str, Any], PartitionSpec]
+# Partitions: one for a whole tree, or a tree of them.
+Specs: TypeAlias = PartitionSpec | Iterable["Specs"] | Mapping[Any, "Specs"]
+# What a partition has for one axis of an array.
+SpecEntry: TypeAlias = str | tuple[str, ...] | None
 
 T = TypeVar("T")
 REPLICATED = PartitionSpec()
 
 
-def replicate_all(path: str, leaf: Any) -> PartitionSpec:
+def replicate_all(path: str, leaf: object) -> PartitionSpec:
     """The rule of data parallelism: every device holds all parameters.
 
     >>> replicate_all("dense.kernel", np.ones(3))
@@ -118,7 +124,7 @@ class MeshSharding:
             f"a multiple of {self.num_shards}, the number of devices along {self.batch_axes}",
         )
 
-    def param_specs(self, params: ArrayTree) -> Any:
+    def param_specs(self, params: ArrayTree) -> Specs:
         """Returns the `PartitionSpec` of each parameter by ``param_rule``.
 
         Args:
@@ -129,7 +135,7 @@ class MeshSharding:
             the mesh does not have, or does not divide the parameter evenly.
         """
 
-        def spec(path: Any, leaf: Any) -> PartitionSpec:
+        def spec(path: KeyPath, leaf: Array) -> PartitionSpec:
             name = path_name(path)
             found = self.param_rule(name, leaf)
             self._check_spec(name, np.shape(leaf), found)
@@ -137,7 +143,7 @@ class MeshSharding:
 
         return jax.tree_util.tree_map_with_path(spec, params)
 
-    def state_specs(self, state: Any, params: ArrayTree) -> Any:
+    def state_specs(self, state: PyTree, params: ArrayTree) -> Specs:
         """Returns partitions of a state: those of the parameters wherever it holds trees like them.
 
         A leaf is placed like the parameter whose path ends its own path and whose shape it has;
@@ -155,7 +161,7 @@ class MeshSharding:
             )
         ]
 
-        def spec(path: Any, leaf: Any) -> PartitionSpec:
+        def spec(path: KeyPath, leaf: Array) -> PartitionSpec:
             same = [
                 spec
                 for tail, shape, spec in known
@@ -175,7 +181,7 @@ class MeshSharding:
         specs = jax.tree.leaves(self.param_specs(params), is_leaf=is_spec)
         return repr((dict(self.mesh.shape), devices, self.batch_axes, specs))
 
-    def constrain(self, tree: T, specs: Any) -> T:
+    def constrain(self, tree: T, specs: Specs) -> T:
         """Returns ``tree`` with its arrays constrained to ``specs``, inside ``jit``.
 
         Args:
@@ -188,7 +194,7 @@ class MeshSharding:
             _broadcast(specs, tree),
         )
 
-    def place(self, tree: T, specs: Any = REPLICATED) -> T:
+    def place(self, tree: T, specs: Specs = REPLICATED) -> T:
         """Returns ``tree`` on the devices of the mesh; inside ``jit`` as `constrain`.
 
         On several processes each passes the same values (they are not compared here, because JAX
@@ -201,7 +207,7 @@ class MeshSharding:
         check_context()
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
 
-    def place_shards(self, shards: Mapping[int, T]) -> T:
+    def place_shards(self, shards: Mapping[int, PyTree]) -> PyTree:
         """Returns sharded arrays, made of this process's shards along the leading axis.
 
         Args:
@@ -219,7 +225,7 @@ class MeshSharding:
 
         return jax.tree.map(place, *shards.values())
 
-    def sum_over_shards(self, summed: Any, specs: Any) -> Any:
+    def sum_over_shards(self, summed: T, specs: Specs) -> T:
         """Returns the sum over all shards, inside ``shard_map``; a device keeps its part of it.
 
         Args:
@@ -239,7 +245,7 @@ class MeshSharding:
           spec: a partition over any axes of the mesh.
         """
 
-        def own(entry: Any) -> tuple[str, ...] | None:
+        def own(entry: SpecEntry) -> tuple[str, ...] | None:
             return tuple(name for name in _names(entry) if name in self.batch_axes) or None
 
         return PartitionSpec(*map(own, spec))
@@ -253,7 +259,7 @@ class MeshSharding:
         others = tuple(name for name in self.batch_axes if name not in scattered)
         return jax.lax.psum(leaf, others) if others else leaf
 
-    def _place(self, leaf: Any, spec: PartitionSpec) -> Any:
+    def _place(self, leaf: npt.ArrayLike, spec: PartitionSpec) -> jax.Array:
         sharding = self._named(spec)
         if isinstance(leaf, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(leaf, sharding)
@@ -268,7 +274,7 @@ class MeshSharding:
     def _named(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.auto_mesh, spec)
 
-    def _check_spec(self, name: str, shape: tuple[int, ...], spec: Any) -> None:
+    def _check_spec(self, name: str, shape: tuple[int, ...], spec: PartitionSpec) -> None:
         argument = f"param_rule({name!r}, ...)"
         check(is_spec(spec), argument, spec, "a jax.sharding.PartitionSpec")
         names = [axis for entry in spec for axis in _names(entry)]
@@ -291,22 +297,22 @@ def check_context() -> None:
         )
 
 
-def path_name(path: Any) -> str:
+def path_name(path: KeyPath) -> str:
     """Returns the path of a leaf as text, such as ``"dense.kernel"``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: SpecEntry) -> tuple[str, ...]:
     """The axis names in one entry of a partition."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def is_spec(node: Any) -> bool:
+def is_spec(node: object) -> TypeGuard[PartitionSpec]:
     """Whether ``node`` is a partition, which is a leaf of a tree of partitions."""
     return isinstance(node, PartitionSpec)
 
 
-def _broadcast(specs: Any, tree: Any) -> Any:
+def _broadcast(specs: Specs, tree: PyTree) -> Specs:
     return jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: spec, part), specs, tree, is_leaf=is_spec
     )

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpjax._checks import as_key, check_type
-from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree, SamplerState
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
-from dpjax.training.data import PrefetchedDraw, SplitRecords, check_records
+from dpjax.training.data import Examples, PrefetchedDraw, check_records
+from dpjax.training.run import Update
 from dpjax.training.sharding import MeshSharding
 
 # The key of the loss is ``fold_in(key, _LOSS_STREAM)``; those of sampler and noise, ``split(key)``,
@@ -33,9 +34,9 @@ class TrainState(NamedTuple):
         ``None`` if the loss takes no key.
     """
 
-    params: Any  # the structure that the caller gave
+    params: PyTree
     optimizer: optax.OptState
-    sampler: Any
+    sampler: SamplerState
     loss_key: PRNGKey | None = None
 
     @property
@@ -53,9 +54,9 @@ class PrivateStep(NamedTuple):
       one_device_update: the same without the mesh: its program identifies a run on any devices.
     """
 
-    init: Callable[[Any], TrainState]
-    update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
-    one_device_update: Callable[[TrainState, ArrayTree], tuple[TrainState, StepInfo]]
+    init: Callable[[PyTree], TrainState]
+    update: Update[TrainState, Examples, StepInfo]
+    one_device_update: Update[TrainState, Examples, StepInfo]
 
 
 def check_run(mechanism: object, optimizer: object, sharding: object) -> None:
@@ -140,7 +141,7 @@ def private_step(
         )
 
     def update(
-        state: TrainState, data: ArrayTree | SplitRecords, sharding: MeshSharding | None = None
+        state: TrainState, data: Examples, sharding: MeshSharding | None = None
     ) -> tuple[TrainState, StepInfo]:
         if not isinstance(state.sampler, PrefetchedDraw):
             check_records(sampling, data)

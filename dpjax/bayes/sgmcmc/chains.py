@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec
 
 from dpjax._checks import as_key, check, check_count, check_function, check_path, check_type
 from dpjax._extras import requires_extra
-from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.certificates.certificate import Certificate, certify
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
-from dpjax.training.data import DataSource, SplitRecords, as_training_data
+from dpjax.training.batch_gradient import StepInfo
+from dpjax.training.data import DataSource, Examples, as_training_data
 from dpjax.training.processes import check_all, to_host
 from dpjax.training.run import Update, run
 from dpjax.training.sharding import MeshSharding, is_spec
@@ -114,6 +115,13 @@ def place_chains(state: TrainState, sharding: MeshSharding) -> TrainState:
     return sharding.place(state, specs)
 
 
+class ChainStep(NamedTuple):
+    """A step of all chains as `run` takes it, whose info are the parameters of each chain."""
+
+    update: Update[TrainState, Examples, PyTree]
+    one_device_update: Update[TrainState, Examples, PyTree]
+
+
 class SampleStore:
     """Where a run puts the states that it keeps, ``(num_chains, num_kept, ...)``.
 
@@ -133,7 +141,7 @@ class SampleStore:
       ValueError: burn-in and thinning do not divide the number of steps.
     """
 
-    samples: Any
+    samples: PyTree
 
     def __init__(self, num_steps: int, burn_in: int, thinning: int, folder: Path | None) -> None:
         check_count("burn_in", burn_in, minimum=0)
@@ -213,7 +221,7 @@ def _allocate(leaf: jax.Array, num_kept: int, path: Path | None, resumed: bool) 
 
 
 def _open_file(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], mode: Literal["r+", "c"]
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, mode: Literal["r+", "c"]
 ) -> np.ndarray:
     """Opens a file of kept states, whose changes are written or (``"c"``) stay in memory."""
     try:
@@ -243,7 +251,7 @@ class ChainResult:
         trying seeds.
     """
 
-    samples: Any
+    samples: PyTree
     mechanism: Langevin
     seeded: bool
 
@@ -287,7 +295,7 @@ def sample(
     log_likelihood: LossFn,
     log_prior: LogPrior | None,
     params: ArrayTree | Callable[[PRNGKey], ArrayTree],
-    data: ArrayTree | SplitRecords | DataSource,
+    data: Examples | DataSource,
     *,
     mechanism: Langevin,
     burn_in: int = 0,
@@ -368,7 +376,6 @@ def sample(
     num_samplers = None if mechanism.batches == "shared" else mechanism.num_chains
     records = as_training_data(data, mechanism.sampling, sharding, num_samplers)
 
-    # The info of a step is the new state of each chain.
     chains = private_chains(
         key,
         log_likelihood,
@@ -379,13 +386,15 @@ def sample(
         sharding=sharding,
     )
 
-    def with_state(update: Update, state: TrainState, data: Any) -> tuple[TrainState, Any]:
+    # The info of a step is the new state of each chain.
+    def with_params(
+        update: Update[TrainState, Examples, StepInfo], state: TrainState, data: Examples
+    ) -> tuple[TrainState, PyTree]:
         state = update(state, data)[0]
         return state, state.params
 
-    step = chains._replace(
-        update=partial(with_state, chains.update),
-        one_device_update=partial(with_state, chains.one_device_update),
+    step = ChainStep(
+        partial(with_params, chains.update), partial(with_params, chains.one_device_update)
     )
 
     # Repeat it, from the start or from the newest checkpoint.

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from dpjax._checks import (
     check_type,
     is_traced,
 )
-from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.guarantee import Guarantee
@@ -49,7 +49,7 @@ from dpjax.transforms.noise import add_gaussian_noise
 
 Floats = npt.NDArray[np.float64]
 # A function of the step number 0, 1, ..., which may be traced.
-Schedule = Callable[[Any], Any]
+Schedule = Callable[[jax.Array], jax.Array | float]
 # A number, one number for each step, or a schedule.
 StepSize = float | tuple[float, ...] | Schedule
 
@@ -172,7 +172,7 @@ def injected_noise_multiplier(
     expected_batch_size: float,
     l2_clip: ClipBound,
     variance_factor: float = 1.0,
-) -> Any:
+) -> Numeric:
     """Returns the noise multiplier, on the clipped sum, of the noise that the sampler injects.
 
     It is ``tau * sqrt(2 * temperature * variance_factor / (step_size * N)) / l2_clip``: divided by
@@ -382,9 +382,21 @@ class Langevin(Mechanism):
         return tuple(sizes.tolist()) if several else float(sizes[0])
 
 
+class _Counted(Protocol):
+    """A named tuple that counts steps."""
+
+    @property
+    def num_steps(self) -> jax.Array: ...
+
+    def _replace(self, *, num_steps: jax.Array) -> Self: ...
+
+
+_CountedT = TypeVar("_CountedT", bound=_Counted)
+
+
 def sampler_update(
-    init: Callable[[Any], Any],
-    move: Callable[[Any, jax.Array, Any], tuple[Any, Any]],
+    init: Callable[[ArrayTree], _CountedT],
+    move: Callable[[ArrayTree, jax.Array | float, _CountedT], tuple[PyTree, _CountedT]],
     step_size: Schedule,
     num_examples: int,
     log_prior: LogPrior | None,
@@ -397,7 +409,9 @@ def sampler_update(
     if log_prior is not None:
         check_function("log_prior", log_prior, "params")
 
-    def update(gradient: ArrayTree, state: Any, params: Params | None = None) -> tuple[Any, Any]:
+    def update(
+        gradient: ArrayTree, state: _CountedT, params: Params | None = None
+    ) -> tuple[PyTree, _CountedT]:
         # The gradient of -log prior / N, which is not clipped.
         if log_prior is not None:
             if params is None:
@@ -414,7 +428,7 @@ def sampler_update(
     return optax.GradientTransformation(init, update)
 
 
-def scale_tree(tree: ArrayTree, factor: Numeric) -> Any:
+def scale_tree(tree: ArrayTree, factor: Numeric) -> PyTree:
     """Returns ``factor * tree`` with unchanged dtypes."""
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
 
@@ -454,7 +468,7 @@ def langevin_transformation(
     if callable(step_size):
         schedule = step_size
 
-        def noise(step: Numeric) -> Any:
+        def noise(step: jax.Array) -> Numeric:
             multiplier = injected(schedule(step))
             missing = min_noise_multiplier - multiplier
             return multiplier + (multiplier < min_noise_multiplier) * missing

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from dpjax._checks import (
     check_text,
     check_type,
 )
-from dpjax._typing import ArrayTree, LossFn, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.families import BetaBinomial
 from dpjax.certificates.certificate import Certificate
@@ -34,7 +34,8 @@ from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.mechanisms.base import Mechanism, format_pure_dp
 
-Draw = Callable[[PRNGKey], Any]
+P = TypeVar("P")
+Draw: TypeAlias = Callable[[PRNGKey], P]
 
 
 def bernoulli_exp(key: PRNGKey, log_probability: jax.Array) -> jax.Array:
@@ -48,7 +49,9 @@ def bernoulli_exp(key: PRNGKey, log_probability: jax.Array) -> jax.Array:
     ``log_probability`` itself.
     """
 
-    def draw(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def draw(
+        carry: tuple[PRNGKey, jax.Array, jax.Array],
+    ) -> tuple[PRNGKey, jax.Array, jax.Array]:
         key, left, _ = carry
         key, draw_key = jax.random.split(key)
         exponent = jnp.minimum(left, 1)  # subtracting it is exact
@@ -60,17 +63,19 @@ def bernoulli_exp(key: PRNGKey, log_probability: jax.Array) -> jax.Array:
 
 
 def rejection_loop(
-    draw: Draw, log_accept: Callable[[Any], jax.Array], max_draws: int
-) -> Callable[[PRNGKey], tuple[jax.Array, Any]]:
+    draw: Draw[P], log_accept: Callable[[P], jax.Array], max_draws: int
+) -> Callable[[PRNGKey], tuple[jax.Array, P]]:
     """Returns ``f(key)``: whether one of ``max_draws`` draws was accepted, and the first such."""
 
-    def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def attempt(
+        carry: tuple[PRNGKey, jax.Array, jax.Array, P],
+    ) -> tuple[PRNGKey, jax.Array, jax.Array, P]:
         key, tried, _, _ = carry
         key, draw_key, accept_key = jax.random.split(key, 3)
         params = draw(draw_key)
         return key, tried + 1, bernoulli_exp(accept_key, log_accept(params)), params
 
-    def first_accepted(key: PRNGKey) -> tuple[jax.Array, Any]:
+    def first_accepted(key: PRNGKey) -> tuple[jax.Array, P]:
         # Zeros stand for the parameters before the first draw.
         shapes = jax.eval_shape(draw, key)
         empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -189,7 +194,7 @@ class PosteriorDraw:
       mechanism: of which it is the release.
     """
 
-    params: Any
+    params: PyTree
     mechanism: OnePosteriorSample
 
     @property
@@ -235,7 +240,7 @@ def clipped_log_likelihood(
 def rejection_sample(
     key: PRNGKey,
     log_likelihood: LossFn,
-    draw_prior: Draw,
+    draw_prior: Draw[ArrayTree],
     data: ArrayTree,
     mechanism: OnePosteriorSample,
     *,
@@ -342,7 +347,7 @@ def _truncated_beta(
 
 
 def _exact_draw(
-    accepted: jax.Array, params: Any, mechanism: OnePosteriorSample, max_draws: int
+    accepted: jax.Array, params: PyTree, mechanism: OnePosteriorSample, max_draws: int
 ) -> PosteriorDraw:
     if not accepted:
         raise ValueError(

@@ -2,14 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpjax._checks import as_key, check, check_delta, check_positive, check_rate, check_type
-from dpjax._typing import ArrayTree, ClipBound, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, PRNGKey, PyTree
 from dpjax.bayes.sgmcmc.langevin import (
     POSTERIOR_TEMPERATURE,
     Langevin,
@@ -128,7 +128,7 @@ class SGHMCState(NamedTuple):
     """State of SGHMC: number of steps done, int32, and velocity, a tree like the parameters."""
 
     num_steps: jax.Array
-    velocity: Any
+    velocity: PyTree
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,9 @@ def sghmc_update(
     def init(params: ArrayTree) -> SGHMCState:
         return SGHMCState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
-    def move(gradient: ArrayTree, eta: jax.Array, state: SGHMCState) -> tuple[Any, SGHMCState]:
+    def move(
+        gradient: ArrayTree, eta: jax.Array | float, state: SGHMCState
+    ) -> tuple[PyTree, SGHMCState]:
         force = scale_tree(gradient, -eta)
         velocity = jax.tree.map(jnp.add, scale_tree(state.velocity, 1 - friction), force)
         return velocity, state._replace(velocity=velocity)
@@ -281,14 +283,14 @@ class RMSProp:
         check(self.max_value >= self.min_value, "max_value", self.max_value, wanted)
         check_delta(self.decay, "decay")
 
-    def __call__(self, squares: ArrayTree) -> Any:
+    def __call__(self, squares: ArrayTree) -> PyTree:
         """Returns G, a tree like the running means of ``squares``."""
         return jax.tree.map(
             lambda v: jnp.clip(1 / (self.damping + jnp.sqrt(v)), self.min_value, self.max_value),
             squares,
         )
 
-    def average(self, squares: ArrayTree, gradient: ArrayTree) -> Any:
+    def average(self, squares: ArrayTree, gradient: ArrayTree) -> PyTree:
         """Returns the running means of squares after one more ``gradient``.
 
         Args:
@@ -304,7 +306,7 @@ class PSGLDState(NamedTuple):
     """State of pSGLD: number of steps done, running means of squared gradients, and a key."""
 
     num_steps: jax.Array
-    squares: Any
+    squares: PyTree
     key: jax.Array
 
 
@@ -439,7 +441,9 @@ def psgld_update(
     def init(params: ArrayTree) -> PSGLDState:
         return PSGLDState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), key)
 
-    def move(gradient: ArrayTree, eta: jax.Array, state: PSGLDState) -> tuple[Any, PSGLDState]:
+    def move(
+        gradient: ArrayTree, eta: jax.Array | float, state: PSGLDState
+    ) -> tuple[PyTree, PSGLDState]:
         # White noise, which each entry scales by its gain.
         noise = noise_std(state.num_steps)
         next_key, noise_key = jax.random.split(state.key)

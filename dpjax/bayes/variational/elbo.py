@@ -17,7 +17,7 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import ELBO, TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from dpjax._typing import Numeric, PRNGKey
+from dpjax._typing import Numeric, PRNGKey, PyTree
 from dpjax.bayes.variational.model_args import Leaves, ModelArgsSpec, Values
 
 # A message of numpyro's trace, and all messages of a program by name.
@@ -46,7 +46,7 @@ class ELBOTerms:
     model: Callable[..., object]
     guide: Callable[..., object]
     loss: ELBO
-    constrain: Callable[[Any], Values]
+    constrain: Callable[[PyTree], Values]
     plate: str
     spec: ModelArgsSpec
 

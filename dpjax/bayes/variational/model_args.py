@@ -7,18 +7,19 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 
 from dpjax._checks import check, check_unmasked
-from dpjax._typing import ArrayTree
+from dpjax._typing import ArrayTree, PyTree
 from dpjax.training.data import DataSource, RecordReader, SplitRecords, is_source
 
 # Leaves of records or of public arrays; parameters by name.
 Leaves: TypeAlias = Sequence[jax.Array]
 Values: TypeAlias = Mapping[str, ArrayTree]
 # Records, each with its position in the data set.
-Examples: TypeAlias = tuple[Leaves, jax.Array] | SplitRecords
+PositionedRecords: TypeAlias = tuple[Leaves, jax.Array] | SplitRecords
 # What a step is given: records with positions, and the public arrays.
-StepData: TypeAlias = tuple[Examples, Leaves]
+StepData: TypeAlias = tuple[PositionedRecords, Leaves]
 # Positional and keyword arguments of a model.
 ArgsAndKwargs: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
@@ -166,7 +167,7 @@ def as_arrays(args: Sequence[object], kwargs: Mapping[str, object]) -> ArgsAndKw
       ValueError: an array that holds no numbers, named with its dtype, or a masked one.
     """
 
-    def convert(path: tuple[Any, ...], leaf: Any) -> Any:
+    def convert(path: KeyPath, leaf: Any) -> object:
         name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
         check_unmasked(name, leaf)
         array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
@@ -206,7 +207,7 @@ def _is_split(node: object) -> bool:
     return isinstance(node, SplitRecords)
 
 
-def _kind(leaf: Any, num_examples: int) -> str:
+def _kind(leaf: object, num_examples: int) -> str:
     if isinstance(leaf, SplitRecords):
         one = isinstance(leaf.arrays, jax.Array)
         check(one, "args", type(leaf.arrays), "one array of SplitRecords each, as records['x']")
@@ -219,9 +220,7 @@ def _kind(leaf: Any, num_examples: int) -> str:
     return "record" if jnp.shape(leaf)[:1] == (num_examples,) else "array"
 
 
-def _check_public_arguments(
-    values: Sequence[object], arrays: Sequence[Any], num_examples: int
-) -> None:
+def _check_public_arguments(values: Sequence[object], arrays: Leaves, num_examples: int) -> None:
     """Refuses public arguments with as many entries as there are records, probably records too."""
     # Records on another axis than the leading one.
     for leaf in arrays:
@@ -246,7 +245,7 @@ def _check_public_arguments(
         )
 
 
-def with_positions(records: Sequence[Any]) -> Examples:
+def with_positions(records: Sequence[Any]) -> PositionedRecords:
     """Returns the records, each with its position in the data set; `SplitRecords` as one."""
     first = records[0]
     if not isinstance(first, SplitRecords):
@@ -267,10 +266,10 @@ class PositionedSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, index: int) -> tuple[Any, np.int32]:
+    def __getitem__(self, index: int) -> tuple[PyTree, np.int32]:
         return self._source[index], np.int32(index)
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> PyTree:
         if not hasattr(self._source, "__getitems__"):
             return [self[index] for index in indices]
         records, positions = self._source.__getitems__(indices), np.array(indices, np.int32)

@@ -21,7 +21,15 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 
 from dpjax._checks import batch_length
-from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
+from dpjax._typing import (
+    ArrayTree,
+    ClipBound,
+    LossFn,
+    Numeric,
+    PRNGKey,
+    PyTree,
+    SamplerState,
+)
 from dpjax.bayes.variational.elbo import (
     ELBOTerms,
     Trace,
@@ -35,6 +43,7 @@ from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
 from dpjax.training.run import Chunk, Update
 from dpjax.training.sharding import MeshSharding
+from dpjax.transforms.noise import AddGaussianNoiseState
 
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
@@ -45,13 +54,13 @@ _REPORT_BATCH = 1024  # records whose gradients are in memory at once
 class Optimizer(Protocol):
     """An optimiser of `numpyro.optim`."""
 
-    def init(self, params: Any, /) -> Any:
+    def init(self, params: PyTree, /) -> PyTree:
         """Returns the first state."""
 
-    def get_params(self, state: Any, /) -> dict[str, Any]:
+    def get_params(self, state: PyTree, /) -> dict[str, PyTree]:
         """Returns the unconstrained parameters."""
 
-    def update(self, gradients: Any, state: Any, /, value: Any) -> Any:
+    def update(self, gradients: PyTree, state: PyTree, /, value: Numeric) -> PyTree:
         """Returns the state after a step."""
 
 
@@ -66,10 +75,10 @@ class DPSVIState(NamedTuple):
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
     """
 
-    optim_state: Any
+    optim_state: PyTree
     rng_key: PRNGKey
-    sampler: Any
-    noise: Any
+    sampler: SamplerState
+    noise: AddGaussianNoiseState
     seeded: jax.Array
 
     @property
@@ -88,9 +97,9 @@ class ClippingSpace(NamedTuple):
         sensitivities are the same.
     """
 
-    loss: Callable[[Any, tuple[Leaves, jax.Array]], jax.Array]
+    loss: Callable[[PyTree, tuple[Leaves, jax.Array]], jax.Array]
     point: ArrayTree
-    to_params: Callable[[Any], Any]
+    to_params: Callable[[PyTree], Values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +118,7 @@ class VariationalStep:
     mechanism: SubsampledGaussian
     optim: Optimizer
     sharding: MeshSharding | None = None
-    chunks: dict[tuple[Hashable, ...], Chunk] = field(init=False, default_factory=dict)
+    chunks: dict[tuple[Hashable, ...], Chunk[Any, Any]] = field(init=False, default_factory=dict)
 
     @property
     def scale(self) -> float:
@@ -123,7 +132,7 @@ class VariationalStep:
         return state, loss
 
     @property
-    def one_device_update(self) -> Update:
+    def one_device_update(self) -> Update[DPSVIState, StepData, jax.Array]:
         """`update` on one device."""
         return replace(self, sharding=None).update
 
@@ -150,8 +159,8 @@ class VariationalStep:
         return next_state, (self.scale * info.loss_sum + free_loss, info)
 
     def clipped_batch_gradient(
-        self, state: DPSVIState, sampler: Any, data: StepData
-    ) -> tuple[Values, StepInfo, Any]:
+        self, state: DPSVIState, sampler: SamplerState, data: StepData
+    ) -> tuple[Values, StepInfo, SamplerState]:
         """Returns the clipped sum over the next draw, infos, and the sampler's next state."""
         # The draw from the guide, and the coordinates in which gradients are clipped.
         examples, arrays = data

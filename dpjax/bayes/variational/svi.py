@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from dpjax._checks import as_key, check_count, check_type
 from dpjax._extras import requires_extra
 from dpjax._hashing import hash_arrays
-from dpjax._typing import PRNGKey
+from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.model_args import (
     ArgsAndKwargs,
@@ -53,7 +53,9 @@ from dpjax.sampling.poisson import PoissonSampling
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import Stream, as_training_data
 from dpjax.training.run import (
-    BoundChunk,
+    Chunk,
+    InfoT,
+    RunStateT,
     TrainingData,
     Update,
     check_processes,
@@ -97,7 +99,7 @@ class DPSVIResult:
     svi: "DPSVI" = field(repr=False)
     model_args: ModelArgs = field(repr=False)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Values | DPSVIState | jax.Array]:
         return iter((self.params, self.state, self.losses))
 
     @property
@@ -490,7 +492,7 @@ class DPSVI:
             model_args.without_records(),
         )
 
-    def get_params(self, svi_state: DPSVIState) -> dict[str, Any]:
+    def get_params(self, svi_state: DPSVIState) -> dict[str, PyTree]:
         """Returns the values of the param sites by name, released after every step.
 
         Args:
@@ -647,7 +649,7 @@ class DPSVI:
 
 
 @dataclass(frozen=True)
-class ModelData(TrainingData):
+class ModelData(TrainingData[StepData]):
     """Records and public arguments of a model, as the driver of runs takes data.
 
     Attributes:
@@ -656,7 +658,7 @@ class ModelData(TrainingData):
       step: on arguments of these shapes; it keeps the programs.
     """
 
-    records: TrainingData
+    records: TrainingData[PyTree]
     model_args: ModelArgs
     step: VariationalStep
 
@@ -681,17 +683,22 @@ class ModelData(TrainingData):
         """Returns a hash of records and public arrays."""
         return hash_arrays((np.array(self.records.fingerprint()), self.model_args.arrays))
 
-    def shapes(self, state: DPSVIState) -> tuple[DPSVIState, StepData]:
+    def shapes(self, state: RunStateT) -> tuple[RunStateT, StepData]:
         state, (records, positions) = self.records.shapes(state)
         return state, ((jax.tree.leaves(records), positions), self.model_args.arrays)
 
     def compile(
-        self, update: Update, state: DPSVIState, max_steps: int, *, every: int = 1
-    ) -> BoundChunk:
+        self,
+        update: Update[RunStateT, StepData, InfoT],
+        state: RunStateT,
+        max_steps: int,
+        *,
+        every: int = 1,
+    ) -> Chunk[RunStateT, InfoT]:
         # Of a source the drawn records, in a buffer.
         if isinstance(self.records, Stream):
 
-            def on_buffer(state: DPSVIState, buffer: Any) -> tuple[DPSVIState, jax.Array]:
+            def on_buffer(state: RunStateT, buffer: PyTree) -> tuple[RunStateT, InfoT]:
                 records, positions = buffer
                 data = (jax.tree.leaves(records), positions), self.model_args.arrays
                 return update(state, data)
