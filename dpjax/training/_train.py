@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +20,12 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey, PyTree
 from dpjax.gradients.loss_checks import check_params, split_params
-from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import DataSource, Examples, as_training_data
-from dpjax.training.run import run
+from dpjax.training.run import RunResult, run
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.step import TrainState, check_run, private_step
-
-if TYPE_CHECKING:
-    from dpjax.certificates.certificate import Certificate
 
 
 class Budget(NamedTuple):
@@ -62,7 +58,7 @@ class Report(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainResult:
+class TrainResult(RunResult):
     """The parameters that a run released, and its mechanism.
 
     Attributes:
@@ -74,22 +70,6 @@ class TrainResult:
     params: PyTree
     mechanism: SubsampledGaussian
     seeded: bool
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the run."""
-        steps = self.mechanism.num_steps
-        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
-
-    def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate of the run at ``delta``.
-
-        Args:
-          delta: in (0, 1); customarily well below one over the number of records.
-        """
-        from dpjax.certificates.certificate import certify
-
-        return certify(self.guarantee, delta)
 
 
 def train(

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,15 @@ from tqdm import tqdm
 from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
+from dpjax.guarantee import Guarantee
 from dpjax.keys import is_seeded
 from dpjax.training.allocator import warn_of_page_faults
 from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.processes import check_equal, explain_lost_process
 from dpjax.training.sharding import MeshSharding
+
+if TYPE_CHECKING:
+    from dpjax.certificates.certificate import Certificate
 
 StateT = TypeVar("StateT")
 DataT = TypeVar("DataT")
@@ -250,6 +254,44 @@ class Keep(Protocol[_StateT_contra, _InfoT_contra]):
 
     def write(self, first: int, infos: _InfoT_contra) -> None:
         """Writes infos from number ``first`` on."""
+
+
+class RunResult:
+    """Base class of what runs return: the guarantee of the steps that were taken.
+
+    Attributes:
+      mechanism: of the steps that were taken.
+      seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
+    """
+
+    mechanism: "SteppedMechanism"
+    seeded: bool
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the run."""
+        steps = self.mechanism.num_steps
+        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
+
+    def certificate(self, delta: float) -> "Certificate":
+        """Returns the certificate of the run at ``delta``.
+
+        Args:
+          delta: in (0, 1); customarily well below one over the number of records.
+        """
+        from dpjax.certificates.certificate import certify
+
+        return certify(self.guarantee, delta)
+
+
+class SteppedMechanism(Protocol):
+    """A mechanism that runs in steps."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def guarantee(self) -> Guarantee: ...
 
 
 class RunEnd(NamedTuple, Generic[StateT]):

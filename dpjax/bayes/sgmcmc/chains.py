@@ -17,13 +17,11 @@ from dpjax._checks import as_key, check, check_count, check_function, check_path
 from dpjax._extras import requires_extra
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
-from dpjax.certificates.certificate import Certificate, certify
 from dpjax.gradients.loss_checks import check_params
-from dpjax.guarantee import Guarantee
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import DataSource, Examples, as_training_data
 from dpjax.training.processes import check_all, to_host
-from dpjax.training.run import Update, run
+from dpjax.training.run import RunResult, Update, run
 from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, TrainState, private_step
 
@@ -240,8 +238,8 @@ def _open_file(
 
 
 @dataclass(frozen=True)
-class ChainResult:
-    """Posterior samples of a run, with the mechanism that released them.
+class ChainResult(RunResult):
+    """Posterior samples of a run, with the mechanism that released every state of every chain.
 
     Attributes:
       samples: the kept states, a tree like the parameters of numpy arrays
@@ -254,16 +252,6 @@ class ChainResult:
     samples: PyTree
     mechanism: Langevin
     seeded: bool
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the run, for every state of every chain."""
-        steps = self.mechanism.num_steps
-        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
-
-    def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate of ``guarantee`` at ``delta`` in (0, 1)."""
-        return certify(self.guarantee, delta)
 
     def to_arviz(self) -> Any:
         """Returns the samples as arviz's data tree, group ``posterior``; leaves named by path.

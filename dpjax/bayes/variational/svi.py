@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,6 @@ from dpjax.bayes.variational.validate import (
     find_sites,
     initial_value,
 )
-from dpjax.guarantee import Guarantee
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
@@ -55,6 +54,7 @@ from dpjax.training.data import Stream, as_training_data
 from dpjax.training.run import (
     Chunk,
     InfoT,
+    RunResult,
     RunStateT,
     TrainingData,
     Update,
@@ -64,16 +64,13 @@ from dpjax.training.run import (
 )
 from dpjax.training.sharding import MeshSharding
 
-if TYPE_CHECKING:
-    from dpjax.certificates.certificate import Certificate
-
 _PROGRESS_UPDATES = 20
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)
 
 
 @dataclass(frozen=True)
-class DPSVIResult:
+class DPSVIResult(RunResult):
     """The parameters that a run of `DPSVI` released, and its mechanism.
 
     Iterates over ``params, state, losses``, as numpyro's result does.
@@ -101,22 +98,6 @@ class DPSVIResult:
 
     def __iter__(self) -> Iterator[Values | DPSVIState | jax.Array]:
         return iter((self.params, self.state, self.losses))
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the run."""
-        steps = self.mechanism.num_steps
-        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
-
-    def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate of the run at ``delta``.
-
-        Args:
-          delta: in (0, 1); customarily well below one over the number of records.
-        """
-        from dpjax.certificates.certificate import certify
-
-        return certify(self.guarantee, delta)
 
     def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
         """Returns draws of the global latent variables: see `DPSVI.posterior_samples`.
