@@ -2,10 +2,10 @@
 
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, SamplerState
 from dpjax.training._train import Budget, Report, TrainResult, train
-from dpjax.training.allocator import keep_freed_memory
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import ArraySource, DataSource, Examples, SplitRecords, split_records
 from dpjax.training.processes import LostProcessError, shared_release_key
+from dpjax.training.run import keep_freed_memory
 from dpjax.training.sharding import MeshSharding, PartitionRule
 from dpjax.training.step import PrivateStep, TrainState, private_step
 

@@ -25,7 +25,7 @@ from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import DataSource, Examples, as_training_data
 from dpjax.training.run import RunResult, run
 from dpjax.training.sharding import MeshSharding
-from dpjax.training.step import TrainState, check_run, private_step
+from dpjax.training.step import TrainState, private_step
 
 
 class Budget(NamedTuple):
@@ -151,23 +151,17 @@ def train(
     (20, True)
     """
     key = as_key(key)
-    check_run(mechanism, optimizer, sharding)
     check_function("loss_fn", loss_fn)
     check_count("steps_per_call", steps_per_call)
     if on_report is not None:
         check_function("on_report", on_report, "report")
     if checkpoint_dir is not None:
         check_path("checkpoint_dir", checkpoint_dir)
-    if budget is not None:
-        check_type("budget", budget, Budget, "a Budget or None")
-        check_positive("epsilon", budget.epsilon)
-        check_delta(budget.delta)
-    records = as_training_data(data, mechanism.sampling, sharding)
+
+    # A step on the parameters, of a module on those of its variables that are trained.
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     check_params(trained)
     loss = loss_input.bind(loss_fn, constants)
-    num_steps = mechanism.num_steps if budget is None else _affordable(budget, mechanism)
-
     step = private_step(
         (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
         optimizer,
@@ -178,6 +172,8 @@ def train(
         microbatch_size=microbatch_size,
         sharding=sharding,
     )
+    records = as_training_data(data, mechanism.sampling, sharding)
+    num_steps = mechanism.num_steps if budget is None else _affordable_steps(budget, mechanism)
 
     def report(num_done: int, state: TrainState, infos: StepInfo) -> None:
         if on_report:
@@ -207,9 +203,12 @@ def train(
     return TrainResult(end.state.params, mechanism.first_steps(end.num_done), end.seeded)
 
 
-def _affordable(budget: Budget, mechanism: SubsampledGaussian) -> int:
+def _affordable_steps(budget: Budget, mechanism: SubsampledGaussian) -> int:
     from dpjax.accounting.calibration import max_num_steps
 
+    check_type("budget", budget, Budget, "a Budget or None")
+    check_positive("epsilon", budget.epsilon)
+    check_delta(budget.delta)
     affordable = max_num_steps(mechanism, epsilon=budget.epsilon, delta=budget.delta)
     if affordable == 0:
         first = mechanism.first_steps(1).certificate(budget.delta).epsilon

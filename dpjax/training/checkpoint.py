@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from dpjax._checks import is_key
 from dpjax._files import lock_folder
 from dpjax._hashing import hash_text
 from dpjax._typing import Array, PyTree
-from dpjax.training.processes import (
-    LostProcessError,
-    check_all,
-    explain_lost_process,
-)
+from dpjax.training.processes import LostProcessError, check_all, explain_lost_process
 
 if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints need it
     import orbax.checkpoint as ocp
@@ -115,7 +111,14 @@ class CheckpointStore:
             lock = check_all(self._lock, "checkpoint_dir")
             if lock is not None:
                 opened.enter_context(lock)
-            self._manager = ocp.CheckpointManager(self._path, options=_options())
+
+            # The step folders hold keys: only their owner may read them.
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=2,
+                enable_async_checkpointing=False,
+                file_options=ocp.options.FileOptions(path_permission_mode=0o700),
+            )
+            self._manager = ocp.CheckpointManager(self._path, options=options)
             opened.callback(self._manager.close)
             check_all(self._check_identity, "checkpoint_dir")
             self._opened = opened.pop_all()
@@ -133,8 +136,18 @@ class CheckpointStore:
         newest = self._manager.latest_step()
         if newest is None:
             return like
-        templates = jax.tree.map(_template, _arrays(like))
-        return _rebuild(like, self._read(newest, "state", ocp.args.StandardRestore(templates)))
+
+        # Shapes, dtypes and placement are those of this run.
+        leaves, treedef = jax.tree.flatten(like)
+        templates = {name: _template(leaf) for name, leaf in _arrays(like).items()}
+        saved = self._read(newest, "state", ocp.args.StandardRestore(templates))
+        restored = [
+            jax.random.wrap_key_data(saved[str(i)], impl=jax.random.key_impl(leaf))
+            if is_key(leaf)
+            else saved[str(i)]
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(treedef, restored)
 
     def save(self, state: PyTree, num_done: int) -> None:
         """Writes ``state`` after ``num_done`` units, and returns when it is on disk.
@@ -173,9 +186,9 @@ class CheckpointStore:
         newest = self._manager.latest_step()
         if newest is None:
             return
-        found = self._read(newest, "identity", ocp.args.JsonRestore())
-        self.seeded = found.get("seeded", True)
-        other = [name for name, own in self._identity._asdict().items() if found.get(name) != own]
+        saved = self._read(newest, "identity", ocp.args.JsonRestore())
+        self.seeded = saved.get("seeded", True)
+        other = [name for name, own in self._identity._asdict().items() if saved.get(name) != own]
         if other:
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a run with another"
@@ -210,20 +223,10 @@ class CheckpointStore:
             ) from error
 
 
-def _options() -> "ocp.CheckpointManagerOptions":
-    import orbax.checkpoint as ocp
-
-    # The step folders hold keys: only their owner may read them.
-    files = ocp.options.FileOptions(path_permission_mode=0o700)
-    return ocp.CheckpointManagerOptions(
-        max_to_keep=2, enable_async_checkpointing=False, file_options=files
-    )
-
-
 def _arrays(state: PyTree) -> dict[str, jax.Array]:
     """The leaves by number, with keys as raw words."""
     leaves = enumerate(jax.tree.leaves(state))
-    return {str(i): jax.random.key_data(leaf) if _is_key(leaf) else leaf for i, leaf in leaves}
+    return {str(i): jax.random.key_data(leaf) if is_key(leaf) else leaf for i, leaf in leaves}
 
 
 def _unplaced_shape(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -232,22 +235,7 @@ def _unplaced_shape(leaf: Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _template(leaf: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct | np.ndarray:
-    """Shape, dtype and placement: a checkpoint is restored onto the devices of this run."""
-    if not isinstance(leaf, jax.Array):  # numpy's are restored as such
+    """Shape, dtype and placement; numpy's arrays are restored as such."""
+    if not isinstance(leaf, jax.Array):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _rebuild(like: T, arrays: dict[str, jax.Array]) -> T:
-    leaves, treedef = jax.tree.flatten(like)
-    restored = [
-        jax.random.wrap_key_data(arrays[str(i)], impl=jax.random.key_impl(leaf))
-        if _is_key(leaf)
-        else arrays[str(i)]
-        for i, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(treedef, restored)
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -135,8 +135,8 @@ class RecordReader:
                 f"data must have the {num_examples} records that the sampler draws from,"
                 f" got a source of {len(source)}"
             )
-        found = self._get([0])
-        first = found[0] if isinstance(found, list) else jax.tree.map(lambda x: x[0], found)
+        records = self._get([0])
+        first = records[0] if isinstance(records, list) else jax.tree.map(lambda x: x[0], records)
         named = jax.tree_util.tree_leaves_with_path(first)
         check(bool(named), "data[0]", first, "a tree of numbers and arrays of numbers")
         self._treedef: Any = jax.tree.structure(first)
@@ -145,24 +145,23 @@ class RecordReader:
             is_number = any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
             name = f"dtype of data[0]{jax.tree_util.keystr(path)}"
             check(is_number, name, dtype, "that of numbers: a source decodes its records")
-        # Found here, as whether they are of 64 bits may differ in the thread that reads.
-        self._jax_dtypes = [jax.dtypes.canonicalize_dtype(dtype) for _, dtype in self._kinds]
+
+        # Dtypes in JAX: whether they are of 64 bits may differ in the thread that reads.
+        self._record = jax.tree.unflatten(
+            self._treedef,
+            [jax.ShapeDtypeStruct(s, jax.dtypes.canonicalize_dtype(d)) for s, d in self._kinds],
+        )
 
     def empty(self, num_rows: int) -> PyTree:
         """Returns zeros for ``num_rows`` records, of the dtypes that they have in JAX."""
-        zeros = [
-            np.zeros((num_rows, *shape), dtype)
-            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(self._treedef, zeros)
+        return jax.tree.map(lambda x: np.zeros((num_rows, *x.shape), x.dtype), self._record)
 
     def shapes(self) -> PyTree:
         """Returns shapes and dtypes of all records stacked, a tree of `jax.ShapeDtypeStruct`."""
-        shapes = [
-            jax.ShapeDtypeStruct((self._num_examples, *shape), dtype)
-            for (shape, _), dtype in zip(self._kinds, self._jax_dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(self._treedef, shapes)
+        num_rows = self._num_examples
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((num_rows, *x.shape), x.dtype), self._record
+        )
 
     def read(self, indices: Sequence[int], rows: T) -> T:
         """Reads the records at ``indices`` into the first rows of ``rows``, and returns it.
@@ -176,18 +175,22 @@ class RecordReader:
         """
         if not indices:
             return rows
-        found, leaves, count = self._get(indices), jax.tree.leaves(rows), len(indices)
-        if not isinstance(found, list):
+        records, leaves, count = self._get(indices), jax.tree.leaves(rows), len(indices)
+
+        # Stacked records.
+        if not isinstance(records, list):
             name = f"data.__getitems__ of {count} records"
-            for leaf, values in zip(leaves, self._leaves(found, name, (count,)), strict=True):
+            for leaf, values in zip(leaves, self._leaves(records, name, (count,)), strict=True):
                 leaf[:count] = values
             return rows
-        if len(found) != count:
+
+        # One record after the other.
+        if len(records) != count:
             raise ValueError(
-                f"data.__getitems__ must return as many records as indices, got {len(found)} for"
+                f"data.__getitems__ must return as many records as indices, got {len(records)} for"
                 f" {count}"
             )
-        for row, (index, record) in enumerate(zip(indices, found, strict=True)):
+        for row, (index, record) in enumerate(zip(indices, records, strict=True)):
             for leaf, value in zip(leaves, self._leaves(record, f"data[{index}]"), strict=True):
                 leaf[row] = value
         return rows
@@ -220,18 +223,18 @@ class RecordReader:
         for leaf in leaves:
             check_unmasked(name, leaf)
         arrays = [np.asarray(leaf) for leaf in leaves]
-        found = [(array.shape, array.dtype) for array in arrays]
+        kinds = [(array.shape, array.dtype) for array in arrays]
         wanted = [((*leading, *shape), dtype) for shape, dtype in self._kinds]
-        if treedef != self._treedef or found != wanted:
+        if treedef != self._treedef or kinds != wanted:
+            of_first, of_this = (
+                ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in each)
+                for each in (wanted, kinds)
+            )
             raise ValueError(
                 f"{name} must have the structure, shapes and dtypes of data[0],"
-                f" {self._treedef} of {_text(wanted)}, got {treedef} of {_text(found)}"
+                f" {self._treedef} of {of_first}, got {treedef} of {of_this}"
             )
         return arrays
-
-
-def _text(kinds: list[tuple[tuple[int, ...], np.dtype]]) -> str:
-    return ", ".join(f"{dtype.name}{list(shape)}" for shape, dtype in kinds)
 
 
 @jax.tree_util.register_dataclass
@@ -332,9 +335,21 @@ def split_records(data: ArrayTree, sharding: MeshSharding) -> SplitRecords:
     (5, [0, 1, 2, 3, 4])
     """
     check_type("sharding", sharding, MeshSharding, "a MeshSharding")
-    size, own = batch_length(data, "data"), _own_shards(sharding)
-    arrays = jax.tree.map(np.asarray, data)
+    size, arrays = batch_length(data, "data"), jax.tree.map(np.asarray, data)
+
+    # A part of the rows is on one process, and no two processes have the same records.
+    for shard, processes in enumerate(sharding.shard_processes):
+        if len(processes) > 1:
+            raise ValueError(
+                "sharding must have each part of the rows on one process, but part"
+                f" {shard} of {sharding.num_shards} along {sharding.batch_axes} is on processes"
+                f" {sorted(processes)}: give the mesh axes on which a process has several devices"
+                " to the parameters, or add them to batch_axes"
+            )
+    own = sharding.own_shards
     check_different("data", hash_records(arrays, np.arange(size)) if size else None)
+
+    # The records of all processes, one after the other.
     sizes = all_gather(np.array([size, -(-size // len(own))], np.int64))
     num_examples, per_shard = int(sizes[:, 0].sum()), max(1, int(sizes[:, 1].max()))
     check(0 < num_examples < 2**31 - 1, "data", num_examples, "1 to 2^31 - 2 records in all")
@@ -407,19 +422,6 @@ class Arrays(TrainingData[ArrayTree]):
         return lambda state, *numbers: chunk(state, self.arrays, *numbers)
 
 
-def _own_shards(sharding: MeshSharding) -> list[int]:
-    """The numbers of this process's shards, none of which may be on another process too."""
-    for shard, processes in enumerate(sharding.shard_processes):
-        if len(processes) > 1:
-            raise ValueError(
-                "sharding must have each part of the rows on one process, but part"
-                f" {shard} of {sharding.num_shards} along {sharding.batch_axes} is on processes"
-                f" {sorted(processes)}: give the mesh axes on which a process has several devices"
-                " to the parameters, or add them to batch_axes"
-            )
-    return sharding.own_shards
-
-
 class DrawIndices(NamedTuple):
     """The positions of a draw's records in the data set, and the sampler's next state.
 
@@ -435,27 +437,6 @@ class DrawIndices(NamedTuple):
     mask: jax.Array
     num_batches: jax.Array | None
     sampler: SamplerState
-
-
-def locate_draw(sampling: Sampling, state: SamplerState, num_batches: int) -> DrawIndices:
-    """Draws once, and returns the positions of the first ``num_batches`` physical batches.
-
-    Args:
-      sampling: the sampler.
-      state: of the sampler; the same state gives the same draw.
-      num_batches: physical batches to return, static under jit.
-
-    >>> from dpjax.sampling import FixedSizeSampling
-    >>> sampling = FixedSizeSampling(num_examples=10, batch_size=10)
-    >>> located = locate_draw(sampling, sampling.init(jax.random.key(0)), 1)
-    >>> sorted(located.indices.tolist()) == list(range(10)), located.num_batches
-    (True, None)
-    """
-    draw, following = sampling.draw(state)
-    filled = sampling.num_batches(draw)
-    parts = jnp.arange(num_batches, dtype=jnp.int32)
-    indices, mask = map(jnp.ravel, jax.vmap(partial(sampling.batch, draw))(parts))
-    return DrawIndices(indices, mask, None if isinstance(filled, int) else filled, following)
 
 
 class PrefetchedDraw(NamedTuple):
@@ -525,8 +506,16 @@ class Stream(TrainingData[ArrayTree]):
             everywhere = NamedSharding(sharding.auto_mesh, REPLICATED)
         self._reader = check_all(lambda: RecordReader(source, sampling.num_examples), "data")
 
+        def locate_one(num_batches: int, state: SamplerState) -> DrawIndices:
+            draw, next_state = sampling.draw(state)
+            parts = jnp.arange(num_batches, dtype=jnp.int32)
+            indices, mask = map(jnp.ravel, jax.vmap(partial(sampling.batch, draw))(parts))
+            num_filled = sampling.num_batches(draw)
+            filled = None if isinstance(num_filled, int) else num_filled
+            return DrawIndices(indices, mask, filled, next_state)
+
         def locate(state: SamplerState, num_batches: int) -> DrawIndices:
-            one = partial(locate_draw, sampling, num_batches=num_batches)
+            one = partial(locate_one, num_batches)
             return one(state) if num_samplers is None else jax.vmap(one)(state)
 
         self._locate = jax.jit(locate, static_argnums=1, out_shardings=everywhere)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._checks import as_key, check_type
-from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree, SamplerState
+from dpjax._typing import LossFn, MicrobatchSize, PRNGKey, PyTree, SamplerState
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -57,13 +57,6 @@ class PrivateStep(NamedTuple):
     init: Callable[[PyTree], TrainState]
     update: Update[TrainState, Examples, StepInfo]
     one_device_update: Update[TrainState, Examples, StepInfo]
-
-
-def check_run(mechanism: object, optimizer: object, sharding: object) -> None:
-    """Raises TypeError unless the arguments of a training are of the types that they must have."""
-    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
-    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
-    check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
 
 
 def private_step(
@@ -116,7 +109,9 @@ def private_step(
     >>> int(state.num_releases)
     1
     """
-    check_run(mechanism, optimizer, sharding)
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser")
+    check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
     sampling = mechanism.sampling
     clipped_sum = clipped_grad(
         loss_fn,
@@ -130,15 +125,13 @@ def private_step(
     loss_key = jax.random.fold_in(key, _LOSS_STREAM) if loss_takes_key else None
     private_optimizer = mechanism.private_optimizer(optimizer, key=noise_key)
 
-    def init(params: ArrayTree) -> TrainState:
+    def init(params: PyTree) -> TrainState:
         optimizer_state, sampler = private_optimizer.init(params), sampling.init(sampler_key)
         state = TrainState(params, optimizer_state, sampler, loss_key)
         state = jax.tree.map(jnp.array, state)  # its own copies: a loop may donate them
-        return (
-            state
-            if sharding is None
-            else sharding.place(state, sharding.state_specs(state, state.params))
-        )
+        if sharding is not None:
+            state = sharding.place(state, sharding.state_specs(state, state.params))
+        return state
 
     def update(
         state: TrainState, data: Examples, sharding: MeshSharding | None = None

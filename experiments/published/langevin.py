@@ -1,6 +1,6 @@
 """Published step sizes of Langevin dynamics that are not certified, and samples of finite chains.
 
-`dpjax.bayes.sgmcmc.certified_step_size` has the step sizes that are certified, and
+`dpjax.bayes.sgmcmc.calibrate_step_size` has the step sizes that are certified, and
 `dpjax.bayes.sgmcmc.rejection_sample` exact samples.
 """
 

@@ -1,5 +1,8 @@
-"""Loops on the device and on the host do the same steps, compiled once."""
+"""The driver: loops on the device and on the host, compiled once; memory that is freed and kept."""
 
+import subprocess
+import sys
+import warnings
 from functools import partial
 
 import jax
@@ -11,6 +14,7 @@ import pytest
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 from dpjax.training import private_step
+from dpjax.training import run as driver
 from dpjax.training.run import compile_chunk, device_loop, host_loop
 
 LOOPS = {"device": device_loop, "host": host_loop}
@@ -154,3 +158,49 @@ def test_compile_chunk_takes_the_faster_loop(loss, monkeypatch):
     step, params, data = problem(loss)
     compile_chunk(step.update, step.init(params), data, 3)
     assert taken == [{dense_loss: "device", conv_loss: "host"}[loss]]
+
+
+LARGE_BUFFERS = """
+import resource, sys
+import numpy as np
+from dpjax.training import keep_freed_memory
+
+kept = sys.argv[1] == "keep" and keep_freed_memory()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+np.ones(2**23)
+before = faults()
+for _ in range(20):
+    np.ones(2**23)  # 64 MiB: 16,384 pages
+print(kept, (faults() - before) // 20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's settings are for Linux")
+def test_keep_freed_memory_saves_page_faults():
+    def run(word):
+        command = [sys.executable, "-c", LARGE_BUFFERS, word]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        kept, faults = output.split()
+        return kept == "True", int(faults)
+
+    kept, faults = run("keep")
+    assert kept
+    assert faults < 100
+    assert run("default")[1] > 100  # transparent huge pages may make it far fewer than 16,384
+
+
+# The faults of a short run may be those of its first step.
+@pytest.mark.parametrize(
+    ("seconds", "faults", "warned"), [(20, 5e6, True), (20, 1e6, False), (1, 5e5, False)]
+)
+def test_run_warns_where_page_faults_take_its_time(monkeypatch, seconds, faults, warned):
+    times, counts = iter([100.0, 100.0 + seconds]), iter([7, 7 + int(faults)])
+    monkeypatch.setattr(driver.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(driver, "_page_faults", lambda: next(counts))
+    with warnings.catch_warnings(record=True) as found, driver.warn_of_page_faults():
+        warnings.simplefilter("always")
+    assert [str(w.message).startswith("about 25% of the time") for w in found] == [True] * warned

@@ -3,7 +3,6 @@
 from dpjax.bayes.sgmcmc.calibration import (
     calibrate_min_noise,
     calibrate_step_size,
-    certified_step_size,
     hybrid,
 )
 from dpjax.bayes.sgmcmc.chains import ChainResult, private_chains, sample
@@ -39,7 +38,6 @@ __all__ = [
     "beta_sample",
     "calibrate_min_noise",
     "calibrate_step_size",
-    "certified_step_size",
     "hybrid",
     "injected_noise_multiplier",
     "private_chains",

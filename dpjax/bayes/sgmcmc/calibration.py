@@ -4,14 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from dpjax._checks import (
-    check_positive,
-    check_type,
-)
+from dpjax._checks import check_positive, check_type
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.calibration import calibrate
 from dpjax.accounting.events import decompose
-from dpjax.bayes.sgmcmc.langevin import Floats, Langevin
+from dpjax.bayes.sgmcmc.langevin import Langevin
 from dpjax.bayes.sgmcmc.one_posterior_sample import OnePosteriorSample
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Composition
@@ -59,7 +56,8 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
 
     At the chain's temperature, by the injected noise alone, with ``min_noise_multiplier`` zero:
     smaller steps inject more noise into the sums. Equals `dpjax.calibrate` of a chain without a
-    minimum. All chains are counted.
+    minimum. All chains are counted. Unlike the published bounds, step sizes are those that the
+    accountant certifies for the chain's own batch size, clip bound, steps and adjacency.
 
     Args:
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
@@ -82,26 +80,6 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
     return calibrate(
         dataclasses.replace(chain, min_noise_multiplier=0.0), epsilon=epsilon, delta=delta
     )
-
-
-def certified_step_size(chain: Langevin, *, epsilon: float, delta: float) -> Floats:
-    """Returns the largest certified step sizes in proportion to those of ``chain``.
-
-    Unlike the published bounds they are computed by the accountant that certifies the chain, for
-    its batch size, clip bound, number of steps, temperature, adjacency and number of chains.
-
-    Args:
-      chain: an `SGLD`, `SGHMC` or `PSGLD`.
-      epsilon: above zero.
-      delta: in (0, 1).
-
-    Returns:
-      Step sizes ``(num_steps,)``.
-
-    Raises:
-      ValueError: as `calibrate_step_size`.
-    """
-    return calibrate_step_size(chain, epsilon=epsilon, delta=delta).step_sizes
 
 
 @dataclass(frozen=True)

@@ -298,11 +298,6 @@ class Langevin(Mechanism):
         return np.maximum(self.injected_noise_multipliers, self.min_noise_multiplier)
 
     @property
-    def extra_noise_multipliers(self) -> Floats:
-        """Noise multipliers of the independent noise added for privacy, ``(num_steps,)``."""
-        return np.sqrt(self.noise_multipliers**2 - self.injected_noise_multipliers**2)
-
-    @property
     def excess_temperatures(self) -> Floats:
         """Increase of each step's temperature by the extra noise, ``(num_steps,)``."""
         ratio = self.noise_multipliers / self.injected_noise_multipliers

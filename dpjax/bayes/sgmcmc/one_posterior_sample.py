@@ -287,7 +287,8 @@ def rejection_sample(
         max_draws,
     )
     accepted, params = jax.jit(sampler)(as_key(key))
-    return _exact_draw(accepted, params, mechanism, max_draws)
+    _check_accepted(accepted, max_draws)
+    return PosteriorDraw(params, mechanism)
 
 
 def beta_sample(
@@ -331,7 +332,8 @@ def beta_sample(
     zeros = mechanism.scale * np.shape(records)[0] - ones
     alpha, beta = family.alpha + ones, family.beta + zeros
     accepted, theta = _truncated_beta(as_key(key), alpha, beta, least, max_draws)
-    return _exact_draw(accepted, theta, mechanism, max_draws)
+    _check_accepted(accepted, max_draws)
+    return PosteriorDraw(theta, mechanism)
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -346,12 +348,9 @@ def _truncated_beta(
     return sampler(key)
 
 
-def _exact_draw(
-    accepted: jax.Array, params: PyTree, mechanism: OnePosteriorSample, max_draws: int
-) -> PosteriorDraw:
+def _check_accepted(accepted: jax.Array, max_draws: int) -> None:
     if not accepted:
         raise ValueError(
             f"max_draws must be large enough for one accepted draw, got {max_draws:,}: nothing was"
             " released. The posterior is too far from these proposals"
         )
-    return PosteriorDraw(params, mechanism)

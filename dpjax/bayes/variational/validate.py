@@ -238,17 +238,11 @@ def _check_sites(terms: ELBOTerms, params: Values, arrays: Leaves) -> None:
         if site["type"] == "sample":
             _check_guide_site(name, site, one.guide.get(name), terms.plate)
 
-    # Outside of the plate nothing grows with the records, under it nothing is scaled.
+    # Outside of the plate nothing grows with the records, under it a record has one value.
     for of_one, of_all in ((one.model, whole.model), (one.guide, whole.guide)):
         for name, site in of_one.items():
             if site["type"] == "sample":
                 _check_site(name, site, of_all[name], terms.plate)
-
-    # A record has one value and one log-probability.
-    for sites in one:
-        for name, site in sites.items():
-            if site["type"] == "sample" and in_plate(site, terms.plate):
-                _check_one_value(name, site, terms.plate)
 
 
 def _check_guide_class(guide: object) -> None:
@@ -304,7 +298,8 @@ def _check_imputed(name: str) -> None:
 
 
 def _check_site(name: str, site: Site, whole: Site, plate: str) -> None:
-    """Sites outside the plate must not grow with the records; those under it must not be scaled."""
+    """Compares a site on one record with the same site on all."""
+    # Sites outside of the plate do not grow with the records.
     if not in_plate(site, plate):
         if site["fn"].shape() != whole["fn"].shape():
             raise ValueError(
@@ -313,19 +308,19 @@ def _check_site(name: str, site: Site, whole: Site, plate: str) -> None:
                 f" {site['fn'].shape()} for one: {_LOCAL_LATENTS}"
             )
         return
-    scale = whole["scale"]  # the plate's own factor is 1 here
+
+    # Those under it are not scaled; the plate's own factor is 1 here.
+    scale = whole["scale"]
     if scale is not None and not (isinstance(scale, int | float) and scale == 1):
         raise ValueError(
             f"site {name!r} must not be scaled, got a factor of {scale} (handlers.scale, or an"
             " inner plate that subsamples): it would change what l2_clip bounds"
         )
 
-
-def _check_one_value(name: str, site: Site, plate: str) -> None:
+    # They have one value for a record: without event axes, and the log-probability's last, as it
+    # broadcasts the others.
     dim = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
     fn, value = site["fn"], jnp.shape(site["value"])
-
-    # Without event axes; the log-probability's last, as it broadcasts the others.
     shapes = {
         "batch shape": lambda: fn.batch_shape,
         "values of shape": lambda: value[: len(value) - fn.event_dim],
