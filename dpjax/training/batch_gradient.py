@@ -53,17 +53,7 @@ def sum_next_draw(
     key: PRNGKey | None = None,
     sharding: MeshSharding | None = None,
 ) -> tuple[PyTree, StepInfo, SamplerState]:
-    """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state.
-
-    Args:
-      clipped_sum: a function returned by `clipped_grad`.
-      sampling: the sampler.
-      state: of the sampler.
-      params: where gradients are taken.
-      data: all records, as a tree of arrays or split over the devices of ``sharding``.
-      key: for losses that take one: see `sum_over_draw` and `sum_over_split_records`.
-      sharding: the devices, or ``None`` for one.
-    """
+    """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state."""
     if sharding is not None:
         check_context()
     draw, next_state = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
@@ -106,22 +96,11 @@ def sum_over_draw(
     key: PRNGKey | None = None,
     sharding: MeshSharding | None = None,
 ) -> BatchSum:
-    """The clipped sum over all physical batches of a draw.
+    """The clipped sum over all physical batches of a draw: **private values**, without noise.
 
-    Args:
-      clipped_sum: a function returned by `clipped_grad`.
-      sampling: the sampler.
-      draw: one draw of it.
-      params: where gradients are taken.
-      data: all records, a tree of arrays with a leading axis of ``sampling.num_examples``; of a
-        `PrefetchedDraw` the buffers of all devices, one after another.
-      key: for losses that take one: that of the example in slot i of physical batch j is
-        ``fold_in(fold_in(key, j), i)``.
-      sharding: of the rows of each physical batch over devices; ``None`` for one device.
-
-    Returns:
-      The sum, shaped like ``params``, and a `StepInfo`. **Both are private values**: no noise
-      is added here. With ``sharding``, norms and mask stay on the devices of their rows.
+    ``data`` are all records; of a `PrefetchedDraw` the buffers of all devices, one after another.
+    The key of the example in slot i of physical batch j is ``fold_in(fold_in(key, j), i)``. With
+    ``sharding`` norms and mask stay on the devices of their rows.
     """
     prefetched, size = isinstance(draw, PrefetchedDraw), sampling.physical_batch_size
 
@@ -161,8 +140,7 @@ def sum_over_split_records(
 ) -> BatchSum:
     """The clipped sum over one draw from split records; each device computes those that it holds.
 
-    Arguments and results as `sum_over_draw`. The key of an example is ``fold_in(fold_in(key, 0),
-    its position in the data set)``.
+    The key of an example is ``fold_in(fold_in(key, 0), its position in the data set)``.
     """
 
     def sum_own_records(
@@ -221,12 +199,8 @@ def add_up_shards(
 ) -> BatchSum:
     """Returns ``local(*arguments)`` of every device, added up; norms and mask stay apart.
 
-    Args:
-      local: from each device's arguments to its clipped sum and `StepInfo`.
-      sharding: the devices.
-      params: the sum has their shapes, and is placed like them.
-      arguments: of ``local``.
-      specs: how each argument is split over the batch axes.
+    The sum has the shapes and the placement of ``params``. ``specs`` are how each argument is split
+    over the batch axes.
     """
     param_specs = sharding.param_specs(params)
 
@@ -262,16 +236,10 @@ def sum_over_batches(
     data: ArrayTree,
     key: PRNGKey | None,
 ) -> BatchSum:
-    """The clipped sum over physical batches, one after another; see `sum_over_draw`.
+    """The clipped sum over physical batches, one after another, of which ``usual`` always.
 
-    Args:
-      clipped_sum: a function returned by `clipped_grad`.
-      rows_of: the rows of a physical batch by its number, all masked past the last one.
-      usual: number of physical batches that are always computed.
-      num_batches: number of physical batches of this draw; an int if they are ``usual``.
-      params: where gradients are taken.
-      data: the records that the rows refer to.
-      key: for losses that take one.
+    ``rows_of(part)`` are the rows of a physical batch, all masked past the last one;
+    ``num_batches`` is an int if they are ``usual`` in every draw.
     """
 
     def sum_of_part(part: jax.Array) -> BatchSum:
@@ -280,10 +248,10 @@ def sum_over_batches(
         examples = gather(data, rows.indices)
         summed, info = clipped_sum(params, examples, rows.mask, key=keys)
         drawn = jnp.sum(rows.mask, dtype=jnp.int32)
-        finite_losses = jnp.where(jnp.isfinite(info.losses), info.losses, 0)
-        loss_sum = finite_losses.sum()
+        loss_sum = jnp.where(jnp.isfinite(info.losses), info.losses, 0).sum()
         return summed, StepInfo(drawn, loss_sum, info.num_nonfinite, info.norms, rows.mask)
 
+    # The batches of nearly every draw, in one scan.
     def add(summed: CompensatedSum, part: jax.Array) -> tuple[CompensatedSum, StepInfo]:
         more, info = sum_of_part(part)
         return summed.add(more), info
@@ -297,6 +265,7 @@ def sum_over_batches(
     if isinstance(num_batches, int):
         return summed.value(), info
 
+    # Further ones of a rare large draw, of which only the counts are kept.
     def add_next(
         carry: tuple[jax.Array, CompensatedSum, StepInfo],
     ) -> tuple[jax.Array, CompensatedSum, StepInfo]:

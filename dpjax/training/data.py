@@ -120,12 +120,7 @@ def is_source(data: object) -> TypeGuard[DataSource]:
 class RecordReader:
     """Reads records of a source into arrays, all of the structure of the first record.
 
-    Args:
-      source: the records.
-      num_examples: how many there must be.
-
-    Raises:
-      ValueError: the source has another length, or its first record is no tree of numbers.
+    Raises ValueError for a source of another length, or whose first record is no tree of numbers.
     """
 
     def __init__(self, source: DataSource, num_examples: int) -> None:
@@ -164,14 +159,10 @@ class RecordReader:
         )
 
     def read(self, indices: Sequence[int], rows: T) -> T:
-        """Reads the records at ``indices`` into the first rows of ``rows``, and returns it.
+        """Reads records into the first rows of ``rows`` (of `empty`), and returns it.
 
-        Args:
-          indices: different ones in increasing order.
-          rows: from `empty`.
-
-        Raises:
-          ValueError: a record that differs from the first in structure, shape or dtype, by index.
+        Indices are different ones in increasing order. Raises ValueError for a record that differs
+        from the first in structure, shape or dtype, by its index.
         """
         if not indices:
             return rows
@@ -373,12 +364,7 @@ Examples: TypeAlias = ArrayTree | SplitRecords
 
 
 def check_records(sampling: Sampling, data: Examples) -> None:
-    """Raises ValueError unless ``data`` has as many records as the sampler draws from.
-
-    Args:
-      sampling: the sampler.
-      data: a tree of arrays, or `SplitRecords`.
-    """
+    """Raises ValueError unless ``data`` has as many records as the sampler draws from."""
     if not isinstance(data, SplitRecords):
         check_data(sampling, data)
     elif data.num_examples != sampling.num_examples:
@@ -390,11 +376,7 @@ def check_records(sampling: Sampling, data: Examples) -> None:
 
 @dataclass(frozen=True)
 class Arrays(TrainingData[ArrayTree]):
-    """Records in memory.
-
-    Attributes:
-      arrays: a tree of arrays with a leading axis of records.
-    """
+    """Records in memory, a tree of arrays with a leading axis of records."""
 
     arrays: ArrayTree
 
@@ -481,16 +463,7 @@ class Stream(TrainingData[ArrayTree]):
     On a mesh each part of the physical batches' rows has a buffer of its own, on its devices. Every
     process makes the whole draw, and reads the records of the parts that its devices have.
 
-    Args:
-      source: the records, on several processes the same ones.
-      sampling: the sampler.
-      num_samplers: how many independent samplers of this kind draw in each step; their states are
-        stacked on a leading axis. By default there is one, without such an axis.
-      sharding: of the run.
-
-    Raises:
-      ValueError: the source has another length than the sampler, its first record is no tree of
-        numbers, or physical batches cannot be split evenly over the mesh.
+    Several independent samplers (``num_samplers``) have their states stacked on a leading axis.
     """
 
     def __init__(
@@ -577,12 +550,20 @@ class Stream(TrainingData[ArrayTree]):
             reading = thread.submit(self._read_if_whole, located)
             for number in range(1, num_draws + 1):
                 read = reading.result()
-                if isinstance(read, int):
+                if isinstance(read, int):  # a rare large draw, of which not all was located
                     size = usual * 2 ** math.ceil(math.log2(read / usual))
                     located = self._locate(sampler, size)
                     read = self._read_drawn(located)
-                draw, records = self._place(*read)
+
+                # The draw on all devices, and each buffer on its own.
+                draw, buffers = read
+                if self._sharding is None:
+                    draw, records = jax.device_put((draw, buffers[0]))
+                else:
+                    draw = self._sharding.place(draw)
+                    records = self._sharding.place_shards(buffers)
                 sampler = located.sampler
+
                 if number < num_draws:
                     # Dispatched before the step that takes `draw`, behind which it would wait.
                     located = self._locate(sampler, usual)
@@ -630,14 +611,6 @@ class Stream(TrainingData[ArrayTree]):
         filled = None if located.num_batches is None else np.array(located.num_batches)
         return PrefetchedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
 
-    def _place(
-        self, draw: PrefetchedDraw, buffers: dict[int, ArrayTree]
-    ) -> tuple[PrefetchedDraw, ArrayTree]:
-        """Returns the draw on all devices, and each buffer on its own."""
-        if self._sharding is None:
-            return jax.device_put((draw, buffers[0]))
-        return self._sharding.place(draw), self._sharding.place_shards(buffers)
-
 
 def as_training_data(
     data: Examples | DataSource,
@@ -645,17 +618,7 @@ def as_training_data(
     sharding: MeshSharding | None = None,
     num_samplers: int | None = None,
 ) -> TrainingData[Examples]:
-    """Returns the records of a run, if they fit the sampler.
-
-    Args:
-      data: a source, a tree of arrays, or `SplitRecords`.
-      sampling: the sampler.
-      sharding: of the run.
-      num_samplers: see `Stream`.
-
-    Raises:
-      ValueError: ``data`` has another length than ``sampling``, or masked arrays.
-    """
+    """Returns the records of a run; raises ValueError for masked ones, or of another length."""
     if is_source(data):
         return Stream(data, sampling, num_samplers, sharding)
     records = cast(Examples, data)

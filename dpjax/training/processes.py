@@ -41,8 +41,7 @@ def is_communication_error(error: BaseException) -> bool:
 def explain_lost_process(moment: Callable[[], str]) -> Iterator[None]:
     """Raises `LostProcessError` from JAX's error, if communication between processes failed.
 
-    Args:
-      moment: returns when it failed, such as "after release 3".
+    ``moment()`` is when it failed, such as "after release 3".
     """
     try:
         yield
@@ -82,17 +81,14 @@ def to_host(array: jax.Array) -> np.ndarray:
 
 
 def check_equal(hashes: Mapping[str, str]) -> None:
-    """Raises ValueError on every process if a hash differs between processes, naming them.
+    """Raises ValueError on every process if a hash, by its name, differs between processes.
 
     Only hashes are exchanged, never keys or data.
-
-    Args:
-      hashes: sha256 in hexadecimal by the name of what is hashed.
     """
     if jax.process_count() == 1:
         return
-    for name, found in hashes.items():
-        gathered = _gather_hash(found)
+    for name, own_hash in hashes.items():
+        gathered = _gather_hash(own_hash)
         other = [index for index, hash_ in enumerate(gathered) if hash_ != gathered[0]]
         if other:
             raise ValueError(
@@ -101,14 +97,9 @@ def check_equal(hashes: Mapping[str, str]) -> None:
             )
 
 
-def check_different(name: str, found: str | None) -> None:
-    """Raises ValueError on every process if two have the same hash, naming them.
-
-    Args:
-      name: of what is hashed.
-      found: sha256 in hexadecimal; ``None`` is compared with nothing.
-    """
-    gathered = _gather_hash(found or "0" * 64)
+def check_different(name: str, own_hash: str | None) -> None:
+    """Raises ValueError on every process if two have the same hash; ``None`` equals no other."""
+    gathered = _gather_hash(own_hash or "0" * 64)
     for index, each in enumerate(gathered):
         first = gathered.index(each)
         if first != index and int(each, 16):
@@ -119,12 +110,7 @@ def check_different(name: str, found: str | None) -> None:
 
 
 def check_all(check: Callable[[], T], name: str) -> T:
-    """Returns ``check()``, after it succeeded on every process; if it fails on one, all fail.
-
-    Args:
-      check: may raise ValueError or OSError.
-      name: of what is checked, for the error of the other processes.
-    """
+    """Returns ``check()``, after it succeeded on every process; if it fails on one, all fail."""
     error: Exception | None = None
     try:
         result = check()
@@ -151,6 +137,6 @@ def shared_release_key() -> PRNGKey:
     return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
 
 
-def _gather_hash(found: str) -> list[str]:
-    rows = all_gather(np.frombuffer(bytes.fromhex(found), np.uint8))
+def _gather_hash(own_hash: str) -> list[str]:
+    rows = all_gather(np.frombuffer(bytes.fromhex(own_hash), np.uint8))
     return [row.tobytes().hex() for row in rows]

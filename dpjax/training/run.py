@@ -109,14 +109,7 @@ def host_loop(
 def last_and_kept(
     steps: Iterator[tuple[StateT, InfoT]], phase: int, every: int, join: Callable[..., jax.Array]
 ) -> tuple[StateT, InfoT]:
-    """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`.
-
-    Args:
-      steps: yields state and info after each step, at least one.
-      phase: steps since the last kept info.
-      every: of so many steps the info of the last is kept.
-      join: of leaves, such as `jax.numpy.stack`.
-    """
+    """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`."""
     kept = []
     for number, (state, info) in enumerate(steps, start=phase + 1):  # noqa: B007
         if number % every == 0:

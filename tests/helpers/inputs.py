@@ -25,3 +25,17 @@ def linear_records(num_examples=40, num_features=3, seed=0):
     x = rng.normal(size=(num_examples, num_features))
     y = x.sum(axis=1) + 0.1 * rng.normal(size=num_examples)
     return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+
+
+class Crash(Exception):
+    """Ends a run that is to be resumed."""
+
+
+def crash_at(num_releases):
+    """Returns an ``on_report`` that ends the run at so many releases."""
+
+    def on_report(report):
+        if report.num_releases >= num_releases:
+            raise Crash
+
+    return on_report

@@ -1,53 +1,40 @@
 """A run resumes to the same result, and from nothing that is not its own checkpoint."""
 
 import dataclasses
+import hashlib
 import json
 import resource
 import shutil
 import stat
 from contextlib import contextmanager
+from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import Crash, crash_at, gaussian_mechanism, linear_records
+from helpers.inputs import squared_error as loss
 
 import dpjax
 from dpjax._hashing import hash_dataclass
 from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from dpjax.training import Budget, train
-from dpjax.training.checkpoint import (
-    CheckpointStore,
-    Identity,
-    program_hash,
-)
+from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.data import Arrays
 from dpjax.training.run import identify_run
 from dpjax.training.step import PrivateStep
+from dpjax.transforms import PrivateTransformation, add_gaussian_noise
 
 KEY = jax.random.key(5)
 DELTA = 1e-3
-_RNG = np.random.default_rng(0)
-DATA = (_RNG.normal(size=(30, 3)).astype(np.float32), _RNG.normal(size=30).astype(np.float32))
-MECHANISM = SubsampledGaussian(
-    PoissonSampling(30, 0.3),
-    l2_clip=1.0,
-    noise_multiplier=2.0,
-    num_steps=12,
-    adjacency="add_remove",
-)
+DATA = linear_records(30)
+TWELVE_STEPS = {"noise_multiplier": 2.0, "num_steps": 12}
+MECHANISM = gaussian_mechanism(PoissonSampling(30, 0.3), **TWELVE_STEPS)
 SCALES = np.linspace(1, 2, 2000, dtype=np.float32)
-
-
-class Crash(Exception):
-    pass
-
-
-def loss(params, example):
-    x, y = example
-    return (x @ params["w"] - y) ** 2
 
 
 def run(folder=None, mechanism=MECHANISM, data=DATA, key=KEY, loss=loss, **options):
@@ -62,14 +49,6 @@ def run(folder=None, mechanism=MECHANISM, data=DATA, key=KEY, loss=loss, **optio
         checkpoint_dir=folder,
         **options,
     )
-
-
-def crash_at(num_releases):
-    def on_report(report):
-        if report.num_releases >= num_releases:
-            raise Crash
-
-    return on_report
 
 
 def interrupted(folder, at=6, **options):
@@ -102,7 +81,7 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(copy_of_six_done,
         copy_of_six_done, key=dpjax.release_key(), on_report=reports.append, steps_per_call=4
     )
     assert [report.num_releases for report in reports] == [10, 12]
-    assert (resumed.params["w"] == straight.params["w"]).all()
+    chex.assert_trees_all_equal(resumed.params, straight.params)
     assert resumed.mechanism == straight.mechanism == MECHANISM
     assert resumed.certificate(DELTA) == straight.certificate(DELTA)
 
@@ -110,18 +89,14 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(copy_of_six_done,
 def test_a_run_that_has_ended_stays_ended(tmp_path):
     first = run(tmp_path)
     again = run(tmp_path, on_report=crash_at(0))
-    assert (again.params["w"] == first.params["w"]).all()
+    chex.assert_trees_all_equal(again.params, first.params)
     assert again.mechanism == MECHANISM
 
 
 @pytest.mark.slow
 def test_the_samplers_state_is_resumed_too(tmp_path):
-    mechanism = SubsampledGaussian(
-        ShuffledEpochs(30, 8),
-        l2_clip=1.0,
-        noise_multiplier=2.0,
-        num_steps=10,
-        adjacency="replace_one",
+    mechanism = gaussian_mechanism(
+        ShuffledEpochs(30, 8), noise_multiplier=2.0, num_steps=10, adjacency="replace_one"
     )
     resumed = run(interrupted(tmp_path, mechanism=mechanism), mechanism=mechanism)
     assert (resumed.params["w"] == run(mechanism=mechanism).params["w"]).all()
@@ -168,15 +143,7 @@ ONE_VALUE_CHANGED = (DATA[0], np.where(np.arange(30) == 17, np.nextafter(DATA[1]
         ),
         ({"mechanism": MECHANISM.first_steps(11)}, "another mechanism, another program"),
         (
-            {
-                "mechanism": SubsampledGaussian(
-                    MECHANISM.sampling,
-                    l2_clip=1.0,
-                    noise_multiplier=2.0,
-                    num_steps=12,
-                    adjacency="replace_one",
-                )
-            },
+            {"mechanism": dataclasses.replace(MECHANISM, adjacency="replace_one")},
             "another mechanism",
         ),
         ({"data": ONE_VALUE_CHANGED}, "another data"),
@@ -207,18 +174,8 @@ def test_constants_that_a_loss_closes_over_are_part_of_the_program(tmp_path):
     assert run(folder, loss=other_constant_loss(SCALES)).mechanism == MECHANISM
 
 
-def described(sampling=MECHANISM.sampling, l2_clip=1.0, noise_multiplier=2.0, unit="one record"):
-    return SubsampledGaussian(
-        sampling,
-        l2_clip=l2_clip,
-        noise_multiplier=noise_multiplier,
-        num_steps=12,
-        adjacency="replace_one",
-        unit=unit,
-    )
-
-
 def test_identities_name_every_field_and_its_type():
+    described = partial(dataclasses.replace, MECHANISM, adjacency="replace_one")
     different = [
         described(),
         described(sampling=PoissonSampling(30, 0.3, physical_batch_size=9)),
@@ -333,14 +290,14 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_result(copy_of_si
     reports = []
     resumed = run(copy_of_six_done, on_report=reports.append)
     assert reports[0].num_releases == 6
-    assert (resumed.params["w"] == straight.params["w"]).all()
+    chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
 def test_what_a_crash_left_half_written_is_passed_over(copy_of_six_done, straight):
     unfinished = copy_of_six_done / "9.orbax-checkpoint-tmp"
     shutil.copytree(copy_of_six_done / "6", unfinished)
     resumed = run(copy_of_six_done)
-    assert (resumed.params["w"] == straight.params["w"]).all()
+    chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
 def test_the_newest_two_are_kept(tmp_path):
@@ -405,7 +362,7 @@ def test_a_full_disk_is_named_and_loses_nothing(copy_of_six_done, straight):
         run(copy_of_six_done, on_report=reported.append)
     assert reported == []
     resumed = run(copy_of_six_done)
-    assert (resumed.params["w"] == straight.params["w"]).all()
+    chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
 def test_every_report_finds_its_own_checkpoint_on_disk(tmp_path):
@@ -437,3 +394,80 @@ def test_budgets_across_a_resumption(copy_of_six_done, straight):
     assert larger.mechanism == MECHANISM.first_steps(8)
     assert larger.certificate(DELTA).epsilon <= 1.001 * eight
     assert (run(copy_of_six_done).params["w"] == straight.params["w"]).all()
+
+
+# --- no noise is applied to two sums, whatever was lost in a crash and done again
+
+
+def recording(monkeypatch):
+    """Makes every run log (release, noise key, hash of the clipped sum) into its own state."""
+
+    def noise(mechanism, key):
+        inner = add_gaussian_noise(
+            noise_multiplier=mechanism.noise_multiplier, l2_clip=mechanism.l2_clip, key=key
+        )
+
+        def update(updates, state, params=None, **_):
+            words = jax.random.key_data(state.key)
+            jax.debug.callback(log, state.num_releases, words, updates["w"])
+            return inner.update(updates, state, params)
+
+        return PrivateTransformation.of(inner.init, update, inner.description)
+
+    def log(num_releases, words, summed):
+        digest = hashlib.sha256(np.asarray(summed).tobytes()).hexdigest()
+        applied.append((np.asarray(words).tobytes(), int(num_releases), digest))
+
+    applied = []
+    monkeypatch.setattr(SubsampledGaussian, "noise", noise)
+    return applied
+
+
+def reused(applied) -> set:
+    """The noise keys that were applied to more than one sum."""
+    sums = {}
+    for words, _, digest in applied:
+        sums.setdefault(words, set()).add(digest)
+    return {words for words, digests in sums.items() if len(digests) > 1}
+
+
+def run_until_done(folder, monkeypatch, save_fails_at):
+    """Interrupts a run before its checkpoint is written, at each of these releases in turn."""
+    save = CheckpointStore.save
+    for fails_at in save_fails_at:
+        monkeypatch.setattr(CheckpointStore, "save", _crashing(save, fails_at))
+        with pytest.raises(Crash):
+            run(folder)
+    monkeypatch.setattr(CheckpointStore, "save", save)
+    run(folder)
+    jax.effects_barrier()
+
+
+def _crashing(save, fails_at):
+    def save_or_crash(store, state, num_releases):
+        if num_releases >= fails_at:
+            raise Crash
+        save(store, state, num_releases)
+
+    return save_or_crash
+
+
+def test_no_noise_is_applied_to_two_sums(tmp_path, monkeypatch):
+    applied = recording(monkeypatch)
+    run_until_done(tmp_path, monkeypatch, save_fails_at=(3, 9))
+    releases = [num_releases for _, num_releases, _ in applied]
+    assert set(releases) == set(range(12))
+    assert len(releases) > 12  # some were lost and done again
+    assert reused(applied) == set()
+
+
+def test_power_noise_that_is_replayed_on_other_gradients_is_seen(tmp_path, monkeypatch):
+    applied = recording(monkeypatch)
+    restore = CheckpointStore.restore
+
+    def keys_alone(store, like):
+        return restore(store, like)._replace(params=like.params)
+
+    monkeypatch.setattr(CheckpointStore, "restore", keys_alone)
+    run_until_done(tmp_path, monkeypatch, save_fails_at=(9,))
+    assert reused(applied) != set()

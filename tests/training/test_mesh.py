@@ -1,10 +1,14 @@
 """A private step on a mesh is that of one device: the same draw, the same noise, the same sum."""
 
+import shutil
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import Crash, crash_at, gaussian_mechanism
 from helpers.mesh_cases import (
     AUTO,
     DATA,
@@ -27,23 +31,26 @@ from jax.sharding import PartitionSpec as P
 from dpjax._hashing import hash_records
 from dpjax.gradients import clipping
 from dpjax.sampling import PoissonSampling
-from dpjax.training import MeshSharding, private_step, split_records
+from dpjax.training import MeshSharding, private_step, split_records, train
 from dpjax.training.data import Arrays
 from dpjax.transforms import add_gaussian_noise
 
 NUM_PARAMETERS = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
-
-
 SLOW = pytest.mark.slow
 SOME = [pytest.param(n, marks=() if n in ("8", "8 explicit") else SLOW) for n in SHARDINGS]
-
-
 OTHER_SAMPLERS = [pytest.param(name, marks=SLOW) for name in SAMPLERS if name != "poisson"]
 NOISE_MESHES = [
     pytest.param(name, marks=() if name in ("8", "2x4") else SLOW)
     for name in SHARDINGS
     if name != "8 explicit"
 ]
+
+
+def step_on(sharding, loss=loss, optimizer="sgd", **options):
+    return private_step(
+        loss, OPTIMIZERS[optimizer], mechanism=mechanism(), key=jax.random.key(3),
+        sharding=sharding, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -88,8 +95,7 @@ def test_noise_is_the_same_bit_for_bit_on_every_mesh(name):
     options = {"optimizer": "sgd", "loss": no_gradient}
     expected, _ = run(**options)
     found, _ = run(SHARDINGS[name], **options)
-    for one, other in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    chex.assert_trees_all_equal(found.params, expected.params)
 
 
 def scaled_noise(multiplier):
@@ -144,10 +150,7 @@ def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
     whole = clipping.squared_norms
     expected = on_one_device()  # before the bug
     monkeypatch.setattr(clipping, "squared_norms", local_norms)
-    step = private_step(
-        loss, OPTIMIZERS["adam"], mechanism=mechanism(), key=jax.random.key(3), method="vmap",
-        sharding=SHARDINGS["2x4"],
-    )  # fmt: skip
+    step = step_on(SHARDINGS["2x4"], optimizer="adam", method="vmap")
     state, update = step.init(PARAMS), jax.jit(step.update)
     for _ in range(3):
         state, info = update(state, DATA)
@@ -182,9 +185,7 @@ def test_equal_coins_on_every_device_are_found(monkeypatch):
 
 
 def compiled(sharding, data):
-    step = private_step(
-        loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(0), sharding=sharding
-    )
+    step = step_on(sharding)
     return jax.jit(step.update).lower(step.init(PARAMS), data).compile()
 
 
@@ -260,10 +261,7 @@ def test_losses_with_keys_agree_between_meshes():
         return loss(params, example) * jax.random.uniform(key)
 
     def trained(sharding, data):
-        step = private_step(
-            noisy_loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(3),
-            loss_takes_key=True, sharding=sharding,
-        )  # fmt: skip
+        step = step_on(sharding, noisy_loss, loss_takes_key=True)
         return jax.jit(step.update)(step.init(PARAMS), data)
 
     assert_same(trained(SHARDINGS["8"], DATA), trained(None, DATA))
@@ -277,32 +275,41 @@ def test_losses_with_keys_agree_between_meshes():
 # --- refused
 
 
-@pytest.mark.parametrize("axes", ["rows", ("data", "data"), ()])
-def test_unknown_axes(axes):
-    with pytest.raises(ValueError, match=r"batch_axes must be different axes of the mesh, of"):
-        MeshSharding(mesh((2, 4)), axes)
+def specs_by(spec):
+    return MeshSharding(mesh((8,)), "data", lambda path, leaf: spec).param_specs(PARAMS)
 
 
-@pytest.mark.parametrize("spec", [P("rows"), P("data", None, None), P("data", "data"), "data"])
-def test_partitions_that_do_not_fit(spec):
-    sharding = MeshSharding(mesh((8,)), "data", lambda path, leaf: spec)
-    with pytest.raises(ValueError, match=r"param_rule\('in.bias', ...\) must be"):
-        sharding.param_specs(PARAMS)
+BATCH_AXES = "batch_axes must be different axes of the mesh, of"
+SPEC = r"param_rule\('in.bias', ...\) must be"
 
 
-def test_partitions_into_unequal_parts():
-    with pytest.raises(ValueError, match=r"'x', \.\.\.\) must be a partition into equal parts of"):
-        SHARDINGS["fully sharded"].param_specs({"x": jnp.zeros(9)})
-
-
-def test_batches_that_cannot_be_split_evenly():
-    sampling = PoissonSampling(203, 0.2, physical_batch_size=12)
-    with pytest.raises(ValueError, match=r"physical_batch_size must be a multiple of 8, .* got 12"):
-        SHARDINGS["8"].check_batch_size(sampling.physical_batch_size)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MeshSharding(mesh((2, 4)), "rows"), BATCH_AXES),
+        (lambda: MeshSharding(mesh((2, 4)), ("data", "data")), BATCH_AXES),
+        (lambda: MeshSharding(mesh((2, 4)), ()), BATCH_AXES),
+        (lambda: specs_by(P("rows")), SPEC),
+        (lambda: specs_by(P("data", None, None)), SPEC),
+        (lambda: specs_by(P("data", "data")), SPEC),
+        (lambda: specs_by("data"), SPEC),
+        (
+            lambda: SHARDINGS["fully sharded"].param_specs({"x": jnp.zeros(9)}),
+            r"'x', \.\.\.\) must be a partition into equal parts of",
+        ),
+        (
+            lambda: SHARDINGS["8"].check_batch_size(12),
+            r"physical_batch_size must be a multiple of 8, .* got 12",
+        ),
+    ],
+)
+def test_refusals_of_mesh_sharding(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_split_records_without_their_mesh():
-    step = private_step(loss, OPTIMIZERS["sgd"], mechanism=mechanism(), key=jax.random.key(0))
+    step = step_on(None)
     records = split_records(DATA, SHARDINGS["8"])
     with pytest.raises(ValueError, match="sharding must be given for SplitRecords"):
         step.update(step.init(PARAMS), records)
@@ -313,16 +320,12 @@ def test_split_records_without_their_mesh():
 
 def test_arrays_split_over_explicit_axes():
     data = jax.device_put(jnp.ones((16, 2)), NamedSharding(mesh((8,)), P("data")))
-    described = mechanism()
     step = private_step(
         lambda w, x: jnp.sum(w * x),
         OPTIMIZERS["sgd"],
-        mechanism=type(described)(
-            PoissonSampling(16, 0.5), l2_clip=1.0, noise_multiplier=1.0, num_steps=3,
-            adjacency="zero_out",
-        ),
+        mechanism=gaussian_mechanism(PoissonSampling(16, 0.5)),
         key=jax.random.key(0),
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match="data must not be split over explicit mesh axes"):
         step.update(step.init(jnp.zeros(2)), data)
 
@@ -345,10 +348,7 @@ def noise_of(check_vma, summed):
 def test_noise_on_parts_of_a_sum_is_refused():
     with pytest.raises(ValueError, match=r"differ between devices along the mesh axes \['data'\]"):
         noise_of(check_vma=True, summed=False)
-
-
-def test_noise_inside_an_unchecked_shard_map_is_refused():
-    with pytest.raises(ValueError, match=r"cannot be checked inside shard_map"):
+    with pytest.raises(ValueError, match="cannot be checked inside shard_map"):
         noise_of(check_vma=False, summed=False)
 
 
@@ -359,13 +359,7 @@ def test_noise_on_the_whole_sum_is_that_of_one_device():
 
 
 def test_contexts_of_explicit_axes_are_refused():
-    step = private_step(
-        loss,
-        OPTIMIZERS["sgd"],
-        mechanism=mechanism(),
-        key=jax.random.key(0),
-        sharding=SHARDINGS["8"],
-    )
+    step = step_on(SHARDINGS["8"])
     state = step.init(PARAMS)
     refused = r"cannot be used inside jax.set_mesh of a mesh with explicit axes \('data',\)"
     with jax.set_mesh(mesh((8,))):
@@ -373,3 +367,64 @@ def test_contexts_of_explicit_axes_are_refused():
             step.init(PARAMS)
         with pytest.raises(ValueError, match=refused):
             jax.eval_shape(step.update, jax.eval_shape(lambda: state), DATA)
+
+
+# --- a run that was saved on one mesh resumes on another
+
+
+def trained(name=None, folder=None, split=False, on_report=None, data=DATA):
+    sharding = SHARDINGS[name] if name else None
+    return train(
+        jax.random.key(3), loss, PARAMS, split_records(data, sharding) if split else data,
+        OPTIMIZERS["adam"], mechanism=mechanism(), sharding=sharding,
+        checkpoint_dir=folder, steps_per_call=1, on_report=on_report, progress=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def saved_on_eight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints") / "run"
+    with pytest.raises(Crash):
+        trained("8", folder, split=True, on_report=crash_at(2))
+    return folder
+
+
+def assert_same_result(found, expected):
+    chex.assert_trees_all_close(found.params, expected.params, rtol=0, atol=2e-6)
+    assert found.certificate(1e-5).epsilon == expected.certificate(1e-5).epsilon
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        pytest.param("8", True, marks=SLOW),
+        ("4", False),
+        pytest.param("2x4", True, marks=SLOW),
+        pytest.param("1", True, marks=SLOW),
+        pytest.param("fully sharded", False, marks=SLOW),
+        pytest.param(None, False, marks=SLOW),
+    ],
+)
+def test_a_run_saved_on_eight_devices_resumes(name, split, saved_on_eight, straight, tmp_path):
+    folder, reports = shutil.copytree(saved_on_eight, tmp_path / "run"), []
+    resumed = trained(name, folder, split, on_report=reports.append)
+    assert [report.num_releases for report in reports] == [3]
+    assert_same_result(resumed, straight)
+
+
+@pytest.mark.slow
+def test_a_run_saved_without_a_mesh_resumes_on_one(straight, tmp_path):
+    with pytest.raises(Crash):
+        trained(folder=tmp_path, on_report=crash_at(2))
+    assert_same_result(trained("8", tmp_path), straight)
+
+
+def test_other_records_are_refused(saved_on_eight):
+    swapped = jax.tree.map(lambda leaf: leaf[::-1], DATA)
+    with pytest.raises(ValueError, match="holds a run with another data"):
+        trained("8", saved_on_eight, split=True, data=swapped)

@@ -1,13 +1,16 @@
 """One private step is the one written by hand: draw, clip, sum, noise, divide, step."""
 
+from functools import partial
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism, linear_records
 
 from dpjax import add_gaussian_noise, clip_per_example, noisy_sgd, train
-from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -32,8 +35,12 @@ def loss(params, example):
 
 
 def mechanism(sampling, **fields):
-    usual = {"l2_clip": CLIP, "noise_multiplier": 1.5, "num_steps": 4, "adjacency": "replace_one"}
-    return SubsampledGaussian(sampling, **{**usual, **fields})
+    usual = {"l2_clip": CLIP, "noise_multiplier": 1.5, "adjacency": "replace_one"}
+    return gaussian_mechanism(sampling, **{**usual, **fields})
+
+
+def sgd_step(described, key=KEY, **options):
+    return private_step(loss, optax.sgd(RATE), mechanism=described, key=key, **options)
 
 
 def drawn_by(sampling, state) -> list[int]:
@@ -72,9 +79,7 @@ def step_by_hand(described, state) -> dict[str, np.ndarray]:
     return jax.tree.map(lambda p, g: np.asarray(p) - RATE * g, state.params, mean)
 
 
-def assert_close(tree, other, rtol=1e-5):
-    for leaf, same in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(np.asarray(leaf), np.asarray(same), rtol=rtol, atol=1e-6)
+assert_close = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +94,7 @@ def assert_close(tree, other, rtol=1e-5):
 )
 def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
     described = mechanism(sampling)
-    step = private_step(
-        loss,
-        optax.sgd(RATE),
-        mechanism=described,
-        key=KEY,
-        method="vmap",
-        microbatch_size=microbatch_size,
-    )
+    step = sgd_step(described, method="vmap", microbatch_size=microbatch_size)
     update, state = jax.jit(step.update), step.init(PARAMS)
     for _ in range(4):
         expected, drawn = step_by_hand(described, state), drawn_by(sampling, state.sampler)
@@ -107,7 +105,7 @@ def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
 
 def test_power_the_hand_written_step_sees_a_different_clip_bound():
     described = mechanism(FixedSizeSampling(N, 5), l2_clip=2 * CLIP, noise_multiplier=0.75)
-    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
+    step = sgd_step(described)
     state = step.init(PARAMS)
     with pytest.raises(AssertionError):
         assert_close(step.update(state, DATA)[0].params, step_by_hand(described, state))
@@ -138,7 +136,7 @@ def test_an_empty_draw_is_an_update_of_pure_noise():
     sampling = PoissonSampling(N, 0.1)
     key = key_that_draws(sampling, lambda size: size == 0)
     described = mechanism(sampling)
-    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=key)
+    step = sgd_step(described, key)
     state = step.init(PARAMS)
     moved, info = step.update(state, DATA)
     noise = noise_of(described, state)
@@ -152,17 +150,13 @@ def test_an_empty_draw_is_an_update_of_pure_noise():
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 20])
 def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
     # 5 expected, 13 at most as usual: this draw needs further physical batches at every size.
-    big = np.random.default_rng(1)
-    data = (
-        big.normal(size=(50, 3)).astype(np.float32),
-        big.normal(size=50).astype(np.float32),
-    )
+    data = linear_records(50)
     reference = PoissonSampling(50, 0.05, physical_batch_size=50)
     key = key_that_draws(reference, lambda size: size > 8)
     results = []
     for size in (50, physical_batch_size):
         sampling = PoissonSampling(50, 0.05, physical_batch_size=size)
-        step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=key)
+        step = sgd_step(mechanism(sampling), key)
         state, info = jax.jit(step.update)(step.init(PARAMS), data)
         results.append((state.params, info[:3]))
         assert info.norms.shape == info.mask.shape == (sampling.num_static_batches * size,)
@@ -173,7 +167,7 @@ def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
 def test_many_small_physical_batches_are_looped_over_not_copied():
     def size_of_program(physical_batch_size):
         sampling = PoissonSampling(1000, 0.2, physical_batch_size=physical_batch_size)
-        step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=KEY)
+        step = sgd_step(mechanism(sampling))
         data = (jnp.zeros((1000, 3)), jnp.zeros(1000))
         return len(jax.jit(step.update).lower(step.init(PARAMS), data).as_text())
 
@@ -182,7 +176,7 @@ def test_many_small_physical_batches_are_looped_over_not_copied():
 
 def test_infos_hold_what_the_step_saw():
     sampling = PoissonSampling(N, 0.4, physical_batch_size=4)
-    step = private_step(loss, optax.sgd(RATE), mechanism=mechanism(sampling), key=KEY)
+    step = sgd_step(mechanism(sampling))
     state = step.init(PARAMS)
     _, info = step.update(state, DATA)
     records = drawn_by(sampling, state.sampler)
@@ -198,7 +192,7 @@ def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
     x, y = (array.copy() for array in DATA)
     x[5] = bad
     described = mechanism(PoissonSampling(N, 1.0, physical_batch_size=4))
-    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
+    step = sgd_step(described)
     first = step.init(PARAMS)
     state, info = jax.jit(step.update)(first, (x, y))
     others = clipped_sum_by_hand(PARAMS, [i for i in range(N) if i != 5])
@@ -212,9 +206,7 @@ def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
 
 
 def test_releases_are_counted_and_nothing_is_released_past_the_last():
-    step = private_step(
-        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
-    )
+    step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update, state = jax.jit(step.update), step.init(PARAMS)
     for done in range(1, 5):
         state, _ = update(state, DATA)
@@ -225,9 +217,7 @@ def test_releases_are_counted_and_nothing_is_released_past_the_last():
 
 
 def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
-    step = private_step(
-        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
-    )
+    step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update = jax.jit(step.update, donate_argnums=0)
     once = update(step.init(PARAMS), DATA)[0]
     twice = update(update(step.init(PARAMS), DATA)[0], DATA)[0]
@@ -237,9 +227,7 @@ def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
 
 
 def test_the_users_key_makes_sampler_and_noise_differ():
-    step = private_step(
-        loss, optax.sgd(RATE), mechanism=mechanism(PoissonSampling(N, 0.4)), key=KEY
-    )
+    step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     state = step.init(PARAMS)
     words = {jax.random.key_data(k).tobytes() for k in (KEY, state.sampler, state.optimizer[0].key)}
     assert len(words) == 3
@@ -247,13 +235,13 @@ def test_the_users_key_makes_sampler_and_noise_differ():
 
 def test_data_of_another_size_and_seeds_are_refused():
     described = mechanism(PoissonSampling(N, 0.4))
-    step = private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY)
+    step = sgd_step(described)
     with pytest.raises(ValueError, match="data must have the 13 records"):
         step.update(step.init(PARAMS), jax.tree.map(lambda a: a[:-1], DATA))
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
-        private_step(loss, optax.sgd(RATE), mechanism=described, key=0)
+        sgd_step(described, key=0)
     with pytest.raises(ValueError, match="method must be one of"):
-        private_step(loss, optax.sgd(RATE), mechanism=described, key=KEY, method="fast")
+        sgd_step(described, method="fast")
 
 
 WITH_DPJAX = {

@@ -114,7 +114,10 @@ def split_model_args(
     """
     # The shapes of all records in the place of a data source.
     args, kwargs = as_arrays(args, kwargs)
-    source = _find_source((args, kwargs), num_examples)
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_split)
+    sources = [leaf for leaf in leaves if _is_source_of(leaf, num_examples)]
+    check(len(sources) <= 1, "data sources in args", len(sources), "one, of all fields")
+    source = sources[0] if sources else None
     if source is not None:
         shapes = RecordReader(source, num_examples).shapes()
         args, kwargs = jax.tree.map(
@@ -191,13 +194,6 @@ def whole_arrays(
     return args, kwargs
 
 
-def _find_source(arguments: ArgsAndKwargs, num_examples: int) -> DataSource | None:
-    leaves = jax.tree.leaves(arguments, is_leaf=_is_split)
-    sources = [leaf for leaf in leaves if _is_source_of(leaf, num_examples)]
-    check(len(sources) <= 1, "data sources in args", len(sources), "one, of all fields")
-    return sources[0] if sources else None
-
-
 def _is_source_of(leaf: object, num_examples: int) -> bool:
     is_array = isinstance(leaf, jax.Array | np.ndarray | SplitRecords)
     return not is_array and is_source(leaf) and len(leaf) == num_examples
@@ -254,11 +250,7 @@ def with_positions(records: Sequence[Any]) -> PositionedRecords:
 
 
 class PositionedSource:
-    """A data source whose records come with their positions.
-
-    Args:
-      source: of the records.
-    """
+    """A data source whose records come with their positions."""
 
     def __init__(self, source: DataSource) -> None:
         self._source = source

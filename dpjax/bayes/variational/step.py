@@ -20,11 +20,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 
-from dpjax._checks import batch_length
 from dpjax._typing import (
     ArrayTree,
     ClipBound,
-    LossFn,
     Numeric,
     PRNGKey,
     PyTree,
@@ -47,8 +45,6 @@ from dpjax.transforms.noise import AddGaussianNoiseState
 
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
-_NO_BOUND = 1e30
-_REPORT_BATCH = 1024  # records whose gradients are in memory at once
 
 
 class Optimizer(Protocol):
@@ -309,26 +305,3 @@ class ClippingReport(NamedTuple):
         """L2 norm of the bias over the L2 norm of the unclipped mean."""
         bias, unclipped = ravel_pytree(self.bias)[0], ravel_pytree(self.unclipped)[0]
         return jnp.linalg.norm(bias) / jnp.linalg.norm(unclipped)
-
-
-def report_clipping(
-    loss: LossFn, l2_clip: ClipBound, params: ArrayTree, data: ArrayTree
-) -> ClippingReport:
-    """Compares the mean gradient over ``data`` with that of gradients clipped to ``l2_clip``.
-
-    >>> loss = lambda w, x: -jnp.sum(w * x)
-    >>> data = jnp.array([[3.0, 0.0], [0.0, 1.0]])
-    >>> report = report_clipping(loss, 1.0, jnp.zeros(2), data)
-    >>> float(report.share_clipped), report.clipped.tolist(), report.bias.tolist()
-    (0.5, [-0.5, -0.5], [1.0, 0.0])
-    """
-    no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
-    (clipped, info), (unclipped, _) = (
-        clipped_grad(loss, bound, microbatch_size=_REPORT_BATCH)(params, data)
-        for bound in (l2_clip, no_bound)
-    )
-    over = jax.tree.leaves(jax.tree.map(jnp.greater, info.norms, l2_clip))
-    share = jnp.stack(over).any(0).mean()
-    count = batch_length(data)
-    means = [jax.tree.map(lambda total: total / count, g) for g in (clipped, unclipped)]
-    return ClippingReport(share, *means)

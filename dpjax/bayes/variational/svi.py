@@ -35,7 +35,6 @@ from dpjax.bayes.variational.step import (
     VariationalStep,
     choose_clipping_space,
     place_state,
-    report_clipping,
 )
 from dpjax.bayes.variational.validate import (
     check_first_argument,
@@ -46,6 +45,7 @@ from dpjax.bayes.variational.validate import (
     find_sites,
     initial_value,
 )
+from dpjax.gradients import clipped_grad
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
@@ -65,6 +65,8 @@ from dpjax.training.run import (
 from dpjax.training.sharding import MeshSharding
 
 _PROGRESS_UPDATES = 20
+# Of a report: a bound above all norms, and records whose gradients are in memory at once.
+_NO_BOUND, _REPORT_BATCH = 1e30, 1024
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)
 
@@ -577,9 +579,22 @@ class DPSVI:
         step, (examples, arrays) = self._step_of(svi_state, args, kwargs)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
         space = choose_clipping_space(step.terms, l2_clip, params, arrays, as_key(rng_key))
-        report = report_clipping(space.loss, l2_clip, space.point, examples)
-        means = map(space.to_params, (report.clipped, report.unclipped))
-        return ClippingReport(report.share_clipped, *means)
+
+        # The sums of the records' gradients, clipped and not.
+        no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
+        (clipped, info), (unclipped, _) = (
+            clipped_grad(space.loss, bound, microbatch_size=_REPORT_BATCH)(space.point, examples)
+            for bound in (l2_clip, no_bound)
+        )
+
+        # The share of records above their bound, and the means in the parameters.
+        above = jax.tree.leaves(jax.tree.map(jnp.greater, info.norms, l2_clip))
+        count = self.mechanism.sampling.num_examples
+        clipped_mean, unclipped_mean = (
+            space.to_params(jax.tree.map(lambda total: total / count, each))
+            for each in (clipped, unclipped)
+        )
+        return ClippingReport(jnp.stack(above).any(0).mean(), clipped_mean, unclipped_mean)
 
     def _split(self, args: Sequence[object], kwargs: Mapping[str, object]) -> ModelArgs:
         num_examples = self.mechanism.sampling.num_examples
