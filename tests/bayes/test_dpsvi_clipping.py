@@ -121,7 +121,7 @@ RECORD = {
 @pytest.mark.parametrize(
     "name", ["by hand", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
 )
-def test_a_record_changes_the_sum_by_at_most_the_bound(name):
+def test_clipped_sum_changes_by_at_most_the_bound(name):
     @settings(max_examples=25)
     @given(RECORD[name])
     def check(record):
@@ -131,15 +131,15 @@ def test_a_record_changes_the_sum_by_at_most_the_bound(name):
 
 
 @with_each
-def test_the_bound_is_reached(name):
+def test_clipped_sum_reaches_the_bound(name):
     assert change(name, FAR[name]) == pytest.approx(CLIP, rel=1e-4)
 
 
-def test_the_bound_is_passed_where_lengths_are_left_out():
+def test_power_clipped_sum_without_lengths_exceeds_the_bound():
     assert change("full rank", FAR["full rank"], without_lengths) > CLIP * (1 + 1e-2)
 
 
-def test_a_replaced_record_changes_the_sum_by_two_bounds():
+def test_clipped_sum_of_a_replaced_record_changes_by_two_bounds():
     """Both labels of a record are clipped, in opposite directions."""
     one, other = (sum_with("by hand", ([3.0, -3.0, 3.0], label)) for label in (0.0, 1.0))
     sampling = PoissonSampling(RECORDS, 0.1)
@@ -152,7 +152,7 @@ def test_a_replaced_record_changes_the_sum_by_two_bounds():
     assert changed > 1.9 * stated["add_remove"].sensitivity  # power
 
 
-def test_a_record_that_is_not_finite_and_an_empty_batch_count_for_nothing():
+def test_clipped_sum_ignores_nonfinite_records_and_empty_batches():
     nan = ([np.nan, 1.0, 1.0], 0.0)
     np.testing.assert_array_equal(sum_with("by hand", nan), sum_with("by hand", None))
     assert not flat(sums("by hand")([X, Y], ~EVERYONE, CLIP)[0]).any()
@@ -161,7 +161,7 @@ def test_a_record_that_is_not_finite_and_an_empty_batch_count_for_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["full rank", "low rank"])
 @pytest.mark.parametrize("l2_clip", [0.5, 1e6])
-def test_the_sum_is_that_of_gradients_formed_and_clipped_in_the_parameters(name, l2_clip):
+def test_clipped_sum_in_latents_is_that_in_parameters(name, l2_clip):
     x = MIXED.copy()
     x[1], x[3] = np.nan, np.nan  # one that counts, one that is masked out
     assert chosen_space(*started(name)).point.shape == (3,)
@@ -182,7 +182,7 @@ class Subclass(AutoMultivariateNormal):
     """Might share parameters between latent variables."""
 
 
-def test_everything_else_is_clipped_in_the_parameters():
+def test_choose_clipping_space_falls_back_to_parameters():
     terms, params = started("full rank")
     groups = {"auto_loc": 1.0, "auto_scale_tril": 1.0}
     of_the_model = {**params, "slope": np.ones(())}

@@ -81,7 +81,7 @@ GUIDES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_step_on_all_records_is_numpyros(name):
+def test_update_on_all_records_is_numpyros(name):
     model, args, kwargs = EXAMPLES[name]
     guide = GUIDES[name]
     records = 8 if name == "eight schools" else RECORDS
@@ -94,7 +94,7 @@ def test_a_step_on_all_records_is_numpyros(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(num_particles=3), TraceMeanField_ELBO()], ids=type)
-def test_particles_and_analytic_divergences_are_numpyros_too(loss):
+def test_update_with_particles_and_analytic_divergences_is_numpyros(loss):
     theirs, mine, value, my_value = gradients(private(loss=loss), (X, Y), {})
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(my_value, value, rtol=1e-4)
@@ -107,7 +107,7 @@ def step_on_all():
 
 
 @pytest.mark.slow
-def test_batches_give_the_gradient_of_all_records_in_expectation():
+def test_update_is_the_gradient_of_all_records_in_expectation():
     """1,000 batches; an entry further off than 5 standard errors comes once in 10^6."""
     svi = private(sampling=PoissonSampling(RECORDS, 0.2))
     state = svi.init(KEY, X, Y)
@@ -125,14 +125,14 @@ def test_batches_give_the_gradient_of_all_records_in_expectation():
     assert not np.all(np.abs(0.2 * steps.mean(0) - expected) < tolerance)  # power: n/b forgotten
 
 
-def test_a_minibatch_as_numpyro_writes_it_is_the_samplers():
+def test_update_takes_a_subsampled_plate_as_the_samplers():
     written = private(subsampled, logistic_guide)
     step = flat(step_of(written, written.init(KEY, X, Y), X, Y))
     np.testing.assert_allclose(step, step_on_all(), rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_any_optimizer_learns_what_numpyro_learns():
+def test_run_learns_what_numpyro_learns():
     svi = private(optim=optax.adam(0.05), num_steps=300)
     theirs = SVI(logistic, logistic_guide, optax.adam(0.05), Trace_ELBO())
     mine = svi.run(KEY, X, Y, progress_bar=False)

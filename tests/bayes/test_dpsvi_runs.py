@@ -1,7 +1,8 @@
-"""Runs of DPSVI on data sources, and runs that are interrupted and resumed from checkpoints."""
+"""Runs of DPSVI on data sources and meshes, and runs that are resumed from checkpoints."""
 
 from dataclasses import replace
 
+import chex
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,16 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from dp_accounting.pld import PLDAccountant
+from helpers.dpsvi_cases import logistic
+from helpers.inputs import Crash, gaussian_mechanism
+from jax.sharding import PartitionSpec as P
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import dpjax
 from dpjax.bayes.variational import DPSVI
 from dpjax.bayes.variational.model_args import PositionedSource
-from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import PoissonSampling
-from dpjax.training import ArraySource
+from dpjax.training import ArraySource, MeshSharding, split_records
 from dpjax.training.checkpoint import CheckpointStore
 
 N, NUM_STEPS = 61, 5
@@ -25,13 +29,7 @@ _RNG = np.random.default_rng(0)
 X = _RNG.normal(size=N).astype(np.float32)
 RECORDS = {"x": X, "y": (2 * X + _RNG.normal(size=N)).astype(np.float32)}
 KEY = jax.random.key(3)
-MECHANISM = SubsampledGaussian(
-    PoissonSampling(N, 0.2),
-    num_steps=NUM_STEPS,
-    l2_clip=1.0,
-    noise_multiplier=1.0,
-    adjacency="zero_out",
-)
+MECHANISM = gaussian_mechanism(PoissonSampling(N, 0.2), num_steps=NUM_STEPS, adjacency="zero_out")
 
 
 def model(records, scale=1.0):
@@ -70,8 +68,7 @@ ROUNDING = 1e-6
 
 
 def assert_equal(found, expected, rtol=0.0):
-    for name, value in expected.params.items():
-        np.testing.assert_allclose(found.params[name], value, rtol=rtol)
+    chex.assert_trees_all_close(found.params, expected.params, rtol=rtol, atol=0)
 
 
 class Counted(ArraySource):
@@ -84,7 +81,7 @@ class Counted(ArraySource):
         return super().__getitems__(indices)
 
 
-def test_a_source_gives_the_parameters_of_arrays(straight):
+def test_run_on_a_source_is_that_on_arrays(straight):
     source = Counted(RECORDS)
     found = run(source)
     assert_equal(found, straight, ROUNDING)
@@ -93,7 +90,7 @@ def test_a_source_gives_the_parameters_of_arrays(straight):
     assert 0 < source.num_read < NUM_STEPS * N / 2
 
 
-def test_a_prior_of_the_number_of_records_is_the_same_on_a_source():
+def test_run_on_a_source_has_the_prior_of_all_records():
     def counting(records):
         model(records, scale=1 / len(records["x"]))
 
@@ -104,7 +101,7 @@ def test_a_prior_of_the_number_of_records_is_the_same_on_a_source():
     assert_equal(source, arrays, ROUNDING)
 
 
-def test_a_source_without_positions_gives_other_parameters(straight, monkeypatch):
+def test_power_source_without_positions(straight, monkeypatch):
     class Unplaced(PositionedSource):
         def __getitems__(self, indices):
             records, positions = super().__getitems__(indices)
@@ -116,7 +113,7 @@ def test_a_source_without_positions_gives_other_parameters(straight, monkeypatch
 
 
 @pytest.mark.slow
-def test_records_that_are_read_one_by_one_give_the_same(straight):
+def test_run_reads_single_records(straight):
     class Single:
         def __len__(self):
             return N
@@ -127,7 +124,7 @@ def test_records_that_are_read_one_by_one_give_the_same(straight):
     assert_equal(run(Single()), straight, ROUNDING)
 
 
-def test_posterior_samples_after_a_run_on_a_source():
+def test_posterior_samples_of_a_run_on_a_source():
     samples = run(ArraySource(RECORDS)).posterior_samples(jax.random.key(0), 7)
     assert samples["slope"].shape == (1, 7)
 
@@ -143,12 +140,12 @@ def test_posterior_samples_after_a_run_on_a_source():
         ((ArraySource(X[:5]),), r"args must hold the whole data set"),
     ],
 )
-def test_sources_that_are_refused(data, error):
+def test_init_refuses_sources(data, error):
     with pytest.raises(ValueError, match=error):
         make().init(KEY, *data)
 
 
-def test_only_runs_read_sources(straight):
+def test_update_and_evaluate_refuse_sources(straight):
     source, svi = ArraySource(RECORDS), make()
     for call in (svi.update, svi.update_with_info):
         with pytest.raises(ValueError, match="args must be arrays here, got a data source of 61"):
@@ -160,7 +157,7 @@ def test_only_runs_read_sources(straight):
         svi.evaluate(straight.state, source)
 
 
-def test_a_guide_with_parameters_for_each_record_of_a_source_is_refused():
+def test_init_refuses_parameters_for_each_record_of_a_source():
     def own(records, scale=1.0):
         numpyro.sample("slope", dist.Normal(0, 0.3))
         with numpyro.plate("records", len(records["x"])):
@@ -170,10 +167,6 @@ def test_a_guide_with_parameters_for_each_record_of_a_source_is_refused():
     svi = DPSVI(model, own, optax.adam(0.1), mechanism=MECHANISM)
     with pytest.raises(ValueError, match=r"params must be shared by all records, but 'each'"):
         svi.init(KEY, ArraySource(RECORDS))
-
-
-class Crash(Exception):
-    pass
 
 
 @pytest.fixture
@@ -195,7 +188,7 @@ def crash(monkeypatch):
 @pytest.mark.parametrize(
     "source", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["arrays", "source"]
 )
-def test_an_interrupted_run_resumes_to_the_same_result(source, straight, crash, tmp_path):
+def test_run_resumes_to_the_same_result(source, straight, crash, tmp_path):
     data = ArraySource(RECORDS) if source else RECORDS
     with pytest.raises(Crash):
         run(data, checkpoint_dir=tmp_path)
@@ -214,7 +207,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_continued_and_then_returned(finished, straight):
+def test_run_continues_a_finished_run_and_then_returns_it(finished, straight):
     folder, first = finished
     assert int(first.state.num_releases) == 3
     assert_equal(run(checkpoint_dir=folder), straight)
@@ -232,19 +225,19 @@ def test_a_finished_run_is_continued_and_then_returned(finished, straight):
         (lambda: {"svi": make(model=lambda records: model(records, 2.0))}, "program"),
     ],
 )
-def test_the_folder_of_another_run_is_refused(changed, name, finished):
+def test_run_refuses_the_folder_of_another_run(changed, name, finished):
     with pytest.raises(ValueError, match=f"holds a run with another {name}"):
         run(checkpoint_dir=finished[0], **changed())
 
 
 @pytest.mark.slow
-def test_public_arrays_are_part_of_the_run(tmp_path):
+def test_run_refuses_a_folder_of_other_public_arrays(tmp_path):
     run(checkpoint_dir=tmp_path, num_steps=1, scale=jnp.float32(1))
     with pytest.raises(ValueError, match="holds a run with another data"):
         run(checkpoint_dir=tmp_path, num_steps=1, scale=jnp.float32(2))
 
 
-def test_a_folder_and_a_state_to_continue_from_are_refused(straight, tmp_path):
+def test_run_refuses_a_folder_with_a_state(straight, tmp_path):
     with pytest.raises(ValueError, match="init_state must be None with checkpoint_dir"):
         run(checkpoint_dir=tmp_path, init_state=straight.state)
 
@@ -263,7 +256,7 @@ def falling():
     return make(noise_multiplier=FALLING)
 
 
-def test_a_result_is_certified_for_the_steps_that_were_run(falling):
+def test_certificate_is_of_the_steps_that_were_run(falling):
     """By dp-accounting, whose grids differ; one step more or less is off by over 5 %."""
     first = run(svi=falling, num_steps=2)
     second = run(svi=falling, num_steps=2, init_state=first.state)
@@ -284,13 +277,13 @@ def test_a_result_is_certified_for_the_steps_that_were_run(falling):
     assert past.mechanism == falling.mechanism
 
 
-def test_a_result_unpacks_as_numpyros(straight):
+def test_result_unpacks_as_numpyros(straight):
     params, state, losses = straight
     assert (params, state) == (straight.params, straight.state)
     assert losses.shape == (NUM_STEPS,)
 
 
-def test_the_certificate_states_a_seeded_key(falling):
+def test_certificate_states_a_seeded_key(falling):
     """The key of the first step counts; that of a call that continues a run is not used."""
     secret = dpjax.release_key()
     seeded = run(svi=falling, num_steps=2)
@@ -302,7 +295,7 @@ def test_the_certificate_states_a_seeded_key(falling):
 
 
 @pytest.mark.parametrize("first_is_seeded", [True, False])
-def test_a_resumed_run_is_seeded_as_its_first_call(first_is_seeded, falling, tmp_path):
+def test_run_resumed_is_seeded_as_its_first_call(first_is_seeded, falling, tmp_path):
     keys = [KEY, dpjax.release_key()]
     first, second = keys if first_is_seeded else reversed(keys)
     run(svi=falling, num_steps=1, key=first, checkpoint_dir=tmp_path)
@@ -311,6 +304,62 @@ def test_a_resumed_run_is_seeded_as_its_first_call(first_is_seeded, falling, tmp
     assert resumed.mechanism == falling.mechanism.first_steps(3)
 
 
-def test_a_state_of_other_noise_is_refused(falling, straight):
+def test_run_refuses_a_state_of_other_noise(falling, straight):
     with pytest.raises(ValueError, match=r"init_state must be a state of this DPSVI.*got one with"):
         run(svi=falling, num_steps=1, init_state=straight.state)
+
+
+# --- on a mesh of devices
+
+
+FEATURES = np.random.default_rng(0).normal(size=(107, 4)).astype(np.float32)
+LABELS = (FEATURES[:, 0] > 0).astype(np.float32)
+
+
+def on_mesh(guide, sharding):
+    mechanism = replace(MECHANISM, sampling=PoissonSampling(107, 0.3))
+    optim = optax.adam(0.05)
+    return DPSVI(logistic, guide(logistic), optim, mechanism=mechanism, sharding=sharding)
+
+
+def run_on_mesh(guide, sharding=None, split=False):
+    data = {"x": FEATURES, "y": LABELS}
+    data = split_records(data, sharding) if split else data
+    svi = on_mesh(guide, sharding)
+    return svi.run(jax.random.key(1), data["x"], data["y"], progress_bar=False)
+
+
+EIGHT = MeshSharding(jax.make_mesh((8,), ("data",)))
+TWO_BY_FOUR = MeshSharding(
+    jax.make_mesh((2, 4), ("data", "model")),
+    "data",
+    lambda path, leaf: P("model") if np.shape(leaf) == (4,) else P(),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("guide", "sharding", "split"),
+    [
+        (AutoNormal, EIGHT, True),
+        (AutoNormal, TWO_BY_FOUR, False),
+        (AutoMultivariateNormal, EIGHT, True),
+        (AutoMultivariateNormal, TWO_BY_FOUR, True),
+    ],
+)
+def test_run_on_a_mesh_is_that_of_one_device(guide, sharding, split):
+    found, expected = run_on_mesh(guide, sharding, split), run_on_mesh(guide)
+    chex.assert_trees_all_close(found.params, expected.params, rtol=1e-7, atol=2e-6)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
+
+
+def test_refusals_of_split_records():
+    records = split_records({"x": FEATURES, "y": LABELS}, EIGHT)
+    few = split_records({"x": FEATURES[:9]}, EIGHT)
+    svi, key = on_mesh(AutoNormal, EIGHT), jax.random.key(0)
+    with pytest.raises(ValueError, match=r"one array of SplitRecords each, as records\['x'\]"):
+        svi.init(key, records)
+    with pytest.raises(ValueError, match=r"args must be of 107 records in all, got 9"):
+        svi.init(key, few["x"], LABELS)
+    with pytest.raises(ValueError, match=r"whole arrays here, got SplitRecords"):
+        svi.evaluate(None, records["x"], records["y"])

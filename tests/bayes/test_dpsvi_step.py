@@ -51,7 +51,7 @@ def drawn(svi, state):
 
 
 @pytest.mark.parametrize("x", [FAR, NEAR, np.where(np.arange(N) % 2, FAR, NEAR)])
-def test_a_step_is_the_sum_over_the_drawn_records_clipped_then_scaled_by_n_over_b(x):
+def test_update_clips_then_sums_then_scales(x):
     """A record's gradient is ``mean - x``, with ``mean`` within 0.001 of zero."""
     svi = private(location, guide_of(1e-4), sampling=POISSON, l2_clip=CLIP)
     for key in STATES:
@@ -77,7 +77,7 @@ def tempered_guide(x):
     numpyro.sample("mean", dist.Normal(loc, width))
 
 
-def test_a_step_on_no_record_is_the_data_free_gradient():
+def test_update_on_no_record_is_the_data_free_gradient():
     """Of ``log q - 3 log p`` at ``mean = loc + width z``: 3 loc, and -1 for the log of the width.
 
     Within 0.01, as ``|z| < 10``; whatever the records are.
@@ -92,7 +92,7 @@ def test_a_step_on_no_record_is_the_data_free_gradient():
     chex.assert_trees_all_equal(step, step_of(svi, state, 7 - NEAR))
 
 
-def test_a_step_in_two_parts_is_the_step():
+def test_clipped_sum_and_update_from_sum_are_update():
     """Without noise: the clipped sum of the same draw, then the update from it."""
     svi = private(location, guide_of(1e-2), sampling=POISSON, l2_clip=CLIP)
     state = svi.init(STATES[0], FAR)
@@ -110,7 +110,7 @@ def test_a_step_in_two_parts_is_the_step():
     assert abs(float(near["loc"] - svi.clipped_sum(state.sampler, state, NEAR)["loc"])) > 1e-5
 
 
-def test_particles_are_averaged_before_the_clip():
+def test_update_averages_particles_before_clipping():
     """With gradients on both sides of zero, an average of clipped ones is shorter than the bound.
 
     Three particles are on one side once in four times; in all five states once in 1,000 runs.
@@ -141,7 +141,7 @@ def effects_guide(y):
         numpyro.sample("effect", dist.Delta(slope * y + 0.25))
 
 
-def test_local_latent_variables_count_in_their_records_term():
+def test_update_counts_local_latent_variables_in_their_records_term():
     """Both densities of a record give ``y e - y (y - e)`` at ``e = 1/4``, clipped and scaled."""
     svi = private(effects, effects_guide, sampling=POISSON, l2_clip=1.0)
     y = 4 * NEAR
@@ -152,7 +152,7 @@ def test_local_latent_variables_count_in_their_records_term():
         assert step_of(svi, state, y)["slope"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_local_latent_variables_are_drawn_for_each_record():
+def test_update_draws_local_latent_variables_for_each_record():
     def guide(y):
         slope = numpyro.param("slope", 0.0)
         with numpyro.plate("records", len(y)):
@@ -164,7 +164,7 @@ def test_local_latent_variables_are_drawn_for_each_record():
     assert len(np.unique(norms)) == len(norms) > 1
 
 
-def test_the_optimizer_is_not_given_the_loss():
+def test_update_gives_the_optimizer_no_loss():
     def update(updates, state, params=None, *, value, **_):
         return updates, value
 
@@ -190,7 +190,7 @@ def pair_guide(x):
         numpyro.sample(name, dist.Delta(loc, event_dim=1))
 
 
-def test_noise_is_that_of_the_event_and_independent_in_all_parameters_and_steps():
+def test_noise_is_that_of_the_event_and_independent():
     """400 draws of each: a deviation off by 18 % or a correlation over 0.25 comes once in 10^6.
 
     At its start the model's gradient is zero, so a step is its noise times n/b.
@@ -210,7 +210,7 @@ def test_noise_is_that_of_the_event_and_independent_in_all_parameters_and_steps(
     assert np.abs(correlations).max() < 0.25
 
 
-def test_steps_past_the_last_one_give_nan():
+def test_update_past_the_last_step_gives_nan():
     svi = private(location, guide_of(1.0), num_steps=2, sampling=POISSON)
     state, finite = svi.init(STATES[0], NEAR), []
     for _ in range(3):
@@ -220,7 +220,7 @@ def test_steps_past_the_last_one_give_nan():
     assert int(state.num_releases) == 3
 
 
-def test_no_key_is_used_twice():
+def test_update_uses_no_key_twice():
     """Guide, sampler and noise have keys of their own, in every step."""
     x = NEAR
     svi = private(location, guide_of(1e-4), sampling=POISSON)

@@ -39,7 +39,7 @@ def fitted():
     return svi, svi.run(KEY, X, Y, progress_bar=False)
 
 
-def test_update_is_that_of_an_object_that_has_not_seen_init(fitted):
+def test_update_needs_no_init_on_the_same_object(fitted):
     svi, fresh = fitted[0], make()
     state = svi.init(KEY, X, Y)
     expected, _ = svi.update(state, X, Y)
@@ -48,7 +48,7 @@ def test_update_is_that_of_an_object_that_has_not_seen_init(fitted):
     chex.assert_trees_all_equal(fresh.get_params(after), svi.get_params(expected))
 
 
-def test_posterior_samples_are_of_their_arguments_whatever_was_called_since():
+def test_posterior_samples_are_of_their_arguments():
     def model(y, shift):
         mean = numpyro.sample("mean", dist.Normal(0, 1))
         with numpyro.plate("records", len(y)):
@@ -67,7 +67,7 @@ def test_posterior_samples_are_of_their_arguments_whatever_was_called_since():
 
 
 @pytest.mark.slow
-def test_a_run_is_its_updates(fitted):
+def test_run_is_its_updates(fitted):
     svi, result = fitted
     state = svi.init(KEY, X, Y)
     for _ in range(100):
@@ -78,7 +78,7 @@ def test_a_run_is_its_updates(fitted):
 
 
 @pytest.mark.slow
-def test_a_second_run_sees_its_own_records(fitted):
+def test_run_takes_its_own_records_the_second_time(fitted):
     svi, result = fitted
     other = svi.run(KEY, X, 1 - Y, progress_bar=False)
     alone = make().run(KEY, X, 1 - Y, progress_bar=False)
@@ -87,7 +87,7 @@ def test_a_second_run_sees_its_own_records(fitted):
 
 
 @pytest.mark.slow
-def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
+def test_update_with_info_has_the_norms_that_it_clips(fitted):
     svi, _ = fitted
     state = svi.init(KEY, X, Y)
     moved, info = svi.update_with_info(state, X, Y)
@@ -105,7 +105,7 @@ def test_the_norms_of_a_step_are_those_that_it_clips(fitted):
     )
 
 
-def test_a_second_run_or_update_compiles_nothing(fitted, caplog):
+def test_run_and_update_compile_once(fitted, caplog):
     svi, result = fitted
     svi.update(result.state, X, Y)
     with jax.log_compiles(True), caplog.at_level(logging.WARNING):
@@ -117,7 +117,7 @@ def test_a_second_run_or_update_compiles_nothing(fitted, caplog):
     assert "Finished XLA compilation" in caplog.text
 
 
-def test_a_run_goes_on_from_a_state(fitted, capsys):
+def test_run_continues_from_a_state(fitted, capsys):
     svi, result = fitted
     before = svi.init(KEY, X, Y)
     half = svi.run(KEY, X, Y, num_steps=50, init_state=before)
@@ -138,7 +138,7 @@ def test_posterior_samples_are_draws_of_the_guide_for_arviz(fitted):
     assert to_arviz(samples).posterior["w"].dims == ("chain", "draw", "w_dim_0")
 
 
-def test_predictions_at_new_inputs(fitted):
+def test_predict_at_new_inputs(fitted):
     svi, result = fitted
     new = np.array([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0]], np.float32)
     drawn = svi.predict(KEY, result.params, 500, new)["y"]
@@ -146,7 +146,7 @@ def test_predictions_at_new_inputs(fitted):
     assert drawn[:, 0].mean() > 0.8 > 0.2 > drawn[:, 1].mean()
 
 
-def test_the_clipping_report_separates_a_bias_from_a_shorter_step(fitted):
+def test_clipping_report_separates_a_bias_from_a_shorter_step(fitted):
     svi, result = fitted
     report = svi.clipping_report(KEY, result.state, X, Y)
     assert 0 < report.share_clipped < 1
@@ -179,7 +179,7 @@ def amortised(y):
 
 
 @pytest.mark.slow
-def test_an_amortised_guide_finds_the_exact_posterior():
+def test_run_with_an_amortised_guide_finds_the_exact_posterior():
     """y | mean ~ N(mean, 2); the effect given both is N((mean + y) / 2, 1/2)."""
     y = 3 + np.sqrt(2) * np.random.default_rng(0).normal(size=RECORDS).astype(np.float32)
     y = y.astype(np.float32)
@@ -192,7 +192,7 @@ def test_an_amortised_guide_finds_the_exact_posterior():
     assert set(result.posterior_samples(KEY, 5)) == {"mean"}
 
 
-def test_starting_values_are_no_function_of_the_records():
+def test_init_is_no_function_of_the_records():
     svi = private(logistic, AutoMultivariateNormal(logistic))
     other = private(logistic, AutoMultivariateNormal(logistic))
     states = svi.init(KEY, X, Y), other.init(KEY, np.nan * X, 1 - Y)
@@ -202,7 +202,7 @@ def test_starting_values_are_no_function_of_the_records():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0.85, 1.0), (1000.0, 0.2, 0.8)])
-def test_too_much_noise_destroys_what_is_learned(noise, low, high):
+def test_run_learns_nothing_at_a_noise_multiplier_of_1000(noise, low, high):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(500, 10)).astype(np.float32)
     y = (x.sum(1) > 0).astype(np.float32)

@@ -295,7 +295,7 @@ def test_init_refuses_data_that_are_no_records(model, guide, args, message):
         private(model, guide).init(KEY, *args)
 
 
-def test_init_tells_a_guide_that_kept_the_data_from_one_that_did_not():
+def test_init_refuses_a_guide_that_kept_the_data():
     guides = AutoNormal(logistic), AutoDAIS(logistic)
     for guide in guides:
         SVI(logistic, guide, numpyro.optim.SGD(0.1), Trace_ELBO()).init(KEY, X, Y)
@@ -402,7 +402,7 @@ def test_init_refuses_standardising_with_an_autoguide():
         private(model, AutoNormal(model)).init(KEY, X, Y)
 
 
-def test_a_refusal_is_no_function_of_the_records():
+def test_init_refuses_whatever_the_records():
     """Constant, missing and ordinary data are refused, or accepted, alike."""
     for data in (SERIES, np.zeros_like(SERIES), np.full_like(SERIES, np.nan)):
         with pytest.raises(ValueError, match="depend on one record alone"):
@@ -558,7 +558,7 @@ AS_NUMPYRO = ["groups", "tempered prior", "masked", "panel", "within a record"]
     [(flat_prior, flat_prior_guide, (Y,)), *(ALLOWED[name] for name in AS_NUMPYRO)],
     ids=["improper prior", *AS_NUMPYRO],
 )
-def test_gradients_are_numpyros(model, guide, args):
+def test_update_has_numpyros_gradients(model, guide, args):
     svi = private(model, guide)
     theirs, mine, loss, my_loss = gradients(svi, args, {})
     assert np.abs(theirs).max() > 0.1
@@ -568,7 +568,7 @@ def test_gradients_are_numpyros(model, guide, args):
     assert {draws.shape[:2] for draws in samples.values()} == {(1, 3)}
 
 
-def test_static_arguments_that_are_equal_and_of_different_types():
+def test_update_distinguishes_equal_static_arguments_of_different_types():
     def model(y, flag):
         model_of(lambda mean, y: mean + (0.0 if flag is True else 3.0))(y)
 
@@ -599,7 +599,7 @@ def test_init_refuses_arrays_that_hold_no_numbers(column, message):
         private().init(KEY, X, y=column)
 
 
-def test_pandas_data_are_their_arrays():
+def test_update_takes_pandas_data_as_arrays():
     svi = private()
     state = svi.init(KEY, X, Y)
     plain = flat(step_of(svi, state, X, Y))
@@ -621,12 +621,12 @@ def test_pandas_data_are_their_arrays():
         (lambda: private().run(KEY, 200, X, Y), r"got 200 first.*\*args, num_steps=200\) here"),
     ],
 )
-def test_refused_calls(call, message):
+def test_refusals_of_dpsvi(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_arguments_of_a_new_kind_are_checked_in_a_step_too():
+def test_update_checks_arguments_of_a_new_kind():
     def model(y, whole=False):
         model_of(observe=lambda y: Y if whole else y)(y)
 
@@ -639,7 +639,7 @@ def test_arguments_of_a_new_kind_are_checked_in_a_step_too():
         svi.run(KEY, Y, num_steps=2, whole=True, init_state=state, progress_bar=False)
 
 
-def test_other_parameters_for_the_same_arguments_are_checked():
+def test_init_checks_other_parameters_for_the_same_arguments():
     def guide(y):
         numpyro.sample("mean", dist.Normal(jnp.mean(numpyro.param("loc", 0.0)), 1.0))
 

@@ -31,7 +31,7 @@ def certified(mechanism):
     return certified_epsilon(decompose(mechanism.event, mechanism.guarantee.adjacency), 1e-5)[1]
 
 
-def test_the_floor_meets_the_budget_and_no_smaller_one_does():
+def test_calibrate_min_noise_meets_the_budget_with_the_smallest_noise():
     noisier = calibrate_min_noise(CHAIN, epsilon=1.0, delta=1e-5)
     assert certified(CHAIN) > 1.05
     assert 0.99 <= certified(noisier) <= 1
@@ -45,12 +45,12 @@ def test_the_floor_meets_the_budget_and_no_smaller_one_does():
     assert noisier.excess_temperatures[0] > 0
 
 
-def test_a_chain_that_is_private_enough_gets_no_floor():
+def test_calibrate_min_noise_leaves_a_private_chain_alone():
     assert calibrate_min_noise(CHAIN, epsilon=50.0, delta=1e-5).min_noise_multiplier == 0
 
 
 @pytest.mark.parametrize(("floor", "is_kept"), [(20.0, True), (1.5, False)])
-def test_a_floor_that_the_chain_has_is_never_lowered(floor, is_kept):
+def test_calibrate_min_noise_never_lowers_a_minimum(floor, is_kept):
     chain = dataclasses.replace(CHAIN, min_noise_multiplier=floor)
     noisier = calibrate_min_noise(chain, epsilon=1.0, delta=1e-5)
     assert certified(noisier) <= 1
@@ -58,7 +58,7 @@ def test_a_floor_that_the_chain_has_is_never_lowered(floor, is_kept):
     assert noisier.min_noise_multiplier >= floor
 
 
-def test_the_steps_meet_the_budget_at_the_same_temperature():
+def test_calibrate_step_size_meets_the_budget_at_the_same_temperature():
     slower = calibrate_step_size(CHAIN, epsilon=1.0, delta=1e-5)
     assert 0.99 <= certified(slower) <= 1
     ratios = slower.step_sizes / CHAIN.step_sizes
@@ -67,7 +67,7 @@ def test_the_steps_meet_the_budget_at_the_same_temperature():
     assert (slower.excess_temperatures == 0).all()
 
 
-def test_several_chains_leave_each_less():
+def test_calibrate_step_size_leaves_less_to_each_of_several_chains():
     one, two = (
         calibrate_step_size(several, epsilon=1.0, delta=1e-5).step_sizes[0]
         for several in (CHAIN, dataclasses.replace(CHAIN, num_chains=2))
@@ -75,7 +75,7 @@ def test_several_chains_leave_each_less():
     assert two < 0.7 * one
 
 
-def test_the_certified_step_lies_between_the_published_bounds():
+def test_calibrate_step_size_lies_between_the_published_bounds():
     sampling, half = PoissonSampling(50_000, 0.02), PUBLISHED_TEMPERATURE
     chain = SGLD(
         sampling,
@@ -91,7 +91,7 @@ def test_the_certified_step_lies_between_the_published_bounds():
 
 
 @pytest.mark.parametrize("keep_steps", [True, False])
-def test_the_hybrid_spends_half_on_each(keep_steps):
+def test_hybrid_spends_half_on_each_part(keep_steps):
     start = OnePosteriorSample(9.0, low=-3.0, high=0.0, adjacency="add_remove")
     both = hybrid(start, CHAIN, epsilon=2.0, delta=1e-5, keep_steps=keep_steps)
     assert isinstance(both, Composition)

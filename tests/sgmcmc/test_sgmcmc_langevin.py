@@ -1,8 +1,11 @@
-"""The Langevin mechanism: injected noise, added noise and certificates of the samplers."""
+"""The Langevin mechanism: step sizes, injected and added noise, certificates of the samplers."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -14,10 +17,12 @@ from dpjax.bayes.sgmcmc import (
     PUBLISHED_TEMPERATURE,
     SGHMC,
     SGLD,
+    CyclicalCosine,
     PolynomialDecay,
     RMSProp,
     injected_noise_multiplier,
 )
+from dpjax.bayes.sgmcmc.langevin import as_schedule, evaluate_step_sizes
 
 N = 50_000
 
@@ -39,19 +44,19 @@ def certified(chain, delta=1e-5):
     ("batch", "printed", "true_posterior"),
     [(100, 36.2, 8.87), (256, 3.5, 1.90), (1_000, 2.35, 1.58), (5_000, 2.29, 1.56)],
 )
-def test_the_slides_settings_certify_these_epsilons(batch, printed, true_posterior):
+def test_certified_epsilons_of_the_slides_settings(batch, printed, true_posterior):
     chain = slides(batch, temperature=PUBLISHED_TEMPERATURE)
     assert certified(chain) == pytest.approx(printed, rel=0.005)
     assert certified(slides(batch)) == pytest.approx(true_posterior, rel=0.005)
 
 
-def test_a_step_of_3e_4_certifies_a_tenth():
+def test_certified_epsilon_of_a_step_of_3e_4_is_a_tenth():
     printed = slides(step_size=3.2e-4, temperature=PUBLISHED_TEMPERATURE)
     assert certified(printed) == pytest.approx(0.1, rel=0.03)
 
 
 @pytest.mark.parametrize(("adjacency", "in_clips"), [("zero_out", 1), ("replace_one", 2)])
-def test_a_chain_of_falling_steps_on_all_records_is_a_gaussian_mechanism(adjacency, in_clips):
+def test_certificate_of_falling_steps_on_all_records_is_gaussian(adjacency, in_clips):
     """By the profile of N(mu, 1), with the noise of each step by its formula."""
     sizes = (0.4, 0.2, 0.1)
     chain = SGLD(
@@ -76,39 +81,26 @@ def test_a_chain_of_falling_steps_on_all_records_is_a_gaussian_mechanism(adjacen
 
 
 @pytest.mark.parametrize(("batches", "epsilon"), [("own", 5.12), ("shared", 5.62)])
-def test_eight_chains_are_counted(batches, epsilon):
+def test_certified_epsilon_counts_eight_chains(batches, epsilon):
     chain = slides(num_chains=8, batches=batches)
     assert certified(chain) == pytest.approx(epsilon, rel=0.005)
     assert chain.num_releases == 80_000
 
 
-def test_the_noise_of_each_sampler_by_its_formula():
+def test_noise_multiplier_of_each_sampler_by_its_formula():
     sgld = slides(temperature=0.7)
     assert sgld.gaussian.noise_multiplier == pytest.approx(1_000 * np.sqrt(2 * 0.7 / (0.1 * N)) / 4)
-    sghmc = SGHMC(
-        sgld.sampling,
-        l2_clip=4.0,
-        step_size=0.1,
-        num_steps=5,
-        adjacency="add_remove",
-        temperature=0.7,
-        friction=0.2,
-    )
+    fields = {"l2_clip": 4.0, "step_size": 0.1, "num_steps": 5, "adjacency": "add_remove"}
+    sghmc = SGHMC(sgld.sampling, **fields, temperature=0.7, friction=0.2)
     assert sghmc.gaussian.noise_multiplier == pytest.approx(
         1_000 * np.sqrt(2 * 0.2 * 0.7 / (0.1 * N)) / 4
     )
-    psgld = PSGLD(
-        sgld.sampling,
-        l2_clip=4.0,
-        step_size=0.1,
-        num_steps=5,
-        adjacency="add_remove",
-        preconditioner=RMSProp(min_value=0.1, max_value=5.0),
-    )
+    preconditioner = RMSProp(min_value=0.1, max_value=5.0)
+    psgld = PSGLD(sgld.sampling, **fields, preconditioner=preconditioner)
     assert psgld.gaussian.noise_multiplier == pytest.approx(1_000 * np.sqrt(2 / (0.1 * N * 5)) / 4)
 
 
-def test_printed_noise_is_temperature_one_half():
+def test_published_temperature_gives_the_published_noise():
     printed_noise = np.sqrt(0.1 / N)  # of the parameters
     of_the_sum = printed_noise * 1_000 / 0.1 / 4.0
     chain = slides(temperature=PUBLISHED_TEMPERATURE)
@@ -116,7 +108,7 @@ def test_printed_noise_is_temperature_one_half():
     assert slides().gaussian.noise_multiplier == pytest.approx(of_the_sum * np.sqrt(2))
 
 
-def test_per_layer_bounds_count_together():
+def test_injected_noise_multiplier_of_bounds_for_each_layer():
     one = injected_noise_multiplier(
         0.1, temperature=1.0, num_examples=N, expected_batch_size=100, l2_clip=5.0
     )
@@ -126,7 +118,7 @@ def test_per_layer_bounds_count_together():
     assert layers == pytest.approx(one)
 
 
-def test_a_floor_raises_the_steps_that_are_below_it_and_reports_by_how_much():
+def test_min_noise_multiplier_raises_the_steps_below_it():
     chain = slides(step_size=PolynomialDecay(0.4), num_steps=50, min_noise_multiplier=4.0)
     injected, used = chain.injected_noise_multipliers, chain.noise_multipliers
     short = injected < 4
@@ -146,7 +138,7 @@ def test_a_floor_raises_the_steps_that_are_below_it_and_reports_by_how_much():
     assert f"in {short.sum()} of 50 steps" in chain.guarantee.description["injected noise"]
 
 
-def test_scaling_the_noise_shrinks_the_steps():
+def test_with_privacy_factor_shrinks_the_steps():
     for step_size in (0.1, (0.1,) * 20, PolynomialDecay(0.1)):
         chain = slides(step_size=step_size, num_steps=20, min_noise_multiplier=6.0)
         np.testing.assert_allclose(
@@ -161,39 +153,67 @@ def test_calibrate_takes_a_chain():
     assert chain.injected_noise_multipliers[0] == chain.gaussian.noise_multiplier
 
 
-def test_a_certificate_describes_the_chain():
+def test_certificate_describes_the_chain():
     text = slides(num_steps=10, num_chains=3).certificate(1e-5).paragraph()
     for said in ("SGLD, step size 0.1", "temperature 1", "3, with a batch for each"):
         assert said in text
 
 
+def test_polynomial_decay_is_the_power():
+    sizes = evaluate_step_sizes(PolynomialDecay(0.3), 100)
+    np.testing.assert_allclose(sizes, 0.3 * np.arange(1, 101) ** (-1 / 3), rtol=1e-5)
+    assert (evaluate_step_sizes(PolynomialDecay(0.3, exponent=0), 5) == np.float32(0.3)).all()
+
+
+def test_cyclical_cosine_repeats_and_stays_above_zero():
+    sizes = evaluate_step_sizes(CyclicalCosine(0.3, period=10), 30)
+    np.testing.assert_allclose(sizes[:10], sizes[10:20])
+    assert sizes[0] == np.float32(0.3)
+    assert (np.diff(sizes[:10]) < 0).all()
+    assert sizes.min() > 0
+
+
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    "schedule", [PolynomialDecay(0.3), CyclicalCosine(0.3, period=4), optax.constant_schedule(1.0)]
+)
+def test_as_schedule_traces_and_agrees_with_evaluate_step_sizes(schedule):
+    sizes = evaluate_step_sizes(schedule, 9)
+    traced = jax.jit(as_schedule(tuple(sizes.tolist())))
+    np.testing.assert_allclose([traced(jnp.int32(step)) for step in range(9)], sizes, rtol=1e-6)
+
+
+def test_evaluate_step_sizes_gives_numbers_under_jit():
+    @jax.jit
+    def last(x):
+        return x * evaluate_step_sizes(PolynomialDecay(0.3), 8)[-1]
+
+    np.testing.assert_allclose(last(jnp.ones(())), 0.15, rtol=1e-6)
+
+
+OWN = {"l2_clip": 1.0, "step_size": 0.1, "num_steps": 5, "adjacency": "add_remove"}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
     [
-        ({"step_size": -0.1}, "step_size"),
-        ({"step_size": (0.1, 0.2)}, "step_size"),
-        ({"step_size": lambda step: 0.1 - step}, "step_size"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"min_noise_multiplier": -1.0}, "min_noise_multiplier"),
-        ({"num_chains": 0}, "num_chains"),
-        ({"batches": "mixed"}, "batches"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"l2_clip": 0.0}, "l2_clip"),
-        ({"adjacency": "swap"}, "adjacency"),
+        (lambda: slides(step_size=-0.1), "step_size"),
+        (lambda: slides(step_size=(0.1, 0.2)), "step_size"),
+        (lambda: slides(step_size=lambda step: 0.1 - step), "step_size"),
+        (lambda: slides(temperature=0.0), "temperature"),
+        (lambda: slides(min_noise_multiplier=-1.0), "min_noise_multiplier"),
+        (lambda: slides(num_chains=0), "num_chains"),
+        (lambda: slides(batches="mixed"), "batches"),
+        (lambda: slides(num_steps=0), "num_steps"),
+        (lambda: slides(l2_clip=0.0), "l2_clip"),
+        (lambda: slides(adjacency="swap"), "adjacency"),
+        (lambda: SGHMC(PoissonSampling(10, 1.0), **OWN, friction=1.5), "friction"),
+        (lambda: RMSProp(min_value=1.0, max_value=0.5), "max_value"),
+        (lambda: RMSProp(min_value=0.1, max_value=0.5, decay=1.0), "decay"),
+        (lambda: PolynomialDecay(0.0), "initial must be"),
+        (lambda: PolynomialDecay(1.0, exponent=2.0), "exponent must be"),
+        (lambda: CyclicalCosine(1.0, period=0), "period must be"),
     ],
 )
-def test_what_is_out_of_range_is_named(changes, named):
-    with pytest.raises(ValueError, match=named):
-        slides(**{"num_steps": 10, **changes})
-
-
-def test_friction_and_preconditioner_are_checked():
-    sampling = PoissonSampling(10, 1.0)
-    with pytest.raises(ValueError, match="friction"):
-        SGHMC(
-            sampling, l2_clip=1.0, step_size=0.1, num_steps=5, adjacency="add_remove", friction=1.5
-        )
-    with pytest.raises(ValueError, match="max_value"):
-        RMSProp(min_value=1.0, max_value=0.5)
-    with pytest.raises(ValueError, match="decay"):
-        RMSProp(min_value=0.1, max_value=0.5, decay=1.0)
+def test_refusals_of_numbers_out_of_range(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

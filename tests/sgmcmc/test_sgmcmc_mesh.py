@@ -48,20 +48,20 @@ def run(kind, batches, sharding=None, split=False, folder=None, data=DATA):
         pytest.param(PSGLD, "shared", EIGHT, True, marks=pytest.mark.slow),
     ],
 )
-def test_samples_are_those_of_one_device(kind, batches, sharding, split):
+def test_sample_on_a_mesh_is_that_of_one_device(kind, batches, sharding, split):
     found, expected = run(kind, batches, sharding, split), run(kind, batches)
     np.testing.assert_allclose(found, expected, atol=2e-6)
     assert not np.allclose(found[0], found[1])  # two chains
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_recognised_on_another_mesh(tmp_path):
+def test_sample_recognises_a_finished_run_on_another_mesh(tmp_path):
     first = run(SGLD, "own", EIGHT, True, tmp_path)
     np.testing.assert_array_equal(run(SGLD, "own", TWO_BY_FOUR, False, tmp_path), first)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", ["own", "shared"])
-def test_a_source_gives_the_samples_of_the_arrays(batches):
+def test_sample_on_a_source_and_a_mesh_is_that_on_arrays(batches):
     streamed = run(SGLD, batches, TWO_BY_FOUR, data=ArraySource(DATA))
     np.testing.assert_array_equal(streamed, run(SGLD, batches, TWO_BY_FOUR))

@@ -38,7 +38,7 @@ def mechanism(epsilon=2.0, low=-3.0, high=0.0, adjacency="replace_one"):
         (-0.5, 0.0, "add_remove", 0.5),
     ],
 )
-def test_the_posterior_itself_costs_four_or_two_bounds(low, high, adjacency, epsilon):
+def test_posterior_itself_costs_four_or_two_bounds(low, high, adjacency, epsilon):
     whole = mechanism(100.0, low, high, adjacency)
     assert whole.scale == 1
     assert whole.epsilon == pytest.approx(epsilon)
@@ -47,13 +47,13 @@ def test_the_posterior_itself_costs_four_or_two_bounds(low, high, adjacency, eps
     assert tempered.epsilon == pytest.approx(epsilon / 5)
 
 
-def test_the_certificate_is_pure():
+def test_certificate_of_one_posterior_sample_is_pure():
     assert mechanism().certificate(1e-9).epsilon == pytest.approx(2.0, rel=1e-3)
     assert mechanism().with_privacy_factor(4.0).epsilon == 0.5
 
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
-def test_no_neighbours_differ_by_more_and_some_by_nearly_as_much(adjacency):
+def test_neighbours_differ_by_at_most_epsilon_and_some_by_nearly_as_much(adjacency):
     """Distribution of a parameter on a grid in [0, 1], over all data sets of three records."""
     one = mechanism(2.0, -3.0, 0.0, adjacency)
     table = np.clip(
@@ -74,21 +74,43 @@ def test_no_neighbours_differ_by_more_and_some_by_nearly_as_much(adjacency):
     assert 0.9 * one.epsilon < worst <= one.epsilon + 1e-9
 
 
+def rejected(log_likelihood, max_draws=1_000_000):
+    records = jnp.ones(400)
+    return rejection_sample(
+        jax.random.key(0), log_likelihood, jax.random.uniform, records, mechanism(),
+        max_draws=max_draws,
+    )  # fmt: skip
+
+
+SCALAR = "log_likelihood must return a scalar.*"
+UNBOUNDED = "one record can move the posterior without limit"
+
+
 @pytest.mark.parametrize(
-    ("several", "shape"),
+    ("call", "message"),
     [
-        (lambda theta, x: jnp.zeros(8) - theta, r"\(8,\)"),
-        (lambda theta, x: jnp.zeros(1) - theta, r"\(1,\)"),
-        (lambda theta, x: (-theta, -theta), r"\(\(\), \(\)\)"),
+        (lambda: rejected(lambda theta, x: jnp.zeros(8) - theta), SCALAR + r"\(8,\)"),
+        (lambda: rejected(lambda theta, x: jnp.zeros(1) - theta), SCALAR + r"\(1,\)"),
+        (lambda: rejected(lambda theta, x: (-theta, -theta)), SCALAR + r"\(\(\), \(\)\)"),
+        (lambda: rejected(lambda theta, x: -3.0 + 0 * theta, 50), "nothing was released"),
+        (
+            lambda: beta_sample(
+                jax.random.key(0), BetaBinomial(), jnp.ones(3), mechanism(low=-0.5)
+            ),
+            "log 2",
+        ),
+        (lambda: mechanism(low=-math.inf), UNBOUNDED),
+        (lambda: mechanism(low=-1.0, high=math.inf), UNBOUNDED),
+        (lambda: mechanism(low=math.nan), UNBOUNDED),
+        (lambda: mechanism(low=1.0, high=0.0), "high"),
     ],
 )
-def test_a_record_has_one_log_likelihood(several, shape):
-    records, key = jnp.ones(5), jax.random.key(0)
-    with pytest.raises(ValueError, match="log_likelihood must return a scalar.*" + shape):
-        rejection_sample(key, several, jax.random.uniform, records, mechanism())
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
-def test_log_likelihoods_in_half_precision_get_bounds_and_sum_in_single():
+def test_clipped_log_likelihood_of_half_precision_is_single():
     one = mechanism(low=-1.01, high=0.0)
     each = clipped_log_likelihood(lambda w, x: w * x, one)(
         jnp.bfloat16(-9), jnp.ones(3, "bfloat16")
@@ -97,7 +119,7 @@ def test_log_likelihoods_in_half_precision_get_bounds_and_sum_in_single():
     np.testing.assert_array_equal(each, np.float32(-1.01))
 
 
-def test_a_log_likelihood_that_is_nan_counts_as_the_lower_bound():
+def test_clipped_log_likelihood_of_nan_is_the_lower_bound():
     one, records = mechanism(low=-0.5, high=0.25), jnp.array([0.2, 0.7, -1.0])
 
     def log_likelihood(theta, record):  # of the last record NaN
@@ -116,15 +138,7 @@ def test_a_log_likelihood_that_is_nan_counts_as_the_lower_bound():
         assert draws[0].params == draws[1].params
 
 
-def test_an_unbounded_log_likelihood_is_refused_with_the_reason():
-    for bounds in ((-math.inf, 0.0), (-1.0, math.inf), (math.nan, 0.0)):
-        with pytest.raises(ValueError, match="one record can move the posterior without limit"):
-            mechanism(low=bounds[0], high=bounds[1])
-    with pytest.raises(ValueError, match="high"):
-        mechanism(low=1.0, high=0.0)
-
-
-def test_rejection_samples_the_tempered_clipped_posterior(monkeypatch):
+def test_rejection_sample_draws_the_tempered_clipped_posterior(monkeypatch):
     records = jnp.array([0.1, 0.9, 0.8, 0.95])
     one = mechanism(1.0, -1.5, 0.0)
 
@@ -140,7 +154,7 @@ def test_rejection_samples_the_tempered_clipped_posterior(monkeypatch):
     assert ks(draws, logs) < LEVEL  # power: not the posterior without its temperature
 
 
-def test_beta_samples_the_tempered_truncated_posterior():
+def test_beta_sample_draws_the_tempered_truncated_posterior():
     records, one = jnp.array([1] * 30 + [0] * 3), mechanism(2.0, -1.6, 0.0)
     family, keys = BetaBinomial(2.0, 1.0), jax.random.split(jax.random.key(1), 1_000)
     draws = np.array([float(beta_sample(key, family, records, one).params) for key in keys])
@@ -193,7 +207,7 @@ def away(coin):
     return np.abs(errors / np.sqrt(THROWS * chance * (1 - chance))).max()
 
 
-def test_the_coin_has_its_probability_however_small():
+def test_bernoulli_exp_has_small_probabilities():
     assert away(samplers.bernoulli_exp) < 5
 
     def of_one_number(key, log_probability):
@@ -202,13 +216,13 @@ def test_the_coin_has_its_probability_however_small():
     assert away(of_one_number) > 5  # power: it never shows bernoulli_exp at exp(-8)
 
 
-def test_the_coin_at_its_ends():
+def test_bernoulli_exp_at_zero_infinity_and_nan():
     keys, ends = jax.random.split(jax.random.key(4), 100), jnp.array([0.0, -jnp.inf, jnp.nan])
     of_all = jax.jit(jax.vmap(jax.vmap(samplers.bernoulli_exp, (None, 0)), (0, None)))
     assert (np.asarray(of_all(keys, ends)) == [True, False, False]).all()
 
 
-def test_a_search_keeps_the_first_draw_for_which_the_coin_shows_heads(monkeypatch):
+def test_rejection_loop_returns_the_first_accepted_draw(monkeypatch):
     monkeypatch.setattr(samplers, "bernoulli_exp", lambda key, log: log < -0.99)
     kept, theta = samplers.rejection_loop(jax.random.uniform, jnp.negative, 10_000)(
         jax.random.key(0)
@@ -217,24 +231,7 @@ def test_a_search_keeps_the_first_draw_for_which_the_coin_shows_heads(monkeypatc
     assert theta > 0.99
 
 
-def test_giving_up_releases_nothing():
-    with pytest.raises(ValueError, match="nothing was released"):
-        rejection_sample(
-            jax.random.key(0),
-            lambda theta, x: -3.0 + 0 * theta,
-            jax.random.uniform,
-            jnp.ones(400),
-            mechanism(),
-            max_draws=50,
-        )
-
-
-def test_an_empty_domain_is_refused():
-    with pytest.raises(ValueError, match="log 2"):
-        beta_sample(jax.random.key(0), BetaBinomial(), jnp.ones(3), mechanism(low=-0.5))
-
-
-def test_a_draw_has_the_certificate_of_its_mechanism():
+def test_posterior_draw_has_the_certificate_of_its_mechanism():
     draw = PosteriorDraw(jnp.zeros(2), mechanism())
     assert draw.guarantee == mechanism().guarantee
     assert draw.certificate(1e-5).epsilon == pytest.approx(2.0, rel=1e-3)

@@ -1,7 +1,9 @@
 """The runner: chains, kept states, batches shared or not, resuming, diagnostics."""
 
 import dataclasses
+import errno
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import pytest
 from dpjax import PoissonSampling
 from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
 from dpjax.bayes.sgmcmc.chains import SampleStore
+from dpjax.sampling import ShuffledEpochs
+from dpjax.training import ArraySource, TrainState
 from dpjax.training.checkpoint import CheckpointStore
 
 DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}
@@ -36,15 +40,15 @@ def chain_of(num_steps=12, **changes):
     )
 
 
-def run(chain, seed=0, params=START, **options):
+def run(chain, seed=0, params=START, data=DATA, **options):
     key = jax.random.key(seed)
     return sample(
-        key, log_likelihood, log_prior, params, DATA, mechanism=chain, progress=False, **options
+        key, log_likelihood, log_prior, params, data, mechanism=chain, progress=False, **options
     ).samples
 
 
 @pytest.mark.slow
-def test_a_thousand_steps_of_eight_chains_under_one_jit():
+def test_private_chains_make_a_thousand_steps_under_one_jit():
     chain = chain_of(1_000, num_chains=8)
     step = private_chains(jax.random.key(0), log_likelihood, log_prior, chain)
     traces = []
@@ -73,7 +77,7 @@ def test_a_thousand_steps_of_eight_chains_under_one_jit():
 
 
 @pytest.mark.parametrize("batches", ["own", "shared"])
-def test_batches_are_shared_or_not_and_noise_never(batches):
+def test_private_chains_share_batches_or_not_and_noise_never(batches):
     chain = chain_of(num_chains=6, batches=batches)
     step = private_chains(jax.random.key(1), log_likelihood, log_prior, chain)
     state = step.init(START)
@@ -96,7 +100,7 @@ def test_batches_are_shared_or_not_and_noise_never(batches):
 
 
 @pytest.mark.slow
-def test_any_tree_of_any_floats_and_starts_that_differ():
+def test_sample_takes_any_tree_of_floats_and_different_starts():
     def start(key):
         half = jnp.zeros(2, jnp.bfloat16)
         return {"w": [jax.random.normal(key, (2,), jnp.float16), (half, jnp.ones(()))]}
@@ -135,7 +139,7 @@ def split_off(key, depth=3):
     return words
 
 
-def test_the_starting_points_have_keys_of_their_own():
+def test_private_chains_have_other_keys_than_starting_points():
     chain, key = chain_of(num_chains=2), jax.random.key(4)
 
     def start(key):
@@ -151,7 +155,7 @@ def test_the_starting_points_have_keys_of_their_own():
     assert of_chains == of_chains & (split_off(parents[0]) | split_off(parents[1]))
 
 
-def test_no_state_is_kept_before_its_key_is_in_a_checkpoint(tmp_path, monkeypatch):
+def test_sample_keeps_no_state_before_its_key_is_in_a_checkpoint(tmp_path, monkeypatch):
     events, write = [], SampleStore.write
     monkeypatch.setattr(
         CheckpointStore, "save", lambda self, state, done: events.append(f"checkpoint {done}")
@@ -175,7 +179,7 @@ def undisturbed():
 @pytest.mark.slow
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("steps_per_call", [1, 4, 100])
-def test_the_same_states_are_kept_in_whatever_calls(on_host, steps_per_call, monkeypatch):
+def test_sample_does_not_depend_on_steps_per_call(on_host, steps_per_call, monkeypatch):
     monkeypatch.setattr("dpjax.training.run.is_slow_in_loops", lambda *_: on_host)
     options = {"burn_in": 6, "thinning": 3, "steps_per_call": steps_per_call}
     states = run(chain_of(num_chains=2), **options)["w"]
@@ -183,7 +187,7 @@ def test_the_same_states_are_kept_in_whatever_calls(on_host, steps_per_call, mon
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
+def test_sample_resumes_to_the_same_samples(tmp_path, monkeypatch):
     chain, options = chain_of(num_chains=2), {"burn_in": 3, "steps_per_call": 2}
     save, saves = CheckpointStore.save, []
 
@@ -211,7 +215,7 @@ def test_a_killed_run_goes_on_to_the_same_samples(tmp_path, monkeypatch):
         run(chain_of(num_chains=2, min_noise_multiplier=9.0), checkpoint_dir=tmp_path, **options)
 
 
-def test_the_result_has_its_privacy_and_diagnostics():
+def test_sample_has_certificate_and_diagnostics():
     chain = dataclasses.replace(chain_of(400, num_chains=4), step_size=3.0)
     result = sample(
         jax.random.key(0),
@@ -237,7 +241,7 @@ def test_the_result_has_its_privacy_and_diagnostics():
     assert (rhat < 1.1).all()
 
 
-def test_a_release_key_is_not_called_a_seed():
+def test_chain_result_of_a_release_key_has_no_caveat_on_seeds():
     chain = chain_of(2)
     result = ChainResult({"w": np.zeros((1, 2, 2))}, chain, False)
     assert not any("seed" in caveat for caveat in result.certificate(1e-3).caveats)
@@ -252,6 +256,7 @@ def test_a_release_key_is_not_called_a_seed():
         ({"thinning": 0}, "thinning"),
         ({"steps_per_call": 0}, "steps_per_call"),
         ({"method": "guess"}, "method"),
+        ({"data": {name: leaf[:5] for name, leaf in DATA.items()}}, "12 records"),
     ],
 )
 def test_bad_options_are_named(options, named):
@@ -259,8 +264,117 @@ def test_bad_options_are_named(options, named):
         run(chain_of(), **options)
 
 
-def test_data_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="12 records"):
-        sample(
-            jax.random.key(0), log_likelihood, None, START, jnp.ones((5, 2)), mechanism=chain_of()
-        )
+class Crowded(PoissonSampling):
+    """Poisson sampling most of whose draws exceed the usual batches."""
+
+    @property
+    def num_static_batches(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "batches"),
+    [
+        pytest.param(Crowded(12, 0.5, physical_batch_size=3), "own", marks=pytest.mark.slow),
+        (ShuffledEpochs(12, 5), "shared"),
+    ],
+)
+def test_sample_on_a_source_is_that_on_arrays(sampling, batches, tmp_path):
+    chain = dataclasses.replace(
+        chain_of(11, num_chains=2, batches=batches), sampling=sampling, adjacency="zero_out"
+    )
+    options = {"burn_in": 3, "thinning": 2, "steps_per_call": 2}
+    resident = run(chain, **options)["w"]
+    streamed = run(chain, data=ArraySource(DATA), checkpoint_dir=tmp_path, **options)["w"]
+    np.testing.assert_array_equal(streamed, resident)
+    assert resident.shape == (2, 4, 2)
+    assert (resident[0] != resident[1]).all()
+    # power: other records give other samples
+    shifted = {"x": DATA["x"], "y": jnp.roll(DATA["y"], 1)}
+    assert (run(chain, data=ArraySource(shifted), **options)["w"] != resident).any()
+
+
+# --- kept states in memory and on disk
+
+STATES = {"w": jnp.arange(12.0).reshape(2, 3, 2)}  # two states of three chains
+PARAMS = {"w": jnp.zeros((3, 2))}
+
+
+def store_of(params, num_kept, folder, resumed=False):
+    store = SampleStore(num_kept, 0, 1, folder)
+    store.open(TrainState(params, None, None), resumed=resumed)
+    return store
+
+
+def test_sample_store_moves_the_axis_of_chains_first(tmp_path):
+    for folder in (None, tmp_path):
+        store = store_of(PARAMS, 4, folder)
+        store.write(1, STATES)
+        np.testing.assert_array_equal(store.samples["w"][:, 1:3], np.swapaxes(STATES["w"], 0, 1))
+    again = store_of(PARAMS, 4, tmp_path, resumed=True).samples["w"]
+    np.testing.assert_array_equal(again, store.samples["w"])
+
+
+def test_sample_store_replaces_files_of_no_run(tmp_path):
+    store_of(PARAMS, 9, tmp_path).write(0, STATES)
+    new = store_of(PARAMS, 4, tmp_path).samples["w"]
+    assert new.shape == (3, 4, 2)
+    assert not new.any()
+
+
+def gone(path):
+    path.unlink()
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def of_other_numbers(path):
+    np.save(path, np.load(path)[:, :2])
+
+
+@pytest.mark.parametrize("damage", [gone, cut_off, of_other_numbers])
+def test_sample_store_refuses_damaged_files_and_leaves_them(tmp_path, damage):
+    store_of(PARAMS, 4, tmp_path).write(1, STATES)
+    path = tmp_path / "samples_0.npy"
+    damage(path)
+    left = path.read_bytes() if path.exists() else None
+    with pytest.raises(ValueError, match=f"checkpoint_dir .*{tmp_path.name}.* in 'samples_0.npy'"):
+        store_of(PARAMS, 4, tmp_path, resumed=True)
+    assert (path.read_bytes() if path.exists() else None) == left
+
+
+def test_sample_store_keeps_bfloat16_in_single_precision():
+    samples = store_of(jnp.zeros((3, 2), jnp.bfloat16), 4, None).samples
+    assert samples.dtype == np.float32
+
+
+def test_sample_store_allocates_all_states_at_once(tmp_path, monkeypatch):
+    """A sparse file mapped into memory ends the process by SIGBUS where the disk is full."""
+    store_of({"w": jnp.zeros((3, 1000))}, 20, tmp_path)
+    found = (tmp_path / "samples_0.npy").stat()
+    assert found.st_blocks * 512 >= found.st_size > 3 * 20 * 1000 * 4
+
+    def disk_is_full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
+    with pytest.raises(
+        OSError, match=rf"checkpoint_dir '{tmp_path}' has no room for the 240,000 bytes"
+    ):
+        store_of({"w": jnp.zeros((3, 1000))}, 20, tmp_path)
+
+
+def test_sample_store_writes_files_on_the_first_process_alone(tmp_path, monkeypatch):
+    first = store_of(PARAMS, 4, tmp_path)
+    first.write(0, STATES)
+    path = tmp_path / "samples_0.npy"
+    left = path.read_bytes()
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    for resumed in (False, True):
+        other = store_of(PARAMS, 4, tmp_path, resumed=resumed)
+        other.write(2, STATES)
+        assert path.read_bytes() == left
+        np.testing.assert_array_equal(other.samples["w"][:, 2:], first.samples["w"][:, :2])
+    np.testing.assert_array_equal(other.samples["w"][:, :2], first.samples["w"][:, :2])

@@ -71,20 +71,20 @@ def last_states(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
-def test_sgld_has_the_mean_and_covariance_of_its_linear_system(temperature):
+def test_sgld_has_the_distribution_of_its_linear_system(temperature):
     states = last_states(SGLD, temperature)
     assert whitened(states, sgld_distribution(STEP, temperature)) < ENOUGH
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [POSTERIOR_TEMPERATURE, PUBLISHED_TEMPERATURE])
-def test_sghmc_has_the_mean_and_covariance_of_its_linear_system(temperature):
+def test_sghmc_has_the_distribution_of_its_linear_system(temperature):
     states = last_states(SGHMC, temperature)
     assert whitened(states, sghmc_distribution(STEP, temperature, FRICTION)) < ENOUGH
 
 
 @pytest.mark.slow
-def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
+def test_psgld_is_sgld_of_its_own_steps():
     states = last_states(PSGLD, 1.0)
     assert whitened(states, sgld_distribution(STEP / 2, 1.0)) < ENOUGH
     # Power: without the added noise, the release's own amounts to half the temperature.
@@ -93,7 +93,7 @@ def test_preconditioned_sgld_with_added_noise_is_sgld_of_its_own_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGLD, SGHMC])
-def test_power_printed_noise_called_temperature_one_is_caught(sampler):
+def test_power_published_noise_at_temperature_one(sampler):
     distribution = (
         sgld_distribution(STEP, 1.0) if sampler is SGLD else sghmc_distribution(STEP, 1.0, FRICTION)
     )
@@ -101,7 +101,7 @@ def test_power_printed_noise_called_temperature_one_is_caught(sampler):
 
 
 @pytest.mark.slow
-def test_small_steps_reach_the_posterior_and_large_ones_do_not():
+def test_sgld_of_small_steps_reaches_the_posterior():
     assert whitened(last_states(SGLD, 1.0), posterior()) > ENOUGH
     near = last_states(SGLD, 1.0, step_size=0.04, num_steps=200, chains=1_024)
     assert whitened(near, posterior()) < ENOUGH
@@ -110,7 +110,7 @@ def test_small_steps_reach_the_posterior_and_large_ones_do_not():
 @pytest.mark.parametrize(
     "distribution", [sgld_distribution, lambda step, t: sghmc_distribution(step, t, FRICTION)]
 )
-def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(distribution):
+def test_closed_forms_tend_to_the_posterior(distribution):
     exact = posterior().covariance
     errors = [
         np.abs(distribution(step, 1.0).covariance / exact - 1).max() for step in (0.1, 0.01, 0.001)
@@ -121,7 +121,7 @@ def test_the_closed_forms_tend_to_the_posterior_at_its_temperature(distribution)
 
 
 @pytest.mark.slow
-def test_mini_batches_inflate_the_covariance_by_the_gradients_noise():
+def test_sgld_of_minibatches_has_the_covariance_of_their_noise():
     states = last_states(SGLD, 1.0, sampling_rate=0.25)
     inflated = sgld_distribution(STEP, 1.0, expected_batch_size=10)
     assert whitened(states, inflated) < ENOUGH

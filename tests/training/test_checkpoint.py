@@ -74,7 +74,7 @@ def copy_of_six_done(six_done, tmp_path):
     return shutil.copytree(six_done, tmp_path / "run")
 
 
-def test_a_run_that_was_stopped_ends_where_it_would_have_ended(copy_of_six_done, straight):
+def test_train_resumes_to_the_same_result(copy_of_six_done, straight):
     reports = []
     # Whoever resumes has another secret key, and may report more or less often.
     resumed = run(
@@ -86,7 +86,7 @@ def test_a_run_that_was_stopped_ends_where_it_would_have_ended(copy_of_six_done,
     assert resumed.certificate(DELTA) == straight.certificate(DELTA)
 
 
-def test_a_run_that_has_ended_stays_ended(tmp_path):
+def test_train_returns_a_finished_run_again(tmp_path):
     first = run(tmp_path)
     again = run(tmp_path, on_report=crash_at(0))
     chex.assert_trees_all_equal(again.params, first.params)
@@ -94,7 +94,7 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_samplers_state_is_resumed_too(tmp_path):
+def test_train_resumes_the_samplers_state(tmp_path):
     mechanism = gaussian_mechanism(
         ShuffledEpochs(30, 8), noise_multiplier=2.0, num_steps=10, adjacency="replace_one"
     )
@@ -103,7 +103,7 @@ def test_the_samplers_state_is_resumed_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_keys_of_another_generator_survive(tmp_path):
+def test_train_resumes_keys_of_another_generator(tmp_path):
     key = jax.random.key(9, impl="rbg")
     folder = interrupted(tmp_path, key=key)
     resumed = run(folder, key=jax.random.key(0, impl="rbg"))
@@ -111,7 +111,7 @@ def test_keys_of_another_generator_survive(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_as_seeded_as_its_first_key(tmp_path):
+def test_train_resumed_is_as_seeded_as_its_first_key(tmp_path):
     seeded = run(interrupted(tmp_path / "seeded"), key=dpjax.release_key())
     assert seeded.seeded
     folder = interrupted(tmp_path / "secret", key=dpjax.release_key())
@@ -156,7 +156,7 @@ ONE_VALUE_CHANGED = (DATA[0], np.where(np.arange(30) == 17, np.nextafter(DATA[1]
     ids=["noise", "steps", "adjacency", "value", "order", "rate", "adam", "loss", "key kind"],
 )
 @jax.numpy_dtype_promotion("standard")  # Adam's bias correction promotes
-def test_a_checkpoint_of_another_run_is_refused_by_what_is_other(changed, named, copy_of_six_done):
+def test_train_refuses_the_checkpoint_of_another_run(changed, named, copy_of_six_done):
     before = {p.name for p in copy_of_six_done.iterdir()}
     with pytest.raises(ValueError, match=f"holds a run with {named}: resuming it here would"):
         run(copy_of_six_done, **changed)
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_is_other(changed, named,
 
 
 @pytest.mark.slow
-def test_constants_that_a_loss_closes_over_are_part_of_the_program(tmp_path):
+def test_program_hash_includes_constants_that_a_loss_closes_over(tmp_path):
     folder = interrupted(tmp_path, loss=other_constant_loss(SCALES))
     other = SCALES.copy()
     other[1000] += 1e-4
@@ -174,7 +174,7 @@ def test_constants_that_a_loss_closes_over_are_part_of_the_program(tmp_path):
     assert run(folder, loss=other_constant_loss(SCALES)).mechanism == MECHANISM
 
 
-def test_identities_name_every_field_and_its_type():
+def test_hash_dataclass_depends_on_every_field_and_its_type():
     described = partial(dataclasses.replace, MECHANISM, adjacency="replace_one")
     different = [
         described(),
@@ -206,7 +206,7 @@ def with_entry(value, dtype=np.float64):
     return changed
 
 
-def test_identities_name_every_entry_of_an_array():
+def test_hash_dataclass_depends_on_every_entry_of_an_array():
     different = [
         LARGE,
         with_entry(0.75 + 1e-15),
@@ -228,7 +228,7 @@ def test_identities_name_every_entry_of_an_array():
     assert hash_dataclass(WithArray(jnp.asarray(single))) == hashes[6]
 
 
-def test_data_are_identified_by_their_values():
+def test_identify_run_hashes_data_by_their_values():
     state, update = jnp.zeros(2), lambda state, data: (state + data, state)
     step = PrivateStep(None, None, update)
     identity = identify_run(MECHANISM, Arrays(jnp.ones(2)), step, state)
@@ -275,7 +275,7 @@ def corrupted(folder, how) -> None:
         ("empty folder", "identity"),
     ],
 )
-def test_a_damaged_checkpoint_is_named(how, item, copy_of_six_done):
+def test_train_names_a_damaged_checkpoint(how, item, copy_of_six_done):
     corrupted(copy_of_six_done, how)
     words = (
         f"a checkpoint at release 6 whose {item} cannot be read .* remove its folder '6' to resume"
@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_is_named(how, item, copy_of_six_done):
         run(copy_of_six_done)
 
 
-def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_result(copy_of_six_done, straight):
+def test_train_resumes_from_the_checkpoint_before_a_damaged_one(copy_of_six_done, straight):
     shutil.rmtree(copy_of_six_done / "6")
     reports = []
     resumed = run(copy_of_six_done, on_report=reports.append)
@@ -293,14 +293,14 @@ def test_the_checkpoint_before_a_damaged_one_leads_to_the_same_result(copy_of_si
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
-def test_what_a_crash_left_half_written_is_passed_over(copy_of_six_done, straight):
+def test_train_ignores_a_checkpoint_that_is_half_written(copy_of_six_done, straight):
     unfinished = copy_of_six_done / "9.orbax-checkpoint-tmp"
     shutil.copytree(copy_of_six_done / "6", unfinished)
     resumed = run(copy_of_six_done)
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
-def test_the_newest_two_are_kept(tmp_path):
+def test_checkpoint_store_keeps_the_newest_two(tmp_path):
     run(tmp_path)
     assert steps_in(tmp_path) == ["12", "9"]
 
@@ -309,7 +309,7 @@ def mode(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_keys_are_readable_by_their_owner_alone(six_done, tmp_path):
+def test_checkpoint_store_is_readable_by_its_owner_alone(six_done, tmp_path):
     assert mode(six_done) == 0o700
     open_folder = tmp_path / "open"
     open_folder.mkdir(mode=0o755)
@@ -319,7 +319,7 @@ def test_keys_are_readable_by_their_owner_alone(six_done, tmp_path):
     assert mode(open_folder / "lock") == 0o600
 
 
-def test_nothing_is_reported_that_is_not_on_disk(tmp_path, monkeypatch):
+def test_train_reports_nothing_that_is_not_on_disk(tmp_path, monkeypatch):
     reported = []
 
     def disk_is_full(store, state, num_releases):
@@ -334,7 +334,7 @@ def test_nothing_is_reported_that_is_not_on_disk(tmp_path, monkeypatch):
     assert reported == [3]
 
 
-def test_the_only_checkpoint_is_not_to_be_removed(copy_of_six_done):
+def test_train_never_advises_to_remove_the_only_checkpoint(copy_of_six_done):
     """Beginning again would release the same steps with other noise."""
     shutil.rmtree(copy_of_six_done / "3")
     corrupted(copy_of_six_done, "empty identity")
@@ -353,7 +353,7 @@ def files_of_at_most(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_named_and_loses_nothing(copy_of_six_done, straight):
+def test_train_names_a_full_disk_and_loses_nothing(copy_of_six_done, straight):
     reported = []
     words = (
         f"'{copy_of_six_done}': the checkpoint at release 9 cannot be written .* free disk space"
@@ -365,7 +365,7 @@ def test_a_full_disk_is_named_and_loses_nothing(copy_of_six_done, straight):
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
-def test_every_report_finds_its_own_checkpoint_on_disk(tmp_path):
+def test_train_reports_after_the_checkpoint_is_on_disk(tmp_path):
     def on_report(report):
         newest = tmp_path / str(report.num_releases)
         assert json.loads((newest / "identity" / "metadata").read_text())["seeded"]
@@ -374,7 +374,7 @@ def test_every_report_finds_its_own_checkpoint_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("below", [".", "run", "deep/run"])
-def test_a_file_in_place_of_the_folder_is_named(below, tmp_path):
+def test_checkpoint_store_names_a_file_in_place_of_the_folder(below, tmp_path):
     (tmp_path / "file").write_text("")
     folder = str(tmp_path / "file" / below)
     words = f"checkpoint_dir must be a folder, .* got '{folder}', where '{tmp_path / 'file'}' is a"
@@ -383,7 +383,7 @@ def test_a_file_in_place_of_the_folder_is_named(below, tmp_path):
 
 
 @pytest.mark.slow
-def test_budgets_across_a_resumption(copy_of_six_done, straight):
+def test_train_keeps_a_budget_across_resumption(copy_of_six_done, straight):
     spent = MECHANISM.first_steps(6).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match=r"budget must admit the 6 releases .* admits 5$"):
         run(copy_of_six_done, budget=Budget(0.999 * spent, DELTA))
@@ -452,7 +452,7 @@ def _crashing(save, fails_at):
     return save_or_crash
 
 
-def test_no_noise_is_applied_to_two_sums(tmp_path, monkeypatch):
+def test_train_applies_no_noise_to_two_sums(tmp_path, monkeypatch):
     applied = recording(monkeypatch)
     run_until_done(tmp_path, monkeypatch, save_fails_at=(3, 9))
     releases = [num_releases for _, num_releases, _ in applied]
@@ -461,7 +461,7 @@ def test_no_noise_is_applied_to_two_sums(tmp_path, monkeypatch):
     assert reused(applied) == set()
 
 
-def test_power_noise_that_is_replayed_on_other_gradients_is_seen(tmp_path, monkeypatch):
+def test_power_replayed_noise_is_detected(tmp_path, monkeypatch):
     applied = recording(monkeypatch)
     restore = CheckpointStore.restore
 

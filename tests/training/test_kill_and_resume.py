@@ -40,7 +40,7 @@ def finished(model, folder, result) -> list[list[str]]:
 
 @pytest.mark.slow  # eight processes
 @pytest.mark.parametrize("model", ["dense", "conv"])
-def test_a_killed_run_ends_bit_for_bit_where_it_would_have(model, tmp_path):
+def test_train_killed_and_resumed_is_equal_bit_for_bit(model, tmp_path):
     folder, result = tmp_path / "checkpoints", tmp_path / "result.json"
     moment, published = random.Random(model), []
     for _ in range(KILLS):

@@ -60,7 +60,7 @@ def run_in_calls(loop, step, params, data, calls):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [dense_loss, conv_loss])
-def test_both_loops_do_the_same_steps(loss):
+def test_loops_make_the_same_steps(loss):
     device, host = (run_in_calls(loop, *problem(loss), (4, 4, 2)) for loop in LOOPS.values())
     keys, numbers = (
         [pick(state, infos) for state, infos in (device, host)]
@@ -80,14 +80,14 @@ def test_both_loops_do_the_same_steps(loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_how_steps_are_divided_into_calls_does_not_matter(loop):
+def test_loops_do_not_depend_on_the_division_into_calls(loop):
     one_call = run_in_calls(loop, *problem(dense_loss), (6,))
     many_calls = run_in_calls(loop, *problem(dense_loss), (1, 2, 2, 1))
     chex.assert_trees_all_equal(one_call, many_calls)
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_nothing_is_traced_or_compiled_again_for_any_number_of_steps(loop):
+def test_loops_never_trace_or_compile_again(loop):
     traces, compilations = [], []
 
     def update(state, step_size):
@@ -116,7 +116,7 @@ def test_nothing_is_traced_or_compiled_again_for_any_number_of_steps(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_each_call_consumes_its_state(loop):
+def test_loops_consume_their_state(loop):
     run = loop(lambda s, d: (s + d, s), jnp.zeros(3), jnp.ones(3), 2)
     state = jnp.zeros(3)
     moved, _ = run(state, jnp.ones(3), 2)
@@ -125,7 +125,7 @@ def test_each_call_consumes_its_state(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_the_data_are_those_of_the_call(loop):
+def test_loops_take_the_data_of_the_call(loop):
     run = loop(lambda s, d: (s + d, s), jnp.zeros(3), jnp.ones(3), 2)
     moved, _ = run(jnp.zeros(3), jnp.full(3, 5.0), 2)
     assert moved.tolist() == [10.0] * 3
@@ -133,7 +133,7 @@ def test_the_data_are_those_of_the_call(loop):
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("every", [1, 3, 7])
-def test_of_so_many_steps_the_last_info_is_kept(loop, every):
+def test_loops_keep_the_last_info_of_so_many_steps(loop, every):
     run = loop(lambda s, d: (s + d, s), jnp.int32(0), jnp.int32(1), 5, every)
     state, kept = jnp.int32(0), []
     for done, num_steps in ((0, 5), (5, 1), (6, 4), (10, 5)):

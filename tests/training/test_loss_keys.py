@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import Crash, crash_at, gaussian_mechanism
 
 import dpjax
-from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import FixedSizeSampling, PoissonSampling
 from dpjax.training import private_step, train
 
@@ -18,9 +18,7 @@ DATA = jnp.ones((N, WIDTH))
 
 
 def mechanism(sampling):
-    return SubsampledGaussian(
-        sampling, l2_clip=10.0, noise_multiplier=1.0, num_steps=6, adjacency="replace_one"
-    )
+    return gaussian_mechanism(sampling, l2_clip=10.0, num_steps=6, adjacency="replace_one")
 
 
 ALL = mechanism(FixedSizeSampling(N, N))
@@ -62,7 +60,7 @@ def started(described=ALL, loss=dropout_loss, key=KEY, **options):
 
 
 @pytest.mark.slow
-def test_examples_and_steps_have_masks_of_their_own():
+def test_loss_keys_differ_between_examples_and_steps():
     step, state = started()
     first = masks_of(state, ALL)
     state, _ = step.update(state, DATA)
@@ -74,13 +72,13 @@ def test_examples_and_steps_have_masks_of_their_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 12])
-def test_slots_of_all_physical_batches_have_keys_of_their_own(physical_batch_size):
+def test_loss_keys_differ_between_slots_of_all_physical_batches(physical_batch_size):
     drawn = mechanism(PoissonSampling(N, 1.0, physical_batch_size=physical_batch_size))
     masks = masks_of(started(drawn)[1], drawn)
     assert len({mask.tobytes() for mask in masks}) == N
 
 
-def test_power_a_key_for_the_whole_step_gives_every_example_one_mask():
+def test_power_one_key_for_a_step_gives_every_example_one_mask():
     fixed = jax.random.key(1)
     loss = lambda params, example, key: dropout_loss(params, example, fixed)  # noqa: E731
     step, state = started(ALL, loss)
@@ -101,7 +99,7 @@ def keys_of_a_run(step, state, data=DATA):
     return keys
 
 
-def test_no_key_of_the_loss_is_one_of_the_noise_or_the_sampler():
+def test_loss_keys_are_none_of_the_noise_or_the_sampler():
     step, state = started(POISSON)
     keys = keys_of_a_run(step, state)
     # The next key of a stream is the state of its next step.
@@ -114,7 +112,7 @@ def test_no_key_of_the_loss_is_one_of_the_noise_or_the_sampler():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partitionable", [True, False])
-def test_noise_and_sampler_are_those_of_a_loss_without_a_key(partitionable):
+def test_loss_keys_change_neither_noise_nor_sampler(partitionable):
     with jax.threefry_partitionable(partitionable):
         with_key, without = (
             started(POISSON, loss, loss_takes_key=takes_key)
@@ -132,7 +130,7 @@ def test_noise_and_sampler_are_those_of_a_loss_without_a_key(partitionable):
     assert len(jax.tree.leaves(without[1])) == len(jax.tree.leaves(with_key[1])) - 1
 
 
-def test_draws_from_the_keys_of_noise_and_loss_are_uncorrelated():
+def test_loss_keys_are_uncorrelated_with_the_noise():
     def pair(seed):
         state = started(POISSON, key=jax.random.key(seed))[1]
         return state.optimizer[0].key, state.loss_key, state.sampler
@@ -148,10 +146,6 @@ def test_draws_from_the_keys_of_noise_and_loss_are_uncorrelated():
     assert np.corrcoef(noise.ravel(), noise.ravel())[0, 1] > limit  # power
 
 
-class Crash(Exception):
-    pass
-
-
 def run(folder=None, key=KEY, loss=dropout_loss, params=None, **options):
     options = {"loss_takes_key": True, "steps_per_call": 2, "progress": False, **options}
     params = jnp.zeros(WIDTH) if params is None else params
@@ -161,12 +155,7 @@ def run(folder=None, key=KEY, loss=dropout_loss, params=None, **options):
 
 
 @pytest.mark.slow
-def test_a_run_is_its_steps_and_resumes_to_the_same_masks(tmp_path):
-    def crash(report):
-        if report.num_releases == 4:
-            raise Crash
-
-    step, state = started(POISSON)
+def test_train_with_loss_keys_resumes_to_the_same_masks(tmp_path):
     step = private_step(
         dropout_loss, optax.sgd(0.1), mechanism=POISSON, key=KEY, loss_takes_key=True
     )
@@ -176,7 +165,7 @@ def test_a_run_is_its_steps_and_resumes_to_the_same_masks(tmp_path):
     straight = run()
     np.testing.assert_allclose(straight.params, state.params, rtol=1e-5, atol=1e-6)
     with pytest.raises(Crash):
-        run(tmp_path, on_report=crash)
+        run(tmp_path, on_report=crash_at(4))
     resumed = run(tmp_path, key=dpjax.release_key())  # whoever resumes has another key
     assert (resumed.params == straight.params).all()
     # power: with other masks the end is another one
@@ -194,7 +183,7 @@ class Net(nnx.Module):
 
 
 @pytest.mark.slow
-def test_the_streams_of_a_module_start_from_the_key():
+def test_train_starts_the_streams_of_a_module_from_the_key():
     def by_hand(params, example, key):
         drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
         drop.rngs = nnx.RngStream(jax.random.fold_in(key, 0), tag="dropout")

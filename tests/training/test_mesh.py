@@ -54,7 +54,7 @@ def step_on(sharding, loss=loss, optimizer="sgd", **options):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_parameters_are_those_of_one_device(name):
+def test_private_step_on_a_mesh_is_that_of_one_device(name):
     found = run(SHARDINGS[name])
     assert_same(found, on_one_device())
     # Private values of single records stay on the devices of their rows.
@@ -65,20 +65,20 @@ def test_parameters_are_those_of_one_device(name):
 @pytest.mark.parametrize(
     "name", ["2x4", *(pytest.param(name, marks=SLOW) for name in ("4", "fully sharded"))]
 )
-def test_parameters_are_those_of_one_device_with_split_records(name):
+def test_private_step_on_a_mesh_with_split_records_is_that_of_one_device(name):
     assert_same(run(SHARDINGS[name], split=True), on_one_device())
 
 
 @pytest.mark.parametrize("split", [pytest.param(False, marks=SLOW), True], ids=str)
 @pytest.mark.parametrize("sampler", OTHER_SAMPLERS)
-def test_every_sampler_draws_what_it_draws_on_one_device(sampler, split):
+def test_samplers_draw_the_same_on_a_mesh(sampler, split):
     found = run(SHARDINGS["8"], split, sampler=sampler)
     assert_same(found, on_one_device(sampler=sampler))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
-def test_sgd_and_bounds_for_each_layer(split):
+def test_private_step_on_a_mesh_with_bounds_for_each_layer(split):
     options = {"optimizer": "sgd", "l2_clip": PER_LAYER}
     found = run(SHARDINGS["2x4"], split, **options)
     assert_same(found, on_one_device("sgd", per_layer=True))
@@ -90,7 +90,7 @@ def no_gradient(params, example):
 
 
 @pytest.mark.parametrize("name", NOISE_MESHES)
-def test_noise_is_the_same_bit_for_bit_on_every_mesh(name):
+def test_noise_is_equal_bit_for_bit_on_every_mesh(name):
     """Sums of zeros have no rounding: what is left is the noise."""
     options = {"optimizer": "sgd", "loss": no_gradient}
     expected, _ = run(**options)
@@ -132,18 +132,18 @@ def local_sum(self, summed, specs):
 
 
 @pytest.mark.parametrize("bug", [mean_over_shards, noise_per_shard, local_sum])
-def test_wrong_sums_over_devices_are_found(bug, monkeypatch):
+def test_power_wrong_sums_over_devices(bug, monkeypatch):
     monkeypatch.setattr(MeshSharding, "sum_over_shards", bug)
     with pytest.raises(AssertionError):
         assert_same(run(SHARDINGS["8"]), on_one_device())
 
 
-def test_noise_per_shard_has_another_scale(monkeypatch):
+def test_power_noise_per_shard_has_another_scale(monkeypatch):
     monkeypatch.setattr(MeshSharding, "sum_over_shards", noise_per_shard)
     assert abs(scaled_noise(2.0) - 1) > 0.03
 
 
-def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
+def test_power_norms_of_a_part_of_the_parameters(monkeypatch):
     def local_norms(leaf):
         return whole(leaf[:, : leaf.shape[1] // 4])
 
@@ -158,7 +158,7 @@ def test_norms_of_a_part_of_the_parameters_are_found(monkeypatch):
         assert_same((state, info), expected)
 
 
-def test_division_by_a_local_count_is_found(monkeypatch):
+def test_power_division_by_a_local_count(monkeypatch):
     def divided(self, summed, specs):
         shard = 1.0 + jax.lax.axis_index(self.batch_axes)  # sizes that differ
         mean = jax.tree.map(lambda leaf: leaf * 4.5 / shard, summed)
@@ -169,7 +169,7 @@ def test_division_by_a_local_count_is_found(monkeypatch):
         assert_same(run(SHARDINGS["8"]), on_one_device())
 
 
-def test_equal_coins_on_every_device_are_found(monkeypatch):
+def test_power_equal_coins_on_every_device(monkeypatch):
     original = PoissonSampling.members_at
 
     def same_coins(self, state, positions):
@@ -203,7 +203,7 @@ def plain_data_parallel():
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
-def test_one_all_reduce_of_the_gradient_and_nothing_else_of_its_size(split):
+def test_private_step_on_a_mesh_communicates_one_gradient(split):
     sharding = SHARDINGS["8"]
     data = split_records(DATA, sharding) if split else DATA
     found = collectives(compiled(sharding, data))
@@ -248,7 +248,7 @@ def test_records_are_hashed_alike_however_they_are_split():
     assert hash_records(DATA, np.arange(203)) == whole
 
 
-def test_more_devices_than_records():
+def test_split_records_over_more_devices_than_records():
     few = jax.tree.map(lambda leaf: leaf[:3], DATA)
     records = split_records(few, SHARDINGS["8"])
     assert sorted(records.positions.tolist())[:3] == [0, 1, 2]
@@ -410,7 +410,7 @@ def assert_same_result(found, expected):
         pytest.param(None, False, marks=SLOW),
     ],
 )
-def test_a_run_saved_on_eight_devices_resumes(name, split, saved_on_eight, straight, tmp_path):
+def test_train_resumes_on_another_mesh(name, split, saved_on_eight, straight, tmp_path):
     folder, reports = shutil.copytree(saved_on_eight, tmp_path / "run"), []
     resumed = trained(name, folder, split, on_report=reports.append)
     assert [report.num_releases for report in reports] == [3]
@@ -418,13 +418,13 @@ def test_a_run_saved_on_eight_devices_resumes(name, split, saved_on_eight, strai
 
 
 @pytest.mark.slow
-def test_a_run_saved_without_a_mesh_resumes_on_one(straight, tmp_path):
+def test_train_resumes_on_a_mesh_after_one_device(straight, tmp_path):
     with pytest.raises(Crash):
         trained(folder=tmp_path, on_report=crash_at(2))
     assert_same_result(trained("8", tmp_path), straight)
 
 
-def test_other_records_are_refused(saved_on_eight):
+def test_train_refuses_other_split_records(saved_on_eight):
     swapped = jax.tree.map(lambda leaf: leaf[::-1], DATA)
     with pytest.raises(ValueError, match="holds a run with another data"):
         trained("8", saved_on_eight, split=True, data=swapped)

@@ -92,7 +92,7 @@ assert_close = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
+def test_private_step_is_the_step_written_by_hand(sampling, microbatch_size):
     described = mechanism(sampling)
     step = sgd_step(described, method="vmap", microbatch_size=microbatch_size)
     update, state = jax.jit(step.update), step.init(PARAMS)
@@ -103,7 +103,7 @@ def test_a_step_is_the_one_written_by_hand(sampling, microbatch_size):
         assert int(info.batch_size) == len(drawn)
 
 
-def test_power_the_hand_written_step_sees_a_different_clip_bound():
+def test_power_another_clip_bound_differs_from_the_step_by_hand():
     described = mechanism(FixedSizeSampling(N, 5), l2_clip=2 * CLIP, noise_multiplier=0.75)
     step = sgd_step(described)
     state = step.init(PARAMS)
@@ -113,7 +113,7 @@ def test_power_the_hand_written_step_sees_a_different_clip_bound():
 
 @pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # Adam's bias correction promotes
-def test_any_optimizer_sees_the_noisy_sum_over_the_expected_size():
+def test_private_step_gives_any_optimizer_the_noisy_mean():
     described, optimizer = mechanism(PoissonSampling(N, 0.4)), optax.adam(0.1)
     step = private_step(loss, optimizer, mechanism=described, key=KEY)
     update, state, plain = jax.jit(step.update), step.init(PARAMS), optimizer.init(PARAMS)
@@ -132,7 +132,7 @@ def key_that_draws(sampling, wanted) -> jax.Array:
     return keys[int(np.flatnonzero(wanted(np.asarray(sizes)))[0])]
 
 
-def test_an_empty_draw_is_an_update_of_pure_noise():
+def test_private_step_on_an_empty_draw_is_pure_noise():
     sampling = PoissonSampling(N, 0.1)
     key = key_that_draws(sampling, lambda size: size == 0)
     described = mechanism(sampling)
@@ -148,7 +148,7 @@ def test_an_empty_draw_is_an_update_of_pure_noise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 20])
-def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
+def test_private_step_does_not_depend_on_physical_batch_size(physical_batch_size):
     # 5 expected, 13 at most as usual: this draw needs further physical batches at every size.
     data = linear_records(50)
     reference = PoissonSampling(50, 0.05, physical_batch_size=50)
@@ -164,7 +164,7 @@ def test_how_a_draw_is_laid_out_does_not_change_the_update(physical_batch_size):
     assert int(info.batch_size) > sampling.num_static_batches * size or physical_batch_size == 20
 
 
-def test_many_small_physical_batches_are_looped_over_not_copied():
+def test_private_step_loops_over_many_small_physical_batches():
     def size_of_program(physical_batch_size):
         sampling = PoissonSampling(1000, 0.2, physical_batch_size=physical_batch_size)
         step = sgd_step(mechanism(sampling))
@@ -174,7 +174,7 @@ def test_many_small_physical_batches_are_looped_over_not_copied():
     assert size_of_program(1) < 1.5 * size_of_program(0)
 
 
-def test_infos_hold_what_the_step_saw():
+def test_step_info_has_norms_and_losses_of_the_draw():
     sampling = PoissonSampling(N, 0.4, physical_batch_size=4)
     step = sgd_step(mechanism(sampling))
     state = step.init(PARAMS)
@@ -188,7 +188,7 @@ def test_infos_hold_what_the_step_saw():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
+def test_private_step_leaves_out_and_counts_nonfinite_records(bad):
     x, y = (array.copy() for array in DATA)
     x[5] = bad
     described = mechanism(PoissonSampling(N, 1.0, physical_batch_size=4))
@@ -205,7 +205,7 @@ def test_a_record_that_is_not_finite_is_left_out_and_counted(bad):
     assert np.isfinite(info.loss_sum)
 
 
-def test_releases_are_counted_and_nothing_is_released_past_the_last():
+def test_private_step_counts_releases_and_gives_nan_past_the_last():
     step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update, state = jax.jit(step.update), step.init(PARAMS)
     for done in range(1, 5):
@@ -216,7 +216,7 @@ def test_releases_are_counted_and_nothing_is_released_past_the_last():
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
-def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
+def test_private_step_traces_once_and_init_copies():
     step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update = jax.jit(step.update, donate_argnums=0)
     once = update(step.init(PARAMS), DATA)[0]
@@ -226,14 +226,14 @@ def test_one_trace_serves_every_step_and_init_makes_its_own_copies():
     assert (int(once.num_releases), int(twice.num_releases)) == (1, 2)
 
 
-def test_the_users_key_makes_sampler_and_noise_differ():
+def test_private_step_derives_different_keys():
     step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     state = step.init(PARAMS)
     words = {jax.random.key_data(k).tobytes() for k in (KEY, state.sampler, state.optimizer[0].key)}
     assert len(words) == 3
 
 
-def test_data_of_another_size_and_seeds_are_refused():
+def test_refusals_of_private_step():
     described = mechanism(PoissonSampling(N, 0.4))
     step = sgd_step(described)
     with pytest.raises(ValueError, match="data must have the 13 records"):
@@ -258,7 +258,7 @@ WITH_DPJAX = {
 
 
 @pytest.mark.parametrize("name", WITH_DPJAX)
-def test_an_optimizer_with_noise_or_clipping_of_its_own_is_refused(name):
+def test_private_step_refuses_an_optimizer_with_noise_or_clipping(name):
     described = mechanism(FixedSizeSampling(N, 4))
     words = "^optimizer must have no noise or clipping of its own"
     step = private_step(loss, WITH_DPJAX[name], mechanism=described, key=KEY)

@@ -33,13 +33,13 @@ def words(found):
     return np.frombuffer(bytes.fromhex(found), np.uint8)
 
 
-def test_equal_hashes_pass(three):
+def test_check_equal_passes_equal_hashes(three):
     mine = hash_arrays(jax.random.key(0))
     three[:] = [words(mine)] * 2
     check_equal({"key": mine})
 
 
-def test_the_process_that_differs_is_named(three):
+def test_check_equal_names_the_process_that_differs(three):
     mine, other = (hash_arrays(jax.random.key(seed)) for seed in (0, 1))
     three[:] = [words(mine), words(other)]
     with pytest.raises(
@@ -49,7 +49,7 @@ def test_the_process_that_differs_is_named(three):
     assert mine not in str(e.value)
 
 
-def test_equal_records_are_refused_and_empty_ones_are_not(three):
+def test_check_different_refuses_equal_records_but_not_empty_ones(three):
     mine, other = (hash_arrays(np.arange(size)) for size in (3, 4))
     three[:] = [words("00" * 32)] * 2
     check_different("data", mine)
@@ -59,7 +59,7 @@ def test_equal_records_are_refused_and_empty_ones_are_not(three):
         check_different("data", mine)
 
 
-def test_a_check_that_fails_elsewhere_fails_here(three):
+def test_check_all_fails_where_another_process_fails(three):
     three[:] = [[False], [True]]
     with pytest.raises(ValueError, match="checkpoint_dir was rejected on process 2"):
         check_all(lambda: 1, "checkpoint_dir")
@@ -67,13 +67,13 @@ def test_a_check_that_fails_elsewhere_fails_here(three):
     assert check_all(lambda: 1, "checkpoint_dir") == 1
 
 
-def test_hashes_are_of_values_types_and_shapes():
+def test_hash_arrays_depends_on_values_types_and_shapes():
     x = np.arange(6, dtype=np.float32)
     different = [x, x.astype(np.float64), x.reshape(2, 3), x[::-1], {"x": x}, jax.random.key(0)]
     assert len({hash_arrays(each) for each in different}) == len(different)
 
 
-def test_one_process_agrees_with_itself():
+def test_checks_of_one_process_pass():
     check_equal({"key": "00"})
     assert check_all(lambda: "done", "x") == "done"
     assert jax.random.key_data(processes.shared_release_key()).tolist()[0] != 0
@@ -88,7 +88,7 @@ BARRIER = (
 
 @pytest.mark.parametrize("text", [GLOO, BARRIER, "INTERNAL: NCCL operation failed"])
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, jax.errors.JaxRuntimeError])
-def test_failed_communication_names_the_release_and_what_to_do(text, kind, three):
+def test_explain_lost_process_names_the_release_and_the_remedy(text, kind, three):
     with (
         pytest.raises(LostProcessError, match=r"process 0 of 3 lost .* after release 7: ") as found,
         explain_lost_process(lambda: "after release 7"),
@@ -106,18 +106,18 @@ def test_failed_communication_names_the_release_and_what_to_do(text, kind, three
         OSError(GLOO),
     ],
 )
-def test_other_errors_stay_what_they_are(error, three):
+def test_explain_lost_process_passes_other_errors(error, three):
     with pytest.raises(type(error)) as found, explain_lost_process(lambda: "now"):
         raise error
     assert found.value is error
 
 
-def test_one_process_has_no_other_to_lose():
+def test_explain_lost_process_passes_errors_of_one_process():
     with pytest.raises(ValueError, match="Gloo"), explain_lost_process(lambda: "now"):
         raise ValueError(GLOO)
 
 
-def test_a_process_lost_while_a_checkpoint_is_written_is_no_full_disk(tmp_path, monkeypatch):
+def test_checkpoint_store_tells_a_lost_process_from_a_full_disk(tmp_path, monkeypatch):
     class Manager:
         def save(self, *arguments, **options):
             raise jax.errors.JaxRuntimeError(BARRIER)
@@ -132,5 +132,5 @@ def test_a_process_lost_while_a_checkpoint_is_written_is_no_full_disk(tmp_path, 
             store.save({"x": np.zeros(2)}, 5)
 
 
-def test_an_array_of_one_process_is_read_as_it_is():
+def test_to_host_reads_an_array_of_one_process():
     np.testing.assert_array_equal(to_host(jax.numpy.arange(3)), np.arange(3))

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,11 +18,11 @@ import pytest
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from helpers import large_memory_map
+from helpers.inputs import Crash, crash_at, gaussian_mechanism
 from jax.sharding import PartitionSpec as P
 
 import dpjax
 import dpjax.training.data
-from dpjax.mechanisms import SubsampledGaussian
 from dpjax.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -60,9 +61,7 @@ SAMPLINGS = {
 
 
 def mechanism_with(sampling):
-    return SubsampledGaussian(
-        sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=STEPS, adjacency="zero_out"
-    )
+    return gaussian_mechanism(sampling, num_steps=STEPS, adjacency="zero_out")
 
 
 def loss(params, example, key):
@@ -94,8 +93,7 @@ def run(data, sampling="poisson", folder=None, key=KEY, **options):
 
 
 def equal(one, other) -> bool:
-    pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
-    return all((a == b).all() for a, b in pairs)
+    return jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
 
 
 def reading_threads() -> list[str]:
@@ -136,7 +134,7 @@ _SLOW = ("truncated", "fixed", "rarely", "shuffled", "poisson")
     "sampling",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in SAMPLINGS],
 )
-def test_a_source_gives_the_result_of_the_arrays(sampling):
+def test_train_on_a_source_is_that_on_arrays(sampling):
     reports = {}
 
     def keep(name):
@@ -147,15 +145,14 @@ def test_a_source_gives_the_result_of_the_arrays(sampling):
     assert equal(resident, streamed)
     assert resident.mechanism == streamed.mechanism
     sizes = np.concatenate([info.batch_size for info in reports["arrays"]])
-    for one, other in zip(*map(jax.tree.leaves, reports.values()), strict=True):
-        np.testing.assert_array_equal(one, other)
+    chex.assert_trees_all_equal(*reports.values())
     if sampling == "crowded":
         assert sizes.max() > 2 * SAMPLINGS[sampling].physical_batch_size
     if sampling == "rarely":
         assert sizes.min() == 0
 
 
-def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
+def test_power_wrong_records_and_old_draws(monkeypatch):
     resident = run(DATA)
     assert equal(run(Rows()), resident)
     assert not equal(run(Rows(offset=1)), resident)
@@ -170,7 +167,7 @@ def test_wrong_records_and_old_draws_give_another_result(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_step_is_compiled_once_for_each_size(monkeypatch):
+def test_stream_compiles_once_for_each_size(monkeypatch):
     sizes, compile_chunk = [], dpjax.training.data.compile_chunk
 
     def count(update, state, data, steps_per_call):
@@ -186,19 +183,10 @@ def test_the_step_is_compiled_once_for_each_size(monkeypatch):
     assert set(sizes) <= {6, 12, 24, 48}
 
 
-class Crash(Exception):
-    pass
-
-
-def crash(report):
-    if report.num_releases == 8:
-        raise Crash
-
-
 @pytest.mark.slow
-def test_a_crashed_run_resumes_to_the_same_result(tmp_path):
+def test_train_on_a_source_resumes_to_the_same_result(tmp_path):
     with pytest.raises(Crash):
-        run(Listed(), folder=tmp_path, on_report=crash)
+        run(Listed(), folder=tmp_path, on_report=crash_at(8))
     assert reading_threads() == []
     resumed = run(ArraySource(DATA), folder=tmp_path, key=dpjax.release_key())
     assert equal(resumed, run(DATA))
@@ -207,7 +195,7 @@ def test_a_crashed_run_resumes_to_the_same_result(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_other_records_is_refused(tmp_path):
+def test_train_refuses_the_checkpoint_of_other_records(tmp_path):
     run(ArraySource(DATA), folder=tmp_path)
     changed = DATA | {"kind": DATA["kind"].copy()}
     changed["kind"][17, 1] ^= 1
@@ -218,7 +206,7 @@ def test_a_checkpoint_of_other_records_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("crowded", marks=pytest.mark.slow)])
-def test_on_a_mesh_a_source_gives_the_result_of_the_arrays(sampling):
+def test_train_on_a_source_and_a_mesh_is_that_on_arrays(sampling):
     shape = {"poisson": (4, 1), "crowded": (2, 2)}[sampling]
     mesh = jax.make_mesh(shape, ("data", "model"), devices=jax.devices()[:4])
     sharding = MeshSharding(mesh, "data", lambda path, leaf: P("data") if path == "in" else P())
@@ -234,7 +222,7 @@ def sharding_of(num_devices):
 
 
 @pytest.mark.parametrize("own", [[0, 1, 2, 3], [1, 3]])
-def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
+def test_stream_reads_once_what_is_drawn_for_its_devices(own, monkeypatch):
     """As one of two processes has them, devices 1 and 3 of 4."""
     monkeypatch.setattr(MeshSharding, "own_shards", own)
     sampling, source = SAMPLINGS["poisson"], ArraySource(DATA)
@@ -262,7 +250,7 @@ def test_a_process_reads_what_is_drawn_for_its_devices_once(own, monkeypatch):
             )
 
 
-def test_the_records_of_another_device_give_another_result(monkeypatch):
+def test_power_records_of_another_device(monkeypatch):
     sharding = sharding_of(2)
     expected = run(DATA, sharding=sharding)
     place = MeshSharding.place_shards
@@ -275,7 +263,7 @@ def test_the_records_of_another_device_give_another_result(monkeypatch):
     assert not equal(run(ArraySource(DATA), sharding=sharding), expected)
 
 
-def test_a_device_without_drawn_records_adds_nothing():
+def test_stream_adds_nothing_for_a_device_without_drawn_records():
     """Its rows are zeros, at which this loss has no gradient."""
     positive = np.abs(DATA["x"]) + 1
 
@@ -296,12 +284,7 @@ def test_a_device_without_drawn_records_adds_nothing():
     assert np.isfinite(streamed.params).all()
 
 
-def test_batches_that_cannot_be_split_evenly_are_refused():
-    with pytest.raises(ValueError, match="physical_batch_size must be a multiple of 4"):
-        run(ArraySource(DATA), "fixed", sharding=sharding_of(4))
-
-
-def test_the_fingerprint_is_of_1024_records_of_a_large_source():
+def test_fingerprint_is_of_1024_records_of_a_large_source():
     def fingerprint(array):
         return RecordReader(ArraySource(array), len(array)).fingerprint()
 
@@ -320,7 +303,7 @@ def test_the_fingerprint_is_of_1024_records_of_a_large_source():
     assert fingerprint(missed) == fingerprint(large)
 
 
-def test_records_are_read_while_the_step_before_runs():
+def test_stream_reads_while_the_step_before_runs():
     read = threading.Event()
     source = Listed(lambda number: read.set() if number == 3 else None)
     sampling = SAMPLINGS["fixed"]
@@ -332,7 +315,7 @@ def test_records_are_read_while_the_step_before_runs():
     assert reading_threads() == []
 
 
-def test_a_source_that_fails_ends_the_run_with_its_error():
+def test_train_ends_with_the_error_of_its_source():
     def fail(number):
         if number == 7:
             raise OSError("disk on fire")
@@ -352,7 +335,7 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("slow_read", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_interrupt_stops_the_run_and_its_thread(tmp_path, slow_read):
+def test_train_stops_its_thread_at_an_interrupt(tmp_path, slow_read):
     def interrupt(number):
         if number == 9:  # one read of the first record, two for the fingerprint, one for each step
             _thread.interrupt_main()
@@ -364,17 +347,54 @@ def test_an_interrupt_stops_the_run_and_its_thread(tmp_path, slow_read):
     assert equal(run(ArraySource(DATA), folder=tmp_path), run(DATA))
 
 
+def read_two(result):
+    """Reads two records of a source whose ``__getitems__`` returns ``result``."""
+    reader = RecordReader(ArraySource(DATA), N)
+    reader._source.__getitems__ = lambda indices: result
+    reader.read([1, 2], reader.empty(2))
+
+
+FIRST = {name: leaf[0] for name, leaf in DATA.items()}
+
+
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("call", "message"),
     [
-        (ArraySource(DATA["x"][:-1]), "data must have the 60 records .* got a source of 59"),
-        (Rows({"x": np.array(["text"] * N)}), r"dtype of data\[0\]\['x'\] must be that of numbers"),
-        (Rows({}), r"data\[0\] must be a tree of numbers"),
+        (
+            lambda: run(ArraySource(DATA["x"][:-1])),
+            "data must have the 60 records .* got a source of 59",
+        ),
+        (
+            lambda: run(Rows({"x": np.array(["text"] * N)})),
+            r"dtype of data\[0\]\['x'\] must be that of numbers",
+        ),
+        (lambda: run(Rows({})), r"data\[0\] must be a tree of numbers"),
+        (
+            lambda: run(ArraySource(DATA), "fixed", sharding=sharding_of(4)),
+            "physical_batch_size must be a multiple of 4",
+        ),
+        (
+            lambda: read_two({name: leaf[:1] for name, leaf in DATA.items()}),
+            "of 2 records must have the structure",
+        ),
+        (lambda: read_two([FIRST]), "as many records as indices, got 1 for 2"),
+        (
+            lambda: ArraySource((np.zeros(3), np.zeros(4))),
+            "arrays must have one batch length",
+        ),
+        (
+            lambda: ArraySource(np.ma.masked_less(DATA["y"], 0)),
+            "arrays must be an array without a mask",
+        ),
+        (
+            lambda: ArraySource([np.zeros(3), np.zeros(3)]),
+            "arrays must be an array, a tuple or a mapping",
+        ),
     ],
 )
-def test_a_source_that_does_not_fit_is_refused(source, words):
-    with pytest.raises(ValueError, match=words):
-        run(source)
+def test_refusals_of_sources(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 class Replaced(Listed):
@@ -384,9 +404,6 @@ class Replaced(Listed):
 
     def __getitem__(self, index):
         return self.record if index == self.index else super().__getitem__(index)
-
-
-FIRST = {name: leaf[0] for name, leaf in DATA.items()}
 
 
 @pytest.mark.parametrize(
@@ -400,7 +417,7 @@ FIRST = {name: leaf[0] for name, leaf in DATA.items()}
     ],
     ids=["shape", "dtype", "fields", "structure", "text"],
 )
-def test_a_record_unlike_the_first_is_named_by_its_index(record):
+def test_record_reader_names_a_record_unlike_the_first(record):
     reader = RecordReader(Replaced(41, record), N)
     reader.read([3, 40, 42], reader.empty(3))
     words = r"data\[41\] must have the structure, shapes and dtypes of data\[0\]"
@@ -408,18 +425,8 @@ def test_a_record_unlike_the_first_is_named_by_its_index(record):
         reader.read([3, 41], reader.empty(3))
 
 
-def test_stacked_records_are_checked_as_well():
-    reader = RecordReader(ArraySource(DATA), N)
-    reader._source.__getitems__ = lambda indices: {name: leaf[:1] for name, leaf in DATA.items()}
-    with pytest.raises(ValueError, match="of 2 records must have the structure"):
-        reader.read([1, 2], reader.empty(2))
-    reader._source.__getitems__ = lambda indices: [FIRST]
-    with pytest.raises(ValueError, match="as many records as indices, got 1 for 2"):
-        reader.read([1, 2], reader.empty(2))
-
-
 @pytest.mark.parametrize("source", [Rows(), Listed(), ArraySource(DATA)])
-def test_records_are_read_into_the_first_rows(source):
+def test_record_reader_reads_into_the_first_rows(source):
     reader = RecordReader(source, N)
     found = reader.read([2, 30, 59], reader.empty(5))
     for name, leaf in found.items():
@@ -428,7 +435,7 @@ def test_records_are_read_into_the_first_rows(source):
         assert not leaf[3:].any()
 
 
-def test_records_of_plain_numbers_are_read():
+def test_record_reader_reads_plain_numbers():
     class Numbers(Rows):
         def __getitem__(self, index):
             return {"twice": 2 * index, "half": index / 2, "is_odd": index % 2 == 1}
@@ -443,7 +450,7 @@ def test_records_of_plain_numbers_are_read():
     assert {str(leaf.dtype) for leaf in found.values()} == {"int32", "float32", "bool"}
 
 
-def test_numbers_of_64_bits_are_kept_in_the_thread_that_reads(x64):
+def test_record_reader_keeps_64_bits_in_a_thread(x64):
     reader = RecordReader(Rows(), N)
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(lambda: reader.read([1], reader.empty(1))).result()
@@ -454,7 +461,7 @@ def test_numbers_of_64_bits_are_kept_in_the_thread_that_reads(x64):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 @pytest.mark.parametrize("keep", [False, True], ids=["released", "kept"])
-def test_a_file_of_20_gigabytes_is_trained_on_in_one(tmp_path, keep):
+def test_train_reads_a_file_of_20_gigabytes_in_one(tmp_path, keep):
     script = Path(large_memory_map.__file__)
     command = [sys.executable, str(script), str(tmp_path), *["keep"] * keep]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -464,7 +471,7 @@ def test_a_file_of_20_gigabytes_is_trained_on_in_one(tmp_path, keep):
     assert (peak < 1e9) is not keep  # kept pages of what was read exceed it: power
 
 
-def test_memory_maps_and_array_records_are_read(tmp_path):
+def test_record_reader_reads_memory_maps_and_array_records(tmp_path):
     maps = {}
     for name, leaf in DATA.items():
         np.save(tmp_path / f"{name}.npy", leaf)
@@ -497,18 +504,9 @@ def test_memory_maps_and_array_records_are_read(tmp_path):
         RecordReader(ArrayRecordDataSource(path), N)
 
 
-def test_changes_of_a_copy_on_write_map_are_kept(tmp_path):
+def test_array_source_keeps_changes_of_a_copy_on_write_map(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((N, 3), np.float32))
     copied = np.load(tmp_path / "x.npy", mmap_mode="c")
     copied[5] = 1
     source = ArraySource(copied)
     assert [source[5].sum() for _ in range(2)] == [3, 3]
-
-
-def test_a_source_of_arrays_has_one_length_and_no_list():
-    with pytest.raises(ValueError, match="arrays must have one batch length"):
-        ArraySource((np.zeros(3), np.zeros(4)))
-    with pytest.raises(ValueError, match="arrays must be an array without a mask"):
-        ArraySource(np.ma.masked_less(DATA["y"], 0))
-    with pytest.raises(ValueError, match="arrays must be an array, a tuple or a mapping"):
-        ArraySource([np.zeros(3), np.zeros(3)])

@@ -30,7 +30,7 @@ def run(params=None, mechanism=MECHANISM, key=KEY, data=DATA, loss=loss, **optio
 
 
 @pytest.mark.slow
-def test_a_run_is_its_steps_one_after_the_other():
+def test_train_is_its_steps():
     result = run()
     step = private_step(loss, optax.sgd(0.1), mechanism=MECHANISM, key=KEY)
     update, state = jax.jit(step.update), step.init({"w": jnp.zeros(3)})
@@ -42,16 +42,16 @@ def test_a_run_is_its_steps_one_after_the_other():
 
 
 @pytest.mark.slow
-def test_how_many_steps_a_call_makes_changes_nothing():
+def test_train_does_not_depend_on_steps_per_call():
     results = [run(steps_per_call=n).params["w"] for n in (1, 4, 100)]
     assert all((other == results[0]).all() for other in results)
 
 
-def test_another_key_gives_other_parameters():
+def test_train_depends_on_the_key():
     assert (run().params["w"] != run(key=jax.random.key(1)).params["w"]).any()
 
 
-def test_the_callers_parameters_and_data_are_left_alone():
+def test_train_leaves_parameters_and_data_of_the_caller_alone():
     params, data = {"w": jnp.zeros(3)}, jax.device_put(DATA)
     first, second = (run(params=params, data=data) for _ in range(2))
     assert params["w"].tolist() == [0, 0, 0]
@@ -59,7 +59,7 @@ def test_the_callers_parameters_and_data_are_left_alone():
     assert (first.params["w"] == second.params["w"]).all()
 
 
-def test_optimizers_whose_state_is_the_parameters_themselves_are_taken():
+def test_train_takes_optimizers_whose_state_is_the_parameters():
     # Their state holds one buffer twice, which may not be donated twice.
     with jax.numpy_dtype_promotion("standard"):
         result = run(optimizer=optax.contrib.prodigy())
@@ -106,7 +106,7 @@ def bfloat16_model():
 @pytest.mark.slow
 @jax.numpy_dtype_promotion("standard")  # half precision is widened on purpose
 @pytest.mark.parametrize("model", [linen_model, nnx_model, bfloat16_model])
-def test_parameters_come_back_as_the_tree_they_were(model):
+def test_train_returns_the_tree_of_the_parameters(model):
     model_loss, params = model()
     result = run(params=params, loss=model_loss)
     assert jax.tree.structure(result.params) == jax.tree.structure(params)
@@ -116,7 +116,7 @@ def test_parameters_come_back_as_the_tree_they_were(model):
         assert (trained != before).any()
 
 
-def test_reports_come_after_each_call_and_stay_valid():
+def test_train_reports_after_each_call():
     reports = []
     result = run(on_report=reports.append)
     assert [report.num_releases for report in reports] == [4, 8, 10]
@@ -130,7 +130,7 @@ def test_reports_come_after_each_call_and_stay_valid():
     assert (reports[0].params["w"] != reports[1].params["w"]).any()
 
 
-def test_an_error_in_on_report_ends_the_run():
+def test_train_ends_with_an_error_of_on_report():
     def fail(report):
         raise RuntimeError("no more")
 
@@ -138,7 +138,7 @@ def test_an_error_in_on_report_ends_the_run():
         run(on_report=fail)
 
 
-def test_the_bar_shows_steps_alone(capsys):
+def test_train_shows_steps_alone(capsys):
     run(progress=True)
     shown = capsys.readouterr()
     assert "10/10" in shown.err
@@ -151,7 +151,7 @@ def test_the_bar_shows_steps_alone(capsys):
 @pytest.mark.parametrize(
     "sampling", [PoissonSampling(40, 0.25), ShuffledEpochs(40, 15)], ids=["poisson", "shuffled"]
 )
-def test_a_budget_stops_before_the_release_that_would_exceed_it(sampling):
+def test_train_stops_before_the_release_that_exceeds_its_budget(sampling):
     mechanism = gaussian_mechanism(
         sampling, noise_multiplier=2.0, num_steps=10, adjacency="replace_one"
     )
@@ -166,7 +166,7 @@ def test_a_budget_stops_before_the_release_that_would_exceed_it(sampling):
     assert (result.params["w"] == whole[0].params["w"]).all()
 
 
-def test_a_budget_below_one_release_is_refused():
+def test_train_refuses_a_budget_below_one_release():
     first = MECHANISM.first_steps(1).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match="budget must admit at least one release") as refused:
         run(budget=Budget(0.99 * first, DELTA))
@@ -175,7 +175,7 @@ def test_a_budget_below_one_release_is_refused():
         run(budget=Budget(1.0, 0.0))
 
 
-def test_the_certificate_of_a_seeded_run_names_the_seed():
+def test_certificate_of_a_seeded_run_names_the_seed():
     seeded, secret = run(), run(key=dpjax.release_key())
     assert seeded.seeded
     assert not secret.seeded
