@@ -280,8 +280,8 @@ class SplitRecords(TrainingData["SplitRecords"]):
                 parts.append(hash_records(jax.tree.unflatten(treedef, own), positions[held]))
 
         # Of the records of this process, then of all.
-        words = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
-        return add_hashes([row.tobytes().hex() for row in all_gather(words)])
+        own_hash = np.frombuffer(bytes.fromhex(add_hashes(parts)), np.uint8)
+        return add_hashes([row.tobytes().hex() for row in all_gather(own_hash)])
 
     def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
         def whole(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -26,17 +26,6 @@ class LostProcessError(RuntimeError):
     """Another process of a run (`jax.distributed`) has ended, or cannot be reached."""
 
 
-def is_communication_error(error: BaseException) -> bool:
-    """Whether ``error`` is JAX's for a failed exchange with other processes.
-
-    >>> is_communication_error(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed"))
-    True
-    >>> is_communication_error(ValueError("RESOURCE_EXHAUSTED: Out of memory"))
-    False
-    """
-    return isinstance(error, RuntimeError | ValueError) and bool(_COMMUNICATION.search(str(error)))
-
-
 @contextmanager
 def explain_lost_process(moment: Callable[[], str]) -> Iterator[None]:
     """Raises `LostProcessError` from JAX's error, if communication between processes failed.
@@ -45,8 +34,8 @@ def explain_lost_process(moment: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        if jax.process_count() == 1 or not is_communication_error(error):
+    except (RuntimeError, ValueError) as error:
+        if jax.process_count() == 1 or not _COMMUNICATION.search(str(error)):
             raise
         raise LostProcessError(
             f"process {jax.process_index()} of {jax.process_count()} lost another process of the"
@@ -67,9 +56,9 @@ def all_gather(values: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return values[None]
     # As bytes: JAX would make 32-bit numbers of 64-bit ones.
-    words = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    in_bytes = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
     with explain_lost_process(lambda: "before the first step, while comparing arguments"):
-        gathered = np.asarray(multihost_utils.process_allgather(words))
+        gathered = np.asarray(multihost_utils.process_allgather(in_bytes))
     return gathered.view(values.dtype).reshape(-1, *values.shape)
 
 
@@ -133,8 +122,8 @@ def shared_release_key() -> PRNGKey:
     if jax.process_count() == 1:
         return key
     with explain_lost_process(lambda: "before the first step, while sharing the key"):
-        words = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+        key_data = multihost_utils.broadcast_one_to_all(jax.random.key_data(key))
+    return jax.random.wrap_key_data(jnp.asarray(key_data), impl=jax.random.key_impl(key))
 
 
 def _gather_hash(own_hash: str) -> list[str]:

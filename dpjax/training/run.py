@@ -110,12 +110,12 @@ def last_and_kept(
     steps: Iterator[tuple[StateT, InfoT]], phase: int, every: int, join: Callable[..., jax.Array]
 ) -> tuple[StateT, InfoT]:
     """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`."""
-    kept = []
+    infos = []
     for number, (state, info) in enumerate(steps, start=phase + 1):  # noqa: B007
         if number % every == 0:
-            kept.append(info)
-    infos: PyTree = jax.tree.map(lambda *leaves: join(leaves), *kept) if kept else ()
-    return state, infos
+            infos.append(info)
+    joined: PyTree = jax.tree.map(lambda *leaves: join(leaves), *infos) if infos else ()
+    return state, joined
 
 
 def device_loop(
@@ -146,8 +146,8 @@ def device_loop(
         state: StateT, data: DataT, num_steps: int, phase: int = 0, /
     ) -> tuple[StateT, InfoT]:
         state, infos = compiled(state, data, jnp.int32(num_steps), jnp.int32(phase))
-        kept = (phase + num_steps) // every
-        return state, infos if kept == num_rows else jax.tree.map(lambda x: x[:kept], infos)
+        count = (phase + num_steps) // every
+        return state, infos if count == num_rows else jax.tree.map(lambda x: x[:count], infos)
 
     return chunk
 

@@ -70,8 +70,8 @@ class MeshSharding:
         check_function("param_rule", self.param_rule, "path", "shape")
         axes = (self.batch_axes,) if isinstance(self.batch_axes, str) else tuple(self.batch_axes)
         known = set(axes) <= set(self.mesh.axis_names) and len(set(axes)) == len(axes) > 0
-        allowed = f"different axes of the mesh, of {self.mesh.axis_names}"
-        check(known, "batch_axes", self.batch_axes, allowed)
+        wanted = f"different axes of the mesh, of {self.mesh.axis_names}"
+        check(known, "batch_axes", self.batch_axes, wanted)
         object.__setattr__(self, "batch_axes", axes)
 
     @property
@@ -93,10 +93,10 @@ class MeshSharding:
     def shard_processes(self) -> list[set[int]]:
         """Process indices of each batch shard."""
         of_devices: Any = self._named(self.rows).devices_indices_map((self.num_shards,))
-        found: list[set[int]] = [set() for _ in range(self.num_shards)]
+        processes: list[set[int]] = [set() for _ in range(self.num_shards)]
         for device, (index,) in of_devices.items():
-            found[index.start or 0].add(device.process_index)
-        return found
+            processes[index.start or 0].add(device.process_index)
+        return processes
 
     @property
     def own_shards(self) -> list[int]:
@@ -106,9 +106,9 @@ class MeshSharding:
           ValueError: the mesh has no device of this process.
         """
         own = jax.process_index()
-        found = [shard for shard, processes in enumerate(self.shard_processes) if own in processes]
-        check(bool(found), "mesh", self.mesh.shape, "one with a device of every process")
-        return found
+        shards = [shard for shard, processes in enumerate(self.shard_processes) if own in processes]
+        check(bool(shards), "mesh", self.mesh.shape, "one with a device of every process")
+        return shards
 
     def check_batch_size(self, physical_batch_size: int) -> None:
         """Raises ValueError unless the rows of a physical batch can be split evenly.
@@ -136,10 +136,10 @@ class MeshSharding:
         """
 
         def spec(path: KeyPath, leaf: Array) -> PartitionSpec:
-            name = path_name(path)
-            found = self.param_rule(name, leaf)
-            self._check_spec(name, np.shape(leaf), found)
-            return found
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            partition = self.param_rule(name, leaf)
+            self._check_spec(name, np.shape(leaf), partition)
+            return partition
 
         return jax.tree_util.tree_map_with_path(spec, params)
 
@@ -266,8 +266,8 @@ class MeshSharding:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            words = self._place(jax.random.key_data(leaf), spec)
-            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+            key_data = self._place(jax.random.key_data(leaf), spec)
+            return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(leaf))
         values = np.asarray(leaf, jax.dtypes.result_type(leaf))
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
@@ -295,11 +295,6 @@ def check_context() -> None:
             "sharding cannot be used inside jax.set_mesh of a mesh with explicit axes"
             f" {context.axis_names}: leave that context, as MeshSharding holds its own mesh"
         )
-
-
-def path_name(path: KeyPath) -> str:
-    """Returns the path of a leaf as text, such as ``"dense.kernel"``."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _names(entry: SpecEntry) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from dpjax._checks import check_positive, check_type
 from dpjax.accounting.accountants import certified_epsilon
@@ -47,8 +47,8 @@ def calibrate_min_noise(chain: _L, *, epsilon: float, delta: float) -> _L:
         return chain
     least = float(chain.noise_multipliers.min())
     raised = dataclasses.replace(chain, min_noise_multiplier=least)
-    found = calibrate(_MinNoise(raised), epsilon=epsilon, delta=delta)
-    return found.chain  # type: ignore[return-value]
+    calibrated = calibrate(_MinNoise(raised), epsilon=epsilon, delta=delta)
+    return calibrated.chain
 
 
 def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
@@ -83,10 +83,10 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
 
 
 @dataclass(frozen=True)
-class _MinNoise:
+class _MinNoise(Generic[_L]):
     """A chain made more private by its minimal noise multiplier instead of smaller steps."""
 
-    chain: Langevin
+    chain: _L
 
     @property
     def guarantee(self) -> Guarantee:

@@ -224,8 +224,8 @@ def _open_file(
     """Opens a file of kept states, whose changes are written or (``"c"``) stay in memory."""
     try:
         # Read-only: a writable map would extend a file that is too short.
-        found = np.lib.format.open_memmap(path, mode="r")
-        wrong = None if (found.shape, found.dtype) == (shape, dtype) else f"has {found.shape}"
+        array = np.lib.format.open_memmap(path, mode="r")
+        wrong = None if (array.shape, array.dtype) == (shape, dtype) else f"has {array.shape}"
     except (OSError, ValueError) as error:
         wrong = f"cannot be read ({type(error).__name__})"
     if wrong:

@@ -108,7 +108,7 @@ class DPSVIResult(RunResult):
           rng_key: a JAX key.
           num_samples: number of draws.
         """
-        return _posterior_samples(self.svi, rng_key, self.params, num_samples, self.model_args)
+        return self.svi._draw_latents(rng_key, self.params, num_samples, self.model_args)
 
 
 class DPSVI:
@@ -524,7 +524,7 @@ class DPSVI:
           ``(1, num_samples, ...)``: arviz's axes, one chain (see `to_arviz`).
         """
         model_args = self._split(args, kwargs)
-        return _posterior_samples(self, rng_key, self._params(params), num_samples, model_args)
+        return self._draw_latents(rng_key, self._params(params), num_samples, model_args)
 
     def predict(
         self,
@@ -606,6 +606,20 @@ class DPSVI:
 
     def _params(self, params: DPSVIState | Values) -> Values:
         return self.get_params(params) if isinstance(params, DPSVIState) else params
+
+    def _draw_latents(
+        self, rng_key: PRNGKey, params: Values, num_samples: int, model_args: ModelArgs
+    ) -> dict[str, jax.Array]:
+        check_count("num_samples", num_samples)
+        draw = Predictive(
+            self.guide,
+            params=params,
+            num_samples=num_samples,
+            return_sites=list(find_sites(self.model, model_args).latents),
+            parallel=True,
+        )
+        args, kwargs = model_args.spec.constant_args(model_args.arrays)
+        return {name: draws[None] for name, draws in draw(rng_key, *args, **kwargs).items()}
 
     def _init_svi(self, key: PRNGKey, model_args: ModelArgs, values: Values | None) -> SVIState:
         """Numpyro's initial state on constant records, with starting values by name."""
@@ -709,21 +723,6 @@ class ModelData(TrainingData[StepData]):
             self.step.chunks[kind] = compile_chunk(update, state, data, max_steps, every)
         chunk = self.step.chunks[kind]
         return lambda state, *numbers: chunk(state, data, *numbers)
-
-
-def _posterior_samples(
-    svi: DPSVI, rng_key: PRNGKey, params: Values, num_samples: int, model_args: ModelArgs
-) -> dict[str, jax.Array]:
-    check_count("num_samples", num_samples)
-    draw = Predictive(
-        svi.guide,
-        params=params,
-        num_samples=num_samples,
-        return_sites=list(find_sites(svi.model, model_args).latents),
-        parallel=True,
-    )
-    args, kwargs = model_args.spec.constant_args(model_args.arrays)
-    return {name: draws[None] for name, draws in draw(rng_key, *args, **kwargs).items()}
 
 
 def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
