@@ -111,8 +111,7 @@ def train(
       loss_takes_key: whether the loss draws random numbers (dropout) from a key, which is then
         another one for each step and each example drawn in it, and the same in a resumed run. The
         random streams of an ``nnx.Module`` start from it.
-      method: see `clipped_grad`.
-      microbatch_size: see `clipped_grad`; with ``sharding``, of the rows on one device.
+      method, microbatch_size: see `clipped_grad`; with ``sharding``, of the rows on one device.
       sharding: mesh of devices over which batches, and parameters by a rule, are split. The result
         is that of one device up to the order of summation, with the same noise. Several processes
         each call ``train`` with equal arguments but for ``data``.

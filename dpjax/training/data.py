@@ -82,19 +82,11 @@ class ArraySource:
         return self._length
 
     def __getitem__(self, index: int) -> PyTree:
-        """Returns record ``index``.
-
-        Args:
-          index: from 0 to ``len - 1``.
-        """
+        """Returns record ``index``, from 0 to ``len - 1``."""
         return jax.tree.map(lambda record: record[0], self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> PyTree:
-        """Returns the records at ``indices``, stacked: every leaf has a leading axis of them.
-
-        Args:
-          indices: from 0 to ``len - 1``.
-        """
+        """Returns the records at ``indices``, stacked: every leaf has a leading axis of them."""
         chosen = np.asarray(indices, np.int64)
         rows = jax.tree.map(lambda leaf: np.asarray(leaf[chosen]), self._arrays)
         jax.tree.map(_release_pages, self._arrays)

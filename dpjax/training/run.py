@@ -190,11 +190,7 @@ class TrainingData(abc.ABC, Generic[_DataT_co]):
 
     @abc.abstractmethod
     def place(self, sharding: MeshSharding | None) -> Self:
-        """Returns the records on the device, or on each device of a mesh.
-
-        Args:
-          sharding: of the run.
-        """
+        """Returns the records on the device, or on each device of ``sharding``."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -202,11 +198,7 @@ class TrainingData(abc.ABC, Generic[_DataT_co]):
 
     @abc.abstractmethod
     def shapes(self, state: RunStateT) -> tuple[RunStateT, PyTree]:
-        """Returns the arguments of a step on one device, or their shapes and dtypes.
-
-        Args:
-          state: of the run.
-        """
+        """Returns the arguments of a step from ``state`` on one device, or their shapes."""
 
     @abc.abstractmethod
     def compile(
@@ -281,11 +273,7 @@ class RunResult:
         return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
 
     def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate of the run at ``delta``.
-
-        Args:
-          delta: in (0, 1); customarily well below one over the number of records.
-        """
+        """Returns the certificate of the run at ``delta``, customarily well below one over n."""
         from dpjax.certificates.certificate import certify
 
         return certify(self.guarantee, delta)

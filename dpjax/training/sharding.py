@@ -111,11 +111,7 @@ class MeshSharding:
         return shards
 
     def check_batch_size(self, physical_batch_size: int) -> None:
-        """Raises ValueError unless the rows of a physical batch can be split evenly.
-
-        Args:
-          physical_batch_size: of the sampler.
-        """
+        """Raises ValueError unless ``physical_batch_size`` rows can be split evenly."""
         check_count("physical_batch_size", physical_batch_size)
         check(
             physical_batch_size % self.num_shards == 0,
@@ -125,10 +121,7 @@ class MeshSharding:
         )
 
     def param_specs(self, params: ArrayTree) -> Specs:
-        """Returns the `PartitionSpec` of each parameter by ``param_rule``.
-
-        Args:
-          params: arrays, or their shapes.
+        """Returns the `PartitionSpec` of each of ``params``, arrays or shapes, by ``param_rule``.
 
         Raises:
           ValueError: a partition that is none, has more axes than the parameter, names an axis that
@@ -172,11 +165,7 @@ class MeshSharding:
         return jax.tree_util.tree_map_with_path(spec, state)
 
     def describe(self, params: ArrayTree) -> str:
-        """Returns mesh, batch axes and partition specs as text, by which processes are compared.
-
-        Args:
-          params: arrays, or their shapes.
-        """
+        """Returns mesh, batch axes and the specs of ``params`` as text, to compare processes."""
         devices = [device.id for device in self.mesh.devices.flat]
         specs = jax.tree.leaves(self.param_specs(params), is_leaf=is_spec)
         return repr((dict(self.mesh.shape), devices, self.batch_axes, specs))
@@ -208,11 +197,7 @@ class MeshSharding:
         return jax.tree.map(self._place, tree, _broadcast(specs, tree))
 
     def place_shards(self, shards: Mapping[int, PyTree]) -> PyTree:
-        """Returns sharded arrays, made of this process's shards along the leading axis.
-
-        Args:
-          shards: trees of numpy arrays of the same shapes, by number: those of `own_shards`.
-        """
+        """Returns sharded arrays, made of ``shards``: numpy's trees of `own_shards` by number."""
 
         def place(*leaves: np.ndarray) -> jax.Array:
             parts, (size, *shape) = dict(zip(shards, leaves, strict=True)), leaves[0].shape
@@ -239,11 +224,7 @@ class MeshSharding:
         )
 
     def batch_spec(self, spec: PartitionSpec) -> PartitionSpec:
-        """Returns the part of ``spec`` that names batch axes, for ``shard_map`` over them.
-
-        Args:
-          spec: a partition over any axes of the mesh.
-        """
+        """Returns the part of ``spec`` that names batch axes, for ``shard_map`` over them."""
 
         def own(entry: SpecEntry) -> tuple[str, ...] | None:
             return tuple(name for name in _names(entry) if name in self.batch_axes) or None

@@ -80,8 +80,7 @@ def private_step(
       key: from which the keys of the sampler, of the noise and of the loss are derived.
       loss_takes_key: whether the loss draws random numbers (dropout) from a key, which is then
         another one for each step and each example drawn in it.
-      method: see `clipped_grad`.
-      microbatch_size: see `clipped_grad`; with ``sharding``, of the rows on one device.
+      method, microbatch_size: see `clipped_grad`; with ``sharding``, of the rows on one device.
       sharding: mesh of devices over which batches, and parameters by a rule, are split. ``init``
         places the state there.
 

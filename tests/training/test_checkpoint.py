@@ -319,21 +319,6 @@ def test_checkpoint_store_is_readable_by_its_owner_alone(six_done, tmp_path):
     assert mode(open_folder / "lock") == 0o600
 
 
-def test_train_reports_nothing_that_is_not_on_disk(tmp_path, monkeypatch):
-    reported = []
-
-    def disk_is_full(store, state, num_releases):
-        if num_releases > 3:
-            raise OSError("no space left")
-        return save(store, state, num_releases)
-
-    save = CheckpointStore.save
-    monkeypatch.setattr(CheckpointStore, "save", disk_is_full)
-    with pytest.raises(OSError, match="no space left"):
-        run(tmp_path, on_report=lambda report: reported.append(report.num_releases))
-    assert reported == [3]
-
-
 def test_train_never_advises_to_remove_the_only_checkpoint(copy_of_six_done):
     """Beginning again would release the same steps with other noise."""
     shutil.rmtree(copy_of_six_done / "3")

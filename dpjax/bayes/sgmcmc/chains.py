@@ -43,8 +43,7 @@ def private_chains(
       log_likelihood: ``log_likelihood(params, example) -> scalar``.
       log_prior: ``log_prior(params) -> scalar``, or ``None`` for a flat prior.
       chain: an `SGLD`, `SGHMC` or `PSGLD`.
-      method: see `clipped_grad`.
-      microbatch_size: see `clipped_grad`.
+      method, microbatch_size: see `clipped_grad`.
       sharding: see `private_step`; every device computes its rows for all chains.
 
     Returns:
@@ -312,8 +311,7 @@ def sample(
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.
       thinning: steps from one kept state to the next after the burn-in.
-      method: see `clipped_grad`.
-      microbatch_size: see `clipped_grad`.
+      method, microbatch_size: see `clipped_grad`.
       sharding: mesh of devices over which batches, and parameters by a rule, are split, as for
         `train`, which is called by several processes in the same way. Process 0 writes the files
         of kept states, and the others keep the states in host memory.

@@ -358,9 +358,6 @@ class Langevin(Mechanism):
 
         Step sizes are divided by ``factor`` squared, at the same temperature. So `dpjax.calibrate`
         returns the largest step sizes for which the injected noise suffices.
-
-        Args:
-          factor: above zero.
         """
         check_positive("factor", factor)
         smaller = self._with_sizes(self.step_sizes / factor**2)

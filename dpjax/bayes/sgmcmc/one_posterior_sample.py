@@ -203,11 +203,7 @@ class PosteriorDraw:
         return self.mechanism.guarantee
 
     def certificate(self, delta: float) -> Certificate:
-        """Returns the certificate of the sample at ``delta``.
-
-        Args:
-          delta: in (0, 1).
-        """
+        """Returns the certificate of the sample at ``delta`` in (0, 1)."""
         return self.mechanism.certificate(delta)
 
 

@@ -195,15 +195,9 @@ def sghmc(
     """SGHMC as an optax transformation of the clipped **sum** of gradients of ``-log likelihood``.
 
     Args:
-      step_size: eta, a number or a function of the step's number.
-      temperature: 1 samples the posterior.
+      step_size, temperature, num_examples, expected_batch_size, l2_clip: as of `sgld`.
       friction: alpha, in (0, 1].
-      num_examples: N.
-      expected_batch_size: tau, the public constant that the noisy sum is divided by.
-      l2_clip: what each example's gradient was clipped to.
-      key: a JAX key for the noise.
-      log_prior: ``log_prior(params) -> scalar``; ``None`` for a flat prior. Never clipped.
-      min_noise_multiplier: lower bound on the noise multiplier.
+      key, log_prior, min_noise_multiplier: as of `sgld`.
 
     Returns:
       As `sgld`; the velocity is part of the state.
@@ -381,15 +375,9 @@ def psgld(
     """Preconditioned SGLD as an optax transformation of the clipped **sum**.
 
     Args:
-      step_size: eta, a number or a function of the step's number.
-      temperature: 1 samples the posterior.
+      step_size, temperature, num_examples, expected_batch_size, l2_clip: as of `sgld`.
       preconditioner: an `RMSProp`.
-      num_examples: N.
-      expected_batch_size: tau, the public constant that the noisy sum is divided by.
-      l2_clip: what each example's gradient was clipped to.
-      key: a JAX key for the noise.
-      log_prior: ``log_prior(params) -> scalar``; ``None`` for a flat prior. Never clipped.
-      min_noise_multiplier: lower bound on the noise multiplier.
+      key, log_prior, min_noise_multiplier: as of `sgld`.
 
     Returns:
       As `sgld`.

@@ -234,10 +234,9 @@ class DPSVI:
         self._steps: dict[tuple[Hashable, ...], VariationalStep] = {}
 
     def with_num_examples(self, num_examples: int) -> "DPSVI":
-        """Returns the same inference over another number of records, drawn at the same rate.
+        """Returns the same inference over ``num_examples`` records, drawn at the same rate.
 
-        Args:
-          num_examples: such as that of one of several holders (`dpjax.federated`).
+        Such as those of one of several holders (`dpjax.federated`).
 
         Raises:
           ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
@@ -303,8 +302,7 @@ class DPSVI:
 
         Args:
           svi_state: the state before the step.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, the whole data set included.
 
         Returns:
           The next state, and an estimate of the negative ELBO: a **private** value, not released.
@@ -323,8 +321,7 @@ class DPSVI:
 
         Args:
           svi_state: the state before the step.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, the whole data set included.
 
         Returns:
           The next state, and a `StepInfo`: **private** values, not released. Its gradient norms are
@@ -345,8 +342,7 @@ class DPSVI:
         Args:
           rng_key: a JAX key for the batch, the holder's secret and a new one in each step.
           svi_state: the state before the step.
-          *args: of the model, all records of the holder included.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, all records of the holder included.
 
         Returns:
           A tree like the unconstrained parameters.
@@ -369,8 +365,7 @@ class DPSVI:
         Args:
           svi_state: the state before the step, as for `clipped_sum`.
           noisy_sum: a tree like the unconstrained parameters.
-          *args: of the model; of records only their shapes are used.
-          **kwargs: of the model.
+          *args, **kwargs: of the model; of records only their shapes are used.
 
         Returns:
           The next state, its sampler and noise unchanged.
@@ -476,11 +471,7 @@ class DPSVI:
         )
 
     def get_params(self, svi_state: DPSVIState) -> dict[str, PyTree]:
-        """Returns the values of the param sites by name, released after every step.
-
-        Args:
-          svi_state: a state of this `DPSVI`.
-        """
+        """Returns the param sites' values in ``svi_state`` by name, released after every step."""
         if self._svi.constrain_fn is None:
             raise ValueError("init must be called first: it finds the parameters' constraints")
         return self._svi.get_params(svi_state)
@@ -490,8 +481,7 @@ class DPSVI:
 
         Args:
           svi_state: a state of this `DPSVI`.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, the whole data set included.
 
         Privacy:
           The result is a **private** value, not released.
@@ -516,8 +506,7 @@ class DPSVI:
           rng_key: a JAX key.
           params: what `get_params` returned, or a state.
           num_samples: number of draws.
-          *args: of the model, as for `update`; of records only shapes and dtypes are used.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, as for `update`; of records only their shapes are used.
 
         Returns:
           For each latent variable of the model outside of the plate an array
@@ -542,8 +531,7 @@ class DPSVI:
           rng_key: a JAX key.
           params: what `get_params` or `run` returned, or a state.
           num_samples: number of draws.
-          *args: of the model, new ones, with ``None`` for what it observes.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, new ones, with ``None`` for what it observes.
 
         Returns:
           As `numpyro.infer.Predictive`: for each observed or deterministic site an array
@@ -568,8 +556,7 @@ class DPSVI:
         Args:
           rng_key: for the latent variables, drawn once (for each particle) as a step does.
           svi_state: gradients are taken at its parameters.
-          *args: of the model, the whole data set included.
-          **kwargs: of the model.
+          *args, **kwargs: of the model, the whole data set included.
 
         Privacy:
           The report holds **private** values, not released.
