@@ -27,11 +27,9 @@ from dpjax.bdp.accountant import (
 )
 from dpjax.bdp.conversion import (
     BDPResult,
-    PopulationEpsilon,
     attack_success,
     delta,
     epsilon,
-    population_epsilons,
 )
 from dpjax.bdp.replace_one import (
     GradientPairs,
@@ -46,7 +44,6 @@ __all__ = [
     "BDPCertificate",
     "BDPResult",
     "GradientPairs",
-    "PopulationEpsilon",
     "TrainingAccountant",
     "attack_success",
     "certificate",
@@ -58,7 +55,6 @@ __all__ = [
     "gradient_pairs",
     "init",
     "laplace_log_moments",
-    "population_epsilons",
     "replace_one_log_moments",
     "sample_disjoint_pairs",
     "subsampled_gaussian_log_moments",

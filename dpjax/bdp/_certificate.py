@@ -12,7 +12,6 @@ from dpjax.bdp.accountant import AccountantState, check_state
 from dpjax.bdp.conversion import (
     SHARES,
     BDPResult,
-    PopulationEpsilon,
     attack_success,
     best_order,
     population_epsilons,
@@ -58,7 +57,7 @@ class BDPCertificate(Report):
       share: share of the population for which ``epsilon.bdp`` holds.
       epsilon: both epsilons, at the DP certificate's delta. Where the BDP epsilon is the larger, it
         adds nothing to the DP guarantee.
-      population_epsilons: BDP epsilons for other shares of the population.
+      population_epsilons: shares of the population, each with the BDP epsilon that holds for it.
       order: the order lambda of ``epsilon.bdp``.
       num_planned: the number of steps that the composition was planned for.
       failure_probability: probability that an estimate was too small; included in delta.
@@ -68,7 +67,7 @@ class BDPCertificate(Report):
     dp_certificate: Certificate
     share: float
     epsilon: BDPResult
-    population_epsilons: tuple[PopulationEpsilon, ...]
+    population_epsilons: tuple[tuple[float, float], ...]
     order: int
     num_planned: int
     failure_probability: float
@@ -184,7 +183,7 @@ class BDPCertificate(Report):
             "epsilon": self.epsilon,
             "attack_success": self.attack_success,
             "share": self.share,
-            "population_epsilons": [[share, value] for share, value in self.population_epsilons],
+            "population_epsilons": self.population_epsilons,
             "order": self.order,
             "num_planned": self.num_planned,
             "failure_probability": self.failure_probability,
@@ -243,12 +242,12 @@ def certificate(
     mean_delta = (1 - share) * delta
     allowed = f"so large that (1 - share) delta exceeds the failure probability {failure:g}"
     check(mean_delta > failure, "delta", delta, allowed)
-    (own,) = population_epsilons(state, delta, (share,))
+    ((_, epsilon),) = population_epsilons(state, delta, (share,))
 
     return BDPCertificate(
         dp_certificate=dp_certificate,
         share=share,
-        epsilon=BDPResult(own.epsilon, dp_certificate.epsilon),
+        epsilon=BDPResult(epsilon, dp_certificate.epsilon),
         population_epsilons=population_epsilons(state, delta, shares),
         order=best_order(state, mean_delta, definition="weak"),
         num_planned=state.mechanism.num_releases,

@@ -42,18 +42,6 @@ class BDPResult(NamedTuple):
     dp: float
 
 
-class PopulationEpsilon(NamedTuple):
-    """An epsilon that holds for a share of the population.
-
-    Attributes:
-      share: share of the records drawn from the data distribution for which epsilon holds.
-      epsilon: each of these records has (epsilon, delta)-DP, at the delta that was given.
-    """
-
-    share: float
-    epsilon: float
-
-
 def epsilon(
     state: AccountantState, delta: float, *, definition: Definition = "strong"
 ) -> BDPResult:
@@ -126,28 +114,14 @@ def delta(
 
 
 def best_order(state: AccountantState, delta: float, *, definition: Definition = "strong") -> int:
-    """Returns the order lambda that minimises the BDP epsilon.
-
-    If it is the largest of the orders, larger ones give a smaller epsilon: pass more to `init`.
-
-    Args:
-      state: of at least one step.
-      delta: in (0, 1).
-      definition: see `epsilon`.
-
-    Raises:
-      ValueError: ``delta`` is not above the estimators' failure probability.
-    """
-    check_state(state)
-    check_delta(delta)
-    check_choice("definition", definition, get_args(Definition))
+    """Returns the order lambda that minimises the BDP epsilon."""
     return state.orders[int(np.argmin(_epsilon_at_orders(state, delta, definition)))]
 
 
 def population_epsilons(
-    state: AccountantState, delta: float, shares: Sequence[float] = SHARES
-) -> tuple[PopulationEpsilon, ...]:
-    """Returns the epsilons at ``delta`` that hold for given shares of the population.
+    state: AccountantState, delta: float, shares: Sequence[float]
+) -> tuple[tuple[float, float], ...]:
+    """Returns shares of the population, each with the epsilon at ``delta`` that holds for it.
 
     For a record x' let delta(x') be the smallest with which (epsilon, delta(x'))-DP holds for it.
     Its mean over the population is at most the BDP delta (of the weak definition), so by Markov's
@@ -155,20 +129,8 @@ def population_epsilons(
     For a share s, epsilon is therefore evaluated at delta_mu = (1 - s) ``delta``. It is infinite
     where delta_mu is not above the estimators' failure probability.
 
-    Args:
-      state: of at least one step.
-      delta: in (0, 1).
-      shares: shares of the population, in [0, 1).
-
-    Returns:
-      One epsilon for each share, in their order.
-
-    Raises:
-      ValueError: ``delta`` is not in (0, 1), or a share is not in [0, 1).
-
     Source: Triastcyn & Faltings (2020), Section 4.4.1.
     """
-    check_state(state)
     check_delta(delta)
     allowed = "numbers in [0, 1)"
     shares = as_finite(shares, "shares", allowed, lambda s: (s >= 0) & (s < 1)).tolist()
@@ -176,7 +138,7 @@ def population_epsilons(
     means = ((share, (1 - share) * delta) for share in shares)
     failure = state.total_failure_probability
     return tuple(
-        PopulationEpsilon(share, _epsilon(state, mean, "weak") if mean > failure else math.inf)
+        (share, _epsilon(state, mean, "weak") if mean > failure else math.inf)
         for share, mean in means
     )
 

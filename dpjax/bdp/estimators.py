@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainccinv, stdtrit
+from scipy.special import stdtrit
 
 from dpjax._checks import as_mask, check, check_delta
 from dpjax.accounting.loss_distribution import Array
@@ -128,46 +128,6 @@ def empirical_bernstein_upper_bound(
     far = bound + np.log(7 * level / (3 * (count - 1)))
     estimate = np.minimum(np.logaddexp(near, far), bound)
     return np.where((count < 2) | (largest == np.inf), bound, estimate)
-
-
-def beta_upper_bound(
-    ones: npt.ArrayLike, zeros: npt.ArrayLike, failure_probability: npt.ArrayLike
-) -> np.float64 | Array:
-    """Returns the Bayesian upper credible bound on the mean of zeros and ones.
-
-    Under a uniform prior the posterior of the mean is Beta(ones + 1, zeros + 1), and this is its
-    quantile at 1 - gamma. The probability is over the mean, given the samples. The bound is above 0
-    also without ones (unless gamma is 1): after 100 zeros the mean exceeds p with probability
-    (1 - p)^101.
-
-    Args:
-      ones: number of ones, a whole number >= 0.
-      zeros: number of zeros; all three arguments broadcast.
-      failure_probability: gamma, in [0, 1].
-
-    Returns:
-      Bounds in [0, 1], of the arguments' common shape.
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    Source: Triastcyn & Faltings (2020), Section 4.3.1.
-
-    >>> round(float(beta_upper_bound(ones=0, zeros=100, failure_probability=0.99**101)), 6)
-    0.01
-    """
-    gamma = np.asarray(failure_probability, float)
-    within = bool(np.all((gamma >= 0) & (gamma <= 1)))
-    check(within, "failure_probability", failure_probability, "in [0, 1]")
-    ones, zeros = _counts("ones", ones), _counts("zeros", zeros)
-    return np.asarray(betainccinv(ones + 1, zeros + 1, gamma), float)[()]
-
-
-def _counts(name: str, value: npt.ArrayLike) -> Array:
-    values = np.asarray(value)
-    whole = values.dtype.kind in "iuf" and np.all((values >= 0) & (values == np.floor(values)))
-    check(bool(whole), name, value, "whole numbers >= 0")
-    return values.astype(float)
 
 
 def _summary(log_values: npt.ArrayLike, mask: npt.ArrayLike | None) -> _Summary:

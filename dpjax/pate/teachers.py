@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Generic, NamedTuple, Self, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_h
 from dpjax.training.run import compile_chunk
 
 P = TypeVar("P")
+T = TypeVar("T")  # a tree of arrays
+R = TypeVar("R")
 # loss_fn(params, batch) or loss_fn(params, batch, key): a scalar, or one for each example.
 BatchLossFn = Callable[..., jax.Array]
 # What the keys folded from a teacher's key are for.
@@ -200,7 +202,7 @@ class Partition:
         """Number of records of each shard."""
         return self.indices.shape[1]
 
-    def shards(self, data: ArrayTree) -> Any:
+    def shards(self, data: T) -> T:
         """Returns the records of every shard.
 
         Args:
@@ -335,9 +337,9 @@ def train_teachers(
 
 
 def predict_labels(
-    apply_fn: Callable[[P, Any], jax.Array],
+    apply_fn: Callable[[P, T], jax.Array],
     teachers: P,
-    inputs: ArrayTree,
+    inputs: T,
     *,
     batch_size: int = 1_000,
     progress: bool = True,
@@ -368,15 +370,15 @@ def predict_labels(
     """
     check_function("apply_fn", apply_fn, "params", "inputs")
     num_teachers = batch_length(cast(ArrayTree, teachers), "teachers")
-    num_queries = batch_length(inputs, "inputs")
+    num_queries = batch_length(cast(ArrayTree, inputs), "inputs")
     check(num_teachers > 0, "teachers", num_teachers, "at least one")
     check(num_queries > 0, "inputs", num_queries, "at least one query")
     check_count("batch_size", batch_size)
 
     @jax.jit
-    def predict(teacher: P, queries: ArrayTree) -> jax.Array:
+    def predict(teacher: P, queries: T) -> jax.Array:
         logits = apply_fn(teacher, queries)
-        num_inputs = batch_length(queries, "inputs")
+        num_inputs = batch_length(cast(ArrayTree, queries), "inputs")
         fits = logits.ndim == 2 and len(logits) == num_inputs
         wanted = f"logits of shape ({num_inputs}, num_classes)"
         check(fits, "apply_fn's result", logits.shape, wanted)
@@ -397,11 +399,11 @@ def predict_labels(
     return labels
 
 
-class _Ensemble(NamedTuple):
+class _Ensemble(NamedTuple, Generic[P]):
     """Parameters of all teachers, of which the first ``num_done`` are trained."""
 
     num_done: np.ndarray
-    params: Any
+    params: P
 
 
 class _Identity(NamedTuple):
@@ -413,27 +415,27 @@ class _Identity(NamedTuple):
     number: str  # of teachers and of steps
 
 
-class _State(NamedTuple):
+class _State(NamedTuple, Generic[P]):
     """Training state of one teacher."""
 
     step: jax.Array
     key: PRNGKey
     orders: jax.Array  # of the records of the shard, (num_epochs, shard_size)
-    params: Any
+    params: P
     opt_state: optax.OptState
 
 
-class _Training(NamedTuple):
+class _Training(NamedTuple, Generic[P]):
     """Training program of one teacher."""
 
     loss_fn: BatchLossFn
-    init_fn: Callable[[PRNGKey], Any]
+    init_fn: Callable[[PRNGKey], P]
     optimizer: optax.GradientTransformation
     num_steps: int
     batch_size: int
     loss_takes_key: bool
 
-    def init(self, key: PRNGKey, shard: ArrayTree) -> _State:
+    def init(self, key: PRNGKey, shard: ArrayTree) -> _State[P]:
         """Returns the state of a teacher before its first step."""
         shard_size = batch_length(shard)
         num_epochs = -(-self.num_steps // (shard_size // self.batch_size))
@@ -444,7 +446,7 @@ class _Training(NamedTuple):
         params = self.init_fn(jax.random.fold_in(key, _INIT))
         return _State(jnp.int32(0), key, orders, params, self.optimizer.init(params))
 
-    def update(self, state: _State, shard: ArrayTree) -> tuple[_State, tuple[()]]:
+    def update(self, state: _State[P], shard: ArrayTree) -> tuple[_State[P], tuple[()]]:
         """Returns the state of a teacher after one more step."""
         # the next batch of this epoch's order
         epoch, place = jnp.divmod(state.step, state.orders.shape[1] // self.batch_size)
@@ -459,7 +461,7 @@ class _Training(NamedTuple):
         params = optax.apply_updates(state.params, updates)
         return _State(state.step + 1, state.key, state.orders, params, opt_state), ()
 
-    def _mean_loss(self, params: Any, batch: ArrayTree, key: PRNGKey) -> jax.Array:
+    def _mean_loss(self, params: P, batch: ArrayTree, key: PRNGKey) -> jax.Array:
         losses = self.loss_fn(params, batch, *[key] * self.loss_takes_key)
         shapes = ((), (self.batch_size,))
         fits = losses.shape in shapes and jnp.issubdtype(losses.dtype, jnp.floating)
@@ -483,12 +485,12 @@ class _Blocks(NamedTuple):
         for start in range(first, self.num_teachers, self.size):
             yield np.minimum(np.arange(start, start + self.size), self.num_teachers - 1)
 
-    def put(self, tree: ArrayTree, numbers: npt.NDArray[np.int64]) -> Any:
+    def put(self, tree: T, numbers: npt.NDArray[np.int64]) -> T:
         """Returns the given teachers' entries of the leading axis, spread over the devices."""
         sharding = NamedSharding(self.mesh, PartitionSpec("teachers"))
         return jax.tree.map(lambda leaf: jax.device_put(leaf[numbers], sharding), tree)
 
-    def spread(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def spread(self, function: Callable[..., R]) -> Callable[..., R]:
         """Returns ``function`` of one teacher for a block, run on each device for its teachers."""
         teachers = PartitionSpec("teachers")
         return jax.shard_map(
@@ -524,13 +526,13 @@ def _plan_blocks(
 
 
 def _train_blocks(
-    training: _Training,
+    training: _Training[P],
     blocks: _Blocks,
     keys: jax.Array,
     shards: ArrayTree,
     first: int,
     progress: bool,
-) -> Iterator[tuple[npt.NDArray[np.int64], Any]]:
+) -> Iterator[tuple[npt.NDArray[np.int64], P]]:
     """Yields the teachers of each block from number ``first`` on, and their parameters."""
     todo = list(blocks.numbers(first))
     if not todo:
@@ -544,7 +546,7 @@ def _train_blocks(
     run = compile_chunk(update, init(own_keys, data), data, steps_per_call)
     double = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
-    def train(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Any]:
+    def train(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], P]:
         with jax.enable_x64(double):  # JAX keeps this setting for each thread
             data = blocks.put(shards, numbers)
             state = init(blocks.put(keys, numbers), data)
@@ -562,7 +564,7 @@ def _train_blocks(
         yield from pool.map(train, todo)
 
 
-def _identify(key: PRNGKey, training: _Training, shards: ArrayTree) -> _Identity:
+def _identify(key: PRNGKey, training: _Training[P], shards: ArrayTree) -> _Identity:
     """Returns the identity of a run; the program is that of one teacher."""
     shard = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), shards)
     programs = [
@@ -589,7 +591,7 @@ def _check_shards(shards: ArrayTree) -> tuple[int, int]:
     return num_teachers, shard_size
 
 
-def _check_params(init_fn: Callable[[PRNGKey], Any], key: PRNGKey) -> Any:
+def _check_params(init_fn: Callable[[PRNGKey], P], key: PRNGKey) -> P:
     """Returns the shapes of the parameters, all of which must be floats."""
     params = jax.eval_shape(init_fn, key)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -599,7 +601,9 @@ def _check_params(init_fn: Callable[[PRNGKey], Any], key: PRNGKey) -> Any:
     return params
 
 
-def _as_shards(indices: Any, num_examples: int) -> npt.NDArray[np.int64]:
+def _as_shards(
+    indices: np.ndarray | jax.Array | Iterable[npt.ArrayLike], num_examples: int
+) -> npt.NDArray[np.int64]:
     """Returns positions ``(num_teachers, shard_size)`` after all checks of a partition."""
     # shards of equal size
     if not isinstance(indices, np.ndarray | jax.Array):
@@ -634,7 +638,7 @@ def _as_shards(indices: Any, num_examples: int) -> npt.NDArray[np.int64]:
     return positions
 
 
-def _bytes(identifier: Any) -> bytes:
+def _bytes(identifier: str | bytes | int | np.ndarray) -> bytes:
     if isinstance(identifier, str):
         return identifier.encode()
     if isinstance(identifier, bytes):
@@ -645,7 +649,7 @@ def _bytes(identifier: Any) -> bytes:
     )
 
 
-def _take(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
+def _take(leaf: npt.ArrayLike, indices: npt.NDArray[np.int64]) -> np.ndarray | jax.Array:
     return (
         jnp.take(leaf, indices, axis=0)
         if isinstance(leaf, jax.Array)

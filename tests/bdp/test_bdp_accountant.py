@@ -42,7 +42,7 @@ def exact_costs(norms, num_steps=STEPS):
 
 @pytest.mark.parametrize("rate", [1e-3, 0.02, 1.0])
 @pytest.mark.parametrize("noise", [0.6, 1.0, 4.0])
-def test_norms_at_the_clip_bound_agree_with_the_moments_accountant(rate, noise):
+def test_update_at_the_clip_bound_is_the_moments_accountant(rate, noise):
     account = bdp.init(mechanism(noise=noise, rate=rate), orders=ORDERS)
     account = bdp.update(account, np.full((STEPS, 50), 3.0))  # clipped to the bound
     for order, cost in zip(ORDERS, account.costs, strict=True):
@@ -50,7 +50,7 @@ def test_norms_at_the_clip_bound_agree_with_the_moments_accountant(rate, noise):
         assert cost == pytest.approx(expected, rel=1e-10)
 
 
-def test_epsilon_is_corollary_one_with_the_failure_counted_into_delta():
+def test_epsilon_includes_the_failure_probability_in_delta():
     account = bdp.init(mechanism(), orders=ORDERS, failure_probability=1e-8)
     account = bdp.update(account, np.full((STEPS, 50), CLIP))
     failure = 1 - (1 - 1e-8) ** (STEPS * len(ORDERS))  # the best order is chosen afterwards
@@ -62,14 +62,14 @@ def test_epsilon_is_corollary_one_with_the_failure_counted_into_delta():
     assert bdp.epsilon(account, 1e-5).bdp == pytest.approx(wanted, rel=1e-9)
 
 
-def test_epsilon_and_delta_are_each_others_inverse_on_both_sides():
+def test_epsilon_and_delta_are_inverse():
     account = bdp.update(bdp.init(mechanism()), np.full((STEPS, 64), 0.5))
     both = bdp.epsilon(account, 1e-5)
     assert bdp.delta(account, both.bdp).bdp == pytest.approx(1e-5, rel=1e-6)
     assert bdp.delta(account, both.dp).dp == pytest.approx(1e-5, rel=0.05)
 
 
-def test_the_weak_definition_has_the_sharper_conversion():
+def test_epsilon_of_the_weak_definition_is_sharper():
     """Against the privacy loss itself: one Gaussian release of a record of known norm."""
     released = dpjax.SubsampledGaussian(
         dpjax.PoissonSampling(10, 1.0),
@@ -88,7 +88,7 @@ def test_the_weak_definition_has_the_sharper_conversion():
     assert back == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_the_estimate_is_above_the_mean_and_nears_it_with_more_draws():
+def test_update_nears_the_mean_from_above_with_more_draws():
     rng = np.random.default_rng(0)
     population = rng.uniform(0.1, 0.4, 200)
     exact = exact_costs(population)
@@ -102,7 +102,7 @@ def test_the_estimate_is_above_the_mean_and_nears_it_with_more_draws():
     assert (gaps[2] > 0).all()
 
 
-def test_order_of_steps_their_blocks_and_padding_do_not_matter():
+def test_update_does_not_depend_on_order_blocks_and_padding():
     rng = np.random.default_rng(1)
     norms = rng.exponential(0.5, (STEPS, 30))
     whole = bdp.update(bdp.init(mechanism()), norms)
@@ -117,7 +117,7 @@ def test_order_of_steps_their_blocks_and_padding_do_not_matter():
     np.testing.assert_allclose(single.costs, whole.costs, rtol=1e-12)
 
 
-def test_noise_of_each_step_is_its_own():
+def test_update_uses_the_noise_of_each_step():
     noises = tuple(np.linspace(0.8, 2.0, STEPS).tolist())
     moments = [log_moments.compute_log_moment(3, noise, RATE) for noise in noises]
     first = bdp.init(mechanism(noise=noises), orders=ORDERS)
@@ -135,7 +135,7 @@ def test_noise_of_each_step_is_its_own():
 
 
 @pytest.mark.parametrize(("adjacency", "in_clips"), [("zero_out", 1), ("replace_one", 2)])
-def test_the_dp_guarantee_beside_it_is_of_the_steps_that_were_added(adjacency, in_clips):
+def test_epsilon_has_the_dp_guarantee_of_the_added_steps(adjacency, in_clips):
     """By the profile of N(mu, 1), for batches of all records and noise that changes."""
     noises = np.array([3.0, 2.0, 1.5])
     planned = mechanism(3, noise=tuple(noises.tolist()), rate=1.0, adjacency=adjacency)
@@ -153,7 +153,7 @@ def test_the_dp_guarantee_beside_it_is_of_the_steps_that_were_added(adjacency, i
         assert delta_of(wrong, epsilon) != pytest.approx(1e-5, rel=0.1)
 
 
-def test_composition_bounds_brute_force_on_a_population_that_is_known():
+def test_composition_bounds_brute_force_on_a_known_population():
     """Hölder's bound against the exact moment E_x[prod_t exp(lambda D_t(x))] and simulation."""
     # Three kinds of records, whose norms differ from step to step.
     shares = np.array([0.7, 0.25, 0.05])
@@ -180,57 +180,37 @@ def test_composition_bounds_brute_force_on_a_population_that_is_known():
     assert abs(values.mean() - fresh) > 4 * error
 
 
-def test_a_composition_with_the_expectation_inside_the_product_would_be_too_small():
-    """Why Theorem 1 has the exponent T: the same record is in every step."""
-    shares, steps = np.array([0.99, 0.01]), 100
-    moment = bdp.subsampled_gaussian_log_moments(
-        (4,), np.array([0.05, 0.7]), sampling_rate=0.1, noise_std=NOISE * CLIP
-    )[:, 0]
-    exact = np.log(shares @ np.exp(steps * moment))
-    as_if_fresh = steps * np.log(shares @ np.exp(moment))
-    holder = steps * (np.log(shares @ np.exp(steps * moment)) / steps)
-    assert as_if_fresh < exact
-    assert holder == pytest.approx(exact)
-
-
-def test_more_steps_than_planned_are_an_error():
-    account = bdp.update(bdp.init(mechanism()), np.zeros((STEPS - 1, 5)))
-    with pytest.raises(ValueError, match=r"at most the planned 40 steps .* got 2 more after 39"):
-        bdp.update(account, np.zeros((2, 5)))
-    with pytest.raises(ValueError, match="planned"):
-        bdp.update_worst_case(account, 2)
-    with pytest.raises(ValueError, match="planned"):
-        bdp.update_from_log_moments(account, np.zeros((2, 5, 32)))
-
-
-def test_planning_more_steps_costs_more_for_the_same_steps():
+def test_update_costs_more_with_more_planned_steps():
     norms = np.random.default_rng(3).uniform(0, 0.7, (10, 64))
     exactly = bdp.update(bdp.init(mechanism(10)), norms)
     planned = bdp.update(bdp.init(mechanism(200)), norms)
     assert (planned.costs > exactly.costs).all()
 
 
-def test_too_few_samples_cost_the_worst_case():
-    empty = bdp.update(bdp.init(mechanism()), np.zeros((1, 0)))
-    one = bdp.update(bdp.init(mechanism()), np.full((1, 1), 0.1))
+@pytest.mark.parametrize(
+    ("norms", "settings"),
+    [
+        (np.zeros((1, 0)), {}),
+        (np.full((1, 1), 0.1), {}),
+        (np.linspace(0.1, 0.6, 6)[None], {"failure_probability": 1e-300}),  # overflow
+    ],
+)
+def test_update_of_too_few_samples_costs_the_worst_case(norms, settings):
+    account = bdp.update(bdp.init(mechanism(), **settings), norms)
     bound = bdp.update_worst_case(bdp.init(mechanism()), 1)
-    np.testing.assert_allclose(empty.costs, bound.costs, rtol=1e-14)
-    np.testing.assert_allclose(one.costs, bound.costs, rtol=1e-14)
+    np.testing.assert_allclose(account.costs, bound.costs, rtol=1e-12)
 
 
-def test_costs_never_exceed_the_worst_case():
+def test_update_costs_at_most_the_worst_case_and_nothing_without_contributions():
     norms = np.random.default_rng(4).pareto(0.7, (STEPS, 12))
     account = bdp.update(bdp.init(mechanism()), norms)
     bound = bdp.update_worst_case(bdp.init(mechanism()), STEPS)
     assert (account.costs <= bound.costs * (1 + 1e-12)).all()
+    zeros = bdp.update(bdp.init(mechanism()), np.array([[np.nan, np.inf] * 8, [0.0] * 16]))
+    np.testing.assert_array_equal(zeros.costs, 0)
 
 
-def test_examples_that_contribute_nothing_have_no_cost():
-    account = bdp.update(bdp.init(mechanism()), np.array([[np.nan, np.inf] * 8, [0.0] * 16]))
-    np.testing.assert_array_equal(account.costs, 0)
-
-
-def test_bounds_by_layers_are_clipped_layer_by_layer():
+def test_update_clips_each_layer_by_its_bound():
     clip = {"a": 0.3, "b": 0.4}
     layered = dataclasses.replace(mechanism(1), l2_clip=clip)
     norms = {"a": np.full(10, 0.1), "b": np.full(10, 9.0)}
@@ -244,7 +224,7 @@ def test_bounds_by_layers_are_clipped_layer_by_layer():
         bdp.update(bdp.init(layered), np.zeros(10))
 
 
-def test_the_distribution_free_estimator_is_looser_and_holds_where_students_fails():
+def test_update_by_empirical_bernstein_holds_where_students_fails():
     # One draw in a thousand is at the bound: most batches do not show it.
     norms = np.full((STEPS, 1_000), 0.05)
     student = bdp.init(mechanism(noise=0.3))
@@ -259,7 +239,7 @@ def test_the_distribution_free_estimator_is_looser_and_holds_where_students_fail
     assert (free.costs >= truth * (1 - 1e-9)).all()
 
 
-def test_log_moments_of_other_mechanisms_can_be_added():
+def test_update_from_log_moments_of_another_mechanism():
     scale, sensitivity = 2.0, dpjax.Sensitivity(1.0, "l1", "replace_one")
     laplace = dpjax.Laplace(sensitivity, scale)
     distances = np.full(500, 1.0)
@@ -273,7 +253,7 @@ def test_log_moments_of_other_mechanisms_can_be_added():
     assert bdp.epsilon(account, 1e-5).dp == pytest.approx(0.5, rel=1e-3)
 
 
-def test_a_given_bound_is_not_exceeded():
+def test_update_from_log_moments_is_at_most_the_bound():
     draws = np.array([[0.1], [0.2], [0.3]])
     sensitivity = dpjax.Sensitivity(1.0, "l1", "replace_one")
     account = bdp.init(dpjax.Laplace(sensitivity, 2.0), orders=(1,))
@@ -286,44 +266,54 @@ def test_a_given_bound_is_not_exceeded():
             bdp.update_from_log_moments(account, draws, log_moment_bound=[bound])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"adjacency": "replace_one"}, "update_from_log_moments and replace_one_log_moments"),
-        ({"noise_multiplier": 0.0}, "noise must be above zero"),
+ALMOST_DONE = bdp.update(bdp.init(mechanism()), np.zeros((STEPS - 1, 5)))
+DONE = bdp.update(bdp.init(mechanism()), np.zeros((STEPS, 4)))
+TRUNCATED = dpjax.TruncatedPoissonSampling(1_000, 0.02, truncated_batch_size=40)
+REFUSALS = [
+    (lambda: bdp.init(mechanism(), orders=(1.5,)), "orders must be whole numbers"),
+    (lambda: bdp.init(mechanism(), failure_probability=0.0), "failure_probability must be in"),
+    (lambda: bdp.init(mechanism(), estimator="mean"), "estimator must be one of"),
+    (lambda: bdp.init(0.1), "mechanism must be"),
+    (
+        lambda: bdp.update(bdp.init(mechanism()), np.zeros((1, 4)), np.ones((1, 4))),
+        "mask must be bool of shape",
+    ),
+    (
+        lambda: bdp.update_from_log_moments(bdp.init(mechanism()), np.full((3, 32), np.nan)),
+        "log_moments must be numbers >= 0",
+    ),
+    # more steps than planned
+    (
+        lambda: bdp.update(ALMOST_DONE, np.zeros((2, 5))),
+        "at most the planned 40 steps .* got 2 more after 39",
+    ),
+    (lambda: bdp.update_worst_case(ALMOST_DONE, 2), "planned"),
+    (lambda: bdp.update_from_log_moments(ALMOST_DONE, np.zeros((2, 5, 32))), "planned"),
+    # no guarantee
+    (lambda: bdp.epsilon(bdp.init(mechanism()), 1e-5), "got 0"),
+    (lambda: bdp.epsilon(DONE, 1e-15), "delta must be above the estimators' failure"),
+    (lambda: bdp.delta(DONE, -1.0), "epsilon must be"),
+    # mechanisms whose cost is not a function of the norms
+    *[
         (
-            {"sampling": dpjax.TruncatedPoissonSampling(1_000, 0.02, truncated_batch_size=40)},
-            "PoissonSampling",
-        ),
+            lambda changes=changes: bdp.update(
+                bdp.init(dataclasses.replace(mechanism(), **changes)), np.zeros((1, 4))
+            ),
+            message,
+        )
+        for changes, message in [
+            ({"adjacency": "replace_one"}, "update_from_log_moments and replace_one_log_moments"),
+            ({"noise_multiplier": 0.0}, "noise must be above zero"),
+            ({"sampling": TRUNCATED}, "PoissonSampling"),
+        ]
     ],
-)
-def test_mechanisms_whose_cost_norms_do_not_determine_are_refused(change, message):
-    other = dataclasses.replace(mechanism(), **change)
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS)
+def test_arguments_of_the_accountant_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        bdp.update(bdp.init(other), np.zeros((1, 4)))
-
-
-def test_bad_input_is_refused_by_name():
-    with pytest.raises(ValueError, match="orders must be whole numbers"):
-        bdp.init(mechanism(), orders=(1.5,))
-    with pytest.raises(ValueError, match="failure_probability must be in"):
-        bdp.init(mechanism(), failure_probability=0.0)
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        bdp.init(mechanism(), estimator="mean")
-    with pytest.raises(ValueError, match="mechanism must be"):
-        bdp.init(0.1)
-    account = bdp.init(mechanism())
-    with pytest.raises(ValueError, match="mask must be bool of shape"):
-        bdp.update(account, np.zeros((1, 4)), np.ones((1, 4)))
-    with pytest.raises(ValueError, match="log_moments must be numbers >= 0"):
-        bdp.update_from_log_moments(account, np.full((3, 32), np.nan))
-    with pytest.raises(ValueError, match="got 0"):
-        bdp.epsilon(account, 1e-5)
-    spent = bdp.update(account, np.zeros((STEPS, 4)))
-    with pytest.raises(ValueError, match="delta must be above the estimators' failure"):
-        bdp.epsilon(spent, 1e-15)
-    with pytest.raises(ValueError, match="epsilon must be"):
-        bdp.delta(spent, -1.0)
+        call()
 
 
 def training(num_steps, **options):
@@ -351,7 +341,7 @@ def training(num_steps, **options):
     )
 
 
-def test_the_training_accountant_adds_the_norms_of_every_report():
+def test_training_accountant_adds_the_norms_of_every_report():
     described, run = training(20)
     blocks = []
     run(blocks.append)
@@ -364,7 +354,7 @@ def test_the_training_accountant_adds_the_norms_of_every_report():
     assert accountant.state.num_done == 20
 
 
-def test_a_saved_state_is_resumed_and_lost_steps_cost_the_worst_case(tmp_path):
+def test_training_accountant_resumes_with_lost_steps_at_the_worst_case(tmp_path):
     described, run = training(20)
     blocks = []
     run(blocks.append)
@@ -391,7 +381,7 @@ def test_a_saved_state_is_resumed_and_lost_steps_cost_the_worst_case(tmp_path):
         {"estimator": "empirical_bernstein"},
     ],
 )
-def test_the_file_of_another_account_is_refused(other, tmp_path):
+def test_training_accountant_refuses_the_file_of_another_account(other, tmp_path):
     path, infos = (
         tmp_path / "accountant.npz",
         SimpleNamespace(norms=np.full((3, 8), 0.2), mask=np.ones((3, 8), bool)),
@@ -403,7 +393,7 @@ def test_the_file_of_another_account_is_refused(other, tmp_path):
         bdp.TrainingAccountant(bdp.init(**{"mechanism": mechanism(), **other}), path)
 
 
-def test_a_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
+def test_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
     described, run = training(20)
     accountant = bdp.TrainingAccountant(bdp.init(described), tmp_path / "accountant.npz")
     run(accountant)
@@ -415,7 +405,7 @@ def test_a_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
         run(bdp.TrainingAccountant(bdp.init(described.with_privacy_factor(2.0))))
 
 
-def test_the_best_order_chosen_afterwards_can_be_one_that_is_estimated_too_small():
+def test_epsilon_at_the_best_order_can_be_underestimated():
     """A limit of Student's estimator, shown: norms without outliers, and epsilon is too small."""
     planned, rate, population = 1_000, 0.01, np.random.default_rng(5)
     sampling = dpjax.PoissonSampling(25_600, rate)
@@ -437,10 +427,3 @@ def test_the_best_order_chosen_afterwards_can_be_one_that_is_estimated_too_small
     # The best order is not where the walk over the orders ends; fixed in advance, it holds.
     fixed = bdp.update(bdp.init(released, orders=(8,)), norms)
     assert bdp.epsilon(fixed, 1e-5).bdp > true
-
-
-def test_overflow_costs_the_worst_case():
-    account = bdp.init(mechanism(), failure_probability=1e-300)
-    account = bdp.update(account, np.full((1, 6), [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]))
-    bound = bdp.update_worst_case(bdp.init(mechanism()), 1)
-    np.testing.assert_allclose(account.costs, bound.costs, rtol=1e-12)

@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.bdp.estimators import (
-    beta_upper_bound,
-    empirical_bernstein_upper_bound,
-    student_upper_bound,
-)
+from dpjax.bdp.estimators import empirical_bernstein_upper_bound, student_upper_bound
 
 GAMMA = 0.05
 TRIALS = 4_000
@@ -38,21 +34,8 @@ def covers(share):
     return share >= 1 - GAMMA - 5 * math.sqrt(GAMMA * (1 - GAMMA) / TRIALS)
 
 
-def normal_draws():
-    return np.random.default_rng(1).normal(10.0, 1.0, (TRIALS, DRAWS, 1))
-
-
-def rare_draws():
-    """One draw in 1,000 is 10^4, others are 1: the mean, 10.999, shows in one batch of ten."""
-    rare = np.random.default_rng(2).random((TRIALS, DRAWS, 1)) < 1e-3
-    return np.where(rare, 1e4, 1.0)
-
-
-RARE_MEAN = 1e-3 * 1e4 + (1 - 1e-3)
-
-
 @pytest.mark.parametrize("gamma", [0.3, 1e-3, 1e-8])
-def test_the_plain_formulas(gamma):
+def test_bounds_are_the_published_formulas(gamma):
     values = np.random.default_rng(0).exponential(2.0, (3, 400, 2))
     logs, bound = np.log(values), 30.0
     ours = np.exp(student_upper_bound(logs, gamma))
@@ -66,7 +49,7 @@ def test_the_plain_formulas(gamma):
 
 @pytest.mark.parametrize("gamma", [1e-12, 1e-15, 1e-16])
 @pytest.mark.parametrize("count", [2, 5, 1_024])
-def test_the_smallest_failure_probabilities_keep_their_quantile(gamma, count):
+def test_student_upper_bound_keeps_the_quantile_of_small_probabilities(gamma, count):
     """Of draws with M = 1 and S = 1 / (2 sqrt(N - 1)), the estimate less 1 is t / (2 (N - 1))."""
     mean_and_spread = np.full(count, 1.0)
     mean_and_spread[:2] += np.array([1, -1]) * math.sqrt(count / 8 / (count - 1))
@@ -82,7 +65,7 @@ def test_the_smallest_failure_probabilities_keep_their_quantile(gamma, count):
     assert float(tail) == pytest.approx(gamma, rel=1e-9, abs=0)
 
 
-def test_logs_beyond_floats_move_the_estimate_along():
+def test_bounds_are_equivariant_beyond_the_range_of_floats():
     logs = np.random.default_rng(3).normal(0, 2, (50, 4))
     shifts = np.array([0.0, 1e5, -1e5, 700.0])
     np.testing.assert_allclose(
@@ -97,12 +80,7 @@ def test_logs_beyond_floats_move_the_estimate_along():
     )
 
 
-def test_draws_that_are_all_alike_are_their_own_estimate():
-    assert student_upper_bound(np.full((30, 1), 3e4), 1e-15) == 3e4
-    assert student_upper_bound(np.zeros((30, 1)), 1e-15) == 0
-
-
-def test_masked_draws_count_for_nothing():
+def test_bounds_ignore_masked_draws():
     rng = np.random.default_rng(4)
     logs, mask = rng.normal(0, 1, (6, 40, 3)), rng.random((6, 40)) < 0.6
     spoilt = np.where(mask[..., None], logs, 1e9)
@@ -121,7 +99,7 @@ def test_masked_draws_count_for_nothing():
     )
 
 
-def test_fewer_than_two_draws_give_no_estimate():
+def test_bounds_of_fewer_than_two_draws_are_infinite():
     logs, mask = np.ones((3, 5, 2)), np.zeros((3, 5), bool)
     mask[1, 0] = mask[2, 0] = mask[2, 3] = True
     np.testing.assert_array_equal(
@@ -133,17 +111,18 @@ def test_fewer_than_two_draws_give_no_estimate():
     assert student_upper_bound(np.ones((0, 1)), GAMMA) == np.inf
     assert student_upper_bound(np.ones((4, 0, 7)), GAMMA).shape == (4, 7)
     assert student_upper_bound(np.ones((0, 5, 7)), GAMMA, np.ones((0, 5), bool)).shape == (0, 7)
-    assert student_upper_bound(np.full((5, 1), -np.inf), GAMMA) == -np.inf
+    for equal in (-np.inf, 0.0, 3e4):  # their own estimate
+        assert student_upper_bound(np.full((30, 1), equal), 1e-15) == equal
 
 
-def test_a_draw_without_a_moment_has_no_finite_estimate():
+def test_bounds_of_infinite_draws_are_infinite():
     logs = np.array([[0.0], [1.0], [np.inf]])
     assert student_upper_bound(logs, GAMMA) == np.inf
     assert empirical_bernstein_upper_bound(logs, GAMMA, np.inf) == np.inf
     assert student_upper_bound(logs, GAMMA, np.array([True, True, False])) < np.inf
 
 
-def test_the_distribution_free_bound_never_exceeds_the_largest_value():
+def test_empirical_bernstein_is_at_most_the_largest_value():
     logs = np.random.default_rng(5).uniform(-3, 2, (20, 50, 4))
     bounds = np.array([2.0, 2.5, 4.0, np.inf])
     values = empirical_bernstein_upper_bound(logs, 1e-15, bounds)
@@ -153,24 +132,25 @@ def test_the_distribution_free_bound_never_exceeds_the_largest_value():
     assert np.all(many[..., :2] < bounds[:2] - 0.2)
 
 
-def test_student_covers_normal_draws_where_their_mean_does_not():
-    draws = normal_draws()
+def test_student_upper_bound_covers_the_mean_of_normal_draws():
+    draws = np.random.default_rng(1).normal(10.0, 1.0, (TRIALS, DRAWS, 1))
     share = coverage(student_upper_bound(np.log(draws), GAMMA), 10.0)
     assert covers(share)
     assert share <= 1 - GAMMA + 5 * math.sqrt(GAMMA * (1 - GAMMA) / TRIALS)  # nor is it loose
+    # power: their mean does not
     assert not covers(coverage(np.log(draws.mean(axis=1)), 10.0))
 
 
-def test_student_fails_on_rare_large_draws_where_the_distribution_free_bound_holds():
-    logs = np.log(rare_draws())
-    assert not covers(coverage(student_upper_bound(logs, GAMMA), RARE_MEAN))
-    assert (
-        coverage(student_upper_bound(logs, GAMMA), RARE_MEAN) < 0.15
-    )  # 1 - 0.999^100 of the batches have one
-    assert covers(coverage(empirical_bernstein_upper_bound(logs, GAMMA, math.log(1e4)), RARE_MEAN))
+def test_empirical_bernstein_covers_rare_large_draws_and_student_does_not():
+    """One draw in 1,000 is 10^4, others are 1: the mean, 10.999, shows in one batch of ten."""
+    rare = np.random.default_rng(2).random((TRIALS, DRAWS, 1)) < 1e-3
+    logs, mean = np.log(np.where(rare, 1e4, 1.0)), 1e-3 * 1e4 + (1 - 1e-3)
+    # 1 - 0.999^100 of the batches have one
+    assert coverage(student_upper_bound(logs, GAMMA), mean) < 0.15
+    assert covers(coverage(empirical_bernstein_upper_bound(logs, GAMMA, math.log(1e4)), mean))
 
 
-def test_the_distribution_free_bound_is_of_use_with_many_draws():
+def test_empirical_bernstein_is_near_the_mean_of_many_draws():
     draws = np.random.default_rng(6).beta(0.5, 8.0, (100, 20_000, 1))
     bounds = empirical_bernstein_upper_bound(np.log(draws), GAMMA, 0.0)
     assert coverage(bounds, 0.5 / 8.5) == 1.0
@@ -178,64 +158,34 @@ def test_the_distribution_free_bound_is_of_use_with_many_draws():
     assert coverage(np.log(draws.mean(axis=1)), 0.5 / 8.5) < 0.7
 
 
-def test_a_hundred_zeros_never_give_zero():
-    gammas = np.array([1e-300, 1e-15, 0.05, 0.5, 1 - 1e-9])
-    values = beta_upper_bound(0, 100, gammas)
-    assert np.all(values > 0)
-    assert beta_upper_bound(0, 100, 1.0) == 0
-    assert beta_upper_bound(0, 100, 0.0) == 1
-    np.testing.assert_allclose(values, -np.expm1(np.log(gammas) / 101), rtol=1e-6)
+LOGS = np.zeros((3, 1))
 
 
-def test_a_hundred_zeros_and_a_mean_of_one_in_a_hundred():
-    """Its failure probability is that of no one among 101 draws."""
-    assert beta_upper_bound(0, 100, 0.99**101) == pytest.approx(0.01, rel=1e-12)
-    assert round(0.99**101, 2) == 0.36
-
-
-def test_the_binary_estimate_is_a_quantile_of_the_mean_given_the_draws():
-    """By Bayes' rule in a simulation: of means drawn evenly, those that give 3 ones in 10 draws."""
-    rng = np.random.default_rng(7)
-    means = rng.random(400_000)
-    means = means[rng.binomial(10, means) == 3]
-    share = np.mean(beta_upper_bound(3, 7, GAMMA) > means)
-    error = math.sqrt(GAMMA * (1 - GAMMA) / len(means))
-    assert abs(share - (1 - GAMMA)) < 5 * error
-    assert abs(np.mean(means < 0.3) - (1 - GAMMA)) > 5 * error  # the mean of the draws is not
-
-
-def test_the_binary_estimate_broadcasts_and_grows_with_ones():
-    values = beta_upper_bound(np.arange(5), 100, np.array([[1e-2], [1e-15]]))
-    assert values.shape == (2, 5)
-    assert np.all(np.diff(values, axis=1) > 0)
-    assert np.all(values[1] > values[0])
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.6, math.nan, "0.1"])
-def test_bad_failure_probabilities_are_refused(gamma):
-    with pytest.raises(ValueError, match=r"^failure_probability must be in \(0, 1"):
-        student_upper_bound(np.zeros((3, 1)), gamma)
-
-
-def test_other_bad_arguments_are_refused_by_name():
-    logs = np.zeros((3, 1))
-    with pytest.raises(ValueError, match=r"^failure_probability must be in \[0, 1\], got 1\.5"):
-        beta_upper_bound(0, 1, 1.5)
-    with pytest.raises(ValueError, match=r"^ones must be whole numbers >= 0, got -1"):
-        beta_upper_bound(-1, 1, 0.1)
-    with pytest.raises(ValueError, match=r"^zeros must be whole numbers >= 0, got 0\.5"):
-        beta_upper_bound(1, 0.5, 0.1)
-    with pytest.raises(ValueError, match=r"^log_values must be of shape"):
-        student_upper_bound(np.zeros(3), 0.1)
-    with pytest.raises(ValueError, match=r"^log_values must be numbers"):
-        student_upper_bound(logs * math.nan, 0.1)
-    with pytest.raises(
-        ValueError, match=r"^mask must be bool of shape \(3,\), .* got bool of shape \(2,\)"
-    ):
-        student_upper_bound(logs, 0.1, np.ones(2, bool))
-    with pytest.raises(ValueError, match=r"^mask must be bool of shape"):
-        student_upper_bound(logs, 0.1, np.ones(3))
-    with pytest.raises(ValueError, match=r"^log_bound must be at least every sample's log"):
-        empirical_bernstein_upper_bound(logs, 0.1, -0.1)
-    with pytest.raises(ValueError, match="at least every sample's log, got nan"):
-        empirical_bernstein_upper_bound(logs, 0.1, math.nan)
+@pytest.mark.parametrize(
+    ("bound", "arguments", "message"),
+    [
+        *[
+            (student_upper_bound, (LOGS, gamma), r"failure_probability must be in \(0, 1")
+            for gamma in (0.0, 0.6, math.nan, "0.1")
+        ],
+        (student_upper_bound, (np.zeros(3), 0.1), "log_values must be of shape"),
+        (student_upper_bound, (LOGS * math.nan, 0.1), "log_values must be numbers"),
+        (student_upper_bound, (LOGS, 0.1, np.ones(3)), "mask must be bool of shape"),
+        (
+            student_upper_bound,
+            (LOGS, 0.1, np.ones(2, bool)),
+            r"mask must be bool of shape \(3,\), .* got bool of shape \(2,\)",
+        ),
+        *[
+            (
+                empirical_bernstein_upper_bound,
+                (LOGS, 0.1, bound),
+                f"log_bound must be at least every sample's log, got {bound}",
+            )
+            for bound in (-0.1, math.nan)
+        ],
+    ],
+)
+def test_arguments_of_bounds_are_refused(bound, arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bound(*arguments)

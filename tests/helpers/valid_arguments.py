@@ -700,7 +700,6 @@ RESULTS = {
             "BDPResult",
             "BDPCertificate",
             "GradientPairs",
-            "PopulationEpsilon",
         ],
         "certificates": [
             "Certificate",

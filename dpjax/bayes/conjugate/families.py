@@ -65,8 +65,8 @@ class Encoding(NamedTuple):
       offset: ``(m,)``.
     """
 
-    matrix: npt.NDArray[Any]
-    offset: npt.NDArray[Any]
+    matrix: Array
+    offset: Array
 
 
 class ConjugateFamily(abc.ABC):
@@ -209,7 +209,7 @@ class ConjugateFamily(abc.ABC):
         )
 
     def exact_posterior(self, records: npt.ArrayLike) -> Posterior:
-        """Returns the posterior of clipped records, summed in float64.
+        """Returns the posterior of clipped records.
 
         Args:
           records: as for ``statistic``.
@@ -217,10 +217,7 @@ class ConjugateFamily(abc.ABC):
         Privacy:
           Not private: a function of the exact sums.
         """
-        statistics = np.asarray(self.statistic(records), np.float64)
-        return self.posterior(
-            SufficientStatistics(statistics.sum(axis=0), np.float64(len(statistics)))
-        )
+        return self.posterior(self.sums(records))
 
     def contribution_bounds(self, adjacency: Adjacency) -> tuple[Array, Array]:
         """Returns lower and upper bounds ``(m,)`` on one record's released entries.
@@ -233,7 +230,7 @@ class ConjugateFamily(abc.ABC):
         lows, highs = (end.sum(axis=1) + encoding.offset for end in (ends.min(0), ends.max(0)))
         return lows, highs
 
-    def encode(self, sums: SufficientStatistics, adjacency: Adjacency) -> npt.NDArray[Any]:
+    def encode(self, sums: SufficientStatistics, adjacency: Adjacency) -> np.ndarray:
         """Returns the entries to release ``(..., m)``, without noise.
 
         Args:

@@ -1,14 +1,13 @@
 """Posteriors of conjugate families in closed form, and their mixtures: float64 on the host."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
+from scipy.stats.distributions import rv_frozen
 
 from dpjax._checks import as_float64, as_key, check, check_count, check_delta, check_share
 from dpjax._typing import PRNGKey
@@ -25,8 +24,8 @@ class Posterior:
     draws, or overrides ``mean``, ``cdf``, ``quantile`` and ``sample``.
     """
 
-    def _marginal(self) -> Any:
-        """The marginal distribution of each entry, a frozen distribution of `scipy.stats`."""
+    def _marginal(self) -> rv_frozen:
+        """The marginal distribution of each entry."""
         raise NotImplementedError(f"{type(self).__name__} has no marginal distribution")
 
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -106,7 +105,7 @@ class BetaPosterior(Posterior):
     alpha: Array
     beta: Array
 
-    def _marginal(self) -> Any:
+    def _marginal(self) -> rv_frozen:
         return stats.beta(self.alpha, self.beta)
 
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -124,7 +123,7 @@ class DirichletPosterior(Posterior):
 
     concentration: Array
 
-    def _marginal(self) -> Any:
+    def _marginal(self) -> rv_frozen:
         rest = self.concentration.sum(axis=-1, keepdims=True) - self.concentration
         return stats.beta(self.concentration, rest)
 
@@ -145,7 +144,7 @@ class GammaPosterior(Posterior):
     shape: Array
     rate: Array
 
-    def _marginal(self) -> Any:
+    def _marginal(self) -> rv_frozen:
         return stats.gamma(self.shape, scale=1 / self.rate)
 
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -165,7 +164,7 @@ class NormalPosterior(Posterior):
     centre: Array
     variance: Array
 
-    def _marginal(self) -> Any:
+    def _marginal(self) -> rv_frozen:
         return stats.norm(self.centre, np.sqrt(self.variance))
 
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
@@ -192,7 +191,7 @@ class NormalInverseGammaPosterior(Posterior):
     shape: Array
     scale: Array
 
-    def _marginals(self) -> tuple[Any, Any]:
+    def _marginals(self) -> tuple[rv_frozen, rv_frozen]:
         spread = np.sqrt(self.scale / (self.shape * self.strength))
         mean = stats.t(2 * self.shape, self.centre, spread)
         return mean, stats.invgamma(self.shape, scale=self.scale)
@@ -287,8 +286,7 @@ class Mixture(Posterior):
         for name, field in vars(self.components).items():
             index = chosen[..., None] if field.ndim > chosen.ndim else chosen
             drawn[name] = np.take_along_axis(field, index, axis=0)
-        components: Any = self.components
-        return dataclasses.replace(components, **drawn).sample(second, 1)[0]
+        return type(self.components)(**drawn).sample(second, 1)[0]
 
     def _weighted_sum(self, values: Array) -> Array:
         """Sums over the components; weights get an axis for parameters of several entries."""

@@ -112,7 +112,7 @@ class SufficientStatisticsMechanism(RecordSum):
     def sum_parts(self) -> tuple[SumPart, ...]:
         return (unweighted_part(self.mechanism),)
 
-    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
+    def sum_records(self, *records: npt.ArrayLike) -> np.ndarray:
         """Returns the sums ``(m,)`` of clipped records, without noise.
 
         Args:
@@ -130,7 +130,7 @@ class SufficientStatisticsMechanism(RecordSum):
         """The number of released entries, m."""
         return len(self.family.encoding(self.adjacency).offset)
 
-    def _encoded_sums(self, statistics: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _encoded_sums(self, statistics: np.ndarray) -> np.ndarray:
         total = sum_in_blocks(statistics, axis=-2)
         return self.family.encode(SufficientStatistics(total, statistics.shape[-2]), self.adjacency)
 

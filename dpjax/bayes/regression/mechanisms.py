@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from dpjax._checks import (
     check_positive,
     check_type,
 )
+from dpjax._typing import Numeric
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression.statistics import (
     RegressionBounds,
@@ -178,13 +179,9 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
     """Releases X^T X, X^T y and optionally y^T y of clipped records with independent noise.
 
     Attributes:
-      bounds: public clipping bounds, which determine the sensitivities.
-      num_features: d, with the intercept.
       scales: noise scales on xtx's diagonal and on the entries of xty and yty, in their own units;
         ``None`` for yty omits it. Off the diagonal Gaussian noise is smaller by sqrt(2).
       noise_distribution: ``"gaussian"`` or ``"laplace"``.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: the unit of privacy, in words.
 
     Privacy:
       The result of ``release`` is released. The number of records is not: it is public, or under
@@ -368,11 +365,11 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
     _num_values = _num_statistics
 
     @property
-    def _scales(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def _scales(self) -> tuple[Numeric, ...]:  # type: ignore[override]
         return self.scales[: self._num_statistics]
 
     @property
-    def _unit_parts(self) -> list[Any]:
+    def _unit_parts(self) -> list[Gaussian | Laplace]:
         """The mechanisms of the three statistics with scale one, for scales that are traced."""
         mechanism = _MECHANISMS[self.noise_distribution]
         sensitivities = statistics_sensitivities(
@@ -438,12 +435,8 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     s sqrt(d log(2 d^2 / rho)), at least zero.
 
     Attributes:
-      bounds: public clipping bounds, which determine the sensitivities.
-      num_features: d, with the intercept.
       mu: of Gaussian differential privacy; each of the three parts has a third of mu^2.
       delta: determines how far the noisy eigenvalue is lowered, as in the source.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: the unit of privacy, in words.
       failure_probability: rho, the probability of a ridge that is too small.
 
     Privacy:
@@ -526,7 +519,6 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     def add_noise(
         self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
-        """Returns noisy xtx, xty and smallest eigenvalue, as `StatisticsMechanism.add_noise`."""
         xtx, xty = arrays
         # In float64 its error is below d 2^-50 times the largest one: far below SUM_ROUNDING.
         smallest = np.linalg.eigvalsh(np.where(np.isfinite(xtx), xtx, 0.0), UPLO="U")[..., 0]
@@ -543,13 +535,10 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
         xtx, xty, smallest = values
         margin = self.parts[2].scale * math.sqrt(math.log(6 / self.delta))
         statistics = RegressionStatistics(xtx, xty, None)
-        return _with_ridge(statistics, smallest - margin, self.noise_eigenvalue_bound)
-
-    @property
-    def noise_eigenvalue_bound(self) -> float:
-        """Upper bound on the eigenvalues of the noise on xtx, but for ``failure_probability``."""
-        scale = self.parts[0].scale
-        return _noise_eigenvalue_bound(scale, self.num_features, self.failure_probability)
+        noise_bound = _noise_eigenvalue_bound(
+            self.parts[0].scale, self.num_features, self.failure_probability
+        )
+        return _with_ridge(statistics, smallest - margin, noise_bound)
 
     @property
     def noise_scales(self) -> RegressionStatistics:

@@ -19,7 +19,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ import numpy.typing as npt
 import numpyro
 import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
-from numpyro.infer.hmc import hmc
+from numpyro.infer.hmc import HMCState, hmc
 
 from dpjax._checks import (
     as_floats,
@@ -692,7 +692,7 @@ def _run_chain(
     )
 
     # Warm-up, which adapts step size and scales, and the draws.
-    def keep(state: Any, _: None) -> tuple[Any, jax.Array]:
+    def keep(state: HMCState, _: None) -> tuple[HMCState, jax.Array]:
         state = step(state)
         return state, state.z
 

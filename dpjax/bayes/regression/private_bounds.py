@@ -4,7 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -297,7 +297,7 @@ def _check_candidates(bounds: PrivateBounds | HistogramBounds) -> None:
     check_text("unit", bounds.unit)
 
 
-def _sizes(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Array, Array]:
+def _sizes(x: np.ndarray, y: np.ndarray) -> tuple[Array, Array]:
     """The norms of the features and the absolute values of the targets."""
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(as_float64(x), axis=-1)

@@ -4,7 +4,7 @@ import abc
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from dpjax._checks import (
     check_type,
     is_traced,
 )
-from dpjax._typing import PRNGKey
+from dpjax._typing import Numeric, PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_factor
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.mechanisms._exact_noise import Array, HostFunction, call_on_host, float_dtype
@@ -106,7 +106,7 @@ def check_bound(name: str, bound: float) -> None:
 
 
 def clipped_statistics(
-    bounds: RegressionBounds, x: npt.NDArray[Any], y: npt.NDArray[Any], unit: float = 0.0
+    bounds: RegressionBounds, x: npt.ArrayLike, y: npt.ArrayLike, unit: float = 0.0
 ) -> RegressionStatistics:
     """Returns the statistics of records clipped to ``bounds``, in float64 on the host.
 
@@ -152,7 +152,7 @@ def check_records(x_shape: tuple[int, ...], y_shape: tuple[int, ...]) -> None:
 
 def features_and_targets(
     records: tuple[npt.ArrayLike, ...],
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the two arrays of a sum over records as numbers on the host."""
     check(len(records) == 2, "records", f"{len(records)} arrays", "features x and targets y")
     x, y = (np.asarray(as_numbers(part, name)) for part, name in zip(records, "xy", strict=True))
@@ -281,10 +281,14 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
     Attributes:
       bounds: public clipping bounds, which determine the sensitivities.
       num_features: d, with the intercept.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
+      unit: the unit of privacy, in words.
     """
 
     bounds: RegressionBounds
     num_features: int
+    adjacency: Adjacency
+    unit: str
 
     @abc.abstractmethod
     def add_noise(
@@ -304,7 +308,7 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
     # What clipped records are rounded to multiples of; zero for no rounding.
     _record_unit: ClassVar[float] = 0.0
     # Noise scales, where they may be traced.
-    _scales: ClassVar[tuple[Any, ...]] = ()
+    _scales: ClassVar[tuple[Numeric, ...]] = ()
 
     def release(self, key: PRNGKey, statistics: RegressionStatistics) -> _R:
         """Returns the noisy statistics; a pure function that works under jit and vmap.
@@ -358,13 +362,15 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
 
         return self._release(key, [x, y], noisy)
 
-    def _release(self, key: PRNGKey, values: list[Any], noisy: HostFunction) -> _R:
+    def _release(
+        self, key: PRNGKey, values: list[np.ndarray | jax.Array], noisy: HostFunction
+    ) -> _R:
         d, dtype = self.num_features, float_dtype(values[0])
         shapes = [(d, d), (d,), ()][: self._num_values]
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
         numbers = [as_numbers(value) for value in (*values, *self._scales)]
         return self._as_release([*map(jnp.asarray, call_on_host(noisy, key, numbers, results))])
 
-    def _as_release(self, values: list[jax.Array]) -> Any:
+    def _as_release(self, values: list[jax.Array]) -> _R:
         """The result of a release, made of the noisy values."""
-        return RegressionStatistics(*values, *[None] * (3 - len(values)))
+        return cast(_R, RegressionStatistics(*values, *[None] * (3 - len(values))))

@@ -43,12 +43,8 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     variance ``scale`` of each coordinate. The mean of the noise acts as a ridge: see ``debias``.
 
     Attributes:
-      bounds: public clipping bounds.
-      num_features: d, with the intercept; the rows have d + 1 entries.
-      degrees_of_freedom: k, an integer of at least d + 3.
+      degrees_of_freedom: k, an integer of at least d + 3; the rows have d + 1 entries.
       scale: s of the scale matrix s I, in the unit of a row's squared norm.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-      unit: the unit of privacy, in words.
 
     Privacy:
       All three statistics are released. For a row v the trade-off function between noise N and
@@ -188,11 +184,7 @@ class WishartNoise(StatisticsMechanism[RegressionStatistics]):
     def add_noise(
         self, key_bits: npt.NDArray[np.uint32], arrays: list[Array], *, rounding: float = 0.0
     ) -> list[Array]:
-        """Returns noisy xtx, xty and yty, as `StatisticsMechanism.add_noise`.
-
-        Nothing is added for ``rounding``: sums of records on the grid are exact.
-        """
-        del rounding
+        del rounding  # sums of records on the grid are exact
         xtx, xty, yty = arrays
         noise = draw_wishart(key_bits, self.dimension, self.degrees_of_freedom, self.scale)
         noises = [upper_triangle(noise[..., :-1, :-1]), noise[..., :-1, -1], noise[..., -1, -1]]
