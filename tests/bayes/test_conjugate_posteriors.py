@@ -33,7 +33,7 @@ EVEN = np.full((3, 2), 1 / 3)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_closed_forms_are_those_of_scipy(name):
+def test_mean_interval_and_cdf_are_those_of_scipy(name):
     posterior, distribution = CASES[name]
     np.testing.assert_allclose(posterior.mean, distribution.mean(), rtol=1e-12)
     for level in (0.5, 0.9, 0.999):
@@ -42,7 +42,7 @@ def test_closed_forms_are_those_of_scipy(name):
         np.testing.assert_allclose(posterior.cdf(high), (1 + level) / 2, rtol=1e-9)
 
 
-def test_normal_inverse_gamma_marginals_are_those_of_scipy():
+def test_normal_inverse_gamma_has_the_marginals_of_scipy():
     np.testing.assert_allclose(NIG.mean, np.stack([MEAN.mean(), VARIANCE.mean()], axis=-1))
     low, high = NIG.interval(0.9)
     ends = [
@@ -75,7 +75,7 @@ def mixture():
     return Mixture(BetaPosterior(alpha, np.full((3, 2), 4.0)), weights)
 
 
-def test_mixtures_weigh_their_components():
+def test_mixture_weighs_its_components():
     mixed = mixture()
     expected = 0.5 * 0.2 + 0.2 * 5 / 9 + 0.3 * 9 / 13
     np.testing.assert_allclose(mixed.mean, [expected, 1 / 3])
@@ -89,7 +89,7 @@ def test_mixtures_weigh_their_components():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entries", [1, 3])
-def test_mixtures_are_sampled_by_weight(entries):
+def test_sample_of_a_mixture_is_by_weight(entries):
     if entries == 1:
         mixed = mixture()
     else:
@@ -104,12 +104,15 @@ def test_mixtures_are_sampled_by_weight(entries):
     assert np.any(np.abs(evenly.mean(axis=0) - 0.5) > 5 * np.sqrt(1 / 12 / SAMPLES))
 
 
-def test_levels_and_probabilities_are_checked():
-    with pytest.raises(ValueError, match="level must be"):
-        CASES["beta"][0].interval(1.0)
-    with pytest.raises(ValueError, match="probability must be"):
-        mixture().quantile(0.0)
-    with pytest.raises(ValueError, match="num_samples must be"):
-        mixture().sample(jax.random.key(0), 0)
-    with pytest.raises(TypeError, match="key must be"):
-        mixture().sample(0, 1)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: CASES["beta"][0].interval(1.0), ValueError, "level must be"),
+        (lambda: mixture().quantile(0.0), ValueError, "probability must be"),
+        (lambda: mixture().sample(jax.random.key(0), 0), ValueError, "num_samples must be"),
+        (lambda: mixture().sample(0, 1), TypeError, "key must be"),
+    ],
+)
+def test_arguments_of_posteriors_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

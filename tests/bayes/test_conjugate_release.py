@@ -9,7 +9,7 @@ import pytest
 from dp_accounting import dp_event
 from helpers.conjugate_cases import ADJACENCIES, FAMILIES, exact_sums, laplace_release, records_of
 
-from dpjax.bayes.conjugate import BetaBinomial, SufficientStatisticsMechanism, naive_posterior
+from dpjax.bayes.conjugate import SufficientStatisticsMechanism, naive_posterior
 from dpjax.mechanisms import DiscreteLaplace, Gaussian, Laplace, RandomizedResponse
 
 BETA = FAMILIES["beta-binomial"]
@@ -17,7 +17,7 @@ BETA = FAMILIES["beta-binomial"]
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_laplace_noise_agrees_with_the_event(name, adjacency):
+def test_release_has_the_noise_of_the_event(name, adjacency):
     """16,000 draws: false alarms of five standard errors are below 1e-6 each."""
     family, records = FAMILIES[name], records_of(name)
     release = laplace_release(family, adjacency, epsilon=0.8)
@@ -40,13 +40,13 @@ def test_laplace_noise_agrees_with_the_event(name, adjacency):
 @pytest.mark.usefixtures("strict_numerics")
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_releases_need_no_silent_promotion(name, adjacency):
+def test_release_under_strict_promotion(name, adjacency):
     release = laplace_release(FAMILIES[name], adjacency, 1.0)
     noisy = jax.jit(release.release)(jax.random.key(0), jnp.ones(7))
     np.testing.assert_allclose(noisy, release.release(jax.random.key(0), jnp.ones(7)), rtol=1e-5)
 
 
-def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
+def test_certificate_is_the_mechanisms_and_states_what_is_public():
     for adjacency, word in (("add_remove", "private"), ("replace_one", "public")):
         release = laplace_release(BETA, adjacency, 0.5)
         certificate = release.certificate(1e-6)
@@ -65,7 +65,7 @@ def test_the_certificate_is_the_mechanisms_and_names_what_is_public():
     assert louder.guarantee.unit == "one record"
 
 
-def test_discrete_noise_of_whole_numbers():
+def test_release_with_discrete_noise_is_of_integers():
     sensitivity = BETA.sensitivity(norm="l1", adjacency="add_remove")
     release = SufficientStatisticsMechanism(
         BETA, DiscreteLaplace.from_epsilon(sensitivity, epsilon=0.5)
@@ -80,24 +80,36 @@ def test_discrete_noise_of_whole_numbers():
     assert np.all(np.abs(draws.mean(axis=0) - [2, 2]) < 5 * spread / np.sqrt(600))
 
 
-def test_a_mechanism_that_understates_the_sensitivity_is_refused():
-    normal = FAMILIES["normal-unknown"]
-    replaced = normal.sensitivity(norm="l1", adjacency="replace_one")
-    corners = dataclasses.replace(replaced, value=2.0)  # the distance of the two ends
-    SufficientStatisticsMechanism(normal, Laplace(replaced, 1.0))
-    with pytest.raises(ValueError, match=r"mechanism's sensitivity must be at least 2\.25"):
-        SufficientStatisticsMechanism(normal, Laplace(corners, 1.0))
-    whole = dataclasses.replace(replaced, value=3.0)
-    with pytest.raises(ValueError, match="the statistics are not integers"):
-        SufficientStatisticsMechanism(normal, DiscreteLaplace(whole, 1.0))
-    with pytest.raises(TypeError, match="mechanism must add noise"):
-        SufficientStatisticsMechanism(
-            BETA, RandomizedResponse.from_epsilon(2, epsilon=1.0, adjacency="replace_one")
-        )
+NORMAL = FAMILIES["normal-unknown"]
+REPLACED = NORMAL.sensitivity(norm="l1", adjacency="replace_one")
+RANDOMIZED = RandomizedResponse.from_epsilon(2, epsilon=1.0, adjacency="replace_one")
+
+
+@pytest.mark.parametrize(
+    ("family", "mechanism", "error", "message"),
+    [
+        (  # the distance of the two ends
+            NORMAL,
+            Laplace(dataclasses.replace(REPLACED, value=2.0), 1.0),
+            ValueError,
+            r"mechanism's sensitivity must be at least 2\.25",
+        ),
+        (
+            NORMAL,
+            DiscreteLaplace(dataclasses.replace(REPLACED, value=3.0), 1.0),
+            ValueError,
+            "the statistics are not integers",
+        ),
+        (BETA, RANDOMIZED, TypeError, "mechanism must add noise"),
+    ],
+)
+def test_sufficient_statistics_mechanism_refuses(family, mechanism, error, message):
+    with pytest.raises(error, match=message):
+        SufficientStatisticsMechanism(family, mechanism)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_naive_posterior_of_exact_sums_is_the_exact_posterior(name):
+def test_naive_posterior_of_exact_sums_is_the_exact_posterior(name):
     family, records = FAMILIES[name], records_of(name)
     exact = family.exact_posterior(records)
     for adjacency in ADJACENCIES:
@@ -110,7 +122,7 @@ def test_the_naive_posterior_of_exact_sums_is_the_exact_posterior(name):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_naive_posteriors_of_any_release_are_proper(name, adjacency):
+def test_naive_posterior_of_any_release_is_proper(name, adjacency):
     family = FAMILIES[name]
     release = laplace_release(family, adjacency, 0.01)
     exact = family.encode(exact_sums(family, jnp.zeros(0)), adjacency)
@@ -121,19 +133,20 @@ def test_naive_posteriors_of_any_release_are_proper(name, adjacency):
     assert np.all(low <= high)
 
 
-def test_what_was_released_is_checked():
-    public, private = (laplace_release(BETA, a, 1.0) for a in ("replace_one", "add_remove"))
-    with pytest.raises(ValueError, match="num_examples must be a whole number"):
-        naive_posterior(public, [3.0])
-    with pytest.raises(ValueError, match="num_examples must be None: it is private"):
-        naive_posterior(private, [3.0, 4.0], 7)
-    with pytest.raises(ValueError, match="released must be finite numbers, 2 on the last axis"):
-        naive_posterior(private, [3.0])
-    with pytest.raises(ValueError, match="released must be finite"):
-        naive_posterior(public, [np.nan], 5)
+def test_naive_posterior_keeps_batch_axes():
+    public = laplace_release(BETA, "replace_one", 1.0)
     assert naive_posterior(public, np.zeros((4, 3, 1)), 5).mean.shape == (4, 3)
 
 
-def test_the_count_costs_nothing_beside_a_sum():
-    for adjacency in ADJACENCIES:
-        assert BetaBinomial(1.0, 1.0).sensitivity(norm="l1", adjacency=adjacency).value == 1.0
+@pytest.mark.parametrize(
+    ("adjacency", "released", "num_examples", "message"),
+    [
+        ("replace_one", [3.0], (), "num_examples must be a whole number"),
+        ("add_remove", [3.0, 4.0], (7,), "num_examples must be None: it is private"),
+        ("add_remove", [3.0], (), "released must be finite numbers, 2 on the last axis"),
+        ("replace_one", [np.nan], (5,), "released must be finite"),
+    ],
+)
+def test_naive_posterior_refuses(adjacency, released, num_examples, message):
+    with pytest.raises(ValueError, match=message):
+        naive_posterior(laplace_release(BETA, adjacency, 1.0), released, *num_examples)

@@ -28,7 +28,7 @@ def data(n=40, d=3, seed=0):
     return x, x @ rng.normal(size=d) + 0.5 * rng.normal(size=n)
 
 
-def test_known_noise_is_the_textbooks_posterior(x64):
+def test_known_noise_posterior_is_that_of_the_joint_normal(x64):
     x, y = data()
     found = known_noise_posterior(
         sufficient_statistics(x, y), prior_precision=0.7, noise_precision=4.0
@@ -40,7 +40,7 @@ def test_known_noise_is_the_textbooks_posterior(x64):
     np.testing.assert_allclose(found.covariance, np.eye(3) / 0.7 - gain @ x / 0.7, rtol=1e-6)
 
 
-def test_with_unknown_noise_predictions_have_the_marginal_distribution(x64):
+def test_predict_with_unknown_noise_is_the_marginal_student(x64):
     x, y = data()
     found = unknown_noise_posterior(sufficient_statistics(x, y), len(y), **PRIOR)
     predicted = found.predict(x[:2])
@@ -65,7 +65,7 @@ def test_with_unknown_noise_predictions_have_the_marginal_distribution(x64):
 
 
 @pytest.mark.slow
-def test_nuts_agrees_with_the_closed_form():
+def test_unknown_noise_posterior_agrees_with_nuts():
     x, y = data(n=25, d=2)
     found = unknown_noise_posterior(sufficient_statistics(x, y), len(y), **PRIOR)
 
@@ -94,7 +94,7 @@ def test_nuts_agrees_with_the_closed_form():
     assert abs(draws["v"].mean() - other.rate / (other.shape - 1)) > 5 * deviation / 60
 
 
-def test_no_record_leaves_the_prior(x64):
+def test_unknown_noise_posterior_without_records_is_the_prior(x64):
     nothing = sufficient_statistics(jnp.zeros((0, 2)), jnp.zeros(0))
     found = unknown_noise_posterior(nothing, 0, **PRIOR)
     np.testing.assert_allclose(found.mean, 0)
@@ -103,16 +103,7 @@ def test_no_record_leaves_the_prior(x64):
     np.testing.assert_allclose(found.covariance, np.eye(2) * 1.5 / 0.7)
 
 
-def test_one_record_is_enough(x64):
-    found = known_noise_posterior(
-        sufficient_statistics(jnp.array([[2.0]]), jnp.array([3.0])),
-        prior_precision=1.0,
-        noise_precision=0.5,
-    )
-    assert float(found.mean[0]) == pytest.approx(2 * 3 * 0.5 / (1 + 4 * 0.5))
-
-
-def test_intervals_hold_as_many_new_targets_as_stated():
+def test_interval_of_predictions_covers():
     rng = np.random.default_rng(1)
     num, n, d = 4_000, 12, 3
     noise = rng.gamma(3.0, 1 / 2.0, size=num) ** -0.5
@@ -139,7 +130,7 @@ def test_intervals_hold_as_many_new_targets_as_stated():
     assert not covers(0.9)
 
 
-def test_repair_leaves_what_is_fine_and_mends_what_is_not(x64):
+def test_repair_keeps_valid_statistics_and_raises_others(x64):
     x, y = data()
     exact = sufficient_statistics(x, y)
     for part, same in zip(repair(exact, 1e-6), exact, strict=True):
@@ -152,7 +143,7 @@ def test_repair_leaves_what_is_fine_and_mends_what_is_not(x64):
     assert repair(noisy._replace(yty=None), 2.0).yty is None
 
 
-def test_the_eigenvalue_of_noise_is_typical():
+def test_largest_noise_eigenvalue_is_typical():
     for off in (1.0, math.sqrt(0.5)):
         d = 60
         scales = np.where(np.eye(d) > 0, 1.0, off)
@@ -162,27 +153,18 @@ def test_the_eigenvalue_of_noise_is_typical():
         assert 0.9 < largest / float(largest_noise_eigenvalue(scales)) < 1.05
 
 
+WITHOUT_YTY = RegressionStatistics(jnp.eye(2), jnp.ones(2), None)
+KNOWN = known_noise_posterior(WITHOUT_YTY, prior_precision=1, noise_precision=1)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("call", "message"),
     [
-        ({"prior_precision": 0.0}, "prior_precision must be"),
-        ({"noise_shape": -1.0}, "noise_shape must be"),
-        ({"noise_rate": math.nan}, "noise_rate must be"),
+        (lambda: unknown_noise_posterior(WITHOUT_YTY, 2, **PRIOR), r"statistics\.yty must be rel"),
+        (lambda: repair(WITHOUT_YTY, 0.0), "floor must be a finite number > 0"),
+        (lambda: KNOWN.predict(jnp.ones((1, 2))).interval(1.0), "level must be in"),
     ],
 )
-def test_bad_priors_are_refused(change, message):
-    exact = sufficient_statistics(jnp.ones((2, 2)), jnp.ones(2))
+def test_arguments_of_posteriors_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        unknown_noise_posterior(exact, 2, **{**PRIOR, **change})
-
-
-def test_unknown_noise_needs_yty_and_a_floor_is_positive():
-    exact = RegressionStatistics(jnp.eye(2), jnp.ones(2), None)
-    with pytest.raises(ValueError, match=r"statistics\.yty must be released"):
-        unknown_noise_posterior(exact, 2, **PRIOR)
-    with pytest.raises(ValueError, match="floor must be a finite number > 0"):
-        repair(exact, 0.0)
-    with pytest.raises(ValueError, match="level must be in"):
-        known_noise_posterior(exact, prior_precision=1, noise_precision=1).predict(
-            jnp.ones((1, 2))
-        ).interval(1.0)
+        call()

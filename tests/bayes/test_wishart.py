@@ -86,7 +86,9 @@ def agrees(values, delta, epsilon):
 
 
 @pytest.mark.parametrize(("num_features", "degrees_of_freedom"), [(1, 5), (2, 8), (4, 30)])
-def test_the_profile_is_that_of_the_densities_in_every_dimension(num_features, degrees_of_freedom):
+def test_event_has_the_profile_of_the_densities_in_every_dimension(
+    num_features, degrees_of_freedom
+):
     used = mechanism(degrees_of_freedom, num_features=num_features)
     noise = noises(used)
     curve = used.event.add_remove_tradeoff
@@ -102,7 +104,7 @@ def test_the_profile_is_that_of_the_densities_in_every_dimension(num_features, d
             assert not agrees(held, forgets_the_dimension.delta(epsilon), epsilon)
 
 
-def test_the_two_directions_are_not_exchanged():
+def test_event_has_the_two_directions_in_order():
     used = mechanism()
     square = np.outer(*2 * [row(0.7, used)])
     without = losses(noises(used), used, 0 * square, square)
@@ -114,7 +116,7 @@ def test_the_two_directions_are_not_exchanged():
     assert used.delta(600.0) == pytest.approx(stats.chi2.cdf(1.0, 6), rel=1e-9)
 
 
-def test_shorter_rows_have_a_smaller_loss():
+def test_event_of_shorter_rows_has_a_smaller_loss():
     used = mechanism()
     square = np.outer(*2 * [row(0.7, used)])
     short = losses(noises(used), used, 0 * square, square / 2)
@@ -123,7 +125,7 @@ def test_shorter_rows_have_a_smaller_loss():
 
 
 @pytest.mark.parametrize("angle", [0.4, math.pi / 2])
-def test_replacing_a_row_stays_within_its_bound_and_exceeds_that_of_adding_one(angle):
+def test_delta_under_replace_one_is_a_bound(angle):
     used = mechanism(30, "replace_one")
     ones = np.outer(*2 * [row(0.0, used)])
     others = np.outer(*2 * [row(angle, used)])
@@ -139,7 +141,7 @@ def test_replacing_a_row_stays_within_its_bound_and_exceeds_that_of_adding_one(a
     assert angle < 1 or not any(within.values())
 
 
-def test_the_noise_has_the_stated_distribution():
+def test_release_has_wishart_noise():
     used = mechanism(8)
     noise = noises(used)
 
@@ -156,7 +158,7 @@ def test_the_noise_has_the_stated_distribution():
     assert np.linalg.eigvalsh(noise)[:, 0].min() > 0
 
 
-def test_a_release_is_the_statistics_plus_noise_and_debiasing_takes_the_mean_away():
+def test_release_is_the_statistics_plus_noise():
     used = mechanism(40)
     key = jax.random.key(3)
     x, y = jnp.array([[0.3, 0.1], [-0.2, 0.5]]), jnp.array([0.4, -0.8])
@@ -173,7 +175,7 @@ def test_a_release_is_the_statistics_plus_noise_and_debiasing_takes_the_mean_awa
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_debiasing_takes_the_mean_away():
+def test_debias_subtracts_the_mean():
     used = mechanism(8)
     mean = noises(used).mean(axis=0)
     debiased = used.debias(RegressionStatistics(mean[:2, :2], mean[:2, 2], mean[2, 2]))
@@ -184,7 +186,7 @@ def test_debiasing_takes_the_mean_away():
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
-def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
+def test_from_epsilon_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
     made = WishartNoise.from_epsilon(
         BOUNDS, epsilon=epsilon, delta=1e-5, adjacency=adjacency, num_features=11
     )
@@ -199,7 +201,7 @@ def test_calibration_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
 
 
 @pytest.mark.parametrize("num_features", [1, 2, 7])
-def test_rows_are_within_their_bounds_after_rounding(num_features):
+def test_release_records_rounds_within_the_bounds(num_features):
     """Exactly, as sums of one record: of rows at the bound and far above, in 500 directions."""
     bounds = RegressionBounds(x_norm_bound=0.7, y_bound=0.3)
     used = WishartNoise(
@@ -217,15 +219,18 @@ def test_rows_are_within_their_bounds_after_rounding(num_features):
         assert min(norms) >= Fraction(0.7) ** 2 * (1 - Fraction(2) ** -12)
 
 
-def test_calibration_of_the_scale():
+def test_calibrate_and_description_of_the_scale():
     found = calibrate(mechanism(30), epsilon=0.5, delta=1e-5)
+    description = mechanism(40).guarantee.description
+    assert "rows of 3 entries, features and target, of norm at most 1.5" in description["statistic"]
+    assert "40 degrees of freedom and scale 2.25: of mean 90" in description["noise"]
     assert found.degrees_of_freedom == 30
     assert 1e-5 * 0.8 < found.delta(0.5) <= 1e-5
     assert found.event.scale_over_square == pytest.approx(found.scale / SQUARE)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_the_sources_degrees_of_freedom_are_safe_and_many_times_too_many(adjacency):
+def test_sheffet_degrees_of_freedom_are_safe_and_many_times_too_many(adjacency):
     for dimension in (1, 2, 12):
         for epsilon in (0.02, 0.1, 0.5, 0.9, 0.999):
             for delta in (1e-12, 1e-6, 1e-3, 0.3):
@@ -236,7 +241,7 @@ def test_the_sources_degrees_of_freedom_are_safe_and_many_times_too_many(adjacen
                 assert delta > 0.1 or wishart_curve(fewer, adjacency).delta(epsilon) <= delta
 
 
-def test_the_sources_condition_on_epsilon_is_needed():
+def test_sheffet_degrees_of_freedom_need_a_small_epsilon():
     """By its formula at epsilon 5, which it excludes, twelve degrees are too few."""
     degrees = math.floor(14 / 25 * 2 * math.log(4 / 1e-4)) + 1
     assert wishart_curve(WishartDpEvent(degrees, 1.0), "replace_one").delta(5.0) > 1e-4
@@ -248,24 +253,8 @@ def test_the_sources_condition_on_epsilon_is_needed():
         sheffet_degrees_of_freedom(2, epsilon=0.5, delta=0.4)
 
 
-def test_what_is_no_mechanism_is_refused():
+def test_wishart_noise_refuses_as_many_degrees_as_dimensions():
     with pytest.raises(ValueError, match="degrees_of_freedom must be a whole number >= 5, got 4"):
         mechanism(4)  # the dimension and one: nothing is hidden
-    with pytest.raises(ValueError, match="scale must be a finite number > 0"):
-        mechanism(scale=0.0)
-    with pytest.raises(ValueError, match="adjacency must be one of"):
-        mechanism(adjacency="both")
-    with pytest.raises(ValueError, match=r"statistics\.xtx must be of shape \(2, 2\)"):
-        mechanism().release(
-            jax.random.key(0), sufficient_statistics(jnp.zeros((1, 3)), jnp.zeros(1))
-        )
     with pytest.raises(TypeError, match="key must be a scalar JAX key"):
         wishart_noise(0, 2, 5, 1.0)
-
-
-def test_the_description_has_every_number():
-    words = mechanism(40).guarantee.description
-    assert "rows of 3 entries" in words["statistic"]
-    assert "norm at most 1.5" in words["statistic"]
-    assert "40 degrees of freedom and scale 2.25: of mean 90" in words["noise"]
-    assert mechanism(40).num_releases == 1

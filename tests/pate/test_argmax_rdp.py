@@ -1,14 +1,12 @@
 """The certified supremum against exact divergences over many histograms."""
 
-import sys
-
 import numpy as np
 import pytest
 from helpers.vote_oracles import exact_divergences, gaussian_log_winners
 from scipy import stats
 from scipy.special import logsumexp
 
-from dpjax.pate import argmax_rdp
+from dpjax.pate import argmax_rdp, data_independent
 from dpjax.pate.data_independent import threshold_rdp
 
 ORDERS = np.array([1.5, 2.0, 6.0, 16.0, 32.0])
@@ -41,16 +39,15 @@ def exact():
     )
 
 
-def test_no_histogram_exceeds_the_supremum(certified, exact):
+def test_argmax_rdp_is_not_exceeded_by_any_histogram(certified, exact):
     assert np.all(exact <= certified)
     # power: histograms come within 2 %, so a sensitivity of 0.98 sqrt(2) is noticed
     assert np.all(exact > 0.98 * certified)
 
 
 @pytest.mark.parametrize("outcomes", ["_bit", "_three"])
-def test_bounds_on_boxes_hold_inside_of_them(outcomes):
+def test_bounds_on_boxes_hold_inside(outcomes):
     """Random boxes of every size, scales and orders, and random points inside."""
-    module = sys.modules["dpjax.pate.data_independent"]
     generator = np.random.default_rng(0)
     ratios = []
     for half in 2.0 ** -np.arange(9):
@@ -58,34 +55,28 @@ def test_bounds_on_boxes_hold_inside_of_them(outcomes):
         shift = np.array([np.sqrt(2) * step] if outcomes == "_bit" else [step, -step])
         orders = 1 + generator.uniform(0.1, 1.5 / step, 4)
         centers = generator.uniform(-4, 4, (100, shift.size))
-        settings = (orders, half, shift, getattr(module, outcomes))
-        _, upper = bounds_on_boxes(module, centers, *settings)
+        settings = (half, shift, getattr(data_independent, outcomes))
+        at_center, upper = data_independent._bounds_on_boxes(orders, centers, *settings)
         for _ in range(5):
             inside = centers + half * generator.uniform(-1, 1, centers.shape)
-            value, _ = bounds_on_boxes(module, inside, *settings)
+            value, _ = data_independent._bounds_on_boxes(orders, inside, *settings)
             assert np.all(value <= upper * (1 + 1e-9) + 1e-15)
-            at_center, _ = bounds_on_boxes(module, centers, *settings)
             ratios.append(np.max(value[upper > 1e-9] / at_center[upper > 1e-9]))
     # power: values at the centers alone are no bounds
     assert max(ratios) > 1.5
 
 
-def bounds_on_boxes(module, centers, orders, half, shift, outcomes):
-    return module._bounds_on_boxes(orders, centers, half, shift, outcomes)
-
-
-def test_random_means_do_not_exceed_the_supremum(certified):
+def test_argmax_rdp_is_not_exceeded_by_random_means(certified):
     """Means of two counts less the noisy maximum of the others, in units of the scale."""
-    module = sys.modules["dpjax.pate.data_independent"]
     means = np.random.default_rng(1).uniform(-3, 3, (5_000, 2))
     shift = np.array([1.0, -1.0]) / SCALE
-    p, q = module._three(means).logs, module._three(means - shift).logs
+    p, q = (data_independent._three(points).logs for points in (means, means - shift))
     for order, bound in zip(ORDERS, certified, strict=True):
         found = np.max(logsumexp(order * p + (1 - order) * q, axis=1)) / (order - 1)
         assert 0.99 * bound < found <= bound
 
 
-def test_it_is_far_below_that_of_the_histogram(certified):
+def test_argmax_rdp_is_far_below_that_of_the_histogram(certified):
     ratio = ORDERS / SCALE**2 / certified
     assert ratio[0] == pytest.approx(np.pi / 2, rel=0.012)
     assert np.all(np.diff(ratio) < 0)
@@ -100,7 +91,7 @@ def largest_of_a_bit(order, shift):
     return np.max(np.logaddexp(*terms)) / (order - 1)
 
 
-def test_the_check_is_the_supremum_of_one_bit():
+def test_threshold_rdp_is_the_supremum_of_one_bit():
     found = threshold_rdp(ORDERS, 20.0)
     exact = np.array([largest_of_a_bit(order, 1 / 20.0) for order in ORDERS])
     assert np.all(exact <= found)
@@ -109,21 +100,23 @@ def test_the_check_is_the_supremum_of_one_bit():
     assert np.all([largest_of_a_bit(order, 1.01 / 20.0) for order in ORDERS] > found)
 
 
-def test_large_orders_and_small_noise_fall_back_to_the_histogram():
+def test_rdp_of_large_orders_and_small_noise_is_that_of_the_histogram():
     np.testing.assert_allclose(argmax_rdp([10.0], 1.0), [10.0])
     np.testing.assert_allclose(threshold_rdp([10.0], 1.0), [5.0])
     assert argmax_rdp([2.0], 1e6)[0] == pytest.approx(2e-12)
 
 
-@pytest.mark.parametrize("orders", [[1.0], [0.5], [np.nan], [], [[2.0]], [np.inf]])
-def test_orders_are_refused(orders):
-    with pytest.raises(ValueError, match="orders must be finite numbers > 1"):
-        argmax_rdp(orders, 40.0)
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan])
-def test_scales_are_refused(scale):
-    with pytest.raises(ValueError, match="scale must be a finite number > 0"):
-        argmax_rdp([2.0], scale)
-    with pytest.raises(ValueError, match="threshold_scale must be a finite number > 0"):
-        threshold_rdp([2.0], scale)
+@pytest.mark.parametrize(
+    ("bound", "orders", "scale", "message"),
+    [
+        *[
+            (argmax_rdp, orders, 40.0, "orders must be finite numbers > 1")
+            for orders in ([1.0], [0.5], [], [[2.0]], [np.inf])
+        ],
+        (argmax_rdp, [2.0], 0.0, "scale must be a finite number > 0"),
+        (threshold_rdp, [2.0], 0.0, "threshold_scale must be a finite number > 0"),
+    ],
+)
+def test_arguments_of_rdp_are_refused(bound, orders, scale, message):
+    with pytest.raises(ValueError, match=message):
+        bound(orders, scale)

@@ -9,6 +9,10 @@ from dpjax.pate import Partition
 RECORDS = [f"record {number}" for number in range(60)]
 
 
+def draw(num_teachers, **settings):
+    return Partition.draw(jax.random.key(0), 60, num_teachers=num_teachers, **settings)
+
+
 def changed_shards(one, other):
     return [t for t in range(len(one)) if not np.array_equal(np.sort(one[t]), np.sort(other[t]))]
 
@@ -18,11 +22,11 @@ def by_hash(records):
     return partition.shards(np.array(records))
 
 
-def test_shards_are_disjoint_and_of_equal_size():
-    partition = Partition.draw(jax.random.key(0), 60, num_teachers=5)
+def test_draw_has_disjoint_shards_of_equal_size():
+    partition = draw(5)
     assert (partition.num_teachers, partition.shard_size) == (5, 12)
     assert sorted(partition.indices.ravel()) == list(range(60))
-    some = Partition.draw(jax.random.key(0), 60, num_teachers=7, shard_size=8)
+    some = draw(7, shard_size=8)
     assert len(set(some.indices.ravel().tolist())) == 56
     x = np.arange(120).reshape(60, 2)
     shards = partition.shards({"x": x, "y": jax.numpy.arange(60)})
@@ -30,14 +34,8 @@ def test_shards_are_disjoint_and_of_equal_size():
     np.testing.assert_array_equal(shards["y"], partition.indices)
 
 
-def test_an_assignment_is_that_of_its_key():
-    draw = [Partition.draw(jax.random.key(k), 60, num_teachers=5).indices for k in (0, 0, 1)]
-    np.testing.assert_array_equal(draw[0], draw[1])
-    assert np.mean(draw[0] != draw[2]) > 0.8
-
-
-def test_replacing_a_record_changes_the_shard_of_its_position():
-    partition = Partition.draw(jax.random.key(0), 60, num_teachers=5)
+def test_draw_changes_one_shard_where_a_record_is_replaced():
+    partition = draw(5)
     data = np.arange(60)
     other = np.where(data == 17, -1, data)
     assert len(changed_shards(partition.shards(data), partition.shards(other))) == 1
@@ -47,12 +45,12 @@ def test_replacing_a_record_changes_the_shard_of_its_position():
 
 
 @pytest.mark.parametrize("place", [0, 31, 59])
-def test_adding_a_record_changes_the_shard_of_its_hash(place):
+def test_from_hash_changes_one_shard_where_a_record_is_added(place):
     fewer = by_hash(RECORDS[:place] + RECORDS[place + 1 :])
     assert len(changed_shards(by_hash(RECORDS), fewer)) <= 1
 
 
-def test_hashes_spread_records_evenly_and_depend_on_the_salt():
+def test_from_hash_is_even_and_depends_on_the_salt():
     many = [str(number) for number in range(10_000)]
     salted = [
         Partition.from_hash(many, num_teachers=10, shard_size=1_300, salt=salt)
@@ -82,22 +80,23 @@ def test_hashes_spread_records_evenly_and_depend_on_the_salt():
         ([0, 1], "shards of equal size"),
     ],
 )
-def test_shards_are_refused(indices, message):
+def test_partition_refuses(indices, message):
     with pytest.raises(ValueError, match=message):
         Partition(indices, num_examples=4)
 
 
-def test_draws_and_hashes_are_refused():
-    key = jax.random.key(0)
-    with pytest.raises(
-        ValueError, match=r"num_teachers must divide num_examples = 60 .* got 7; or"
-    ):
-        Partition.draw(key, 60, num_teachers=7)
-    with pytest.raises(ValueError, match="num_teachers must be a whole number >= 1, got 0"):
-        Partition.draw(key, 60, num_teachers=0)
-    with pytest.raises(ValueError, match=r"shard_size must be at most .* = 8, got 9"):
-        Partition.draw(key, 60, num_teachers=7, shard_size=9)
-    with pytest.raises(ValueError, match="identifiers must be in every shard, got 'none for shard"):
-        Partition.from_hash(["a"], num_teachers=2, shard_size=3)
-    with pytest.raises(ValueError, match="data must be of num_examples = 60 records, got '59 rec"):
-        Partition.draw(key, 60, num_teachers=6).shards(np.zeros(59))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: draw(7), r"num_teachers must divide num_examples = 60 .* got 7; or"),
+        (lambda: draw(7, shard_size=9), r"shard_size must be at most .* = 8, got 9"),
+        (lambda: draw(6).shards(np.zeros(59)), "data must be of num_examples = 60 .* '59 rec"),
+        (
+            lambda: Partition.from_hash(["a"], num_teachers=2, shard_size=3),
+            "identifiers must be in every shard, got 'none for shard",
+        ),
+    ],
+)
+def test_draw_and_from_hash_refuse(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
