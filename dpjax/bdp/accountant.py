@@ -319,14 +319,10 @@ class SubsampledGaussianSteps:
     l2_clip: ClipBound
 
     def clip_norms(self, norms: ArrayTree) -> Array:
-        """Returns the norms after clipping; zero for those that are not finite.
-
-        Raises:
-          ValueError: ``norms`` is a tree of another structure than ``l2_clip``.
-        """
+        """Returns the norms after clipping; zero for those that are not finite."""
         # One array of norms for each clip bound.
-        given, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
-        check(given == wanted, "norms", given, f"one array for each clip bound, {wanted}")
+        structure, wanted = map(str, map(jax.tree.structure, (norms, self.l2_clip)))
+        check(structure == wanted, "norms", structure, f"one array for each clip bound, {wanted}")
         groups = [as_float64(group, "norms") for group in jax.tree.leaves(norms)]
 
         # An example with a norm that is not finite contributes zero.
@@ -353,12 +349,7 @@ class SubsampledGaussianSteps:
 
 
 def subsampled_gaussian_steps(mechanism: Mechanism) -> SubsampledGaussianSteps:
-    """Returns the log moments of the steps of ``mechanism``, as functions of gradient norms.
-
-    Raises:
-      ValueError: ``mechanism`` is of another kind or not Poisson-sampled, or its adjacency is
-        replace-one, where the cost is not a function of the norms.
-    """
+    """Returns the log moments of the steps of ``mechanism``, as functions of gradient norms."""
     match mechanism:
         case SubsampledGaussian(sampling=PoissonSampling(sampling_rate=rate)):
             # Under add/remove and zero-out one contribution is added or not.

@@ -120,8 +120,8 @@ def empirical_bernstein_upper_bound(
     check_delta(failure_probability, "failure_probability")
     largest, mean, deviation, count = _summary(log_values, mask)
     bound = np.asarray(log_bound, float)
-    allowed = bound + _ROUNDING * np.maximum(1, np.abs(bound))
-    check(bool(np.all(largest <= allowed)), "log_bound", log_bound, "at least every sample's log")
+    limit = bound + _ROUNDING * np.maximum(1, np.abs(bound))
+    check(bool(np.all(largest <= limit)), "log_bound", log_bound, "at least every sample's log")
     level = np.log(2 / failure_probability)
     # The sample variance over N is the (1 / N) one over N - 1.
     near = largest + np.log(mean + deviation * np.sqrt(2 * level / (count - 1)))

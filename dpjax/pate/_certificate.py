@@ -62,11 +62,11 @@ class PATECertificate(Report):
         at = f"at delta = {self.dp_certificate.delta:g}"
         tables = [
             _mechanism_table(self.dp_certificate.guarantee),
-            (f"Epsilon {at} for any votes", [found.row for found in self.data_independent]),
+            (f"Epsilon {at} for any votes", [estimate.row for estimate in self.data_independent]),
         ]
         if self.data_dependent:
             caption = f"Epsilon {at} on these votes: NOT PUBLISHABLE AS IS"
-            tables.append((caption, [found.row for found in self.data_dependent]))
+            tables.append((caption, [estimate.row for estimate in self.data_dependent]))
         return tables
 
     @property
@@ -184,7 +184,7 @@ class SanitizedCertificate(Report):
         return [
             _mechanism_table(release.mechanism.guarantee),
             (f"Epsilon {at} on these votes", rows),
-            (f"Epsilon {at} for any votes", [one.row for one in self.data_independent]),
+            (f"Epsilon {at} for any votes", [estimate.row for estimate in self.data_independent]),
         ]
 
     @property
@@ -249,4 +249,4 @@ def _mechanism_table(guarantee: Guarantee) -> Table:
 
 
 def _least(estimates: tuple[Estimate, ...]) -> float:
-    return min(found.value for found in estimates)
+    return min(estimate.value for estimate in estimates)

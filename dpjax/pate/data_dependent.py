@@ -99,8 +99,8 @@ def gaussian_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, sca
         mu_1 = mu_2 + 1
         rdp_1, rdp_2 = mu_1 / variance, mu_2 / variance
         penalty = mu_2 * (np.log1p(1 / (mu_1 - 1)) + np.log1p(1 / (mu_2 - 1)))
-        allowed = (mu_2 > 1) & (orders <= mu_1) & (-log_q > rdp_2)
-        allowed &= log_q <= (mu_2 - 1) * rdp_2 - penalty
+        applies = (mu_2 > 1) & (orders <= mu_1) & (-log_q > rdp_2)
+        applies &= log_q <= (mu_2 - 1) * rdp_2 - penalty
 
         # the moment: log((1 - q) A^(order - 1) + q B^(order - 1))
         log_a = _log1mexp(log_q) - _log1mexp((log_q + rdp_2) * (1 - 1 / mu_2))
@@ -109,7 +109,7 @@ def gaussian_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, sca
             _log1mexp(log_q) + (orders - 1) * log_a, log_q + (orders - 1) * log_b
         )
         dependent = np.maximum(moments, 0) / (orders - 1)
-    bound = np.where(allowed, np.fmin(dependent, independent), independent)
+    bound = np.where(applies, np.fmin(dependent, independent), independent)
     return np.where(np.isneginf(log_q), 0.0, bound)
 
 
@@ -132,25 +132,21 @@ def laplace_rdp(log_errors: npt.ArrayLike, orders: Sequence[float] | Array, scal
     pure = 2 / scale
     with np.errstate(divide="ignore", invalid="ignore"):
         # q < 1 / (1 + e^(2 / scale))
-        allowed = log_q < -np.logaddexp(0, pure)
-        kept = _log1mexp(log_q)
+        applies = log_q < -np.logaddexp(0, pure)
+        log_expected = _log1mexp(log_q)
         log_moments = np.logaddexp(
-            kept + moments * (kept - _log1mexp(np.minimum(pure + log_q, 0))), log_q + pure * moments
+            log_expected + moments * (log_expected - _log1mexp(np.minimum(pure + log_q, 0))),
+            log_q + pure * moments,
         )
-        dependent = np.where(allowed, np.maximum(log_moments, 0) / moments, np.inf)
+        dependent = np.where(applies, np.maximum(log_moments, 0) / moments, np.inf)
     return np.minimum(dependent, laplace_rdp_independent(orders, scale))
 
 
 def laplace_rdp_independent(orders: Sequence[float] | Array, scale: float) -> Array:
     """Returns the data-independent bound on the Rényi divergences of LNMax, ``(num_orders,)``.
 
-    Args:
-      orders: above one.
-      scale: of the noise on every count.
-
     Source: Papernot et al. (2017), Theorem 2: (2 / scale, 0)-DP, by Bun & Steinke (2016).
     """
-    check_positive("scale", scale)
     pure = 2 / scale
     return np.minimum(check_orders(orders) * pure**2 / 2, pure)
 

@@ -89,19 +89,10 @@ def argmax_rdp(orders: Sequence[float] | Array, scale: float) -> Array:
 
 
 def threshold_rdp(orders: Sequence[float] | Array, threshold_scale: float) -> Array:
-    """Returns upper bounds on the Rényi divergences of one threshold check on any votes.
+    """Returns upper bounds ``(num_orders,)`` on the Rényi divergences of one threshold check.
 
-    The check is one bit of a count of sensitivity one: about 2 / pi of order / (2 scale^2).
-
-    Args:
-      orders: above one, ``(num_orders,)``.
-      threshold_scale: standard deviation of the noise of the check, in votes.
-
-    Returns:
-      Bounds ``(num_orders,)``.
-
-    Raises:
-      ValueError: an order that is not above one, or the scale is not a finite number above zero.
+    On any votes: it is one bit of a count of sensitivity one, about 2 / pi of
+    order / (2 ``threshold_scale``^2).
     """
     scale = np.sqrt(2) * _check_scale(threshold_scale, "threshold_scale")
     return _supremum(tuple(check_orders(orders).tolist()), float(scale), 1)
@@ -182,8 +173,8 @@ def _bounds_on_boxes(
     step, radius = np.linalg.norm(shift), np.sqrt(shift.size) * half
     rise = half * np.sum(np.abs(q.gradients), axis=-1)[..., None]
     mass_above = np.exp(np.minimum(q.logs[..., None] + rise, 0.0))
-    moves = step * radius
-    phi_above = np.maximum(_phi(loss - moves, orders), _phi(loss + moves, orders))
+    largest_change = step * radius
+    phi_above = np.maximum(_phi(loss - largest_change, orders), _phi(loss + largest_change, orders))
     first = np.sum(mass_above * phi_above, axis=1)
 
     # gradient of the value at the center
@@ -193,10 +184,10 @@ def _bounds_on_boxes(
     gradient += np.einsum("bco,bcd->bod", mass * slope, changes)
 
     # bounds over the box on the derivatives of phi, and on those of log Q and of the loss
-    size = np.abs(loss) + moves
-    curve_above = orders * (orders - 1) * _largest_power(loss + moves, orders)
+    size = np.abs(loss) + largest_change
+    curve_above = orders * (orders - 1) * _largest_power(loss + largest_change, orders)
     slope_above, curve_above = curve_above * size, curve_above * (1 + size)
-    change = (np.linalg.norm(changes, axis=-1) + np.sqrt(3) * moves)[..., None]
+    change = (np.linalg.norm(changes, axis=-1) + np.sqrt(3) * largest_change)[..., None]
     change = np.minimum(change, step)
     steepness = (np.linalg.norm(q.gradients, axis=-1) + radius)[..., None]
 

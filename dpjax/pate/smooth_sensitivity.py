@@ -81,13 +81,9 @@ class SmoothRDPRelease:
             raise TypeError(f"mechanism must be {kinds}, got {type(self.mechanism).__name__}")
         student = getattr(self.mechanism, "student_confidence", None)
         check(student is None, "mechanism's student_confidence", student, "left out")
-        check_positive("order", self.order)
-        check(self.order > 1, "order", self.order, "above one")
-        check_positive("beta", self.beta)
+        _check_order_and_beta(self.order, self.beta)
         check_positive("noise_scale", self.noise_scale)
         check_delta(self.failure_probability, "failure_probability")
-        allowed = f"so small that order (1 - e^(-2 beta)) is below one at order {self.order:g}"
-        check(-self.order * math.expm1(-2 * self.beta) < 1, "beta", self.beta, allowed)
 
     @property
     def own_rdp(self) -> float:
@@ -181,12 +177,8 @@ def gnss_rdp(order: float, *, beta: float, shift: float) -> float:
     >>> round(gnss_rdp(14.0, beta=0.0329, shift=1 / 6.23), 2)
     1.61
     """
-    check_positive("order", order)
-    check_positive("beta", beta)
+    _check_order_and_beta(order, beta)
     check_non_negative("shift", shift)
-    check(order > 1, "order", order, "above one")
-    allowed = f"so small that order (1 - e^(-2 beta)) is below one at order {order:g}"
-    check(-order * math.expm1(-2 * beta) < 1, "beta", beta, allowed)
     ratio = math.exp(-beta)
     variance = 1 + order * math.expm1(-2 * beta)
     wider = (-order * beta - math.log(variance) / 2) / (order - 1)
@@ -194,6 +186,14 @@ def gnss_rdp(order: float, *, beta: float, shift: float) -> float:
     # the smaller one against the larger one; its two terms are largest at different ratios
     narrower = (order * beta - math.log1p(order * math.expm1(2 * beta)) / 2) / (order - 1)
     return max(wider, narrower + order * shift**2 / 2)
+
+
+def _check_order_and_beta(order: float, beta: float) -> None:
+    check_positive("order", order)
+    check(order > 1, "order", order, "above one")
+    check_positive("beta", beta)
+    allowed = f"so small that order (1 - e^(-2 beta)) is below one at order {order:g}"
+    check(-order * math.expm1(-2 * beta) < 1, "beta", beta, allowed)
 
 
 @functools.lru_cache(maxsize=16)

@@ -219,9 +219,9 @@ class Partition:
         """
         # Records may hold text: their number alone is checked.
         rows = jax.tree.map(lambda leaf: np.empty(np.shape(leaf)[:1], bool), data)
-        found = batch_length(rows, "data")
+        num_records = batch_length(rows, "data")
         allowed = f"of num_examples = {self.num_examples} records"
-        check(found == self.num_examples, "data", f"{found} records", allowed)
+        check(num_records == self.num_examples, "data", f"{num_records} records", allowed)
         return jax.tree.map(lambda leaf: _take(leaf, self.indices), data)
 
 

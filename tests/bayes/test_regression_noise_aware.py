@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
@@ -21,6 +22,7 @@ from dpjax.bayes.regression import (
     noise_aware,
     noise_aware_posterior,
     prediction_interval,
+    released_regression,
     repair,
     sufficient_statistics,
     unknown_noise_posterior,
@@ -346,3 +348,72 @@ def test_noise_aware_posterior_refuses(changes, message):
     good = {"mechanism": GAUSSIAN, "released": FINE, "num_examples": 10, **PRIOR}
     with pytest.raises(ValueError, match=message):
         noise_aware_posterior(jax.random.key(0), **{**good, **changes})
+
+
+NUM_RECORDS, NUM_DRAWS = 2_000, 700
+ONE_FEATURE = {
+    name: PerturbedStatistics.from_epsilon(
+        BOUNDS, epsilon=1.0, delta=delta, adjacency="replace_one", num_features=1
+    )
+    for name, delta in {"gaussian": 1e-5, "laplace": 0.0}.items()
+}
+
+
+def conjugate_prior():
+    """What `noise_aware_posterior` has."""
+    variance = numpyro.sample("sigma2", dist.InverseGamma(5.0, 1.0))
+    spread = jnp.sqrt(variance)
+    return numpyro.sample("beta", dist.Normal(0, spread).expand([1]).to_event(1)), variance
+
+
+def released_by(mechanism):
+    x_key, y_key, key = jax.random.split(jax.random.key(7), 3)
+    x = jax.random.uniform(x_key, (NUM_RECORDS, 1), minval=-1, maxval=1)
+    y = x @ jnp.array([0.6]) + 0.5 * jax.random.normal(y_key, (NUM_RECORDS,))
+    return mechanism.release_records(key, x, y)
+
+
+def by_nuts(mechanism, released, prior=conjugate_prior):
+    kernel = numpyro.infer.NUTS(released_regression)
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=300, num_samples=NUM_DRAWS, progress_bar=False)
+    mcmc.run(jax.random.key(3), prior, mechanism, released, NUM_RECORDS)
+    return mcmc.get_samples()
+
+
+def are_alike(draws, others):
+    """Means within a third of a deviation, deviations within a fifth: twice the chains' error."""
+    mean, other_mean = np.mean(draws, axis=0), np.mean(others, axis=0)
+    std, other_std = np.std(draws, axis=0), np.std(others, axis=0)
+    near = np.all(np.abs(mean - other_mean) < std / 3)
+    return bool(near and np.all(np.abs(np.log(std / other_std)) < np.log(1.2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", ONE_FEATURE)
+def test_released_regression_agrees_with_the_noise_aware_posterior(distribution):
+    mechanism = ONE_FEATURE[distribution]
+    released = released_by(mechanism)
+    samples = by_nuts(mechanism, released)
+
+    def agrees(mechanism):
+        prior = {"prior_precision": 1.0, "noise_shape": 5.0, "noise_rate": 1.0}
+        draws = noise_aware_posterior(
+            jax.random.key(2), mechanism, released, num_examples=NUM_RECORDS, **prior
+        )
+        variances = np.log(samples["sigma2"]), np.log(draws.sigma2)
+        return are_alike(samples["beta"], draws.beta) and are_alike(*variances)
+
+    assert agrees(mechanism)
+    # power: of half the noise the posterior is another
+    assert not agrees(mechanism.with_privacy_factor(0.5))
+
+
+@pytest.mark.slow
+def test_released_regression_takes_another_prior():
+    def certain():
+        return jnp.array([0.6]), numpyro.sample("sigma2", dist.HalfNormal(1.0))
+
+    mechanism = ONE_FEATURE["gaussian"]
+    samples = by_nuts(mechanism, released_by(mechanism), certain)
+    assert 0.1 < np.mean(samples["sigma2"]) < 0.5
+    assert "beta" not in samples

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism
 from scipy import stats
 
 import dpjax
@@ -20,14 +21,12 @@ ORDERS = (1, 2, 3, 5, 8, 13, 21, 32)
 
 
 def mechanism(num_steps=STEPS, noise=NOISE, rate=RATE, clip=CLIP, adjacency="add_remove"):
-    sampling = dpjax.PoissonSampling(1_000, rate)
-    return dpjax.SubsampledGaussian(
-        sampling,
+    return gaussian_mechanism(
+        dpjax.PoissonSampling(1_000, rate),
         l2_clip=clip,
         noise_multiplier=noise,
         num_steps=num_steps,
         adjacency=adjacency,
-        unit="one row",
     )
 
 
@@ -71,14 +70,7 @@ def test_epsilon_and_delta_are_inverse():
 
 def test_epsilon_of_the_weak_definition_is_sharper():
     """Against the privacy loss itself: one Gaussian release of a record of known norm."""
-    released = dpjax.SubsampledGaussian(
-        dpjax.PoissonSampling(10, 1.0),
-        l2_clip=1.0,
-        noise_multiplier=0.8,
-        num_steps=1,
-        adjacency="add_remove",
-    )
-    account = bdp.init(released, orders=range(1, 200))
+    account = bdp.init(mechanism(1, 0.8, rate=1.0, clip=1.0), orders=range(1, 200))
     account = bdp.update(account, np.full(30, 1.0))
     exact = dpjax.accounting.tradeoff.Gaussian(1 / 0.8).epsilon(1e-5)
     strong, weak = (bdp.epsilon(account, 1e-5, definition=name).bdp for name in ("strong", "weak"))
@@ -272,15 +264,9 @@ TRUNCATED = dpjax.TruncatedPoissonSampling(1_000, 0.02, truncated_batch_size=40)
 REFUSALS = [
     (lambda: bdp.init(mechanism(), orders=(1.5,)), "orders must be whole numbers"),
     (lambda: bdp.init(mechanism(), failure_probability=0.0), "failure_probability must be in"),
-    (lambda: bdp.init(mechanism(), estimator="mean"), "estimator must be one of"),
-    (lambda: bdp.init(0.1), "mechanism must be"),
     (
         lambda: bdp.update(bdp.init(mechanism()), np.zeros((1, 4)), np.ones((1, 4))),
         "mask must be bool of shape",
-    ),
-    (
-        lambda: bdp.update_from_log_moments(bdp.init(mechanism()), np.full((3, 32), np.nan)),
-        "log_moments must be numbers >= 0",
     ),
     # more steps than planned
     (
@@ -292,7 +278,6 @@ REFUSALS = [
     # no guarantee
     (lambda: bdp.epsilon(bdp.init(mechanism()), 1e-5), "got 0"),
     (lambda: bdp.epsilon(DONE, 1e-15), "delta must be above the estimators' failure"),
-    (lambda: bdp.delta(DONE, -1.0), "epsilon must be"),
     # mechanisms whose cost is not a function of the norms
     *[
         (
@@ -316,33 +301,31 @@ def test_arguments_of_the_accountant_are_refused(call, message):
         call()
 
 
-def training(num_steps, **options):
-    """A short run on data of which some records are far from the others."""
+def training():
+    """A short run on data of which some records are far from the others, and its mechanism."""
     data = jnp.concatenate([jnp.zeros((60, 3)), 30 * jnp.ones((4, 3))])
-    described = dpjax.SubsampledGaussian(
-        dpjax.PoissonSampling(64, 0.25),
-        l2_clip=1.0,
-        noise_multiplier=2.0,
-        num_steps=num_steps,
-        adjacency="add_remove",
+    described = gaussian_mechanism(
+        dpjax.PoissonSampling(64, 0.25), noise_multiplier=2.0, num_steps=20
     )
-    run = dict(progress=False, steps_per_call=5, **options)
-    loss = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)  # noqa: E731
-    key = jax.random.key(0)
-    return described, lambda accountant: dpjax.train(
-        key,
-        loss,
-        jnp.zeros(3),
-        data,
-        optax.sgd(0.01),
-        mechanism=described,
-        on_report=accountant,
-        **run,
-    )
+
+    def run(accountant):
+        dpjax.train(
+            jax.random.key(0),
+            lambda w, x: 0.5 * jnp.sum((w - x) ** 2),
+            jnp.zeros(3),
+            data,
+            optax.sgd(0.01),
+            mechanism=described,
+            on_report=accountant,
+            progress=False,
+            steps_per_call=5,
+        )
+
+    return described, run
 
 
 def test_training_accountant_adds_the_norms_of_every_report():
-    described, run = training(20)
+    described, run = training()
     blocks = []
     run(blocks.append)
     account = bdp.init(described)
@@ -355,7 +338,7 @@ def test_training_accountant_adds_the_norms_of_every_report():
 
 
 def test_training_accountant_resumes_with_lost_steps_at_the_worst_case(tmp_path):
-    described, run = training(20)
+    described, run = training()
     blocks = []
     run(blocks.append)
     path = tmp_path / "accountant.npz"
@@ -394,7 +377,7 @@ def test_training_accountant_refuses_the_file_of_another_account(other, tmp_path
 
 
 def test_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
-    described, run = training(20)
+    described, run = training()
     accountant = bdp.TrainingAccountant(bdp.init(described), tmp_path / "accountant.npz")
     run(accountant)
     with pytest.raises(ValueError, match="first step must be at least 20"):
@@ -408,10 +391,7 @@ def test_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
 def test_epsilon_at_the_best_order_can_be_underestimated():
     """A limit of Student's estimator, shown: norms without outliers, and epsilon is too small."""
     planned, rate, population = 1_000, 0.01, np.random.default_rng(5)
-    sampling = dpjax.PoissonSampling(25_600, rate)
-    released = dpjax.SubsampledGaussian(
-        sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=planned, adjacency="add_remove"
-    )
+    released = gaussian_mechanism(dpjax.PoissonSampling(25_600, rate), num_steps=planned)
     grid = np.clip(np.linspace(-0.5, 1.1, 4_001), 0, 1)
     weights = np.exp(-0.5 * ((np.linspace(-0.5, 1.1, 4_001) - 0.3) / 0.1) ** 2)
     moments_ = bdp.subsampled_gaussian_log_moments(

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.inputs import gaussian_mechanism
 
 import dpjax
 from dpjax import bdp
@@ -15,15 +16,7 @@ from dpjax.certificates.render import round_up
 
 @pytest.fixture(scope="module")
 def account():
-    sampling = dpjax.PoissonSampling(10_000, 0.02)
-    mechanism = dpjax.SubsampledGaussian(
-        sampling,
-        l2_clip=1.0,
-        noise_multiplier=1.0,
-        num_steps=100,
-        adjacency="add_remove",
-        unit="one person",
-    )
+    mechanism = gaussian_mechanism(dpjax.PoissonSampling(10_000, 0.02), num_steps=100)
     norms = np.random.default_rng(0).uniform(0, 0.5, (60, 200))
     return bdp.update(bdp.init(mechanism), norms)
 
@@ -58,9 +51,7 @@ def test_population_epsilons_increase_with_the_share_to_infinity(account):
 def test_population_epsilons_hold_for_their_share_of_a_known_population():
     """The share of records whose own delta exceeds the certificate's is at most what is said."""
     sampling = dpjax.PoissonSampling(10_000, 0.05)
-    mechanism = dpjax.SubsampledGaussian(
-        sampling, l2_clip=2.0, noise_multiplier=1.0, num_steps=30, adjacency="add_remove"
-    )
+    mechanism = gaussian_mechanism(sampling, l2_clip=2.0, num_steps=30)
     norms = np.random.default_rng(1).exponential(0.35, 20_000)
     account = bdp.init(mechanism, failure_probability=1e-9)
     account = bdp.update(account, np.tile(norms, (30, 1)))

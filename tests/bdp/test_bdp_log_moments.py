@@ -203,8 +203,8 @@ REFUSALS = [
     *[
         (lambda changes=changes: call_subsampled(**{**GOOD, **changes}), next(iter(changes)))
         for changes in [
-            *[{"orders": orders} for orders in ((), 2, (0, 1), (1.5, 2), (1, math.inf), ("1",))],
-            *[{"distances": distances} for distances in (-0.1, [1.0, math.nan], [True])],
+            *[{"orders": orders} for orders in ((), (0, 1), (1.5, 2), (1, math.inf))],
+            {"distances": [True]},
             *[{"sampling_rate": rate} for rate in (0.0, 1.5)],
             *[{"noise_std": std} for std in (0.0, [1.0, math.inf])],
         ]

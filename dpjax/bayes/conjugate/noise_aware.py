@@ -134,17 +134,12 @@ class Proposal:
         return np.log(np.maximum(probability, 1e-300)).sum(axis=-1)
 
     def fit(self, drawn: Array, log_weights: Array, least_scale: float) -> "Proposal":
-        """Returns a proposal fitted to weighted draws, the largest weights clipped.
+        """Returns a proposal fitted to weighted draws ``(M, ..., m)``.
 
-        Args:
-          drawn: ``(M, ..., m)``.
-          log_weights: ``(M, ...)``; minus infinity for impossible draws.
-          least_scale: lower bound on the fitted scales.
-
-        Source: Koblents & Míguez (2015), section 3 (clipping of weights).
+        The largest weights are clipped (Koblents & Míguez 2015, section 3).
         """
-        kept = len(log_weights) - 1 - int(_CLIPPED_SHARE * len(log_weights))
-        largest = np.partition(log_weights, kept, axis=0)[kept]
+        rank = len(log_weights) - 1 - int(_CLIPPED_SHARE * len(log_weights))
+        largest = np.partition(log_weights, rank, axis=0)[rank]
         least_possible = np.where(np.isfinite(log_weights), log_weights, np.inf).min(axis=0)
         clipped = np.minimum(log_weights, np.maximum(largest, least_possible))
         weights = normalize_weights(clipped)[..., None]

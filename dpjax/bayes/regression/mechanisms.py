@@ -160,10 +160,10 @@ def optimal_budget_shares(
 
 def check_shares(shares: RegressionStatistics) -> None:
     """Raises ``ValueError`` unless shares are positive and add up to one; yty may be ``None``."""
-    given = [share for share in shares if share is not None]
-    for share in (shares.xtx, shares.xty, *given):
+    released = shares[:2] if shares.yty is None else shares
+    for share in released:
         check_positive("shares", share)
-    check(abs(sum(given) - 1) < 1e-9, "shares", shares, "numbers that add up to one")
+    check(abs(sum(released) - 1) < 1e-9, "shares", shares, "numbers that add up to one")
 
 
 # The float below sqrt(2).
@@ -506,13 +506,13 @@ class AdaSSP(StatisticsMechanism[AdaSSPRelease]):
     @property
     def parts(self) -> tuple[Gaussian, Gaussian, Gaussian]:
         """The mechanisms of xtx, xty and the smallest eigenvalue."""
-        found = statistics_sensitivities(
+        of_xtx, of_xty, _ = statistics_sensitivities(
             self.bounds, self.num_features, norm="l2", adjacency=self.adjacency
         )
-        eigenvalue = Sensitivity(self.bounds.x_norm_bound**2, "l2", self.adjacency)
+        of_smallest = Sensitivity(self.bounds.x_norm_bound**2, "l2", self.adjacency)
         xtx, xty, smallest = (
-            Gaussian(moves, math.sqrt(3) * moves.value / self.mu, self.unit)
-            for moves in (found.xtx, found.xty, eigenvalue)
+            Gaussian(sensitivity, math.sqrt(3) * sensitivity.value / self.mu, self.unit)
+            for sensitivity in (of_xtx, of_xty, of_smallest)
         )
         return xtx, xty, smallest
 

@@ -141,11 +141,7 @@ class SecondMomentCholesky(dist.Distribution):
 def observe(
     mechanism: PerturbedStatistics, released: RegressionStatistics, num_examples: Numeric
 ) -> Observation:
-    """Returns a release and its noise scales in averages over the records.
-
-    Raises:
-      ValueError: statistics without yty or not of the mechanism's shape; no records.
-    """
+    """Returns a release and its noise scales in averages over the records."""
     check_type("mechanism", mechanism, PerturbedStatistics, "PerturbedStatistics")
     check_type("released", released, RegressionStatistics, "RegressionStatistics")
     with_yty = mechanism.scales.yty is not None and released.yty is not None
@@ -364,29 +360,32 @@ def log_density(
     noise_distribution: NoiseDistribution,
 ) -> jax.Array:
     """Returns the log posterior density of the unknowns, up to a constant."""
-    found = decode(unknowns, coordinates, observation, prior)
-    d, n = len(found.targets), observation.num_examples
-    rotated = coordinates.vectors.T @ found.features
+    statistics = decode(unknowns, coordinates, observation, prior)
+    d, n = len(statistics.targets), observation.num_examples
+    rotated = coordinates.vectors.T @ statistics.features
     scale = coordinates.vectors.T @ second_moment.scale @ coordinates.vectors
 
     # The prior of S_xx.
-    total = _compute_after(found.ridged, rotated @ rotated.T + scale)
-    log_prior = second_moment.log_density(2 * jnp.sum(found.log_diagonal), log_det(total))
+    total = _compute_after(statistics.ridged, rotated @ rotated.T + scale)
+    log_prior = second_moment.log_density(2 * jnp.sum(statistics.log_diagonal), log_det(total))
 
     # Of X^T y and the residuals given X, b and v integrated out.
-    beside = (2 * prior.rate + prior.precision * jnp.sum(found.coefficients**2)) / n
-    log_prior -= (prior.shape + d / 2) * jnp.log(found.residual)
-    log_prior -= (prior.shape + n / 2) * jnp.log1p(beside / found.residual)
+    beside = (2 * prior.rate + prior.precision * jnp.sum(statistics.coefficients**2)) / n
+    log_prior -= (prior.shape + d / 2) * jnp.log(statistics.residual)
+    log_prior -= (prior.shape + n / 2) * jnp.log1p(beside / statistics.residual)
 
     # The volume factors of M (for S_xx), whose powers fall from d to 1.
     powers = jnp.arange(d, 0, -1, dtype=unknowns.dtype)
-    volume = jnp.sum(powers * found.log_diagonal)
+    volume = jnp.sum(powers * statistics.log_diagonal)
 
     # Of the release given S.
-    cross = found.features @ found.targets
-    square = found.residual + jnp.sum(found.targets**2)
+    cross = statistics.features @ statistics.targets
+    square = statistics.residual + jnp.sum(statistics.targets**2)
     exact = jnp.block(
-        [[found.features @ found.features.T, cross[:, None]], [cross[None, :], square[None, None]]]
+        [
+            [statistics.features @ statistics.features.T, cross[:, None]],
+            [cross[None, :], square[None, None]],
+        ]
     )
     noise = ((observation.average - exact) / observation.scale)[np.triu_indices(d + 1)]
     if noise_distribution == "gaussian":
@@ -399,38 +398,38 @@ def decode(
 ) -> Statistics:
     """Returns S in factors at the unknowns, ``((d + 1) (d + 2) / 2,)``."""
     d = len(coordinates.roots)
-    moves = unknowns * coordinates.scales
+    scaled = unknowns * coordinates.scales
 
     # V D M, and the factor of K.
-    lower = jnp.eye(d, dtype=moves.dtype).at[np.tril_indices(d)].add(moves[: -d - 1])
+    lower = jnp.eye(d, dtype=scaled.dtype).at[np.tril_indices(d)].add(scaled[: -d - 1])
     rotated = coordinates.roots[:, None] * lower
-    ridge = prior.precision / observation.num_examples * jnp.eye(d, dtype=moves.dtype)
+    ridge = prior.precision / observation.num_examples * jnp.eye(d, dtype=scaled.dtype)
     ridged = jnp.linalg.cholesky(rotated.T @ rotated + ridge)
 
     # w = chol(K) u, and r.
-    coefficients = coordinates.coefficients + moves[-d - 1 : -1]
+    coefficients = coordinates.coefficients + scaled[-d - 1 : -1]
     diagonal = jnp.abs(jnp.diagonal(lower))
     return Statistics(
         features=coordinates.vectors @ rotated,
         targets=ridged @ coefficients,
         ridged=ridged,
         coefficients=coefficients,
-        residual=coordinates.residual * jnp.exp(moves[-1]),
+        residual=coordinates.residual * jnp.exp(scaled[-1]),
         log_diagonal=jnp.log(jnp.maximum(diagonal, jnp.finfo(diagonal.dtype).tiny)),
     )
 
 
 def draw_parameters(
-    key: PRNGKey, found: Statistics, num_examples: jax.Array, prior: ConjugatePrior
+    key: PRNGKey, statistics: Statistics, num_examples: jax.Array, prior: ConjugatePrior
 ) -> tuple[jax.Array, jax.Array]:
     """Draws coefficients ``(d,)`` and residual variance from their conjugate posterior given S."""
     gamma_key, normal_key = jax.random.split(key)
-    root, n = found.features, num_examples
+    root, n = statistics.features, num_examples
     d, dtype = len(root), root.dtype
-    beside = (2 * prior.rate + prior.precision * jnp.sum(found.coefficients**2)) / n
+    beside = (2 * prior.rate + prior.precision * jnp.sum(statistics.coefficients**2)) / n
     gamma = jax.random.gamma(gamma_key, prior.shape + n / 2, dtype=dtype)
-    variance = n / 2 * (found.residual + beside) / gamma
-    mean = root @ solve_triangular(found.ridged, found.coefficients, lower=True, trans=1)
+    variance = n / 2 * (statistics.residual + beside) / gamma
+    mean = root @ solve_triangular(statistics.ridged, statistics.coefficients, lower=True, trans=1)
     ridge = prior.precision / n * jnp.eye(d, dtype=dtype)
     factor = jnp.linalg.cholesky(_compute_after(mean, root @ root.T + ridge))
     normals = jax.random.normal(normal_key, (d,), dtype)
@@ -696,14 +695,14 @@ def _run_chain(
         state = step(state)
         return state, state.z
 
-    _, kept = jax.lax.scan(keep, state, length=num_warmup + num_draws)
+    _, unknowns = jax.lax.scan(keep, state, length=num_warmup + num_draws)
 
     # One draw of the parameters for each of the statistics.
     def draw(key: jax.Array, unknowns: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = decode(unknowns, coordinates, observation, prior)
-        return draw_parameters(key, found, observation.num_examples, prior)
+        statistics = decode(unknowns, coordinates, observation, prior)
+        return draw_parameters(key, statistics, observation.num_examples, prior)
 
-    return jax.vmap(draw)(jax.random.split(draw_key, num_draws), kept[num_warmup:])
+    return jax.vmap(draw)(jax.random.split(draw_key, num_draws), unknowns[num_warmup:])
 
 
 def split_r_hat(draws: jax.Array) -> jax.Array:

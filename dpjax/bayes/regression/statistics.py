@@ -172,15 +172,6 @@ def check_setting(bounds: object, num_features: int, adjacency: str, unit: str) 
     check_text("unit", unit)
 
 
-def check_statistics(statistics: RegressionStatistics, num_features: int) -> None:
-    """Raises ``ValueError`` unless the statistics are those of ``num_features`` features."""
-    check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
-    shapes = [(num_features, num_features), (num_features,), ()]
-    for name, part, shape in zip(statistics._fields, statistics, shapes, strict=True):
-        found = shape if part is None else jnp.shape(part)
-        check(found == shape, f"statistics.{name}", found, f"of shape {shape}")
-
-
 def sufficient_statistics(x: npt.ArrayLike, y: npt.ArrayLike) -> RegressionStatistics:
     """Returns the exact statistics of records, private until a mechanism releases them.
 
@@ -326,14 +317,14 @@ class StatisticsMechanism(Mechanism, Generic[_R]):
             or masked.
         """
         check_type("statistics", statistics, RegressionStatistics, "RegressionStatistics")
-        given = statistics[: self._num_statistics]
-        check_statistics(
-            RegressionStatistics(*given, *[None] * (3 - len(given))), self.num_features
-        )
-        numbers = []
-        for name, part in zip(statistics._fields, given, strict=False):
-            check(part is not None, f"statistics.{name}", None, "given, as it is released")
-            numbers.append(as_numbers(part, f"statistics.{name}"))
+        d, numbers = self.num_features, []
+        shapes = [(d, d), (d,), ()][: self._num_statistics]
+        for name, sums, shape in zip(statistics._fields, statistics, shapes, strict=False):
+            check(sums is not None, f"statistics.{name}", None, "given, as it is released")
+            check(
+                jnp.shape(sums) == shape, f"statistics.{name}", jnp.shape(sums), f"of shape {shape}"
+            )
+            numbers.append(as_numbers(sums, f"statistics.{name}"))
         return self._release(key, numbers, self.add_noise)
 
     def release_records(self, key: PRNGKey, x: npt.ArrayLike, y: npt.ArrayLike) -> _R:
