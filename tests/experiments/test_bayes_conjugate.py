@@ -29,11 +29,6 @@ def test_the_noise_costs_one_over_n_and_sampling_one_over_its_root(records):
     assert np.all(np.diff(ratios) < 0)
 
 
-def test_slopes_are_the_exponents():
-    sizes = np.array([10, 100, 1000])
-    assert conjugate.slope(sizes, 7 / sizes**0.5) == pytest.approx(-0.5)
-
-
 def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):
     for name in RUN_HERE[1:]:
         aware = records[name].measured["noise-aware coverage %"]

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.bdp import cifar10, table
 from experiments.bdp.cifar10 import NUM_FEATURES, features
-from experiments.bdp.classifiers import Settings
 from experiments.data import Split, load_stand_in
 from experiments.lib.registry import Row, RowContext
 from experiments.lib.scattering import wavelets
@@ -76,11 +75,3 @@ def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in,
     assert result.measured["largest norm"] <= 2**0.5 + 1e-2
     assert result.certified[table.DP] > 100
     assert result.measured[table.BDP] > 0
-
-
-def test_noise_is_calibrated_to_the_published_epsilon():
-    chosen = dict(cifar10.rows("paper")[2].settings)
-    num_train = chosen.pop("num_train")
-    chosen.pop("num_test")
-    mechanism = Settings(**chosen).mechanism(num_train, "one image")
-    assert 7.9 < mechanism.certificate(1e-5).epsilon <= 8.0

@@ -30,7 +30,7 @@ from experiments.lib.plots import (
 from experiments.lib.records import load_records
 from experiments.lib.registry import Record
 from experiments.lib.runner import run_experiment
-from experiments.lib.sweeps import column, grid, make_rows, mean_and_error, quantiles
+from experiments.lib.sweeps import column, grid, make_rows
 from experiments.lib.verdicts import group_by, join_row_names, remarks_on_rows
 
 
@@ -151,22 +151,6 @@ def test_column_is_certified_or_measured_or_a_setting():
     assert column(records, "n") == [1, 2]
     with pytest.raises(KeyError):
         column(records, "no such column")
-
-
-def test_mean_and_error_of_many_runs():
-    runs = np.random.default_rng(0).normal(3.0, 2.0, 10_000)
-    mean, error = mean_and_error(runs)
-    assert error == pytest.approx(2.0 / 100, rel=0.05)
-    assert abs(mean - 3.0) < 5 * error
-    assert quantiles(runs)[1] == pytest.approx(np.median(runs))
-
-
-def test_new_figure_returns_its_axes_row_by_row():
-    figure, axes = new_figure(rows=2, columns=3, width=7.0, height=5.0)
-    assert len(axes) == 6
-    assert list(figure.get_size_inches()) == [7.0, 5.0]
-    assert axes[1].get_position().x0 > axes[0].get_position().x0
-    assert axes[3].get_position().y0 < axes[0].get_position().y0
 
 
 def test_new_figure_leaves_no_style_behind():

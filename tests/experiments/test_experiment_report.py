@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments.lib.registry import Page, Result
-from experiments.lib.report import make_section, render, write_report
+from experiments.lib.report import write_report
 from experiments.lib.runner import run_experiment
 
 
@@ -187,25 +187,3 @@ def test_write_report_goes_on_after_a_failing_figure_or_remark(toy, plan, part, 
     assert f"The {part} could not be made: RuntimeError: no such column" in text
     assert text.count("2.235") == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_make_section_gives_remarks_the_finished_rows_of_a_profile(toy, plan):
-    seen = []
-
-    def remarks(records):
-        seen.append([(record.profile, record.row) for record in records])
-        return []
-
-    toy.raises = {"2": RuntimeError()}
-    experiment = replace(toy.experiment, remarks=remarks)
-    for profile in ("quick", "paper"):
-        run_experiment(experiment, replace(plan, profile=profile))
-    make_section(experiment, plan.results)
-    assert seen == [[("quick", "1"), ("quick", "3")], [("paper", "1"), ("paper", "3")]]
-
-
-def test_render_depends_on_the_records_alone(toy, plan):
-    run_experiment(toy.experiment, plan)
-    one, two = (render([make_section(toy.experiment, plan.results)]) for _ in range(2))
-    assert one == two
-    assert "Reproduction of published results" in Parsed(render([])).text

@@ -1,6 +1,5 @@
 import datetime
 import fcntl
-import math
 import re
 import signal
 import subprocess
@@ -95,13 +94,6 @@ def test_run_experiment_fails_results_that_json_cannot_hold(toy, plan, result):
     experiment = replace(toy.experiment, run_row=lambda row, context: result)
     assert not run_experiment(experiment, plan)
     assert all(record.error.startswith("TypeError: ") for record in records(plan))
-
-
-def test_run_experiment_keeps_infinite_results(toy, plan):
-    result = Result({"loss": math.nan}, {"ε": math.inf})
-    experiment = replace(toy.experiment, run_row=lambda row, context: result)
-    assert run_experiment(experiment, plan)
-    assert records(plan)[0].certified == {"ε": math.inf}
 
 
 def leave_a_file(toy, plan):
