@@ -64,7 +64,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     epsilon, students = row.settings["epsilon"], row.settings["students"]
     repeats, seed = row.settings["repeats"], row.settings["seed"]
     means = mean_weight(epsilon, students), mean_weight(epsilon, students - 1)
-    weights = np.random.default_rng(seed).uniform(*WEIGHTS, students)
+    weights = np.random.default_rng(seed).uniform(*WEIGHTS, size=(students,))
     exact = weights.mean(), weights[1:].mean()
     # Independent releases of each mean, in float64.
     keys = jax.random.split(jax.random.key(seed))

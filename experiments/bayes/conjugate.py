@@ -3,7 +3,7 @@
 ``python -m experiments run bayes_conjugate``: half a minute in the quick profile.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from dpjax._typing import PyTree
 from dpjax.bayes.conjugate import (
     BetaBinomial,
     ConjugateFamily,
@@ -29,7 +30,7 @@ from dpjax.mechanisms import Gaussian, Laplace
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_by_row, panel_grid
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import make_rows
 from experiments.lib.verdicts import Comparison
 
@@ -192,8 +193,8 @@ def run_row(row: Row, context: RowContext) -> Result:
 
 
 def _run_consistency(
-    release: SufficientStatisticsMechanism, settings: Mapping[str, Any], key: jax.Array
-) -> tuple[Any, Any]:
+    release: SufficientStatisticsMechanism, settings: Values, key: jax.Array
+) -> tuple[PyTree, PyTree]:
     """Returns log-log slopes of the errors, and root mean square errors by n."""
     sizes, model = settings["n"], MODELS[settings["family"]]
     truth = np.asarray(model.truth)
@@ -218,8 +219,8 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
 
 
 def _run_coverage(
-    release: SufficientStatisticsMechanism, settings: Mapping[str, Any], key: jax.Array
-) -> tuple[Any, Any]:
+    release: SufficientStatisticsMechanism, settings: Values, key: jax.Array
+) -> tuple[PyTree, PyTree]:
     """Returns the coverage of both posteriors' intervals, with parameters from the prior."""
     model, n = MODELS[settings["family"]], settings["n"]
     prior_key, data_key, particle_key = jax.random.split(key, 3)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
+from dpjax._typing import PyTree
 from dpjax.bayes.regression import (
     PerturbedStatistics,
     RegressionBounds,
@@ -125,12 +126,12 @@ def noise_aware_intervals(settings: Settings, data: Simulated) -> tuple[Interval
 
 
 @functools.cache
-def _compiled_fit(*settings: Any) -> Any:
+def _compiled_fit(*settings: Any) -> PyTree:
     """Returns the fit, compiled once for all numbers of records."""
     *release, num_draws, num_warmup = settings
     mechanism = _mechanism(*release)
 
-    def fit(key: jax.Array, released: RegressionStatistics, new_x: jax.Array, n: Any) -> Any:
+    def fit(key: jax.Array, released: RegressionStatistics, new_x: jax.Array, n: Any) -> PyTree:
         chain_key, new_key = jax.random.split(key)
         draws = noise_aware_posterior(
             chain_key,

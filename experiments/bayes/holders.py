@@ -48,7 +48,7 @@ from experiments.bayes.wine_fits import (
 from experiments.data import load_data
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_error_bars, legend_below, set_log_ticks
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import make_rows, mean_and_error
 from experiments.lib.verdicts import direction_finding
 
@@ -337,7 +337,7 @@ def _published_data() -> PublishedData:
     return scale_as_published(records.x[:, 1:], np.asarray(records.y) * records.half_width)
 
 
-def _parties(settings: Mapping[str, Any]) -> Parties:
+def _parties(settings: Values) -> Parties:
     return Parties(
         num_holders=settings["num_holders"],
         num_nodes=settings["num_nodes"],

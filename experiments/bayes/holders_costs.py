@@ -5,7 +5,7 @@
 
 import importlib.util
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from experiments.bayes.paillier import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_curve, set_log_ticks
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import make_rows
 
 _STATISTICS, _GRADIENT, _KEY_BITS, _DELTA = 78, 10**6, 2048, 1e-4
@@ -153,7 +153,7 @@ def rows(profile: str) -> list[Row]:
     )
 
 
-def _is_large(settings: Mapping[str, Any]) -> bool:
+def _is_large(settings: Values) -> bool:
     return (
         settings["num_holders"] * settings["num_entries"] > 10**6
         or "Paillier" in settings["method"]

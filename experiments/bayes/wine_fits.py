@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._typing import PyTree
 from dpjax.adjacency import Adjacency
 from dpjax.bayes.regression import (
     AdaSSP,
@@ -53,7 +54,7 @@ class Splits(NamedTuple):
     """Indices of the training and test records of each run, ``(num_repeats, n)``."""
 
     train: Any
-    test: Any
+    test: PyTree
 
 
 class Fit(NamedTuple):

@@ -15,7 +15,7 @@ import optax
 import dpjax
 from dpjax import bdp
 from dpjax._files import write_atomically
-from dpjax._typing import LossFn, Params, PRNGKey
+from dpjax._typing import LossFn, Params, PRNGKey, PyTree
 from dpjax.training import Report
 from dpjax.transforms.noise import AddGaussianNoiseState
 from experiments.data import Dataset
@@ -97,7 +97,7 @@ class Program(NamedTuple):
     key: PRNGKey  # for batches and noise
 
     @staticmethod
-    def weights(params: Any) -> Any:
+    def weights(params: PyTree) -> PyTree:
         """Returns the network's weights."""
         return params[0] if isinstance(params, tuple) else params
 
@@ -105,7 +105,7 @@ class Program(NamedTuple):
 class Run(NamedTuple):
     """A trained network, its gradient norms and its privacy accounts."""
 
-    weights: Any
+    weights: PyTree
     # that was run; of a run without privacy, that of its batches
     mechanism: dpjax.SubsampledGaussian
     curve: training.Curve  # test accuracy (%) by epoch
@@ -181,7 +181,7 @@ def make_program(
     key: PRNGKey,
     settings: Settings,
     loss_fn: LossFn,
-    weights: Any,
+    weights: PyTree,
     mechanism: dpjax.SubsampledGaussian,
 ) -> Program:
     """Returns the arguments of the private step for these settings."""
@@ -213,10 +213,10 @@ def clip_mean(
     size, noise = settings.batch_size, mechanism.noise(key)
     clip = optax.clip_by_global_norm(settings.l2_clip)
 
-    def init(params: Any) -> tuple[Any, ...]:
+    def init(params: PyTree) -> tuple[Any, ...]:
         return tuple(noise.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> PyTree:
         clipped, _ = clip.update(updates, optax.EmptyState(), params)
         of_batch = jax.tree.map(lambda leaf: size * leaf, clipped)
         noisy, after = noise.update(of_batch, AddGaussianNoiseState(*state), params)
@@ -230,14 +230,14 @@ def _update_drawn_weights(
 ) -> tuple[LossFn, optax.GradientTransformation]:
     """Returns loss and optimiser of (weights, step number), where a step updates random weights."""
 
-    def drawn(params: Any) -> Any:
+    def drawn(params: PyTree) -> PyTree:
         weights, step = params
         return draw_weights(jax.random.fold_in(key, step.astype(jnp.int32)), weights, share)
 
-    def loss(params: Any, example: Any) -> jax.Array:
+    def loss(params: PyTree, example: PyTree) -> jax.Array:
         return _freeze_others(loss_fn, drawn(params))(params[0], example)
 
-    def update(updates: Any, state: Any, params: Any) -> Any:
+    def update(updates: PyTree, state: PyTree, params: PyTree) -> PyTree:
         kept = jax.tree.map(lambda keep, u: jnp.where(keep, u, 0), drawn(params), updates[0])
         kept, state = optimizer.update(kept, state, params[0])
         return (kept, jnp.ones(())), state
@@ -245,7 +245,7 @@ def _update_drawn_weights(
     return loss, optax.GradientTransformation(lambda params: optimizer.init(params[0]), update)
 
 
-def draw_weights(key: PRNGKey, weights: Any, share: float) -> Any:
+def draw_weights(key: PRNGKey, weights: PyTree, share: float) -> PyTree:
     """Returns random boolean masks of the weights, True with probability ``share``."""
     leaves, treedef = jax.tree.flatten(weights)
     keys = jax.random.split(key, len(leaves))
@@ -265,7 +265,7 @@ def _freeze_others(loss_fn: LossFn, kept: Any) -> LossFn:
 
 
 def _pair_distances(
-    keys: jax.Array, loss_fn: LossFn, weights: Any, data: Dataset, settings: Settings
+    keys: jax.Array, loss_fn: LossFn, weights: PyTree, data: Dataset, settings: Settings
 ) -> np.ndarray:
     """Returns gradient distances of disjoint pairs of examples, on masked weights."""
     num_pairs = min(_NUM_PAIRS, len(data.train.y) // 2)

@@ -26,7 +26,7 @@ from experiments.bdp import costs
 from experiments.bdp.costs import ORDERS, Array, epsilons, epsilons_by_step, step_costs
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, legend_below
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import (
     direction_finding,
     format_upper_bound,
@@ -205,7 +205,7 @@ def rows(profile: str) -> list[Row]:
     ]
 
 
-def _quantile_row(figure: str, level: float, settings: Mapping[str, Any]) -> Row:
+def _quantile_row(figure: str, level: float, settings: Values) -> Row:
     return Row(f"{figure}: {level:g} quantile", {"figure": figure, "level": level, **settings}, {})
 
 
@@ -393,7 +393,7 @@ def _curves_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _draw_curves(axes: Axes, places: Any, series: Mapping[str, Any]) -> None:
+def _draw_curves(axes: Axes, places: Any, series: Values) -> None:
     for name, style in _STYLES.items():
         if name in series:
             curves = np.atleast_2d(series[name])

@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import logsumexp, ndtri
 
+from dpjax._typing import PyTree
 from dpjax.accounting import log_moments
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bdp import costs
@@ -574,7 +575,7 @@ def _composition_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _chernoff(moments: Any) -> tuple[Any, Any]:
+def _chernoff(moments: Any) -> tuple[PyTree, PyTree]:
     """Returns Chernoff bounds (Theorem 2) on the probability of a loss of each epsilon."""
     epsilons = np.linspace(0.0, 4.0, 81)
     exponents = moments - np.array(costs.ORDERS) * epsilons[:, None]

@@ -4,7 +4,7 @@ Both tests on distances assume independent samples. The distances of all pairs o
 dependent, so that the tests reject equal distributions far more often than at their level.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,14 +15,14 @@ from scipy import stats
 from scipy.spatial.distance import pdist
 
 from dpjax import bdp
-from dpjax._typing import LossFn, PRNGKey
+from dpjax._typing import LossFn, PRNGKey, PyTree
 from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task, train
 from experiments.data import Dataset, Split
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy
 from experiments.lib.plots import draw_by_row, draw_curve, set_epoch_axis
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
 ACCURACY = "test accuracy %"
@@ -84,7 +84,7 @@ def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Resul
     return Result(measured, certified, note, series, str(certificate))
 
 
-def compare(key: PRNGKey, loss_fn: LossFn, weights: Any, data: Dataset) -> dict[str, Any]:
+def compare(key: PRNGKey, loss_fn: LossFn, weights: PyTree, data: Dataset) -> dict[str, Any]:
     """Compares gradient distances within the training and the test part, by kind of pairs."""
     train_key, test_key = jax.random.split(key)
     found = {}
@@ -95,7 +95,7 @@ def compare(key: PRNGKey, loss_fn: LossFn, weights: Any, data: Dataset) -> dict[
     return found
 
 
-def disjoint_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split) -> np.ndarray:
+def disjoint_distances(key: PRNGKey, loss_fn: LossFn, weights: PyTree, part: Split) -> np.ndarray:
     """Returns gradient distances of disjoint pairs of examples, which are independent."""
     num_pairs = min(_NUM_PAIRS, len(part.y) // 2)
     pairs = np.asarray(bdp.sample_disjoint_pairs(key, len(part.y), num_pairs=num_pairs))
@@ -103,7 +103,7 @@ def disjoint_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split)
     return np.asarray(bdp.gradient_pairs(loss_fn, weights, first, second).distances, float)
 
 
-def all_distances(key: PRNGKey, loss_fn: LossFn, weights: Any, part: Split) -> np.ndarray:
+def all_distances(key: PRNGKey, loss_fn: LossFn, weights: PyTree, part: Split) -> np.ndarray:
     """Returns gradient distances of all pairs of 100 examples, which are dependent."""
     rows = np.asarray(jax.random.permutation(key, len(part.y))[:_NUM_EXAMPLES])
     examples = jnp.asarray(part.x[rows]), jnp.asarray(part.y[rows])
@@ -124,7 +124,7 @@ def compare_samples(train: np.ndarray, test: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _format_p_values(found: Mapping[str, Any]) -> str:
+def _format_p_values(found: Values) -> str:
     return f"p = {found['t']:.2g} (t), {found['levene']:.2g} (Levene)"
 
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from dpjax import bdp
+from dpjax._typing import PyTree
 from dpjax.sampling.base import gather
 from experiments.bdp.classifiers import ORDERS
 from experiments.bdp.table import (
@@ -80,24 +81,26 @@ def _run(
     optimizer: optax.GradientTransformation,
     num_steps: int,
     l2_clip: Any,
-    records: Any,
+    records: PyTree,
     key: jax.Array,
 ) -> Trajectory:
     start = (jnp.zeros(records[0].shape[1]), jnp.zeros(records[0].shape[1]))
     rate = sampling.expected_batch_size / sampling.num_examples
 
-    def data_free_loss(params: Any, normal: jax.Array) -> jax.Array:
+    def data_free_loss(params: PyTree, normal: jax.Array) -> jax.Array:
         """Negative log prior and entropy, up to a constant."""
         weights = params[0] + jnp.exp(params[1]) * normal
         return 0.5 * jnp.sum(weights**2) - params[1].sum()
 
-    def update(params: Any, state: Any, summed: Any, normal: jax.Array) -> tuple[Any, Any]:
+    def update(
+        params: PyTree, state: PyTree, summed: PyTree, normal: jax.Array
+    ) -> tuple[PyTree, PyTree]:
         free = jax.grad(data_free_loss)(params, normal)
         gradient = jax.tree.map(lambda s, f: s / rate + f, summed, free)
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state
 
-    def step(carry: Any, key: jax.Array) -> tuple[Any, Trajectory]:
+    def step(carry: PyTree, key: jax.Array) -> tuple[Any, Trajectory]:
         params, state, sampler = carry
         draw, sampler = sampling.draw(sampler)
         batch = sampling.batch(draw, 0)
@@ -118,10 +121,10 @@ def _run(
     return jax.lax.scan(step, carry, jax.random.split(steps_key, num_steps))[1]
 
 
-def _clipped_gradients(params: Any, records: Any, normal: jax.Array, l2_clip: Any) -> Any:
+def _clipped_gradients(params: PyTree, records: PyTree, normal: jax.Array, l2_clip: Any) -> Any:
     """Returns each record's clipped gradient: leaves ``(records, d)``."""
 
-    def loss(params: Any, record: Any) -> jax.Array:
+    def loss(params: PyTree, record: PyTree) -> jax.Array:
         x, y = record
         weights = params[0] + jnp.exp(params[1]) * normal
         return -jax.nn.log_sigmoid((2 * y - 1) * (x @ weights))
@@ -248,10 +251,10 @@ def _fits(table: Table) -> dict[float, Repeats]:
 
 
 @jax.jit
-def _score(params: Any, test: Any, keys: jax.Array) -> jax.Array:
+def _score(params: PyTree, test: PyTree, keys: jax.Array) -> jax.Array:
     """Returns accuracies (%) of fitted parameters, ``(points, repeats)``, by weight samples."""
 
-    def score(params: Any, key: jax.Array) -> jax.Array:
+    def score(params: PyTree, key: jax.Array) -> jax.Array:
         x, y = test
         return accuracy_percent_of_draws(params, x, y, key, _NUM_DRAWS)
 

@@ -29,7 +29,7 @@ from numpyro.infer.autoguide import (
 
 import dpjax
 from dpjax import bdp
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.bayes.sgmcmc import SGLD, private_chains
 from dpjax.bayes.variational import DPSVI
 from dpjax.sampling import gather
@@ -101,7 +101,7 @@ def training_group(subject: str, name: str, batch: int) -> Group:
             model.loss, optax.sgd(0.01), mechanism=mechanism, key=jax.random.key(0)
         )
 
-        def update(state: Any, data: Any) -> tuple[Any, Any]:
+        def update(state: PyTree, data: PyTree) -> tuple[PyTree, PyTree]:
             state, info = step.update(state, data)
             return state, info if keep else info.num_nonfinite
 
@@ -153,7 +153,7 @@ def svi_cases(guide: Callable[..., Any], data: Data) -> list[Case]:
     """Returns the cases of one step with and without privacy; the guide is of `svi_model`."""
     plain = SVI(svi_model, guide, optax.adam(1e-3), Trace_ELBO())
 
-    def update(state: Any, data: Any) -> tuple[Any, jax.Array]:
+    def update(state: PyTree, data: PyTree) -> tuple[Any, jax.Array]:
         svi_state, sampler = state
         draw, sampler = SVI_SAMPLING.draw(sampler)
         batch = SVI_SAMPLING.batch(draw, 0)
@@ -176,14 +176,14 @@ def svi_cases(guide: Callable[..., Any], data: Data) -> list[Case]:
     return cases
 
 
-def _update_privately(svi: DPSVI, state: Any, data: Data) -> tuple[Any, Any]:
+def _update_privately(svi: DPSVI, state: PyTree, data: Data) -> tuple[PyTree, PyTree]:
     return svi.update(state, *data)
 
 
 def draw_case(data: Data) -> Case:
     """Returns the case of Poisson sampling and batch padding alone."""
 
-    def update(key: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
+    def update(key: jax.Array, data: PyTree) -> tuple[jax.Array, jax.Array]:
         draw, key = SVI_SAMPLING.draw(key)
         return key, SVI_SAMPLING.batch(draw, 0).indices.sum()
 
@@ -198,11 +198,11 @@ def synthetic_records(attributes: int) -> Data:
     return x.astype(jnp.float32), y.astype(jnp.float32)
 
 
-def _svi_case(name: str, update: Update, state: Any, data: Data) -> Case:
+def _svi_case(name: str, update: Update, state: PyTree, data: Data) -> Case:
     run = compile_chunk(update, jax.tree.map(jnp.array, state), data, SVI_STEPS)
     held = [state]
 
-    def steps() -> Any:
+    def steps() -> PyTree:
         held[0], seen = run(jax.tree.map(jnp.array, held[0]), data, SVI_STEPS)
         return seen
 
@@ -255,7 +255,7 @@ def log_prior(weights: jax.Array) -> jax.Array:
     return -0.5 * jnp.sum(weights**2)
 
 
-def log_likelihood(weights: jax.Array, record: Any) -> jax.Array:
+def log_likelihood(weights: jax.Array, record: PyTree) -> jax.Array:
     """Log-likelihood of one record."""
     x, y = record
     return -jax.nn.softplus(-(2 * y - 1) * (x @ weights))
@@ -285,7 +285,7 @@ def _dpjax_chains(l2_clip: float) -> Run:
     def run(key: jax.Array) -> jax.Array:
         step = private_chains(key, log_likelihood, log_prior, chain)
 
-        def body(state: Any, _: None) -> tuple[Any, jax.Array]:
+        def body(state: PyTree, _: None) -> tuple[Any, jax.Array]:
             state = step.update(state, records)[0]
             return state, state.params
 
@@ -298,14 +298,14 @@ def _dpjax_chains(l2_clip: float) -> Run:
 def _blackjax_chains() -> Run:
     import blackjax
 
-    def weighted(weights: jax.Array, record: Any) -> jax.Array:
+    def weighted(weights: jax.Array, record: PyTree) -> jax.Array:
         *seen, weight = record
         return weight * log_likelihood(weights, seen)
 
     estimator = blackjax.sgmcmc.gradients.grad_estimator(log_prior, weighted, RECORDS)
     sgld, records = blackjax.sgld(estimator), _chain_data()
 
-    def body(state: Any, _: None) -> tuple[Any, jax.Array]:
+    def body(state: PyTree, _: None) -> tuple[Any, jax.Array]:
         position, sampler, key = state
         draw, sampler = CHAIN_SAMPLING.draw(sampler)
         batch = CHAIN_SAMPLING.batch(draw, 0)

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import dpjax.training
+from dpjax._typing import PyTree
 from experiments.benchmarks.models import MODELS, Model
 from experiments.benchmarks.results import Group, Groups, median_values, values_over
 from experiments.benchmarks.timing import Case, Effort, blocking
@@ -100,8 +101,8 @@ def compile_plain(model: Model, sharding: dpjax.MeshSharding) -> Any:
     batch = sharding.place(model.batch(_BATCH), sharding.rows)
     placed = sharding.place((params, state), sharding.state_specs((params, state), params))
 
-    def step(params: Any, state: Any, batch: Any) -> Any:
-        def mean_loss(params: Any) -> jax.Array:
+    def step(params: PyTree, state: PyTree, batch: PyTree) -> PyTree:
+        def mean_loss(params: PyTree) -> jax.Array:
             return jax.vmap(model.loss, (None, 0))(params, batch).mean()
 
         updates, state = optimizer.update(jax.grad(mean_loss)(params), state)
@@ -172,7 +173,7 @@ def overhead_group(subject: str, model: Model) -> Group:
     """Returns private steps without a mesh and on a mesh of one device."""
     one = data_mesh(1)
     data = jax.tree.map(jnp.asarray, model.batch(_EXAMPLES))
-    given: Mapping[str, tuple[Any, Any]] = {
+    given: Mapping[str, tuple[PyTree, PyTree]] = {
         NO_MESH: (None, data),
         COPIED: (one, one.place(data)),
         SPLIT: (one, dpjax.split_records(data, one)),

@@ -2,13 +2,13 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
 
 import dpjax
-from dpjax._typing import LossFn, PRNGKey
+from dpjax._typing import LossFn, PRNGKey, PyTree
 
 L2_CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.1, 0.1
 PLAIN, NOISY, PRIVATE = "plain", "plain + noise", "dpjax"
@@ -20,7 +20,7 @@ class Method(NamedTuple):
     """One implementation of a step."""
 
     name: str
-    gradient: Callable[[Any, Any], Any]  # (params, batch) -> updates
+    gradient: Callable[[PyTree, PyTree], PyTree]  # (params, batch) -> updates
     transform: optax.GradientTransformation  # applied to the updates before the optimiser
     per_example: bool = False  # whether it materialises per-example gradients
 
@@ -28,10 +28,10 @@ class Method(NamedTuple):
 def jax_methods(loss: LossFn, key: PRNGKey) -> Iterator[Method]:
     """Yields the methods, the non-private one first, with jax-privacy if it is installed."""
 
-    def mean_loss(params: Any, batch: Any) -> jax.Array:
+    def mean_loss(params: PyTree, batch: PyTree) -> jax.Array:
         return jax.vmap(loss, (None, 0))(params, batch).mean()
 
-    def clipped(method: str, microbatch_size: int | None = None) -> Callable[[Any, Any], Any]:
+    def clipped(method: str, microbatch_size: int | None = None) -> Callable[..., PyTree]:
         clipped_grad = dpjax.clipped_grad(
             loss, L2_CLIP, method=method, microbatch_size=microbatch_size
         )

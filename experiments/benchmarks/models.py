@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from dpjax._typing import ArrayTree
+from dpjax._typing import ArrayTree, PyTree
 from experiments.benchmarks.vision import VisionTransformer, WideResNet16
 from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
@@ -36,7 +36,7 @@ class Model:
         """Returns initial trained parameters."""
         return self._split()[0]
 
-    def _split(self) -> tuple[Any, Any]:
+    def _split(self) -> tuple[PyTree, PyTree]:
         """Trained and frozen parameters; trees by path if some are frozen."""
         inputs, _ = self.data(1)
         params = jax.jit(self.network.init)(jax.random.key(0), inputs)["params"]
@@ -51,7 +51,7 @@ class Model:
         with jax.ensure_compile_time_eval():
             return self._split()[1]
 
-    def loss(self, params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def loss(self, params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         """Cross entropy of one example ``(x, label)``, averaged over tokens if it has several."""
         x, label = example
         if self.trained:

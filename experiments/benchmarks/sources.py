@@ -5,13 +5,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 
 import dpjax
+from dpjax._typing import PyTree
 from dpjax.training import ArraySource
 from dpjax.training.data import as_training_data
 from experiments.benchmarks.models import MODELS
@@ -96,7 +96,7 @@ def source_group(subject: str, name: str, folder: Path) -> Group:
     return Group(f"{_BLOCK} steps", subject, cases, values_over(RESIDENT), _EFFORT)
 
 
-def _block(name: str, data: Any, num_examples: int) -> Callable[[], float]:
+def _block(name: str, data: PyTree, num_examples: int) -> Callable[[], float]:
     """Returns a function that times ``_BLOCK`` steps."""
     model = MODELS[name]
     mechanism = dpjax.SubsampledGaussian(
@@ -107,7 +107,7 @@ def _block(name: str, data: Any, num_examples: int) -> Callable[[], float]:
         adjacency="zero_out",
     )
 
-    def loss(params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def loss(params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         image, label = example
         return model.loss(params, (image.astype(np.float32) / 255, label.astype(np.int32)))
 

@@ -11,6 +11,7 @@ import jax
 import optax
 
 import dpjax
+from dpjax._typing import PyTree
 from dpjax.training.run import device_loop, host_loop
 from experiments.benchmarks.methods import LEARNING_RATE, NOISY, PLAIN, Method, jax_methods
 from experiments.benchmarks.models import MODELS, Model
@@ -99,12 +100,12 @@ def step_cases(
         yield Case(name, None, note=refused) if refused else _torch_case(worker, name, model, size)
 
 
-def _jax_case(method: Method, params: Any, batch: Any, limits: Limits) -> Case:
+def _jax_case(method: Method, params: PyTree, batch: PyTree, limits: Limits) -> Case:
     size = len(jax.tree.leaves(batch)[0])
     optimizer = optax.chain(method.transform, optax.sgd(LEARNING_RATE / size))
     state = optimizer.init(params)
 
-    def step(params: Any, state: Any, batch: Any) -> Any:
+    def step(params: PyTree, state: PyTree, batch: PyTree) -> PyTree:
         updates, state = optimizer.update(method.gradient(params, batch), state)
         return optax.apply_updates(params, updates), state
 

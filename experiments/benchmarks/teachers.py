@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from dpjax import pate
-from dpjax._typing import PRNGKey
+from dpjax._typing import PRNGKey, PyTree
 from experiments.benchmarks.models import MODELS, Mlp, Model
 from experiments.benchmarks.results import Group, Groups, values_over
 from experiments.benchmarks.timing import Case, Effort, blocking
@@ -122,14 +122,14 @@ def votes_group(title: str, model: Model, num_teachers: int) -> Group:
     return Group("votes", f"{title}, votes", cases, values_over(PREDICTION_LOOP), _EFFORT)
 
 
-def loop_of_functions(model: Model, shards: Any, epochs: int) -> list[Any]:
+def loop_of_functions(model: Model, shards: PyTree, epochs: int) -> list[Any]:
     """Calls a function that trains one teacher, and compiles its step, for each teacher."""
     size = len(shards[1])
     each = [jax.tree.map(lambda leaf, n=n: leaf[n : n + 1], shards) for n in range(size)]
     return [loop_of_steps(model, one, epochs)[0] for one in each]
 
 
-def loop_of_steps(model: Model, shards: Any, epochs: int) -> list[Any]:
+def loop_of_steps(model: Model, shards: PyTree, epochs: int) -> list[Any]:
     """Trains one teacher after another, with one call of a compiled step for each batch."""
     init, init_optimizer, step = _programs(model)
     trained = []
@@ -142,13 +142,13 @@ def loop_of_steps(model: Model, shards: Any, epochs: int) -> list[Any]:
     return trained
 
 
-def loop_of_programs(model: Model, shards: Any, epochs: int) -> list[Any]:
+def loop_of_programs(model: Model, shards: PyTree, epochs: int) -> list[Any]:
     """Trains one teacher after another, with one call of a compiled training for each."""
     init, init_optimizer, step = _programs(model)
 
     @jax.jit
-    def train(key: PRNGKey, shard: Any, batches: jax.Array) -> Any:
-        def body(carry: Any, batch: jax.Array) -> tuple[Any, None]:
+    def train(key: PRNGKey, shard: PyTree, batches: jax.Array) -> Any:
+        def body(carry: PyTree, batch: jax.Array) -> tuple[Any, None]:
             return step(*carry, jax.tree.map(lambda leaf: leaf[batch], shard)), None
 
         params = init(key)
@@ -166,7 +166,7 @@ def _programs(model: Model) -> tuple[Callable[..., Any], Callable[..., Any], Cal
     """Returns compiled functions: initial parameters, initial optimiser state, and a step."""
 
     @jax.jit
-    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+    def step(params: PyTree, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         updates, state = _OPTIMIZER.update(
             jax.grad(functools.partial(_mean_loss, model))(params, batch), state, params
         )
@@ -183,18 +183,18 @@ def _batches(seed: int, epochs: int) -> np.ndarray:
     return used.reshape(-1, BATCH)
 
 
-def _logits(model: Model, params: Any, images: jax.Array) -> jax.Array:
+def _logits(model: Model, params: PyTree, images: jax.Array) -> jax.Array:
     return jnp.asarray(model.network.apply({"params": params}, images))
 
 
-def _mean_loss(model: Model, params: Any, batch: Any) -> jax.Array:
+def _mean_loss(model: Model, params: PyTree, batch: PyTree) -> jax.Array:
     logits = _logits(model, params, batch[0])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
 
 
-def _initialize(model: Model, key: PRNGKey) -> Any:
+def _initialize(model: Model, key: PRNGKey) -> PyTree:
     return model.network.init(key, jnp.zeros((1, 28, 28, 1)))["params"]
 
 
-def _entry(tree: Any, number: int) -> Any:
+def _entry(tree: PyTree, number: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[number], tree)

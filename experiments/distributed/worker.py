@@ -18,6 +18,7 @@ import optax
 from numpyro.distributions import constraints
 from tqdm import tqdm
 
+from dpjax._typing import PyTree
 from dpjax.bayes.sgmcmc import SGLD, sample
 from dpjax.bayes.variational import DPSVI
 from dpjax.mechanisms import SubsampledGaussian
@@ -149,7 +150,7 @@ def fit_sgd(
 ) -> dict[str, np.ndarray]:
     """NoisySGD of a network with one hidden layer, its loss multiplied by ``scale``."""
 
-    def loss(params: Any, example: Any) -> jax.Array:
+    def loss(params: PyTree, example: PyTree) -> jax.Array:
         hidden = jnp.tanh(example["x"] @ params["hidden"])
         logit = hidden @ params["out"]
         loss = optax.sigmoid_binary_cross_entropy(logit, example["y"])
@@ -253,7 +254,7 @@ def sample_sgld(
 ) -> dict[str, np.ndarray]:
     """Two SGLD chains of a logistic regression."""
 
-    def log_likelihood(w: jax.Array, example: Any) -> jax.Array:
+    def log_likelihood(w: jax.Array, example: PyTree) -> jax.Array:
         return -optax.sigmoid_binary_cross_entropy(example["x"] @ w, example["y"])
 
     chain = SGLD(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import dpjax
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.accounting import epsilon
 from dpjax.accounting import log_moments as moments
 from dpjax.bayes.variational import DPSVI
@@ -102,12 +102,12 @@ def stack_points(points: list[Point]) -> Point:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _fit(
-    make: MakeInference, num_steps: int, with_norms: bool, keys: Any, points: Point, records: Any
+    make: MakeInference, num_steps: int, with_norms: bool, keys: Any, points: Point, records: PyTree
 ) -> Fits:
     def run(key: jax.Array, point: Point) -> Fits:
         svi = make(point, num_steps)
 
-        def step(state: Any, _: None) -> Any:
+        def step(state: PyTree, _: None) -> PyTree:
             state, info = svi.update_with_info(state, *records)
             return state, ((info.norms, info.mask) if with_norms else (None, None))
 

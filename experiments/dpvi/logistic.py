@@ -14,7 +14,7 @@ import optax
 from numpyro.distributions import constraints
 
 import dpjax
-from dpjax._typing import PRNGKey
+from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes.sgmcmc import SGLD, sample
 from experiments.data import Dataset
 from experiments.dpvi.inference import (
@@ -45,7 +45,7 @@ def guide(x: jax.Array, y: jax.Array | None = None) -> None:
 
 
 class _Window(NamedTuple):
-    squares: Any
+    squares: PyTree
     num_updates: jax.Array
 
 
@@ -60,11 +60,11 @@ def windowed_adagrad(learning_rate: float) -> optax.GradientTransformation:
     -0.1
     """
 
-    def init(params: Any) -> _Window:
+    def init(params: PyTree) -> _Window:
         squares = jax.tree.map(lambda leaf: jnp.zeros((_WINDOW, *leaf.shape), leaf.dtype), params)
         return _Window(squares, jnp.zeros((), jnp.int32))
 
-    def update(gradients: Any, state: _Window, params: Any = None) -> tuple[Any, _Window]:
+    def update(gradients: Any, state: _Window, params: PyTree = None) -> tuple[Any, _Window]:
         slot = state.num_updates % _WINDOW
         squares = jax.tree.map(
             lambda kept, gradient: kept.at[slot].set(gradient**2), state.squares, gradients
@@ -147,7 +147,9 @@ def source_accuracies(
     return np.asarray(_score({"mean": means}, data.test.x, data.test.y), float)
 
 
-def _negative_elbo(params: Any, record: Any, normal: jax.Array, num_examples: int) -> jax.Array:
+def _negative_elbo(
+    params: PyTree, record: PyTree, normal: jax.Array, num_examples: int
+) -> jax.Array:
     """Returns minus one record's term of the ELBO, with its share of log prior and entropy."""
     (mean, log_scale), (x, y) = params, record
     weights = mean + jnp.exp(log_scale) * normal
@@ -169,7 +171,7 @@ def _fit_by_source(
     optimizer = windowed_adagrad(learning_rate)
 
     def run(key: PRNGKey, point: Point) -> jax.Array:
-        def step(state: Any, key: PRNGKey) -> tuple[Any, None]:
+        def step(state: PyTree, key: PRNGKey) -> tuple[Any, None]:
             params, optimizer_state = state
             batch_key, weights_key, noise_key = jax.random.split(key, 3)
             chosen = jax.random.randint(batch_key, (batch_size,), 0, num_examples)
@@ -193,7 +195,7 @@ def _fit_by_source(
 
 
 @jax.jit
-def _score(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+def _score(params: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(lambda one: accuracy_percent(one, x, y)))(params)
 
 

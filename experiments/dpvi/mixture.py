@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from numpyro.infer import Predictive, log_likelihood
 from numpyro.infer.autoguide import AutoNormal
 
-from dpjax._typing import Params, PRNGKey
+from dpjax._typing import Params, PRNGKey, PyTree
 from dpjax.bayes.variational import DPSVI
 from experiments.dpvi.inference import (
     ADD,
@@ -158,7 +158,7 @@ def _true_density() -> float:
 
 
 @jax.jit
-def _score(params: Any, records: jax.Array) -> jax.Array:
+def _score(params: PyTree, records: jax.Array) -> jax.Array:
     def score(one: Any) -> jax.Array:
         return predictive_log_density(new_guide(), one, records, jax.random.key(0), _NUM_DRAWS)
 

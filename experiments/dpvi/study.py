@@ -20,7 +20,7 @@ from experiments.dpvi.logistic import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_column
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import column, mean_and_error
 from experiments.lib.verdicts import compare_published, group_by
 
@@ -145,19 +145,19 @@ class _Program(NamedTuple):
     num_steps: int
 
 
-def _program(settings: Mapping[str, Any]) -> _Program:
+def _program(settings: Values) -> _Program:
     return _Program(_scaling(settings), settings["sampling_rate"], settings["num_steps"])
 
 
-def _scaling(settings: Mapping[str, Any]) -> Scaling:
+def _scaling(settings: Values) -> Scaling:
     return "public" if settings["part"] == _PUBLIC else "published"
 
 
-def _point(settings: Mapping[str, Any]) -> Point:
+def _point(settings: Values) -> Point:
     return Point(settings["sigma"], l2_clip(settings))
 
 
-def l2_clip(settings: Mapping[str, Any]) -> float:
+def l2_clip(settings: Values) -> float:
     """Returns the clip bound on unscaled gradients; the source's c is on gradients over q.
 
     >>> l2_clip({"c": 75, "sampling_rate": 0.005})
@@ -166,7 +166,7 @@ def l2_clip(settings: Mapping[str, Any]) -> float:
     return float(settings["c"] * settings["sampling_rate"])
 
 
-def row_mechanism(settings: Mapping[str, Any], num_examples: int) -> dpjax.SubsampledGaussian:
+def row_mechanism(settings: Values, num_examples: int) -> dpjax.SubsampledGaussian:
     """Returns the mechanism of a row's runs under add/remove."""
     rate, num_steps = settings["sampling_rate"], settings["num_steps"]
     return make_mechanism(*_point(settings), rate, num_steps, num_examples)

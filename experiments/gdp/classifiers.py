@@ -18,7 +18,7 @@ from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_fi
 from experiments.lib.formatting import format_value
 from experiments.lib.models import accuracy_percent
 from experiments.lib.plots import draw_curve, set_epoch_axis
-from experiments.lib.registry import Finding, Record, Result
+from experiments.lib.registry import Finding, Record, Result, Values
 from experiments.lib.training import (
     ShuffledEpochs,
     Training,
@@ -54,7 +54,7 @@ def compute_accounts(
     return costs, certificate.epsilon
 
 
-def account_remarks(row: str, clt: float, costs: Mapping[str, Any], certified: float) -> list[str]:
+def account_remarks(row: str, clt: float, costs: Values, certified: float) -> list[str]:
     """Compares the source's accountants of one row with the certified epsilon."""
     return [
         f"{row}: the source's CLT ε = {clt:.2f}, an approximation, {compare_claim(clt, certified)}"
@@ -163,7 +163,7 @@ def summarize(accuracies: Sequence[float]) -> dict[str, Any]:
     return {ACCURACY: mean, "lowest, highest %": [min(accuracies), max(accuracies)]}
 
 
-def run(problem: Problem, arguments: Mapping[str, Any], folder: Path) -> Result:
+def run(problem: Problem, arguments: Values, folder: Path) -> Result:
     """Trains with a row's settings, privately if they have noise, and returns its result.
 
     Epsilon by the source's accountants is for the published size; certified epsilon is also for the

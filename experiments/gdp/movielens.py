@@ -11,7 +11,7 @@ predictor maps the data to grades of the test ratings, from 1 to the number of c
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,13 +25,14 @@ from scipy import sparse
 
 import dpjax
 from dpjax._checks import check_count, check_delta, check_positive
+from dpjax._typing import PyTree
 from experiments.data import RatingsDataset, Split, load_data
 from experiments.gdp.classifiers import account_finding, compute_accounts
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy, small_uniform
 from experiments.lib.plots import draw_nonempty, series_figure
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.training import Task, initialize, train
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -105,7 +106,7 @@ def user_records(data: RatingsDataset, num_kept: int, seed: int) -> UserRecords:
 def user_loss(model: nn.Module) -> Callable[[Any, UserRecords], jax.Array]:
     """Returns the loss of one user: the mean over the user's ratings, or zero."""
 
-    def loss_fn(params: Any, record: UserRecords) -> jax.Array:
+    def loss_fn(params: PyTree, record: UserRecords) -> jax.Array:
         user, items, classes, mask = record
         pairs = jnp.stack([jnp.broadcast_to(user, items.shape), items], axis=1)
         logits = model.apply({"params": params}, pairs)
@@ -115,11 +116,11 @@ def user_loss(model: nn.Module) -> Callable[[Any, UserRecords], jax.Array]:
     return loss_fn
 
 
-def rmse(model: nn.Module, part: Split) -> Callable[[Any], float]:
+def rmse(model: nn.Module, part: Split) -> Callable[[PyTree], float]:
     """Returns ``f(params) -> root mean squared error`` of the expected class on ``part``."""
 
     @jax.jit
-    def squared_errors(params: Any, x: jax.Array, classes: jax.Array) -> jax.Array:
+    def squared_errors(params: PyTree, x: jax.Array, classes: jax.Array) -> jax.Array:
         logits: Any = model.apply({"params": params}, x)
         probabilities = jax.nn.softmax(logits)
         expected = probabilities @ jnp.arange(probabilities.shape[1], dtype=probabilities.dtype)
@@ -128,7 +129,7 @@ def rmse(model: nn.Module, part: Split) -> Callable[[Any], float]:
     return lambda params: float(np.sqrt(np.mean(squared_errors(params, part.x, part.y))))
 
 
-def baseline_rmse(predictor: Predictor, data: RatingsDataset, settings: Mapping[str, Any]) -> float:
+def baseline_rmse(predictor: Predictor, data: RatingsDataset, settings: Values) -> float:
     """Returns the test RMSE of ``predictor(data, **settings)``, clipped to valid grades."""
     predicted = np.clip(predictor(data, **settings), 1, data.num_classes)
     return float(np.sqrt(np.mean((predicted - _grades(data.test.y)) ** 2)))
@@ -371,7 +372,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     settings: Settings | UserSettings
     if row.name == _BY_USER:
         settings, loss_fn = UserSettings(**row.settings), user_loss(model)
-        examples: Any = user_records(data, settings.num_kept, settings.seed)
+        examples: PyTree = user_records(data, settings.num_kept, settings.seed)
         mechanism = settings.mechanism(data.num_users)
     else:
         settings, loss_fn = Settings(**row.settings), cross_entropy(model)

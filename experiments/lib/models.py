@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpjax._typing import PyTree
+
 _INIT = nn.initializers.glorot_uniform()
 
 
@@ -135,10 +137,10 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
     return jnp.maximum(rows[:, :, :-1], rows[:, :, 1:])
 
 
-def cross_entropy(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
+def cross_entropy(model: nn.Module) -> Callable[[PyTree, PyTree], jax.Array]:
     """Returns the cross-entropy loss of one example ``(x, label)``."""
 
-    def loss_fn(params: Any, example: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def loss_fn(params: PyTree, example: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, label = example
         logits = model.apply({"params": params}, x[None])[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, label)
@@ -146,15 +148,15 @@ def cross_entropy(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
     return loss_fn
 
 
-def accuracy_percent(model: nn.Module, batch_size: int = 1000) -> Callable[[Any, Any], float]:
+def accuracy_percent(model: nn.Module, batch_size: int = 1000) -> Callable[[PyTree, PyTree], float]:
     """Returns ``f(params, (x, labels)) -> accuracy in %``, computed in batches."""
 
     @jax.jit
-    def num_right(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+    def num_right(params: PyTree, x: jax.Array, labels: jax.Array) -> jax.Array:
         logits: Any = model.apply({"params": params}, x)
         return jnp.sum(logits.argmax(axis=-1) == labels)
 
-    def accuracy(params: Any, data: Any) -> float:
+    def accuracy(params: PyTree, data: PyTree) -> float:
         x, labels = data
         parts = range(0, len(labels), batch_size)
         right = sum(

@@ -1,10 +1,10 @@
 """Run time of the rows without a result, extrapolated from the records of other runs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from experiments.lib.records import encode, find_record, is_current
-from experiments.lib.registry import PROFILES, Experiment, Record
+from experiments.lib.registry import PROFILES, Experiment, Record, Values
 from experiments.lib.tables import Line, table_lines
 
 # Settings to which a row's time is proportional; those of one group add up.
@@ -38,7 +38,7 @@ class Forecast(NamedTuple):
         return self.line.state == "done"
 
 
-def cost_ratio(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> float | None:
+def cost_ratio(settings: Values, measured: Values) -> float | None:
     """Ratio of the work of a row to that of a run with the settings ``measured``.
 
     It is the product of the ratios of the settings in `_COUNTS` (steps, repetitions, records), and

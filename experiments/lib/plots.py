@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Record
 from experiments.lib.sweeps import column
 
-Values = npt.ArrayLike
 _GROUP_STYLES = {
     "source": (SOURCE, "s"),
     "measured": (MEASURED, "o"),
@@ -64,7 +63,11 @@ def set_epoch_axis(axes: Axes, label: str = "epoch") -> None:
 
 
 def draw_curve(
-    axes: Axes, x: Values, y: Values, band: tuple[Values, Values] | None = None, **style: Any
+    axes: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    band: tuple[ArrayLike, ArrayLike] | None = None,
+    **style: Any,
 ) -> None:
     """Draws a curve, and a band between two other curves in its colour, ``style["color"]``."""
     axes.plot(x, y, **{"marker": "o", "markersize": 3, **style})
@@ -138,7 +141,9 @@ def draw_nonempty(**figures: tuple[Callable[[Any], Figure], Sequence[Any]]) -> d
     return {stem: draw(records) for stem, (draw, records) in figures.items() if records}
 
 
-def draw_error_bars(axes: Axes, x: Values, y: Values, bars: Values | None, **style: Any) -> None:
+def draw_error_bars(
+    axes: Axes, x: ArrayLike, y: ArrayLike, bars: ArrayLike | None, **style: Any
+) -> None:
     """Draws points with error bars, joined by lines."""
     axes.errorbar(x, y, bars, **{"marker": "o", "markersize": 3, **style})
 

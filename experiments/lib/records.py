@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpjax._files import write_atomically
-from experiments.lib.registry import Record, Row
+from experiments.lib.registry import Record, Row, Values
 
 _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -81,7 +81,7 @@ def load_records(results: Path, name: str) -> list[Record]:
         raise ValueError(f"{path} must be a list of records; remove it to start again") from error
 
 
-def decode_record(item: Mapping[str, Any]) -> Record:
+def decode_record(item: Values) -> Record:
     """Inverse of :func:`encode` for the fields of a record.
 
     Only mappings are decoded: a note or a name may be the text ``"nan"``.

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dpjax._checks import check, check_choice
 from experiments.lib.formatting import format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Settings, or values of a row, by name: numbers, text, and lists or mappings of them.
+Values: TypeAlias = Mapping[str, Any]
 
 PROFILES = ("quick", "paper")
 VERDICTS = (
@@ -81,8 +84,8 @@ class Row:
     """
 
     name: str
-    settings: Mapping[str, Any]
-    source: Mapping[str, Any]
+    settings: Values
+    source: Values
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,10 @@ class Result:
       certificate: text of the run's certificate, printed below the table.
     """
 
-    measured: Mapping[str, Any]
-    certified: Mapping[str, Any]
+    measured: Values
+    certified: Values
     note: str = ""
-    series: Mapping[str, Any] = field(default_factory=dict)
+    series: Values = field(default_factory=dict)
     certificate: str = ""
 
 
@@ -142,14 +145,14 @@ class Record:
     experiment: str
     row: str
     profile: str
-    settings: Mapping[str, Any]
-    source: Mapping[str, Any]
-    measured: Mapping[str, Any]
-    certified: Mapping[str, Any]
+    settings: Values
+    source: Values
+    measured: Values
+    certified: Values
     seconds: float
     note: str = ""
     data: str = ""
-    series: Mapping[str, Any] = field(default_factory=dict)
+    series: Values = field(default_factory=dict)
     certificate: str = ""
     error: str = ""
     date: str = ""

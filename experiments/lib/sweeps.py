@@ -1,13 +1,13 @@
 """Sweeps: rows from grids of settings, and statistics of repeated runs."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from experiments.lib.registry import Record, Row
+from experiments.lib.registry import Record, Row, Values
 
 
 class MeanAndError(NamedTuple):
@@ -28,9 +28,9 @@ def grid(**values: Iterable[Any]) -> list[dict[str, Any]]:
 
 def make_rows(
     name: str,
-    points: Iterable[Mapping[str, Any]],
-    common: Mapping[str, Any] | None = None,
-    source: Mapping[str, Any] | None = None,
+    points: Iterable[Values],
+    common: Values | None = None,
+    source: Values | None = None,
 ) -> list[Row]:
     """Returns one row for each point of a sweep.
 

@@ -1,13 +1,13 @@
 """Result tables of an experiment, and their text for a terminal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
 from typing import Any, NamedTuple
 
 from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
 from experiments.lib.records import encode, find_record, is_current
-from experiments.lib.registry import Experiment, Record, Row, profile_rows
+from experiments.lib.registry import Experiment, Record, Row, Values, profile_rows
 
 Justify = Callable[[str, int], str]
 GROUPS = ("source", "measured", "certified")
@@ -28,7 +28,7 @@ class Line:
     record: Record | None  # None if there is no record with the row's settings
     state: str  # "done", "failed", "not run yet", or "stale" (only a record of other settings)
 
-    def values(self, group: str) -> Mapping[str, Any]:
+    def values(self, group: str) -> Values:
         """Returns the values of the group ``"settings"`` or one of `GROUPS`."""
         if group in ("settings", "source"):
             return getattr(self.row, group)

@@ -14,7 +14,7 @@ import optax
 
 import dpjax
 from dpjax._files import write_atomically
-from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
+from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey, PyTree
 from dpjax.certificates import Certificate
 from dpjax.training import Report, TrainResult
 from dpjax.training.run import Update, compile_chunk
@@ -31,7 +31,7 @@ class Task(NamedTuple):
     loss_fn: LossFn
     examples: ArrayTree
     optimizer: optax.GradientTransformation
-    evaluate: Callable[[Any], float] | None = None  # from parameters to a test score
+    evaluate: Callable[[PyTree], float] | None = None  # from parameters to a test score
 
 
 class ShuffledEpochs(NamedTuple):
@@ -44,7 +44,7 @@ class ShuffledEpochs(NamedTuple):
 class Training(NamedTuple):
     """Trained parameters, and their evaluation during training."""
 
-    params: Any
+    params: PyTree
     curve: Curve
     result: TrainResult | None = None  # None without privacy
 
@@ -163,10 +163,10 @@ def _train_plainly(key: PRNGKey, task: Task, params: Params, plan: ShuffledEpoch
 def _plain_update(task: Task) -> Update:
     """Returns one step; its state is the step's number in the epoch, parameters and optimiser's."""
 
-    def mean_loss(params: Any, batch: Any) -> jax.Array:
+    def mean_loss(params: PyTree, batch: PyTree) -> jax.Array:
         return jax.vmap(task.loss_fn, in_axes=(None, 0))(params, batch).mean()
 
-    def update(state: Any, data: Any) -> tuple[Any, tuple[()]]:
+    def update(state: PyTree, data: PyTree) -> tuple[Any, tuple[()]]:
         (step, (params, optimizer_state)), (examples, order) = state, data
         batch = jax.tree.map(lambda leaf: leaf[order[step]], examples)
         gradient = jax.grad(mean_loss)(params, batch)

@@ -1,6 +1,6 @@
 """Labels released from the votes of teachers, with their accuracy and every ε of the release."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from dpjax import pate
 from experiments.lib.figures import PALETTE, new_figure
 from experiments.lib.plots import draw_by_row
-from experiments.lib.registry import Finding, Record
+from experiments.lib.registry import Finding, Record, Values
 from experiments.lib.verdicts import compare_published, format_upper_bound
 from experiments.pate.accounts import BOTH, EPSILON, compute_epsilons, make_mechanism
 
@@ -68,7 +68,7 @@ class Labelled(NamedTuple):
 
 
 def answer_queries(
-    release: Mapping[str, Any],
+    release: Values,
     teacher_labels: npt.NDArray[np.int32],
     truth: npt.NDArray[np.int32],
     *,

@@ -1,16 +1,15 @@
 """Claims of Papernot et al. (2017, 2018) on divergences, beside exact values."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from dpjax import pate
-from experiments.lib.registry import Record, Result
+from experiments.lib.registry import Record, Result, Values
 from experiments.lib.verdicts import format_upper_bound
 from experiments.pate.accounts import EPSILON
 
@@ -22,13 +21,13 @@ FORWARD, REVERSE = "bound over divergence", "bound over reverse divergence"
 class Claim:
     """A claim of a source, its check, and a clause on the result."""
 
-    settings: Mapping[str, Any]
-    source: Mapping[str, Any]
+    settings: Values
+    source: Values
     check: Callable[..., Result]  # from the settings
     finding: Callable[[Record], str]
 
 
-def check_claim(name: str, settings: Mapping[str, Any]) -> Result:
+def check_claim(name: str, settings: Values) -> Result:
     """Returns the result of the claim's check."""
     return CLAIMS[name].check(**settings)
 

@@ -18,10 +18,10 @@ import optax
 
 from dpjax import pate
 from dpjax._hashing import hash_arrays
-from dpjax._typing import PRNGKey
+from dpjax._typing import PRNGKey, PyTree
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.models import MnistCNN, MnistMLP, accuracy_percent, cross_entropy
-from experiments.lib.registry import Result, Row, RowContext
+from experiments.lib.registry import Result, Row, RowContext, Values
 from experiments.lib.training import ShuffledEpochs, Task, initialize, train
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import ANSWERS, NOTE, STUDENT, abstention_note, answer_queries
@@ -92,11 +92,11 @@ def split_pool(data: Dataset, num_test: int = 1_000) -> tuple[Split, Split]:
 
 def make_rows(
     data: str,
-    plain: Mapping[str, Any],
+    plain: Values,
     plain_accuracy: float,
-    teachers: Mapping[str, Any],
+    teachers: Values,
     releases: Mapping[str, Release],
-    student: Mapping[str, Any],
+    student: Values,
 ) -> list[Row]:
     """Returns the row of a network without privacy, and one for each release.
 
@@ -152,10 +152,10 @@ def run_row(row: Row, context: RowContext) -> Result:
     return Result(measured, found.certified, note, certificate=found.certificate)
 
 
-def _logits(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
+def _logits(model: nn.Module) -> Callable[[PyTree, PyTree], jax.Array]:
     """Returns the logits of parameters and images."""
 
-    def apply(params: Any, images: Any) -> jax.Array:
+    def apply(params: PyTree, images: PyTree) -> jax.Array:
         logits: Any = model.apply({"params": params}, images)
         return logits
 
@@ -195,7 +195,7 @@ def _train_and_predict(
     )
     batch_size, apply = min(settings.batch_size, size), _logits(model)
 
-    def loss(params: Any, batch: Any, key: PRNGKey) -> jax.Array:
+    def loss(params: PyTree, batch: PyTree, key: PRNGKey) -> jax.Array:
         images, labels = batch
         images = random_affine(key, images) if settings.augment else images
         return optax.softmax_cross_entropy_with_integer_labels(apply(params, images), labels)

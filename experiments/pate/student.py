@@ -20,7 +20,7 @@ import numpy.typing as npt
 import optax
 from tqdm import tqdm
 
-from dpjax._typing import PRNGKey
+from dpjax._typing import PRNGKey, PyTree
 from dpjax.pate import NO_ANSWER
 from dpjax.training.run import compile_chunk
 
@@ -34,15 +34,15 @@ class _State(NamedTuple):
 
     step: jax.Array
     key: PRNGKey
-    params: Any
+    params: PyTree
     opt_state: optax.OptState
-    average: Any  # of the parameters, exponentially weighted
+    average: PyTree  # of the parameters, exponentially weighted
 
 
 def train_student(
     key: PRNGKey,
-    apply_fn: Callable[[Any, Any], jax.Array],
-    params: Any,
+    apply_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
     inputs: Any,
     labels: npt.ArrayLike,
     optimizer: optax.GradientTransformation,
@@ -102,14 +102,14 @@ def train_student(
     answered = jnp.asarray(np.flatnonzero(known != NO_ANSWER))
     data = jax.device_put((inputs, jnp.asarray(known), answered))
 
-    def supervised(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+    def supervised(params: PyTree, key: PRNGKey, data: PyTree) -> jax.Array:
         inputs, labels, answered = data
         draw_key, augment_key = jax.random.split(key)
         chosen = answered[jax.random.randint(draw_key, (batch_size,), 0, len(answered))]
         logits = apply_fn(params, augment_fn(augment_key, _take(inputs, chosen)))
         return jnp.mean(_cross_entropy(logits, labels[chosen]))
 
-    def consistency(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+    def consistency(params: PyTree, key: PRNGKey, data: PyTree) -> jax.Array:
         draw_key, augment_key = jax.random.split(key)
         size = unlabeled_batch_size
         batch = _take(data[0], jax.random.randint(draw_key, (size,), 0, len(data[1])))
@@ -118,12 +118,12 @@ def train_student(
         logits = apply_fn(params, augment_fn(augment_key, batch))
         return jnp.mean(is_target * _cross_entropy(logits, jnp.argmax(predicted, axis=-1)))
 
-    def loss(params: Any, key: PRNGKey, data: Any) -> jax.Array:
+    def loss(params: PyTree, key: PRNGKey, data: PyTree) -> jax.Array:
         one, two = jax.random.split(key)
         labeled = supervised(params, one, data)
         return labeled + consistency(params, two, data) if unlabeled_batch_size else labeled
 
-    def update(state: _State, data: Any) -> tuple[_State, tuple[()]]:
+    def update(state: _State, data: PyTree) -> tuple[_State, tuple[()]]:
         grads = jax.grad(loss)(state.params, jax.random.fold_in(state.key, state.step), data)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -209,5 +209,5 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def _take(tree: Any, indices: jax.Array) -> Any:
+def _take(tree: PyTree, indices: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[indices], tree)

@@ -16,6 +16,7 @@ import optax
 from matplotlib.figure import Figure
 
 import dpjax
+from dpjax._typing import PyTree
 from dpjax.accounting import epsilon as certified_epsilon
 from dpjax.bayes.sgmcmc import (
     PUBLISHED_TEMPERATURE,
@@ -61,7 +62,7 @@ class Runs(NamedTuple):
 Method = Callable[[Split, float, int, jax.Array], Runs]
 
 
-def log_likelihood(weights: jax.Array, example: Any) -> jax.Array:
+def log_likelihood(weights: jax.Array, example: PyTree) -> jax.Array:
     """Log-likelihood of a label, 0 or 1, given features."""
     x, label = example
     logit = x @ weights
@@ -132,7 +133,7 @@ def dp_sgd(train: Split, epsilon: float, num_runs: int, key: jax.Array) -> Runs:
     )
     mechanism = dpjax.calibrate(one, epsilon=epsilon, delta=DELTA)
 
-    def run(key: jax.Array) -> Any:
+    def run(key: jax.Array) -> PyTree:
         return dpjax.train(
             key,
             lambda weights, example: -log_likelihood(weights, example),
@@ -178,7 +179,7 @@ def _draws(train: Split, mechanism: OnePosteriorSample, num_runs: int, key: jax.
     back = np.linalg.inv(np.linalg.cholesky(curvature)).T
 
     # The data are arguments, since the compiler would fold constants.
-    def draw(key: jax.Array, data: Any, back: jax.Array) -> jax.Array:
+    def draw(key: jax.Array, data: PyTree, back: jax.Array) -> jax.Array:
         drawn = markov_chain_sample(
             key,
             log_likelihood,
@@ -202,10 +203,10 @@ def _chains_from(starts: jax.Array, train: Split, chain: SGLD, key: jax.Array) -
     step = private_chains(key, log_likelihood, log_prior, runs)
 
     @jax.jit
-    def states(starts: jax.Array, data: Any) -> jax.Array:
+    def states(starts: jax.Array, data: PyTree) -> jax.Array:
         first = step.init(jnp.zeros(starts.shape[1]))._replace(params=starts)
 
-        def advance(state: Any, _: Any) -> tuple[Any, Any]:
+        def advance(state: PyTree, _: Any) -> tuple[PyTree, PyTree]:
             state = step.update(state, data)[0]
             return state, state.params
 
@@ -282,7 +283,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def scores(weights: Any, test: Split) -> dict[str, Any]:
+def scores(weights: PyTree, test: Split) -> dict[str, Any]:
     """Returns mean scores over runs, of averaged predictions and of the last sample.
 
     ``weights`` has shape ``(num_runs, num_kept, num_features)``, with at least two runs.

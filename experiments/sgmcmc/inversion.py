@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 
 import dpjax
+from dpjax._typing import PyTree
 from dpjax.accounting.risk import true_positive_rate
 from dpjax.bayes.sgmcmc import SGLD, calibrate_step_size, sample
 from dpjax.certificates import Certificate
@@ -107,7 +108,7 @@ class Match(NamedTuple):
     correlation: float  # mean, of images with their own reference
 
 
-def match_classes(images: Any, references: Any) -> Match:
+def match_classes(images: PyTree, references: Any) -> Match:
     """Compares one image of each class with the references of all, by correlation over pixels.
 
     The mean over classes is subtracted from the images, and from the references.
@@ -120,7 +121,7 @@ def match_classes(images: Any, references: Any) -> Match:
     return Match(100 * float(right.mean()), float(np.diagonal(found).mean().round(12)))
 
 
-def smooth(images: Any) -> np.ndarray:
+def smooth(images: PyTree) -> np.ndarray:
     """Applies a Gaussian blur of 1/32 of the side to flat square images, against their noise."""
     images = np.asarray(images, np.float64)
     side = round(images.shape[1] ** 0.5)
@@ -128,7 +129,7 @@ def smooth(images: Any) -> np.ndarray:
     return gaussian_filter(squares, side / 32, axes=(1, 2)).reshape(images.shape)
 
 
-def _standardize(images: Any) -> np.ndarray:
+def _standardize(images: PyTree) -> np.ndarray:
     """Subtracts the mean over images and each image's own mean, and scales to norm one."""
     images = np.asarray(images, np.float64)
     centred = images - images.mean(axis=0)
@@ -245,7 +246,7 @@ def fit(settings: Settings, data: Dataset, mechanism: Mechanism | None) -> Param
 
 
 def _chain_mean(
-    key: jax.Array, settings: Settings, chain: SGLD, examples: tuple[Any, Any], start: Params
+    key: jax.Array, settings: Settings, chain: SGLD, examples: tuple[PyTree, PyTree], start: Params
 ) -> Params:
     def log_prior(params: Params) -> jax.Array:
         return -0.5 * optax.tree.norm(params, squared=True) / settings.prior_std**2

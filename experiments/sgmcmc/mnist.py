@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from scipy.stats import mannwhitneyu
 
 import dpjax
+from dpjax._typing import PyTree
 from dpjax.bayes.sgmcmc import (
     POSTERIOR_TEMPERATURE,
     PUBLISHED_TEMPERATURE,
@@ -159,11 +160,11 @@ def run(settings: Settings, data: Dataset, folder: Path) -> Predictions:
     return Predictions(np.mean(each, axis=0), each[-1], others)
 
 
-def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> list[Any]:
+def _sample(settings: Settings, data: Dataset, params: PyTree, key: Any, folder: Path) -> list[Any]:
     """Returns the kept states of a chain."""
     loss_fn, burn_in = cross_entropy(settings.model), settings.num_steps // 2
 
-    def log_prior(params: Any) -> jax.Array:
+    def log_prior(params: PyTree) -> jax.Array:
         squares = jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)])
         return -0.5 * squares.sum() / settings.prior_std**2
 
@@ -185,7 +186,7 @@ def _sample(settings: Settings, data: Dataset, params: Any, key: Any, folder: Pa
     ]
 
 
-def _train(settings: Settings, data: Dataset, params: Any, key: Any, folder: Path) -> Any:
+def _train(settings: Settings, data: Dataset, params: PyTree, key: Any, folder: Path) -> Any:
     """Returns parameters trained by DP-SGD, or by Adam without privacy."""
     num_examples = len(data.train.y)
     plan: dpjax.SubsampledGaussian | ShuffledEpochs
@@ -243,12 +244,12 @@ def out_of_distribution_images(images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _softmax(model: nn.Module, params: Any, images: jax.Array) -> jax.Array:
+def _softmax(model: nn.Module, params: PyTree, images: jax.Array) -> jax.Array:
     logits: Any = model.apply({"params": params}, images)
     return jax.nn.softmax(logits)
 
 
-def _probabilities(model: nn.Module, params: Any, images: np.ndarray) -> np.ndarray:
+def _probabilities(model: nn.Module, params: PyTree, images: np.ndarray) -> np.ndarray:
     parts = range(0, len(images), _NUM_OUT_OF_DISTRIBUTION)
     return np.concatenate(
         [_softmax(model, params, images[i : i + _NUM_OUT_OF_DISTRIBUTION]) for i in parts]
