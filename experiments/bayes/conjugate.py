@@ -13,6 +13,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from dpjax._typing import PyTree
+from dpjax.adjacency import Adjacency
 from dpjax.bayes.conjugate import (
     BetaBinomial,
     ConjugateFamily,
@@ -104,7 +105,7 @@ MODELS = {
 
 
 def make_release(
-    family: str, noise: str, epsilon: float, adjacency: Any
+    family: str, noise: str, epsilon: float, adjacency: Adjacency
 ) -> SufficientStatisticsMechanism:
     """Returns the release of a family's sums with Laplace or Gaussian noise."""
     model = MODELS[family].family

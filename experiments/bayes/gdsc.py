@@ -39,7 +39,7 @@ from dpjax.sensitivity import Sensitivity
 from experiments.data import DrugResponses, load_data
 from experiments.lib.figures import SOURCE, new_figure
 from experiments.lib.plots import draw_series, set_log_ticks
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import Comparison
 
 # Rank correlation does not depend on the scale of the records.
@@ -309,7 +309,7 @@ _UNBOUNDED: dict[str, Any] = {"x_norm": None, "y_size": None}
 _UNPROJECTED = ("no projection", "output perturbation", "objective perturbation")
 _GENES = {"num_genes": 10, "num_tissues": 0}
 # Settings, and published values at epsilon 1 and 2.
-_ROWS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+_ROWS: dict[str, tuple[Values, tuple[float, ...]]] = {
     "non-private": ({"method": "none", **_UNBOUNDED}, (0.2509, 0.2509)),
     "non-private, projected": ({"method": "none"}, (0.2352, 0.2352)),
     "projected": ({"method": "statistics"}, (0.1832, 0.2148)),

@@ -130,7 +130,7 @@ def exact_statistics(task: Task, bounds: RegressionBounds | None) -> RegressionS
 
 
 def posteriors(
-    statistics: RegressionStatistics, splits: Splits, noise: Any = None
+    statistics: RegressionStatistics, splits: Splits, noise: jax.Array | np.ndarray | None = None
 ) -> RegressionPosterior:
     """Returns each run's posterior, with a public number of records.
 

@@ -116,7 +116,7 @@ def norm_costs(
     return step_costs(costs.log_moments(norms, **settings), planned, worst=worst)
 
 
-def _moments_curves(noise: Any, steps: Any, order: int) -> dict[str, Any]:
+def _moments_curves(noise: npt.ArrayLike, steps: npt.ArrayLike, order: int) -> dict[str, Any]:
     """Returns ε by the moments accountant, at the source's order and at the best one."""
     best = [each + 1 for each in ORDERS]
     return {
@@ -125,7 +125,7 @@ def _moments_curves(noise: Any, steps: Any, order: int) -> dict[str, Any]:
     }
 
 
-def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int]) -> dict[str, Any]:
+def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int]) -> Values:
     """Returns ε after every step (Figure 1), with BDP ε for each seed."""
     setting: dict[str, Any] = {"noise": 1.0, "planned": num_steps}
     curves = _moments_curves(1.0, np.arange(1, num_steps + 1), order)
@@ -144,7 +144,7 @@ def steps_curves(level: float, num_steps: int, order: int, seeds: Sequence[int])
 
 def noise_curves(
     level: float, noises: Array, order: int, seeds: Sequence[int], is_clipped: bool
-) -> dict[str, Any]:
+) -> Values:
     """Returns ε of one step at each noise over 2C (Figures 3 and 4), by the same accounts."""
     curves = _moments_curves(noises, 1, order) | {"pairs, published": [], "norms": []}
     setting: dict[str, Any] = {"planned": 1, "is_clipped": is_clipped}
@@ -253,7 +253,7 @@ def _run_curves(row: Row) -> Result:
     return Result(measured, certified, _NOTE, series)
 
 
-def _one_or_all(values: list[float]) -> Any:
+def _one_or_all(values: list[float]) -> float | list[float]:
     return values[0] if len(values) == 1 else values
 
 
@@ -357,7 +357,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     }
 
 
-_STYLES: Mapping[str, dict[str, Any]] = {
+_STYLES: Mapping[str, Values] = {
     "MA, published": {"color": SOURCE, "label": "moments accountant, as published"},
     "pairs, published": {
         "color": PALETTE[1],
@@ -371,7 +371,7 @@ _STYLES: Mapping[str, dict[str, Any]] = {
         "label": "Bayesian, clipped norms, best λ",
     },
 }
-_ADJACENCIES: Mapping[str, dict[str, Any]] = {
+_ADJACENCIES: Mapping[str, Values] = {
     "replace_one": {"label": "certified DP, clipped: replace one"},
     "add_remove": {"label": "certified DP, clipped: add or remove", "linestyle": ":"},
 }

@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +21,7 @@ from dpjax import bdp
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.attack_rates import clopper_pearson, release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import percent
 from experiments.lib.verdicts import Comparison, group_by
 
@@ -202,7 +201,7 @@ _NOTE = (
 )
 
 
-def _attack_rates(row: Row, release: Release, incomes: Array) -> dict[str, Any]:
+def _attack_rates(row: Row, release: Release, incomes: Array) -> Values:
     number, seed = row.settings["releases"], row.settings["seed"]
     outlier = release.shift(np.full(number, OUTLIER_INCOME))
     residents = release.shift(np.random.default_rng(seed).choice(incomes, number))

@@ -30,7 +30,7 @@ from experiments.bdp.costs import FAILURE, Array, epsilons
 from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, panel_grid
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import MeanAndError, quantiles
 from experiments.lib.verdicts import group_by
 
@@ -232,7 +232,7 @@ def _epsilon(log_means: Array) -> float:
     return float(epsilons(log_means, DELTA, NUM_STEPS * FAILURE, ORDERS))
 
 
-def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> Values:
     """Returns quantiles of ε over repeats by sample size, and the distribution-free limit."""
     curves: dict[str, Any] = {"student": [], "bernstein": []}
     for size in sizes:
@@ -244,7 +244,7 @@ def draws_curves(sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any
     return {**curves, "limit": [least_distribution_free_epsilon(size) for size in sizes]}
 
 
-def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> dict[str, Any]:
+def tail_curves(shape: float, sizes: Sequence[int], repeats: int, seed: int) -> Values:
     """Returns quantiles of Student's ε by sample size for Weibull norms, clipped and not."""
     curves: dict[str, Any] = {"clipped": [], "unclipped": []}
     for size in sizes:
@@ -355,7 +355,7 @@ def rows(profile: str) -> list[Row]:
     # Numbers of pairs closest to the other sizes.
     pairs = [n * (n - 1) // 2 for n in RECORDS]
     sizes: dict[str, Sequence[int]] = dict.fromkeys(populations(), SIZES)
-    settings: dict[str, dict[str, Any]] = {
+    settings: dict[str, Values] = {
         **{
             name: {"part": "coverage", "draws": draws, **coverage}
             for name, draws in (sizes | {"all pairs": pairs}).items()
@@ -480,7 +480,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     return {stem: make(parts[part]) for part, (stem, make) in draw.items() if part in parts}
 
 
-_ESTIMATORS: Mapping[str, dict[str, Any]] = {
+_ESTIMATORS: Mapping[str, Values] = {
     "student": {"color": PALETTE[1], "label": "Student (Theorem 4)"},
     "bernstein": {"color": MEASURED, "label": "empirical Bernstein"},
 }
@@ -512,7 +512,7 @@ def _draw_shares(axes: Axes, record: Record) -> None:
             shares = np.maximum(counts / trials, _LEAST_SHARE)
             low, high = share_bounds(counts, trials)
             bars = np.maximum(shares - low, 0), np.maximum(high - shares, 0)
-            style = _ESTIMATORS[name] | ({"label": None} if place else {})
+            style = {**_ESTIMATORS[name], **({"label": None} if place else {})}
             axes.errorbar(sizes, shares, bars, marker=marker, markersize=4, linewidth=1.2, **style)
 
 
@@ -533,7 +533,7 @@ def _draws_figure(records: Sequence[Record]) -> Figure:
         axes.axhline(level, color=colour, linestyle=line, label=label)
     for name, style in _ESTIMATORS.items():
         label = f"Bayesian, {style['label']}"
-        _draw_band(axes, sizes, series[name], **style | {"label": label, "marker": ""})
+        _draw_band(axes, sizes, series[name], **{**style, "label": label, "marker": ""})
     axes.plot(sizes, series["limit"], "--", color=MEASURED, label="distribution-free lower limit")
     axes.set(xscale="log", xlabel="sample size", ylabel="ε at δ = 1e-5", ylim=(0, None))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

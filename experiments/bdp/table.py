@@ -84,7 +84,7 @@ def run_row(row: Row, context: RowContext, task: Task, landmark: float) -> Resul
     return Result(measured, certified, note, series, str(certificate))
 
 
-def compare(key: PRNGKey, loss_fn: LossFn, weights: PyTree, data: Dataset) -> dict[str, Any]:
+def compare(key: PRNGKey, loss_fn: LossFn, weights: PyTree, data: Dataset) -> Values:
     """Compares gradient distances within the training and the test part, by kind of pairs."""
     train_key, test_key = jax.random.split(key)
     found = {}
@@ -112,7 +112,7 @@ def all_distances(key: PRNGKey, loss_fn: LossFn, weights: PyTree, part: Split) -
     return pdist(np.concatenate(flat, axis=1))
 
 
-def compare_samples(train: np.ndarray, test: np.ndarray) -> dict[str, Any]:
+def compare_samples(train: np.ndarray, test: np.ndarray) -> Values:
     """Returns histograms of two samples, and p-values of the t-test and Levene's test."""
     edges = np.linspace(0, max(train.max(), test.max()), _NUM_BINS + 1)
     return {

@@ -41,7 +41,7 @@ from experiments.dpvi.logistic import (
     windowed_adagrad,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import column, percent
 from experiments.published.bdp import UnclippedGaussian
 
@@ -53,9 +53,9 @@ class Trajectory(NamedTuple):
     """Variational distributions of each step, with and without single records."""
 
     mean: Any  # after each step, (steps, d)
-    scale: Any  # standard deviations, of the same shape
-    other_mean: Any  # means without one sampled record, (steps, records, d)
-    other_scale: Any  # standard deviations without it
+    scale: jax.Array | np.ndarray  # standard deviations, of the same shape
+    other_mean: np.ndarray  # means without one sampled record, (steps, records, d)
+    other_scale: jax.Array | np.ndarray  # standard deviations without it
     mask: Any  # which records were sampled, bool (steps, records)
 
 
@@ -199,7 +199,7 @@ class Table:
         ]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Values:
         """Settings shared by all fits of the table."""
         names = ("l2_clip", "sampling_rate", "num_steps", "learning_rate")
         return {name: getattr(self, name) for name in names}

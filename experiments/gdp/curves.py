@@ -20,14 +20,7 @@ from experiments.gdp import mnist
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import legend_below, panel_grid
-from experiments.lib.registry import (
-    DETERMINISTIC,
-    Finding,
-    Record,
-    Result,
-    Row,
-    RowContext,
-)
+from experiments.lib.registry import DETERMINISTIC, Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import Comparison, format_upper_bound, join_row_names
 
 _DELTA = 1e-5
@@ -43,7 +36,7 @@ _PRINTED_ERRORS = {"errors, CLT %": 77.6, "errors, MA pair %": 9.4}
 _SHOWN_DELTA = 1e-9
 _PALE = "#b9bcc2"
 _RATIOS = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-_STYLES: dict[str, dict[str, Any]] = {
+_STYLES: dict[str, Values] = {
     "MA": {"color": SOURCE, "label": "moments accountant"},
     "lower": {"color": CERTIFIED, "label": "certified"},
     "CLT": {"color": MEASURED, "linestyle": "--", "label": "central limit (approximation)"},
@@ -162,7 +155,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _detected(curves: dict[str, TradeOff]) -> dict[str, Any]:
+def _detected(curves: dict[str, TradeOff]) -> Values:
     """Returns true positive rates at the stored levels, which are accurate near level 0."""
     return {name: curve.true_positive_rate(_LEVELS) for name, curve in curves.items()}
 

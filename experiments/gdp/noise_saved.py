@@ -28,7 +28,7 @@ from experiments.gdp.mnist import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.plots import set_epoch_axis
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.training import Curve
 from experiments.lib.verdicts import compare_published, format_upper_bound
 
@@ -173,7 +173,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def _reached(curve: Curve, epsilons: Mapping[str, Curve], account: str) -> dict[str, Any]:
+def _reached(curve: Curve, epsilons: Mapping[str, Curve], account: str) -> Values:
     """Returns the milestones of a run, ``None`` if not reached."""
     found: dict[str, Any] = {
         name: next((round(epoch) for epoch, accuracy in curve if accuracy >= level), None)
@@ -259,7 +259,7 @@ def _noise_figure(halves: Mapping[str, Mapping[str, Record]]) -> Figure:
     return figure
 
 
-def _style(record: Record) -> dict[str, Any]:
+def _style(record: Record) -> Values:
     account, noise = record.settings["account"], record.settings["noise_multiplier"]
     return {"color": ACCOUNTS[account][1], "label": f"{account}: σ = {noise:g}"}
 

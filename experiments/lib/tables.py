@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.lib.formatting import format_seconds, format_value, label, num_decimals
 from experiments.lib.records import encode, find_record, is_current
@@ -89,7 +89,7 @@ def table_cells(line: Line, group: str, columns: Sequence[Column]) -> list[str]:
     return cells
 
 
-def shared_settings(rows: Sequence[Row]) -> dict[str, Any]:
+def shared_settings(rows: Sequence[Row]) -> Values:
     """Returns the settings that are equal in every row.
 
     >>> shared_settings([Row("1", {"η": 0.25, "n": 9}, {}), Row("2", {"η": 0.15, "n": 9}, {})])

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dpjax import pate
 from experiments.data import Dataset, Split, load_data
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.pate.accounts import EPSILON
 from experiments.pate.answers import (
     ANSWERS,
@@ -32,7 +32,7 @@ _NUM_TREES = {"quick": 20, "paper": 100}
 _POOL = 1_500
 _DELTA = 1e-5
 # By row: the release, and the published accuracy, ε and number of answers.
-_RELEASES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+_RELEASES: dict[str, tuple[Values, tuple[float, ...]]] = {
     "LNMax, 500 queries": (
         {"aggregator": "LNMax", "num_queries": 500, "scale": 20.0},
         (83.0, 2.66),

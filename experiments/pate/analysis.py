@@ -7,7 +7,6 @@ trained. For votes of another data set see ``python -m experiments.pate --help``
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,14 +23,7 @@ from experiments.lib.plots import (
     legend_below,
     set_log_ticks,
 )
-from experiments.lib.registry import (
-    DETERMINISTIC,
-    Finding,
-    Record,
-    Result,
-    Row,
-    RowContext,
-)
+from experiments.lib.registry import DETERMINISTIC, Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import grid, make_rows
 from experiments.lib.verdicts import Comparison, format_upper_bound
 from experiments.pate.accounts import (
@@ -65,7 +57,7 @@ _SANITIZED_SVHN = {"sanitized": {"order": 4.0, "beta": 1 / 16, "noise_scale": 3.
 _GLYPH = {"votes": "glyph", "num_teachers": 5_000, "num_classes": 150, "delta": 1e-8}
 
 
-def _laplace(num_queries: int, analysed_scale: float = 10.0) -> dict[str, Any]:
+def _laplace(num_queries: int, analysed_scale: float = 10.0) -> Values:
     """Settings of LNMax; ``analysed_scale`` is 1/γ of the printed ε, and not of the labels."""
     return {
         "aggregator": "LNMax",
@@ -75,7 +67,7 @@ def _laplace(num_queries: int, analysed_scale: float = 10.0) -> dict[str, Any]:
     }
 
 
-def _confident(thresholds: Sequence[float], num_queries: int, max_answers: int) -> dict[str, Any]:
+def _confident(thresholds: Sequence[float], num_queries: int, max_answers: int) -> Values:
     """Settings of Confident-GNMax with T, σ1 and σ2."""
     return {
         "aggregator": "ConfidentGNMax",
@@ -86,7 +78,7 @@ def _confident(thresholds: Sequence[float], num_queries: int, max_answers: int) 
 
 
 # By row: settings, and the published ε and number of answers.
-_RELEASES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+_RELEASES: dict[str, tuple[Values, tuple[float, ...]]] = {
     "MNIST: LNMax, 100 queries": ({**_MNIST, **_laplace(100)}, (2.04,)),
     "MNIST: LNMax, 1,000 queries": ({**_MNIST, **_laplace(1_000)}, (8.03,)),
     "MNIST: Confident-GNMax": (

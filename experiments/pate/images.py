@@ -31,7 +31,7 @@ _NETWORKS: dict[str, type[nn.Module]] = {"CNN": MnistCNN, "MLP": MnistMLP}
 PLAIN_ROW = "network, no privacy"
 _PLAIN, _TEACHERS, _RELEASE, _STUDENT = "plain", "teachers", "release", "student"
 # Settings of a release, and the published accuracy, ε and number of answers.
-Release = tuple[dict[str, Any], tuple[float, ...]]
+Release = tuple[Values, tuple[float, ...]]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from experiments.gdp.classifiers import ACCURACY, summarize
 from experiments.lib.figures import PALETTE, SOURCE
 from experiments.lib.formatting import format_value
 from experiments.lib.plots import draw_error_bars, legend_below, panel_grid
-from experiments.lib.registry import Finding, Record, Result, Row, RowContext
+from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import column
 from experiments.lib.training import ShuffledEpochs, Training, classification, stack_curves, train
 from experiments.lib.verdicts import (
@@ -179,7 +179,7 @@ class PlainSettings:
         return np.stack([encode(image) for image in levels]).astype(np.float32) / 255
 
 
-def plain_rows(num_train: int, num_test: int) -> dict[str, dict[str, Any]]:
+def plain_rows(num_train: int, num_test: int) -> dict[str, Values]:
     """Returns the settings of the rows without privacy, by name."""
     plain = PlainSettings(_DATA, num_train, num_test)
     shifted = dataclasses.replace(plain, shift=_SHIFT)

@@ -283,7 +283,7 @@ def run_row(row: Row, context: RowContext) -> Result:
     )
 
 
-def scores(weights: PyTree, test: Split) -> dict[str, Any]:
+def scores(weights: PyTree, test: Split) -> dict[str, float]:
     """Returns mean scores over runs, of averaged predictions and of the last sample.
 
     ``weights`` has shape ``(num_runs, num_kept, num_features)``, with at least two runs.

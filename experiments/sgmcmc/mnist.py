@@ -45,6 +45,7 @@ from experiments.lib.registry import (
     Result,
     Row,
     RowContext,
+    Values,
     experiment_of,
     select_rows,
 )
@@ -352,7 +353,7 @@ _TARGETS = {"quick": (0.1, 0.3, 2.0), "paper": (0.1, 0.3, 1.0, 3.0)}
 _SGHMC = {"method": HAMILTONIAN, "step_size": 0.01}
 
 # By row: changed settings, and the published accuracy and epsilon.
-_MNIST: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+_MNIST: dict[str, tuple[Values, tuple[float, ...]]] = {
     "MNIST: non-private": ({"method": PLAIN}, (99.23,)),
     "MNIST: PATE(100)": ({}, (98.00, 2.04)),
     "MNIST: PATE(1000)": ({}, (98.10, 8.03)),
@@ -363,7 +364,7 @@ _MNIST: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "MNIST: DP-SGD": ({"method": NOISY_SGD}, ()),
     "MNIST: DP-SGD at ε = 0.1": ({"method": NOISY_SGD, "target": 0.1}, ()),
 }
-_SVHN: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+_SVHN: dict[str, tuple[Values, tuple[float, ...]]] = {
     "SVHN: non-private": ({"method": PLAIN}, (92.80,)),
     "SVHN: PATE(100)": ({}, (82.76, 5.04)),
     "SVHN: PATE(1000)": ({}, (90.66, 8.19)),
@@ -408,7 +409,7 @@ def rows(profile: str) -> list[Row]:
     svhn = Settings(LANGEVIN, "svhn", delta=1e-6, **{**size, "runs": 1})
     frontier = {f"{FRONTIER}ε = {at:g}": ({"target": at}, ()) for at in _TARGETS[profile]}
 
-    def settings_of(name: str, common: Settings, changes: dict[str, Any]) -> dict[str, Any]:
+    def settings_of(name: str, common: Settings, changes: Values) -> Values:
         if name in _ENSEMBLES:
             return _ensemble_settings(name, profile)
         rate = _LEARNING_RATES[profile].get(name, common.learning_rate)
@@ -425,7 +426,7 @@ def rows(profile: str) -> list[Row]:
     ]
 
 
-def _ensemble_settings(name: str, profile: str) -> dict[str, Any]:
+def _ensemble_settings(name: str, profile: str) -> Values:
     """Returns the settings of the row of `pate_mnist` or `pate_svhn`, and its name."""
     module, row = _ENSEMBLES[name]
     experiment = experiment_of(module)
@@ -481,7 +482,7 @@ def _single_runs(settings: Settings) -> list[Settings]:
     return [dataclasses.replace(settings, seed=seed, runs=1) for seed in seeds]
 
 
-def _mean(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _mean(runs: Sequence[Values]) -> dict[str, float]:
     """Returns the measured values' means over runs, and the deviation of the accuracy.
 
     >>> _mean([{ACCURACY: 90.0}, {ACCURACY: 92.0}])
