@@ -8,12 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 import dpjax
 from experiments.lib.attack_rates import release_many
-from experiments.lib.figures import PALETTE, new_figure
-from experiments.lib.plots import draw_source_and_measured
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import Comparison
 
@@ -31,11 +28,7 @@ _SLIDES = (
 
 
 def mean_weight(epsilon: float, students: int) -> dpjax.Laplace:
-    """Returns the Laplace mechanism of the mean weight of a class, under replacement.
-
-    >>> mean_weight(1.0, 25).scale
-    1.2
-    """
+    """Returns the Laplace mechanism of the mean weight of a class, under replacement."""
     sensitivity = dpjax.sensitivity.of_mean(WEIGHTS, students, norm="l1", adjacency="replace_one")
     return dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one student's weight")
 
@@ -91,19 +84,6 @@ def run_row(row: Row, context: RowContext) -> Result:
         series={"attack errors": np.quantile(attack_errors, np.linspace(0.05, 0.95, 19))},
         certificate=str(dpjax.Composition(means).certificate(1e-6)),
     )
-
-
-def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.0)
-    for axes, name in ((left, MEAN_ERROR), (right, ATTACK_ERROR)):
-        draw_source_and_measured(axes, records, name, expected=_CLOSED + name)
-        axes.set_yscale("log")
-    left.set(ylabel="mean absolute error (kg)", title="the class's mean")
-    right.set(title="Bob's weight, from two means")
-    unknown = WEIGHTS[1] - WEIGHTS[0]
-    right.axhline(unknown, color=PALETTE[1], linestyle="--", label=f"{unknown:g} kg, the range")
-    right.legend()
-    return {"errors": figure}
 
 
 def finding(records: Sequence[Record]) -> Finding:

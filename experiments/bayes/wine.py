@@ -38,11 +38,7 @@ COVERAGE = "coverage of 90 % intervals, ε = 1 %"
 
 
 def column(epsilon: float) -> str:
-    """Returns the name of the column of errors at an epsilon.
-
-    >>> column(1.0)
-    'MAE, ε = 1'
-    """
+    """Returns the name of the column of errors at an epsilon."""
     return f"MAE, ε = {epsilon:g}"
 
 

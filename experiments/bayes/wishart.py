@@ -30,7 +30,6 @@ from experiments.lib.attack_rates import (
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import set_log_ticks
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.published.regression import (
     excludes_record,
@@ -58,11 +57,7 @@ _STYLES = {
 
 
 def make_mechanism(noise: str, dimension: int) -> Any:
-    """Returns a mechanism for the second moment of rows of norm at most one, under add/remove.
-
-    >>> make_mechanism("Wishart", 5).degrees_of_freedom
-    30
-    """
+    """Returns a mechanism for the second moment of rows of norm at most one, under add/remove."""
     if noise == "Wishart":
         bounds = RegressionBounds(
             x_norm_bound=math.sqrt(1 - 1 / dimension), y_bound=math.sqrt(1 / dimension)
@@ -194,10 +189,7 @@ def _calibrated_noise(epsilon: float, adjacency: Adjacency, num_features: int = 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     attacked = [record for record in records if record.settings.get("dimension") == 5]
-    drawn = {}
-    if len(attacked) == len(_STYLES):
-        drawn["attacks"] = _attacks_figure(attacked)
-    return {**drawn, "degrees": _degrees_figure()}
+    return {"attacks": _attacks_figure(attacked)} if len(attacked) == len(_STYLES) else {}
 
 
 def _attacks_figure(records: Sequence[Record]) -> Figure:
@@ -215,25 +207,6 @@ def _attacks_figure(records: Sequence[Record]) -> Figure:
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.set(xlim=(7e-6, 1.3), ylim=(7e-6, 1.3))
     axes.legend(loc="lower right")
-    return figure
-
-
-def _degrees_figure() -> Figure:
-    figure, (axes,) = new_figure(height=3.8)
-    epsilons = [float(epsilon) for epsilon in np.geomspace(0.05, 0.99, 14)]
-    asked = [sheffet_degrees_of_freedom(1, epsilon=e, delta=DELTA) - 1 for e in epsilons]
-    axes.loglog(epsilons, asked, color=SOURCE, label="Sheffet 2019")
-    lines: tuple[tuple[Adjacency, str, str], ...] = (
-        ("replace_one", MEASURED, "replace one"),
-        ("add_remove", CERTIFIED, "add or remove"),
-    )
-    for adjacency, colour, label in lines:
-        made = [_calibrated_noise(epsilon, adjacency) for epsilon in epsilons]
-        above = [each.degrees_of_freedom - each.dimension for each in made]
-        axes.loglog(epsilons, above, color=colour, label=label)
-    set_log_ticks(axes, (0.05, 0.1, 0.2, 0.5, 1.0))
-    axes.set_ylabel("degrees of freedom − d")
-    axes.legend()
     return figure
 
 

@@ -108,11 +108,7 @@ def certified_epsilon(
     adjacency: Adjacency,
     delta: float,
 ) -> float:
-    """Returns the certified DP epsilon of the subsampled Gaussian mechanism.
-
-    >>> round(certified_epsilon(1_000, 0.1, 1.0, 1, "add_remove", 1e-5), 2)
-    1.68
-    """
+    """Returns the certified DP epsilon of the subsampled Gaussian mechanism."""
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     mechanism = dpjax.SubsampledGaussian(
         sampling,

@@ -49,11 +49,7 @@ class Distances(NamedTuple):
 
 
 def inner_products(num_steps: int, seed: int) -> Array:
-    """Returns the inner products of the gradients of each step, ``(num_steps, 50, 50)``.
-
-    >>> inner_products(2, seed=0).shape
-    (2, 50, 50)
-    """
+    """Returns the inner products of the gradients of each step, ``(num_steps, 50, 50)``."""
     generator = np.random.default_rng(seed)
     gradients = generator.weibull(SHAPE, (num_steps, BATCH, DIMENSION))
     return np.asarray(gradients @ gradients.swapaxes(-1, -2))

@@ -70,11 +70,7 @@ class Release:
 
 
 def make_release(method: str, epsilon: float) -> Release:
-    """Returns the release of a row.
-
-    >>> make_release(AT_OUTLIER, 1.0).epsilon
-    1.0
-    """
+    """Returns the release of a row."""
     bound = OUTLIER_INCOME if method == AT_OUTLIER else float(income_at(-math.log(0.01)))
     sensitivity = dpjax.sensitivity.of_sum((0.0, bound), norm="l1", adjacency="add_remove")
     mechanism = dpjax.Laplace.from_epsilon(sensitivity, epsilon=epsilon, unit="one resident")
@@ -111,11 +107,7 @@ def attack(release: Release, shifts: Array, seed: int) -> int:
 
 
 def exact_accuracy(shifts: npt.ArrayLike) -> Array:
-    """Returns the accuracy of `attack`: 1 - exp(-shift / 2) / 2.
-
-    >>> float(exact_accuracy(0.0))
-    0.5
-    """
+    """Returns the accuracy of `attack`: 1 - exp(-shift / 2) / 2."""
     return 1 - np.exp(-np.asarray(shifts, float) / 2) / 2
 
 

@@ -110,11 +110,7 @@ def _draw_all_pairs(generator: np.random.Generator, shape: tuple[int, int]) -> A
 
 
 def log_normal_norms(generator: np.random.Generator, shape: Sequence[int]) -> Array:
-    """Draws log-normal norms in units of C, of which one in 1,275 is clipped.
-
-    >>> log_normal_norms(np.random.default_rng(0), (2, 3)).shape
-    (2, 3)
-    """
+    """Draws log-normal norms in units of C, of which one in 1,275 is clipped."""
     return MEDIAN_NORM * generator.lognormal(0.0, _LOG_SPREAD, shape)
 
 
@@ -138,11 +134,7 @@ def run_log_moments(norms: Array) -> Array:
 
 
 def clipped_mean(norm_at: NormAt, last_level: float = _LAST_LEVEL) -> Array:
-    """Returns log E exp(Tλ D) at all orders for norms of known distribution clipped at C = 1.
-
-    >>> bool(np.all(clipped_mean(lambda levels: np.ones_like(levels)) > 0))
-    True
-    """
+    """Returns log E exp(Tλ D) at all orders for norms of known distribution clipped at C = 1."""
     ends = np.linspace(0.0, last_level, _GRID + 1)
     log_shares = np.log(-np.diff(np.exp(-ends), append=0.0))
     levels = np.append((ends[1:] + ends[:-1]) / 2, last_level)
@@ -176,11 +168,7 @@ def num_too_small(
 
 
 def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Array:
-    """Returns lower and upper bounds on each share, each wrong with probability ``error``.
-
-    >>> share_bounds([0, 5], 100).shape
-    (2, 2)
-    """
+    """Returns lower and upper bounds on each share, each wrong with probability ``error``."""
     return np.array([clopper_pearson(count, trials, error) for count in np.ravel(counts)]).T
 
 

@@ -155,11 +155,7 @@ class LowRankDense(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> np.ndarray:
-    """Returns sinusoidal positional encodings, ``(length, width)``.
-
-    >>> sinusoids(128, 16).shape
-    (128, 16)
-    """
+    """Returns sinusoidal positional encodings, ``(length, width)``."""
     angles = np.arange(length)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 

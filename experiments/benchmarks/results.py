@@ -76,11 +76,7 @@ class Benchmark:
 
 
 def title(subject: str, batch: int | None) -> str:
-    """Returns the title of a table.
-
-    >>> title("tutorial CNN", 64)
-    'tutorial CNN, batch 64'
-    """
+    """Returns the title of a table."""
     return subject if batch is None else f"{subject}, batch {batch:,}"
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from matplotlib.figure import Figure
 
 import dpjax
 from dpjax.sensitivity import (
@@ -22,7 +20,6 @@ from dpjax.sensitivity import (
     parallel_databases,
 )
 from experiments.lib.attack_rates import release_many
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.verdicts import direction_finding
 
@@ -107,35 +104,6 @@ def run_row(row: Row, context: RowContext) -> Result:
         },
         certificate=str(dpjax.Composition(tuple(mechanisms)).certificate(1e-6)),
     )
-
-
-def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
-    panels = {
-        left: (
-            ("measured", EMPIRICAL, "empirical", MEASURED),
-            ("certified", TRUE, "true", CERTIFIED),
-        ),
-        right: (
-            ("measured", EXACT, "exact answers", PALETTE[1]),
-            ("measured", NOISY, "noisy answers", MEASURED),
-        ),
-    }
-    places, names = np.arange(len(records)), [r.row.replace(", ", "\n") for r in records]
-    for axes, bars in panels.items():
-        for offset, (group, column, label, colour) in zip((-0.2, 0.2), bars, strict=True):
-            heights = [getattr(record, group)[column] for record in records]
-            axes.bar(places + offset, heights, 0.38, color=colour, label=label)
-        axes.set_xticks(places, names)
-    left.set(yscale="log", ylim=(1e-5, 30), ylabel="sensitivity")
-    left.legend()
-    bound = records[0].certified[NOISY]
-    right.axhline(bound, color=CERTIFIED, linestyle="--", label="bound at ε = 0.5")
-    right.axhline(50, color="black", linewidth=1, label="chance")
-    right.set(ylim=(40, 130), ylabel="rows recovered (%)")
-    right.set_yticks(range(40, 101, 20))
-    right.legend(ncols=2)
-    return {"attack": figure}
 
 
 def remarks(records: Sequence[Record]) -> list[str]:

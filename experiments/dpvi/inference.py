@@ -130,11 +130,7 @@ class Epsilons(NamedTuple):
 def make_mechanism(
     sigma: float, l2_clip: float, sampling_rate: float, num_steps: int, num_examples: int
 ) -> dpjax.SubsampledGaussian:
-    """Returns the mechanism of a run with noise ``2 sigma l2_clip``, under add/remove.
-
-    >>> make_mechanism(1.5, 0.25, 0.05, 1_000, 3_341).noise_multiplier
-    3.0
-    """
+    """Returns the mechanism of a run with noise ``2 sigma l2_clip``, under add/remove."""
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     return dpjax.SubsampledGaussian(
         sampling,

@@ -202,11 +202,7 @@ def _score(params: PyTree, x: jax.Array, y: jax.Array) -> jax.Array:
 def make_chain(
     num_examples: int, l2_clip: float, sampling_rate: float, num_steps: int, step_size: float
 ) -> SGLD:
-    """Returns one DP-SGLD chain at temperature 1, whose injected noise is the DP noise.
-
-    >>> make_chain(3_341, 0.25, 0.05, 1_000, 0.3).gaussian.noise_multiplier.__round__(1)
-    29.8
-    """
+    """Returns one DP-SGLD chain at temperature 1, whose injected noise is the DP noise."""
     sampling = dpjax.PoissonSampling(num_examples, sampling_rate)
     return SGLD(
         sampling, l2_clip=l2_clip, step_size=step_size, num_steps=num_steps, adjacency="zero_out"

@@ -35,7 +35,6 @@ _PRINTED_MU = 0.57
 _PRINTED_ERRORS = {"errors, CLT %": 77.6, "errors, MA pair %": 9.4}
 _SHOWN_DELTA = 1e-9
 _PALE = "#b9bcc2"
-_RATIOS = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 _STYLES: dict[str, Values] = {
     "MA": {"color": SOURCE, "label": "moments accountant"},
     "lower": {"color": CERTIFIED, "label": "certified"},
@@ -168,7 +167,6 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
         drawn["profiles"] = _profiles_figure(rows["2"])
     if table:
         drawn["trade_offs"] = _trade_offs_figure(table)
-        drawn["attacks"] = _attacks_figure(table)
     if _ONE_EPOCH in rows:
         drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH])
     return drawn
@@ -222,21 +220,6 @@ def _detection_rates(record: Record) -> dict[str, np.ndarray]:
 def _name_axes(axes: Axes) -> None:
     axes.set(xlabel="type I error α", ylabel="type II error", xlim=(0, 1), ylim=(0, 1))
     axes.set_aspect("equal")
-
-
-def _attacks_figure(records: Sequence[Record]) -> Figure:
-    figure, (axes,) = new_figure(height=4.2)
-    for record in records:
-        rates = _detection_rates(record)
-        least, most = rates["upper"] / rates["CLT"], rates["lower"] / rates["CLT"]
-        (line,) = axes.loglog(_LEVELS, most, linewidth=1, label=mnist.row_label(record))
-        axes.fill_between(_LEVELS, least, most, color=line.get_color(), alpha=0.4, linewidth=0)
-    axes.axhline(1, color="black", linewidth=1)
-    axes.set_yticks(_RATIOS, labels=map(str, _RATIOS))
-    axes.minorticks_off()
-    axes.set(xlabel="type I error α", ylabel="detection: true over central limit")
-    axes.legend()
-    return figure
 
 
 def _one_epoch_figure(record: Record) -> Figure:

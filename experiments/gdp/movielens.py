@@ -28,10 +28,9 @@ from dpjax._checks import check_count, check_delta, check_positive
 from dpjax._typing import PyTree
 from experiments.data import RatingsDataset, Split, load_data
 from experiments.gdp.classifiers import account_finding, compute_accounts
-from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
 from experiments.lib.models import cross_entropy, small_uniform
-from experiments.lib.plots import draw_nonempty, series_figure
+from experiments.lib.plots import series_figure
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.training import Task, initialize, train
 from experiments.lib.verdicts import compare_published, format_upper_bound
@@ -436,26 +435,8 @@ def group_guarantee(epsilon: float, delta: float, size: int) -> tuple[float, flo
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     curves = [record for record in records if _CURVE in record.series]
-    return draw_nonempty(training=(_training_figure, curves), models=(_models_figure, records))
-
-
-def _training_figure(records: Sequence[Record]) -> Figure:
-    epochs = "passes over the training data"
-    return series_figure(records, _CURVE, xlabel=epochs, ylabel="test RMSE", xscale="log")
-
-
-def _models_figure(records: Sequence[Record]) -> Figure:
-    figure, (axes,) = new_figure(height=3.6)
-    ordered = sorted(records, key=lambda record: -record.measured["RMSE"])
-    for place, record in enumerate(ordered):
-        printed = record.source["RMSE"]
-        if record.data == "movielens" and isinstance(printed, float):
-            axes.plot(printed, place, "s", color=SOURCE, markersize=7)
-        colour = CERTIFIED if record.certified else MEASURED
-        axes.plot(record.measured["RMSE"], place, "o", color=colour)
-    axes.set_yticks(range(len(ordered)), [record.row for record in ordered])
-    axes.set(xlabel="test RMSE", ylim=(-0.5, len(ordered) - 0.5))
-    return figure
+    axes: dict[str, Any] = {"xlabel": "passes over the training data", "ylabel": "test RMSE"}
+    return {"training": series_figure(curves, _CURVE, **axes, xscale="log")} if curves else {}
 
 
 def remarks(records: Sequence[Record]) -> list[str]:

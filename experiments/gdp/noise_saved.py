@@ -101,10 +101,6 @@ def min_noise_multiplier(account: str, settings: Settings, target: float) -> flo
 
     For the central limit it solves ``epsilon_CLT(mu) = target`` and
     ``p sqrt(T (exp(1 / sigma^2) - 1)) = mu``; for PLD the target is certified.
-
-    >>> settings = Settings(0.15, 1.5, 1.3, published_epochs=20, epochs=20)
-    >>> round(min_noise_multiplier("CLT", settings, target=1.34), 2)
-    1.06
     """
     if account == "PLD":
         calibrated = dpjax.calibrate(settings.published, epsilon=target, delta=settings.delta)

@@ -2,8 +2,8 @@
 
 A series of points for each record is drawn by :func:`draw_series`, or as a figure of its own by
 :func:`series_figure`; one column against another, or against a setting, by :func:`draw_column`;
-columns by row as dots by :func:`draw_by_row`, and beside the source's as in
-:func:`draw_source_and_measured`. :func:`draw_nonempty` draws the figures whose rows were run.
+columns by row as dots by :func:`draw_by_row`. :func:`draw_nonempty` draws the figures whose rows
+were run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,6 @@ _GROUP_STYLES = {
     "measured": (MEASURED, "o"),
     "certified": (CERTIFIED, "^"),
 }
-_PALE = "#dcdee2"
 
 
 def panel_grid(
@@ -183,23 +182,3 @@ def draw_by_row(
             axes.plot(shown, [place] * len(shown), marker, color=colour, label=text)
     axes.set_yticks(range(len(records)), [label(record) for record in records])
     axes.set_ylim(len(records) - 0.5, -0.5)
-
-
-def draw_source_and_measured(
-    axes: Axes, records: Sequence[Record], name: str, expected: str = ""
-) -> None:
-    """Draws the source's and the measured values of a column, by row.
-
-    ``expected`` names the measured column that holds the closed form, drawn as bars.
-    """
-    places = np.arange(len(records))
-    if expected:
-        heights = [record.measured[expected] for record in records]
-        axes.bar(places, heights, width=0.6, color=_PALE, label="closed form")
-    for group, offset, marker, colour in (
-        ("source", -0.12, "s", SOURCE),
-        ("measured", 0.12, "o", MEASURED),
-    ):
-        values = [getattr(record, group).get(name, np.nan) for record in records]
-        axes.plot(places + offset, values, marker, color=colour, label=group)
-    axes.set_xticks(places, [record.row.replace(", ", "\n") for record in records])

@@ -69,9 +69,6 @@ def nonprivate_wishart_noise(
       ValueError: a number that is not above zero.
 
     Source: Jiang, Xie & Zhang (2016), who claim privacy, without their division by n.
-
-    >>> nonprivate_wishart_noise(jax.random.key(0), 3, x_norm_bound=1.0, epsilon=1.0).shape
-    (3, 3)
     """
     check_count("num_features", num_features)
     check_bound("x_norm_bound", x_norm_bound)

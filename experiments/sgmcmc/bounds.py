@@ -19,9 +19,9 @@ from dpjax.bayes.sgmcmc import (
     SGLD,
     calibrate_step_size,
 )
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import draw_curve, legend_below, panel_grid, set_log_ticks
+from experiments.lib.plots import legend_below, panel_grid
 from experiments.lib.registry import (
     DETERMINISTIC,
     Finding,
@@ -48,11 +48,7 @@ BY_SLIDES, BY_2015 = "η, slides' formula", "η, 2015 formula"
 
 
 def make_sgld(batch: int, step_size: Any, temperature: float, **chains: Any) -> SGLD:
-    """Returns SGLD in the source's MNIST setting.
-
-    >>> make_sgld(1_000, 0.1, POSTERIOR_TEMPERATURE).gaussian.noise_multiplier
-    5.0
-    """
+    """Returns SGLD in the source's MNIST setting."""
     sampling = PoissonSampling(SETTING["num_examples"], batch / SETTING["num_examples"])
     return SGLD(
         sampling,
@@ -183,7 +179,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
     for axes, record in zip(panels, steps, strict=True):
         _draw_steps(axes, record)
     legend_below(figure, panels)
-    return {"steps": figure, "epsilons": _epsilons_figure(steps)}
+    return {"steps": figure}
 
 
 def _draw_steps(axes: Axes, record: Record) -> None:
@@ -203,24 +199,6 @@ def _draw_steps(axes: Axes, record: Record) -> None:
             axes.plot(numbers, sizes / 2, ":", color=colour)
     axes.set(title=f"ε = {record.settings['epsilon']:g}", xlabel="step number t", ylabel="η")
     axes.set(xscale="log", yscale="log", ylim=(3e-8, 100))
-
-
-def _epsilons_figure(records: Sequence[Record]) -> Figure:
-    figure, (axes,) = new_figure(width=8.4, height=4.4)
-    epsilons = [record.settings["epsilon"] for record in records]
-    for name, colour in ((BY_SLIDES, PALETTE[1]), (BY_2015, SOURCE)):
-        axes.plot(
-            epsilons, column(records, name), "--", color=colour, label=name.removeprefix("η, ")
-        )
-    by_batch = np.array([record.series["constant"] for record in records])
-    for place, (colour, marker) in enumerate(zip(PALETTE[2:], "osD^", strict=False)):
-        batch, certified = by_batch[0, place, 0], by_batch[:, place, 1]
-        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4}
-        draw_curve(axes, epsilons, certified, label=f"certified, batches of {batch:,.0f}", **style)
-    set_log_ticks(axes, epsilons)
-    axes.set(yscale="log", ylabel="largest constant η")
-    figure.legend(loc="outside right center")
-    return figure
 
 
 def remarks(records: Sequence[Record]) -> list[str]:

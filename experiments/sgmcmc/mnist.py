@@ -233,9 +233,6 @@ def out_of_distribution_images(images: np.ndarray) -> dict[str, np.ndarray]:
 
     In SVHN, the colour data set, digits are lighter or darker than their background, so that
     inverted images are in the distribution.
-
-    >>> sorted(out_of_distribution_images(np.zeros((2, 28, 28, 1))))
-    ['inverted', 'on their side', 'shuffled']
     """
     order = np.random.default_rng(0).permutation(images[0].size)
     shuffled = images.reshape(len(images), -1)[:, order].reshape(images.shape)
@@ -483,11 +480,7 @@ def _single_runs(settings: Settings) -> list[Settings]:
 
 
 def _mean(runs: Sequence[Values]) -> dict[str, float]:
-    """Returns the measured values' means over runs, and the deviation of the accuracy.
-
-    >>> _mean([{ACCURACY: 90.0}, {ACCURACY: 92.0}])
-    {'test accuracy %': 91.0, 'accuracy, s.d.': 1.4142135623730951}
-    """
+    """Returns the measured values' means over runs, and the deviation of the accuracy."""
     means = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
     if len(runs) > 1:
         means[DEVIATION] = float(np.std([run[ACCURACY] for run in runs], ddof=1))

@@ -37,14 +37,10 @@ gdp.curves profiles 0 | moments accountant | 2 > series > epsilons | 2 > series 
 gdp.curves profiles 0 | certified | 2 > series > epsilons | 2 > series > deltas > lower
 gdp.curves trade_offs 1 | certified | - | 1 - 2 > series > detected > lower
 gdp.curves trade_offs 5 | central limit | - | 1 - 6 > series > detected > CLT
-gdp.curves attacks 0 | row 3: σ = 0.7 | - | 3 > series > detected > lower / 3 > series > detected > CLT
 gdp.curves one_epoch 0 | f, 234 steps | - | 1 - A.1 > series > detected > lower
 gdp.noise_saved training 0 | CLT: σ = 1.06 | top: CLT > series > accuracy % by epoch > 0 | points
 gdp.noise_saved noise 0 | central limit | top: MA > series > ε by σ > CLT > 0 | points
 gdp.noise_saved noise 1 | certified (PLD) | bottom: MA > series > ε by σ > PLD > 0 | points
-bayes.bob errors 0 | source | - | * > source > mean, error kg
-bayes.bob errors 1 | measured | - | * > measured > attack, error kg
-bayes.bob errors 1 | closed form | - | * > measured > closed form, attack, error kg
 bayes.conjugate consistency 0 | sampling: slope −0.50 | consistency: beta-binomial > series > n | consistency: beta-binomial > series > sampling
 bayes.conjugate consistency 1 | private: slope −0.95 | consistency: Dirichlet* > series > n | consistency: Dirichlet* > series > private
 bayes.conjugate coverage 0 | naive | * > measured > naive coverage % | -
@@ -120,10 +116,6 @@ bdp.incomes attacks 1 | clipped at 99 % | clipped at 99 %, ε = 2 > series > inc
 scattering.linear accuracy 0 | source, claimed | MNIST, private * > source > ε | MNIST, private * > source > test accuracy %
 scattering.linear accuracy 1 | source, claimed | Fashion-MNIST, group * > source > ε | Fashion-MNIST, group * > source > test accuracy %
 scattering.linear accuracy 0 | private normalisation | MNIST, private * > certified > ε | MNIST, private * > measured > test accuracy %
-sgmcmc.bounds epsilons 0 | certified, batches of 100 | - | steps for ε* > series > constant > row 0 > 1
-sgmcmc.bounds epsilons 0 | certified, batches of 256 | - | steps for ε* > series > constant > row 1 > 1
-sgmcmc.bounds epsilons 0 | certified, batches of 1,000 | - | steps for ε* > series > constant > row 2 > 1
-sgmcmc.bounds epsilons 0 | certified, batches of 5,000 | - | steps for ε* > series > constant > row 3 > 1
 sgmcmc.adult accuracy 0 | DP-SGD | DP-SGD, ε* > certified > ε | DP-SGD, ε* > measured > test accuracy %
 sgmcmc.mnist frontier 0 | DP-SGLD, noise as printed | MNIST: DP-SGLD > certified > ε, as run | MNIST: DP-SGLD > measured > test accuracy %
 sgmcmc.mnist frontier 0 | DP-SGHMC, temperature 1 | MNIST: DP-SGHMC, temperature 1 > certified > ε, as run | MNIST: DP-SGHMC, temperature 1 > measured > test accuracy %
@@ -162,8 +154,6 @@ pate.svhn releases 0 | answers | * > measured > answers right % | -
 pate.svhn releases 1 | source | * > source > ε | -
 pate.svhn releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
 pate.svhn releases 1 | any votes, certified | * > certified > ε | -
-course.differencing attack 1 | exact answers | - | * > measured > rows recovered, exact %
-course.differencing attack 1 | noisy answers | - | * > measured > rows recovered, noisy %
 course.local errors 0 | local, ε = 0.5 | - | ε = 0.5, n* > measured > local, error
 course.local errors 0 | local, ε = 1.1 | - | ε = log 3, n* > measured > local, error
 course.local errors 0 | local, ε = 3 | - | ε = 3, n* > measured > local, error
@@ -233,9 +223,7 @@ def curves_of(module=None):
 # Drawn from a computation beside the records, from pictures, or compared in the experiment's test.
 NOT_BY_COLUMN = {
     ("bayes_wine", "sizes"),  # points of five rows: below
-    ("gdp_movielens", "models"),  # one dot for each row, sorted: below
-    ("bayes_wishart", "attacks"),  # rates from counts, and the constant's formula
-    ("bayes_wishart", "degrees"),
+    ("bayes_wishart", "attacks"),  # rates from counts
     ("bayes_holders", "published"),
     ("bdp_mnist", "distances"),  # histograms: below
     ("bdp_cifar10", "distances"),
@@ -335,17 +323,6 @@ def test_errors_by_number_of_wines(published):
     ]
     errors = [records[row].measured["MAE, ε = 1"] for row in rows]
     np.testing.assert_allclose(drawn(figures["sizes"].axes[0], "ε = 1")[1], errors)
-
-
-def test_errors_of_movielens_are_sorted_dots(published):
-    records, figures = published("gdp.movielens")
-    (axes,) = figures["models"].axes
-    dots = [float(line.get_xdata()[0]) for line in axes.lines if len(line.get_xdata()) == 1]
-    names = [text.get_text() for text in axes.get_yticklabels()]
-    errors = {record.row: record.measured["RMSE"] for record in records.values()}
-    measured = [dot for dot in dots if dot in errors.values()]
-    assert sorted(measured) == sorted(errors.values())
-    assert sorted(names, key=lambda name: -errors[name]) == names
 
 
 @pytest.mark.parametrize("module", ["bdp.mnist", "bdp.cifar10"])

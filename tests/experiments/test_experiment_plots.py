@@ -11,7 +11,6 @@ from PIL import Image
 from experiments.lib.figures import (
     CERTIFIED,
     DPI,
-    MEASURED,
     PALETTE,
     SOURCE,
     draw_figures,
@@ -22,7 +21,6 @@ from experiments.lib.plots import (
     draw_by_row,
     draw_column,
     draw_series,
-    draw_source_and_measured,
     legend_below,
     panel_grid,
     set_log_ticks,
@@ -115,15 +113,6 @@ def test_draw_column_has_bars_of_two_errors(axes, records):
     assert list(line.get_xdata()) == [1.0, 2.0, 3.0]
     np.testing.assert_allclose(line.get_ydata(orig=False), [2.23411, 3.23411, 4.23411])
     np.testing.assert_allclose([np.ptp(bar[:, 1]) for bar in bars.get_segments()], 4 * 0.8765)
-
-
-def test_draw_source_and_measured_beside_each_other(axes, records):
-    draw_source_and_measured(axes, records, "accuracy %", expected="CLT ε")
-    source, measured = axes.lines
-    assert list(source.get_ydata()) == [91.0, 92.0, 93.0]
-    assert list(measured.get_ydata()) == [71.5, 72.5, 73.5]
-    assert (source.get_color(), measured.get_color()) == (SOURCE, MEASURED)
-    assert len(axes.patches) == 3
 
 
 def test_make_rows_merges_shared_and_own_settings():
