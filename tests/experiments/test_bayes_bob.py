@@ -13,7 +13,7 @@ def records(run_rows):
     return list(run_rows(bob).values())
 
 
-def test_the_errors_are_those_printed_and_those_of_the_closed_forms(records):
+def test_run_row_has_the_printed_errors_and_the_closed_forms(records):
     assert [record.source[bob.MEAN_ERROR] for record in records] == [1.2, 0.12, 12.0, 1.2, 0.12]
     for record in records:
         repeats = record.settings["repeats"]
@@ -25,7 +25,7 @@ def test_the_errors_are_those_printed_and_those_of_the_closed_forms(records):
         assert record.measured["attack on exact means, error kg"] == 0.0
 
 
-def test_a_class_of_half_the_size_would_be_noticed(records):
+def test_mean_weight_of_other_noise_is_noticed(records):
     """The same assertion fails for noise of another scale."""
     measured, exact = (
         records[0].measured[n] for n in (bob.MEAN_ERROR, "closed form, mean, error kg")
@@ -34,7 +34,7 @@ def test_a_class_of_half_the_size_would_be_noticed(records):
     assert bob.mean_weight(1.0, 12).scale > 2 * exact
 
 
-def test_both_answers_cost_twice_what_one_does(records):
+def test_run_row_certifies_twice_epsilon_for_both_means(records):
     for record in records:
         epsilon = record.settings["epsilon"]
         assert record.certified["ε, one mean"] == pytest.approx(epsilon, rel=1e-12)
@@ -43,7 +43,7 @@ def test_both_answers_cost_twice_what_one_does(records):
 
 
 @pytest.mark.parametrize("students", [25, 250])
-def test_the_attack_recovers_any_weight_from_exact_means(students):
+def test_infer_weight_is_exact_for_exact_means(students):
     weights = np.random.default_rng(3).uniform(30, 60, students)
     recovered = bob.infer_weight(weights.mean(), weights[1:].mean(), students)
     assert recovered == pytest.approx(weights[0], abs=1e-9)

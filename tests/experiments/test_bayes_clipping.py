@@ -15,7 +15,7 @@ def records(run_rows):
     return run_rows(experiment, "simulated, B_x", "simulated, both")
 
 
-def test_small_bounds_distort_and_large_ones_are_noisy(records):
+def test_run_row_has_bias_below_and_noise_above_the_best_bound(records):
     series = records["simulated, B_x"].series
     noisy, clipped = np.array(series["noisy"]), np.array(series["clipped"])
     best = int(noisy.argmin())
@@ -26,7 +26,7 @@ def test_small_bounds_distort_and_large_ones_are_noisy(records):
     assert noisy[-1] > 1.1 * clipped[-1]
 
 
-def test_rows_have_the_best_bound_and_the_epsilon_spent(records):
+def test_run_row_has_the_best_bound_and_the_epsilon_spent(records):
     for record in records.values():
         assert record.certified["ε"] == pytest.approx(1.0, rel=1e-3)
         assert record.measured["MAE, best"] == min(record.series["noisy"])
@@ -34,14 +34,14 @@ def test_rows_have_the_best_bound_and_the_epsilon_spent(records):
         assert record.measured["MAE, best"] > record.measured["MAE, not private"]
 
 
-def test_one_bound_changes_at_a_time():
+def test_scale_bounds_changes_the_named_bounds():
     records = clipping.simulate(50, 4, seed=0)
     for which, expected in (("B_x", (1.0, 1.0)), ("B_y", (2.0, 0.5)), ("both", (1.0, 0.5))):
         bounds = clipping.scale_bounds(records, which, 0.5).bounds
         assert (bounds.x_norm_bound, bounds.y_bound) == expected
 
 
-def test_simulated_targets_are_half_noise():
+def test_simulate_has_targets_of_which_half_is_noise():
     records = clipping.simulate(50_000, 4, seed=0)
     x, y = np.asarray(records.x, float), np.asarray(records.y, float)
     residuals = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]

@@ -20,7 +20,7 @@ def records(run_rows):
     return run_rows(conjugate, *RUN_HERE)
 
 
-def test_the_noise_costs_one_over_n_and_sampling_one_over_its_root(records):
+def test_run_row_has_the_published_rates_of_convergence(records):
     measured = records[RUN_HERE[0]].measured
     assert measured["slope, private"] == pytest.approx(-1, abs=0.1)
     assert measured["slope, sampling"] == pytest.approx(-0.5, abs=0.1)
@@ -29,7 +29,7 @@ def test_the_noise_costs_one_over_n_and_sampling_one_over_its_root(records):
     assert np.all(np.diff(ratios) < 0)
 
 
-def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):
+def test_run_row_covers_by_noise_aware_intervals_only(records):
     for name in RUN_HERE[1:]:
         aware = records[name].measured["noise-aware coverage %"]
         naive = records[name].measured["naive coverage %"]
@@ -40,7 +40,7 @@ def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):
             assert min(naive) > 85
 
 
-def test_certified_is_the_mechanism_that_ran(records):
+def test_run_row_certifies_the_mechanism_that_ran(records):
     laplace, gaussian = records[RUN_HERE[0]], records[RUN_HERE[1]]
     assert laplace.certified["pure ε"] == pytest.approx(1.0)
     assert laplace.certified["ε at δ = 1e-6"] <= 1 + 1e-6

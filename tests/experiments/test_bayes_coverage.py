@@ -8,7 +8,7 @@ from experiments.bayes import coverage
 SMALL = {"num_data_sets": 60, "num_draws": 300, "num_warmup": 200}
 
 
-def test_the_simulated_data_are_those_described():
+def test_simulate_has_the_stated_moments():
     settings = coverage.Settings(500, **SMALL)
     data = coverage.simulate(settings)
     assert data.exact.xtx.shape == (60, 2, 2)
@@ -29,7 +29,7 @@ def records(run_rows):
     return list(run_rows(coverage, "n = 100", "n = 1,000", **SMALL).values())
 
 
-def test_noise_aware_intervals_cover_and_naive_ones_do_not(records):
+def test_run_row_covers_by_noise_aware_intervals_only(records):
     for record in records:
         measured = record.measured
         # 120 intervals: a coverage of 90 % is measured below 75 % less than once in 10^3 times.

@@ -41,14 +41,14 @@ def neighbours(draw):
 
 @given(neighbours(), st.sampled_from([0.5, 3.0, 50.0]), st.sampled_from([0.3, 1.0, 4.0]))
 @settings(max_examples=150, deadline=None)
-def test_no_neighbours_are_farther_apart_than_the_sensitivity(pair, ridge, radius):
+def test_ball_ridge_solve_changes_by_at_most_the_sensitivity(pair, ridge, radius):
     model = BallRidge(BOUNDS, ridge, radius)
     first, second = (solve(model, statistics_of(records)) for records in pair)
     distance = float(jnp.linalg.norm(first - second))
     assert distance <= model.sensitivity * (1 + 1e-4) + 1e-5
 
 
-def test_the_sensitivity_is_nearly_attained():
+def test_ball_ridge_sensitivity_is_nearly_attained():
     """Where the ridge rules, by a record turned over; half of it would be wrong."""
     model = BallRidge(BOUNDS, 1e4, 1e-3)
     one, other = np.array([[1.5, 0.0, 2.0]]), np.array([[1.5, 0.0, -2.0]])
@@ -58,7 +58,7 @@ def test_the_sensitivity_is_nearly_attained():
 
 
 @pytest.mark.parametrize("radius", [0.2, 5.0])
-def test_the_solution_is_the_minimum_over_the_ball(radius):
+def test_ball_ridge_solve_is_the_minimum_over_the_ball(radius):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 3)), rng.normal(size=30)
     model = BallRidge(BOUNDS, 2.0, radius)
@@ -112,7 +112,7 @@ def test_objective_perturbation_keeps_its_guarantee(common, one, other, model, e
     assert delta_of_objective(mechanism, epsilon, first, second) <= delta
 
 
-def test_with_a_quarter_of_the_noise_the_guarantee_breaks():
+def test_objective_perturbation_with_a_quarter_of_the_noise_breaks_its_guarantee():
     """The power of the test above: these neighbours are within what it draws."""
     mechanism = ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, 200.0, 0.3), 0.5, 1e-2)
     first, second = np.array([[1.5, 2.0]]), np.array([[1.5, -2.0]])
@@ -120,7 +120,7 @@ def test_with_a_quarter_of_the_noise_the_guarantee_breaks():
     assert delta_of_objective(mechanism.with_privacy_factor(0.25), 0.5, first, second) > 1e-2
 
 
-def test_too_small_a_ridge_is_refused():
+def test_objective_perturbation_refuses_a_small_ridge():
     with pytest.raises(ValueError, match=r"epsilon must be above 1\.179, got 1\.0"):
         ObjectivePerturbation.from_epsilon(BallRidge(BOUNDS, 1.0, 1.0), 1.0, 1e-5)
     with pytest.raises(ValueError, match="ridge"):
@@ -131,7 +131,7 @@ def test_too_small_a_ridge_is_refused():
 
 @pytest.mark.parametrize("method", gdsc.METHODS)
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
-def test_every_method_spends_its_budget_and_no_more(method, epsilon):
+def test_guarantee_of_each_method_is_its_budget(method, epsilon):
     options = gdsc.Settings(method, ridge=50.0)
     found = gdsc.METHODS[method](options, 10, epsilon).guarantee(1e-5, num_drugs=9)
     assert found.one == pytest.approx(epsilon, rel=2e-3)
@@ -156,7 +156,7 @@ def test_spearman_is_scipys():
 NAMES = ("A_mut", "B_mut", "gain_X", "C_mut", "tissue_bone", "tissue_skin", "tissue_lung")
 
 
-def test_the_most_frequent_genes_and_tissues_are_chosen():
+def test_frequent_features_are_the_most_frequent_genes_and_tissues():
     x = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0, 1]], float)
     part = Split(x, np.zeros((3, 1)))
     data = dataclasses.replace(load_stand_in("gdsc"), train=part, test=part, feature_names=NAMES)
@@ -165,7 +165,7 @@ def test_the_most_frequent_genes_and_tissues_are_chosen():
     assert gdsc.frequent_features(load_stand_in("gdsc"), 5, 5) == list(range(10))
 
 
-def test_splits_keep_lines_together_and_mark_what_is_missing():
+def test_draw_splits_keeps_lines_together_and_marks_missing_responses():
     data = load_stand_in("gdsc")
     y = np.where(np.arange(354)[:, None] % 5 == 0, np.nan, data.train.y)
     data = dataclasses.replace(data, train=Split(data.train.x, y))
@@ -182,7 +182,7 @@ def test_splits_keep_lines_together_and_mark_what_is_missing():
     assert (responses[known == 1] > 3).all()
 
 
-def test_statistics_are_of_known_lines_within_bounds():
+def test_unit_statistics_are_of_known_lines_within_bounds():
     lines = gdsc.Lines(
         jnp.array([[3.0, 4.0], [0.3, 0.0], [9.0, 9.0]]),
         jnp.array([5.0, -9.0, 7.0]),
@@ -200,7 +200,7 @@ def test_statistics_are_of_known_lines_within_bounds():
 
 
 @pytest.mark.parametrize("method", gdsc.METHODS)
-def test_drowned_in_noise_nothing_is_learned(method):
+def test_make_scorer_at_tiny_epsilon_has_no_correlation(method):
     options = gdsc.Settings(method, num_repeats=40, ridge=1e4, delta=1e-5)
     columns = range(10)
     train, test = gdsc.draw_splits(load_stand_in("gdsc"), columns, 40, seed=0)

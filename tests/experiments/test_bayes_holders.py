@@ -32,7 +32,7 @@ def records(run_rows):
         return run_rows(holders, *names)
 
 
-def test_certified_epsilons(records):
+def test_run_row_certifies_the_epsilons_asked_for(records):
     for name in (holders.TRUSTED, TEN, "input perturbation, 2,000 holders"):
         asked = records[name].settings["epsilons"]
         np.testing.assert_allclose(records[name].certified["ε, in this order"], asked, rtol=1e-3)
@@ -53,7 +53,7 @@ def simulated_task(*, num_repeats=400, epsilon=2.0):
     return wine_fits.Task(records, splits, jax.random.key(0), epsilon, 1e-4)
 
 
-def test_two_percent_of_the_trusted_aggregators_error_at_ten_holders():
+def test_distributed_has_the_trusted_error_within_two_percent_at_ten_holders():
     """The mean error over 400 paired runs is within 2 %, by more than five standard errors.
 
     So a true difference of 2 % or more passes with probability below 3e-7. Power: the noise for
@@ -80,7 +80,7 @@ def errors_of(fit, task):
 
 
 @pytest.mark.parametrize(("num_holders", "num_colluders"), [(5, 1), (12, 5)])
-def test_noise_and_error_are_as_the_penalty_predicts(num_holders, num_colluders):
+def test_distributed_has_the_noise_and_error_that_the_penalty_predicts(num_holders, num_colluders):
     """Of 100 runs with 15 noisy entries, and of 4,000 entries: within five standard errors."""
     task = simulated_task(num_repeats=100)
     parties = Parties(num_holders=num_holders, num_nodes=2, num_colluders=num_colluders)
@@ -97,7 +97,7 @@ def test_noise_and_error_are_as_the_penalty_predicts(num_holders, num_colluders)
     assert abs(differences.mean()) < 5 * differences.std(ddof=1) / math.sqrt(100)
 
 
-def test_holders_have_all_records_once():
+def test_holder_sums_have_all_records_once():
     task = simulated_task(num_repeats=2)
     whole = wine_fits.perturbation(task).sum_records
     for run, own in zip(task.splits.train, holders.holder_sums(task, 7), strict=True):
@@ -105,7 +105,7 @@ def test_holders_have_all_records_once():
         np.testing.assert_allclose(np.sum(own, axis=0), exact, rtol=1e-12)
 
 
-def test_the_published_sensitivity_bounds_replacements_at_most_twice():
+def test_sensitivity_bounds_replacements_and_is_at_most_twice_attained():
     """On random and extreme pairs of records in the box, and attained to one half."""
     rng, bounds = np.random.default_rng(1), np.array([1.0, 0.5, 2.0, 1.5])
 
@@ -124,7 +124,7 @@ def test_the_published_sensitivity_bounds_replacements_at_most_twice():
 
 
 @pytest.mark.parametrize("claimed", [1.0, 10.0])
-def test_epsilon_of_the_published_noise_is_the_closed_form(claimed):
+def test_mechanisms_have_the_epsilon_of_the_closed_form(claimed):
     """Of the Gaussian mechanism (Balle & Wang 2018, Theorem 8), with the squares' true size."""
     of_products = math.sqrt(2 * math.log(1.25 / 0.7e-4)) / (0.7 * claimed)
     of_squares = math.sqrt(2 * math.log(1.25 / 0.3e-4)) / (0.3 * claimed)
@@ -136,7 +136,7 @@ def test_epsilon_of_the_published_noise_is_the_closed_form(claimed):
         assert epsilon > 1.5 * claimed
 
 
-def test_published_fit_without_noise_is_the_ridge_regression():
+def test_published_errors_without_noise_are_those_of_ridge_regression():
     task = simulated_task(num_repeats=3)
     x, y = np.asarray(task.records.x), np.asarray(task.records.y)
     data = holders.scale_as_published(x, y)
@@ -150,7 +150,7 @@ def test_published_fit_without_noise_is_the_ridge_regression():
     assert np.all(noisy > 1.5 * errors_of(exact, task))
 
 
-def test_costs_of_a_round(run_rows):
+def test_run_row_has_the_bytes_of_the_message_format(run_rows):
     """A round of 78 statistics takes at most 100 ms; bytes are as the message format has them."""
     (record,) = run_rows(holders_costs, SMALL).values()
     small = record.measured
@@ -166,7 +166,7 @@ def test_costs_of_a_round(run_rows):
         assert len(differences) == num_differences
 
 
-def test_paillier_beside_shares():
+def test_measure_paillier_counts_the_bytes_of_ciphertexts():
     """A small key: 12 ciphertexts for 78 numbers of 66 bits, at most 7 in each."""
     plan = holders_costs.FederatedSum(
         holders_costs.make_mechanism(78), Parties(num_holders=3, num_nodes=2)
@@ -177,7 +177,7 @@ def test_paillier_beside_shares():
     assert len(costs.holders) == 3
 
 
-def test_a_gradient_of_a_million_numbers_waits_at_most_two_seconds():
+def test_measure_shares_of_a_million_numbers_take_at_most_two_seconds():
     """CPU time of the slowest holder, the slowest node and the analyst, one after another.
 
     Nodes add three holders' shares here: their time is scaled to ten.

@@ -19,7 +19,7 @@ def keys():
     return generate_paillier_keys(256)
 
 
-def test_decrypted_sums_are_those_of_the_perturbed_integers(keys):
+def test_decrypt_sum_is_the_sum_of_the_perturbed_integers(keys):
     rng = np.random.default_rng(2)
     for number in range(60):
         make, records = RECORDS[str(rng.choice(list(RECORDS)))]
@@ -42,7 +42,7 @@ def test_decrypted_sums_are_those_of_the_perturbed_integers(keys):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_the_ends_of_the_range_do_not_spill_into_the_next_entry(keys, monkeypatch):
+def test_encrypt_statistic_keeps_entries_at_the_ends_of_the_range_apart(keys, monkeypatch):
     plan = plan_of(regression_release(), num_holders=7)
     largest = 2**63 // 7 - 1
     values = np.resize([largest, -largest, 0, 1], plan.size)
@@ -53,7 +53,7 @@ def test_the_ends_of_the_range_do_not_spill_into_the_next_entry(keys, monkeypatc
     np.testing.assert_array_equal(result.released.xtx, expected.xtx)
 
 
-def test_two_encryptions_of_one_number_differ(keys):
+def test_encrypt_statistic_is_randomized(keys):
     plan = plan_of(count_release())
     first, second = (
         encrypt_statistic(plan, keys.public, np.zeros(2), entropy=simulated_entropy(1))
@@ -63,7 +63,7 @@ def test_two_encryptions_of_one_number_differ(keys):
     assert first != second
 
 
-def test_one_ciphertext_can_be_decrypted_by_who_has_the_key(keys):
+def test_decrypt_sum_of_one_ciphertext_needs_the_key_only(keys):
     """What the documentation warns of: with the key a single holder's sums are seen."""
     plan = plan_of(count_release(), num_dropouts=3)
     (one,) = encrypt_statistic(plan, keys.public, np.array([40.0, 2.0]))
@@ -74,7 +74,7 @@ def test_one_ciphertext_can_be_decrypted_by_who_has_the_key(keys):
         decrypt_sum(plan, keys, (one,), frozenset([1]))
 
 
-def test_a_key_that_is_too_small_is_refused():
+def test_encrypt_statistic_refuses_a_small_key():
     keys = generate_paillier_keys(128)
     encrypt_statistic(plan_of(count_release()), keys.public, np.zeros(2))
     keys.public.n = 2**70

@@ -18,7 +18,7 @@ def records(run_rows):
     return run_rows(wine, "not private", GAUSSIAN, NAIVE, SMALLER)
 
 
-def test_every_row_has_the_epsilon_it_spent(records):
+def test_run_row_certifies_the_epsilons_asked_for(records):
     assert not records["not private"].certified
     for name in (GAUSSIAN, NAIVE):
         asked = records[name].settings["epsilons"]
@@ -26,7 +26,7 @@ def test_every_row_has_the_epsilon_it_spent(records):
         np.testing.assert_allclose(spent, asked, rtol=1e-3)
 
 
-def test_privacy_costs_less_than_two_percent_at_epsilon_one(records):
+def test_run_row_costs_less_than_two_percent_at_epsilon_one(records):
     if records[GAUSSIAN].data != "wine_quality_white":
         pytest.skip("DPJAX_DATA_DIR holds no Wine Quality: stand-in data have other errors")
     assert 0.58 < records["not private"].measured[wine.column(1.0)] < 0.60
@@ -49,7 +49,7 @@ def some_task(records, splits, epsilon=1.0):
     return wine_fits.Task(records, splits, jax.random.key(0), epsilon, 1e-4)
 
 
-def test_splits_share_no_record_and_their_test_part_whatever_the_size():
+def test_draw_splits_are_disjoint_with_one_test_part_for_all_sizes():
     small, large = (wine_fits.draw_splits(some_records(), n, 5, seed=0) for n in (50, 10_000))
     np.testing.assert_array_equal(small.test, large.test)
     np.testing.assert_array_equal(small.train, large.train[:, :50])
@@ -58,7 +58,7 @@ def test_splits_share_no_record_and_their_test_part_whatever_the_size():
     assert len({tuple(run) for run in small.test}) == 5
 
 
-def test_scores_are_in_the_targets_unit():
+def test_score_is_in_the_unit_of_the_target():
     records = some_records()
     splits = wine_fits.draw_splits(records, 200, 2, seed=0)
     fit = wine_fits.non_private(some_task(records, splits))
@@ -68,7 +68,7 @@ def test_scores_are_in_the_targets_unit():
     np.testing.assert_allclose(seen.error, expected, rtol=1e-5)
 
 
-def test_what_holders_release_adds_up_to_the_statistics_on_average():
+def test_sum_noisy_records_is_unbiased():
     records, num = some_records(), 4_000
     x, y = records.bounds.clip(records.x[:20], records.y[:20])
     shape = (num, *x.shape)
@@ -93,7 +93,7 @@ NEAR_THE_EXACT_FIT = sorted(set(wine_fits.METHODS) - {"trusted, Gaussian, bounds
 
 
 @pytest.mark.parametrize("name", NEAR_THE_EXACT_FIT)
-def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
+def test_methods_at_large_epsilon_are_near_the_exact_fit(name):
     records = some_records()
     task = some_task(records, wine_fits.draw_splits(records, 300, 3, seed=0), epsilon=1e9)
     wide = records._replace(bounds=RegressionBounds(x_norm_bound=6.0, y_bound=3.0))
@@ -102,7 +102,7 @@ def test_with_epsilon_large_every_way_comes_near_the_exact_fit(name):
     np.testing.assert_allclose(found, exact, atol=0.02)
 
 
-def test_bought_bounds_are_each_runs_own():
+def test_private_bounds_differ_between_runs_and_keep_the_budget():
     records = some_records()
     splits = wine_fits.draw_splits(records, 300, 6, seed=0)
     fit = wine_fits.private_bounds(some_task(records, splits, epsilon=3.0))

@@ -17,7 +17,7 @@ def withstands(record, epsilon):
 
 
 @pytest.mark.parametrize("dimension", [1, 5])
-def test_the_published_noise_has_hits_without_false_alarms(records, dimension):
+def test_attack_on_published_noise_has_hits_without_false_alarms(records, dimension):
     record = records[f"Wishart(d + 1), d = {dimension}"]
     assert record.measured[wishart.ALARMS] == 0
     assert record.measured[f"{wishart.HITS}, at least"] > 25
@@ -31,7 +31,7 @@ def test_the_published_noise_has_hits_without_false_alarms(records, dimension):
     "name",
     ["Laplace, d = 1", "Gaussian, d = 1", "Laplace, d = 5", "Gaussian, d = 5", "Wishart, d = 5"],
 )
-def test_the_same_attacks_stay_within_what_is_certified(records, name):
+def test_attack_on_private_noise_stays_below_the_certified_epsilon(records, name):
     record = records[name]
     assert withstands(record, record.certified["ε"])
     assert record.certified["ε"] <= 1.001
@@ -39,7 +39,7 @@ def test_the_same_attacks_stay_within_what_is_certified(records, name):
     assert record.measured[wishart.ATTACKED] > 0.03
 
 
-def test_half_the_noise_is_beaten():
+def test_attack_on_less_noise_exceeds_epsilon():
     mechanism = wishart.make_mechanism("Laplace", 1)
     halved = mechanism.with_privacy_factor(0.3)
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def test_half_the_noise_is_beaten():
     assert epsilon_lower_bound([support, *along], 0.0) > mechanism.pure_epsilon
 
 
-def test_the_constant_is_safe_and_loose(records):
+def test_run_constant_is_safe_and_loose(records):
     for epsilon in (0.1, 0.5, 0.99):
         record = records[f"constant, ε = {epsilon:g}"]
         assert record.certified["ε"] < record.certified["ε, replace one"] < epsilon

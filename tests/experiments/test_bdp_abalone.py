@@ -19,7 +19,7 @@ def small_data(num_train=60, num_test=20, num_features=3):
     return Dataset("small", train, test, "made up", False, 2, "Made up.")
 
 
-def test_what_a_step_would_be_without_a_record_is_what_it_is_without_it():
+def test_run_source_protocol_has_the_step_without_each_record():
     data, settings = small_data(num_train=12), {"num_steps": 1, "learning_rate": 0.1, "seed": 0}
     common = {"l2_clip": 0.5, "sampling_rate": 1.0, **settings}
     whole = variational.run_source_protocol(data, **common)
@@ -42,7 +42,7 @@ def test_distances_are_those_of_normal_distributions():
     assert variational.distances(narrow) > 0.1
 
 
-def test_without_noise_no_outlier_is_protected():
+def test_account_without_noise_has_infinite_dp_epsilon():
     one = np.ones((3, 2))
     other = np.full((3, 4, 2), 1.01)
     trail = variational.Trajectory(one, one, other, np.ones((3, 4, 2)), np.ones((3, 4), bool))
@@ -69,7 +69,7 @@ def records(run_rows):
     return list(run_rows(experiment).values())
 
 
-def test_every_row_names_what_it_does_and_does_not_protect(records):
+def test_run_row_has_dp_and_bdp_epsilon_of_each_row(records):
     plain, source, *noisy = records
     assert not plain.certified
     assert source.certified == {DP: np.inf, DP_ATTACK: 1.0}

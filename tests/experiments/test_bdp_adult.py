@@ -11,16 +11,14 @@ from experiments.lib.registry import experiment_of, profile_rows
 @pytest.mark.parametrize(
     ("module", "num_examples", "promised"), [(abalone, 3_341, 0.61), (adult, 39_073, 0.2)]
 )
-def test_the_dp_epsilon_of_the_last_row_equals_the_published_bdp_epsilon(
-    module, num_examples, promised
-):
+def test_rows_end_with_noise_for_the_published_bdp_epsilon_under_dp(module, num_examples, promised):
     settings = profile_rows(experiment_of(module), "quick")[-1].settings
     run = [settings[name] for name in ("sigma", "l2_clip", "sampling_rate", "num_steps")]
     epsilon = make_mechanism(*run, num_examples).certificate(1e-10).epsilon
     assert promised - 0.01 < epsilon <= promised
 
 
-def test_the_published_differential_epsilons_are_those_of_source_001():
+def test_rows_with_source_noise_have_the_published_dp_epsilon():
     abalone_row, adult_row = (
         profile_rows(experiment_of(module), "quick")[2].settings for module in (abalone, adult)
     )

@@ -37,7 +37,7 @@ def test_features_are_of_norm_one_and_of_their_image_alone():
     np.testing.assert_allclose(features(images[50:58]), found[50:58], atol=1e-5)
 
 
-def test_wavelets_are_blind_to_a_constant():
+def test_wavelets_have_mean_zero():
     for scale in (1.0, 2.0):
         assert np.abs(wavelets((32, 32), scale)[:, 0, 0]).max() < 1e-6
     images = RNG.random((8, 32, 32, 3), dtype=np.float32) / 2
@@ -45,7 +45,7 @@ def test_wavelets_are_blind_to_a_constant():
     np.testing.assert_allclose(brighter, features(images)[:, 3 * CELLS :], atol=1e-5)
 
 
-def test_a_grating_is_seen_by_the_wavelet_of_its_size_and_angle():
+def test_features_of_a_grating_are_largest_at_its_size_and_angle():
     kinds = [(size, angle) for size in (0, 1) for angle in (0, 2, 4, 6)]
     periods = (8 / 3, 16 / 3)
     waves = np.stack([grating(angle * np.pi / 8, periods[size]) for size, angle in kinds])
@@ -69,7 +69,7 @@ def run_row(index, tmp_path, **changes):
     return cifar10.run_row(row, RowContext(tmp_path, fresh=True, profile="quick"))
 
 
-def test_the_last_layer_learns_on_fixed_features_and_has_both_accounts(stand_in, tmp_path):
+def test_run_row_learns_on_fixed_features_and_has_both_accounts(stand_in, tmp_path):
     result = run_row(2, tmp_path, target=None, noise_std=0.05)
     assert result.measured[table.ACCURACY] > 30
     assert result.measured["largest norm"] <= 2**0.5 + 1e-2

@@ -32,7 +32,7 @@ def compared(train, test):
     return compare(jax.random.key(0), loss, jnp.zeros(8), data)
 
 
-def test_equal_parts_are_not_told_apart_and_others_are():
+def test_compare_accepts_equal_parts_and_rejects_others():
     """By chance one of the two p-values is below 0.001 for one key in 500; this key is fixed."""
     same = compared(normal(1000), normal(1000))["disjoint pairs"]
     other = compared(normal(1000), normal(1000, 1.3))["disjoint pairs"]
@@ -48,13 +48,13 @@ def rejections(pairs, num_trials=60):
     return sum(p < 0.05 for p in found)
 
 
-def test_all_pairs_of_a_sample_call_equal_parts_different():
+def test_compare_samples_of_all_pairs_rejects_equal_parts():
     """Three of 60 are expected; 10 and more have a chance of 1e-3."""
     assert rejections(lambda x: np.linalg.norm(x[::2] - x[1::2], axis=1)) < 10
     assert rejections(pdist) > 20
 
 
-def test_disjoint_pairs_use_each_example_once_and_all_pairs_many_times():
+def test_compare_counts_disjoint_and_all_pairs():
     found = compared(normal(1000), normal(60))
     counts = {(way, part): sum(found[way][part]) for way in found for part in ("train", "test")}
     assert counts["disjoint pairs", "train"] == 500
@@ -63,7 +63,7 @@ def test_disjoint_pairs_use_each_example_once_and_all_pairs_many_times():
     assert counts["all pairs", "test"] == 60 * 59 // 2
 
 
-def test_distances_are_those_of_the_gradients():
+def test_all_distances_and_disjoint_distances_are_those_of_the_gradients():
     two = Split(np.array([[0.0] * 8, [3.0, 4.0] + [0.0] * 6], np.float32), np.zeros(2, np.int32))
     for distances in (all_distances, disjoint_distances):
         found = distances(jax.random.key(0), loss, jnp.zeros(8), two)

@@ -31,7 +31,7 @@ def ratio(record):
     return record.measured[figures.SOURCES_PAIRS] / record.measured[figures.SOURCES_MA]
 
 
-def test_the_bayesian_curve_meets_the_moments_curve_at_the_least_noise_only(records):
+def test_run_curves_exceeds_the_moments_accountant_at_the_least_noise_only(records):
     assert 0.5 < ratio(records[FIRST]) < 2.5
     assert ratio(records[LAST]) < 0.02
     steps = records[FIRST].series["pairs, published"][0]
@@ -39,7 +39,7 @@ def test_the_bayesian_curve_meets_the_moments_curve_at_the_least_noise_only(reco
     assert len(steps) == 100
 
 
-def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
+def test_run_curves_certifies_less_than_every_bdp_epsilon_of_figure_1(records):
     for name in (FIRST, LAST):
         certified, measured = records[name].certified, records[name].measured
         bayesian = [measured[figures.NORMS], measured[figures.CLIPPED]]
@@ -48,7 +48,7 @@ def test_what_is_certified_is_below_every_bayesian_epsilon_of_figure_1(records):
         assert measured[figures.BEST_MA] < measured[figures.SOURCES_MA] / 100
 
 
-def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
+def test_run_curves_of_clipped_norms_is_at_most_the_moments_accountant(records):
     orders = [order + 1 for order in costs.ORDERS]
     for name in ("3: 0.05 quantile", "3: 0.99 quantile"):
         known = log_moments.compute_epsilon([1.1, 2.8], figures.RATE, 1, figures.DELTA, orders)
@@ -63,7 +63,7 @@ def test_clipped_norms_never_cost_more_than_the_moments_accountant(records):
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.7, 1.0])
-def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
+def test_order_curves_of_equal_norms_are_the_moments_accountant(distance):
     orders = range(1, 51)
     bayesian, _ = figures.order_curves(distance, orders)
     settings = {"sampling_rate": 64 / 60_000, "num_steps": 10_000, "delta": 1e-5}
@@ -78,7 +78,7 @@ def test_with_equal_norms_the_accountant_is_the_moments_accountant(distance):
     assert (np.argmin(bayesian) + 1 == 50) == (distance == 0.1)
 
 
-def test_two_printed_formulas_are_far_off(records):
+def test_run_formula_of_printed_formulas_is_far_from_the_exact_values(records):
     reverse, pairs = records[figures.REVERSE].measured, records[figures.PAIRS].measured
     assert reverse[figures.PRINTED] == pytest.approx(0.0170, abs=5e-5)
     assert reverse[figures.EXACT] == pytest.approx(0.00016, abs=5e-6)
@@ -86,7 +86,7 @@ def test_two_printed_formulas_are_far_off(records):
     assert pairs[figures.EXACT] == pytest.approx(8.3e-4, abs=5e-6)
 
 
-def test_interpolated_log_moments_err_upwards_and_hardly():
+def test_log_moments_by_interpolation_are_slightly_above_the_exact_ones():
     distances = np.random.default_rng(0).uniform(0, 3, 200)
     settings = {"sampling_rate": 1e-3, "noise_std": 1.7}
     exact = subsampled_gaussian_log_moments(costs.ORDERS, distances, **settings)

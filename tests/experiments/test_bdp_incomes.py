@@ -24,7 +24,7 @@ def near(record, name, exact):
     return abs(record.measured[name] - exact) < 5 * 50 / math.sqrt(record.settings["releases"])
 
 
-def test_the_outlier_is_guessed_as_often_as_by_the_closed_form_and_not_as_the_bound(records):
+def test_attack_has_the_accuracy_of_the_closed_form_not_the_bound(records):
     for record in records.values():
         assert near(record, incomes.OUTLIER, record.measured[incomes.EXACT])
         assert near(record, incomes.RESIDENTS, record.measured[incomes.RESIDENTS_EXACT])
@@ -34,14 +34,14 @@ def test_the_outlier_is_guessed_as_often_as_by_the_closed_form_and_not_as_the_bo
     assert not near(worst, incomes.OUTLIER, worst.certified[incomes.BOUND])
 
 
-def test_the_printed_bounds_are_equation_1():
+def test_rows_have_the_bounds_of_equation_1():
     for row in incomes.rows("quick"):
         for printed in row.source.values():
             exact = 100 / (1 + math.exp(-row.settings["epsilon"]))
             assert round(exact, 1) == pytest.approx(printed, abs=0.15)
 
 
-def test_no_attack_on_the_release_is_better():
+def test_exact_accuracy_is_that_of_the_best_attack():
     release = incomes.make_release(incomes.AT_OUTLIER, 2.0)
     curve = tradeoff_curve(release.mechanism.event, adjacency="add_remove")
     best = risk.bayes_accuracy(curve, 0.5)
@@ -50,7 +50,7 @@ def test_no_attack_on_the_release_is_better():
     ] == pytest.approx(best, abs=1e-3)
 
 
-def test_typical_noise_gives_the_outlier_away(records):
+def test_run_row_without_clipping_does_not_protect_the_outlier(records):
     loose = records["noise for 99 %, not clipped, ε = 1"]
     assert loose.measured[incomes.OUTLIER] == 100.0
     assert loose.certified["DP ε"] == math.inf
@@ -62,7 +62,7 @@ def test_typical_noise_gives_the_outlier_away(records):
     assert "Not covered by the BDP epsilon" in clipped.certificate
 
 
-def test_the_account_is_the_largest_draws_and_too_small(records):
+def test_bayesian_epsilon_is_that_of_the_largest_sample(records):
     for record in records.values():
         release = incomes.make_release(record.settings["way"], record.settings["epsilon"])
         largest = release.shift(incomes.draw_incomes()).max()
@@ -71,7 +71,7 @@ def test_the_account_is_the_largest_draws_and_too_small(records):
             assert record.measured[incomes.KNOWN] > 4 * record.measured[incomes.BAYESIAN]
 
 
-def test_definition_1_is_that_of_simulated_losses():
+def test_exact_bayesian_epsilon_is_that_of_simulated_losses():
     release, draws = incomes.make_release(incomes.UNCLIPPED, 1.0), 400_000
     epsilon = incomes.exact_bayesian_epsilon(release, delta=0.01)
     generator = np.random.default_rng(5)
@@ -87,7 +87,7 @@ def test_definition_1_is_that_of_simulated_losses():
     assert abs(share(1.1 * epsilon) - 0.01) > 5 * error
 
 
-def test_an_attacker_who_sees_no_noise_is_always_right():
+def test_attack_on_large_shifts_is_always_right():
     release = incomes.make_release(incomes.AT_OUTLIER, 1.0)
     assert incomes.attack(release, np.full(RELEASES, 100.0), seed=0) == RELEASES
     noise = release_many(release.mechanism, jax.random.key(0), np.zeros(RELEASES, np.float32))

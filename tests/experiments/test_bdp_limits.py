@@ -34,18 +34,18 @@ def counts(name, num_draws):
 
 @pytest.mark.parametrize("num_draws", [16, 256])
 @pytest.mark.parametrize("place", [0, 1])
-def test_within_its_assumption_the_estimate_fails_as_often_as_it_may(num_draws, place):
+def test_num_too_small_of_normal_costs_is_gamma(num_draws, place):
     low, high = bounds("normal", num_draws, place=place)
     assert low <= GAMMAS[place] <= high
 
 
 @pytest.mark.parametrize("name", ["log-normal", "Pareto", "one in 1,000", "clipped norms"])
-def test_outside_it_fails_more_often(name):
+def test_num_too_small_of_other_costs_exceeds_gamma(name):
     for place, gamma in enumerate(GAMMAS):
         assert bounds(name, 256, place=place)[0] > 2 * gamma
 
 
-def test_a_rare_large_value_is_missed_as_often_as_no_draw_shows_it():
+def test_num_too_small_with_a_rare_value_is_that_of_samples_without_it():
     """Whatever gamma is: 0.999^N."""
     for place in (0, 1):
         low, high = bounds("one in 1,000", 256, place=place)
@@ -53,18 +53,18 @@ def test_a_rare_large_value_is_missed_as_often_as_no_draw_shows_it():
     assert not low < 0.998**256 < high
 
 
-def test_pairs_of_one_sample_are_not_independent():
+def test_num_too_small_of_all_pairs_exceeds_that_of_independent_pairs():
     assert bounds("all pairs", 253)[0] > 4 * GAMMAS[0]
     assert bounds("independent pairs", 253)[1] < 2 * GAMMAS[0]
 
 
 @pytest.mark.parametrize("name", ["one in 1,000", "clipped norms"])
-def test_empirical_bernstein_holds_at_its_level(name):
+def test_num_too_small_by_empirical_bernstein_is_at_most_gamma(name):
     for num_draws in (16, 256):
         assert bounds(name, num_draws, "bernstein")[0] <= GAMMAS[0]
 
 
-def test_means_of_populations_are_what_their_draws_have():
+def test_populations_have_the_stated_means():
     generator = np.random.default_rng(3)
     for name in ("normal", "independent pairs", "all pairs"):
         values = np.exp(KNOWN[name].draw(generator, (2_000, 253)).mean(axis=1))
@@ -76,7 +76,7 @@ def test_means_of_populations_are_what_their_draws_have():
         assert abs(values.mean() - math.exp(KNOWN[name].log_mean)) > 5 * error
 
 
-def test_the_mean_of_a_known_distribution_is_its_integral():
+def test_clipped_mean_is_the_integral_over_the_distribution():
     shape, spread = 2.0, limits.MEDIAN_NORM / math.sqrt(math.log(2))
 
     def density(norm):
@@ -92,7 +92,7 @@ def test_the_mean_of_a_known_distribution_is_its_integral():
 
 
 @pytest.mark.parametrize("kept", [1.0, 0.5, 0.0])
-def test_the_exact_moments_are_those_of_simulated_losses(kept):
+def test_exact_moments_are_those_of_simulated_losses(kept):
     norms = limits.norms_by_step(kept)
     losses = limits.simulated_losses(norms, 100_000, seed=2)
     for order in (1, 2):
@@ -104,7 +104,7 @@ def test_the_exact_moments_are_those_of_simulated_losses(kept):
         assert abs(simulated.mean - math.exp(other)) > 5 * simulated.error
 
 
-def test_theorem_1_is_exact_where_norms_stay_and_an_upper_bound_elsewhere():
+def test_theorem_moments_are_exact_for_constant_norms_and_else_upper_bounds():
     for kept in (1.0, 0.5, 0.0):
         norms = limits.norms_by_step(kept)
         exact, bound = limits.exact_moments(norms), limits.theorem_moments(norms)
@@ -115,7 +115,7 @@ def test_theorem_1_is_exact_where_norms_stay_and_an_upper_bound_elsewhere():
     assert (losses >= epsilon).mean() < limits.MODEL_DELTA < (losses >= 0.4 * epsilon).mean()
 
 
-def test_draws_cannot_exclude_a_share_of_large_norms():
+def test_unseen_share_and_the_distribution_free_epsilon_fall_with_the_sample_size():
     assert limits.unseen_share(1_024) == pytest.approx(0.033, abs=5e-4)
     assert (1 - limits.unseen_share(100, 0.01)) ** 100 == pytest.approx(0.01)
     least = [limits.least_distribution_free_epsilon(n) for n in (16, 1_024, 10**6)]
@@ -131,7 +131,7 @@ def records(run_rows):
     return run_rows(limits, "normal", "one in 1,000", limits.NUMBER, *names, **few)
 
 
-def test_few_draws_make_the_account_look_good(records):
+def test_run_number_is_too_small_for_few_samples(records):
     record = records[limits.NUMBER]
     exact, student = record.measured[limits.KNOWN], record.measured["Bayesian ε, Student"]
     free = record.measured["Bayesian ε, Bernstein"]
@@ -140,7 +140,7 @@ def test_few_draws_make_the_account_look_good(records):
     assert exact < min(free) <= record.measured["MA ε"] + 1e-6
 
 
-def test_without_clipping_heavy_tails_have_no_end(records):
+def test_run_tails_without_clipping_grows_with_the_sample_size(records):
     heavy = records["tails: Weibull, shape 0.5"]
     few, many = heavy.measured["Bayesian ε, Student, unclipped"]
     assert many > few > 1_000 * heavy.certified["DP ε"]

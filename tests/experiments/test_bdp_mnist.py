@@ -44,7 +44,7 @@ def private(digits, tmp_path_factory):
     return train(settings(EXAMPLES, l2_clip=3.0, target=(2.0, 1e-5)), task, folder)
 
 
-def test_a_mean_is_clipped_to_a_ball_and_noised_as_in_the_source():
+def test_clip_mean_clips_to_a_ball_and_adds_the_stated_noise():
     chosen = settings(MEAN, noise_std=0.1, l2_clip=2.0)
     chain = classifiers.clip_mean(jax.random.key(0), chosen, chosen.mechanism(300, "one image"))
     long = {"w": jnp.zeros(40_000).at[0].set(50.0)}
@@ -70,7 +70,7 @@ def first_step(chosen, digits):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(moved)]), info
 
 
-def test_only_the_drawn_weights_move_and_only_they_count(digits):
+def test_make_program_updates_and_counts_the_drawn_weights_only(digits):
     chosen = settings(EXAMPLES, noise_std=1.0, share_of_weights=0.25)
     moved, info = first_step(chosen, digits)
     assert moved.mean() == pytest.approx(0.25, abs=0.08)  # 500 weights: four deviations
@@ -82,7 +82,7 @@ def test_only_the_drawn_weights_move_and_only_they_count(digits):
     assert float(ratio.max()) < 1
 
 
-def test_each_step_draws_its_weights_anew(digits, tmp_path):
+def test_train_draws_weights_anew_in_each_step(digits, tmp_path):
     chosen = settings(EXAMPLES, noise_std=1.0, share_of_weights=0.25)
     task = Task(Linear(), digits, "one image")
     start = task.model.init(jax.random.split(jax.random.key(0), 3)[1], digits.train.x[:1])["params"]
@@ -96,7 +96,7 @@ def test_each_step_draws_its_weights_anew(digits, tmp_path):
     ("way", "lost", "noise"),
     [(MEAN, 2, {"noise_std": 0.5}), (EXAMPLES, 3, {"l2_clip": 3.0, "target": (2.0, 1e-5)})],
 )
-def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost, noise):
+def test_train_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, lost, noise):
     chosen = settings(way, share_of_weights=0.5, epochs=4, **noise)
     task = Task(Linear(), digits, "one image")
     whole = train(chosen, task, tmp_path / "whole")
@@ -126,7 +126,7 @@ def test_a_stopped_row_resumes_to_the_same_network(digits, tmp_path, monkeypatch
     assert set(resumed.curve) <= set(whole.curve)
 
 
-def test_the_account_is_of_the_norms_that_were_drawn(private):
+def test_train_accounts_for_the_norms_that_were_drawn(private):
     mechanism = private.mechanism
     assert private.account.num_done == mechanism.num_steps == 10
     both = bdp.epsilon(private.account, 1e-5)
@@ -138,7 +138,7 @@ def test_the_account_is_of_the_norms_that_were_drawn(private):
     assert private.published.num_done == 0
 
 
-def test_where_every_norm_is_clipped_the_accounts_are_one(digits, tmp_path):
+def test_train_with_all_norms_clipped_has_the_worst_case_account(digits, tmp_path):
     chosen = settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1)
     run = train(chosen, Task(Linear(), digits, "x"), tmp_path)
     worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=classifiers.ORDERS), 5)

@@ -34,7 +34,7 @@ def records(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "threshold, at the edge"])
-def test_differencing_of_exact_answers_succeeds_and_of_noisy_ones_fails(records, name):
+def test_run_row_recovers_exact_answers_and_not_noisy_ones(records, name):
     record = records[name]
     assert record.certified["ε, one answer"] == pytest.approx(0.5)
     assert record.certified["ε, both answers"] == pytest.approx(1.0)
@@ -48,7 +48,7 @@ def test_differencing_of_exact_answers_succeeds_and_of_noisy_ones_fails(records,
     assert 45 < record.measured[differencing.NOISY] < 68
 
 
-def test_empirical_sensitivity_is_too_small_for_noise(records):
+def test_run_row_has_a_smaller_empirical_sensitivity(records):
     name = differencing.EMPIRICAL
     assert records["mean"].measured[name] < records["sum"].measured[name] == 1
     assert records["sum"].certified[differencing.TRUE] == 1

@@ -29,7 +29,7 @@ def records(tmp_path_factory):
     return load_records(folder, some.name)
 
 
-def test_errors_are_those_of_the_closed_forms(records):
+def test_run_row_has_the_errors_of_the_closed_forms(records):
     for record in records:
         for name in (local.LOCAL, local.GLOBAL):
             exact = record.measured[f"closed form, {name}"]

@@ -19,14 +19,14 @@ def make_data(is_stand_in: bool = False) -> Dataset:
     return Dataset("tiny", Split(x[:40], y[:40]), Split(x[40:], y[40:]), "", is_stand_in, 2, "")
 
 
-def test_values_are_numbered_in_each_order():
+def test_number_counts_values_in_each_order():
     values = np.array([0.5, 9.0, -1.0, 9.0, 0.5, 9.0])
     assert _number(values, "alphabetical").tolist() == [1, 2, 0, 2, 1, 2]
     assert _number(values, "first appearance").tolist() == [0, 1, 2, 1, 0, 1]
     assert _number(values, "frequency").tolist() == [1, 0, 2, 0, 1, 0]
 
 
-def test_a_coding_does_not_depend_on_how_the_columns_were_scaled():
+def test_recode_does_not_depend_on_the_scale_of_the_columns():
     data = make_data()
     shifted = dataclasses.replace(
         data,
@@ -40,7 +40,7 @@ def test_a_coding_does_not_depend_on_how_the_columns_were_scaled():
 
 
 @pytest.mark.parametrize("is_stand_in", [False, True])
-def test_scalings_have_the_stated_columns(is_stand_in: bool):
+def test_recode_has_the_stated_scalings(is_stand_in: bool):
     def table(order: str, scaling: str) -> np.ndarray:
         found = recode(make_data(is_stand_in), order, scaling)
         return np.concatenate([found.train.x, found.test.x])
@@ -59,7 +59,9 @@ def test_scalings_have_the_stated_columns(is_stand_in: bool):
     )
 
 
-def test_a_row_runs_the_sources_step_on_its_coding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_run_coding_row_takes_the_sources_step_on_its_coding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     study = dataclasses.replace(adult.STUDY, data=lambda scaling: make_data(), repeats={"quick": 2})
     monkeypatch.setattr(adult, "STUDY", study)
     rows = profile_rows(experiment_of(adult), "quick")

@@ -29,7 +29,7 @@ from experiments.dpvi.logistic import (
 from experiments.lib.registry import experiment_of
 
 
-def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
+def test_logistic_inference_has_the_mechanism_of_make_mechanism():
     svi = logistic_inference(40, 0.5, 0.1)(Point(1.5, 0.2), 12)
     accounted = make_mechanism(1.5, 0.2, 0.5, 12, 40)
     assert accounted.adjacency == "add_remove"  # of the source's claim; what is run is zero_out
@@ -41,7 +41,7 @@ def test_a_point_of_the_sweep_has_the_mechanism_that_is_accounted_for():
     np.testing.assert_allclose(without.l2_clip[1], 0.2)
 
 
-def test_the_optimiser_divides_by_the_last_ten_gradients():
+def test_windowed_adagrad_divides_by_the_last_ten_gradients():
     gradients = np.random.default_rng(0).normal(size=25)
     optimizer = windowed_adagrad(0.1)
     state, params = optimizer.init(jnp.zeros(())), jnp.zeros(())
@@ -55,7 +55,7 @@ def test_the_optimiser_divides_by_the_last_ten_gradients():
     np.testing.assert_allclose(params, np.sum(by_hand), rtol=1e-4)
 
 
-def test_the_terms_of_the_sources_step_sum_to_the_negative_elbo():
+def test_negative_elbo_terms_sum_to_the_negative_elbo():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(7, 3)), rng.integers(0, 2, 7)
     params, normal = rng.normal(size=(2, 3)), rng.normal(size=3)
@@ -66,7 +66,7 @@ def test_the_terms_of_the_sources_step_sum_to_the_negative_elbo():
     assert float(sum(terms)) == pytest.approx(-elbo, rel=1e-5)
 
 
-def test_the_sources_step_learns_without_noise_and_not_in_much():
+def test_source_accuracies_are_high_without_noise_and_low_in_much():
     x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
     part = Split(x, (x @ np.array([1.0, -1.0, 0.5]) > 0).astype(np.int32))
     data = dataclasses.replace(load_data("abalone"), train=part, test=part)
@@ -76,7 +76,7 @@ def test_the_sources_step_learns_without_noise_and_not_in_much():
     assert noisy.mean() < 80
 
 
-def test_draws_of_narrow_weights_guess_as_their_mean():
+def test_accuracy_percent_of_draws_of_narrow_weights_is_that_of_the_mean():
     x = jax.random.normal(jax.random.key(0), (200, 4))
     y = (x @ jnp.array([1.0, -1.0, 0.5, 0.0]) > 0).astype(jnp.int32)
     params = {"mean": jnp.array([2.0, -1.0, 0.0, 1.0]), "scale": jnp.full(4, 1e-3)}
@@ -87,7 +87,7 @@ def test_draws_of_narrow_weights_guess_as_their_mean():
 
 
 @pytest.mark.parametrize("sigma", [0.8, 3.0, 20.0])
-def test_the_certified_epsilon_is_below_what_the_other_accounts_claim(sigma):
+def test_compute_epsilons_certifies_less_than_the_claimed_accounts(sigma):
     costs = compute_epsilons(make_mechanism(sigma, 0.375, 0.005, 2_000, 39_073), 1e-3)
     for adjacency in (ADD, REPLACE):
         certified = costs.certified[f"ε, {adjacency}"]
@@ -112,7 +112,7 @@ def records(run_rows):
     )
 
 
-def test_rows_learn_and_have_the_epsilon_they_spent(records):
+def test_run_row_learns_and_has_the_epsilon_spent(records):
     plain, little, much, _, chain = records.values()
     assert not plain.certified
     assert 2.0 > little.certified[f"ε, {ADD}"] > 1.9
@@ -121,7 +121,7 @@ def test_rows_learn_and_have_the_epsilon_they_spent(records):
     assert 0 < chain.certified[f"ε, {ADD}"] < little.certified[f"ε, {ADD}"]
 
 
-def test_accuracies_are_within_a_point_and_a_half_of_the_published(records):
+def test_run_row_is_within_a_point_and_a_half_of_the_published_accuracies(records):
     if "This is not Abalone" in records["not private"].note:
         pytest.skip("DPJAX_DATA_DIR holds no Abalone: stand-in data have other accuracies")
     for record in records.values():

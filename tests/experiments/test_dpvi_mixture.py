@@ -16,7 +16,7 @@ from experiments.dpvi.mixture import (
 TRUTH = {"weights": jnp.full(5, 0.2), "means": MEANS, "variances": jnp.full(5, VARIANCE)}
 
 
-def test_records_are_those_of_the_mixture():
+def test_draw_records_has_the_moments_of_the_mixture():
     records = np.asarray(draw_records(jax.random.key(0), 40_000))
     # Five standard errors: a false alarm of 2e-6.
     covariance = VARIANCE * np.eye(2) + np.cov(MEANS.T, bias=True)
@@ -25,7 +25,7 @@ def test_records_are_those_of_the_mixture():
     np.testing.assert_allclose(np.cov(records.T), covariance, atol=0.1)
 
 
-def test_the_predictive_density_of_a_narrow_guide_is_that_of_its_centre():
+def test_predictive_log_density_of_a_narrow_guide_is_that_of_its_centre():
     records = draw_records(jax.random.key(2), 200)
     params = {
         "weights_auto_loc": jnp.zeros(4),

@@ -36,7 +36,7 @@ ACCOUNTS = {
 
 
 @pytest.mark.parametrize("name", ACCOUNTS)
-def test_central_limit_has_printed_digits(name):
+def test_mechanism_has_the_printed_central_limit_epsilon(name):
     mechanism, printed, decimals = ACCOUNTS[name]
     epsilon = dpjax.accounting.epsilon(
         mechanism.event, 1e-5, adjacency="add_remove", method="gdp_clt"
@@ -73,14 +73,14 @@ def test_min_noise_multiplier_has_printed_digits(name):
 
 
 @pytest.mark.parametrize(("name", "cost"), [("top", 1.41), ("bottom", 9.48)])
-def test_published_noise_certifies_more_than_its_target(name, cost):
+def test_compute_epsilon_of_published_noise_is_above_its_target(name, cost):
     half = HALVES[name]
     settings = settings_of(half, half.noises[1])
     assert round(compute_epsilon("PLD", settings, half.epochs), 2) == cost
     assert compute_epsilon("CLT", settings, half.epochs) == pytest.approx(half.epsilon, rel=0.002)
 
 
-def test_milestones_are_read_from_the_curve():
+def test_reached_has_the_milestones_of_the_curve():
     curve = [(1.0, 90.0), (2.0, 95.5), (3.0, 95.0), (4.01, 96.0)]
     spent = {"MA": [(1.0, 3.0), (2.0, 4.5)], "PLD": [(1.0, 2.0), (2.0, 4.0), (3.0, 4.1)]}
     reached = noise_saved._reached(curve, spent, "MA")
@@ -92,7 +92,7 @@ def test_milestones_are_read_from_the_curve():
 # Data and models.
 
 
-def test_held_out_tenth_is_fixed():
+def test_hold_out_tenth_is_fixed():
     x, y = np.arange(87).reshape(29, 3), np.arange(29)
     whole = dataclasses.replace(load_data("digits"), train=Split(x, y))
     split = adult._hold_out_tenth(whole)
@@ -111,7 +111,7 @@ def padded_review(padding_is_zero):
     return model, params, tokens
 
 
-def test_padding_is_a_zero_vector_in_the_mean():
+def test_mean_embedding_has_padding_as_a_zero_vector():
     model, params, tokens = padded_review(padding_is_zero=True)
     table = params["Embed_0"]["embedding"]
     without = model.apply(
@@ -127,7 +127,7 @@ def test_padding_is_a_zero_vector_in_the_mean():
 
 
 @pytest.mark.parametrize("padding_is_zero", [True, False])
-def test_trained_padding_counts_in_the_norm(padding_is_zero):
+def test_clipped_grad_counts_trained_padding_in_the_norm(padding_is_zero):
     model, params, tokens = padded_review(padding_is_zero)
     batch = (tokens, jnp.array([1]))
     clipped, info = clipped_grad(cross_entropy(model), l2_clip=1e3)(params, batch)
@@ -156,7 +156,7 @@ def run_short_row(monkeypatch, tmp_path):
     return run
 
 
-def test_row_learns_resumes_and_is_certified_as_run(run_short_row):
+def test_run_row_learns_resumes_and_is_certified_as_run(run_short_row):
     settings, result = run_short_row(seeds=2)
     _, again = run_short_row(seeds=2)  # from its last checkpoint
     assert again.measured == result.measured

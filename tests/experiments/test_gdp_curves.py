@@ -17,14 +17,14 @@ def records(run_rows):
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
-def test_the_central_limit_has_the_printed_digits(records, name):
+def test_run_row_has_the_printed_central_limit(records, name):
     record = records[name]
     for column in ("CLT μ", "CLT ε"):
         assert round(record.measured[column], 2) == record.source[column]
     assert record.measured["MA ε"] == pytest.approx(record.source["MA ε"], rel=0.01)
 
 
-def test_the_sums_of_errors_of_row_2(records):
+def test_run_row_2_has_the_printed_sums_of_errors(records):
     measured, certified = records["2"].measured, records["2"].certified
     printed = records["2"].source["errors, CLT %"]
     assert round(curves.min_error_sum(tradeoff.Gaussian(0.57)), 1) == printed
@@ -35,7 +35,7 @@ def test_the_sums_of_errors_of_row_2(records):
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
-def test_the_bounds_hold_the_certified_epsilon_and_the_moments_stay_outside(records, name):
+def test_run_row_bounds_hold_the_certified_epsilon_and_not_the_moments_accountant(records, name):
     certified, measured = records[name].certified, records[name].measured
     mechanism = curves.mnist.published_mechanisms()[int(name) - 1]
     epsilon = mechanism.certificate(1e-5).epsilon
@@ -48,7 +48,7 @@ def test_the_bounds_hold_the_certified_epsilon_and_the_moments_stay_outside(reco
         assert np.all(series["lower"] <= series["MA"] + 1e-9)
 
 
-def test_the_bounds_hold_a_curve_that_is_known_and_no_other():
+def test_tradeoff_bounds_hold_a_known_curve_and_no_other():
     # Whole batches: four Gaussian releases of noise 2 are exactly 1-GDP.
     mechanism = dpjax.SubsampledGaussian(
         dpjax.PoissonSampling(10, 1.0),
@@ -69,7 +69,7 @@ def test_the_bounds_hold_a_curve_that_is_known_and_no_other():
     assert not hold(1.02)
 
 
-def test_one_epoch_is_near_its_limit_and_bounded_on_both_sides(records):
+def test_run_row_of_one_epoch_is_near_the_central_limit(records):
     settings, certified = records["A.1"].settings, records["A.1"].certified
     assert 0.0089 < certified["sup |f − G|, lower"] < certified["sup |f − G|"] < 0.0091
     assert curves.clt_curve(**settings).mu == pytest.approx(records["2"].measured["CLT μ"])

@@ -40,7 +40,7 @@ def tiny():
 # The accounting.
 
 
-def test_the_central_limit_has_the_printed_digits():
+def test_settings_mechanism_has_the_printed_central_limit():
     assert MECHANISM.num_steps == 1600
     assert MECHANISM.sampling.expected_batch_size == pytest.approx(10_002, abs=1)
     epsilon = dpjax.accounting.epsilon(
@@ -50,7 +50,7 @@ def test_the_central_limit_has_the_printed_digits():
     assert round(epsilon, 2) == 10.61
 
 
-def test_the_moments_accountant_is_the_printed_one_and_the_certified_lies_between():
+def test_settings_mechanism_has_the_printed_moments_epsilon_above_the_certified():
     moments = dpjax.accounting.epsilon(
         MECHANISM.event, 1e-6, adjacency="add_remove", method="moments"
     )
@@ -58,7 +58,7 @@ def test_the_moments_accountant_is_the_printed_one_and_the_certified_lies_betwee
     assert 10.61 < MECHANISM.certificate(1e-6).epsilon < moments
 
 
-def test_both_units_are_certified_alike_and_named():
+def test_user_settings_mechanism_has_the_epsilon_of_the_ratings():
     by_user = movielens.UserSettings().mechanism(6_040)
     epsilon = by_user.certificate(1e-6).epsilon
     assert 0.99 * movielens.UserSettings().epsilon <= epsilon <= movielens.UserSettings().epsilon
@@ -71,13 +71,13 @@ def test_both_units_are_certified_alike_and_named():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_group_privacy_adds_up_record_by_record(size):
+def test_group_guarantee_adds_up_record_by_record(size):
     epsilon, delta = group_guarantee(0.7, 1e-9, size)
     assert epsilon == pytest.approx(0.7 * size)
     assert delta == pytest.approx(1e-9 * sum(np.exp(0.7 * i) for i in range(size)))
 
 
-def test_group_privacy_covers_what_a_gaussian_group_really_loses():
+def test_group_guarantee_covers_the_loss_of_a_gaussian_group():
     """The size times delta, without its factor, would promise too much."""
     mu, epsilon = 0.3, 1.0
     for size in (2, 3, 4):
@@ -89,7 +89,7 @@ def test_group_privacy_covers_what_a_gaussian_group_really_loses():
 # One user as one record.
 
 
-def test_a_record_holds_its_own_user_s_ratings_and_no_more_than_allowed(tiny):
+def test_user_records_have_at_most_num_kept_ratings_of_their_user(tiny):
     records = user_records(tiny, num_kept=8, seed=0)
     rated = {tuple(row): int(y) for row, y in zip(tiny.train.x.tolist(), tiny.train.y, strict=True)}
     counts = np.bincount(tiny.train.x[:, 0], minlength=NUM_USERS)
@@ -100,7 +100,7 @@ def test_a_record_holds_its_own_user_s_ratings_and_no_more_than_allowed(tiny):
         assert rated.pop(pair) == records.classes[user, slot]  # popped: no rating counts twice
 
 
-def test_a_record_does_not_depend_on_other_users(tiny):
+def test_user_records_do_not_depend_on_other_users(tiny):
     without = tiny.train.x[:, 0] != 3
     fewer = type(tiny.train)(tiny.train.x[without][::-1], tiny.train.y[without][::-1])
     before = user_records(tiny, num_kept=8, seed=0)
@@ -124,7 +124,7 @@ def norm_of_difference(one, other):
     return float(jnp.sqrt(sum(jax.tree.leaves(differences))))
 
 
-def test_a_user_moves_the_sum_by_at_most_the_clip_bound(tiny, network):
+def test_user_loss_changes_the_clipped_sum_by_at_most_the_bound(tiny, network):
     """Clipped rating by rating, the twin that must fail, a user moves it by more."""
     model, params = network
     records = user_records(tiny, num_kept=12, seed=0)
@@ -141,7 +141,7 @@ def test_a_user_moves_the_sum_by_at_most_the_clip_bound(tiny, network):
     assert moved > 0.5 * 1.5
 
 
-def test_a_user_without_ratings_has_no_gradient_and_padding_no_effect(tiny, network):
+def test_user_loss_has_no_gradient_without_ratings_or_of_padding(tiny, network):
     model, params = network
     records = user_records(tiny, num_kept=12, seed=0)
     gradient = jax.grad(user_loss(model))
@@ -152,7 +152,7 @@ def test_a_user_without_ratings_has_no_gradient_and_padding_no_effect(tiny, netw
     assert norm_of_difference(gradient(params, somebody), gradient(params, other)) == 0
 
 
-def test_a_user_s_loss_is_the_mean_of_the_ratings_losses(tiny, network):
+def test_user_loss_is_the_mean_over_the_ratings(tiny, network):
     model, params = network
     records = user_records(tiny, num_kept=30, seed=0)
     own = tiny.train.x[:, 0] == 3
@@ -163,7 +163,7 @@ def test_a_user_s_loss_is_the_mean_of_the_ratings_losses(tiny, network):
     assert float(user_loss(model)(params, record)) == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-def test_the_error_is_that_of_the_expected_grade(tiny):
+def test_rmse_is_that_of_the_expected_grade(tiny):
     model = NeuralFiltering(NUM_USERS, NUM_ITEMS, 5)
     params = model.init(jax.random.key(0), tiny.test.x[:1])["params"]
     flat = jax.tree.map(jnp.zeros_like, params)
@@ -174,7 +174,7 @@ def test_the_error_is_that_of_the_expected_grade(tiny):
 # The movielens.
 
 
-def test_neighbours_are_weighted_as_by_hand(tiny):
+def test_user_based_filtering_weights_neighbours_as_by_hand(tiny):
     """Of random grades: among the two tastes of ``tiny`` all similarities are tied."""
     rng = np.random.default_rng(1)
     parts = (part._replace(y=rng.integers(0, 5, len(part.y))) for part in (tiny.train, tiny.test))
@@ -200,7 +200,7 @@ def test_neighbours_are_weighted_as_by_hand(tiny):
     np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=1e-4)
 
 
-def test_a_diagonal_shares_neither_user_nor_item(tiny):
+def test_diagonals_share_neither_user_nor_item(tiny):
     parts = movielens._diagonals(tiny)
     assert sorted(np.concatenate(parts)) == list(range(len(tiny.train.y)))
     for part in parts:
@@ -222,7 +222,7 @@ def test_factorizations_find_the_two_tastes(tiny):
 # The experiment.
 
 
-def test_rows_learn_unless_drowned_in_noise(tiny, run_rows, monkeypatch):
+def test_run_row_learns_unless_the_noise_is_large(tiny, run_rows, monkeypatch):
     monkeypatch.setattr(movielens, "data_set", lambda: tiny)
     monkeypatch.setattr(movielens, "_NUM_REPORTS", 2)
     short = {"learning_rate": 0.1, "epochs": 20, "num_kept": 8, "sampling_rate": 0.25}

@@ -49,14 +49,14 @@ def records(folder, run_rows):
         return run_rows(analysis, *SOME)
 
 
-def test_without_votes_a_row_has_the_epsilons_of_any_votes_only(records):
+def test_run_row_without_votes_has_the_epsilons_of_any_votes_only(records):
     record = records["MNIST: LNMax, 100 queries"]
     assert record.measured == {}
     assert record.certified[COMPOSED] == pytest.approx(4.31, abs=0.006)
     assert record.certified[EPSILON] == pytest.approx(2.893, abs=1e-3)
 
 
-def test_votes_of_another_data_set_are_analysed(records):
+def test_run_row_analyses_votes_of_another_data_set(records):
     votes = made_up_votes(1_600, 2)
     record = records["Adult: LNMax, 500 queries"]
     mechanism = accounts.make_mechanism(record.settings, num_teachers=250, num_classes=2)
@@ -69,7 +69,7 @@ def test_votes_of_another_data_set_are_analysed(records):
     assert record.certified[EPSILON] > record.measured[BOTH]
 
 
-def test_the_sanitized_epsilon_has_its_own_cost(records):
+def test_run_row_adds_the_cost_of_the_sanitized_epsilon(records):
     record = records["Adult: Confident-GNMax"]
     settings = {**record.settings["sanitized"], "failure_probability": 1e-6}
     mechanism = accounts.make_mechanism(record.settings, num_teachers=250, num_classes=2)
@@ -78,7 +78,7 @@ def test_the_sanitized_epsilon_has_its_own_cost(records):
     assert 0 < record.measured["answers"] <= 524
 
 
-def test_the_printed_epsilon_is_that_of_each_block_at_its_own_noise():
+def test_printed_epsilons_are_those_of_each_block_at_its_own_noise():
     votes = made_up_votes(200, 10)
     mechanism = accounts.make_mechanism(
         ROWS["MNIST: LNMax, 100 queries"].settings, num_teachers=250, num_classes=10
@@ -97,7 +97,7 @@ def test_the_printed_epsilon_is_that_of_each_block_at_its_own_noise():
         ("MNIST: LNMax, 100 queries", EPSILON, 2.893),
     ],
 )
-def test_the_printed_digits_come_from_the_released_votes(row, column, expected, tmp_path):
+def test_run_row_has_the_printed_digits_for_the_released_votes(row, column, expected, tmp_path):
     if not (Path(os.environ.get("DPJAX_DATA_DIR") or ".") / "pate_votes").is_dir():
         pytest.skip("DPJAX_DATA_DIR has no folder pate_votes with the released votes")
     result = analysis.run_row(ROWS[row], RowContext(tmp_path, fresh=True, profile="quick"))
@@ -110,7 +110,7 @@ def test_the_printed_digits_come_from_the_released_votes(row, column, expected, 
         assert np.median(blocks) == pytest.approx(2.04, abs=0.006)
 
 
-def test_agreement_lowers_the_data_dependent_epsilon_only(records):
+def test_run_row_of_agreeing_teachers_lowers_the_data_dependent_epsilon_only(records):
     few, many = (records[f"simulated, LNMax, {count} teachers"] for count in ("100", "400"))
     for record in (few, many):
         values = record.series["epsilon"]
@@ -130,13 +130,13 @@ def test_the_claims(records):
     assert round(release.certified[claims.COST], 2) == 1.61
 
 
-def test_the_reverse_divergence_is_bounded_where_the_noise_is_large():
+def test_direction_ratios_are_above_one_for_large_noise():
     orders = np.arange(2.0, 33.0)
     assert min(claims.direction_ratios(40.0, 250, orders)) > 1
     assert claims.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
 
 
-def test_the_command_prints_both_kinds_of_epsilon(folder, capsys):
+def test_main_prints_both_kinds_of_epsilon(folder, capsys):
     path = str(folder / "pate_votes" / "adult_250_teachers.npy")
     confident = "--aggregator ConfidentGNMax --scale 40 --check-scale 200 --threshold 300"
     sanitize = "--sanitize 15.5 0.031 7.91 1e-6"
@@ -148,7 +148,7 @@ def test_the_command_prints_both_kinds_of_epsilon(folder, capsys):
     assert "Sanitized data-dependent epsilon" in printed
 
 
-def test_the_command_refuses_votes_that_are_no_counts(tmp_path):
+def test_main_refuses_votes_that_are_no_counts(tmp_path):
     np.save(tmp_path / "votes.npy", np.array([[3.0, 1.0], [2.0, 1.0]]))
     options = ["--aggregator", "LNMax", "--scale", "2", "--delta", "1e-5"]
     with pytest.raises(ValueError, match="sum to num_teachers = 4"):
@@ -157,7 +157,7 @@ def test_the_command_refuses_votes_that_are_no_counts(tmp_path):
         command.main([str(tmp_path / "votes.npy"), *options, "--num-teachers", "3"])
 
 
-def test_the_command_takes_votes_of_teachers_that_abstain(tmp_path, capsys):
+def test_main_takes_votes_of_teachers_that_abstain(tmp_path, capsys):
     np.save(tmp_path / "votes.npy", np.tile([[30.0, 10.0], [20.0, 10.0]], (30, 1)))
     options = ["--aggregator", "LNMax", "--scale", "9", "--delta", "1e-5", "--num-teachers", "50"]
     assert command.main([str(tmp_path / "votes.npy"), *options]) == 0

@@ -64,11 +64,11 @@ def results(tmp_path_factory):
     return found, len(trained)
 
 
-def test_all_rows_share_one_ensemble(results):
+def test_run_row_trains_one_ensemble_for_all_rows(results):
     assert results[1] == 1
 
 
-def test_accuracies_rise_from_teachers_to_answers(results):
+def test_run_row_is_more_accurate_by_plurality_than_by_teacher(results):
     for name in RELEASES:
         measured = results[0][name].measured
         assert measured[TEACHERS] < measured[PLURALITY]
@@ -79,7 +79,7 @@ def test_accuracies_rise_from_teachers_to_answers(results):
     assert results[0][images.PLAIN_ROW].measured[STUDENT] > 85
 
 
-def test_the_certified_epsilon_is_that_of_the_release_for_any_votes(results):
+def test_run_row_certifies_the_release_for_any_votes(results):
     for name, (settings, _) in RELEASES.items():
         mechanism = make_mechanism(settings, num_teachers=20, num_classes=10)
         found = results[0][name]
@@ -91,7 +91,7 @@ def test_the_certified_epsilon_is_that_of_the_release_for_any_votes(results):
     assert results[0][images.PLAIN_ROW].certified == {}
 
 
-def test_other_settings_or_data_are_other_teachers(tmp_path, monkeypatch):
+def test_teacher_labels_depend_on_settings_and_data(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(images, "_train_and_predict", lambda *_: np.full((20, 100), len(made)))
     digits = load_data("digits")
@@ -106,7 +106,7 @@ def test_other_settings_or_data_are_other_teachers(tmp_path, monkeypatch):
     assert made == [0, 1, 2, 0]
 
 
-def test_queries_are_limited_to_the_images_there_are():
+def test_answer_queries_takes_at_most_the_images_there_are():
     labels = np.zeros((20, 20), np.int32)
     release = {**RELEASES["Confident-GNMax"][0], "seed": 0}
     found = answers.answer_queries(release, labels, labels[0], num_classes=10)
@@ -114,7 +114,7 @@ def test_queries_are_limited_to_the_images_there_are():
     assert found.measured[RIGHT] == 100
 
 
-def test_standardized_images_do_not_depend_on_color_brightness_or_contrast():
+def test_standardize_images_removes_color_brightness_and_contrast():
     x = np.random.default_rng(0).uniform(size=(3, 5, 5, 3)).astype(np.float32)
     found = images.standardize_images(x)
     assert (found.shape, found.dtype) == ((3, 5, 5, 1), np.float32)
@@ -126,7 +126,7 @@ def test_standardized_images_do_not_depend_on_color_brightness_or_contrast():
     assert np.all(images.standardize_images(np.ones((1, 5, 5, 3), np.float32)) == 0)
 
 
-def test_a_teacher_whose_training_diverged_abstains():
+def test_answer_queries_counts_diverged_teachers_as_abstaining():
     truth = np.arange(100, dtype=np.int32) % 10
     labels = np.tile(truth, (20, 1))
     labels[:3] = pate.NO_ANSWER
@@ -144,7 +144,7 @@ def test_a_teacher_whose_training_diverged_abstains():
     assert answers.abstention_note(labels[3:]) == ""
 
 
-def test_forests_answer_and_teach(monkeypatch, tmp_path):
+def test_run_row_of_forests_answers_and_teaches(monkeypatch, tmp_path):
     digits = load_data("digits")
     train, test = (
         Split(part.x.reshape(len(part.x), -1), (part.y >= 5).astype(np.int32))

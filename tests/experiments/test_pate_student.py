@@ -55,12 +55,14 @@ def semi_supervised():
 
 
 @pytest.mark.slow
-def test_unlabelled_inputs_help(supervised, semi_supervised):
+def test_train_student_gains_from_unlabelled_inputs(supervised, semi_supervised):
     assert accuracy(semi_supervised) > accuracy(supervised) + 0.02
     assert accuracy(semi_supervised) > 0.95
 
 
-def test_without_them_only_labelled_inputs_matter(supervised, semi_supervised):
+def test_train_student_without_unlabelled_batches_uses_labelled_inputs_only(
+    supervised, semi_supervised
+):
     """Replaced by NaN, so that any use of an unlabelled input shows."""
     hidden = np.where((FEW == NO_ANSWER)[:, None], np.nan, MOONS)
     for one, other in zip(*map(jax.tree.leaves, (train(hidden), supervised)), strict=True):
@@ -69,13 +71,13 @@ def test_without_them_only_labelled_inputs_matter(supervised, semi_supervised):
     assert not np.isfinite(train(hidden, unlabeled_batch_size=128)["out"]).all()
 
 
-def test_a_confidence_that_is_never_reached_is_supervised_training(supervised):
+def test_train_student_at_an_unreachable_confidence_is_supervised(supervised):
     found = train(unlabeled_batch_size=8, confidence=1 - 1e-7)
     for one, other in zip(*map(jax.tree.leaves, (found, supervised)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_the_average_is_of_the_parameters():
+def test_train_student_averages_the_parameters():
     """Linear in the step: gradient -1 throughout, so the parameter after step s is s + 1."""
 
     def linear(w, x):
@@ -99,7 +101,7 @@ def test_the_average_is_of_the_parameters():
 
 
 @pytest.mark.slow
-def test_affine_transformations():
+def test_random_affine_moves_within_its_limits():
     image = jnp.zeros((1, 9, 9, 2)).at[0, 4, 4].set(jnp.array([1.0, 2.0]))
     none = {"max_shift": 0.0, "max_rotation": 0.0, "max_scale": 0.0, "max_shear": 0.0}
     np.testing.assert_allclose(random_affine(KEY, image, **none), image, atol=1e-6)

@@ -28,7 +28,7 @@ def order_of_kymatio():
     return np.concatenate([[0], 1 + angles, 9 + angles, 17 + pairs.ravel()])
 
 
-def test_scattering_coefficients_are_those_of_kymatio():
+def test_scattering_is_that_of_kymatio():
     coefficients = scattering(pattern())
     published = json.loads(KYMATIO.read_text("utf-8"))
     stages = np.repeat([1, 2, 3], [1, 16, 64])

@@ -56,12 +56,12 @@ def _at(row):
     return Row(row.name.replace("ε = 1", f"ε = {EPSILON:g}"), settings, row.source)
 
 
-def test_certified_methods_spend_what_they_are_given(records):
+def test_run_row_certifies_the_epsilon_asked_for(records):
     for method in ("DP-SGD", "DP-SGLD"):
         assert 2.96 < records[f"{method}, ε = 3"].certified["ε"] <= EPSILON
 
 
-def test_nothing_is_certified_of_a_markov_chains_end(records):
+def test_run_row_certifies_nothing_of_a_markov_chains_last_state(records):
     for method in ("OPS", "hybrid"):
         record = records[f"{method}, ε = 3"]
         assert record.certified == {}
@@ -70,19 +70,19 @@ def test_nothing_is_certified_of_a_markov_chains_end(records):
     assert any("certified" in remark for remark in adult.remarks(records.values()))
 
 
-def test_all_learn(records):
+def test_run_row_learns_by_every_method(records):
     guess = 100 * max(np.mean(SMALL.test.y == label) for label in (0, 1))
     assert all(record.measured[adult.ACCURACY] > guess + 8 for record in records.values())
     assert all(record.measured[adult.NLL] < 0.6 for record in records.values())
 
 
-def test_the_formula_claims_less_than_is_certified(records):
+def test_run_row_claims_less_than_is_certified(records):
     record = records[adult.SOURCE_STEP]
     assert record.measured[adult.CLAIM] < record.certified["ε"]
     assert "temperature 0.5" in record.certificate
 
 
-def test_steps_are_bounded_for_stability():
+def test_calibrate_chain_bounds_the_step_size():
     steps = [
         adult.calibrate_chain(adult.make_sgld(SMALL.train, 0.1, 0.01), epsilon).step_size
         for epsilon in (1e-3, 3.0)
@@ -105,7 +105,7 @@ def adult_sigmoid(logit):
     return 1 / (1 + np.exp(-logit))
 
 
-def test_the_hybrid_begins_where_its_sample_lies():
+def test_chains_from_begin_at_their_starts():
     starts = jnp.array([[50.0, 0.0], [0.0, -50.0]])
     train = Split(np.eye(2, dtype=np.float32)[[0, 1] * 8], np.array([0, 1] * 8))
     chain = SGLD(
@@ -121,7 +121,7 @@ def test_the_hybrid_begins_where_its_sample_lies():
     assert not np.array_equal(kept[0, 0] - starts[0], kept[1, 0] - starts[1])
 
 
-def test_the_hybrids_halves():
+def test_hybrid_has_half_of_epsilon_for_each_part():
     both = adult.hybrid(
         adult._one_sample(2.0),
         adult.make_sgld(SMALL.train, 0.1),
@@ -133,7 +133,7 @@ def test_the_hybrids_halves():
     assert certified_epsilon(both.event, 1e-5, adjacency="add_remove") <= 2
 
 
-def test_the_draws_are_of_the_tempered_posterior():
+def test_draws_are_of_the_tempered_posterior():
     # two records and a tiny power: the posterior is nearly the prior
     train = Split(np.array([[1.0], [0.5]], np.float32), np.array([1, 0]))
     mechanism = adult._one_sample(0.01)

@@ -25,7 +25,7 @@ def records(run_rows):
     ("batch", "printed", "temperature_one"),
     [("100", 36.2, 8.87), ("256", 3.5, 1.90), ("1,000", 2.35, 1.58), ("5,000", 2.29, 1.56)],
 )
-def test_the_claimed_step_certifies_far_more(records, batch, printed, temperature_one):
+def test_run_row_certifies_more_than_the_claimed_epsilon(records, batch, printed, temperature_one):
     record = records[f"η = 0.1, batches of {batch}"]
     assert record.source["claimed ε"] == 0.1
     assert record.certified[bounds.PRINTED] == pytest.approx(printed, rel=0.005)
@@ -33,12 +33,12 @@ def test_the_claimed_step_certifies_far_more(records, batch, printed, temperatur
 
 
 @pytest.mark.parametrize(("batches", "epsilon"), [("batches of their own", 5.12), ("shared", 5.62)])
-def test_eight_chains(records, batches, epsilon):
+def test_run_row_certifies_eight_chains(records, batches, epsilon):
     (record,) = [record for name, record in records.items() if f"8 chains, {batches}" in name]
     assert record.certified[bounds.TEMPERATURE_ONE] == pytest.approx(epsilon, rel=0.005)
 
 
-def test_the_steps_for_a_tenth(records):
+def test_run_steps_at_a_tenth_has_the_largest_certified_steps(records):
     record = records["steps for ε = 0.1"]
     constant = dict(record.series["constant"])
     assert constant[100] / 2 == pytest.approx(3.2e-4, rel=0.02)
@@ -53,7 +53,7 @@ def test_the_steps_for_a_tenth(records):
         assert (found <= 0.1) == certified
 
 
-def test_the_stairs_lie_above_the_smooth_schedule(monkeypatch):
+def test_stepwise_schedule_is_above_the_smooth_one(monkeypatch):
     stepwise_schedule, smooth = (
         np.array(bounds.stepwise_schedule(0.1)),
         np.arange(1, 10_001) ** (-1 / 3) / 10,

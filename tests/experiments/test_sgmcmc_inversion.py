@@ -53,7 +53,7 @@ def sgd_settings(**changes):
 # The attack.
 
 
-def test_the_attack_reaches_the_confidence_and_stops_there():
+def test_invert_stops_at_the_confidence():
     params = {"output": 3 * jax.random.normal(jax.random.key(0), (49, 10))}
     pictures = invert(params, 10)
     assert (pictures >= 0).all()
@@ -63,7 +63,7 @@ def test_the_attack_reaches_the_confidence_and_stops_there():
     assert (sure < 0.9999).all()
 
 
-def test_the_attack_follows_the_gradient_step_by_step():
+def test_invert_is_algorithm_1_step_by_step():
     """Oracle: Algorithm 1 written as a loop, with the gradient of a softmax by hand."""
     weights = np.asarray(jax.random.normal(jax.random.key(1), (16, 3)))
 
@@ -86,11 +86,11 @@ def test_the_attack_follows_the_gradient_step_by_step():
     np.testing.assert_allclose(invert({"output": jnp.asarray(weights)}, 3), expected, atol=1e-3)
 
 
-def test_the_attack_gives_up_on_a_model_without_gradients():
+def test_invert_returns_grey_without_gradients():
     np.testing.assert_array_equal(invert({"output": jnp.zeros((9, 4))}, 4), np.full((4, 9), 0.5))
 
 
-def test_guessed_pictures_identify_one_in_ten():
+def test_match_classes_of_random_images_identifies_one_in_ten():
     rng = np.random.default_rng(0)
     references = rng.random((NUM_PEOPLE, 64))
     rates = [
@@ -103,7 +103,7 @@ def test_guessed_pictures_identify_one_in_ten():
     assert match_classes(noisy, references).identified_percent > 30
 
 
-def test_the_mean_over_people_does_not_count():
+def test_match_classes_ignores_the_mean_over_classes():
     rng = np.random.default_rng(0)
     pictures, common = rng.random((NUM_PEOPLE, 64)), 100 * rng.random(64)
     one, other = match_classes(pictures, pictures), match_classes(pictures + common, pictures)
@@ -111,7 +111,7 @@ def test_the_mean_over_people_does_not_count():
     assert one.correlation == pytest.approx(1)
 
 
-def test_smoothing_reduces_noise_and_keeps_large_shapes():
+def test_smooth_reduces_noise_and_keeps_large_shapes():
     shape = np.zeros((64, 64))
     shape[16:48, 16:48] = 1
     noise = np.random.default_rng(0).normal(size=(64, 64))
@@ -123,7 +123,7 @@ def test_smoothing_reduces_noise_and_keeps_large_shapes():
 # The models.
 
 
-def test_the_records_of_a_person_are_all_of_their_pictures(digits):
+def test_records_of_a_person_are_all_of_their_pictures(digits):
     shuffled = np.random.default_rng(0).permutation(len(digits.train.y))
     data = dataclasses.replace(
         digits, train=Split(digits.train.x[shuffled], digits.train.y[shuffled])
@@ -134,7 +134,7 @@ def test_the_records_of_a_person_are_all_of_their_pictures(digits):
     assert inversion.records(data, PICTURE)[0].shape == (70, 784)
 
 
-def test_each_unit_is_certified_as_its_own_number_of_records(digits):
+def test_settings_mechanism_has_the_number_of_records_of_the_unit(digits):
     for unit, num_records, name in (
         (PICTURE, 70, "one picture"),
         (PERSON, 10, "one person with 7 pictures"),
@@ -149,7 +149,7 @@ def test_each_unit_is_certified_as_its_own_number_of_records(digits):
     assert Settings(inversion.FACES, PLAIN).mechanism(digits) is None
 
 
-def test_one_person_moves_a_private_step_by_the_clip_bound_at_most(digits):
+def test_fit_changes_by_at_most_the_clip_bound_for_one_person(digits):
     """All seven pictures of one person together, multiplied by a million, are one record."""
     settings = sgd_settings(unit=PERSON, epsilon=1.0, num_steps=1)
     mechanism = settings.mechanism(digits)
@@ -163,7 +163,7 @@ def test_one_person_moves_a_private_step_by_the_clip_bound_at_most(digits):
     assert 0.1 * allowed < distance <= 1.001 * allowed
 
 
-def test_the_bound_is_the_trade_off_function_of_the_guarantee(digits):
+def test_identification_bound_is_that_of_the_trade_off_function(digits):
     certificates = [
         sgd_settings(unit=PERSON, epsilon=epsilon).mechanism(digits).certificate(1e-5)
         for epsilon in (0.1, 1.0, 10.0)
@@ -203,7 +203,7 @@ def _record(row: Row, context: RowContext) -> Record:
     )
 
 
-def test_without_privacy_everyone_is_identified(records):
+def test_run_row_without_privacy_identifies_everyone(records):
     plain, _, person = (record.measured for record in records)
     assert plain[ACCURACY] > 60
     assert plain[IDENTIFIED] == 100
@@ -214,7 +214,7 @@ def test_without_privacy_everyone_is_identified(records):
     assert person[OWN] < 0.3
 
 
-def test_private_rows_are_certified_as_run(records):
+def test_run_row_certifies_private_rows_as_run(records):
     plain, picture, person = records
     assert not plain.certified
     assert not plain.certificate

@@ -33,12 +33,12 @@ def settings_of(name, profile="quick"):
 @pytest.mark.parametrize(
     ("temperature", "expected"), [(0.5, (36.2, 3.5, 2.35, 2.29)), (1.0, (8.87, 1.90, 1.58, 1.56))]
 )
-def test_the_slides_settings_certify_far_more_than_they_claim(temperature, expected):
+def test_epsilon_by_batch_is_far_above_the_claim(temperature, expected):
     assert tuple(epsilon_by_batch(temperature).values()) == pytest.approx(expected, rel=0.01)
     assert min(expected) > 10 * rows()["MNIST: DP-SGLD"].source["ε"]
 
 
-def test_the_table_has_the_slides_figures():
+def test_rows_have_the_published_values():
     printed = {name: tuple(row.source.values()) for name, row in rows().items() if row.source}
     assert printed["MNIST: DP-SGLD"] == (99.12, 0.10)
     assert printed["SVHN: DP-SGHMC"] == (92.84, 0.43)
@@ -50,7 +50,7 @@ def test_the_table_has_the_slides_figures():
     assert (svhn.data, svhn.delta, svhn.network, svhn.num_steps) == ("svhn", 1e-6, "CNN", 10_000)
 
 
-def test_the_claim_on_svhn_is_compared_at_its_whole_training_part():
+def test_published_epsilon_of_svhn_is_at_its_whole_training_part():
     settings = settings_of("SVHN: DP-SGLD")
     mnist_settings = settings_of("MNIST: DP-SGLD")
     found = mnist.published_epsilon(settings)
@@ -62,7 +62,7 @@ def test_the_claim_on_svhn_is_compared_at_its_whole_training_part():
     assert found == expected
 
 
-def test_dp_sgd_has_the_event_of_the_chain_beside_it():
+def test_noisy_sgd_mechanism_has_the_event_of_the_chain():
     pairs = {
         "MNIST: DP-SGLD, temperature 1": "MNIST: DP-SGD",
         "frontier, ε = 0.1": "MNIST: DP-SGD at ε = 0.1",
@@ -74,7 +74,7 @@ def test_dp_sgd_has_the_event_of_the_chain_beside_it():
         assert beside.l2_clip != chain.l2_clip
 
 
-def test_sghmc_has_the_noise_of_sgld():
+def test_settings_chain_of_sghmc_has_the_noise_of_sgld():
     one, other = (
         settings_of(f"MNIST: {name}").chain(50_000, 10) for name in ("DP-SGLD", "DP-SGHMC")
     )
@@ -82,14 +82,14 @@ def test_sghmc_has_the_noise_of_sgld():
 
 
 @pytest.mark.parametrize("name", [name for name in rows() if name.startswith("frontier")])
-def test_the_frontier_keeps_within_its_budget(name):
+def test_settings_chain_of_the_frontier_keeps_its_budget(name):
     settings = settings_of(name)
     epsilon = settings.chain(50_000, settings.num_steps).certificate(settings.delta).epsilon
     assert 0.99 * settings.target < epsilon <= settings.target
 
 
 @pytest.mark.parametrize("name", list(mnist._ENSEMBLES))
-def test_a_row_of_pate_is_the_record_of_its_own_experiment(name, tmp_path, monkeypatch):
+def test_run_row_of_pate_is_the_record_of_its_own_experiment(name, tmp_path, monkeypatch):
     module, row = mnist._ENSEMBLES[name]
     ran = []
 
@@ -129,11 +129,11 @@ def test_calibration_error_is_larger_for_overconfident_predictions():
     assert (bins.accuracy < bins.confidence)[-3:].all()
 
 
-def test_a_sure_and_wrong_prediction_has_a_finite_likelihood():
+def test_negative_log_likelihood_of_a_certain_wrong_prediction_is_finite():
     assert 50 < mnist.negative_log_likelihood([[1.0, 0.0]], [1]) < np.inf
 
 
-def test_doubt_is_counted_from_guessing_to_certainty():
+def test_entropies_and_auroc_percent_from_guessing_to_certainty():
     known, strange = (
         mnist.entropies(np.eye(10)),
         mnist.entropies(np.full((9, 10), 0.1)),
@@ -144,7 +144,7 @@ def test_doubt_is_counted_from_guessing_to_certainty():
     assert mnist.auroc_percent(strange, known) == 0
 
 
-def test_strange_images_keep_the_pixels():
+def test_out_of_distribution_images_keep_the_pixels():
     images = np.random.default_rng(0).random((3, 28, 28, 1)).astype(np.float32)
     strange = out_of_distribution_images(images)
     for name in ("on their side", "shuffled"):
@@ -163,7 +163,7 @@ def short_row():
     return Row(row.name, {**row.settings, **short}, row.source)
 
 
-def test_a_short_chain_learns_resumes_and_is_certified_as_run(short_row, tmp_path, monkeypatch):
+def test_run_row_learns_resumes_and_is_certified_as_run(short_row, tmp_path, monkeypatch):
     stand_in = dataclasses.replace(load_data("digits"), is_stand_in=True, note="This is not SVHN.")
     monkeypatch.setattr(mnist, "load_images", lambda name: stand_in)
     context = RowContext(tmp_path, fresh=True, profile="quick")
