@@ -241,7 +241,7 @@ def _run_coverage(
     return measured, {}
 
 
-def coverage(posterior: Posterior, parameters: Any) -> list[float]:
+def coverage(posterior: Posterior, parameters: npt.ArrayLike) -> list[float]:
     """Returns the coverage (%) of 90 % intervals for each parameter, by the posterior's cdf."""
     ranks = posterior.cdf(np.asarray(parameters, np.float64))
     inside = np.mean(np.abs(ranks - 0.5) <= _LEVEL / 2, axis=0)

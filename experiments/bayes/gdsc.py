@@ -396,7 +396,7 @@ def make_scorer(
     base = make(settings, dim, 1.0) if make else None
 
     @jax.jit
-    def all_scores(factors: Any, size: Any) -> jax.Array:
+    def all_scores(factors: Any, size: jax.Array) -> jax.Array:
         """Returns scores ``(repeats, drugs)`` with the noise of ``base`` times ``factors``."""
         method = base and dataclasses.replace(
             base,

@@ -196,7 +196,7 @@ def _sensitivity(bounds: Array) -> float:
     return float(np.linalg.norm(np.triu(products)[:-1]))
 
 
-def _symmetric(noise: Any) -> Any:
+def _symmetric(noise: Array) -> Array:
     """The lower triangle, mirrored."""
     lower = np.tril(noise)
     return lower + np.swapaxes(np.tril(noise, -1), -1, -2)

@@ -142,7 +142,7 @@ def posteriors(
 
 @jax.jit
 def _posteriors(
-    statistics: RegressionStatistics, num_examples: Any, floor: Any
+    statistics: RegressionStatistics, num_examples: int, floor: jax.Array | None
 ) -> RegressionPosterior:
     def posterior(one: RegressionStatistics) -> RegressionPosterior:
         fine = one if floor is None else repair(one, floor)

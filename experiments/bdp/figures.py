@@ -389,7 +389,7 @@ def _curves_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _draw_curves(axes: Axes, places: Any, series: Values) -> None:
+def _draw_curves(axes: Axes, places: npt.ArrayLike, series: Values) -> None:
     for name, style in _STYLES.items():
         if name in series:
             curves = np.atleast_2d(series[name])

@@ -22,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import logsumexp, ndtri
 
-from dpjax._typing import PyTree
 from dpjax.accounting import log_moments
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bdp import costs
@@ -563,7 +562,7 @@ def _composition_figure(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _chernoff(moments: Any) -> tuple[PyTree, PyTree]:
+def _chernoff(moments: Array) -> tuple[Array, Array]:
     """Returns Chernoff bounds (Theorem 2) on the probability of a loss of each epsilon."""
     epsilons = np.linspace(0.0, 4.0, 81)
     exponents = moments - np.array(costs.ORDERS) * epsilons[:, None]

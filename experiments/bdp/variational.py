@@ -121,7 +121,9 @@ def _run(
     return jax.lax.scan(step, carry, jax.random.split(steps_key, num_steps))[1]
 
 
-def _clipped_gradients(params: PyTree, records: PyTree, normal: jax.Array, l2_clip: Any) -> Any:
+def _clipped_gradients(
+    params: PyTree, records: PyTree, normal: jax.Array, l2_clip: float
+) -> PyTree:
     """Returns each record's clipped gradient: leaves ``(records, d)``."""
 
     def loss(params: PyTree, record: PyTree) -> jax.Array:

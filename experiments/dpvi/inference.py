@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import dpjax
 from dpjax._typing import ArrayTree, PRNGKey, PyTree
@@ -46,9 +47,9 @@ class Fits(NamedTuple):
 
 
 def make_inference(
-    model: Any,
-    guide: Any,
-    optimizer: Any,
+    model: Callable[..., None],
+    guide: Callable[..., None],
+    optimizer: optax.GradientTransformation,
     num_examples: int,
     sampling_rate: float,
     point: Point,
@@ -69,7 +70,7 @@ def fit(
     key: PRNGKey,
     make: MakeInference,
     points: list[Point],
-    records: tuple[Any, ...],
+    records: tuple[PyTree, ...],
     *,
     num_steps: int,
     repeats: int,

@@ -142,7 +142,9 @@ def fit(
     """Trains the network once for each seed; a private run resumes from ``folder``."""
     data = problem.data
     if isinstance(settings, PlainSettings):
-        plan: Any = ShuffledEpochs(settings.epochs, settings.batch_size)
+        plan: ShuffledEpochs | dpjax.SubsampledGaussian = ShuffledEpochs(
+            settings.epochs, settings.batch_size
+        )
     else:
         plan = settings.mechanism(len(data.train.y), problem.unit)
     task = classification(problem.model, data, problem.optimizer(settings.learning_rate))

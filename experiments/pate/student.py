@@ -43,7 +43,7 @@ def train_student(
     key: PRNGKey,
     apply_fn: Callable[[PyTree, PyTree], jax.Array],
     params: PyTree,
-    inputs: Any,
+    inputs: PyTree,
     labels: npt.ArrayLike,
     optimizer: optax.GradientTransformation,
     *,
@@ -54,7 +54,7 @@ def train_student(
     confidence: float = 0.95,
     average_decay: float = 0.99,
     progress: bool = True,
-) -> Any:
+) -> PyTree:
     """Returns parameters trained on public inputs and the labels released for some of them.
 
     Args:
@@ -193,5 +193,5 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def _take(tree: PyTree, indices: jax.Array) -> Any:
+def _take(tree: PyTree, indices: jax.Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[indices], tree)
