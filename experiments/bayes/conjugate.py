@@ -30,7 +30,7 @@ from dpjax.bayes.conjugate.posteriors import Posterior
 from dpjax.mechanisms import Gaussian, Laplace
 from experiments.lib.figures import MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import draw_by_row, panel_grid
+from experiments.lib.plots import draw_by_row, draw_nonempty, panel_grid
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import make_rows
 from experiments.lib.verdicts import Comparison
@@ -251,12 +251,9 @@ def coverage(posterior: Posterior, parameters: npt.ArrayLike) -> list[float]:
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     slopes = [record for record in records if record.row.startswith("consistency")]
     covered = [record for record in records if record.row.startswith("coverage")]
-    drawn = {}
-    if slopes:
-        drawn["consistency"] = _consistency_figure(slopes)
-    if covered:
-        drawn["coverage"] = _coverage_figure(covered)
-    return drawn
+    return draw_nonempty(
+        consistency=(_consistency_figure, slopes), coverage=(_coverage_figure, covered)
+    )
 
 
 def _consistency_figure(records: Sequence[Record]) -> Figure:

@@ -25,7 +25,7 @@ from dpjax.bdp.replace_one import replace_one_log_moments
 from experiments.bdp import costs
 from experiments.bdp.costs import ORDERS, Array, epsilons, epsilons_by_step, step_costs
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.plots import draw_curve, legend_below
+from experiments.lib.plots import draw_curve, draw_nonempty, legend_below
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import (
     direction_finding,
@@ -338,19 +338,13 @@ def _clipped_remark(clipped: Sequence[Record]) -> str:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Returns the figures whose rows were run."""
-    draw = {
-        "1": ("steps", _curves_figure),
-        "3": ("noise_clipped", _curves_figure),
-        "4": ("noise_unclipped", _curves_figure),
-        "5": ("orders", _orders_figure),
-    }
     by_figure = group_by(records, "figure")
-    return {
-        stem: make(by_figure[number])
-        for number, (stem, make) in draw.items()
-        if number in by_figure
-    }
+    return draw_nonempty(
+        steps=(_curves_figure, by_figure.get("1", [])),
+        noise_clipped=(_curves_figure, by_figure.get("3", [])),
+        noise_unclipped=(_curves_figure, by_figure.get("4", [])),
+        orders=(_orders_figure, by_figure.get("5", [])),
+    )
 
 
 _STYLES: Mapping[str, Values] = {

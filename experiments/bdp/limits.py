@@ -28,7 +28,7 @@ from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
 from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
-from experiments.lib.plots import draw_curve, panel_grid
+from experiments.lib.plots import draw_curve, draw_nonempty, panel_grid
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import MeanAndError, quantiles
 from experiments.lib.verdicts import group_by
@@ -456,15 +456,13 @@ def _run_composition(row: Row) -> Result:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    """Returns the figures whose rows were run."""
-    draw = {
-        "coverage": ("coverage", _coverage_figure),
-        "number": ("draws", _draws_figure),
-        "tails": ("tails", _tails_figure),
-        "composition": ("composition", _composition_figure),
-    }
     parts = group_by(records, "part")
-    return {stem: make(parts[part]) for part, (stem, make) in draw.items() if part in parts}
+    return draw_nonempty(
+        coverage=(_coverage_figure, parts.get("coverage", [])),
+        draws=(_draws_figure, parts.get("number", [])),
+        tails=(_tails_figure, parts.get("tails", [])),
+        composition=(_composition_figure, parts.get("composition", [])),
+    )
 
 
 _ESTIMATORS: Mapping[str, Values] = {

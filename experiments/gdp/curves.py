@@ -19,7 +19,7 @@ from dpjax.accounting.tradeoff import TradeOff
 from experiments.gdp import mnist
 from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.formatting import format_value
-from experiments.lib.plots import legend_below, panel_grid
+from experiments.lib.plots import draw_nonempty, legend_below, panel_grid
 from experiments.lib.registry import DETERMINISTIC, Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.verdicts import Comparison, format_upper_bound, join_row_names
 
@@ -160,19 +160,16 @@ def _detected(curves: dict[str, TradeOff]) -> Values:
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
-    rows = {record.row: record for record in records}
     table = [record for record in records if record.row != _ONE_EPOCH]
-    drawn = {}
-    if "2" in rows:
-        drawn["profiles"] = _profiles_figure(rows["2"])
-    if table:
-        drawn["trade_offs"] = _trade_offs_figure(table)
-    if _ONE_EPOCH in rows:
-        drawn["one_epoch"] = _one_epoch_figure(rows[_ONE_EPOCH])
-    return drawn
+    return draw_nonempty(
+        profiles=(_profiles_figure, [record for record in records if record.row == "2"]),
+        trade_offs=(_trade_offs_figure, table),
+        one_epoch=(_one_epoch_figure, [record for record in records if record not in table]),
+    )
 
 
-def _profiles_figure(record: Record) -> Figure:
+def _profiles_figure(records: Sequence[Record]) -> Figure:
+    (record,) = records
     figure, (left, right) = new_figure(columns=2, width=9.6, height=3.8)
     epsilons = np.array(record.series["epsilons"])
     for name, style in _STYLES.items():
@@ -222,7 +219,8 @@ def _name_axes(axes: Axes) -> None:
     axes.set_aspect("equal")
 
 
-def _one_epoch_figure(record: Record) -> Figure:
+def _one_epoch_figure(records: Sequence[Record]) -> Figure:
+    (record,) = records
     figure, (left, right) = new_figure(columns=2, width=9.6, height=4.2)
     curves = {name: 1 - rates for name, rates in _detection_rates(record).items()}
     left.plot(_LEVELS, curves["lower"], color=CERTIFIED, linewidth=3, label="f, 234 steps")

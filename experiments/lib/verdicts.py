@@ -115,17 +115,6 @@ def compare_claim(claim: float, certified: float) -> str:
     return "is below" if claim < certified else "is not below"
 
 
-def remarks_on_rows(
-    records: Sequence[Record], write: Callable[..., str | Sequence[str]], *rows: str
-) -> list[str]:
-    """Returns ``write(*records)`` for the records of these rows, or nothing if one is missing."""
-    by_row = {record.row: record for record in records}
-    if not set(rows) <= set(by_row):
-        return []
-    remarks = write(*(by_row[row] for row in rows))
-    return [remarks] if isinstance(remarks, str) else list(remarks)
-
-
 def join_row_names(records: Sequence[Record], holds: Callable[[Record], bool]) -> str:
     """Returns the names of the rows that satisfy a condition, joined by semicolons."""
     return "; ".join(record.row for record in records if holds(record))

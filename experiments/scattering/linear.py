@@ -41,7 +41,6 @@ from experiments.lib.verdicts import (
     compare_published,
     format_upper_bound,
     group_by,
-    remarks_on_rows,
 )
 from experiments.scattering.features import (
     load_features,
@@ -229,26 +228,6 @@ def run_plain(row: Row, images: Dataset, cache: Path) -> Result:
     return Result(measured, {}, images.note, {CURVES: [trained.curve]})
 
 
-def cost_of_encoding(
-    plain: Record, shifted: Record, encoded: Record, slower: Record, faster: Record
-) -> str:
-    """Returns a sentence on the records of `plain_rows`."""
-    records = (plain, shifted, encoded, slower, faster)
-    accuracies = [record.measured[ACCURACY] for record in records]
-    texts = [format_value(accuracy, ACCURACY) for accuracy in accuracies]
-    rates = [record.settings["learning_rate"] for record in records]
-    lost = f"{accuracies[1] - accuracies[2]:.1f}"
-    return (
-        f"Without privacy the model of {_DATA} reaches {texts[0]} %, on images shifted by five"
-        f" pixels {texts[1]} %, and {texts[2]} % if they are then encoded as JPEG of the same"
-        f" quality, on another grid of blocks: an encoding costs about {lost} points (the standard"
-        " error of such a difference is about 0.4). If the first encoding of the images, which"
-        " cannot be undone, cost as much, that is this part of the difference from the source."
-        f" With a learning rate of {rates[3]} or {rates[4]} instead of {rates[0]} the model reaches"
-        f" {texts[3]} or {texts[4]} %."
-    )
-
-
 EPSILON, PUBLISHED_EPSILON = "ε", "ε of the source's noise"
 RANGE = "lowest, highest %"
 _EPSILONS = (1.0, 2.0, 3.0)
@@ -417,7 +396,6 @@ def remarks(records: Sequence[Record]) -> list[str]:
                 f"{record.settings['data']} is a JPEG re-encoding here, and the source had the"
                 " original pixels: accuracies are not comparable to the point."
             )
-    found += remarks_on_rows(records, cost_of_encoding, *plain_rows(0, 0))
     return found
 
 

@@ -29,7 +29,7 @@ from experiments.lib.records import load_records
 from experiments.lib.registry import Record
 from experiments.lib.runner import run_experiment
 from experiments.lib.sweeps import column, grid, make_rows
-from experiments.lib.verdicts import group_by, join_row_names, remarks_on_rows
+from experiments.lib.verdicts import group_by, join_row_names
 
 
 @pytest.fixture
@@ -177,15 +177,6 @@ def test_draw_figures_refuses_a_figure_without_a_caption(toy, records, tmp_path)
     experiment = replace(toy.experiment, figures=lambda records: {"loss": Figure()})
     with pytest.raises(ValueError, match=r"figure must be one of 'accuracy', got 'loss'"):
         draw_figures(experiment, records, tmp_path)
-
-
-def test_remarks_on_rows_needs_all_of_them(records):
-    def say(*rows):
-        return " and ".join(row.row for row in rows)
-
-    assert remarks_on_rows(records, say, "3", "1") == ["3 and 1"]
-    assert remarks_on_rows(records, say, "3", "4") == []
-    assert remarks_on_rows(records, lambda row: [row.row, "twice"], "2") == ["2", "twice"]
 
 
 def test_group_by_and_join_row_names(records):

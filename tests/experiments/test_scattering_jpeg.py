@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.data import Split, load_stand_in
-from experiments.lib.registry import Record, Row
+from experiments.lib.registry import Row
 from experiments.scattering import linear
 from experiments.scattering.linear import (
     PlainSettings,
-    cost_of_encoding,
     encode,
     plain_rows,
     run_plain,
@@ -66,16 +65,3 @@ def test_run_plain_learns(tmp_path):
     assert result.certified == {}
     (curve,) = result.series["accuracy % by epoch, each seed"]
     assert len(curve) == 20
-
-
-def test_cost_of_encoding_states_the_loss():
-    accuracies = (68.7, 67.4, 66.3, 68.0, 66.0)
-    records = [
-        Record("scattering_linear", row, "paper", settings, {}, {"test accuracy %": found}, {}, 1.0)
-        for (row, settings), found in zip(ROWS.items(), accuracies, strict=True)
-    ]
-    sentence = cost_of_encoding(*records)
-    assert "an encoding costs about 1.1 points" in sentence
-    assert "0.001 or 0.01 instead of 0.003 the model reaches 68.0 or 66.0 %" in sentence
-    assert "reaches 68.7 %" in linear.remarks(records)[0]
-    assert sentence in linear.remarks(records)
