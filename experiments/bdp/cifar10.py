@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bdp import table
-from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import published_row
+from experiments.bdp.table import EXAMPLES, MEAN, PLAIN, Settings, Task, published_row
 from experiments.data import Dataset, Split, load_data
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.scattering import apply_in_batches, wavelet_moduli

@@ -32,7 +32,7 @@ from experiments.lib.verdicts import (
     format_upper_bound,
     group_by,
 )
-from experiments.published.log_moments import published_reverse_log_moments
+from experiments.published.bdp import published_reverse_log_moments
 
 SHAPE, DIMENSION, BATCH = 0.5, 1_000, 50
 DELTA, RATE = 1e-5, 1e-3

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.bdp import table
-from experiments.bdp.classifiers import EXAMPLES, MEAN, PLAIN, Settings, Task
-from experiments.bdp.table import published_row
+from experiments.bdp.table import EXAMPLES, MEAN, PLAIN, Settings, Task, published_row
 from experiments.data import Dataset, load_data
 from experiments.lib.models import MnistCNN
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext

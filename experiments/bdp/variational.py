@@ -22,7 +22,6 @@ import dpjax
 from dpjax import bdp
 from dpjax._typing import PyTree
 from dpjax.sampling.base import gather
-from experiments.bdp.classifiers import ORDERS
 from experiments.bdp.table import (
     ABOVE,
     ACCURACY,
@@ -30,6 +29,7 @@ from experiments.bdp.table import (
     BDP_ATTACK,
     DP,
     DP_ATTACK,
+    ORDERS,
     published_row,
 )
 from experiments.bdp.table import finding as table_finding

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from dpjax import pate
-from experiments.pate.accounts import make_mechanism
-from experiments.pate.votes import load_votes
+from experiments.pate.accounts import load_votes, make_mechanism
 from experiments.published.pate import published_epsilon
 
 _RELEASE = ("order", "beta", "noise_scale", "failure_probability")

@@ -1,9 +1,15 @@
 """Aggregations of votes from the settings of a row, and their ε by every analysis.
 
 Columns that start with `PRIVATE` are functions of the private votes: they are not publishable.
+
+``$DPJAX_DATA_DIR/pate_votes/NAME_250_teachers.npy`` holds the votes of 250 teachers; those of MNIST
+and SVHN were released with Papernot et al. (2018).
 """
 
+import functools
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from dpjax import pate
+from experiments.data import DATA_DIR, check_file
 from experiments.published.pate import published_epsilon
+
+_FOLDER = "pate_votes"
+
+
+def votes_path(name: str, num_teachers: int) -> Path | None:
+    """Returns the path of the votes on data set ``name``, or None if there is no such file."""
+    root = os.environ.get(DATA_DIR)
+    if not root:
+        return None
+    path = Path(root).expanduser() / _FOLDER / f"{name}_{num_teachers}_teachers.npy"
+    return path if path.exists() else None
+
+
+@functools.cache
+def load_votes(path: Path) -> npt.NDArray[np.float64]:
+    """Returns the votes in a file; the two released files are checked by their sha256.
+
+    Raises:
+      CorruptedFileError: the file has the name of a released one and other bytes.
+    """
+    check_file(path, _FOLDER)
+    return np.asarray(np.load(path, allow_pickle=False), np.float64)
+
 
 EPSILON = "ε"
 SOURCE_BOUND, COMPOSED = "ε, source's bound for any votes", "ε, exact composition"

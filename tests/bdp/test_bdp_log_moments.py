@@ -16,7 +16,7 @@ from dpjax.bdp import (
     laplace_log_moments,
     subsampled_gaussian_log_moments,
 )
-from experiments.published.log_moments import published_reverse_log_moments
+from experiments.published.bdp import published_reverse_log_moments
 
 ORDERS = tuple(range(1, 33))
 NOISES = (0.1, 0.5, 1.0, 4.0, 60.0)

@@ -10,8 +10,8 @@ import pytest
 
 from dpjax import bdp
 from dpjax.training import private_step
-from experiments.bdp import classifiers
-from experiments.bdp.classifiers import EXAMPLES, MEAN, Settings, Task, train
+from experiments.bdp import table
+from experiments.bdp.table import EXAMPLES, MEAN, Settings, Task, train
 from experiments.data import Split, load_data
 from experiments.lib.models import accuracy_percent, cross_entropy
 
@@ -46,7 +46,7 @@ def private(digits, tmp_path_factory):
 
 def test_clip_mean_clips_to_a_ball_and_adds_the_stated_noise():
     chosen = settings(MEAN, noise_std=0.1, l2_clip=2.0)
-    chain = classifiers.clip_mean(jax.random.key(0), chosen, chosen.mechanism(300, "one image"))
+    chain = table.clip_mean(jax.random.key(0), chosen, chosen.mechanism(300, "one image"))
     long = {"w": jnp.zeros(40_000).at[0].set(50.0)}
     noisy, _ = chain.update(long, chain.init(long))
     assert noisy["w"][0] == pytest.approx(2.0, abs=0.5)
@@ -60,7 +60,7 @@ def first_step(chosen, digits):
     weights = model.init(jax.random.key(0), digits.train.x[:1])["params"]
     mechanism = chosen.mechanism(300, "one image")
     key = jax.random.key(1)
-    program = classifiers.make_program(key, chosen, cross_entropy(model), weights, mechanism)
+    program = table.make_program(key, chosen, cross_entropy(model), weights, mechanism)
     step = private_step(
         program.loss_fn, program.optimizer, mechanism=program.mechanism, key=program.key
     )
@@ -112,7 +112,7 @@ def test_train_resumes_to_the_same_network(digits, tmp_path, monkeypatch, way, l
         return evaluate
 
     with monkeypatch.context() as patch:
-        patch.setattr(classifiers, "accuracy_percent", stop_while_reporting)
+        patch.setattr(table, "accuracy_percent", stop_while_reporting)
         with pytest.raises(KeyboardInterrupt):
             train(chosen, task, tmp_path / "stopped")
     resumed = train(chosen, task, tmp_path / "stopped")
@@ -131,7 +131,7 @@ def test_train_accounts_for_the_norms_that_were_drawn(private):
     assert private.account.num_done == mechanism.num_steps == 10
     both = bdp.epsilon(private.account, 1e-5)
     assert both.dp <= 2.0
-    worst = bdp.update_worst_case(bdp.init(mechanism, orders=classifiers.ORDERS), 10)
+    worst = bdp.update_worst_case(bdp.init(mechanism, orders=table.ORDERS), 10)
     assert 0 < private.share_clipped < 1
     assert np.all(private.account.costs <= worst.costs * (1 + 1e-12))
     assert np.any(private.account.costs < 0.9999 * worst.costs)
@@ -141,6 +141,6 @@ def test_train_accounts_for_the_norms_that_were_drawn(private):
 def test_train_with_all_norms_clipped_has_the_worst_case_account(digits, tmp_path):
     chosen = settings(EXAMPLES, l2_clip=1e-3, noise_std=1e-3, epochs=1)
     run = train(chosen, Task(Linear(), digits, "x"), tmp_path)
-    worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=classifiers.ORDERS), 5)
+    worst = bdp.update_worst_case(bdp.init(run.mechanism, orders=table.ORDERS), 5)
     assert run.share_clipped == 1.0
     np.testing.assert_allclose(run.account.costs, worst.costs, rtol=1e-10)

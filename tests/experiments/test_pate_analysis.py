@@ -11,7 +11,7 @@ import pytest
 from dpjax import pate
 from experiments.lib.registry import RowContext
 from experiments.pate import __main__ as command
-from experiments.pate import accounts, analysis, claims
+from experiments.pate import accounts, analysis
 from experiments.pate.accounts import BOTH, COMPOSED, EPSILON, FORMULA, PRIVATE, SANITIZED
 from experiments.pate.analysis import AS_PRINTED, BLOCKS
 from experiments.published.pate import published_epsilon
@@ -24,7 +24,7 @@ SOME = (
     "Adult: Confident-GNMax",
     "simulated, LNMax, 100 teachers",
     "simulated, LNMax, 400 teachers",
-    *claims.CLAIMS,
+    *analysis.CLAIMS,
 )
 
 
@@ -122,18 +122,18 @@ def test_run_row_of_agreeing_teachers_lowers_the_data_dependent_epsilon_only(rec
 
 
 def test_the_claims(records):
-    label, direction, release = (records[name] for name in claims.CLAIMS)
+    label, direction, release = (records[name] for name in analysis.CLAIMS)
     assert label.certified[EPSILON] == 2 * label.source[EPSILON]
-    assert direction.series[claims.FORWARD] > 1
-    assert direction.measured[claims.REVERSE] == pytest.approx(0.676, abs=1e-3)
-    assert round(release.series[claims.BY_FORMULA], 2) == release.source[claims.COST]
-    assert round(release.certified[claims.COST], 2) == 1.61
+    assert direction.series[analysis.FORWARD] > 1
+    assert direction.measured[analysis.REVERSE] == pytest.approx(0.676, abs=1e-3)
+    assert round(release.series[analysis.BY_FORMULA], 2) == release.source[analysis.COST]
+    assert round(release.certified[analysis.COST], 2) == 1.61
 
 
 def test_direction_ratios_are_above_one_for_large_noise():
     orders = np.arange(2.0, 33.0)
-    assert min(claims.direction_ratios(40.0, 250, orders)) > 1
-    assert claims.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
+    assert min(analysis.direction_ratios(40.0, 250, orders)) > 1
+    assert analysis.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
 
 
 def test_main_prints_both_kinds_of_epsilon(folder, capsys):

@@ -9,7 +9,7 @@ import pytest
 import dpjax
 from experiments.data import Split, load_data
 from experiments.lib.registry import Record, Row, RowContext
-from experiments.scattering import features, linear
+from experiments.scattering import linear
 from experiments.scattering.linear import CHANNELS, EPSILON, GROUPS, Settings
 
 CHANNELS_OF_GREY = 81
@@ -24,7 +24,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def digits(cache):
     """Features of 300 training and 100 test images."""
-    return features.load_features(load_data("digits"), 300, 100, cache)
+    return linear.load_features(load_data("digits"), 300, 100, cache)
 
 
 def settings(name, **changes):
@@ -34,36 +34,36 @@ def settings(name, **changes):
 
 def test_load_features_keeps_them_by_the_images_content(digits, cache):
     kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    again = features.load_features(load_data("digits"), 300, 100, cache)
+    again = linear.load_features(load_data("digits"), 300, 100, cache)
     np.testing.assert_array_equal(again.train.x, digits.train.x)
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == kept
     assert digits.train.x.shape == (300, CHANNELS_OF_GREY, 7, 7)
     assert digits.note.endswith("Of these, the first 300 and 100.")
-    features.load_features(load_data("digits"), 301, 100, cache)
+    linear.load_features(load_data("digits"), 301, 100, cache)
     assert len(list(cache.iterdir())) == len(kept) + 1
 
 
 def test_normalize_groups_has_mean_0_and_variance_1_in_each_image(digits):
     raw = digits.train.x[:20].astype(float).reshape(20, 27, -1)
-    found = features.normalize_groups(digits.train.x[:20], 27).astype(float)
+    found = linear.normalize_groups(digits.train.x[:20], 27).astype(float)
     groups = found.reshape(20, 27, -1)
     np.testing.assert_allclose(groups.mean(axis=2), 0, atol=1e-3)
     # As in the source's framework, 1e-5 is added to the variance.
     shares = raw.var(axis=2) / (raw.var(axis=2) + 1e-5)
     np.testing.assert_allclose(groups.var(axis=2), shares, rtol=1e-2)
-    alone = features.normalize_groups(digits.train.x[7:8], 27)
+    alone = linear.normalize_groups(digits.train.x[7:8], 27)
     np.testing.assert_array_equal(alone[0], found[7])
 
 
 def moments_of(x, noise_multiplier, key=0):
-    mechanism = features.moments_mechanism(CHANNELS_OF_GREY, noise_multiplier, "one image")
-    return features.release_moments(jax.random.key(key), mechanism, x)
+    mechanism = linear.moments_mechanism(CHANNELS_OF_GREY, noise_multiplier, "one image")
+    return linear.release_moments(jax.random.key(key), mechanism, x)
 
 
 def test_normalize_channels_without_noise_standardises(digits):
     """Records of these digits are below the clip bound, but for a few."""
     moments = moments_of(digits.train.x, 1e-6)
-    found = features.normalize_channels(digits.train.x, moments).astype(float)
+    found = linear.normalize_channels(digits.train.x, moments).astype(float)
     channels = found.reshape(300, CHANNELS_OF_GREY, -1)
     np.testing.assert_allclose(channels.mean((0, 2)), 0, atol=0.05)
     np.testing.assert_allclose(channels.std((0, 2)), 1, atol=0.05)
@@ -77,8 +77,8 @@ def sums_of(x, noise_multiplier=1e-9):
 
 @pytest.mark.parametrize("extreme", [0.0, 50.0, np.nan, np.inf])
 def test_release_moments_changes_by_at_most_the_clip_bound(digits, extreme, monkeypatch):
-    monkeypatch.setattr(features, "_LEAST_VARIANCE", -np.inf)
-    bound = features.moments_mechanism(CHANNELS_OF_GREY, 1.0, "one image").sensitivity.value
+    monkeypatch.setattr(linear, "_LEAST_VARIANCE", -np.inf)
+    bound = linear.moments_mechanism(CHANNELS_OF_GREY, 1.0, "one image").sensitivity.value
     x = np.array(digits.train.x[:10], np.float32)
     x[3] = extreme
     zeroed = np.where(np.arange(10)[:, None, None, None] == 3, 0, x)
@@ -89,13 +89,13 @@ def test_release_moments_changes_by_at_most_the_clip_bound(digits, extreme, monk
 
 def test_release_moments_has_noise_of_the_stated_scale(digits):
     """162 normal draws: the sample deviation is off by 20 % with probability below 1e-3."""
-    mechanism = features.moments_mechanism(CHANNELS_OF_GREY, 100.0, "one image")
+    mechanism = linear.moments_mechanism(CHANNELS_OF_GREY, 100.0, "one image")
     blank = np.zeros((1, CHANNELS_OF_GREY, 7, 7), np.float16)
     key = jax.random.key(5)
     noise = mechanism.release(key, np.zeros(2 * CHANNELS_OF_GREY))
     assert np.std(noise) == pytest.approx(mechanism.scale, rel=0.2)
     assert np.std(noise) != pytest.approx(mechanism.scale / 2, rel=0.2)  # halved noise fails
-    released = features.release_moments(key, mechanism, blank)
+    released = linear.release_moments(key, mechanism, blank)
     np.testing.assert_allclose(released.mean.ravel(), noise[:CHANNELS_OF_GREY], rtol=1e-6)
 
 
