@@ -169,12 +169,7 @@ class ObjectivePerturbation:
         return replace(self, scale=self.scale * factor)
 
     def release(self, key: jax.Array, statistics: RegressionStatistics) -> jax.Array:
-        """Releases private coefficients ``(d,)``; works under jit and vmap.
-
-        Args:
-          key: a JAX key; must be kept secret.
-          statistics: of records clipped to the model's bounds.
-        """
+        """Releases private coefficients ``(d,)``; works under jit and vmap."""
         xty = jnp.asarray(statistics.xty)
         noise = self.scale * jax.random.normal(as_key(key), xty.shape, xty.dtype)
         return self.model.solve(statistics._replace(xty=xty + noise))

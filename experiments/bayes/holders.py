@@ -227,14 +227,7 @@ def holder_sums(task: Task, num_holders: int) -> list[list[Array]]:
 def distributed(
     task: Task, parties: Parties, sums: Sequence[Sequence[Array]], entropy: Entropy
 ) -> DistributedFit:
-    """Runs one round of the protocol for each run, with every message as bytes, and fits.
-
-    Args:
-      task: records, splits and budget.
-      parties: of the protocol.
-      sums: from `holder_sums`.
-      entropy: of masks and noise.
-    """
+    """Runs one round of the protocol for each run, with every message as bytes, and fits."""
     trusted = perturbation(task)
     plan = FederatedSum(trusted, parties)
     results = [run_round(plan, own, entropy=entropy) for own in sums]

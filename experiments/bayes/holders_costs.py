@@ -76,10 +76,6 @@ def measure_shares(plan: FederatedSum, sums: npt.NDArray[np.float64]) -> Costs:
     """Times the functions of each party in one round of secret sharing.
 
     Masks and noise come from the operating system's generator.
-
-    Args:
-      plan: of the round.
-      sums: of each holder, ``(num_holders, size)``.
     """
     nodes = range(plan.parties.num_nodes)
     _ = plan.message_format  # computed once for a plan, before the round
@@ -103,13 +99,7 @@ def measure_shares(plan: FederatedSum, sums: npt.NDArray[np.float64]) -> Costs:
 
 
 def measure_paillier(plan: FederatedSum, sums: npt.NDArray[np.float64], num_bits: int) -> Costs:
-    """Runs a round with ciphertexts in place of shares; the node multiplies, the analyst decrypts.
-
-    Args:
-      plan: of the round; its nodes have no part in it.
-      sums: of each holder, ``(num_holders, size)``.
-      num_bits: of the key, which is made before the round.
-    """
+    """Runs a round with ciphertexts in place of shares; the node multiplies, the analyst decrypts."""
     keys = generate_paillier_keys(num_bits)
     sent, holders = zip(
         *(_timed(encrypt_statistic, plan, keys.public, own) for own in sums), strict=True

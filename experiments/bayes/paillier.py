@@ -83,12 +83,7 @@ def encrypt_statistic(
 
 
 def multiply_ciphertexts(public_key: Any, ciphertexts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the ciphertexts of the sums, without the private key.
-
-    Args:
-      public_key: of the decryptor.
-      ciphertexts: those of each holder, as many from each.
-    """
+    """Returns the ciphertexts of the sums, without the private key."""
     products = list(ciphertexts[0])
     for one in ciphertexts[1:]:
         pairs = zip(products, one, strict=True)
@@ -100,12 +95,6 @@ def decrypt_sum(
     plan: FederatedSum, keys: PaillierKeys, products: Sequence[int], holders: frozenset[int]
 ) -> Result:
     """Returns the released sum.
-
-    Args:
-      plan: of the release.
-      keys: of the decryptor.
-      products: from `multiply_ciphertexts`.
-      holders: whose ciphertexts are in the products.
 
     Returns:
       The release, its holders, and the mechanism with the noise of that many holders.

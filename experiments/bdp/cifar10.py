@@ -57,9 +57,6 @@ def features(images: np.ndarray) -> np.ndarray:
 
     Privacy:
       An image's features depend on that image only.
-
-    Args:
-      images: float32 in [0, 1], (n, 32, 32, 3).
     """
     return apply_in_batches(_features_of_batch, images)
 

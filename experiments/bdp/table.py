@@ -504,13 +504,7 @@ def _state_tests(record: Record) -> str:
 
 
 def finding(records: Sequence[Record], protocol: str, is_full: Callable[[Record], bool]) -> Finding:
-    """Compares with published accuracies, and the published DP ε with that of the protocol.
-
-    Args:
-      records: of all rows.
-      protocol: the row of the source's protocol.
-      is_full: whether a run is not shortened, so that its accuracy is compared.
-    """
+    """Compares with published accuracies, and the published DP ε with that of the protocol."""
     claims = [r for r in records if r.row == protocol and r.certified[DP] > r.source[DP]]
     both = [r for r in records if BDP in r.measured and DP in r.certified and r.row != protocol]
     smaller = sum(record.measured[BDP] < record.certified[DP] for record in both)

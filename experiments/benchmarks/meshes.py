@@ -57,12 +57,7 @@ def use_fake_devices(count: int) -> None:
 
 
 def count_cases(name: str, num_devices: int) -> list[Case]:
-    """Returns the counts of each kind of step on ``num_devices`` devices.
-
-    Args:
-      name: of the network in `MODELS`.
-      num_devices: of the mesh, at most those of this process.
-    """
+    """Returns the counts of each kind of step on ``num_devices`` devices."""
     model, cases = MODELS[name], []
     for suffix, rule in {"": None, SHARDED: split_largest}.items():
         sharding = data_mesh(num_devices, rule)
@@ -135,12 +130,7 @@ def private_step(model: Model, sharding: dpjax.MeshSharding | None) -> dpjax.tra
 
 
 def count(compiled: Any, num_devices: int) -> dict[str, float]:
-    """Returns number and KiB of the collectives of a program, and MiB of a device.
-
-    Args:
-      compiled: the program.
-      num_devices: by which the result of a reduce-scatter is smaller than what is summed.
-    """
+    """Returns number and KiB of the collectives of a program, and MiB of a device."""
     found = list(collectives(compiled.as_text(), num_devices))
     sizes = {kind: sum(size for name, size in found if name == kind) / 1024 for kind in _KINDS}
     memory = compiled.memory_analysis()

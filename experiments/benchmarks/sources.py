@@ -25,12 +25,7 @@ _EFFORT = Effort(seconds=60.0, slow=120.0)
 
 
 class ImageRecords:
-    """Images and labels in an array_record file, of one byte for each pixel and label.
-
-    Args:
-      path: of the file.
-      shape: of an image.
-    """
+    """Images and labels in an array_record file, of one byte for each pixel and label."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         from array_record.python.array_record_module import ArrayRecordReader

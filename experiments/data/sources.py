@@ -206,12 +206,7 @@ def published_files() -> pooch.Pooch:
 
 
 def check_file(path: Path, folder: str) -> None:
-    """Raises `CorruptedFileError` if a file of the registry has another checksum.
-
-    Args:
-      path: of the file found.
-      folder: the data set's, under which the registry has the file's name.
-    """
+    """Raises `CorruptedFileError` if a file of the registry has another checksum."""
     expected = published_files().registry.get(f"{folder}/{path.name}")
     found = pooch.file_hash(str(path))
     if expected not in (None, found):

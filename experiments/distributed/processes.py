@@ -64,20 +64,12 @@ class Run:
             self._logs.append(log)
 
     def output(self, index: int) -> str:
-        """Returns what a process has written so far.
-
-        Args:
-          index: of the process.
-        """
+        """Returns what a process has written so far."""
         log = self._logs[index]
         return log.read_text(errors="replace") if log.exists() else ""
 
     def finish(self, timeout: float) -> list[Outcome]:
-        """Waits for all processes up to a time limit, and kills those that still run then.
-
-        Args:
-          timeout: seconds from now.
-        """
+        """Waits for all processes up to a time limit, and kills those that still run then."""
         end = time.monotonic() + timeout
         outcomes: dict[int, float] = {}
         while len(outcomes) < len(self.processes):
@@ -93,11 +85,7 @@ class Run:
         ]
 
     def kill(self, indices: Sequence[int] | None = None) -> None:
-        """Kills processes, by default all that still run.
-
-        Args:
-          indices: of the processes.
-        """
+        """Kills processes, by default all that still run."""
         for index, process in enumerate(self.processes):
             if (indices is None or index in indices) and process.exitcode is None:
                 process.kill()

@@ -63,12 +63,7 @@ class Config(NamedTuple):
 
 
 def run_process(config: Config, log: str) -> None:
-    """Runs one process, and ends it as a program of its own ends.
-
-    Args:
-      config: what it does.
-      log: path of the file for its output.
-    """
+    """Runs one process, and ends it as a program of its own ends."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -84,11 +79,7 @@ def run_process(config: Config, log: str) -> None:
 
 
 def main(config: Config) -> None:
-    """Joins the other processes and does the jobs.
-
-    Args:
-      config: what this process does.
-    """
+    """Joins the other processes and does the jobs."""
     options = {
         "jax_platforms": "cpu",
         "jax_num_cpu_devices": config.num_devices,

@@ -80,15 +80,6 @@ def fit(
 
     Repeats differ in initial values, batches and noise; the points of a repeat share batches and
     standard noise. Calls with the same ``make``, steps and shapes share one compiled program.
-
-    Args:
-      key: split into one for each repeat.
-      make: returns the inference of a point.
-      points: noise and clip bounds.
-      records: the model's arguments.
-      num_steps: steps of each run.
-      repeats: runs of each point.
-      with_norms: whether to return the gradient norms.
     """
     keys = jax.random.split(key, repeats)
     return _fit(make, num_steps, with_norms, keys, stack_points(points), records)

@@ -94,9 +94,7 @@ def finish(
 ) -> dict[str, tuple[int, str]]:
     """Waits for holders and analyst, ends the nodes, and returns status and output of each.
 
-    Args:
-      processes: by name.
-      timeout: seconds after which a process that still runs is killed, for each.
+    A process that still runs after ``timeout`` seconds is killed.
     """
     found = {}
     for name in sorted(processes):  # the nodes last

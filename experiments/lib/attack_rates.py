@@ -45,13 +45,7 @@ class Counts(NamedTuple):
 
 
 def release_many(mechanism: dpjax.Laplace, key: jax.Array, values: jax.Array | np.ndarray) -> Any:
-    """Returns an independent release of every entry of ``values``, each a statistic of its own.
-
-    Args:
-      mechanism: of one number.
-      key: of all the noise.
-      values: numbers, of any shape; what is released has this shape.
-    """
+    """Returns an independent release of every entry of ``values``, each a statistic of its own."""
     moves = replace(mechanism.sensitivity, shape=np.shape(values))
     return replace(mechanism, sensitivity=moves).release(key, values)
 

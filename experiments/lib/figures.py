@@ -73,12 +73,6 @@ def draw_figures(
 ) -> tuple[SavedFigure, ...]:
     """Draws an experiment's figures, each to ``<folder>/<experiment>_<profile>_<stem>.png``.
 
-    Args:
-      experiment: the experiment.
-      records: finished records of one profile, at least one.
-      folder: output folder, created if missing.
-      dpi: resolution, in pixels per inch.
-
     Returns:
       The figures, in the experiment's order.
 
