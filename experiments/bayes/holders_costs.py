@@ -99,7 +99,7 @@ def measure_shares(plan: FederatedSum, sums: npt.NDArray[np.float64]) -> Costs:
 
 
 def measure_paillier(plan: FederatedSum, sums: npt.NDArray[np.float64], num_bits: int) -> Costs:
-    """Runs a round with ciphertexts in place of shares; the node multiplies, the analyst decrypts."""
+    """Runs a round with ciphertexts for shares; the node multiplies, the analyst decrypts."""
     keys = generate_paillier_keys(num_bits)
     sent, holders = zip(
         *(_timed(encrypt_statistic, plan, keys.public, own) for own in sums), strict=True

@@ -67,7 +67,7 @@ def account_remarks(row: str, clt: float, costs: Values, certified: float) -> li
 def account_finding(
     comparison: Comparison, records: Sequence[Record], certified: str, remark: str = ""
 ) -> Finding:
-    """Returns a comparison's finding, with the rows whose published CLT ε is below the certified."""
+    """Returns a comparison's finding, with rows whose published CLT ε is below the certified."""
     claims = [r for r in records if "CLT ε" in r.source and certified in r.certified]
     low = join_row_names(claims, lambda r: r.source["CLT ε"] < r.certified[certified])
     limit = (

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from experiments.lib.publication import PUBLISHED, load_publication
 from experiments.lib.registry import MODULES, Record, load_experiments
 
-# Experiment, figure, number of the axes | label | x | y. Data of an axis are "rows > part > name",
-# then names, a "row" and the number of a column within a series. Rows are those that match, or
+# Experiments, figure, number of the axes | label | x | y. Data of an axis are "rows > part > name",
+# then names and the number of a column within a series. Rows are those that match, or
 # of a ".setting=value", that have both values. "-" is an axis that is only a position, and "points"
 # the next column of the points of x. A value may be "1 - " another, or divided by another.
 CURVES = """
@@ -63,37 +63,23 @@ bayes.holders penalty 0 | T = 0 | noise of a sum, T = 0 > series > noise > 0 | p
 bayes.holders_costs sizes 0 | a holder | - | additive shares: N = 10, M = 3,* > measured > a holder (ms)
 bayes.holders_costs sizes 0 | a node | - | additive shares: N = 10, M = 3,* > measured > a node (ms)
 bayes.holders_costs sizes 0 | all parties | - | additive shares: N = 10, M = 3,* > measured > all parties (ms)
-dpvi.abalone accuracy 0 | certified | .part=noise > certified > ε, replace one | .part=noise > measured > accuracy %
-dpvi.abalone accuracy 0 | moments accountant | .part=noise > measured > MA ε, replace one | .part=noise > measured > accuracy %
-dpvi.abalone accuracy 0 | advanced composition | .part=noise > measured > AC ε, replace one | .part=noise > measured > accuracy %
-dpvi.abalone accuracy 1 | certified | .part=noise > certified > ε, add/remove | .part=noise > measured > accuracy %
-dpvi.abalone accuracy 1 | moments accountant | .part=noise > measured > MA ε, add/remove | .part=noise > measured > accuracy %
-dpvi.abalone accuracy 1 | advanced composition | .part=noise > measured > AC ε, add/remove | .part=noise > measured > accuracy %
-dpvi.adult accuracy 0 | certified | .part=noise > certified > ε, replace one | .part=noise > measured > accuracy %
-dpvi.adult accuracy 0 | moments accountant | .part=noise > measured > MA ε, replace one | .part=noise > measured > accuracy %
-dpvi.adult accuracy 0 | advanced composition | .part=noise > measured > AC ε, replace one | .part=noise > measured > accuracy %
-dpvi.adult accuracy 1 | certified | .part=noise > certified > ε, add/remove | .part=noise > measured > accuracy %
-dpvi.adult accuracy 1 | moments accountant | .part=noise > measured > MA ε, add/remove | .part=noise > measured > accuracy %
-dpvi.adult accuracy 1 | advanced composition | .part=noise > measured > AC ε, add/remove | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 0 | certified | .part=noise > certified > ε, replace one | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 0 | moments accountant | .part=noise > measured > MA ε, replace one | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 0 | advanced composition | .part=noise > measured > AC ε, replace one | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 1 | certified | .part=noise > certified > ε, add/remove | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 1 | moments accountant | .part=noise > measured > MA ε, add/remove | .part=noise > measured > accuracy %
+dpvi.abalone,dpvi.adult accuracy 1 | advanced composition | .part=noise > measured > AC ε, add/remove | .part=noise > measured > accuracy %
 dpvi.abalone settings 0 | σ = 2 | c = *, σ = 2 > settings > c | c = *, σ = 2 > measured > accuracy %
 dpvi.adult settings 1 | σ = 0.8 | q = *, σ = 0.8 > settings > sampling_rate | q = *, σ = 0.8 > measured > accuracy %
 dpvi.mixture density 0 | replace one | * > certified > ε, replace one | * > measured > log density per record
-bdp.mnist accounts 0 | not private | not private > series > accuracy % by epoch > 0 | points
-bdp.mnist accounts 1 | DP ε | * > certified > DP ε | -
-bdp.mnist accounts 1 | BDP ε | * > measured > BDP ε | -
-bdp.mnist norms 0 | median | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 0
-bdp.mnist norms 0 | 0.99 quantile | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 2
-bdp.mnist norms 0 | largest | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 3
-bdp.cifar10 accounts 0 | not private | not private > series > accuracy % by epoch > 0 | points
-bdp.cifar10 accounts 1 | DP ε | * > certified > DP ε | -
-bdp.cifar10 accounts 1 | BDP ε | * > measured > BDP ε | -
-bdp.cifar10 norms 0 | median | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 0
-bdp.cifar10 norms 0 | 0.99 quantile | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 2
-bdp.cifar10 norms 0 | largest | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 3
-bdp.abalone accounts 0 | DP ε, with noise | [!s]* > certified > DP ε | [!s]* > measured > test accuracy %
-bdp.abalone accounts 0 | BDP ε, with noise | [!s]* > measured > BDP ε | [!s]* > measured > test accuracy %
-bdp.adult accounts 0 | DP ε, with noise | [!s]* > certified > DP ε | [!s]* > measured > test accuracy %
-bdp.adult accounts 0 | BDP ε, with noise | [!s]* > measured > BDP ε | [!s]* > measured > test accuracy %
+bdp.mnist,bdp.cifar10 accounts 0 | not private | not private > series > accuracy % by epoch > 0 | points
+bdp.mnist,bdp.cifar10 accounts 1 | DP ε | * > certified > DP ε | -
+bdp.mnist,bdp.cifar10 accounts 1 | BDP ε | * > measured > BDP ε | -
+bdp.mnist,bdp.cifar10 norms 0 | median | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 0
+bdp.mnist,bdp.cifar10 norms 0 | 0.99 quantile | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 2
+bdp.mnist,bdp.cifar10 norms 0 | largest | - | not private > series > norms by epoch: quantiles 0.5, 0.9, 0.99, largest > 3
+bdp.abalone,bdp.adult accounts 0 | DP ε, with noise | [!s]* > certified > DP ε | [!s]* > measured > test accuracy %
+bdp.abalone,bdp.adult accounts 0 | BDP ε, with noise | [!s]* > measured > BDP ε | [!s]* > measured > test accuracy %
 bdp.figures steps 0 | moments accountant, as published | - | 1: 0.05 quantile > series > MA, published
 bdp.figures steps 0 | moments accountant, best λ | - | 1: 0.05 quantile > series > MA
 bdp.figures steps 0 | certified DP, clipped: replace one | - | 1: 0.05 quantile > series > certified > replace_one
@@ -130,30 +116,14 @@ sgmcmc.inversion identified 0 | one person: identified, at most | softmax, one p
 pate.analysis releases 0 | source | [!c]* > source > ε | -
 pate.analysis agreement 0 | 100 teachers | simulated, LNMax, 100 * > series > votes for the plurality | simulated, LNMax, 100 * > series > epsilon
 pate.analysis agreement 0 | 400 teachers | simulated, LNMax, 400 * > series > votes for the plurality | simulated, LNMax, 400 * > series > epsilon
-pate.adult releases 0 | student, source | * > source > test accuracy % | -
-pate.adult releases 0 | student | * > measured > test accuracy % | -
-pate.adult releases 0 | teachers, mean | * > measured > teachers % | -
-pate.adult releases 0 | plurality | * > measured > plurality of votes % | -
-pate.adult releases 0 | answers | * > measured > answers right % | -
-pate.adult releases 1 | source | * > source > ε | -
-pate.adult releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
-pate.adult releases 1 | any votes, certified | * > certified > ε | -
-pate.mnist releases 0 | student, source | * > source > test accuracy % | -
-pate.mnist releases 0 | student | * > measured > test accuracy % | -
-pate.mnist releases 0 | teachers, mean | * > measured > teachers % | -
-pate.mnist releases 0 | plurality | * > measured > plurality of votes % | -
-pate.mnist releases 0 | answers | * > measured > answers right % | -
-pate.mnist releases 1 | source | * > source > ε | -
-pate.mnist releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
-pate.mnist releases 1 | any votes, certified | * > certified > ε | -
-pate.svhn releases 0 | student, source | * > source > test accuracy % | -
-pate.svhn releases 0 | student | * > measured > test accuracy % | -
-pate.svhn releases 0 | teachers, mean | * > measured > teachers % | -
-pate.svhn releases 0 | plurality | * > measured > plurality of votes % | -
-pate.svhn releases 0 | answers | * > measured > answers right % | -
-pate.svhn releases 1 | source | * > source > ε | -
-pate.svhn releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
-pate.svhn releases 1 | any votes, certified | * > certified > ε | -
+pate.adult,pate.mnist,pate.svhn releases 0 | student, source | * > source > test accuracy % | -
+pate.adult,pate.mnist,pate.svhn releases 0 | student | * > measured > test accuracy % | -
+pate.adult,pate.mnist,pate.svhn releases 0 | teachers, mean | * > measured > teachers % | -
+pate.adult,pate.mnist,pate.svhn releases 0 | plurality | * > measured > plurality of votes % | -
+pate.adult,pate.mnist,pate.svhn releases 0 | answers | * > measured > answers right % | -
+pate.adult,pate.mnist,pate.svhn releases 1 | source | * > source > ε | -
+pate.adult,pate.mnist,pate.svhn releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
+pate.adult,pate.mnist,pate.svhn releases 1 | any votes, certified | * > certified > ε | -
 course.local errors 0 | local, ε = 0.5 | - | ε = 0.5, n* > measured > local, error
 course.local errors 0 | local, ε = 1.1 | - | ε = log 3, n* > measured > local, error
 course.local errors 0 | local, ε = 3 | - | ε = 3, n* > measured > local, error
@@ -189,8 +159,6 @@ def read_values(records, path):
         for each in names:
             if each == "mean":
                 value = np.mean(value, axis=0)
-            elif each.startswith("row "):
-                value = value[int(each[4:])]
             elif each.isdigit():
                 value = np.asarray(value, float)[..., int(each)]
             else:
@@ -213,11 +181,11 @@ def expected_data(records, x, y):
     ]
 
 
-def curves_of(module=None):
-    """Returns ``(experiment, figure, axes, label, x, y)`` for each line of `CURVES`."""
+def curves_of(module):
+    """Returns ``(figure, axes, label, x, y)`` for each line of `CURVES` of the experiment."""
     lines = [line.split(" | ") for line in CURVES.strip().splitlines()]
     every = [(*place.split(), *rest) for place, *rest in lines]
-    return [curve for curve in every if module in (None, curve[0])]
+    return [curve for modules, *curve in every if module in modules.split(",")]
 
 
 # Drawn from a computation beside the records, from pictures, or compared in the experiment's test.
@@ -286,12 +254,12 @@ def check_curve(figures, records, figure, axes, label, x, y):
 def test_figures_have_the_data_of_the_records(published, module):
     records, figures = published(module)
     curves = curves_of(module)
-    for _, *curve in curves:
+    for curve in curves:
         check_curve(figures, records, *curve)
 
     # Every figure is compared, here or below.
     (experiment,) = load_experiments([f"experiments.{module}"])
-    compared = {figure for _, figure, *_ in curves}
+    compared = {figure for figure, *_ in curves}
     exempt = {figure for name, figure in NOT_BY_COLUMN if name == experiment.name}
     assert compared | exempt == set(figures)
     assert not compared & exempt
@@ -301,7 +269,7 @@ def test_figures_have_the_data_of_the_records(published, module):
     for record in larger.values():
         for part in ("measured", "certified", "source", "series"):
             getattr(record, part).update(_grown(getattr(record, part)))
-    for _, *curve in curves:
+    for curve in curves:
         if not any(" / " in path for path in curve):  # ratios of two columns stay
             with pytest.raises(AssertionError):
                 check_curve(figures, larger, *curve)
