@@ -1,14 +1,20 @@
+"""Certificates: values, texts and figure, of the accountants and of the trade-off functions."""
+
 import dataclasses
 import json
 import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
+from matplotlib.collections import FillBetweenPolyCollection
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
+from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.certificates import certify
+from dpjax.certificates.certificate import compare_to_bounds
 from dpjax.certificates.render import round_down, round_up
 
 DELTA = 1e-5
@@ -73,7 +79,7 @@ def test_lower_bound_is_close(fixture, request):
     assert "not a guarantee" in certificate.epsilon_lower_note
 
 
-def test_approximation_is_compared_to_the_bounds(certificate):
+def test_certify_compares_the_approximation(certificate):
     limit = certificate.estimates[-1]
     bounds = f"[{round_down(certificate.epsilon_lower)}, {round_up(certificate.epsilon)}]"
     share = 1 - limit.epsilon / certificate.epsilon_lower
@@ -190,10 +196,12 @@ def test_json_round_trip(fixture, request):
     ]
 
 
-def test_no_noise_is_infinite_in_words_and_in_json():
+def test_certificate_without_noise():
     certificate = Noiseless(1.0).certificate(DELTA)
     assert certificate.epsilon == certificate.epsilon_lower == math.inf
     assert "(inf, 1e-05)-differential privacy" in str(certificate)
+    assert "advantage              at most 1 (lower bound 1, guessing 0)" in str(certificate)
+    assert "(inf, 1e-05)-differentially private" in certificate.paragraph()
     assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["epsilon"] == "inf"
 
 
@@ -210,3 +218,132 @@ def test_bad_deltas_are_refused(delta):
 
 def test_mechanisms_can_be_imported_before_the_accounting():
     subprocess.run([sys.executable, "-c", "import dpjax.mechanisms.base"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (3.0, "3"),
+        (0.1, "0.1"),
+        (2.38205, "2.383"),
+        (2.38200001, "2.383"),
+        (0.0033442, "0.003345"),
+        (28.0485, "28.05"),
+        (123456.0, "1.235e+05"),
+        (math.inf, "inf"),
+    ],
+)
+def test_bounds_are_never_printed_too_small(value, text):
+    assert round_up(value) == text
+    assert float(round_down(value)) <= value <= float(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "lower", "text"),
+    [
+        (0.9, 1.0, "below the bounds [1, 2] by 10.00%"),
+        (3.0, 1.0, "above the bounds [1, 2] by 50.00%"),
+        (1.0, 1.0, "within the bounds [1, 2]"),
+        (3.0, None, "above the certified epsilon 2 by 50.00%"),
+        (0.5, 0.0, "within the bounds [0, 2]"),
+    ],
+)
+def test_compare_to_bounds(value, lower, text):
+    assert compare_to_bounds(value, lower, 2.0) == text
+
+
+def test_risks_are_rounded_outward(certificate):
+    lines = {line.split("  ")[1]: line for line in str(certificate).splitlines() if "guess" in line}
+    assert len(lines) == 7
+    for one in certificate.risks:
+        upper, lower = round_up(one.upper), round_down(one.lower)
+        if one.name == "sum of errors":
+            expected = f"at least {lower} (upper bound {upper}, guessing {one.guessing:g})"
+        else:
+            expected = f"at most {upper} (lower bound {lower}, guessing {one.guessing:g})"
+        assert expected in lines[one.name]
+    assert "any attack that decides whether one <image> is in the data" in str(certificate)
+    other = FakeMechanism(4.0, sampling="none", adjacency="replace_one").certificate(DELTA)
+    assert "any attack that decides which of two values one <image> has" in str(other)
+
+
+def test_paragraph_has_the_numbers(certificate):
+    found = certificate.paragraph()
+    assert "\n" not in found
+    risks = {one.name: one for one in certificate.risks}
+    for part in (
+        "publishes 100 noisy values",
+        "each batch is drawn by poisson sampling",
+        "one <image> as the unit of privacy, under adjacency 'add_remove' (one record is added",
+        f"({round_up(certificate.epsilon)}, 1e-05)-differentially private",
+        "accountant 'pld'",
+        "of dpjax ",
+        "dp-accounting 0.6",
+        f"can certify less than {round_down(certificate.epsilon_lower)}.",
+        f"minus false positive rate) of at most {round_up(risks['advantage'].upper)}",
+        f"{round_up(risks['TPR at FPR 0.01'].upper)} at a false positive rate of 0.01",
+        f"{round_up(risks['TPR at FPR 1e-05'].upper)} at 1e-05",
+        f"An approximation of epsilon is {certificate.estimates[-1].epsilon:.4g} (central limit",
+        "not a guarantee; below the bounds [",
+        "The privacy cost of tuning hyper-parameters on the same data is not included.",
+        *certificate.caveats,
+    ):
+        assert part in found
+
+
+def test_paragraph_without_a_lower_bound():
+    found = Selection(4.0).certificate(DELTA).paragraph()
+    assert "accountant 'rdp' (Rényi DP" in found
+    assert "a lower bound is not available (the loss of RepeatAndSelect" in found
+    assert "An approximation" not in found
+
+
+def _lines(axes):
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+@pytest.fixture(scope="module")
+def drawn(certificate):
+    figure = certificate.plot()
+    figure.canvas.draw()
+    return figure
+
+
+def test_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn):
+    lines = _lines(drawn.axes[0])
+    x, y = lines["certified trade-off function"].get_data()
+    np.testing.assert_array_equal(y, certificate.curve(x))
+    x, y = lines["guessing"].get_data()
+    np.testing.assert_allclose(x + y, 1.0)
+    x, y = lines[f"({round_up(certificate.epsilon)}, 1e-05)-DP only"].get_data()
+    np.testing.assert_array_equal(y, ApproximateDP(certificate.epsilon, slack=1e-5)(x))
+    (least,) = (line for label, line in lines.items() if label.startswith("minimum sum"))
+    assert 2 * least.get_xdata()[0] == pytest.approx(certificate.risks[-1].lower)
+
+
+def test_roc_curve(certificate, drawn):
+    axes = drawn.axes[1]
+    lines = _lines(axes)
+    x, y = lines["certified upper bound"].get_data()
+    np.testing.assert_array_equal(y, certificate.curve.true_positive_rate(x))
+    x, y = lines["upper bound on TPR at given FPR"].get_data()
+    found = [one.upper for one in certificate.risks if one.name.startswith("TPR")]
+    np.testing.assert_array_equal(y, found)
+    assert {text.get_text() for text in axes.texts} == {round_up(rate) for rate in found}
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_area_between_the_bounds_is_shaded(drawn):
+    for axes in drawn.axes:
+        assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == 1
+
+
+def test_mechanisms_without_an_upper_curve_or_without_privacy_are_drawn():
+    loose = Selection(4.0).certificate(DELTA).plot()
+    loose.canvas.draw()
+    assert not any(axes.collections for axes in loose.axes)
+    noiseless = Noiseless(1.0).certificate(DELTA).plot()
+    noiseless.canvas.draw()
+    assert not any("only" in label for label in _lines(noiseless.axes[0]))
+    assert np.all(_lines(noiseless.axes[0])["certified trade-off function"].get_ydata() == 0)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpjax.mechanisms import Gaussian, Laplace
 from dpjax.mechanisms.additive import upper_triangle
-from dpjax.sensitivity import EmpiricalSensitivity, Sensitivity
+from dpjax.sensitivity import Sensitivity
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
 
@@ -66,12 +66,6 @@ def test_noise_has_the_stated_law_and_scale(kind):
     assert law_p(samples, other, samples.std() / other.std()) < FALSE_ALARM
 
 
-def test_laplace_noise_has_the_mean_size_of_its_scale():
-    # The size is exponential: mean and deviation 2.5; five standard errors, false alarm 6e-7.
-    error = 5 * 2.5 / np.sqrt(MANY)
-    assert np.abs(noise(KINDS["laplace"])).mean() == pytest.approx(2.5, abs=error)
-
-
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_event_is_that_of_the_noise_that_is_added(kind, adjacency):
     used = mechanism(kind, adjacency=adjacency)
@@ -95,13 +89,6 @@ def test_same_key_gives_the_same_noise_and_another_does_not(kind):
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), first, again))
     other = release(used, jax.random.key(21), TREE)
     assert not bool((first["a"] == other["a"]).any())
-
-
-def test_every_array_of_a_tree_has_noise_of_its_own(kind):
-    one, two = noises(kind)
-    assert law_p(two, kind[2], 2.5) > FALSE_ALARM
-    # six standard errors of a correlation, false alarm 2e-9; copied noise has correlation one
-    assert abs(np.corrcoef(one, two)[0, 1]) < 6 / np.sqrt(MANY)
 
 
 def test_jit_and_vmap_change_nothing(kind):
@@ -164,12 +151,6 @@ def test_every_matrix_of_a_stack_has_noise_of_its_own(kind):
     assert np.unique(stack).size == 4 * 3
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
-def test_what_is_no_square_matrix_is_refused(kind, shape):
-    with pytest.raises(ValueError, match="value must be square matrices"):
-        mechanism(kind).release_symmetric(KEY, jnp.zeros(shape))
-
-
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
 def test_confidence_intervals_have_their_nominal_coverage(kind, level):
     used = mechanism(kind)
@@ -185,31 +166,3 @@ def test_mechanism_has_the_sensitivitys_adjacency_and_one_release(kind):
     used = mechanism(kind, adjacency="replace_one")
     assert (used.adjacency, used.num_releases, used.unit) == ("replace_one", 1, "one record")
     assert used.with_privacy_factor(2.0) == mechanism(kind, adjacency="replace_one", scale=5.0)
-
-
-def test_what_is_no_sensitivity_is_refused(kind):
-    cls, norm, _ = kind
-    with pytest.raises(TypeError, match="only a lower bound on it"):
-        cls(EmpiricalSensitivity(1.0, norm, "add_remove"), 1.0)
-    with pytest.raises(TypeError, match=r"which names its norm and adjacency, got 1\.0"):
-        cls(1.0, 1.0)
-    for other in {"l1", "l2", "linf"} - {norm}:
-        with pytest.raises(ValueError, match=f"sensitivity must be stated in norm '{norm}'"):
-            cls(Sensitivity(1.0, other, "add_remove"), 1.0)
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "1"])
-def test_scales_that_make_no_noise_are_refused(kind, scale):
-    with pytest.raises(ValueError, match="scale must be a finite number > 0"):
-        mechanism(kind, scale=scale)
-
-
-def test_seed_is_no_key(kind):
-    with pytest.raises(TypeError, match="key must be a scalar JAX key"):
-        release(mechanism(kind), 0, jnp.zeros(2))
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, 95])
-def test_levels_outside_zero_and_one_are_refused(kind, level):
-    with pytest.raises(ValueError, match=r"level must be in \(0, 1\)"):
-        mechanism(kind).confidence_interval(jnp.zeros(2), level)

@@ -8,7 +8,7 @@ import pytest
 
 from dpjax import sensitivity
 from dpjax.accounting import calibrate
-from dpjax.mechanisms import Composition, Gaussian
+from dpjax.mechanisms import Gaussian
 from dpjax.sensitivity import Sensitivity
 
 MANY = 100_000
@@ -68,13 +68,6 @@ def test_numerical_calibration_agrees(adjacency):
     assert exact.scale <= found.scale <= 1.01 * exact.scale
 
 
-def test_two_releases_are_one_of_both():
-    both = Composition((Gaussian(stated(), 6.0), Gaussian(stated(value=3.0), 12.0)))
-    together = Gaussian(stated(), 2.0 / np.hypot(1 / 3, 1 / 4))
-    expected = together.certificate(1e-5).epsilon
-    assert both.certificate(1e-5).epsilon == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.slow
 def test_no_attack_beats_the_replaced_second_moment():
     """Rows of norm 1: x along one axis is replaced by z along another; moved by sqrt 2."""
@@ -90,22 +83,3 @@ def test_no_attack_beats_the_replaced_second_moment():
     # power: what is claimed for an added row is beaten by a replaced one
     added = sensitivity.of_second_moment(1.0, num_features=2, adjacency="add_remove")
     assert surely > Gaussian(added, 1.0).delta(0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((0.0, 1e-5), "epsilon must be a finite number > 0"),
-        ((1.0, 0.0), r"delta must be in \(0, 1\)"),
-        ((1.0, 1.0), r"delta must be in \(0, 1\)"),
-    ],
-)
-def test_targets_that_mean_nothing_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        Gaussian.from_epsilon(stated(), epsilon=arguments[0], delta=arguments[1])
-
-
-def test_description_has_every_number():
-    words = Gaussian(stated(), 5.0).guarantee.description
-    assert "sensitivity 2 in L2" in words["statistic"]
-    assert "standard deviation 5" in words["noise"]

@@ -153,35 +153,6 @@ def test_people_are_randomized_each_on_their_own():
     assert abs(np.corrcoef(one, two)[0, 1]) < 6 / math.sqrt(MANY / 2)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ((1, 0.5, "replace_one"), "num_categories must be a whole number >= 2"),
-        ((2, 0.0, "replace_one"), r"keep_probability must be in \(0, 1\)"),
-        ((2, 1.0, "replace_one"), r"keep_probability must be in \(0, 1\)"),
-        ((2, 0.5, "add_remove"), "adjacency must be 'replace_one': every answer counts"),
-        ((2, 0.5, "zero_out"), "adjacency must be 'replace_one': every answer counts"),
-        ((2, 0.5, "local"), "adjacency must be one of"),
-    ],
-)
-def test_what_makes_no_mechanism_is_refused(fields, words):
-    with pytest.raises(ValueError, match=words):
-        RandomizedResponse(*fields)
-
-
-def test_answers_that_are_no_categories_are_refused():
-    with pytest.raises(ValueError, match="answers must be integers or booleans"):
-        COINS.release(jax.random.key(0), jnp.zeros(3))
-
-
-def test_description_has_every_number():
-    words = FIVE.guarantee.description
-    assert "of 5, randomized" in words["statistic"]
-    assert "probability 0.3" in words["noise"]
-    assert f"epsilon at most {math.ceil(FIVE.pure_epsilon * 1000) / 1000}" in words["guarantee"]
-    assert (FIVE.num_releases, FIVE.unit) == (1, "one answer")
-
-
 def test_keep_probability_near_one_is_not_rounded_to_one():
     # In float32 it would be one: every answer the truth, under a finite epsilon. The probability
     # of no swap in 50,000 answers is exp(-50,000 * 0.0003), below 1e-6.

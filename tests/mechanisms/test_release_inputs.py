@@ -1,6 +1,8 @@
 """What releases take and refuse, and that jit, vmap and scan change nothing."""
 
+import functools
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -128,11 +130,6 @@ def test_integers_beside_floats_are_selected_exactly(cls, utilities):
     assert {int(three.release(key, [2**2000, 1.5, 2**2000])) for key in keys} == {0, 2}
 
 
-def test_complex_input_is_refused_under_jit_too():
-    with pytest.raises(ValueError, match="value must be real numbers"):
-        jax.jit(mechanism(Gaussian).release)(KEY, jnp.ones(2, complex))
-
-
 def test_numeric_pandas_columns_are_taken():
     pandas = pytest.importorskip("pandas")
     column = pandas.Series([1, 2, 10**18])
@@ -257,9 +254,124 @@ def test_answer_beyond_int64_becomes_a_category(answers):
     assert np.isin(released, range(3)).all()
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_traced_scales_that_make_no_noise_are_refused(scale):
+def of(cls, value=1.0, shape=(), **options):
+    sensitivity = Sensitivity(value, options.pop("norm", cls.norm), "add_remove", shape=shape)
+    return functools.partial(cls, sensitivity, **options)
+
+
+def from_epsilon(cls, norm=None, **target):
+    return lambda: cls.from_epsilon(Sensitivity(1.0, norm or cls.norm, "add_remove"), **target)
+
+
+def traced_release(scale):
     sensitivity = Sensitivity(1.0, "l1", "add_remove")
     release = jax.jit(lambda scale: Laplace(sensitivity, scale).release(KEY, 5.0))
-    with pytest.raises(Exception, match="scale must be a finite number > 0"):
-        release(scale).block_until_ready()
+    return lambda: release(scale).block_until_ready()
+
+
+LAPLACE = mechanism(Laplace)
+COINS = RandomizedResponse(2, 0.5, "replace_one")
+CANDIDATES = r"sensitivity's shape must be \(num_candidates,\) with at least one candidate"
+REFUSED = [
+    *((from_epsilon(Gaussian, epsilon=1.0, delta=d), r"delta must be in \(0, 1\)") for d in (0, 1)),
+    (from_epsilon(Gaussian, epsilon=0.0, delta=0.1), "epsilon must be a finite number > 0"),
+    *(
+        (from_epsilon(Laplace, epsilon=epsilon), "epsilon must be a finite number > 0")
+        for epsilon in (0.0, -1.0, math.inf, math.nan)
+    ),
+    *(
+        (from_epsilon(cls, "l2", epsilon=1.0), "sensitivity must be stated in norm 'l1'")
+        for cls in (Laplace, DiscreteLaplace)
+    ),
+    *(
+        (of(cls, scale=scale), "scale must be a finite number > 0")
+        for cls in (Laplace, Gaussian)
+        for scale in (0.0, -1.0, math.nan, math.inf, "1")
+    ),
+    *(
+        (traced_release(scale), "scale must be a finite number > 0")
+        for scale in (0.0, -1.0, math.nan, math.inf)
+    ),
+    *(
+        (
+            functools.partial(LAPLACE.confidence_interval, np.zeros(2), x),
+            r"level must be in \(0, 1\)",
+        )
+        for x in (0.0, 1.0, 95)
+    ),
+    (lambda: LAPLACE.release(0, np.zeros(3)), "key must be a scalar JAX key"),
+    (
+        lambda: jax.jit(LAPLACE.release)(KEY, jnp.ones(2, complex)),
+        "value must be real numbers",
+    ),
+    *(
+        (functools.partial(LAPLACE.release_symmetric, KEY, np.zeros(shape)), "square matrices")
+        for shape in ((3,), (2, 3), ())
+    ),
+    (of(DiscreteLaplace, 2.5, scale=1.0), "sensitivity must be a whole number"),
+    *(
+        (functools.partial(mechanism(DiscreteGaussian).release, KEY, value), "value must be")
+        for value in (0.5, [1.0, 2.0, 3.0], np.array([True] * 3), "12")
+    ),
+    *((of(NoisyMax, shape=s, scale=1.0), CANDIDATES) for s in ((), (2, 2), (0,), ((2,), (3,)))),
+    (lambda: RandomizedResponse(1, 0.5, "replace_one"), "num_categories must be a whole number >="),
+    *(
+        (functools.partial(RandomizedResponse, 2, p, "replace_one"), r"keep_probability must be in")
+        for p in (0.0, 1.0)
+    ),
+    *(
+        (
+            functools.partial(RandomizedResponse, 2, 0.5, adjacency),
+            "adjacency must be 'replace_one'",
+        )
+        for adjacency in ("add_remove", "zero_out")
+    ),
+    (lambda: RandomizedResponse(2, 0.5, "local"), "adjacency must be one of"),
+    (lambda: COINS.release(KEY, jnp.zeros(3)), "answers must be integers or booleans"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_mechanism_of_a_statistic_refuses(call, message):
+    with pytest.raises(Exception, match=message):  # a callback's error is JAX's own type
+        call()
+
+
+DESCRIPTIONS = [
+    (of(Gaussian, 2.0, scale=5.0), "one release, of sensitivity 2 in L2", "deviation 5", ""),
+    (of(Laplace, 30.0, scale=90.0), "sensitivity 30 in L1", "scale 90", "at most 0.3334 at any"),
+    (
+        of(DiscreteLaplace, 3.0, scale=Fraction(9)),
+        "one release of integers, of sensitivity 3 in L1",
+        "discrete Laplace, scale 9, on every entry; sampled exactly",
+        "pure differential privacy: epsilon at most 0.3334",  # rounded up
+    ),
+    (of(DiscreteGaussian, 3.0, scale=2.0), "L2", "discrete Gaussian, scale 2", "rho = 1.125"),
+    (
+        of(ExponentialMechanism, shape=(4,), scale=2.0),
+        "utilities of sensitivity 1 in L-infinity",
+        "Gumbel noise of scale 2",
+        "epsilon at most 1",
+    ),
+    (
+        lambda: NoisyMax(Sensitivity(1.0, "linf", "add_remove", True, (4,)), 2.0),
+        "sensitivity 1 in L-infinity, monotone",
+        "Laplace noise of scale 2",
+        "epsilon at most 0.5",
+    ),
+    (
+        lambda: RandomizedResponse(5, 0.3, "replace_one"),
+        "of 5, randomized",
+        "probability 0.3",
+        "epsilon at most 1.146",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "statistic", "noise", "guarantee"), DESCRIPTIONS)
+def test_guarantee_describes_statistic_noise_and_privacy(make, statistic, noise, guarantee):
+    described = make().guarantee.description
+    assert statistic in described["statistic"]
+    assert noise in described["noise"]
+    assert guarantee in described.get("guarantee", "")
+    assert make().num_releases == 1

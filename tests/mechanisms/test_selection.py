@@ -127,41 +127,6 @@ def test_noise_for_an_epsilon(cls):
     assert 20.0 * (1 - 1e-4) <= found.scale <= 20.0 * 1.01
 
 
-@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_what_is_not_a_number_is_not_selected(cls):
-    release = jax.jit(mechanism(cls, scale=0.1).release)
-    key = jax.random.key(0)
-    assert release(key, jnp.array([jnp.nan, 0.0, jnp.nan, 5.0])) == 3
-    assert release(key, jnp.array([-jnp.inf, 0.0, 0.0, 5.0])) == 3
-    assert release(key, jnp.array([0, 0, 50, 0])) == 2
-
-
-@pytest.mark.parametrize("shape", [(), (2, 2), (0,), ((2,), (3,))])
-def test_utilities_that_are_no_vector_are_refused(shape):
-    allowed = r"sensitivity's shape must be \(num_candidates,\) with at least one candidate"
-    with pytest.raises(ValueError, match=allowed):
-        NoisyMax(Sensitivity(1.0, "linf", "add_remove", shape=shape), 1.0)
-
-
-def test_sensitivity_in_another_norm_is_refused():
-    with pytest.raises(ValueError, match="sensitivity must be stated in norm 'linf'"):
-        NoisyMax(Sensitivity(1.0, "l1", "add_remove"), 1.0)
-
-
-def test_description_has_every_number():
-    words = mechanism(NoisyMax, monotone=True).guarantee.description
-    assert "sensitivity 1 in L-infinity, monotone" in words["statistic"]
-    assert "Laplace noise of scale 2" in words["noise"]
-    assert "epsilon at most 0.5" in words["guarantee"]
-    assert "Gumbel noise" in mechanism(ExponentialMechanism).guarantee.description["noise"]
-
-
-@pytest.mark.parametrize("cls", [ExponentialMechanism, NoisyMax])
-def test_utility_that_32_bits_do_not_hold_does_not_wrap(cls):
-    used = mechanism(cls, scale=1.0, candidates=2)
-    assert int(used.release(jax.random.key(0), np.array([0, 2**31]))) == 1
-
-
 def test_tail_of_the_exponential_mechanism_is_exact():
     used = mechanism(ExponentialMechanism)
     drawn = winners(used, (0.0, -12.0, -12.0, -16.0), seed=3)
