@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _checks as validation
+from dpjax import _checks
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
 
@@ -16,206 +16,187 @@ NOT_FINITE = [float("nan"), float("inf"), np.float32("nan"), 10**400]
 NOT_WHOLE = [1.0, "1", None, True, np.bool_(True), np.float32(1), [1]]
 
 
-def refused(value, allowed="", name="level", error=ValueError):
+ACCEPTED = {
+    "check_positive": [1, 0.5, np.float32(2), np.int64(3), jnp.float32(2), 1e-300],
+    "check_non_negative": [0.0, 1, 0.5, np.float32(2), np.int64(3), jnp.float32(2), 1e-300],
+    "check_rate": [1, 0.25, np.float32(1), 1e-12],
+    "check_delta": [1e-5],
+    "check_count": [1, np.int32(5), np.uint8(3), jnp.int32(7), 2**63 - 1],
+}
+# Values that a check refuses, and what it says is allowed.
+REFUSED = {
+    "check_positive": ([*NOT_NUMBERS, *NOT_FINITE, -1, -0.5, 0.0], "a finite number > 0"),
+    "check_non_negative": ([*NOT_NUMBERS, *NOT_FINITE, -1, -0.5], "a finite number >= 0"),
+    "check_rate": ([*NOT_NUMBERS, *NOT_FINITE, 0, -0.1, 1.0001], r"in \(0, 1\]"),
+    "check_delta": ([*NOT_NUMBERS, *NOT_FINITE, 0, 1, 1.0], r"in \(0, 1\)"),
+    "check_count": ([*NOT_WHOLE, 0, -1], "a whole number >= 1"),
+}
+
+
+def call(check, value, **options):
+    """The check of an argument named level."""
+    function = getattr(_checks, check)
+    arguments = (value, "level") if check in ("check_delta", "as_seed") else ("level", value)
+    return function(*arguments, **options)
+
+
+def refused(value, allowed="", error=ValueError):
     """The error that a check of ``level`` must raise: argument, what is allowed, the value."""
     return pytest.raises(
-        error, match=rf"^{name} must be .*{allowed}.* got .*{re.escape(repr(value))}"
+        error, match=rf"^level must be .*{allowed}.* got .*{re.escape(repr(value))}"
     )
 
 
-class TestNumbers:
-    @pytest.mark.parametrize("value", [1, 0.5, np.float32(2), np.int64(3), jnp.float32(2), 1e-300])
-    def test_positive_numbers_pass(self, value):
-        validation.check_positive("level", value)
-        validation.check_non_negative("level", value)
-
-    @pytest.mark.parametrize("value", [*NOT_NUMBERS, *NOT_FINITE, -1, -0.5], ids=repr)
-    def test_rest_is_refused(self, value):
-        with refused(value, "a finite number > 0"):
-            validation.check_positive("level", value)
-        with refused(value, "a finite number >= 0"):
-            validation.check_non_negative("level", value)
-
-    def test_zero_is_the_difference(self):
-        validation.check_non_negative("level", 0.0)
-        with refused(0.0, "> 0"):
-            validation.check_positive("level", 0.0)
-
-    def test_value_of_a_tracer_is_not_looked_at(self):
-        @jax.jit
-        def checked(value):
-            validation.check_positive("level", value)
-            validation.check_non_negative("level", value)
-            return value
-
-        assert checked(-1.0) == -1
-
-    @pytest.mark.parametrize("value", [1, 0.25, np.float32(1), 1e-12])
-    def test_rates(self, value):
-        validation.check_rate("level", value)
-
-    @pytest.mark.parametrize("value", [*NOT_NUMBERS, *NOT_FINITE, 0, -0.1, 1.0001], ids=repr)
-    def test_what_is_no_rate(self, value):
-        with refused(value, r"in \(0, 1\]"):
-            validation.check_rate("level", value)
-
-    @pytest.mark.parametrize("value", [*NOT_NUMBERS, *NOT_FINITE, 0, 1, 1.0], ids=repr)
-    def test_delta_lies_strictly_between(self, value):
-        validation.check_delta(1e-5)
-        with refused(value, r"in \(0, 1\)", name="delta"):
-            validation.check_delta(value)
-
-    @pytest.mark.parametrize(
-        "value", [1, np.int32(5), np.uint8(3), jnp.int32(7), 2**63 - 1], ids=repr
-    )
-    def test_counts(self, value):
-        validation.check_count("level", value)
-
-    @pytest.mark.parametrize("value", [*NOT_WHOLE, 0, -1], ids=repr)
-    def test_what_is_no_count(self, value):
-        with refused(value, "a whole number >= 1"):
-            validation.check_count("level", value)
-
-    def test_count_fits_into_64_bits(self):
-        with refused(2**63, r"below 2\^63"):
-            validation.check_count("level", 2**63)
-
-    def test_count_has_its_own_minimum(self):
-        validation.check_count("level", 0, minimum=0)
-        with refused(1, ">= 2"):
-            validation.check_count("level", 1, minimum=2)
-
-    @pytest.mark.parametrize("value", ["VMAP", "", None, 1, ["vmap"]])
-    def test_choices_are_listed(self, value):
-        validation.check_choice("level", "vmap", ("auto", "vmap"))
-        with refused(value, "'auto', 'vmap'"):
-            validation.check_choice("level", value, ("auto", "vmap"))
+@pytest.mark.parametrize(("check", "value"), [(c, v) for c in ACCEPTED for v in ACCEPTED[c]])
+def test_check_of_a_number_accepts(check, value):
+    call(check, value)
 
 
-class TestKeys:
-    def test_typed_key_is_returned_as_it_is(self):
-        key = jax.random.key(3)
-        assert validation.as_key(key) is key
-
-    def test_keys_of_other_generators_are_keys(self):
-        key = jax.random.key(3, impl="rbg")
-        assert validation.as_key(key) is key
-
-    @pytest.mark.parametrize("convert", [jnp.asarray, np.asarray])
-    def test_raw_key_draws_what_the_typed_one_draws(self, convert):
-        raw = convert(jax.random.PRNGKey(3))
-        key = validation.as_key(raw)
-        assert validation.is_key(key)
-        assert jax.random.normal(key) == jax.random.normal(jax.random.key(3))
-
-    def test_raw_key_of_two_words_is_threefry_whatever_the_default_generator(self):
-        raw = jax.random.PRNGKey(3)
-        with jax.default_prng_impl("rbg"):
-            assert jax.random.key_impl(validation.as_key(raw)) == "threefry2x32"
-
-    def test_both_work_under_jit(self):
-        @jax.jit
-        def draw(key):
-            return jax.random.normal(validation.as_key(key))
-
-        assert draw(jax.random.key(3)) == draw(jax.random.PRNGKey(3))
-
-    @pytest.mark.parametrize(
-        "value",
-        [0, np.int64(3), 1.0, True, None, "seed", (0, 3), np.array([0, 3]), np.zeros(3, np.uint32)],
-        ids=repr,
-    )
-    def test_rest_is_refused(self, value):
-        with pytest.raises(TypeError, match=r"^secret must be a scalar JAX key .* got") as error:
-            validation.as_key(value, "secret")
-        for remedy in ("jax.random.key(", "dpjax.release_key()"):
-            assert remedy in str(error.value)
-
-    def test_several_keys_are_not_one(self):
-        keys = jax.random.split(jax.random.key(3), 2)
-        assert not validation.is_key(keys)
-        with pytest.raises(TypeError, match=r"key<fry> and shape \(2,\)"):
-            validation.as_key(keys)
-
-    def test_no_error_shows_the_words_of_a_key(self):
-        keys = jax.random.wrap_key_data(np.array([[1234567891, 1234567892]], np.uint32))
-        for check, key in [
-            (validation.as_key, keys),
-            (validation.as_key, jax.random.key_data(keys)),
-            (validation.as_seed, keys[0]),
-            (validation.as_seed, jax.random.key_data(keys)[0]),
-        ]:
-            with pytest.raises((TypeError, ValueError)) as error:
-                check(key)
-            assert "123456789" not in str(error.value)
+@pytest.mark.parametrize(("check", "value"), [(c, v) for c in REFUSED for v in REFUSED[c][0]])
+def test_check_of_a_number_refuses(check, value):
+    with refused(value, REFUSED[check][1]):
+        call(check, value)
 
 
-class TestSeeds:
-    @pytest.mark.parametrize("value", [0, 7, -1, np.int64(7), np.uint32(7), jnp.int32(7)], ids=repr)
-    def test_whole_numbers_become_int(self, value):
-        seed = validation.as_seed(value)
-        assert type(seed) is int
-        assert seed == int(value)
+def test_check_positive_passes_tracers():
+    @jax.jit
+    def checked(value):
+        _checks.check_positive("level", value)
+        _checks.check_non_negative("level", value)
+        return value
 
-    @pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
-    def test_rest_is_refused(self, value):
-        with refused(value, r"a whole number \(a seed, not a key\)", name="seed"):
-            validation.as_seed(value)
-
-    def test_key_is_no_seed(self):
-        with pytest.raises(ValueError, match=r"^shuffle must be a whole .*not a key"):
-            validation.as_seed(jax.random.key(0), "shuffle")
+    assert checked(-1.0) == -1
 
 
-class TestBatchLength:
-    def test_common_leading_axis(self):
-        keys = jax.random.split(jax.random.key(0), 3)
-        batch = {"x": jnp.ones((3, 2)), "more": (np.ones(3), keys), "none": None}
-        assert validation.batch_length(batch) == 3
-        assert validation.batch_length(np.ones((0, 4))) == 0
-
-    @pytest.mark.parametrize("batch", [{}, [], None, {"x": None}])
-    def test_tree_without_arrays(self, batch):
-        with pytest.raises(ValueError, match=r"^records must be a tree with at least one array"):
-            validation.batch_length(batch, "records")
-
-    @pytest.mark.parametrize("scalar", [1.0, jnp.ones(()), jax.random.key(0)])
-    def test_scalar_leaf_is_named(self, scalar):
-        with pytest.raises(ValueError, match=r"^batch must have .* every leaf; \[\"\['y'\]\"\]"):
-            validation.batch_length({"x": jnp.ones(2), "y": scalar})
-
-    def test_list_of_numbers_is_a_tree_of_scalars(self):
-        with pytest.raises(ValueError, match="leading example axis on every leaf"):
-            validation.batch_length([1.0, 2.0])
-
-    def test_differing_lengths_are_listed(self):
-        with pytest.raises(ValueError, match=r"^batch must have one batch length .*: 2.*: 3"):
-            validation.batch_length({"x": jnp.ones(2), "y": jnp.ones((3, 2))})
+def test_check_count_has_a_minimum_and_fits_into_64_bits():
+    call("check_count", 0, minimum=0)
+    with refused(1, ">= 2"):
+        call("check_count", 1, minimum=2)
+    with refused(2**63, r"below 2\^63"):
+        call("check_count", 2**63)
 
 
-def test_general_check_names_argument_value_and_what_is_allowed():
-    validation.check(True, "level", 3, "a vowel")
+@pytest.mark.parametrize("value", ["VMAP", "", None, 1, ["vmap"]])
+def test_check_choice_lists_the_choices(value):
+    _checks.check_choice("level", "vmap", ("auto", "vmap"))
+    with refused(value, "'auto', 'vmap'"):
+        _checks.check_choice("level", value, ("auto", "vmap"))
+
+
+def test_as_key_returns_typed_keys():
+    for key in (jax.random.key(3), jax.random.key(3, impl="rbg")):
+        assert _checks.as_key(key) is key
+
+
+@pytest.mark.parametrize("convert", [jnp.asarray, np.asarray])
+def test_as_key_of_a_raw_key_draws_the_same(convert):
+    key = _checks.as_key(convert(jax.random.PRNGKey(3)))
+    assert _checks.is_key(key)
+    assert jax.random.normal(key) == jax.random.normal(jax.random.key(3))
+    draw = jax.jit(lambda key: jax.random.normal(_checks.as_key(key)))
+    assert draw(jax.random.key(3)) == draw(jax.random.PRNGKey(3))
+
+
+def test_as_key_of_two_words_is_threefry_whatever_the_default_generator():
+    raw = jax.random.PRNGKey(3)
+    with jax.default_prng_impl("rbg"):
+        assert jax.random.key_impl(_checks.as_key(raw)) == "threefry2x32"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, np.int64(3), 1.0, True, None, "seed", (0, 3), np.array([0, 3]), np.zeros(3, np.uint32)],
+    ids=repr,
+)
+def test_as_key_refuses(value):
+    with pytest.raises(TypeError, match=r"^secret must be a scalar JAX key .* got") as error:
+        _checks.as_key(value, "secret")
+    for remedy in ("jax.random.key(", "dpjax.release_key()"):
+        assert remedy in str(error.value)
+
+
+def test_as_key_refuses_several_keys():
+    keys = jax.random.split(jax.random.key(3), 2)
+    assert not _checks.is_key(keys)
+    with pytest.raises(TypeError, match=r"key<fry> and shape \(2,\)"):
+        _checks.as_key(keys)
+
+
+def test_errors_do_not_show_the_words_of_a_key():
+    keys = jax.random.wrap_key_data(np.array([[1234567891, 1234567892]], np.uint32))
+    for check, key in [
+        (_checks.as_key, keys),
+        (_checks.as_key, jax.random.key_data(keys)),
+        (_checks.as_seed, keys[0]),
+        (_checks.as_seed, jax.random.key_data(keys)[0]),
+    ]:
+        with pytest.raises((TypeError, ValueError)) as error:
+            check(key)
+        assert "123456789" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [0, 7, -1, np.int64(7), np.uint32(7), jnp.int32(7)], ids=repr)
+def test_as_seed_is_an_int(value):
+    seed = _checks.as_seed(value)
+    assert type(seed) is int
+    assert seed == int(value)
+
+
+@pytest.mark.parametrize("value", NOT_WHOLE, ids=repr)
+def test_as_seed_refuses(value):
+    with refused(value, r"a whole number \(a seed, not a key\)"):
+        call("as_seed", value)
+    with pytest.raises(ValueError, match=r"^shuffle must be a whole .*not a key"):
+        _checks.as_seed(jax.random.key(0), "shuffle")
+
+
+def test_batch_length_is_that_of_the_common_axis():
+    keys = jax.random.split(jax.random.key(0), 3)
+    batch = {"x": jnp.ones((3, 2)), "more": (np.ones(3), keys), "none": None}
+    assert _checks.batch_length(batch) == 3
+    assert _checks.batch_length(np.ones((0, 4))) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        *((batch, "a tree with at least one array") for batch in ({}, [], None, {"x": None})),
+        *(
+            ({"x": jnp.ones(2), "y": scalar}, r".* every leaf; \[\"\['y'\]\"\]")
+            for scalar in (1.0, jnp.ones(()), jax.random.key(0))
+        ),
+        ([1.0, 2.0], "a leading example axis on every leaf"),
+        ({"x": jnp.ones(2), "y": jnp.ones((3, 2))}, "one batch length .*: 2.*: 3"),
+    ],
+)
+def test_batch_length_refuses(batch, message):
+    with pytest.raises(ValueError, match=rf"^records must (be|have) {message}"):
+        _checks.batch_length(batch, "records")
+
+
+def test_check_names_argument_value_and_what_is_allowed():
+    _checks.check(True, "level", 3, "a vowel")
     with pytest.raises(ValueError, match=r"^level must be a vowel, got 'x'$"):
-        validation.check(False, "level", "x", "a vowel")
+        _checks.check(False, "level", "x", "a vowel")
 
 
-def test_only_tracers_are_traced():
+def test_is_traced_of_tracers_alone():
     traced = []
-    jax.jit(lambda value: traced.append(validation.is_traced(value)))(1.0)
+    jax.jit(lambda value: traced.append(_checks.is_traced(value)))(1.0)
     assert traced == [True]
-    assert not validation.is_traced(jnp.ones(2))
+    assert not _checks.is_traced(jnp.ones(2))
 
 
 @pytest.mark.parametrize("value", [2**31, np.int64(2**31), np.array(2**31), np.uint64(2**31)])
-def test_whole_numbers_of_any_size_become_floats(value):
-    assert float(validation.as_floats(value)) == 2.0**31
+def test_as_floats_of_integers_of_any_size(value):
+    assert float(_checks.as_floats(value)) == 2.0**31
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_floats_keep_their_dtype_and_booleans_become_floats(dtype):
-    assert validation.as_floats(jnp.ones(2, dtype)).dtype == dtype
-    assert validation.as_floats(np.ones(2, dtype)).dtype == dtype
-    assert validation.as_floats(jnp.array([True, False])).tolist() == [1.0, 0.0]
+def test_as_floats_keeps_float_dtypes(dtype):
+    assert _checks.as_floats(jnp.ones(2, dtype)).dtype == dtype
+    assert _checks.as_floats(np.ones(2, dtype)).dtype == dtype
+    assert _checks.as_floats(jnp.array([True, False])).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +214,8 @@ def test_floats_keep_their_dtype_and_booleans_become_floats(dtype):
     ],
     ids=repr,
 )
-def test_numbers_are_not_rounded(value, dtype):
-    numbers = validation.as_numbers(value)
+def test_as_numbers_does_not_round(value, dtype):
+    numbers = _checks.as_numbers(value)
     assert numbers.dtype == dtype
     assert numbers.tolist() == (value.tolist() if isinstance(value, np.ndarray) else value)
 
@@ -248,28 +229,28 @@ def test_numbers_are_not_rounded(value, dtype):
     ],
     ids=["beside a float", "two dtypes", "rows"],
 )
-def test_large_integers_of_numpy_in_lists_are_not_rounded(value):
+def test_as_numbers_does_not_round_integers_of_numpy_in_lists(value):
     exact = [np.asarray(entry).tolist() for entry in value]
-    assert validation.as_numbers(value).tolist() == exact
+    assert _checks.as_numbers(value).tolist() == exact
 
 
-def test_large_integers_of_jax_in_lists_are_not_rounded():
+def test_as_numbers_does_not_round_integers_of_jax_in_lists():
     with jax.enable_x64(True):
         value = [jnp.int64(2**60 + 1), 0.5]
-        assert validation.as_numbers(value).tolist() == [2**60 + 1, 0.5]
+        assert _checks.as_numbers(value).tolist() == [2**60 + 1, 0.5]
 
 
 @pytest.mark.parametrize("value", [10**400, [10**400, 1.0], np.array([10**400, 1], object)])
-def test_integers_beyond_float64_become_infinite(value):
-    assert np.ravel(validation.as_floats(value))[0] == np.inf
-    assert np.ravel(validation.as_floats(-np.array(value, object)))[0] == -np.inf
+def test_as_floats_of_integers_beyond_float64_is_infinite(value):
+    assert np.ravel(_checks.as_floats(value))[0] == np.inf
+    assert np.ravel(_checks.as_floats(-np.array(value, object)))[0] == -np.inf
 
 
-def test_arrays_of_jax_stay_as_they_are():
+def test_as_numbers_returns_arrays_of_jax():
     array = jnp.ones(2, jnp.bfloat16)
-    assert validation.as_numbers(array) is array
-    assert validation.as_numbers([jnp.float32(1), 2**70]).tolist() == [1.0, 2**70]
-    assert jax.jit(lambda x: validation.as_numbers([x, 2.0]))(1.0).tolist() == [1.0, 2.0]
+    assert _checks.as_numbers(array) is array
+    assert _checks.as_numbers([jnp.float32(1), 2**70]).tolist() == [1.0, 2**70]
+    assert jax.jit(lambda x: _checks.as_numbers([x, 2.0]))(1.0).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -289,14 +270,14 @@ def test_arrays_of_jax_stay_as_they_are():
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
-def test_what_is_no_real_number_is_refused(convert, value):
+@pytest.mark.parametrize("convert", [_checks.as_numbers, _checks.as_floats])
+def test_as_numbers_and_as_floats_refuse(convert, value):
     with pytest.raises(ValueError, match=r"^level must be real numbers: integers, booleans"):
         convert(value, "level")
 
 
-@pytest.mark.parametrize("convert", [validation.as_numbers, validation.as_floats])
-def test_masked_arrays_are_refused(convert):
+@pytest.mark.parametrize("convert", [_checks.as_numbers, _checks.as_floats])
+def test_as_numbers_and_as_floats_refuse_masked_arrays(convert):
     masked = np.ma.masked_array([1.0, 2.0], [False, True])
     for value in (
         masked,

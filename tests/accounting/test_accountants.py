@@ -194,7 +194,7 @@ def _truth(name, adjacency):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("name", CASES)
-def test_every_triple_has_a_value_or_a_helpful_refusal(name, adjacency, method):
+def test_epsilon_of_every_event_adjacency_and_method(name, adjacency, method):
     event, *takes = CASES[name]
     takers = takes[ADJACENCIES.index(adjacency)]
     outcome = _outcome(name, adjacency, method)
@@ -214,14 +214,14 @@ def test_every_triple_has_a_value_or_a_helpful_refusal(name, adjacency, method):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_looser_accountants_give_larger_epsilons(name, adjacency):
+def test_epsilon_orders_methods(name, adjacency):
     values = _values(name, adjacency)
     bounds = [values[method] for method in ("pld", "rdp", "moments") if method in values]
     assert all(tight <= loose * 1.002 for tight, loose in itertools.pairwise(bounds))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_replacing_costs_at_least_as_much_as_adding_removing_or_zeroing(name):
+def test_epsilon_of_replace_one_is_largest(name):
     added, replaced, zeroed = (_values(name, adjacency) for adjacency in ADJACENCIES)
     fixed = name in ("fixed size", "two samplers")  # bounded as under replace-one
     stated_over_neighbours = name == "zcdp"
@@ -233,7 +233,7 @@ def test_replacing_costs_at_least_as_much_as_adding_removing_or_zeroing(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_zeroing_costs_what_adding_or_removing_does(name):
+def test_epsilon_of_zero_out_is_that_of_add_remove(name):
     added, _, zeroed = (_values(name, adjacency) for adjacency in ADJACENCIES)
     # The larger of two data sets counts under add/remove, which truncation tells apart.
     slack = 1e-4 if name == "truncated" else 0
@@ -253,13 +253,13 @@ TAKEN = [
 
 
 @pytest.mark.parametrize(("release", "method"), TAKEN)
-def test_factor_of_two(release, method):
+def test_epsilon_of_replace_one_is_that_of_half_the_noise(release, method):
     replaced = epsilon(release(6.0, 4), DELTA, adjacency="replace_one", method=method)
     halved = epsilon(release(3.0, 4), DELTA, adjacency="add_remove", method=method)
     _replace_one_is_half_the_noise(replaced, halved)
 
 
-def test_factor_of_two_test_has_power():
+def test_power_epsilon_without_factor_of_two():
     """dp-accounting's Rényi accountant, called as its PLD accountant is, gives the wrong answer."""
     naive = RdpAccountant(None, NeighboringRelation.REPLACE_ONE).compose(gaussian(6.0, 4))
     halved = epsilon(gaussian(3.0, 4), DELTA, adjacency="add_remove", method="rdp")
@@ -267,7 +267,7 @@ def test_factor_of_two_test_has_power():
         _replace_one_is_half_the_noise(naive.get_epsilon(DELTA), halved)
 
 
-def test_replacing_in_poisson_samples_costs_no_more_than_group_privacy():
+def test_epsilon_of_replaced_samples_is_below_group_privacy():
     event, *_ = CASES["poisson"]
     added = _outcome("poisson", "add_remove", "pld")
     replaced = _outcome("poisson", "replace_one", "pld")
@@ -284,7 +284,7 @@ def test_replacing_in_poisson_samples_costs_no_more_than_group_privacy():
     factor=st.floats(1.1, 3.0),
     adjacency=st.sampled_from(ADJACENCIES),
 )
-def test_monotone_in_noise_steps_and_rate(noise, rate, steps, factor, adjacency):
+def test_epsilon_is_monotone(noise, rate, steps, factor, adjacency):
     base = epsilon(poisson(noise, rate, steps), DELTA, adjacency=adjacency)
     more_noise = poisson(noise * factor, rate, steps)
     more_steps = poisson(noise, rate, math.ceil(steps * factor))
@@ -294,7 +294,7 @@ def test_monotone_in_noise_steps_and_rate(noise, rate, steps, factor, adjacency)
     assert epsilon(more_often, DELTA, adjacency=adjacency) >= base
 
 
-def test_guarantee_is_the_tightest_bound_that_there_is():
+def test_certified_epsilon_is_the_tightest():
     method, value = certified_of(poisson(1.3, 0.01, 200), DELTA, "add_remove")
     assert (method, value) == (
         "pld",
@@ -306,7 +306,7 @@ def test_guarantee_is_the_tightest_bound_that_there_is():
     assert certified_of(poisson(1.3, 0.01, 10_000), 1e-13, "add_remove")[0] == "rdp"
 
 
-def test_no_guarantee_rests_on_the_central_limit():
+def test_certified_epsilon_refuses_the_central_limit():
     with pytest.raises(UnsupportedEventError, match=r"no guarantee: 'pld': .*; 'rdp': ") as error:
         certified_of(fixed_size(1.3, 10, 1_000, 200), DELTA, "add_remove")
     assert "gdp_clt" not in str(error.value)
@@ -325,25 +325,25 @@ def test_no_guarantee_rests_on_the_central_limit():
         ({"event": 1.0}, "event must be a dp_accounting.DpEvent, got 1.0"),
     ],
 )
-def test_bad_arguments_are_refused(changed, text):
+def test_epsilon_refuses(changed, text):
     arguments = {"event": gaussian(1.0), "delta": DELTA, "adjacency": "add_remove", **changed}
     with pytest.raises(ValueError, match=text):
         epsilon(**arguments)
 
 
-def test_adjacency_has_no_default():
+def test_epsilon_needs_an_adjacency():
     with pytest.raises(TypeError, match="adjacency"):
         epsilon(gaussian(1.0), DELTA)
 
 
-def test_first_row_by_both_conversions():
+def test_epsilon_of_first_row_by_both_conversions():
     event = poisson(1.3, MNIST_RATE, mnist_steps(15))
     assert round(epsilon(event, DELTA, adjacency="add_remove", method="moments"), 2) == 1.19
     assert round(epsilon(event, DELTA, adjacency="add_remove", method="rdp"), 2) == 0.95
 
 
 @pytest.mark.parametrize(("adjacency", "clips"), [("add_remove", 1), ("replace_one", 2)])
-def test_gaussian_is_between_its_curve_and_the_classical_conversion(adjacency, clips):
+def test_rdp_epsilon_of_gaussians_is_between_curve_and_moments(adjacency, clips):
     noise, count = 10.0, 30
     mu = clips * math.sqrt(count) / noise
     classical = epsilon(gaussian(noise, count), DELTA, adjacency=adjacency, method="moments")
@@ -351,7 +351,7 @@ def test_gaussian_is_between_its_curve_and_the_classical_conversion(adjacency, c
     assert gdp.epsilon(mu, DELTA) < improved < classical
 
 
-def test_sampling_half_without_replacement_helps_less_than_sampling_few():
+def test_rdp_epsilon_grows_with_sample_size():
     few, half, everything = (
         epsilon(fixed_size(4.0, size, 1_000, 10), DELTA, adjacency="replace_one", method="rdp")
         for size in (10, 500, 1_000)
@@ -360,6 +360,6 @@ def test_sampling_half_without_replacement_helps_less_than_sampling_few():
     assert few < half < everything == pytest.approx(whole)
 
 
-def test_little_laplace_noise_approaches_the_pure_bound():
+def test_rdp_epsilon_of_little_laplace_noise():
     value = epsilon(laplace(0.001, 10), DELTA, adjacency="replace_one", method="rdp")
     assert value == pytest.approx(2 * 10 * 1_000, rel=1e-3)

@@ -45,7 +45,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta", "estimate", "half_width"), ROWS)
-def test_rows_of_the_tables(noise, rate, steps, delta, estimate, half_width):
+def test_epsilon_bounds_of_published_rows(noise, rate, steps, delta, estimate, half_width):
     lower, upper = epsilon_bounds(poisson(noise, rate, steps), delta, adjacency="add_remove")
     assert lower < estimate < upper
     assert estimate - half_width < lower
@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_narrow_for_every_kind_of_release(name):
+def test_epsilon_bounds_are_narrow(name):
     event, adjacency = CASES[name]
     lower, upper = epsilon_bounds(event, DELTA, adjacency=adjacency)
     assert 0.99 * upper < lower <= upper
@@ -89,7 +89,7 @@ def test_narrow_for_every_kind_of_release(name):
 
 @pytest.mark.parametrize(("noise", "count"), [(0.1, 1), (2.0, 1), (30.0, 1_000), (200.0, 3)])
 @pytest.mark.parametrize("delta", [0.1, 1e-2, 1e-5, 1e-9])
-def test_gaussians_against_the_closed_form(noise, count, delta):
+def test_epsilon_bounds_of_gaussians(noise, count, delta):
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         exact = gdp.epsilon(clips * math.sqrt(count) / noise, delta)
         lower, upper = epsilon_bounds(gaussian(noise, count), delta, adjacency=adjacency)
@@ -104,7 +104,7 @@ def _profiles(name, direction=None):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_profiles_enclose_little(name):
+def test_profile_bounds_are_narrow(name):
     lower, upper = _profiles(name)
     assert np.all(lower <= upper)
     assert np.all(upper - lower <= 4e-3)
@@ -113,7 +113,7 @@ def test_profiles_enclose_little(name):
 
 
 @pytest.mark.parametrize("name", ["poisson", "poisson laplace"])
-def test_directions_are_dual(name):
+def test_profile_bounds_of_directions_are_dual(name):
     """delta of one at epsilon is 1 - e^epsilon (1 - delta of the other at -epsilon)."""
     epsilons = np.linspace(-2, 2, 21)
     event, adjacency = CASES[name]
@@ -129,7 +129,7 @@ def test_directions_are_dual(name):
     assert np.max(np.abs(add.upper - remove.upper)) > 5e-3
 
 
-def test_profiles_of_gaussians_against_the_closed_form():
+def test_profile_bounds_of_gaussians():
     epsilons = np.linspace(-3, 6, 31).reshape(1, 31)
     lower, upper = profile_bounds(gaussian(3.0, 9), epsilons, adjacency="add_remove")
     exact = gdp.delta(1.0, epsilons)
@@ -159,7 +159,7 @@ def _attacked_delta(simulated_noise, epsilons):
     )
 
 
-def test_likelihood_ratio_attack_attains_the_curve_and_no_more():
+def test_profile_bounds_against_likelihood_ratio_attack():
     """Fails falsely with probability 1e-6 at most (Hoeffding, over five epsilons and two sides)."""
     epsilons = np.array([-0.5, 0.0, 0.5, 1.0, 2.0])
     lower, upper = profile_bounds(
@@ -180,7 +180,7 @@ def test_likelihood_ratio_attack_attains_the_curve_and_no_more():
     log_delta=st.floats(-9, -1),
     adjacency=st.sampled_from(["add_remove", "replace_one"]),
 )
-def test_any_sampled_gaussian(noise, rate, steps, log_delta, adjacency):
+def test_epsilon_bounds_of_any_sampled_gaussian(noise, rate, steps, log_delta, adjacency):
     delta = 10**log_delta
     lower, upper = epsilon_bounds(poisson(noise, rate, steps), delta, adjacency=adjacency)
     assert lower <= upper
@@ -192,7 +192,7 @@ def test_any_sampled_gaussian(noise, rate, steps, log_delta, adjacency):
     )
 
 
-def test_nothing_and_everything():
+def test_epsilon_bounds_of_nothing_and_everything():
     assert epsilon_bounds(dp_event.NoOpDpEvent(), DELTA, adjacency="add_remove") == (0, 0)
     assert epsilon_bounds(gaussian(0.0), DELTA, adjacency="add_remove") == (math.inf, math.inf)
     # Noiseless on a sample: at a delta above the rate epsilon is finite, so no lower end is.
@@ -203,7 +203,7 @@ def test_nothing_and_everything():
         np.testing.assert_allclose(end, [-math.expm1(-1), 0, 0], atol=1e-9)
 
 
-def test_what_has_no_lower_end_is_refused():
+def test_epsilon_bounds_refuse_unknown_losses():
     with pytest.raises(UnsupportedEventError, match="no guarantee"):
         epsilon_bounds(fixed_size(1.0, 10, 1_000, 3), DELTA, adjacency="add_remove")
     with pytest.raises(UnsupportedEventError, match="without noise"):
@@ -218,19 +218,19 @@ def test_what_has_no_lower_end_is_refused():
         ({"direction": "up"}, "direction must be one of 'add', 'remove', got 'up'"),
     ],
 )
-def test_bad_arguments_are_refused(changed, text):
+def test_profile_bounds_refuse(changed, text):
     arguments = {"event": gaussian(1.0), "epsilons": [1.0], "adjacency": "add_remove", **changed}
     with pytest.raises(ValueError, match=text):
         profile_bounds(**arguments)
 
 
-def test_window_of_a_rare_and_large_loss_is_no_wider_than_needed():
+def test_epsilon_lower_bound_of_rare_large_loss():
     step = dp_event.PoissonSampledDpEvent(1e-7, dp_event.GaussianDpEvent(0.2))
     event = dp_event.SelfComposedDpEvent(step, 1_000)
     assert epsilon_lower_bound(decompose(event, "add_remove"), 1e-5, 2.0447798) > 2.04
 
 
-def test_loss_that_is_all_but_certain():
+def test_epsilon_bounds_of_almost_certain_loss():
     """Rarely a bucket is drawn at random; the loss is log(1 + 4 (1 - p) / p) else."""
     lower, upper = epsilon_bounds(response(1e-30, 4, 1), DELTA, adjacency="replace_one")
     truth = math.log(4) + 30 * math.log(10) + math.log1p(-DELTA)

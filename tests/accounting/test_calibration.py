@@ -29,7 +29,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("target", "start", "sampling", "adjacency"), CASES)
-def test_close_safe_target_in_few_evaluations(target, start, sampling, adjacency, monkeypatch):
+def test_calibrate_epsilon_in_few_evaluations(target, start, sampling, adjacency, monkeypatch):
     values = []
 
     def noted(*arguments):
@@ -46,7 +46,7 @@ def test_close_safe_target_in_few_evaluations(target, start, sampling, adjacency
     assert len(values) <= (14 if start < 1e-3 else 10)
 
 
-def test_certificate_of_the_result_is_within_the_target():
+def test_calibrate_certificate_is_within_target():
     calibrated = calibrate(FakeMechanism(1.0), epsilon=2.0, delta=1e-6)
     assert 1.98 <= calibrated.certificate(1e-6).epsilon <= 2.0
 
@@ -63,7 +63,7 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("target", "start", "sampling", "adjacency"), READINGS)
-def test_close_safe_target_of_an_attack(target, start, sampling, adjacency):
+def test_calibrate_attack_risk(target, start, sampling, adjacency):
     mechanism = FakeMechanism(start, sampling=sampling, adjacency=adjacency)
     certificate = calibrate(mechanism, **target).certificate(DELTA)
     name, aim = next(iter(target.items()))
@@ -83,7 +83,7 @@ def test_close_safe_target_of_an_attack(target, start, sampling, adjacency):
     assert 0.99 * aim <= least <= aim
 
 
-def test_gaussian_needs_the_noise_of_the_closed_form():
+def test_calibrate_advantage_of_a_gaussian():
     """Its advantage is 2 Phi(mu / 2) - 1 with mu = 10 / noise, and an approximation is not used."""
     mechanism = FakeMechanism(1.0, sampling="none")
     exact = 5 / norm.isf((1 - 0.2) / 2)
@@ -91,7 +91,7 @@ def test_gaussian_needs_the_noise_of_the_closed_form():
     assert exact <= found <= 1.004 * exact
 
 
-def test_last_step_that_an_attack_allows():
+def test_max_num_steps_of_attack_risk():
     mechanism = FakeMechanism(2.0, 64, "none")
     allowed = max_num_steps(mechanism, advantage=0.9)
     # The advantage of n steps is 2 Phi(sqrt(n) / 4) - 1.
@@ -152,14 +152,14 @@ def test_calibrate_reports_unreachable_targets(mechanism, target, message):
         calibrate(mechanism, **target)
 
 
-def test_mechanism_on_target_is_kept():
+def test_calibrate_returns_mechanism_on_target():
     mechanism = FakeMechanism(1.0)
     target = mechanism.certificate(DELTA).epsilon / 0.998
     assert calibrate(mechanism, epsilon=target, delta=DELTA) == mechanism
 
 
 @pytest.mark.parametrize("target", [{"epsilon": 1.0, "delta": DELTA}, {"advantage": 0.2}])
-def test_start_may_have_too_little_noise_for_a_bound(target):
+def test_calibrate_from_too_little_noise(target):
     mechanism = FakeMechanism(1e-4, sampling="poisson", adjacency="replace_one")
     with pytest.raises(UnsupportedEventError, match=r"must be at least 0\.01"):
         mechanism.certificate(DELTA)
@@ -173,7 +173,7 @@ def test_start_may_have_too_little_noise_for_a_bound(target):
 @pytest.mark.parametrize(
     ("sampling", "adjacency"), [("poisson", "replace_one"), ("fixed_size", "replace_one")]
 )
-def test_last_step_paid_for_is_the_last(sampling, adjacency):
+def test_max_num_steps_is_the_last(sampling, adjacency):
     mechanism = FakeMechanism(1.0, 50, sampling, adjacency)
     budget = 0.7 * certified_of(mechanism.event, DELTA, adjacency)[1]
     steps = max_num_steps(mechanism, epsilon=budget, delta=DELTA)
@@ -182,7 +182,7 @@ def test_last_step_paid_for_is_the_last(sampling, adjacency):
     assert certified_of(mechanism.first_steps(steps + 1).event, DELTA, adjacency)[1] > budget
 
 
-def test_ends_of_a_budget():
+def test_max_num_steps_of_extreme_budgets():
     mechanism = FakeMechanism(1.0, 64, "none")
     assert max_num_steps(mechanism, epsilon=1e3, delta=DELTA) == 64
     assert max_num_steps(mechanism, epsilon=0.1, delta=DELTA) == 0
@@ -190,7 +190,7 @@ def test_ends_of_a_budget():
     assert max_num_steps(mechanism, epsilon=single, delta=DELTA) == 1
 
 
-def test_ten_million_steps_are_calibrated_on_short_windows(monkeypatch):
+def test_calibrate_ten_million_steps_on_short_windows(monkeypatch):
     """Counted, not timed: eight windows of up to 850,000 losses, before of up to 7 million."""
     sizes, compose = [], accountants.compose_grids
 

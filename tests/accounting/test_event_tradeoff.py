@@ -56,7 +56,7 @@ def _bracket(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_close_together_and_in_order(name):
+def test_tradeoff_bounds_are_close(name):
     lower, upper = _bracket(name)
     for curve in (lower, upper):
         assert curve.is_symmetric
@@ -68,7 +68,7 @@ def test_close_together_and_in_order(name):
 
 
 @pytest.mark.parametrize("name", ["row", "replaced", "mixed"])
-def test_epsilon_is_one_reading(name):
+def test_tradeoff_curve_has_certified_epsilon(name):
     event, adjacency = CASES[name]
     lower, upper = _bracket(name)
     for delta in (1e-2, 1e-5, 1e-7):
@@ -81,7 +81,7 @@ def test_epsilon_is_one_reading(name):
 NEARLY_ALL = poisson(10.0, 1 - 1e-12, 100)
 
 
-def test_gaussian_lies_between():
+def test_tradeoff_bounds_enclose_gaussian():
     exact = tradeoff.Gaussian(1.0)
     lower, upper = tradeoff_bounds(NEARLY_ALL, adjacency="add_remove")
     for levels in (LEVELS, 1 - LEVELS, np.geomspace(1e-12, 1e-5, 20)):
@@ -90,7 +90,7 @@ def test_gaussian_lies_between():
     assert tradeoff.distance(lower, upper) < 1e-3
 
 
-def test_curve_through_the_points_of_a_lower_profile_would_be_caught():
+def test_power_curve_through_points_of_lower_profile():
     # Chords of a convex profile lie above it: they are a broken twin of the polygon below.
     exact = tradeoff.Gaussian(1.0)
     epsilons = np.append(-0.4, np.linspace(0.0, 8.0, 21))
@@ -109,7 +109,7 @@ def test_curve_through_the_points_of_a_lower_profile_would_be_caught():
     st.lists(st.floats(-3.0, 5.0), min_size=1, max_size=4),
     st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
 )
-def test_polygon_is_below_any_convex_profile(steps, losses, weights):
+def test_below_is_below_any_convex_profile(steps, losses, weights):
     """Of finitely many losses, whose profiles have kinks anywhere."""
     weights = np.array(weights[: len(losses)]) / len(losses)
 
@@ -127,7 +127,7 @@ def test_polygon_is_below_any_convex_profile(steps, losses, weights):
 
 
 @pytest.mark.parametrize("name", ["row", "one step"])
-def test_grid_costs_nothing(name, monkeypatch):
+def test_tradeoff_bounds_grid_is_fine_enough(name, monkeypatch):
     """Four times as many epsilons change neither end by a thousandth of what it says."""
     before = _bracket(name)
     monkeypatch.setattr(event_tradeoff, "_NEAR_POINTS", 8_000)
@@ -139,7 +139,7 @@ def test_grid_costs_nothing(name, monkeypatch):
         assert risk.advantage(coarse) == pytest.approx(risk.advantage(fine), rel=1e-3)
 
 
-def test_response_against_the_binomial():
+def test_tradeoff_bounds_of_responses_against_binomial():
     """Two buckets, so that the loss counts the answers that are kept."""
     kept, count = 0.6, 30
     successes = np.arange(count + 1)
@@ -152,7 +152,7 @@ def test_response_against_the_binomial():
     assert tradeoff.distance(lower, upper) < 5e-3
 
 
-def test_neighbours_in_both_orders():
+def test_tradeoff_bounds_of_both_orders():
     """One step's curve is min{f, f^-1}** of the mixture, not the mixture itself."""
     step = tradeoff.mixture(tradeoff.Gaussian(1.0), 0.3)
     lower, upper = tradeoff_bounds(poisson(1.0, 0.3, 1), adjacency="add_remove")
@@ -163,7 +163,7 @@ def test_neighbours_in_both_orders():
         assert np.max(one(LEVELS) - upper(LEVELS)) > 1e-3
 
 
-def test_profile_is_that_of_profiles():
+def test_tradeoff_curve_has_profile_bounds():
     epsilons = np.linspace(0.0, 4.0, 30)
     lower, upper = _bracket("replaced")
     ends = profile_bounds(CASES["replaced"][0], epsilons, adjacency="replace_one")
@@ -171,7 +171,7 @@ def test_profile_is_that_of_profiles():
     np.testing.assert_allclose(upper.delta(epsilons), ends.lower, rtol=1e-3, atol=1e-10)
 
 
-def test_closed_forms():
+def test_tradeoff_curve_closed_forms():
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         bracket = tradeoff_bounds(gaussian(4.0, 16), adjacency=adjacency)
         assert bracket.is_exact
@@ -183,7 +183,7 @@ def test_closed_forms():
     assert everything(0.0) == 0.0
 
 
-def test_hardly_any_noise_is_no_privacy():
+def test_tradeoff_curve_of_hardly_any_noise():
     for event in (poisson(0.3, 0.5, 400), laplace(0.001, 2)):
         lower, upper = tradeoff_bounds(event, adjacency="add_remove")
         assert risk.advantage(lower) >= 1 - 1e-12
@@ -191,7 +191,7 @@ def test_hardly_any_noise_is_no_privacy():
         assert math.isinf(lower.epsilon(1e-3))
 
 
-def test_without_a_lower_end_there_is_a_guarantee():
+def test_tradeoff_curve_without_upper_curve():
     event = dp_event.RepeatAndSelectDpEvent(gaussian(4.0), 10, 1)
     with pytest.raises(UnsupportedEventError, match="no privacy loss"):
         tradeoff_bounds(event, adjacency="add_remove")
@@ -201,7 +201,7 @@ def test_without_a_lower_end_there_is_a_guarantee():
     assert 0.998 * certified <= curve.epsilon(1e-5) <= 1.03 * certified
 
 
-def test_what_cannot_be_accounted_for_is_refused():
+def test_tradeoff_curve_refuses():
     with pytest.raises(UnsupportedEventError, match="no Rényi divergence"):
         tradeoff_curve(fixed_size(1.0, 10, 1_000, 3), adjacency="add_remove")
     for function in (tradeoff_bounds, tradeoff_curve):

@@ -27,12 +27,12 @@ def _over_sensitivity(event, adjacency):
 
 
 @pytest.mark.parametrize("event", [gaussian(3.0), laplace(3.0)])
-def test_replacing_halves_the_noise_over_the_sensitivity(event):
+def test_unit_sensitivity_event_under_replace_one(event):
     assert _over_sensitivity(event, "add_remove").noise_multiplier == 3.0
     assert _over_sensitivity(event, "replace_one").noise_multiplier == 1.5
 
 
-def test_factor_reaches_the_inside_of_every_event():
+def test_unit_sensitivity_event_of_nested_events():
     assert _over_sensitivity(poisson(3.0, 0.1, 4), "replace_one").event == GaussianDpEvent(1.5)
     assert _over_sensitivity(fixed_size(3.0, 2, 9, 4), "replace_one").event == GaussianDpEvent(1.5)
     assert _over_sensitivity(truncated(3.0, 30), "replace_one").noise_multiplier == 1.5
@@ -43,31 +43,31 @@ def test_factor_reaches_the_inside_of_every_event():
     assert inner == Composed([gaussian(1.5, 2), laplace(2.5)])
 
 
-def test_parameters_stated_for_neighbours_are_not_halved():
+def test_unit_sensitivity_event_stated_for_neighbors():
     for event in (dp_event.RandomizedResponseDpEvent(0.5, 3), dp_event.ZCDpEvent(0.1)):
         assert _over_sensitivity(event, "replace_one") == event
 
 
-def test_event_over_the_clip_bound_is_kept():
+def test_decompose_keeps_event_over_clip_bound():
     ((atom, count),) = decompose(poisson(3.0, 0.1, 4), "replace_one")
     assert atom.event == poisson(3.0, 0.1, 4).event
     assert count == 4
 
 
-def test_unknown_events_are_not_silently_left_unscaled():
+def test_decompose_refuses_unknown_sensitivity():
     for event in (dp_event.MixtureOfGaussiansDpEvent(1.0, [1.0], [1.0]), dp_event.DpEvent()):
         with pytest.raises(UnsupportedEventError, match=f"sensitivity of {event_name(event)}"):
             decompose(event, "replace_one")
 
 
-def test_nested_compositions_are_flattened_and_counted():
+def test_decompose_flattens_and_counts():
     step = poisson(1.0, 0.1, 3)
     event = dp_event.SelfComposedDpEvent(Composed([step, laplace(2.0), step]), 5)
     counts = {event_name(atom.event): count for atom, count in decompose(event, "add_remove")}
     assert counts == {"PoissonSampledDpEvent of GaussianDpEvent": 30, "LaplaceDpEvent": 5}
 
 
-def test_gaussians_on_the_same_data_are_one_gaussian():
+def test_decompose_joins_gaussians():
     event = Composed([gaussian(2.0, 4), gaussian(3.0), GaussianDpEvent(6)])
     ((atom, count),) = decompose(event, "add_remove")
     assert count == 1
@@ -77,7 +77,7 @@ def test_gaussians_on_the_same_data_are_one_gaussian():
     assert atom.event.event.noise_multiplier == pytest.approx(1.0)
 
 
-def test_what_depends_on_no_data_is_dropped():
+def test_decompose_drops_what_depends_on_no_data():
     nothing = [
         dp_event.NoOpDpEvent(),
         poisson(0.0, 0.0, 3),
@@ -90,7 +90,7 @@ def test_what_depends_on_no_data_is_dropped():
     assert not is_nonprivate(decompose(Composed(nothing), "add_remove"))
 
 
-def test_sampling_everything_is_no_sampling():
+def test_decompose_of_sampling_everything():
     assert decompose(poisson(10.0, 1.0, 100), "replace_one") == decompose(
         gaussian(10.0, 100), "replace_one"
     )
@@ -110,11 +110,11 @@ def test_sampling_everything_is_no_sampling():
         dp_event.RepeatAndSelectDpEvent(dp_event.NonPrivateDpEvent(), 10, 1),
     ],
 )
-def test_releases_without_noise_are_found(event):
+def test_is_nonprivate_without_noise(event):
     assert is_nonprivate(decompose(event, "add_remove"))
 
 
-def test_noisy_releases_are_not_called_noiseless():
+def test_is_nonprivate_of_noisy_releases():
     noisy = [gaussian(0.1), response(0.5, 3), dp_event.ZCDpEvent(0.1), poisson(math.pi, 0.1, 2)]
     assert not is_nonprivate(decompose(Composed(noisy), "add_remove"))
 
@@ -129,7 +129,7 @@ def test_noisy_releases_are_not_called_noiseless():
         dp_event.PoissonSampledDpEvent(0.1, dp_event.NoOpDpEvent()),
     ],
 )
-def test_samples_of_what_depends_on_no_record_are_left_out(event):
+def test_decompose_drops_samples_of_constants(event):
     assert decompose(Composed([event, gaussian(2.0)]), "replace_one") == decompose(
         gaussian(2.0), "replace_one"
     )
@@ -175,7 +175,7 @@ def kind(monkeypatch):
     return PairNoise
 
 
-def test_every_accountant_supports_it(kind):
+def test_new_kind_is_supported_by_every_accountant(kind):
     event = dp_event.SelfComposedDpEvent(PairDpEvent(36.0), 4)
     exact = gdp.epsilon(2 / 6, DELTA)
     lower, upper = epsilon_bounds(event, DELTA, adjacency="add_remove")
@@ -187,7 +187,7 @@ def test_every_accountant_supports_it(kind):
     assert curve == Gaussian(1 / 6)
 
 
-def test_without_its_class_it_is_refused():
+def test_event_without_kind_is_refused():
     with pytest.raises(UnsupportedEventError, match="no privacy loss distribution of PairDpEvent"):
         epsilon(PairDpEvent(36.0), DELTA, adjacency="add_remove")
 
@@ -206,7 +206,7 @@ def _noises(atoms):
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_noises_are_merged_to_one_side(few, adjacency):
+def test_coarsen_noise_schedule_is_conservative(few, adjacency):
     atoms = decompose(EVENT, adjacency)
     for side, first, last in (("upper", 0.8, NOISES[20]), ("lower", NOISES[2], 1.6)):
         merged = coarsen_noise_schedule(atoms, side)
@@ -228,7 +228,7 @@ def _cumulative_range(merged):
     return NOISES[[0, *ends[:-1]]], NOISES[ends - 1]
 
 
-def test_ends_move_apart_and_not_across(monkeypatch):
+def test_coarsen_noise_schedule_widens_epsilon_bounds(monkeypatch):
     upper = epsilon(EVENT, 1e-5, adjacency="add_remove")
     lower = epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower
     monkeypatch.setattr(events, "MOST_NOISES", 6)
@@ -236,7 +236,7 @@ def test_ends_move_apart_and_not_across(monkeypatch):
     assert lower > epsilon_bounds(EVENT, 1e-5, adjacency="add_remove").lower > 0.85 * lower
 
 
-def test_what_is_few_or_of_another_kind_stays(few):
+def test_coarsen_noise_schedule_keeps_few_and_other_kinds(few):
     event = dp_event.ComposedDpEvent(
         [poisson(1.0, 0.1, 2), poisson(2.0, 0.2, 1), gaussian(3.0)]
         + [

@@ -26,7 +26,7 @@ def _exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
 
 
 @pytest.mark.parametrize(("noise", "epochs", "mu", "epsilon", "_moments", "_tight"), MNIST_ROWS)
-def test_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
+def test_epsilon_of_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
     limit = gdp.poisson_clt_mu(noise, MNIST_RATE, mnist_steps(epochs))
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, 1e-5), 2) == epsilon
@@ -39,7 +39,7 @@ def test_published_mnist_figures(noise, epochs, mu, epsilon, _moments, _tight):
         (0.60, 1 / 80, 1_600, 1e-6, 1.94, 10.61),  # MovieLens
     ],
 )
-def test_other_published_figures(noise, rate, steps, delta, mu, epsilon):
+def test_epsilon_of_other_published_figures(noise, rate, steps, delta, mu, epsilon):
     limit = gdp.poisson_clt_mu(noise, rate, steps)
     assert round(limit, 2) == mu
     assert round(gdp.epsilon(limit, delta), 2) == epsilon
@@ -63,7 +63,7 @@ def test_epsilon_against_high_precision(mu, delta):
         assert float(_exact_delta(mu, value) / mpmath.mpf(delta)) == pytest.approx(1, rel=1e-9)
 
 
-def test_ends_of_the_range():
+def test_delta_and_epsilon_at_ends_of_the_range():
     assert gdp.epsilon(0.0, 1e-5) == 0
     assert gdp.epsilon(math.inf, 1e-5) == math.inf
     assert gdp.epsilon(1.0, gdp.delta(1.0, 0.0)) == 0
@@ -74,7 +74,7 @@ def test_ends_of_the_range():
     assert gdp.poisson_clt_mu(0.0, 0.1, 5) == gdp.poisson_clt_mu(0.01, 0.1, 5) == math.inf
 
 
-def test_arrays_broadcast_and_scalars_stay_scalars():
+def test_functions_broadcast():
     noise = np.array([0.6, 1.3])
     limits = gdp.poisson_clt_mu(noise, 0.01, np.array([[10], [20]]))
     assert limits.shape == (2, 2)
@@ -90,12 +90,12 @@ def test_arrays_broadcast_and_scalars_stay_scalars():
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(-1.0, 0.1), (math.nan, 0.1), (1.0, 0.0), (1.0, 1.0)])
-def test_bad_arguments_are_refused(mu, delta):
+def test_functions_refuse(mu, delta):
     with pytest.raises(ValueError, match="must be"):
         gdp.epsilon(mu, delta)
 
 
-def test_mu_of_events():
+def test_mu_of_event():
     assert gdp.mu_of_event(gaussian(2.0, 9), "add_remove") == pytest.approx(1.5)
     assert gdp.mu_of_event(gaussian(2.0, 9), "replace_one") == pytest.approx(3.0)
     sampled = gdp.mu_of_event(poisson(1.1, MNIST_RATE, 14_062), "add_remove")
@@ -105,7 +105,7 @@ def test_mu_of_events():
     assert gdp.mu_of_event(dp_event.NonPrivateDpEvent(), "add_remove") == math.inf
 
 
-def test_samples_of_fixed_size_have_their_own_constant():
+def test_mu_of_event_of_fixed_size_samples():
     event = fixed_size(1.1, 256, 60_000, 14_062)
     assert round(gdp.mu_of_event(event, "replace_one"), 2) == 3.63
 
@@ -118,6 +118,6 @@ def test_samples_of_fixed_size_have_their_own_constant():
         (laplace(1.0), "add_remove"),
     ],
 )
-def test_events_without_a_limit_are_refused(event, adjacency):
+def test_mu_of_event_refuses(event, adjacency):
     with pytest.raises(UnsupportedEventError, match="no central limit"):
         gdp.mu_of_event(event, adjacency)

@@ -61,7 +61,7 @@ def exact_whole(power, noise, rate):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("power", [1.25, 8.5, -0.25, -4.0, -20.0])
-def test_integrals_against_forty_digits(power):
+def test_log_ratio_moment_against_forty_digits(power):
     noises, rates = (np.array(axis) for axis in zip(*POINTS, strict=True))
     expected = [exact(power, *point) for point in POINTS]
     np.testing.assert_allclose(log_ratio_moment(power, noises, rates), expected, rtol=1e-11)
@@ -69,39 +69,39 @@ def test_integrals_against_forty_digits(power):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.3), (3.4, 1 - 1e-12), (50.0, 1e-6)])
-def test_largest_order_against_forty_digits(noise, rate):
+def test_log_ratio_moment_of_largest_order(noise, rate):
     values = log_ratio_moment(-511.0, np.array([noise]), np.array([rate]))
     assert values[0] == pytest.approx(exact(-511, noise, rate), rel=1e-11)
 
 
 @pytest.mark.parametrize("power", [2, 3, 17, 64, 512])
-def test_sums_against_sixty_digits(power):
+def test_log_ratio_moment_of_whole_powers_against_sixty_digits(power):
     expected = [exact_whole(power, *point) for point in zip(*GRID, strict=True)]
     np.testing.assert_allclose(log_ratio_moment(power, *GRID), expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("power", [2.0, 3.0, 17.0, 64.0, 512.0])
-def test_integrals_and_sums_agree_where_both_exist(power):
+def test_log_ratio_moment_integrals_and_sums_agree(power):
     integrals = log_moments._integral(power, *GRID)
     np.testing.assert_allclose(integrals, log_ratio_moment(power, *GRID), rtol=1e-11)
 
 
 @pytest.mark.parametrize("power", [1.25, 2.0, 31.0, -0.25, -1.0, -30.0])
-def test_moment_of_few_samples_is_the_chi_square_term(power):
+def test_log_ratio_moment_of_small_rates(power):
     noise, rate = np.array([1.0, 5.0, 50.0]), np.full(3, 1e-9)
     leading = power * (power - 1) / 2 * rate**2 * np.expm1(noise**-2)
     np.testing.assert_allclose(log_ratio_moment(power, noise, rate), leading, rtol=1e-6)
 
 
 @pytest.mark.parametrize("power", [1.25, 2.0, 4.5, 512.0, -0.25, -1.0, -511.0])
-def test_without_sampling_a_moment_is_the_gaussians(power):
+def test_log_ratio_moment_without_sampling(power):
     noise = np.array([0.01, 0.05, 0.3, 1.0, 50.0])
     expected = power * (power - 1) / (2 * noise**2)
     np.testing.assert_allclose(log_ratio_moment(power, noise, np.ones(5)), expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
-def test_bound_for_little_noise_meets_the_integral(power):
+def test_small_noise_bound_meets_the_integral(power):
     noise, rate = np.full(4, 0.05), np.array([1e-6, 0.01, 0.5, 0.99])
     integral = log_moments._integral(power, noise, rate)
     bound = log_moments._small_noise_bound(power, noise, rate)
@@ -109,13 +109,13 @@ def test_bound_for_little_noise_meets_the_integral(power):
 
 
 @pytest.mark.parametrize("power", [1.25, 4.5, -0.25, -30.0])
-def test_bound_for_little_noise_is_one_everywhere(power):
+def test_small_noise_bound_is_an_upper_bound(power):
     integral = log_moments._integral(power, *GRID)
     bound = log_moments._small_noise_bound(power, *GRID)
     assert np.all(integral <= bound * (1 + 1e-11))
 
 
-def test_extreme_noises_stay_numbers():
+def test_log_ratio_moment_of_extreme_noise():
     noise = np.array([1e-200, 1e-3, 1e200])
     for power in (1.25, 2.0, 512.0):
         values = log_ratio_moment(power, noise, np.full(3, 0.01))
@@ -124,7 +124,7 @@ def test_extreme_noises_stay_numbers():
         assert 0 <= values[2] < 1e-300
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_log_ratio_moment_in_chunks(monkeypatch):
     whole = log_ratio_moment(-3.0, *GRID), log_ratio_moment(40.0, *GRID)
     monkeypatch.setattr(log_moments, "_CHUNK", 1)
     np.testing.assert_array_equal(

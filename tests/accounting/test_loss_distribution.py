@@ -72,7 +72,7 @@ def _delta(distribution, epsilon, interval=1e-4):
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_masses_of_p_and_q_are_one(name):
+def test_nodes_integrate_to_one(name):
     """E[1] and E[e^-Y], the mass of Q, are one but for what P hardly reaches."""
     losses, weights = DISTRIBUTIONS[name].nodes
     assert np.sum(weights) == pytest.approx(1, abs=1e-12)
@@ -81,7 +81,7 @@ def test_masses_of_p_and_q_are_one(name):
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_cells_and_nodes_agree(name):
+def test_masses_and_nodes_agree(name):
     distribution, interval = DISTRIBUTIONS[name], 1e-3
     losses, weights = distribution.nodes
     first, masses = distribution.masses(interval)
@@ -93,7 +93,7 @@ def test_cells_and_nodes_agree(name):
 
 
 @pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])
-def test_sampled_gaussians_against_integration(epsilon):
+def test_masses_of_sampled_gaussians_against_integration(epsilon):
     mu, rate = 1.2, 0.3
     centre, up, down = (normal_mixture(rate, 1.0, shift) for shift in (0, mu, -mu))
     cases = (
@@ -107,7 +107,7 @@ def test_sampled_gaussians_against_integration(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.4])
-def test_sampled_laplace_noise_against_integration(epsilon):
+def test_masses_of_sampled_laplace_noise_against_integration(epsilon):
     bound, rate = 1.5, 0.2
 
     def at(centre):
@@ -127,7 +127,7 @@ def test_sampled_laplace_noise_against_integration(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0, 2.5])
-def test_samples_of_fixed_size_have_the_curve_of_the_symmetrised_mixture(epsilon):
+def test_loss_distribution_of_fixed_size_samples(epsilon):
     mu, rate = 1.5, 0.1
     distribution = fixed_size(mu, rate)
     above = rate * gdp.delta(mu, math.log1p(math.expm1(epsilon) / rate))
@@ -140,7 +140,7 @@ def test_samples_of_fixed_size_have_the_curve_of_the_symmetrised_mixture(epsilon
         assert _delta(distribution, epsilon) >= _delta(one, epsilon) - 1e-9
 
 
-def test_discrete_losses_are_those_of_the_definition():
+def test_loss_distribution_of_discrete_noise():
     parameter, sensitivity = 0.5, 3
     outcomes = np.arange(-80, 81)
     noise = np.exp(-parameter * np.abs(outcomes)) / np.sum(np.exp(-parameter * np.abs(outcomes)))
@@ -152,7 +152,7 @@ def test_discrete_losses_are_those_of_the_definition():
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.3, 0.9, 1 - 1e-9, 1.0])
-def test_loss_and_its_inverse_undo_each_other(rate):
+def test_unsampled_loss_inverts_subsampled_loss(rate):
     x = np.concatenate([np.linspace(-8, 8, 101), [50.0, 99.0, 150.0, 1e4]])
     y = subsampled_loss(x, rate)
     np.testing.assert_allclose(unsampled_loss(y, rate), x, rtol=1e-6, atol=2e-16 / rate**2 * 3e3)
@@ -173,7 +173,7 @@ EPSILONS = np.array([-0.7, -0.1, 0.0, 0.05, 0.4, 2.0])
 
 @pytest.mark.parametrize(("noise", "rate"), [(1.1, 256 / 60_000), (0.5, 0.2), (20.0, 1e-3)])
 @pytest.mark.parametrize("count", [1, 300])
-def test_sampled_gaussians(noise, rate, count):
+def test_loss_distribution_of_sampled_gaussians(noise, rate, count):
     interval = 0.05 * rate / noise
     theirs = pld.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
@@ -189,7 +189,7 @@ def test_sampled_gaussians(noise, rate, count):
 
 
 @pytest.mark.parametrize("direction", [None, "add", "remove"])
-def test_deltas_at_once_are_those_of_dp_accounting_one_by_one(direction):
+def test_hockey_stick_agrees_with_dp_accounting(direction):
     theirs = pld.from_gaussian_mechanism(0.8, sampling_prob=0.1, value_discretization_interval=0.01)
     ours = subsampled(0.8, 0.1, 0.01)
     each = [
@@ -233,7 +233,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_grids_have_the_profiles_of_dp_accounting(kind):
+def test_grid_builder_has_profiles_of_dp_accounting(kind):
     ours = atomic_event(*OURS[kind]).grid_builder()(0.02)
     epsilons = np.linspace(0.0, 2.5, 101)
     np.testing.assert_allclose(
@@ -244,7 +244,7 @@ def test_grids_have_the_profiles_of_dp_accounting(kind):
     )
 
 
-def test_largest_losses_do_not_overflow():
+def test_grid_epsilon_of_largest_losses():
     grid = atomic_event(dp_event.GaussianDpEvent(0.02), "add_remove").grid_builder()(1.0)
     found = grid.delta([-2_000.0, 0.0, 1_250.0, 2_000.0], None)
     assert np.all(np.isfinite(found))
@@ -253,6 +253,6 @@ def test_largest_losses_do_not_overflow():
     assert found[3] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_rising_deltas_are_refused():
+def test_connect_dots_refuses_rising_deltas():
     with pytest.raises(ValueError, match="deltas must fall"):
         connect_dots(0.1, 0, np.array([0.1, 0.2]))

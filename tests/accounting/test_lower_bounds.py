@@ -44,7 +44,7 @@ def _check_below(profile, mu, share=0.0):
 
 
 @pytest.mark.parametrize("mus", [(1.0,), (0.3, 0.5, 2.0), (0.1,) * 30, (5.0, 0.01)])
-def test_gaussians_against_the_closed_form(mus):
+def test_lower_profile_of_gaussians(mus):
     mu = math.hypot(*mus)
     _check_below(_gaussians(mus), mu, share=0.005)
     _check_below(_gaussians(mus, slack=0.3), mu)
@@ -56,27 +56,27 @@ def _coarse(**changed):
     return dataclasses.replace(compose_lower_profile([(step, 100)], 1.5, ETA), **changed)
 
 
-def test_without_hoeffding_the_bound_would_be_too_large():
+def test_power_lower_profile_without_hoeffding():
     _check_below(_coarse(), 1.0)
     for slack in (0.0, -_coarse().slack):
         with pytest.raises(AssertionError):
             _check_below(_coarse(slack=slack), 1.0)
 
 
-def test_power_a_mean_that_is_too_large_makes_the_bound_too_large(monkeypatch):
+def test_power_lower_profile_with_too_large_mean(monkeypatch):
     # A tenth of the mean size of the loss is more than the rounding moves its mean.
     monkeypatch.setattr(lower_bounds, "_QUADRATURE", -0.1)
     with pytest.raises(AssertionError):
         _check_below(_gaussians((0.1,) * 30), math.sqrt(0.3))
 
 
-def test_what_wraps_around_would_count(monkeypatch):
+def test_power_lower_profile_with_wrapped_mass(monkeypatch):
     monkeypatch.setattr(lower_bounds, "chernoff_ends", lambda *_: (-0.5, 2.5))
     with pytest.raises(AssertionError):
         _check_below(_gaussians((0.1,) * 100), 1.0)
 
 
-def test_tails_outside_the_window_are_bounded():
+def test_chernoff_ends_bound_the_tails():
     """The exact tails of N(1 / 2, 1) beyond the ends are below eta, and not by much."""
     step = gaussian_loss_distribution(0.1, 1.0, 1e-14, "remove")
     low, high = chernoff_ends([(*step.nodes, 100)], math.log(1 / ETA), lower_bounds._SLOPES)
@@ -97,7 +97,7 @@ def _exact_delta(atoms, count, epsilon):
 @pytest.mark.parametrize(
     "distribution", [response(0.4, 4), discrete_laplace(0.37, 3)], ids=["rr", "laplace"]
 )
-def test_atoms_against_enumeration(distribution, count):
+def test_lower_profile_of_atoms_against_enumeration(distribution, count):
     for slack in (1e-4, 0.05, 1.0):
         profile = compose_lower_profile([(distribution, count)], slack, ETA)
         for epsilon in np.linspace(-1, count * distribution.atoms[0][0], 23):
@@ -107,7 +107,7 @@ def test_atoms_against_enumeration(distribution, count):
             assert slack > 1e-4 or lower >= exact - 3e-4
 
 
-def test_many_binary_responses_against_the_binomial():
+def test_lower_profile_of_binary_responses():
     distribution, count = response(0.9, 2), 300
     (one, kept), *_ = distribution.atoms
     losses = one * (2 * np.arange(count + 1) - count)
@@ -118,7 +118,7 @@ def test_many_binary_responses_against_the_binomial():
         assert exact * 0.99 - 1e-6 <= float(profile.delta(epsilon)) <= exact
 
 
-def test_two_laplace_releases_against_convolution():
+def test_lower_profile_of_two_laplace_releases():
     """The atoms and the density of one loss, folded with the exact profile of the other."""
     bound = 0.8
     fine, masses = np.polynomial.legendre.leggauss(400)
@@ -137,7 +137,7 @@ def test_two_laplace_releases_against_convolution():
         assert exact - 2e-3 <= float(profile.delta(epsilon)) <= exact
 
 
-def test_margin_covers_the_rounding_of_the_transform():
+def test_lower_profile_margin_covers_transform_rounding():
     """Many steps and a small delta: what is reported stays below the closed form."""
     count = 100_000
     step = gaussian_loss_distribution(1 / math.sqrt(count), 1.0, 1e-22, "remove")
@@ -150,7 +150,7 @@ def test_margin_covers_the_rounding_of_the_transform():
     assert np.all(profile.delta(epsilons) <= gdp.delta(1.0, epsilons))
 
 
-def test_more_cells_than_fit_make_the_slack_larger_and_not_the_bound_wrong(monkeypatch):
+def test_lower_profile_of_too_many_cells(monkeypatch):
     monkeypatch.setattr(lower_bounds, "_MOST_CELLS", 500)
     profile = _gaussians((0.3,) * 9, slack=1e-6)
     assert profile.losses.size < 1_500
@@ -158,7 +158,7 @@ def test_more_cells_than_fit_make_the_slack_larger_and_not_the_bound_wrong(monke
     _check_below(profile, 0.9)
 
 
-def test_losses_that_overflow():
+def test_lower_profile_of_losses_that_overflow():
     profile = _gaussians((50.0,), slack=0.1)
     assert profile.epsilon(DELTA) == pytest.approx(600, rel=1e-2)
     assert np.all(np.isfinite(profile.delta([-1e4, -700.0, 0.0, 700.0, 1e4])))

@@ -41,7 +41,7 @@ def dp_accounting_rdp(noise, rate, orders):
     return accountant.rdp
 
 
-def test_other_published_figures():
+def test_compute_epsilon_of_other_published_figures():
     imdb = moments.compute_epsilon(0.56, 512 / 25_000, 439, DELTA)
     movielens = moments.compute_epsilon(0.6, 1 / 80, 1_600, 1e-6)
     figure_4 = moments.compute_epsilon(
@@ -56,7 +56,7 @@ def divergences(noise, rate, orders=moments.ORDERS):
     return np.stack(moment, axis=-1) / (np.array(orders) - 1)
 
 
-def test_what_the_published_figures_are_to_the_digit():
+def test_compute_epsilon_of_published_figures():
     noise, epochs = np.array([row[:2] for row in MNIST_ROWS]).T
     steps = [mnist_steps(int(number)) for number in epochs]
     values = np.round(moments.compute_epsilon(noise, MNIST_RATE, steps, DELTA), 2)
@@ -64,7 +64,7 @@ def test_what_the_published_figures_are_to_the_digit():
     assert round(moments.compute_epsilon(0.56, 512 / 25_000, 439, DELTA), 2) == 15.29
 
 
-def test_orders_are_the_published_ones():
+def test_orders_are_published():
     assert len(moments.ORDERS) == 10 + 60 + 3
     assert moments.ORDERS[:5] == (1.25, 1.5, 1.75, 2, 2.25)
     assert moments.ORDERS[-4:] == (64, 128, 256, 512)
@@ -72,13 +72,13 @@ def test_orders_are_the_published_ones():
 
 
 @pytest.mark.parametrize("rate", RATES[:, 0])
-def test_whole_orders_equal_those_of_dp_accounting(rate):
+def test_compute_log_moment_of_whole_orders(rate):
     expected = [dp_accounting_rdp(noise, rate, WHOLE) for noise in NOISES]
     # A sum that starts at 1 keeps no more digits of a small divergence.
     np.testing.assert_allclose(divergences(NOISES, rate, WHOLE), expected, rtol=1e-9, atol=1e-13)
 
 
-def test_orders_between_are_below_those_of_dp_accounting_which_drops_signs_of_its_series():
+def test_compute_log_moment_between_whole_orders():
     ours = divergences(NOISES, 0.01, BROKEN)
     theirs = [dp_accounting_rdp(noise, 0.01, BROKEN) for noise in NOISES]
     assert np.all(ours <= np.array(theirs) * (1 + 1e-9) + 1e-13)
@@ -91,7 +91,7 @@ def test_orders_between_are_below_those_of_dp_accounting_which_drops_signs_of_it
     assert np.all(middle >= moments.compute_log_moment(2, NOISES, 0.01))
 
 
-def test_with_the_record_against_without_is_the_larger_direction():
+def test_compute_log_moment_is_larger_of_removal():
     for order in (1.25, 2, 3.5, 16, 100.5, 512):
         larger = moments.compute_log_moment(order, NOISES, RATES, direction="remove")
         other = moments.compute_log_moment(order, NOISES, RATES, direction="add")
@@ -101,7 +101,7 @@ def test_with_the_record_against_without_is_the_larger_direction():
 
 
 @given(orders, noises, rates, factors)
-def test_moments_grow_with_order_and_rate_and_fall_with_noise(order, noise, rate, factor):
+def test_compute_log_moment_is_monotone(order, noise, rate, factor):
     slack = 1 + 1e-10
     value = moments.compute_log_moment(order, noise, rate)
     assert 0 < value <= moments.compute_log_moment(order * factor, noise, rate) * slack
@@ -110,7 +110,7 @@ def test_moments_grow_with_order_and_rate_and_fall_with_noise(order, noise, rate
 
 
 @given(noises, rates, st.integers(1, 10**6), st.integers(1, 10**3), factors)
-def test_epsilon_grows_with_steps_and_falls_with_delta(noise, rate, steps, more, factor):
+def test_compute_epsilon_is_monotone(noise, rate, steps, more, factor):
     value = moments.compute_epsilon(noise, rate, steps, DELTA)
     assert value < moments.compute_epsilon(noise, rate, steps + more, DELTA)
     assert value >= moments.compute_epsilon(noise, rate, steps, DELTA * factor)
@@ -118,13 +118,13 @@ def test_epsilon_grows_with_steps_and_falls_with_delta(noise, rate, steps, more,
 
 
 @given(noises, rates, st.integers(1, 10**4))
-def test_profile_inverts_epsilon(noise, rate, steps):
+def test_compute_profile_inverts_compute_epsilon(noise, rate, steps):
     epsilons, deltas = (values[1::200] for values in moments.compute_profile(noise, rate, steps))
     inverted = moments.compute_epsilon(noise, rate, steps, np.minimum(deltas, 0.9))
     np.testing.assert_allclose(inverted[deltas < 0.9], epsilons[deltas < 0.9], rtol=1e-6)
 
 
-def test_every_argument_broadcasts():
+def test_compute_epsilon_broadcasts():
     noise, rate = np.array([0.8, 2.0])[:, None, None], np.array([0.01, 0.1, 1.0])[:, None]
     steps, delta = np.array([1, 10, 100, 1_000]), np.array([1e-5, 1e-6, 1e-7, 1e-8])
     values = moments.compute_epsilon(noise, rate, steps, delta)
@@ -135,7 +135,7 @@ def test_every_argument_broadcasts():
     assert moments.compute_epsilon(np.array([]), 0.1, 1, 0.1).shape == (0,)
 
 
-def test_profile_holds_the_pairs_of_epsilon():
+def test_compute_profile_of_published_row():
     epsilons, deltas = moments.compute_profile(*ROW_2)
     assert epsilons[0] == 0
     assert np.all(np.diff(deltas) <= 0)
@@ -144,7 +144,7 @@ def test_profile_holds_the_pairs_of_epsilon():
     assert epsilons[at] == pytest.approx(moments.compute_epsilon(*ROW_2, DELTA), abs=epsilons[1])
 
 
-def test_least_sum_of_errors_of_row_2():
+def test_compute_profile_least_sum_of_errors():
     """Of the curve max(0, 1 - delta - e^epsilon a, ...) it is where a equals the curve."""
     clt = 2 * ndtr(-round(gdp.poisson_clt_mu(*ROW_2), 2) / 2)  # the source rounded first
     single = 2 * (1 - DELTA) / (1 + math.exp(moments.compute_epsilon(*ROW_2, DELTA)))
@@ -175,13 +175,13 @@ def test_least_sum_of_errors_of_row_2():
         ("orders", {"orders": (2.0, math.inf)}),
     ],
 )
-def test_bad_settings_are_refused_by_name(name, arguments):
+def test_settings_are_refused_by_name(name, arguments):
     good = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "num_steps": 10, "delta": 1e-5}
     with pytest.raises(ValueError, match=rf"^{name} must be "):
         moments.compute_epsilon(**good | arguments)
 
 
-def test_other_bad_arguments_are_refused_by_name():
+def test_other_arguments_are_refused_by_name():
     with pytest.raises(ValueError, match=r"^order must be a finite number > 1, got 1"):
         moments.compute_log_moment(1, 1.0, 0.1)
     with pytest.raises(ValueError, match=r"^direction must be one of 'add', 'remove', got 'both'"):
@@ -195,7 +195,7 @@ def by_event(event, adjacency="add_remove"):
 
 
 @pytest.mark.parametrize(("adjacency", "clips"), [("add_remove", 1), ("replace_one", 2)])
-def test_gaussian_against_closed_forms(adjacency, clips):
+def test_compute_epsilon_of_gaussians(adjacency, clips):
     noise, count = 10.0, 30
     squared_mu = count * (clips / noise) ** 2
     orders = np.array(moments.ORDERS)
@@ -203,13 +203,13 @@ def test_gaussian_against_closed_forms(adjacency, clips):
     assert by_event(gaussian(noise, count), adjacency) == pytest.approx(expected)
 
 
-def test_event_has_the_epsilon_of_its_settings():
+def test_compute_epsilon_is_that_of_the_event():
     assert by_event(poisson(*ROW_2)) == pytest.approx(
         moments.compute_epsilon(*ROW_2, DELTA), rel=1e-12
     )
 
 
-def test_moments_of_different_releases_add_up():
+def test_moments_epsilon_of_different_releases():
     parts = [poisson(1.1, 0.01, 500), poisson(0.8, 0.02, 30), gaussian(20.0), laplace(15.0)]
     orders = np.array(moments.ORDERS)
     others = RdpAccountant(moments.ORDERS)
@@ -219,7 +219,7 @@ def test_moments_of_different_releases_add_up():
     assert by_event(dp_event.ComposedDpEvent(parts)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_other_releases_have_the_divergences_of_dp_accounting():
+def test_moments_epsilon_of_other_releases():
     others = RdpAccountant(moments.ORDERS, NeighboringRelation.REPLACE_ONE)
     others.compose(fixed_size(4.0, 10, 1_000, 10).event, 10)
     assert by_event(fixed_size(8.0, 10, 1_000, 10), "replace_one") == pytest.approx(
@@ -227,10 +227,10 @@ def test_other_releases_have_the_divergences_of_dp_accounting():
     )
 
 
-def test_releases_of_unknown_divergence_are_refused():
+def test_moments_epsilon_refuses_unknown_divergence():
     with pytest.raises(UnsupportedEventError, match="has no Rényi divergence"):
         by_event(truncated(2.0, 30))
 
 
-def test_next_to_no_noise_is_next_to_no_privacy():
+def test_compute_epsilon_of_next_to_no_noise():
     assert by_event(poisson(1e-3, 0.01, 10)) > 1e5

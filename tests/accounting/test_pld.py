@@ -38,7 +38,7 @@ def _exact_delta(epsilon, first, second, reach):
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.01), (1.0, 0.1), (2.0, 0.5)])
-def test_one_sampled_step_against_integration(noise, rate):
+def test_pld_epsilon_of_one_sampled_step(noise, rate):
     centre, up, down = (normal_mixture(rate, noise, shift) for shift in (0, 1, -1))
     event, reach = poisson(noise, rate, 1), 14 * noise + 1
     for adjacency, pair in (("add_remove", (centre, up)), ("replace_one", (up, down))):
@@ -49,7 +49,7 @@ def test_one_sampled_step_against_integration(noise, rate):
 
 @pytest.mark.parametrize(("noise", "count"), [(0.05, 1)])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9])
-def test_gaussians_of_hardly_any_noise_against_the_closed_form(noise, count, delta):
+def test_pld_epsilon_of_gaussians_with_hardly_any_noise(noise, count, delta):
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         value = epsilon(gaussian(noise, count), delta, adjacency=adjacency)
         _check_tight(value, gdp.epsilon(clips * math.sqrt(count) / noise, delta))
@@ -57,7 +57,7 @@ def test_gaussians_of_hardly_any_noise_against_the_closed_form(noise, count, del
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-10, 1e-11])
 @pytest.mark.parametrize(("noise", "count"), [(10.0, 100), (100.0, 10_000)])
-def test_rounding_in_the_composition_never_favours_privacy(noise, count, delta):
+def test_pld_epsilon_covers_rounding_of_compositions(noise, count, delta):
     # Sampling nearly everything is composed by Fourier transform, and no less private than this.
     value = epsilon(poisson(noise, 1 - 1e-12, count), delta, adjacency="add_remove")
     exact = gdp.epsilon(math.sqrt(count) / noise, delta)
@@ -65,7 +65,7 @@ def test_rounding_in_the_composition_never_favours_privacy(noise, count, delta):
     assert value <= exact * (1.01 if delta >= 1e-10 else 1.1)
 
 
-def test_rounding_is_paid_for_out_of_delta():
+def test_pld_epsilon_lowers_delta_by_rounding():
     # How far an unguarded composition rounds, and to which side, differs between FFT libraries.
     event, delta, margin = poisson(100.0, 0.5, 10_000), 1e-11, 10_000 * 2.0**-50
     value = epsilon(event, delta, adjacency="add_remove")
@@ -73,12 +73,12 @@ def test_rounding_is_paid_for_out_of_delta():
     assert value >= unguarded.get_epsilon(delta - margin / 2) > unguarded.get_epsilon(delta)
 
 
-def test_delta_below_the_rounding_is_refused():
+def test_pld_epsilon_refuses_delta_below_rounding():
     with pytest.raises(UnsupportedEventError, match=r"no finite epsilon at delta = 1e-13.*'rdp'"):
         epsilon(poisson(100.0, 0.5, 10_000), 1e-13, adjacency="add_remove")
 
 
-def test_grid_follows_the_step_and_not_the_total():
+def test_pld_epsilon_grid_follows_the_step():
     # A fixed interval of 1e-3 gives 0.0164 for the first; epsilon / 3,000 gives 2 % too much for
     # the second. The references were computed once on grids four times as fine as was needed.
     few = epsilon(poisson(20.0, 1e-3, 1_000), DELTA, adjacency="add_remove")
@@ -101,13 +101,13 @@ def _binary_response_epsilon(noise, count, delta):
 
 
 @pytest.mark.parametrize(("noise", "count"), [(0.5, 1), (0.9, 10), (0.9, 100), (0.8756469, 400)])
-def test_repeated_randomized_response_against_the_binomial(noise, count):
+def test_pld_epsilon_of_responses_against_binomial(noise, count):
     value = epsilon(response(noise, 2, count), DELTA, adjacency="replace_one")
     _check_tight(value, _binary_response_epsilon(noise, count, DELTA))
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_one_laplace_release_against_the_closed_form(adjacency):
+def test_pld_epsilon_of_one_laplace_release(adjacency):
     clips = {"add_remove": 1, "replace_one": 2}[adjacency]
     exact = clips / 2.0 + 2 * math.log1p(-DELTA)
     _check_tight(epsilon(laplace(2.0), DELTA, adjacency=adjacency), exact)
@@ -116,7 +116,7 @@ def test_one_laplace_release_against_the_closed_form(adjacency):
     assert value == pytest.approx(0.5 * 3 * clips, rel=1e-9)
 
 
-def test_one_sample_of_fixed_size_against_the_curve():
+def test_pld_epsilon_of_one_fixed_size_sample():
     """Its delta is rate * delta of G_mu at log(1 + (e^epsilon - 1) / rate), the noise halved."""
     for noise, size in ((1.3, 10), (0.5, 1), (4.0, 500)):
         value = epsilon(fixed_size(noise, size, 1_000, 1), DELTA, adjacency="replace_one")
@@ -124,12 +124,12 @@ def test_one_sample_of_fixed_size_against_the_curve():
         _check_tight(value, math.log1p(math.expm1(inner) * size / 1_000))
 
 
-def test_sample_of_everything_is_no_sample():
+def test_pld_epsilon_of_sample_of_everything():
     value = epsilon(fixed_size(3.0, 50, 50, 20), DELTA, adjacency="replace_one")
     _check_tight(value, gdp.epsilon(2 * math.sqrt(20) / 3.0, DELTA))
 
 
-def test_both_ends_of_a_profile_are_safe_and_tight():
+def test_pld_profile_of_gaussians():
     epsilons = np.array([[2.0, 0.0], [-1.0, 5.0]])
     atoms = decompose(gaussian(2.0, 4), "add_remove")
     upper, exact = pld_profile(atoms, epsilons, None), gdp.delta(1.0, epsilons)
@@ -150,7 +150,7 @@ COUNTS = (3_000, 5_000, 7_000, 9_000, 12_000, 30_000)
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_profile_is_above_the_exact_one_where_rounding_counts(count):
+def test_pld_profile_covers_rounding(count):
     """Sampling nearly everything is composed by Fourier transform."""
     exact, upper = _profile_of_many(count)
     assert 1e-15 < exact[-1] < 1e-12 < exact[0] < 2e-11
@@ -158,13 +158,13 @@ def test_profile_is_above_the_exact_one_where_rounding_counts(count):
     assert np.all(upper - exact <= 2 * count * 2.0**-50)
 
 
-def test_power_a_profile_without_the_margin_would_be_below():
+def test_power_pld_profile_without_margin():
     profiles = [_profile_of_many(count, margin=False) for count in COUNTS]
     assert any(np.any(upper < exact) for exact, upper in profiles)
 
 
 @pytest.mark.parametrize("noise", [0.9, 1.0, 1.02, 1.2])
-def test_near_zero_the_grid_is_as_fine_as_delta_asks(noise):
+def test_pld_epsilon_near_zero(noise):
     """One step whose delta at zero is near 0.2: refining for epsilon's sake would never end."""
     centre, moved = (normal_mixture(0.3, noise, shift) for shift in (-1, 1))
     value = epsilon(poisson(noise, 0.3, 1), 0.2, adjacency="replace_one")
@@ -173,7 +173,7 @@ def test_near_zero_the_grid_is_as_fine_as_delta_asks(noise):
         assert _exact_delta(max(value - 4e-4, 0), centre, moved, 14 * noise + 1) >= 0.2 - 1e-6
 
 
-def test_truncation_that_never_happens_is_poisson_sampling():
+def test_pld_epsilon_of_truncation_that_never_happens():
     for adjacency in ("add_remove", "replace_one"):
         sampled = epsilon(poisson(1.0, 0.02, 50), DELTA, adjacency=adjacency)
         cut = epsilon(truncated(1.0, 1_000), DELTA, adjacency=adjacency)
@@ -181,12 +181,12 @@ def test_truncation_that_never_happens_is_poisson_sampling():
         assert epsilon(truncated(1.0, 25), DELTA, adjacency=adjacency) > sampled
 
 
-def test_nothing_released_costs_nothing():
+def test_pld_epsilon_of_nothing():
     assert epsilon(dp_event.NoOpDpEvent(), DELTA, adjacency="add_remove") == 0
     assert epsilon(gaussian(1e6), 0.1, adjacency="replace_one") == 0
 
 
-def test_step_seen_before_gives_the_same_answer():
+def test_pld_epsilon_of_cached_step():
     def values():
         return [
             epsilon(poisson(2.0, 0.1, count), DELTA, adjacency=adjacency)
@@ -200,7 +200,7 @@ def test_step_seen_before_gives_the_same_answer():
     assert len(set(first)) == 4
 
 
-def test_hardly_any_noise_is_left_to_the_renyi_bound():
+def test_certified_epsilon_of_hardly_any_noise_is_renyi():
     with pytest.raises(
         UnsupportedEventError, match=r"must be at least 0.01 for .* got 0.0001.*'rdp'"
     ):
@@ -216,7 +216,7 @@ def test_hardly_any_noise_is_left_to_the_renyi_bound():
 
 @pytest.mark.parametrize("noise", [9e-3, 1e-3, 1e-50, 1e-99])
 @pytest.mark.parametrize("event", [gaussian, lambda noise: gaussian(noise, 100)])
-def test_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
+def test_epsilon_of_hardly_any_noise(event, noise):
     """Grids of these took minutes and gigabytes, and their squares were divided by."""
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         method, value = certified_of(event(noise), DELTA, adjacency)
@@ -229,7 +229,7 @@ def test_epsilon_of_hardly_any_noise_is_large_and_true(event, noise):
 
 @pytest.mark.parametrize("noise", [1e-101, 1e-300, 5e-324])
 @pytest.mark.parametrize("event", [gaussian, laplace, lambda noise: poisson(noise, 0.01, 100)])
-def test_noise_whose_square_vanishes_counts_as_none(event, noise):
+def test_epsilon_of_noise_whose_square_vanishes(event, noise):
     for count in (event(noise), dp_event.ComposedDpEvent([event(noise), gaussian(1.0, 3)])):
         for method in METHODS:
             assert epsilon(count, DELTA, adjacency="add_remove", method=method) == math.inf
@@ -238,7 +238,7 @@ def test_noise_whose_square_vanishes_counts_as_none(event, noise):
     assert epsilon_bounds(gaussian(0.0), DELTA, adjacency="add_remove") == (math.inf, math.inf)
 
 
-def test_noise_whose_square_overflows_is_private():
+def test_epsilon_of_noise_whose_square_overflows():
     for adjacency in ("add_remove", "replace_one"):
         value = epsilon(gaussian(1e200, 4), DELTA, adjacency=adjacency)
         assert value == pytest.approx(0.0, abs=1e-9)

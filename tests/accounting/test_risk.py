@@ -18,7 +18,7 @@ LEVELS = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60)])
 
 
 @pytest.mark.parametrize("mu", [1e-6, 0.5735, 1.0, 3.0])
-def test_gaussians_against_the_closed_forms(mu):
+def test_risks_of_gaussians(mu):
     curve = Gaussian(mu)
     total = 2 * norm.cdf(mu / 2) - 1
     assert risk.advantage(curve) == pytest.approx(total, rel=1e-9)
@@ -35,14 +35,14 @@ def test_gaussians_against_the_closed_forms(mu):
     assert risk.epsilon(curve, 1e-5) == pytest.approx(gdp.epsilon(mu, 1e-5), rel=1e-9, abs=1e-12)
 
 
-def test_row_of_the_table():
+def test_risks_of_published_row():
     assert 100 * risk.minimum_error_sum(Gaussian(0.57)) == pytest.approx(77.6, abs=0.05)
     assert 100 * risk.minimum_error_sum(ApproximateDP(3.01, slack=1e-5)) == pytest.approx(
         9.4, abs=0.05
     )
 
 
-def test_budgets_against_the_closed_forms():
+def test_risks_of_approximate_dp():
     budget, slack = 1.0, 0.01
     curve = ApproximateDP(budget, slack=slack)
     assert risk.advantage(curve) == pytest.approx(slack + (1 - slack) * math.tanh(budget / 2))
@@ -54,7 +54,7 @@ def test_budgets_against_the_closed_forms():
 
 
 @given(pairs(), st.floats(0.0, 1.0))
-def test_discrete_pairs_against_every_test(curve, prior):
+def test_risks_of_discrete_pairs_against_every_test(curve, prior):
     events = np.array(list(itertools.product([0.0, 1.0], repeat=curve.p.size)))
     false, true = events @ curve.p, events @ curve.q
     assert risk.advantage(curve) == pytest.approx(np.max(true - false), abs=1e-12)
@@ -66,7 +66,7 @@ def test_discrete_pairs_against_every_test(curve, prior):
 
 
 @given(curves())
-def test_bounds_of_every_curve(curve):
+def test_risks_are_bounded(curve):
     accuracy = risk.bayes_accuracy(curve, PRIORS)
     assert np.all(accuracy >= np.maximum(PRIORS, 1 - PRIORS))
     assert np.all(accuracy <= 1)
@@ -82,14 +82,14 @@ def test_bounds_of_every_curve(curve):
 
 
 @given(st.floats(0.0, 4.0), st.floats(0.0, 4.0))
-def test_less_private_is_riskier(first, second):
+def test_risks_grow_as_curves_fall(first, second):
     low, high = (Gaussian(mu) for mu in sorted((first, second)))
     assert risk.advantage(low) <= risk.advantage(high)
     assert np.all(risk.bayes_accuracy(low, PRIORS) <= risk.bayes_accuracy(high, PRIORS) + 1e-15)
     assert np.all(risk.true_positive_rate(low, LEVELS) <= risk.true_positive_rate(high, LEVELS))
 
 
-def test_nothing_is_learnt_from_nothing():
+def test_risks_of_perfect_privacy():
     assert risk.advantage(Identity()) == 0.0
     assert risk.minimum_error_sum(Identity()) == 1.0
     np.testing.assert_array_equal(
@@ -99,7 +99,7 @@ def test_nothing_is_learnt_from_nothing():
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
-def test_epsilon_of_an_asymmetric_curve_is_that_of_the_worse_order(delta):
+def test_epsilon_of_asymmetric_curve(delta):
     """Of removal, (1 - q) N(0, 1) + q N(mu, 1) against N(0, 1): its delta has a closed form."""
     rate, mu = 0.1, 1.0
     removal = mixture(Gaussian(mu), rate)
@@ -111,13 +111,13 @@ def test_epsilon_of_an_asymmetric_curve_is_that_of_the_worse_order(delta):
     assert min(removal.epsilon(delta), removal.inverse().epsilon(delta)) < 0.9 * exact
 
 
-def test_shapes_follow_the_argument():
+def test_bayes_accuracy_keeps_shapes():
     assert isinstance(risk.bayes_accuracy(Gaussian(1.0), 0.5), float)
     assert risk.bayes_accuracy(Gaussian(1.0), np.full((2, 3), 0.5)).shape == (2, 3)
     assert risk.epsilon(Gaussian(1.0), [1e-5, 1e-3]).shape == (2,)
 
 
 @pytest.mark.parametrize("prior", [-0.1, 1.1, math.nan])
-def test_bad_priors_are_refused(prior):
+def test_bayes_accuracy_refuses(prior):
     with pytest.raises(ValueError, match=r"prior must be in \[0, 1\]"):
         risk.bayes_accuracy(Gaussian(1.0), prior)

@@ -34,13 +34,13 @@ class _ByProfile(TradeOff):
 
 @settings(max_examples=40)
 @given(curves())
-def test_every_curve_is_a_trade_off_function(curve):
+def test_curves_are_trade_off_functions(curve):
     assert_is_trade_off(curve)
 
 
 @settings(max_examples=40)
 @given(curves())
-def test_inverse_is_one_and_its_inverse_is_the_curve(curve):
+def test_inverse_of_inverse_is_the_curve(curve):
     back = curve.inverse()
     assert_is_trade_off(back)
     np.testing.assert_allclose(back.inverse()(LEVELS), curve(LEVELS), rtol=1e-9, atol=1e-12)
@@ -57,7 +57,7 @@ def test_inverse_is_one_and_its_inverse_is_the_curve(curve):
 
 @settings(max_examples=40)
 @given(curves())
-def test_symmetrized_curve_is_symmetric_and_below_both_orders(curve):
+def test_symmetrized_is_symmetric_and_below(curve):
     both = curve.symmetrized()
     assert both.is_symmetric
     assert_is_trade_off(both)
@@ -69,7 +69,7 @@ def test_symmetrized_curve_is_symmetric_and_below_both_orders(curve):
 
 
 @given(pairs())
-def test_hull_of_a_discrete_pair_is_its_conjugate_twice(pair):
+def test_symmetrized_discrete_pair_is_biconjugate(pair):
     np.testing.assert_allclose(
         pair.symmetrized()(LEVELS), Symmetrized(pair)(LEVELS), rtol=1e-9, atol=1e-12
     )
@@ -86,7 +86,7 @@ def test_hull_of_a_discrete_pair_is_its_conjugate_twice(pair):
         Discrete([0.2, 0.5, 0.3], [0.6, 0.4, 0.0]),
     ],
 )
-def test_profiles_alone_give_the_curve(curve):
+def test_errors_from_profiles(curve):
     found = _ByProfile(curve)
     np.testing.assert_allclose(found(LEVELS), curve(LEVELS), rtol=1e-9, atol=1e-300)
     rates = curve.true_positive_rate(LEVELS)
@@ -94,7 +94,7 @@ def test_profiles_alone_give_the_curve(curve):
 
 
 @given(st.floats(0, 20), st.floats(1e-12, 0.99))
-def test_budget_to_its_curve_and_back(budget, slack):
+def test_delta_of_approximate_dp(budget, slack):
     curve = ApproximateDP(budget, slack=slack)
     assert curve.delta(budget) == slack
     assert curve.epsilon(slack) == pytest.approx(budget, rel=1e-9, abs=1e-3 * slack)
@@ -102,7 +102,7 @@ def test_budget_to_its_curve_and_back(budget, slack):
 
 
 @given(curves(), st.floats(1e-12, 0.9))
-def test_epsilon_is_the_least_that_reaches_delta(curve, delta):
+def test_epsilon_is_least(curve, delta):
     least = curve.epsilon(delta)
     if math.isinf(least):
         assert curve.delta(1e6) > delta
@@ -111,7 +111,7 @@ def test_epsilon_is_the_least_that_reaches_delta(curve, delta):
         assert least == 0 or curve.delta(least * (1 - 1e-9)) >= delta * (1 - 1e-6) - 1e-16
 
 
-def test_arrays_keep_their_shape_and_scalars_are_floats():
+def test_call_keeps_shapes():
     curve = mixture(Gaussian(1.0), 0.1).symmetrized()
     assert isinstance(curve, Symmetrized)
     for method in (curve, curve.delta, curve.epsilon, curve.true_positive_rate):
@@ -123,7 +123,7 @@ def test_arrays_keep_their_shape_and_scalars_are_floats():
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, [0.5, 2.0]])
-def test_what_is_no_probability_is_refused(bad):
+def test_call_refuses_what_is_no_probability(bad):
     curve = Gaussian(1.0)
     with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\], got"):
         curve(bad)
@@ -133,12 +133,12 @@ def test_what_is_no_probability_is_refused(bad):
         curve.epsilon(bad)
 
 
-def test_epsilon_that_is_no_number_is_refused():
+def test_delta_refuses_nan():
     with pytest.raises(ValueError, match="epsilon must be real, got nan"):
         Gaussian(1.0).delta(math.nan)
 
 
-def test_searches():
+def test_bisect_decreasing_and_golden_section_max():
     centres = np.array([[-3.0, 0.1], [2.0, 9.0]])
     found = golden_section_max(
         lambda x: -((x - centres) ** 2), np.full((2, 2), -5.0), np.full((2, 2), 10.0)

@@ -36,7 +36,7 @@ def _brute(mu: float, rate: float) -> Discrete:
 
 
 @pytest.mark.parametrize(("mu", "rate"), [(0.5, 0.1), (2.0, 256 / 60_000), (4.0, 0.9)])
-def test_sampling_against_brute_force(mu, rate):
+def test_subsample_against_brute_force(mu, rate):
     brute, curve = _brute(mu, rate), mixture(Gaussian(mu), rate)
     pairs = [(curve, brute), (curve.inverse(), brute.inverse())]
     pairs.append((subsample(Gaussian(mu), rate), brute.symmetrized()))
@@ -46,7 +46,7 @@ def test_sampling_against_brute_force(mu, rate):
 
 
 @given(closed_forms(), st.sampled_from([1e-6, 0.01, 0.5, 1.0]))
-def test_profile_of_a_sampled_curve(curve, rate):
+def test_subsample_profile(curve, rate):
     sampled, losses = subsample(curve, rate), np.geomspace(1e-6, 5, 20)
     expected = rate * np.asarray(curve.delta(np.log1p(np.expm1(losses) / rate)))
     np.testing.assert_allclose(sampled.delta(losses), expected, rtol=1e-9, atol=1e-15)
@@ -54,7 +54,7 @@ def test_profile_of_a_sampled_curve(curve, rate):
     np.testing.assert_allclose(sampled.delta(-losses), mirrored, atol=1e-12)
 
 
-def test_sampled_curve_keeps_its_tails():
+def test_subsample_keeps_tails():
     mu, rate = 2.0, 1e-3
     curve = subsample(Gaussian(mu), rate)
     exact = rate * Gaussian(mu).true_positive_rate(1e-12) + (1 - rate) * 1e-12
@@ -63,21 +63,21 @@ def test_sampled_curve_keeps_its_tails():
     assert curve.delta(curve.epsilon(1e-12)) == pytest.approx(1e-12, rel=1e-9)
 
 
-def test_ends_of_the_rates():
+def test_subsample_at_ends_of_rates():
     curve = Laplace(1.0)
     assert mixture(curve, 0.0) == subsample(curve, 0) == Identity()
     assert mixture(curve, 1.0) is subsample(curve, 1) is curve
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_rate_out_of_range_is_refused(rate):
+def test_subsample_refuses(rate):
     for operator in (mixture, subsample):
         with pytest.raises(ValueError, match=r"rate must be in \[0, 1\], got"):
             operator(Gaussian(1.0), rate)
 
 
 @pytest.mark.parametrize(("mu", "size"), [(0.5, 2), (1.0, 3), (2.0, 5)])
-def test_groups_of_gaussians_by_the_general_rule(mu, size):
+def test_group_of_gaussians(mu, size):
     found, exact = Group(Gaussian(mu), size), group(Gaussian(mu), size)
     assert exact == Gaussian(mu * size)
     np.testing.assert_allclose(found(LEVELS), exact(LEVELS), rtol=1e-8, atol=1e-14)
@@ -86,7 +86,7 @@ def test_groups_of_gaussians_by_the_general_rule(mu, size):
 
 
 @pytest.mark.parametrize("budget", [0.3, 1.0, 3.0])
-def test_groups_of_pure_budgets_have_the_multiple(budget):
+def test_group_of_pure_dp(budget):
     curve = group(ApproximateDP(budget), 3)
     assert is_at_least(curve, ApproximateDP(3 * budget))
     # The bound is attained at the least levels.
@@ -95,13 +95,13 @@ def test_groups_of_pure_budgets_have_the_multiple(budget):
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_groups_of_laplace_are_the_shift_of_the_whole_group(scale):
+def test_group_of_laplace(scale):
     found, exact = group(Laplace(scale), 2), Laplace(scale / 2)
     np.testing.assert_allclose(found(LEVELS), exact(LEVELS), rtol=1e-9, atol=1e-14)
     np.testing.assert_allclose(found.delta(LOSSES), exact.delta(LOSSES), rtol=1e-9, atol=1e-14)
 
 
-def test_asymmetric_group_against_its_definition():
+def test_group_of_asymmetric_curve():
     curve = mixture(Gaussian(2.0), 0.3)
     twice = group(curve, 2)
     np.testing.assert_allclose(twice(LEVELS), curve(1 - curve(LEVELS)), rtol=1e-9, atol=1e-14)
@@ -110,7 +110,7 @@ def test_asymmetric_group_against_its_definition():
     assert not twice.is_symmetric
 
 
-def test_group_with_detection_for_free():
+def test_group_of_curve_with_infinite_losses():
     pair = Discrete([0.0, 2 / 3, 1 / 3], [0.5, 0.5, 0.0])
     assert group(pair, 2)(0.0) == pair(0.5)
     assert group(pair, 2).delta(100.0) == pytest.approx(1 - pair(0.5))
@@ -119,12 +119,12 @@ def test_group_with_detection_for_free():
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
-def test_size_that_is_no_count_is_refused(size):
+def test_group_refuses(size):
     with pytest.raises(ValueError, match="size must be a whole number >= 1, got"):
         group(Gaussian(1.0), size)
 
 
-def test_curves_of_one_family_are_ordered():
+def test_is_at_least_orders_families():
     families = [
         [Identity(), Gaussian(0.1), Gaussian(0.1001), Gaussian(5.0)],
         [Identity(), Laplace(2.0), Laplace(1.99), Laplace(0.1)],
@@ -138,7 +138,7 @@ def test_curves_of_one_family_are_ordered():
 
 
 @pytest.mark.parametrize("budget", [20.0, 25.0])
-def test_difference_in_the_far_tail_alone_is_seen(budget):
+def test_is_at_least_sees_far_tail(budget):
     # Both are the same curve to within 1e-8, but at the least levels.
     rare = Discrete([np.exp(-budget) * 1e-9, 1 - np.exp(-budget) * 1e-9], [1e-9, 1 - 1e-9])
     assert distance(rare, Identity()) < 1e-8
@@ -147,7 +147,7 @@ def test_difference_in_the_far_tail_alone_is_seen(budget):
     assert is_at_least(Identity(), rare)
 
 
-def test_curves_that_cross_are_not_ordered():
+def test_is_at_least_of_crossing_curves():
     f, g = Gaussian(1.0), ApproximateDP(1.0)
     assert not is_at_least(f, g)
     assert not is_at_least(g, f)

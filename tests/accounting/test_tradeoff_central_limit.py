@@ -56,7 +56,7 @@ def _by_integration(mu: float, rate: float) -> list[float]:
 
 
 @pytest.mark.parametrize(("mu", "rate"), [(2.0, MNIST_RATE), (1 / 1.1, 0.2), (0.3, 1.0)])
-def test_sampled_gaussians_against_integration(mu, rate):
+def test_privacy_loss_moments_of_sampled_gaussians(mu, rate):
     curve, exact = mixture(Gaussian(mu), rate), _by_integration(mu, rate)
     np.testing.assert_allclose(privacy_loss_moments(curve), exact, rtol=1e-7)
     swapped = np.reshape(privacy_loss_moments(curve.inverse()), (3, 2))[:, ::-1].ravel()
@@ -64,14 +64,14 @@ def test_sampled_gaussians_against_integration(mu, rate):
 
 
 @pytest.mark.parametrize("mu", [1e-3, 1.0, 40.0])
-def test_gaussians_in_closed_form(mu):
+def test_privacy_loss_moments_of_gaussians(mu):
     values = privacy_loss_moments(Gaussian(mu))
     assert values.kl == pytest.approx(mu**2 / 2, rel=1e-8)
     assert values.kappa2 == pytest.approx(mu**2 + mu**4 / 4, rel=1e-8)
     assert composition_clt_mu(values, 1) == pytest.approx(mu / math.sqrt(1 + mu**2 / 4), rel=1e-8)
 
 
-def test_curves_with_kinks_and_atoms():
+def test_privacy_loss_moments_of_kinks_and_atoms():
     laplace = privacy_loss_moments(Laplace(2.0))
     assert laplace.kl == pytest.approx(0.5 + math.exp(-0.5) - 1, rel=1e-5)
     pair = Discrete([0.2, 0.3, 0.5], [0.5, 0.3, 0.2])
@@ -83,7 +83,7 @@ def test_curves_with_kinks_and_atoms():
     assert composition_clt_mu(privacy_loss_moments(Identity()), 9) == 0
 
 
-def test_losses_without_end_are_infinite_where_they_have_mass():
+def test_privacy_loss_moments_of_infinite_losses():
     values = privacy_loss_moments(Discrete([0.0, 1.0], [0.1, 0.9]))
     assert values.kl_tilde == values.kappa2_tilde == math.inf
     assert values.kl == pytest.approx(-math.log(0.9))
@@ -92,7 +92,7 @@ def test_losses_without_end_are_infinite_where_they_have_mass():
         composition_clt_mu(privacy_loss_moments(ApproximateDP(1.0, slack=0.1)), 5)
 
 
-def test_published_limit_by_the_general_theorem():
+def test_composition_clt_mu_of_published_limit():
     step = privacy_loss_moments(mixture(Gaussian(1 / 1.1), MNIST_RATE))
     assert round(composition_clt_mu(step, 14_062), 4) == 0.5735
     # The limit in closed form is near, and the symmetrised curve is another one.
@@ -104,6 +104,6 @@ def test_published_limit_by_the_general_theorem():
 
 
 @pytest.mark.parametrize("count", [0, 1.5])
-def test_count_that_is_none_is_refused(count):
+def test_composition_clt_mu_refuses(count):
     with pytest.raises(ValueError, match="count must be a whole number >= 1, got"):
         composition_clt_mu(privacy_loss_moments(Gaussian(1.0)), count)

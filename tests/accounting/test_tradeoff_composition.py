@@ -20,7 +20,7 @@ from dpjax.accounting.tradeoff import (
 from dpjax.accounting.tradeoff import composition as module
 
 
-def test_gaussians_add_in_squares_and_nothing_changes_nothing():
+def test_compose_gaussians():
     exact = compose(Gaussian(3.0), Identity(), Gaussian(4.0))
     assert exact.is_exact
     assert exact.lower == Gaussian(5.0)
@@ -31,7 +31,7 @@ def test_gaussians_add_in_squares_and_nothing_changes_nothing():
 
 
 @given(pairs(), pairs())
-def test_small_pairs_are_composed_as_products(first, second):
+def test_compose_small_pairs_is_exact(first, second):
     found = compose(first, second)
     p, q = (np.multiply.outer(a, b).ravel() for a, b in ((first.p, second.p), (first.q, second.q)))
     product = Discrete(p, q)
@@ -40,7 +40,7 @@ def test_small_pairs_are_composed_as_products(first, second):
     np.testing.assert_allclose(found.lower.delta(LOSSES), product.delta(LOSSES), atol=1e-12)
 
 
-def test_repeated_responses_against_the_binomial():
+def test_power_of_responses_against_binomial():
     count, budget = 20, 0.4
     kept = 1 / (1 + np.exp(-budget))
     successes = np.arange(count + 1)
@@ -60,7 +60,7 @@ def _on_grids(curve, count, grid_size=1024):
 
 
 @pytest.mark.parametrize(("mu", "count"), [(0.3, 1), (0.3, 20), (3.0, 4), (1e-3, 7)])
-def test_bracket_holds_the_gaussian_and_is_narrow(mu, count):
+def test_power_encloses_gaussian(mu, count):
     exact = Gaussian(mu * np.sqrt(count))
     lower, upper = _on_grids(Gaussian(mu), count)
     for curve in (lower, upper):
@@ -74,14 +74,14 @@ def test_bracket_holds_the_gaussian_and_is_narrow(mu, count):
     assert np.all(upper.delta(losses) <= exact.delta(losses) + 1e-12)
 
 
-def test_bracket_narrows_as_the_square_of_the_spacing():
+def test_power_narrows_with_square_of_spacing():
     exact = Gaussian(1.0)
     gaps = [[distance(c, exact) for c in _on_grids(Gaussian(0.5), 4, size)] for size in (128, 512)]
     for coarse, fine in zip(*gaps, strict=True):
         assert fine < coarse / 10
 
 
-def test_rounding_the_wrong_way_would_be_seen():
+def test_power_check_rounding_the_wrong_way():
     # The power of the checks above: curves shifted by one step of the grid are caught.
     mu, count = 0.3, 20
     exact = Gaussian(mu * np.sqrt(count))
@@ -93,7 +93,7 @@ def test_rounding_the_wrong_way_would_be_seen():
 
 
 @pytest.mark.parametrize("rate", [256 / 60_000, 0.2])
-def test_asymmetric_step_composed_against_a_fine_product(rate):
+def test_power_of_asymmetric_step(rate):
     step = mixture(Gaussian(1.0), rate)
     lower, upper = compose(step, step)
     assert is_at_least(upper, lower, 1e-9)
@@ -111,7 +111,7 @@ def test_asymmetric_step_composed_against_a_fine_product(rate):
     np.testing.assert_allclose(power(step, 2).lower(LEVELS), lower(LEVELS), atol=1e-12)
 
 
-def test_curves_of_several_kinds():
+def test_compose_curves_of_several_kinds():
     parts = (
         Laplace(1.0),
         Gaussian(0.7),
@@ -136,12 +136,12 @@ def test_curves_of_several_kinds():
         st.sampled_from([Laplace(0.3), Gaussian(9.0), ApproximateDP(0.0, slack=0.2)]), min_size=2
     )
 )
-def test_strong_and_degenerate_curves_stay_curves(parts):
+def test_power_of_degenerate_curves(parts):
     for curve in compose(*parts[:3], mixture(Identity(), 0.5), grid_size=64):
         assert_is_trade_off(curve)
 
 
-def test_bad_arguments_are_refused():
+def test_compose_and_power_refuse():
     with pytest.raises(ValueError, match=r"curves must be at least one, got \(\)"):
         compose()
     with pytest.raises(ValueError, match="count must be a whole number >= 1, got 0"):

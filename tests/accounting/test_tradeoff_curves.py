@@ -20,7 +20,7 @@ from dpjax.accounting.tradeoff import (
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 7.0])
 @pytest.mark.parametrize("alpha", [1e-30, 1e-12, 0.05, 0.7, 1 - 2**-30])
-def test_gaussian_curve_against_high_precision(mu, alpha):
+def test_gaussian_against_high_precision(mu, alpha):
     with mpmath.workdps(60):
         quantile = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * mpmath.mpf(alpha))
         exact = mpmath.ncdf(quantile - mu)
@@ -31,7 +31,7 @@ def test_gaussian_curve_against_high_precision(mu, alpha):
 
 
 @pytest.mark.parametrize("mu", [0.2, 3.0, 60.0])
-def test_gaussian_profile_is_that_of_gdp(mu):
+def test_gaussian_delta_is_that_of_gdp(mu):
     curve, losses = Gaussian(mu), np.abs(LOSSES)
     np.testing.assert_array_equal(curve.delta(losses), gdp.delta(mu, losses))
     for delta in (1e-30, 1e-12, 1e-5, 0.3):
@@ -39,7 +39,7 @@ def test_gaussian_profile_is_that_of_gdp(mu):
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_laplace_curve_is_a_test_of_shifted_noise(scale):
+def test_laplace_is_test_of_shifted_noise(scale):
     # The likelihood ratio is monotone, so the best test rejects beyond a threshold.
     threshold = np.linspace(-3 * scale, 3 * scale + 1, 101)
 
@@ -54,7 +54,7 @@ def test_laplace_curve_is_a_test_of_shifted_noise(scale):
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_laplace_profile_in_closed_form(scale):
+def test_laplace_delta_in_closed_form(scale):
     curve, losses = Laplace(scale), np.linspace(0, 1 / scale, 7)
     np.testing.assert_allclose(
         curve.delta(losses), 1 - np.exp((losses - 1 / scale) / 2), atol=1e-15
@@ -65,14 +65,14 @@ def test_laplace_profile_in_closed_form(scale):
 
 
 @pytest.mark.parametrize(("budget", "slack"), [(0.0, 0.0), (1.0, 0.0), (0.0, 0.3), (2.0, 1e-6)])
-def test_approximate_budget_is_the_largest_of_three_lines(budget, slack):
+def test_approximate_dp_is_largest_of_three_lines(budget, slack):
     steep = 1 - slack - np.exp(budget) * LEVELS
     flat = np.exp(-budget) * (1 - slack - LEVELS)
     expected = np.maximum(0, np.maximum(steep, flat))
     np.testing.assert_allclose(ApproximateDP(budget, slack=slack)(LEVELS), expected, atol=1e-15)
 
 
-def test_discrete_forms_are_the_same_curves():
+def test_as_discrete_is_the_same_curve():
     for curve in (Identity(), ApproximateDP(1.5, slack=0.01), ApproximateDP(0.0, slack=1.0)):
         pair = curve.as_discrete()
         np.testing.assert_allclose(pair(LEVELS), curve(LEVELS), rtol=1e-9, atol=1e-15)
@@ -80,7 +80,7 @@ def test_discrete_forms_are_the_same_curves():
     assert Gaussian(1.0).as_discrete() is None
 
 
-def test_degenerate_curves_are_perfect_or_no_privacy():
+def test_degenerate_curves():
     perfect = Identity()(LEVELS)
     for curve in (Gaussian(0.0), ApproximateDP(0.0), ApproximateDP(0.0, slack=0.0)):
         np.testing.assert_allclose(curve(LEVELS), perfect, atol=1e-15)
@@ -90,7 +90,7 @@ def test_degenerate_curves_are_perfect_or_no_privacy():
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, "1"])
-def test_bad_arguments_are_refused(bad):
+def test_curves_refuse(bad):
     with pytest.raises(ValueError, match="mu must be a finite number >= 0, got"):
         Gaussian(bad)
     with pytest.raises(ValueError, match="noise_multiplier must be a finite number > 0, got"):
@@ -100,14 +100,14 @@ def test_bad_arguments_are_refused(bad):
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
-def test_slack_that_is_no_probability_is_refused(bad):
+def test_approximate_dp_refuses_slack(bad):
     with pytest.raises(ValueError, match=r"slack must be in \[0, 1\], got"):
         ApproximateDP(1.0, slack=bad)
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("mu", [0.1, 1.0, 6.0])
-def test_functions_agree_with_the_host(mu):
+def test_gaussian_functions_agree_with_the_host(mu):
     alpha = np.array([1e-30, 1e-12, 0.05, 0.5, 0.999])
     np.testing.assert_allclose(gaussian_type_two(mu, alpha), Gaussian(mu)(alpha), rtol=1e-10)
     # log Phi rounds to within some 1e-13, of which small deltas are a difference.
@@ -116,7 +116,7 @@ def test_functions_agree_with_the_host(mu):
 
 
 @pytest.mark.usefixtures("x64")
-def test_they_differentiate_compile_and_vectorise():
+def test_gaussian_functions_differentiate_compile_and_vectorise():
     mu, epsilon, alpha, step = 1.2, 2.0, 0.01, 1e-5
     slope = jax.jit(jax.grad(gaussian_type_two, argnums=1))(mu, alpha)
     ratio = -np.exp(mu * jax.scipy.special.ndtri(1 - alpha) - mu**2 / 2)

@@ -21,7 +21,7 @@ from dpjax.accounting.tradeoff import (
 
 
 @given(st.integers(1, 6).flatmap(lambda size: st.tuples(masses(size), masses(size))))
-def test_curve_of_a_pair_is_the_best_of_all_tests(pair):
+def test_discrete_is_best_of_all_tests(pair):
     p, q = pair
     events = np.array(list(itertools.product([0, 1], repeat=p.size)))
     curve = from_distributions(p, q)
@@ -32,7 +32,7 @@ def test_curve_of_a_pair_is_the_best_of_all_tests(pair):
 
 
 @given(pairs())
-def test_pair_from_its_losses_and_from_its_knots(pair):
+def test_discrete_from_losses_and_from_knots(pair):
     finite = pair.p > 0
     by_losses = from_log_likelihood_ratios(pair.losses[finite], pair.p[finite])
     np.testing.assert_allclose(by_losses(LEVELS), pair(LEVELS), rtol=1e-9, atol=1e-14)
@@ -41,7 +41,7 @@ def test_pair_from_its_losses_and_from_its_knots(pair):
     np.testing.assert_allclose(by_knots(LEVELS), pair(LEVELS), atol=1e-9)
 
 
-def test_tails_keep_their_accuracy():
+def test_discrete_keeps_tails():
     p = np.array([1e-40, 1e-25, 1.0])
     q = np.array([1e-30, 1e-20, 1.0])
     curve = Discrete(p, q)
@@ -51,7 +51,7 @@ def test_tails_keep_their_accuracy():
 
 
 @given(st.lists(st.tuples(st.floats(0, 6), st.floats(0, 1)), min_size=1, max_size=6))
-def test_envelope_is_the_least_convex_curve_above_every_pair(budgets):
+def test_from_profile_is_least_curve_above_pairs(budgets):
     curve = from_profile(*np.transpose(budgets))
     assert curve.is_symmetric
     assert_is_trade_off(curve)
@@ -61,7 +61,7 @@ def test_envelope_is_the_least_convex_curve_above_every_pair(budgets):
         assert curve.delta(budget) <= slack + 1e-9
 
 
-def test_envelope_of_a_gaussian_comes_close_from_below():
+def test_from_profile_of_a_gaussian():
     exact, losses = Gaussian(1.0), np.linspace(0, 7, 400)
     below = from_profile(losses, exact.delta(losses))
     assert is_at_least(exact, below)
@@ -69,7 +69,7 @@ def test_envelope_of_a_gaussian_comes_close_from_below():
     assert below.delta(6.0) == pytest.approx(exact.delta(6.0), rel=1e-3)
 
 
-def test_chords_lie_above_a_convex_curve_and_dents_are_filled():
+def test_piecewise_linear_of_convex_and_dented_points():
     x = np.linspace(0, 1, 30)
     above = piecewise_linear(x, Gaussian(1.0)(x))
     assert is_at_least(above, Gaussian(1.0))
@@ -95,7 +95,7 @@ def test_chords_lie_above_a_convex_curve_and_dents_are_filled():
         ([0.0, 0.5], [1.0], "betas"),
     ],
 )
-def test_points_of_no_trade_off_function_are_refused(alphas, betas, name):
+def test_piecewise_linear_refuses(alphas, betas, name):
     with pytest.raises(ValueError, match=rf"{name} must be .*, got \["):
         piecewise_linear(alphas, betas)
 
@@ -114,23 +114,23 @@ def test_points_of_no_trade_off_function_are_refused(alphas, betas, name):
         (lambda: from_log_likelihood_ratios([math.nan], [1.0]), "losses must be"),
     ],
 )
-def test_bad_arguments_are_refused(call, text):
+def test_constructors_refuse(call, text):
     with pytest.raises(ValueError, match=text):
         call()
 
 
-def test_tiny_losses_survive_being_symmetrized():
+def test_symmetrized_keeps_tiny_losses():
     sampled = subsample(ApproximateDP(1e-3), 1e-7)
     assert sampled.as_discrete().delta(0.0) == pytest.approx(sampled.delta(0.0), rel=1e-3)
 
 
-def test_nearly_disjoint_pairs_can_be_symmetrized():
+def test_symmetrized_of_nearly_disjoint_pairs():
     p = np.array([1.48262701e-11, 1.57181105e-04, 8.78058954e-02])
     q = np.array([1.0, 1.35729304e-16, 4.15786570e-15])
     pair = Discrete(np.append(p, 1 - np.sum(p)), np.append(q, 2.4e-15))
     assert pair.symmetrized().delta(0.0) == pytest.approx(pair.delta(0.0), abs=1e-14)
 
 
-def test_delta_at_infinity_is_the_mass_of_infinite_losses():
+def test_delta_at_infinity():
     assert Discrete([0.5, 0.5], [1.0, 0.0]).delta(math.inf) == 0.0
     assert ApproximateDP(1.0, slack=0.1).as_discrete().delta(math.inf) == pytest.approx(0.1)

@@ -112,7 +112,7 @@ def float_epsilon(variance, shift, delta):
 
 
 @pytest.mark.parametrize(("variance", "shift"), [(0.3, (1, 2)), (16, (2,)), (16, (1, 1))])
-def test_both_oracles_agree(variance, shift):
+def test_oracles_agree(variance, shift):
     for eps in (*EPSILONS, 9.0):
         exact = exact_delta(variance, shift, eps)
         assert float_delta(variance, shift, eps) == pytest.approx(exact, rel=1e-11, abs=1e-40)
@@ -133,7 +133,7 @@ def worst_delta(variance, squared, eps):
 
 
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_exact_delta_is_between_the_bounds(variance, shift):
+def test_profile_bounds_enclose_exact_delta(variance, shift):
     found = profile_bounds(release_event(variance, shift), EPSILONS, adjacency="add_remove")
     squared = sum(entry**2 for entry in shift)
     exact = np.array([exact_delta(variance, shift, eps) for eps in EPSILONS])
@@ -145,7 +145,7 @@ def test_exact_delta_is_between_the_bounds(variance, shift):
 
 @pytest.mark.parametrize("squared", [1, 2, 3, 6, 9])
 @pytest.mark.parametrize("scale", [0.5, 0.8, 1.7])
-def test_no_integer_shift_is_above_the_profile_and_the_worst_attains_it(scale, squared):
+def test_profile_bounds_are_attained_by_the_worst_shift(scale, squared):
     """Of one release the profile is exact: rounding is all that is added."""
     event = DiscreteGaussianDpEvent(scale / math.sqrt(squared), scale)
     kink = squared / (2 * scale**2)
@@ -160,7 +160,7 @@ def test_no_integer_shift_is_above_the_profile_and_the_worst_attains_it(scale, s
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("scale", [0.5, 0.75, 1.0, 1.6, 2.5, 3.7, 6.0, 9.9, 10.1, 50.0])
-def test_brackets_of_one_release_are_narrow_at_every_scale(scale, adjacency):
+def test_epsilon_bounds_of_one_release_are_narrow(scale, adjacency):
     """The truth, of all shifts, is within; the ends are 1 % apart, before 29 %."""
     for value in (1.0, math.sqrt(2), 1.9, 2.0, 3.0, 5.0):
         whole = math.floor(value**2 + 1e-9)
@@ -179,7 +179,7 @@ def test_brackets_of_one_release_are_narrow_at_every_scale(scale, adjacency):
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0, 6.0, 12.0])
 @pytest.mark.parametrize(("squared", "count"), [(1, 2), (1, 3), (2, 2), (3, 3)])
-def test_compositions_against_enumeration(scale, squared, count):
+def test_epsilon_bounds_of_compositions_against_enumeration(scale, squared, count):
     """Of shifts by single units several releases are one release of longer vectors."""
     event = DiscreteGaussianDpEvent(scale / math.sqrt(squared), scale)
     composed = dp_event.SelfComposedDpEvent(event, count)
@@ -190,7 +190,7 @@ def test_compositions_against_enumeration(scale, squared, count):
 
 
 @pytest.mark.parametrize("scale", [0.7, 2.5])
-def test_compositions_with_discrete_laplace_noise_against_enumeration(scale):
+def test_epsilon_bounds_with_discrete_laplace_noise_against_enumeration(scale):
     parameter, delta = 0.4, 1e-6
     event = dp_event.ComposedDpEvent(
         [DiscreteGaussianDpEvent(scale, scale), dp_event.DiscreteLaplaceDpEvent(parameter, 1)]
@@ -208,7 +208,7 @@ def test_compositions_with_discrete_laplace_noise_against_enumeration(scale):
 
 
 @pytest.mark.parametrize("variance", [0.1, 0.5, 1.0, 4.0, 30.0])
-def test_gaussian_privacy_of_any_integer_shift(variance):
+def test_unit_mu_of_any_integer_shift(variance):
     """mu grows at most in proportion to the shift, and no less mu does for a shift of one."""
     mu = unit_mu(variance)
     one_knot = (1 / variance) * (np.arange(1, 6) - 0.5)
@@ -222,7 +222,7 @@ def test_gaussian_privacy_of_any_integer_shift(variance):
 
 
 @pytest.mark.parametrize("variance", [5.0, 12.0])
-def test_lower_gaussian_of_many_entries_is_below_the_exact_loss(variance):
+def test_epsilon_bounds_of_many_entries(variance):
     """And not by much: with the noise's own variance alone it is above."""
     entries = 36
     for delta in (0.1, 1e-4, 1e-8):
@@ -234,7 +234,7 @@ def test_lower_gaussian_of_many_entries_is_below_the_exact_loss(variance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_gaussian_of_the_same_variance_is_no_bound(variance, shift):
+def test_power_gaussian_of_the_same_variance(variance, shift):
     """Power check: at the noise's own variance the Gaussian bound is below the exact delta."""
     mu = math.sqrt(sum(entry**2 for entry in shift) / variance)
     epsilons = np.linspace(0.0, 3 * mu, 40)
@@ -244,7 +244,7 @@ def test_gaussian_of_the_same_variance_is_no_bound(variance, shift):
 
 @pytest.mark.parametrize(("variance", "shift"), [case for case in CASES if case[0] > 8])
 @pytest.mark.parametrize("reduction", [4.0, 3.0])
-def test_smaller_reduction_holds_too_where_the_rounding_is_exact_enough(variance, shift, reduction):
+def test_gaussian_bound_of_smaller_reductions(variance, shift, reduction):
     """The argument needs no more than that exp(-2 pi^2 w) is next to nothing."""
     mu = math.sqrt(sum(entry**2 for entry in shift) / (variance - reduction))
     for eps in EPSILONS:
@@ -252,7 +252,7 @@ def test_smaller_reduction_holds_too_where_the_rounding_is_exact_enough(variance
 
 
 @pytest.mark.parametrize(("variance", "shift"), [(9, (3,)), (100, (6, -8))])
-def test_sampled_release_is_bounded_too(variance, shift):
+def test_profile_bounds_of_sampled_release(variance, shift):
     """The rounding commutes with the shift, so the sampled Gaussian bounds the sampled release."""
     noise = math.sqrt((variance - 4) / sum(entry**2 for entry in shift))
     event = dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(noise))
@@ -263,7 +263,7 @@ def test_sampled_release_is_bounded_too(variance, shift):
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-8])
 @pytest.mark.parametrize(("variance", "shift"), CASES)
-def test_certified_epsilon_is_above_the_exact_one_and_near_it(variance, shift, delta):
+def test_epsilon_bounds_against_exact_delta(variance, shift, delta):
     event = release_event(variance, shift)
     bounds = epsilon_bounds(event, delta, adjacency="add_remove")
     assert exact_delta(variance, shift, bounds.upper) <= delta
@@ -272,7 +272,7 @@ def test_certified_epsilon_is_above_the_exact_one_and_near_it(variance, shift, d
     assert bounds.upper <= 1.01 * bounds.lower
 
 
-def test_published_figure():
+def test_epsilon_of_published_figure():
     """A scale equal to the sensitivity at delta = 1e-4: 3.80 instead of 4.18 by zCDP."""
     event = DiscreteGaussianDpEvent(1.0, 1000.0)
     certified = {
@@ -285,7 +285,7 @@ def test_published_figure():
 
 
 @pytest.mark.parametrize("variance", [0.3, 2.0, 4.9])
-def test_coarse_noise_is_certified_by_its_exact_loss(variance):
+def test_certified_epsilon_of_coarse_noise_is_exact(variance):
     event = DiscreteGaussianDpEvent(math.sqrt(variance), math.sqrt(variance))
     method, certified = certified_of(event, 1e-6, "add_remove")
     exact = float_epsilon(variance, (1,), 1e-6)
@@ -295,7 +295,7 @@ def test_coarse_noise_is_certified_by_its_exact_loss(variance):
 
 
 @pytest.mark.parametrize(("edge", "squared"), [(100.0, 16), (1e4, 9), (1e4, 1e4), (9.0, 30)])
-def test_certificate_changes_continuously_where_the_bound_changes(edge, squared):
+def test_epsilon_bounds_are_continuous_in_scale(edge, squared):
     def bounds(variance, squared):
         event = DiscreteGaussianDpEvent(math.sqrt(variance / squared), math.sqrt(variance))
         return epsilon_bounds(event, 1e-6, adjacency="add_remove")
@@ -306,7 +306,7 @@ def test_certificate_changes_continuously_where_the_bound_changes(edge, squared)
     assert bounds(edge, squared) == pytest.approx(bounds(edge, squared + 1e-9), rel=1e-6)
 
 
-def test_renyi_bound_is_certified_where_it_is_smaller():
+def test_certified_epsilon_takes_smaller_renyi_bound():
     """Coarse noise that 49 units move: no exact loss, and a Gaussian that is far above."""
     event = DiscreteGaussianDpEvent(0.6 / 7, 0.6)
     tight, loose = (
@@ -323,7 +323,7 @@ def test_renyi_bound_is_certified_where_it_is_smaller():
 
 @pytest.mark.parametrize("scale", [1e-170, 1e-3, 1e16, 2.0**63, 1e200])
 @pytest.mark.parametrize("noise", [1e-99, 0.3, 1.0, 1e90])
-def test_extreme_scales_have_a_bound(scale, noise):
+def test_certified_epsilon_of_extreme_scales(scale, noise):
     """Of fine noise it is that of Gaussian noise, of noise that hides nothing that of zCDP."""
     value = certified_of(DiscreteGaussianDpEvent(noise, scale), 1e-6, "add_remove")[1]
     zcdp = epsilon(dp_event.ZCDpEvent(0.5 / noise**2), 1e-6, adjacency="add_remove", method="rdp")
@@ -337,13 +337,13 @@ def test_extreme_scales_have_a_bound(scale, noise):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one", "zero_out"])
 @pytest.mark.parametrize("target", [0.4, 0.7, 0.9, 2.0])
-def test_calibration_reaches_any_target(target, adjacency):
+def test_calibrate_discrete_gaussian(target, adjacency):
     used = DiscreteGaussian(Sensitivity(1, "l2", adjacency), 3.0)
     found = calibrate(used, epsilon=target, delta=1e-6)
     assert 0.99 * target <= found.certificate(1e-6).epsilon <= target
 
 
-def test_adjacency_counts_once():
+def test_epsilon_applies_adjacency_once():
     one = DiscreteGaussian(Sensitivity(6.0, "l2", "add_remove"), 9.0)
     other = DiscreteGaussian(Sensitivity(6.0, "l2", "replace_one"), 9.0)
     assert one.certificate(1e-5).epsilon == pytest.approx(other.certificate(1e-5).epsilon)
@@ -352,7 +352,7 @@ def test_adjacency_counts_once():
     )
 
 
-def test_compositions_hold_with_releases_of_other_kinds():
+def test_epsilon_bounds_with_releases_of_other_kinds():
     gaussian = DiscreteGaussian(Sensitivity(3.0, "l2", "add_remove"), 12.0)
     laplace = DiscreteLaplace(Sensitivity(3.0, "l1", "add_remove"), 9.0)
     twice = Composition((gaussian, gaussian)).certificate(1e-6)
@@ -364,7 +364,7 @@ def test_compositions_hold_with_releases_of_other_kinds():
 
 
 @pytest.mark.parametrize("variance", [16, 144])
-def test_certified_curve_is_below_the_exact_one(variance):
+def test_tradeoff_curve_is_below_the_exact_one(variance):
     shift = (math.isqrt(variance),)
     event = release_event(variance, shift)
     lower, upper = tradeoff_bounds(event, adjacency="add_remove")
@@ -375,7 +375,7 @@ def test_certified_curve_is_below_the_exact_one(variance):
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
+def test_epsilon_of_sensitivity_below_one_unit(adjacency):
     moves = Sensitivity(0.4, "l2", adjacency).clip_bound  # no mechanism has it
     event = DiscreteGaussianDpEvent(4.0 / moves, 4.0)
     with pytest.raises(UnsupportedEventError, match="as close as the sensitivity"):
@@ -384,7 +384,7 @@ def test_sensitivity_below_one_unit_has_the_renyi_bound_alone(adjacency):
     assert certified_of(event, 1e-5, adjacency) == ("rdp", pytest.approx(stated, rel=1e-12))
 
 
-def test_of_a_squared_sensitivity_the_whole_part_counts():
+def test_epsilon_of_fractional_squared_sensitivity():
     """No two integer vectors are 1.5 apart: the bounds are those of the square root of two."""
     ends = [
         epsilon_bounds(DiscreteGaussianDpEvent(6 / moved, 6.0), 1e-5, adjacency="add_remove")

@@ -63,7 +63,7 @@ def exact_delta(degrees, shift, epsilon, *, with_over_without):
 @pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.2, 1.0])
-def test_profiles_are_integrals_of_densities(degrees, shift, epsilon):
+def test_chi_square_profiles_are_integrals_of_densities(degrees, shift, epsilon):
     curve = ChiSquare(degrees, shift)
     forward = exact_delta(degrees, shift, epsilon, with_over_without=True)
     backward = exact_delta(degrees, shift, epsilon, with_over_without=False)
@@ -74,7 +74,7 @@ def test_profiles_are_integrals_of_densities(degrees, shift, epsilon):
 
 
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
-def test_profile_and_curve_agree(degrees, shift):
+def test_chi_square_profile_and_curve_agree(degrees, shift):
     curve = ChiSquare(degrees, shift)
     levels = np.append(np.geomspace(1e-9, 0.5, 30), [0.0, 0.9, 1.0])
     by_lines = TradeOff._errors(curve, levels)[1]
@@ -88,7 +88,7 @@ def test_profile_and_curve_agree(degrees, shift):
         assert attained == pytest.approx(curve.delta(loss), abs=2e-5)
 
 
-def test_certain_identification_is_possible_in_one_direction_only():
+def test_chi_square_infinite_loss_in_one_direction():
     curve = ChiSquare(20.0, 1.0)
     assert curve.delta(0.45) > 0
     assert curve.delta(0.5) == 0.0
@@ -99,7 +99,7 @@ def test_certain_identification_is_possible_in_one_direction_only():
 
 @pytest.mark.parametrize(("degrees", "shift"), CASES[1:])
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.5])
-def test_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss):
+def test_replace_one_chi_square_composes_two_curves(degrees, shift, loss):
     curve = ChiSquare(degrees, shift)
     exchanged = ReplaceOneChiSquare(curve)
     thresholds = np.linspace(0, 12 * degrees, 400_001)
@@ -114,7 +114,7 @@ def test_exchange_is_the_two_curves_one_after_the_other(degrees, shift, loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("degrees", "scale"), [(100, 1.0), (24, 0.7), (1_000, 2.0)])
-def test_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale):
+def test_loss_distribution_has_epsilon_of_the_curve(adjacency, degrees, scale):
     event = WishartDpEvent(degrees, scale)
     curve = wishart_curve(event, adjacency)
     for delta in (1e-2, 1e-4):
@@ -127,7 +127,7 @@ def test_loss_distribution_has_the_curves_epsilon(adjacency, degrees, scale):
 
 
 @pytest.mark.parametrize("direction", ["add", "remove"])
-def test_both_directions_are_bracketed_and_differ(direction):
+def test_profile_bounds_of_both_directions(direction):
     event, losses = WishartDpEvent(20, 1.0), np.linspace(-0.6, 0.6, 13)
     curve = (
         event.add_remove_tradeoff if direction == "remove" else event.add_remove_tradeoff.inverse()
@@ -143,7 +143,7 @@ def test_both_directions_are_bracketed_and_differ(direction):
     assert np.max(upper - lower) < 1e-3
 
 
-def test_releases_compose_towards_a_gaussian():
+def test_epsilon_of_composition_approaches_a_gaussian():
     step = WishartDpEvent(1_000, 1.0)
     four = dp_event.SelfComposedDpEvent(step, 4)
     lower, upper = epsilon_bounds(four, 1e-5, adjacency="add_remove")
@@ -156,7 +156,7 @@ def test_releases_compose_towards_a_gaussian():
     assert epsilon(with_noise, 1e-5, adjacency="replace_one") > upper
 
 
-def test_curve_of_one_release_is_exact_under_add_remove_alone():
+def test_tradeoff_bounds_of_one_release():
     event = WishartDpEvent(100, 1.0)
     lower, upper = tradeoff_bounds(event, adjacency="add_remove")
     assert lower == upper == event.add_remove_tradeoff.symmetrized()
@@ -166,7 +166,7 @@ def test_curve_of_one_release_is_exact_under_add_remove_alone():
     assert twice.upper(0.05) < event.add_remove_tradeoff(0.05)
 
 
-def test_no_noise_and_accountants_without_a_bound():
+def test_epsilon_of_no_noise_and_unsupported_methods():
     with pytest.raises(UnsupportedEventError, match="reveals the row with probability"):
         epsilon(WishartDpEvent(3, 0.01), 0.1, adjacency="add_remove")
     for method in ("rdp", "moments", "gdp_clt"):
@@ -181,6 +181,6 @@ def test_no_noise_and_accountants_without_a_bound():
 
 
 @pytest.mark.parametrize("degrees", [2.0, 0.0, float("nan")])
-def test_two_degrees_of_freedom_are_not_enough(degrees):
+def test_chi_square_refuses_two_degrees_of_freedom(degrees):
     with pytest.raises(ValueError, match="degrees_of_freedom must be a finite number > "):
         ChiSquare(degrees, 1.0)
